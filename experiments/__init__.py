@@ -1,0 +1,1 @@
+"""Thin commands: train, evaluate, translate."""

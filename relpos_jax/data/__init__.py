@@ -1,0 +1,1 @@
+"""Sources of sentence pairs, tokenizers and batches; knows nothing of models."""

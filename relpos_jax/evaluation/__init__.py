@@ -1,0 +1,1 @@
+"""BLEU, pictures and reports."""

@@ -1,0 +1,1 @@
+"""Models: whole networks, from tokens to logits."""

@@ -1,0 +1,1 @@
+"""State, step, loss, schedule, sharding, checkpoints and the loop."""

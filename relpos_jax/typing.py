@@ -1,0 +1,14 @@
+"""The shape alphabet: one letter means one thing in every annotation, local name and einsum.
+
+B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R relation rows,
+E edge labels, F edge features or feed-forward width, V vocabulary, L padded sentence length.
+
+>>> from relpos_jax.typing import Array, Float
+>>> def logits(query: Float[Array, "B T N H"], key: Float[Array, "B S N H"]): ...
+"""
+
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Bool, Float, Int, Key, PyTree, Shaped
+
+__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Key", "PyTree", "Shaped"]

@@ -1,0 +1,18 @@
+"""Eight simulated devices for every test, and the real data sets where they are at hand."""
+
+import pathlib
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+_SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def shared_data() -> pathlib.Path:
+  """The folder of real data sets; the test is skipped for users who do not have it."""
+  if not _SHARED_DATA.is_dir():
+    pytest.skip(f"no data sets in {_SHARED_DATA}")
+  return _SHARED_DATA
