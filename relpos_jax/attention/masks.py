@@ -1,0 +1,37 @@
+"""Who may attend to whom."""
+
+import functools
+
+import jax.numpy as jnp
+
+from relpos_jax.typing import Array, Bool, Int
+
+
+def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
+  """True where every given mask is True; None where no mask is given."""
+  given = [mask for mask in masks if mask is not None]
+  return functools.reduce(jnp.logical_and, given) if given else None
+
+
+def causal(
+  query_positions: Int[Array, "B T"], key_positions: Int[Array, "b S"]
+) -> Bool[Array, "_ 1 T S"]:
+  """True where the key is not later than the query.
+
+  >>> causal(jnp.array([[2, 3]]), jnp.arange(5)[None]).astype(int)
+  Array([[[[1, 1, 1, 0, 0],
+           [1, 1, 1, 1, 0]]]], dtype=int32)
+  """
+  return key_positions[:, None, None, :] <= query_positions[:, None, :, None]
+
+
+def same_segment(
+  query_segment_ids: Int[Array, "B T"], key_segment_ids: Int[Array, "B S"]
+) -> Bool[Array, "B 1 T S"]:
+  """True where query and key belong to one segment.
+
+  >>> same_segment(jnp.array([[0, 1]]), jnp.array([[0, 0, 1]])).astype(int)
+  Array([[[[1, 1, 0],
+           [0, 0, 1]]]], dtype=int32)
+  """
+  return query_segment_ids[:, None, :, None] == key_segment_ids[:, None, None, :]

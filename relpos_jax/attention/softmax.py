@@ -1,0 +1,90 @@
+"""Attention through its [B, N, T, S] weights: what reference, per_position and projected share.
+
+They differ in two functions, one for the relative term of the logits and one for that of the
+output.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.typing import Array, Bool, Float, Int, Key
+
+# (query [B,T,N,H], labels [B or 1,T,S], key table [R,N or 1,H]) -> q_i . aK_ij  [B,N,T,S]
+RelativeLogits = Callable[[Array, Array, Array], Array]
+# (weights [B,N,T,S], labels, value table) -> sum_j p_ij aV_ij  [B,T,N,H]
+RelativeValues = Callable[[Array, Array, Array], Array]
+
+
+def attention(
+  inputs: Inputs, relative_logits: RelativeLogits, relative_values: RelativeValues
+) -> Float[Array, "B T N H"]:
+  """z_i = sum_j p_ij (v_j + aV_ij), with p_ij dropped out where asked."""
+  weights = attention_weights(inputs, relative_logits)
+  if inputs.dropout_rate > 0:
+    weights = _dropout(weights, inputs.dropout_rate, inputs.dropout_key)
+  output = _content_values(weights, inputs.value)
+  if inputs.relations is not None and inputs.relations.value is not None:
+    output += relative_values(weights, _labels(inputs), inputs.relations.value)
+  return output.astype(inputs.value.dtype)
+
+
+def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[Array, "B N T S"]:
+  """p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider."""
+  logits = _content_logits(inputs.query, inputs.key)
+  if inputs.relations is not None and inputs.relations.key is not None:
+    logits += relative_logits(inputs.query, _labels(inputs), inputs.relations.key)
+  logits *= inputs.scale
+  if inputs.bias is not None:
+    logits += inputs.bias
+  return _masked_softmax(logits, inputs.visible())
+
+
+def _labels(inputs: Inputs) -> Int[Array, "#B T S"]:
+  return inputs.relations.labels(inputs.query_positions, inputs.key_positions)
+
+
+def _accumulator(dtype):
+  return jnp.promote_types(dtype, jnp.float32)
+
+
+def _content_logits(
+  query: Float[Array, "B T N H"], key: Float[Array, "B S K H"]
+) -> Float[Array, "B N T S"]:
+  batch, length, heads, width = query.shape
+  query_BTKGH = query.reshape(batch, length, key.shape[2], -1, width)
+  logits_BKGTS = jnp.einsum(
+    "BTKGH,BSKH->BKGTS", query_BTKGH, key, preferred_element_type=_accumulator(query.dtype)
+  )
+  return logits_BKGTS.reshape(batch, heads, length, key.shape[1])
+
+
+def _content_values(
+  weights: Float[Array, "B N T S"], value: Float[Array, "B S K H"]
+) -> Float[Array, "B T N H"]:
+  batch, heads, length, num_keys = weights.shape
+  weights_BKGTS = weights.astype(value.dtype).reshape(batch, value.shape[2], -1, length, num_keys)
+  output_BTKGH = jnp.einsum(
+    "BKGTS,BSKH->BTKGH", weights_BKGTS, value, preferred_element_type=weights.dtype
+  )
+  return output_BTKGH.reshape(batch, length, heads, value.shape[3])
+
+
+def _masked_softmax(
+  logits: Float[Array, "B N T S"], visible: Bool[Array, "#B #N #T #S"] | None
+) -> Float[Array, "B N T S"]:
+  """Softmax over the visible keys; a query that sees none gets weights of zero."""
+  if visible is None:
+    return jax.nn.softmax(logits)
+  lowest = -0.7 * float(jnp.finfo(jnp.float32).max)
+  weights = jax.nn.softmax(jnp.where(visible, logits, lowest))
+  return jnp.where(visible, weights, 0)
+
+
+def _dropout(
+  weights: Float[Array, "B N T S"], rate: float, key: Key[Array, ""]
+) -> Float[Array, "B N T S"]:
+  keep = jax.random.bernoulli(key, 1 - rate, weights.shape)
+  return jnp.where(keep, weights / (1 - rate), 0)

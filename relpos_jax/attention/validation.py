@@ -1,0 +1,95 @@
+"""Checks of the operator's arguments: one clear ValueError each, before anything is computed."""
+
+import jax.numpy as jnp
+
+from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.typing import Array
+
+
+def check_shapes(query: Array, key: Array, value: Array | None) -> None:
+  """Query [B,T,N,H], key and value [B,S,K,H], or all without B; N a multiple of K; one dtype."""
+  if query.ndim not in (3, 4) or not jnp.issubdtype(query.dtype, jnp.floating):
+    raise ValueError(
+      f"query is {_describe(query)}; want floating numbers of shape [B, T, N, H] or [T, N, H]"
+    )
+  *batch, _, heads, width = query.shape
+  if key.ndim != query.ndim or [*key.shape[:-3], key.shape[-1]] != [*batch, width]:
+    want = ", ".join(str(n) for n in [*batch, "S", "K", width])
+    raise ValueError(f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}")
+  if key.shape[-2] == 0 or heads % key.shape[-2]:
+    raise ValueError(f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads")
+  if value is not None and value.shape != key.shape:
+    raise ValueError(f"value has shape {value.shape}; want the key's, {key.shape}")
+  for name, array in (("key", key), ("value", value)):
+    if array is not None and array.dtype != query.dtype:
+      raise ValueError(f"{name} has dtype {array.dtype}; want the query's, {query.dtype}")
+
+
+def check_logits_like(name: str, array: Array | None, shape: tuple[int, ...]) -> None:
+  """Bias or mask: the full rank, every axis of the full size or 1."""
+  if array is None:
+    return
+  if array.ndim != len(shape) or any(
+    n not in (1, m) for n, m in zip(array.shape, shape, strict=True)
+  ):
+    raise ValueError(f"{name} has shape {array.shape}; want one that broadcasts to {shape}")
+  if name == "mask" and array.dtype != bool:
+    raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
+
+
+def check_tokens_like(name: str, array: Array | None, shape: tuple[int, ...]) -> None:
+  """Positions or segment ids: integers, one per token, the same for the whole batch or not."""
+  if array is None:
+    return
+  if array.shape not in (shape, shape[-1:]):
+    want = " or ".join(str(s) for s in dict.fromkeys([shape, shape[-1:]]))
+    raise ValueError(f"{name} has shape {array.shape}; want {want}")
+  if not jnp.issubdtype(array.dtype, jnp.integer):
+    raise ValueError(f"{name} has dtype {array.dtype}; want integers")
+
+
+def check_relative_positions(relations: RelativePositions, heads: int, width: int) -> None:
+  """Tables [R, H] or [R, N, H] of one R, with a row for distance zero."""
+  tables = {"key": relations.key, "value": relations.value}
+  tables = {f"relations.{name}": table for name, table in tables.items() if table is not None}
+  if not tables:
+    raise ValueError("relations has neither a key nor a value table; want one, or relations=None")
+  for name, table in tables.items():
+    _check_table(name, jnp.asarray(table), heads, width)
+  if len({len(table) for table in tables.values()}) > 1:
+    shapes = " and ".join(str(table.shape) for table in tables.values())
+    raise ValueError(f"relations.key and relations.value have shapes {shapes}; want as many rows")
+  num_rows = len(next(iter(tables.values())))
+  if relations.left is None and num_rows % 2 == 0:
+    raise ValueError(
+      f"{next(iter(tables))} has {num_rows} rows; want an odd number, 2k + 1, or give left="
+    )
+  if relations.left is not None and not 0 <= relations.left < num_rows:
+    raise ValueError(f"relations.left is {relations.left}; want 0 to {num_rows - 1}, a table row")
+  if relations.beyond not in ("clip", "zero"):
+    raise ValueError(f'relations.beyond is {relations.beyond!r}; want "clip" or "zero"')
+
+
+def check_dropout(rate: float, key: Array | None) -> None:
+  """A rate in [0, 1), and a key where something is dropped."""
+  if not 0 <= rate < 1:
+    raise ValueError(f"dropout_rate is {rate}; want 0 <= rate < 1")
+  if rate > 0 and key is None:
+    raise ValueError(f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key")
+
+
+def _check_table(name: str, table: Array, heads: int, width: int) -> None:
+  if (
+    table.ndim not in (2, 3)
+    or len(table) == 0
+    or table.shape[1:] not in ((width,), (heads, width))
+    or not jnp.issubdtype(table.dtype, jnp.floating)
+  ):
+    raise ValueError(
+      f"{name} is {_describe(table)}; want floating numbers of shape "
+      f"[R, {width}], shared by the heads, or [R, {heads}, {width}]"
+    )
+
+
+def _describe(array: Array) -> str:
+  return f"{array.dtype} of shape {array.shape}"
