@@ -1,0 +1,81 @@
+"""Every value of a translation experiment, with its meaning: the paper's base model.
+
+Other configs start from these values; a value is changed on the command line by
+`--config.model.max_distance=4`.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+  """The values of `configs/default.py`."""
+  return ConfigDict(
+    dict(
+      seed=0,  # of parameters, order of batches, dropout
+      data=dict(
+        source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
+        languages="en-de",  # from-to
+        moses=False,  # normalise and tokenise as Moses does, before the vocabulary is trained
+        lowercase=False,
+        embedded=dict(seed=0, train_size=20_000),
+        multi30k=dict(path=""),  # a folder of the captions' .gz files; empty: download them
+        wmt14=dict(),
+        # Each "source_file,target_file" or one "file.tsv", plain or .gz.
+        pairs=dict(train="", valid="", test=""),
+      ),
+      vocabulary=dict(
+        kind="bpe",  # or wordpiece
+        size=32_768,
+        joint=True,  # one for both languages, or one each
+      ),
+      batches=dict(
+        tokens=4096,  # a batch, counted as the longer side of a pair, padding included
+        max_length=128,  # pairs with a longer side are dropped
+        num_shapes=6,  # each is compiled once
+      ),
+      model=dict(
+        num_layers=6,
+        width=512,
+        num_heads=8,
+        feed_forward=1024,  # as printed; the code of the time had 2048
+        positions="relative",  # sinusoidal, both, none
+        max_distance=16,
+        tables_per_head=True,
+        tables_per_layer=True,
+        relative_keys=True,
+        relative_values=True,
+        beyond="clip",  # or zero
+        norm="pre",  # or post
+        embedding_dropout_rate=0.1,
+        dropout_rate=0.1,
+        attention_dropout_rate=0.1,
+        feed_forward_dropout_rate=0.1,
+        share_embeddings=True,
+        dtype="float32",  # or bfloat16; parameters stay float32
+        implementation="",  # of attention; empty: the fastest
+      ),
+      training=dict(
+        num_steps=100_000,
+        learning_rate=1.0,  # times width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+        warmup_steps=4000,
+        label_smoothing=0.1,
+        num_microbatches=1,  # gradients are summed over so many parts of a batch
+        num_devices=-1,  # of the mesh axis `data`; -1: all
+        prng="threefry2x32",  # or unsafe_rbg: faster dropout, different on other meshes
+        eval_every=2000,
+        save_every=2000,
+        keep_checkpoints=20,
+        num_samples=5,  # valid sentences translated at each evaluation
+      ),
+      decoding=dict(
+        beam_size=4,
+        length_penalty=0.6,
+        extra_length=50,  # tokens a translation may have more than its source
+        average_checkpoints=1,  # the mean of so many of the last ones
+      ),
+      evaluation=dict(
+        tokenize="13a",  # sacreBLEU's; none where data.moses is on
+        lowercase=False,
+      ),
+    )
+  )

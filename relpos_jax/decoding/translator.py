@@ -1,0 +1,120 @@
+"""From lines of one language to lines of the other."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
+from relpos_jax.decoding.beam import beam_search
+from relpos_jax.typing import Array, Int, PyTree
+
+_SHORTEST = 16
+
+
+class Translator:
+  """Translates lines by beam search; compiles once for each power of two of source length.
+
+  Args:
+    graphdef, params: the model, split.
+    tokenizers: of its two sides.
+    beam_size: 1 is greedy.
+    length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
+    extra_length: a translation has at most this many tokens more than its source.
+    token_budget: padded source tokens in a batch.
+    place: puts a batch on the devices, its rows a multiple of `multiple_of`.
+  """
+
+  def __init__(
+    self,
+    graphdef: nnx.GraphDef,
+    params: PyTree,
+    tokenizers: Tokenizers,
+    *,
+    beam_size: int = 4,
+    length_penalty: float = 0.6,
+    extra_length: int = 50,
+    token_budget: int = 2048,
+    place=jax.tree_util.Partial(jnp.asarray),
+    multiple_of: int = 1,
+  ):
+    self.params = params
+    self.tokenizers = tokenizers
+    self._token_budget = token_budget
+    self._place = place
+    self._multiple_of = multiple_of
+    search = functools.partial(
+      _search, graphdef, beam_size=beam_size, length_penalty=length_penalty,
+      extra_length=extra_length,
+    )  # fmt: skip
+    self._search = jax.jit(search)
+
+  def __call__(self, lines: Sequence[str]) -> list[str]:
+    """Translates every line, in order; an empty line gives an empty one."""
+    translations = [""] * len(lines)
+    sources = encode(self.tokenizers.source, [line.strip() for line in lines])
+    spoken = [i for i, line in enumerate(lines) if line.strip()]
+    for rows in _by_length(spoken, [len(s) for s in sources], self._token_budget):
+      tokens = self._search(self.params, self._place(self._pad([sources[i] for i in rows])))
+      for i, ids in zip(rows, np.asarray(tokens), strict=False):  # the last rows are filling
+        translations[i] = decode(self.tokenizers.target, ids)
+    return translations
+
+  def _pad(self, sources: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of a fixed number for each padded length, so that few shapes are compiled."""
+    length = _padded_length(max(map(len, sources)))
+    num_rows = _num_rows(length, self._token_budget)
+    num_rows = -(-num_rows // self._multiple_of) * self._multiple_of
+    padded = np.full((num_rows, length), PAD, np.int32)
+    for row, source in zip(padded, sources, strict=False):
+      row[: len(source)] = source
+    return padded
+
+
+def _padded_length(length: int) -> int:
+  return max(_SHORTEST, 1 << (length - 1).bit_length())
+
+
+def _num_rows(padded_length: int, token_budget: int) -> int:
+  return max(1, token_budget // padded_length)
+
+
+def _by_length(rows: Sequence[int], lengths, token_budget: int) -> Iterator[list[int]]:
+  """Groups rows of one padded length, as many as fit a batch."""
+  rows = sorted(rows, key=lambda i: lengths[i])
+  for length, alike in itertools.groupby(rows, key=lambda i: _padded_length(lengths[i])):
+    alike, size = list(alike), _num_rows(length, token_budget)
+    for start in range(0, len(alike), size):
+      yield alike[start : start + size]
+
+
+def _search(
+  graphdef: nnx.GraphDef,
+  params: PyTree,
+  source: Int[Array, "B S"],
+  *,
+  beam_size: int,
+  length_penalty: float,
+  extra_length: int,
+) -> Int[Array, "B L"]:
+  """The best translation of each row of tokens."""
+  model = nnx.merge(graphdef, params)
+  batch_size, max_length = source.shape[0], source.shape[1] + extra_length
+  lengths = jnp.sum(source != PAD, axis=1)
+  memory = jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), model.remember(source))
+  tokens, _ = beam_search(
+    lambda tokens, cache: model.decode(tokens, cache, memory),
+    model.init_cache(batch_size, max_length),
+    beam_size=beam_size,
+    max_length=max_length,
+    length_limits=jnp.where(lengths > 0, lengths + extra_length, 1),
+    length_penalty=length_penalty,
+    bos=BOS,
+    eos=EOS,
+    pad=PAD,
+  )
+  return tokens[:, 0]

@@ -1,0 +1,125 @@
+"""The attention layer: projections, distance tables and the operator."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from relpos_jax.attention.operator import attention_weights, dot_product_attention
+from relpos_jax.nn.cache import KVCache, empty_cache
+from relpos_jax.nn.positions import RelativePositionTables
+from relpos_jax.typing import Array, Bool, Float, Int
+
+# Variance 1 / fan-in, as Tensor2Tensor's uniform unit scaling.
+kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
+
+
+class MultiHeadAttention(nnx.Module):
+  """Multi-head attention that may see how far apart two tokens are.
+
+  Vaswani et al. 2017, section 3.2.2, with the relation of Shaw et al. 2018, section 3.1, when
+  `tables` are given. Projections have no bias.
+
+  Args:
+    width: D, of inputs and outputs.
+    num_heads: N query heads; `num_key_heads` of keys and values, where fewer.
+    head_width: H; D // N if None.
+    tables: the layer's distance tables; give several layers the same object to share them.
+    dropout_rate: of the weights, while training.
+    implementation: of the operator; None takes the fastest that can do the call.
+    dtype: of the computation; parameters are float32.
+
+  >>> layer = MultiHeadAttention(32, 4, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
+  (2, 5, 32)
+  """
+
+  def __init__(
+    self,
+    width: int,
+    num_heads: int,
+    *,
+    num_key_heads: int | None = None,
+    head_width: int | None = None,
+    tables: RelativePositionTables | None = None,
+    dropout_rate: float = 0.0,
+    implementation: str | None = None,
+    dtype=jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    head_width = head_width or width // num_heads
+    self.key_shape = (num_key_heads or num_heads, head_width)
+    options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
+    self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)
+    self.key = nnx.LinearGeneral(width, self.key_shape, **options)
+    self.value = nnx.LinearGeneral(width, self.key_shape, **options)
+    self.out = nnx.LinearGeneral((num_heads, head_width), width, axis=(-2, -1), **options)
+    self.tables = tables
+    self.dropout_rate = dropout_rate
+    self.implementation = implementation
+    self.dtype = dtype
+    self.sow_weights = False  # set it on a model by `model.set_attributes(sow_weights=True)`
+
+  def __call__(
+    self,
+    x: Float[Array, "B T D"],
+    memory: Float[Array, "B S D"] | None = None,
+    *,
+    rngs: nnx.Rngs | None = None,
+    **options,
+  ) -> Float[Array, "B T D"]:
+    """Attends from `x` to `memory`, or to itself; `rngs` switches dropout on.
+
+    Further options are the operator's: mask, is_causal, query_positions, key_segment_ids, ...
+    """
+    key, value = self.keys_values(x if memory is None else memory)
+    return self.attend(x, key, value, rngs=rngs, **options)
+
+  def keys_values(
+    self, memory: Float[Array, "B S D"]
+  ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+    """What `attend` looks at: project a memory once, attend to it many times."""
+    return self.key(memory), self.value(memory)
+
+  def attend(
+    self,
+    x: Float[Array, "B T D"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K H"],
+    *,
+    rngs: nnx.Rngs | None = None,
+    **options,
+  ) -> Float[Array, "B T D"]:
+    """Attends from `x` to projected keys and values."""
+    query = self.query(x)
+    options["relations"] = None if self.tables is None else self.tables()
+    if self.sow_weights:
+      self.sow(nnx.Intermediate, "weights", attention_weights(query, key, **options))
+    if rngs is not None and self.dropout_rate:
+      options |= dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
+    return self.out(
+      dot_product_attention(query, key, value, implementation=self.implementation, **options)
+    )
+
+  def decode(
+    self, x: Float[Array, "B M D"], cache: KVCache, positions: Int[Array, "B M"]
+  ) -> tuple[Float[Array, "B M D"], KVCache]:
+    """Reads M more tokens at absolute `positions` (-1: padding) and attends causally.
+
+    M tokens at once, or one by one, give the full causal pass.
+    """
+    cache = cache.append(*self.keys_values(x), positions)
+    filled: Bool[Array, "B 1 1 S"] = cache.filled[:, None, None]
+    y = self.attend(
+      x,
+      cache.key,
+      cache.value,
+      mask=filled,
+      is_causal=True,
+      query_positions=positions,
+      key_positions=cache.positions,
+    )
+    return y, cache
+
+  def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
+    """An empty cache of this layer's shape and dtype."""
+    return empty_cache(batch_size, num_slots, *self.key_shape, dtype=self.dtype)

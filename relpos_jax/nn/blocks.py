@@ -1,0 +1,73 @@
+"""What surrounds attention in a Transformer: the feed-forward layer and the residual."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from relpos_jax.nn.attention import kernel_init
+from relpos_jax.typing import Array, Float
+
+
+class FeedForward(nnx.Module):
+  """Two linear maps, with a ReLU and a dropout between. Vaswani et al. 2017, section 3.3.
+
+  >>> FeedForward(8, 32, rngs=nnx.Rngs(0))(jnp.ones((2, 8))).shape
+  (2, 8)
+  """
+
+  def __init__(
+    self,
+    width: int,
+    hidden_width: int,
+    *,
+    dropout_rate: float = 0.0,
+    dtype=jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    options = dict(kernel_init=kernel_init, dtype=dtype, rngs=rngs)
+    self.hidden = nnx.Linear(width, hidden_width, **options)
+    self.dropout = nnx.Dropout(dropout_rate)
+    self.out = nnx.Linear(hidden_width, width, **options)
+
+  def __call__(self, x: Float[Array, "*B D"], rngs: nnx.Rngs | None = None) -> Float[Array, "*B D"]:
+    hidden = jax.nn.relu(self.hidden(x))
+    return self.out(self.dropout(hidden, deterministic=rngs is None, rngs=rngs))
+
+
+class Residual(nnx.Module):
+  """The way around a sub-layer f, with its norm and dropout.
+
+  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). In two halves, so that f
+  may return more than its output:
+
+  >>> residual = Residual(8, norm="pre", rngs=nnx.Rngs(0))
+  >>> x = jnp.ones((2, 8))
+  >>> residual.after(x, jnp.tanh(residual.before(x))).shape
+  (2, 8)
+  """
+
+  def __init__(
+    self,
+    width: int,
+    *,
+    norm: Literal["pre", "post"],
+    dropout_rate: float = 0.0,
+    dtype=jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    self.norm = nnx.LayerNorm(width, dtype=dtype, rngs=rngs)
+    self.dropout = nnx.Dropout(dropout_rate)
+    self.pre_norm = norm == "pre"
+
+  def before(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    """The sub-layer's input."""
+    return self.norm(x) if self.pre_norm else x
+
+  def after(
+    self, x: Float[Array, "*B D"], y: Float[Array, "*B D"], rngs: nnx.Rngs | None = None
+  ) -> Float[Array, "*B D"]:
+    """Joins the sub-layer's output `y` to its way around."""
+    x = x + self.dropout(y, deterministic=rngs is None, rngs=rngs)
+    return x if self.pre_norm else self.norm(x)

@@ -1,0 +1,79 @@
+"""Keys and values of tokens already read, with their absolute positions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.typing import Array, Bool, Float, Int
+
+_EMPTY = -1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+  """What one attention layer remembers. Every leaf has the batch first: reorder beams by a gather.
+
+  A slot's place means nothing; its position does. Padding takes a slot with position -1, which no
+  query sees, so rows may be padded left, right or in between.
+
+  Attributes:
+    key, value: the projections of the tokens read.
+    positions: absolute position of each slot's token; -1 where the slot is empty or padding.
+    length: slots taken in each row.
+  """
+
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K H"]
+  positions: Int[Array, "B S"]
+  length: Int[Array, " B"]
+
+  @property
+  def filled(self) -> Bool[Array, "B S"]:
+    """Slots that hold a token."""
+    return self.positions != _EMPTY
+
+  def append(
+    self,
+    key: Float[Array, "B M K H"],
+    value: Float[Array, "B M K H"],
+    positions: Int[Array, "B M"],
+  ) -> "KVCache":
+    """Writes M tokens into the next slots of every row.
+
+    Raises ValueError when they do not fit, where `length` is concrete. Under `jit` the caller
+    sizes the cache: slots past the end would overwrite the last ones.
+    """
+    size, new = self.key.shape[1], key.shape[1]
+    if not isinstance(self.length, jax.core.Tracer) and int(self.length.max()) + new > size:
+      raise ValueError(f"cache of {size} slots holds {self.length.max()} tokens: no room for {new}")
+    return KVCache(
+      key=_write(self.key, key, self.length),
+      value=_write(self.value, value, self.length),
+      positions=_write(self.positions, positions, self.length),
+      length=self.length + new,
+    )
+
+
+def empty_cache(
+  batch_size: int, num_slots: int, num_heads: int, head_width: int, dtype=jnp.float32
+) -> KVCache:
+  """A cache without tokens.
+
+  >>> empty_cache(2, 16, num_heads=8, head_width=64).key.shape
+  (2, 16, 8, 64)
+  """
+  shape = (batch_size, num_slots, num_heads, head_width)
+  return KVCache(
+    key=jnp.zeros(shape, dtype),
+    value=jnp.zeros(shape, dtype),
+    positions=jnp.full((batch_size, num_slots), _EMPTY, jnp.int32),
+    length=jnp.zeros((batch_size,), jnp.int32),
+  )
+
+
+def _write(rows, new, starts):
+  """Row by row, puts `new` at slot `starts`."""
+  write = lambda row, x, start: jax.lax.dynamic_update_slice_in_dim(row, x, start, axis=0)
+  return jax.vmap(write)(rows, new.astype(rows.dtype), starts)

@@ -1,0 +1,76 @@
+"""Where a layer's positions come from: trained distance tables, and sinusoids."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.typing import Array, Float, Int
+
+# Glorot uniform over [R, N*H], or [R, H]: Tensor2Tensor's initial range of the tables.
+_TABLE_INIT = {
+  2: jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+  3: jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)),
+}
+
+
+class RelativePositionTables(nnx.Module):
+  """Owns the trained vectors w^K and w^V of Shaw et al. 2018, section 3.2.
+
+  Give one object to several attention layers and they share its tables.
+
+  Args:
+    max_distance: k, the distance beyond which positions are alike; tables have 2k + 1 rows.
+    head_width: H, the width of a row.
+    num_heads: N for tables `[R, N, H]` of each head's own; None for `[R, H]`, shared by heads.
+    keys, values: which of the two tables there are.
+    beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music Transformer).
+    dtype: of the tables as handed to the operator; parameters are float32.
+
+  >>> tables = RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))
+  >>> tables().key.shape
+  (33, 8, 64)
+  """
+
+  def __init__(
+    self,
+    max_distance: int,
+    head_width: int,
+    *,
+    num_heads: int | None = None,
+    keys: bool = True,
+    values: bool = True,
+    beyond: str = "clip",
+    dtype=jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    heads = () if num_heads is None else (num_heads,)
+    shape = (2 * max_distance + 1, *heads, head_width)
+    init = _TABLE_INIT[len(shape)]
+    self.key = nnx.Param(init(rngs.params(), shape)) if keys else None
+    self.value = nnx.Param(init(rngs.params(), shape)) if values else None
+    self.beyond = beyond
+    self.dtype = dtype
+
+  def __call__(self) -> RelativePositions:
+    """The relation of these tables, in the compute dtype."""
+    key, value = (
+      None if table is None else table[...].astype(self.dtype) for table in (self.key, self.value)
+    )
+    return RelativePositions(key, value, beyond=self.beyond)
+
+
+def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {width}"]:
+  """Sines, then cosines, of positions at wavelengths from 2 pi to 20,000 pi.
+
+  Vaswani et al. 2017, section 3.5, laid out as in Tensor2Tensor: the halves side by side.
+  `width` must be even.
+
+  >>> sinusoids(jnp.arange(3), 4).shape
+  (3, 4)
+  """
+  if width % 2:
+    raise ValueError(f"width of sinusoids must be even, got {width}")
+  rates = 10_000.0 ** -jnp.linspace(0.0, 1.0, width // 2)
+  angles = positions[..., None] * rates
+  return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

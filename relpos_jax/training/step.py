@@ -1,0 +1,89 @@
+"""One step of training: losses, gradients, new parameters."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from relpos_jax.training.loss import cross_entropy, shift_right
+from relpos_jax.typing import Array, Float, Int, Key, PyTree
+
+
+class TrainState(NamedTuple):
+  """All that training changes, and all that a checkpoint holds."""
+
+  step: Int[Array, ""]
+  params: PyTree
+  opt_state: PyTree
+
+
+def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
+  """The state before the first step."""
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def make_train_step(
+  graphdef: nnx.GraphDef,
+  optimizer: optax.GradientTransformation,
+  *,
+  bos: int,
+  label_smoothing: float,
+  num_microbatches: int = 1,
+  dropout_key: Key[Array, ""],
+):
+  """Builds `train_step(state, batch) -> (state, metrics)`, compiled, the old state given up.
+
+  The gradient is that of the mean loss over the batch's target tokens, whatever the number of
+  microbatches it is summed over. Dropout is a function of `dropout_key` and the step alone.
+  Metrics: loss (nats a target token), grad_norm, num_tokens.
+  """
+
+  def summed_loss(params, batch, key):
+    model = nnx.merge(graphdef, params)
+    logits = model(batch.source, shift_right(batch.target, bos), rngs=nnx.Rngs(dropout=key))
+    return cross_entropy(logits, batch.target, label_smoothing)
+
+  def train_step(state: TrainState, batch):
+    key = jax.random.fold_in(dropout_key, state.step)
+    gradient = jax.value_and_grad(summed_loss, has_aux=True)
+    (loss, num_tokens), grads = _sum_over_microbatches(
+      gradient, state.params, batch, key, num_microbatches
+    )
+    scale = 1.0 / jnp.maximum(num_tokens, 1)
+    grads = jax.tree.map(lambda g: g * scale, grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = dict(loss=loss * scale, grad_norm=optax.global_norm(grads), num_tokens=num_tokens)
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  return jax.jit(train_step, donate_argnums=0)
+
+
+def make_eval_step(graphdef: nnx.GraphDef, *, bos: int):
+  """Builds `eval_step(params, batch) -> (summed loss in nats, number of target tokens)`."""
+
+  @jax.jit
+  def eval_step(params, batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    model = nnx.merge(graphdef, params)
+    return cross_entropy(model(batch.source, shift_right(batch.target, bos)), batch.target, 0.0)
+
+  return eval_step
+
+
+def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
+  """Sums losses, tokens and gradients over equal parts of the batch's rows, one after another.
+
+  A part takes every `num_microbatches`-th row: so each device's rows stay on it.
+  """
+  if num_microbatches == 1:
+    return gradient(params, batch, key)
+  split = lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0)
+  parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype),
+    jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], parts)),
+  )
+  add = lambda total, part: (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
+  return jax.lax.scan(add, zeros, parts)[0]
