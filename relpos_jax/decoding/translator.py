@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ class Translator:
     length_penalty: float = 0.6,
     extra_length: int = 50,
     token_budget: int = 2048,
-    place=jax.tree_util.Partial(jnp.asarray),
+    place: Callable[[np.ndarray], Array] = jnp.asarray,
     multiple_of: int = 1,
   ):
     self.params = params
@@ -87,9 +87,8 @@ def _by_length(rows: Sequence[int], lengths, token_budget: int) -> Iterator[list
   """Groups rows of one padded length, as many as fit a batch."""
   rows = sorted(rows, key=lambda i: lengths[i])
   for length, alike in itertools.groupby(rows, key=lambda i: _padded_length(lengths[i])):
-    alike, size = list(alike), _num_rows(length, token_budget)
-    for start in range(0, len(alike), size):
-      yield alike[start : start + size]
+    while batch := list(itertools.islice(alike, _num_rows(length, token_budget))):
+      yield batch
 
 
 def _search(
