@@ -9,6 +9,6 @@ E edge labels, F edge features or feed-forward width, V vocabulary, L padded sen
 
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, Key, PyTree, Shaped
+from jaxtyping import Bool, Float, Int, Integer, Key, PyTree, Shaped
 
-__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Key", "PyTree", "Shaped"]
+__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Integer", "Key", "PyTree", "Shaped"]

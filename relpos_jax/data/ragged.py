@@ -1,0 +1,64 @@
+"""Rows of unequal length, end to end in one array: millions of sentences in little memory."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from relpos_jax.typing import Int, Integer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ragged(Sequence):
+  """A sequence of integer rows; row i is `values[offsets[i] : offsets[i + 1]]`, given as int32.
+
+  >>> rows = Ragged.of([[5, 6, 2], [2], [7, 2]])
+  >>> len(rows), rows[-1], rows.lengths
+  (3, array([7, 2], dtype=int32), array([3, 1, 2]))
+  """
+
+  values: Integer[np.ndarray, "tokens"]
+  offsets: Int[np.ndarray, "rows_and_one"]
+
+  @classmethod
+  def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
+    """The same rows end to end; rows that already are (a `Ragged`) come back as they are."""
+    if isinstance(rows, cls):
+      return rows
+    arrays = [np.asarray(row, np.int32) for row in rows]
+    return cls.joined(np.concatenate([np.empty(0, np.int32), *arrays]), [*map(len, arrays)])
+
+  @classmethod
+  def joined(
+    cls, values: Integer[np.ndarray, "tokens"], lengths: Sequence | np.ndarray
+  ) -> "Ragged":
+    """Rows of these lengths, cut from values in order."""
+    return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+  @property
+  def lengths(self) -> Int[np.ndarray, "rows"]:
+    return np.diff(self.offsets)
+
+  def __len__(self) -> int:
+    return len(self.offsets) - 1
+
+  def __getitem__(self, index: int) -> Int[np.ndarray, "tokens"]:
+    row = range(len(self))[index]
+    return self.values[self.offsets[row] : self.offsets[row + 1]].astype(np.int32)
+
+  def padded(
+    self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
+  ) -> Int[np.ndarray, "B L"]:
+    """The chosen rows, in that order, as the top left of an int32 array filled with padding.
+
+    >>> Ragged.of([[5, 6, 2], [2], [7, 2]]).padded(np.array([2, 0]), (3, 4), 0)
+    array([[7, 2, 0, 0],
+           [5, 6, 2, 0],
+           [0, 0, 0, 0]], dtype=int32)
+    """
+    result = np.full(shape, padding, np.int32)
+    starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
+    positions = starts + np.arange(shape[1])
+    real = positions < ends
+    result[: len(rows)][real] = self.values[positions[real]]
+    return result

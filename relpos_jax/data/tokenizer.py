@@ -1,0 +1,218 @@
+"""Subword vocabularies: text to token ids and back, without loss.
+
+Both kinds see bytes, not characters, so no text is unknown. A line gets one space in front, which
+decoding takes away again: a word is the same token at the start of a line as inside it, and every
+space of the line comes back. Tokens never cross from letters to digits, signs or white space, so
+text that spells a special token ("</s>") gives ordinary tokens.
+"""
+
+import codecs
+import itertools
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import (
+  Regex,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  processors,
+  trainers,
+)
+
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.errors import InputError
+from relpos_jax.typing import Array, Integer
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+_SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+# GPT-2's split with the space before a word attached to it, accents kept with their letter, and
+# words cut at a length, without which WordPiece takes cubic time and gives up on long ones.
+_LONGEST_WORD = 64
+_WORDS = (
+  r"'(?:s|t|re|ve|m|ll|d)(?![\p{L}\p{M}])"
+  r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"
+).replace("1,N", f"1,{_LONGEST_WORD}")
+_LINES_AT_ONCE = 16_384
+_JOINT = ("tokenizer.json",)
+_SEPARATE = ("tokenizer.source.json", "tokenizer.target.json")
+
+_Ids = Integer[Array | np.ndarray, "L"] | Sequence[int]
+
+
+class Tokenizers(NamedTuple):
+  """One tokenizer a side. A joint vocabulary is the same object on both sides."""
+
+  source: Tokenizer
+  target: Tokenizer
+
+
+def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
+  """Learns a subword vocabulary. The same lines give the same vocabulary.
+
+  Args:
+    lines: the text to learn from; for a joint vocabulary that of both languages.
+    kind: "bpe" (Sennrich et al. 2016: merges in the order learned) or "wordpiece" (Schuster and
+      Nakajima 2012, as HF tokenizers has it: the same training, then longest match first).
+    size: entries, special tokens and the 256 bytes included. Fewer come back where no further pair
+      of tokens occurs twice.
+
+  Raises:
+    InputError: unknown kind, or a size without room for the special tokens and bytes.
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
+  >>> pieces(tokenizer, encode(tokenizer, ["ein Mann"])[0])
+  ['▁ein', '▁Mann', '</s>']
+  """
+  if kind not in ("bpe", "wordpiece"):
+    raise InputError(f"unknown kind of tokenizer {kind!r}: choose 'bpe' or 'wordpiece'")
+  smallest = len(_SPECIAL) + len(_ALPHABET)
+  if size < smallest:
+    raise InputError(
+      f"vocabulary size {size}: choose at least {smallest}, the special tokens and the bytes"
+    )
+  settings = dict(
+    vocab_size=size,
+    min_frequency=2,
+    show_progress=False,
+    special_tokens=_SPECIAL,
+    initial_alphabet=_ALPHABET,
+  )
+  if kind == "bpe":
+    model, trainer = models.BPE(), trainers.BpeTrainer(**settings)
+  else:
+    longest = 4 * _LONGEST_WORD + 1  # bytes of UTF-8, and the space
+    model = models.WordPiece(unk_token=_SPECIAL[UNK], max_input_chars_per_word=longest)
+    # Words are marked by their space; a mark on continuations too would make the training depend
+    # on the order of a hash table.
+    trainer = trainers.WordPieceTrainer(continuing_subword_prefix="", **settings)
+  learner = _pipeline(model)
+  learner.train_from_iterator(lines, trainer)
+  # A fresh pipeline around the model forgets what training adds: special tokens found in text.
+  return _pipeline(learner.model)
+
+
+def _pipeline(model: models.Model) -> Tokenizer:
+  tokenizer = Tokenizer(model)
+  tokenizer.normalizer = normalizers.Prepend(" ")
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  tokenizer.post_processor = processors.TemplateProcessing(
+    single=f"$A {_SPECIAL[EOS]}", special_tokens=[(_SPECIAL[EOS], EOS)]
+  )
+  tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+  return tokenizer
+
+
+def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
+  """The token ids of each line, ending in EOS and without BOS.
+
+  Lines are read lazily, some thousands at a time, and kept as two bytes a token (four where the
+  vocabulary has more than 65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false,
+  which a program that forks afterwards should set.
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
+  >>> [ids[-1].item() == EOS for ids in encode(tokenizer, ["ein Mann", ""])]
+  [True, True]
+  """
+  dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32
+  values, lengths = [np.empty(0, dtype)], [np.empty(0, np.int64)]
+  for chunk in _chunks(lines):
+    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(chunk)]
+    lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+    values.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, lengths[-1].sum()))
+  return Ragged.joined(np.concatenate(values), np.concatenate(lengths))
+
+
+def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
+  remaining = iter(lines)
+  while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):
+    yield chunk
+
+
+def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
+  """The text of the tokens before the first EOS; PAD and BOS are nothing.
+
+  `decode(tokenizer, encode(tokenizer, [line])[0]) == line` for every line: its case, spaces (at
+  both ends, and several in a row) and accents as they were written. Bytes that form no character
+  (a model may write any) become U+FFFD.
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
+  >>> decode(tokenizer, encode(tokenizer, ["Ein  Mann , <s> !"])[0])
+  'Ein  Mann , <s> !'
+  """
+  text = [token for token in _until_eos(ids) if token not in (PAD, BOS)]
+  return tokenizer.decode(text, skip_special_tokens=False)
+
+
+def _until_eos(ids: _Ids) -> Iterator[int]:
+  return itertools.takewhile(lambda token: token != EOS, np.asarray(ids).tolist())
+
+
+def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
+  """The text of each token, to label plots with: a space is written "▁", so it starts a word.
+
+  A character whose bytes lie in several tokens is shown with the last of them; a token that only
+  begins a character is "…".
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann"], "bpe", size=300)
+  >>> pieces(tokenizer, encode(tokenizer, ["ein Mann, müde"])[0])
+  ['▁ein', '▁Mann', ',', '▁', 'm', '…', 'ü', 'd', 'e', '</s>']
+  """
+  decoder = codecs.getincrementaldecoder("utf-8")("replace")
+  tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
+  return [
+    token if token in _SPECIAL else decoder.decode(_to_bytes(token)).replace(" ", "▁") or "…"
+    for token in tokens
+  ]
+
+
+def _to_bytes(token: str) -> bytes:
+  """Undoes the byte-level alphabet: printable bytes are themselves, the others U+0100 onwards."""
+  hidden = [byte for byte in range(256) if chr(byte) not in _ALPHABET]
+  return bytes(ord(c) if ord(c) < 256 else hidden[ord(c) - 256] for c in token)
+
+
+def save_tokenizers(tokenizers: Tokenizers, folder: str | os.PathLike) -> None:
+  """Writes tokenizer.json (joint) or tokenizer.source.json and tokenizer.target.json."""
+  names = _JOINT if tokenizers.source is tokenizers.target else _SEPARATE
+  for name in {*_JOINT, *_SEPARATE} - {*names}:
+    pathlib.Path(folder, name).unlink(missing_ok=True)
+  for name, tokenizer in zip(names, tokenizers, strict=False):
+    partial = pathlib.Path(folder, f"{name}.partial")
+    partial.write_text(tokenizer.to_str(), encoding="utf-8")
+    partial.replace(pathlib.Path(folder, name))
+
+
+def load_tokenizers(folder: str | os.PathLike) -> Tokenizers:
+  """Reads what `save_tokenizers` wrote.
+
+  Raises:
+    InputError: a file is missing, or is not a tokenizer of this project.
+  """
+  if pathlib.Path(folder, *_JOINT).exists():
+    joint = _load(pathlib.Path(folder, *_JOINT))
+    return Tokenizers(joint, joint)
+  return Tokenizers(*(_load(pathlib.Path(folder, name)) for name in _SEPARATE))
+
+
+def _load(path: pathlib.Path) -> Tokenizer:
+  if not path.exists():
+    raise InputError(f"no {path.name} in {path.parent}: name the folder of a training run")
+  try:
+    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+  except Exception as error:  # HF tokenizers raises nothing narrower
+    raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
+  if [tokenizer.token_to_id(token) for token in _SPECIAL] != [PAD, BOS, EOS, UNK]:
+    raise InputError(f"{path} is another program's tokenizer: name the folder of a training run")
+  return tokenizer

@@ -1,0 +1,197 @@
+"""Laws of the subword vocabularies: text comes back, special tokens cannot be forged."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from relpos_jax.data import tokenizer as tok
+from relpos_jax.errors import InputError
+
+LINES = [
+  "Ein kleiner Mann schläft in der Küche .",
+  "Eine kleine Frau schläft nicht in der Küche, sie läuft über die Straße.",
+  'A man , in a pull-over ; doesn\'t sleep " here " .',
+  "Ein Mann läuft über 12 Straßen (1998).",
+] * 4
+TOKENIZERS = {kind: tok.train_tokenizer(LINES, kind, size=400) for kind in ("bpe", "wordpiece")}
+kinds = pytest.mark.parametrize("kind", TOKENIZERS)
+
+
+def roundtrip(tokenizer, line):
+  return tok.decode(tokenizer, tok.encode(tokenizer, [line])[0])
+
+
+@kinds
+@given(line=st.text())
+@example(line="a man , in a pull-over .")
+@example(line="")
+@example(line=" ")
+@example(line="  two  spaces in front,\ttab, end  ")
+@example(line="nbsp\u00a0 zero\u200bwidth \ufeffBOM\x00 u\u0308 decomposed ﬁ ligature")
+@example(line="'There' he didn't 're")
+@example(line="▁ … Ġ ## �")
+@example(line="x" * 5_000 + "€" * 300 + "7" * 200 + " " * 200)
+@settings(max_examples=300, deadline=None)
+def test_decoding_gives_every_line_back_exactly(kind, line):
+  assert roundtrip(TOKENIZERS[kind], line) == line
+
+
+@kinds
+@given(
+  line=st.lists(st.sampled_from(["<pad>", "<s>", "</s>", "<unk>", " ", "<", "s", "a"])).map("".join)
+)
+@example(line="</s>")
+@example(line="Ende.</s> <pad><unk>")
+@settings(deadline=None)
+def test_no_text_spells_a_special_token(kind, line):
+  forger = tok.train_tokenizer(["<pad><s></s><unk> </s> a</s>"] * 9, kind, size=400)
+  for tokenizer in (forger, TOKENIZERS[kind]):
+    *ids, last = tok.encode(tokenizer, [line])[0].tolist()
+    assert last == tok.EOS
+    assert not {*ids} & {tok.PAD, tok.BOS, tok.EOS, tok.UNK}
+    assert tok.decode(tokenizer, [*ids, last]) == line
+
+
+@kinds
+def test_special_tokens_have_fixed_ids(kind):
+  names = [TOKENIZERS[kind].id_to_token(i) for i in (tok.PAD, tok.BOS, tok.EOS, tok.UNK)]
+  assert names == ["<pad>", "<s>", "</s>", "<unk>"]
+  assert (tok.PAD, tok.BOS, tok.EOS, tok.UNK) == (0, 1, 2, 3)
+
+
+@kinds
+def test_a_word_is_the_same_token_at_the_start_of_a_line_and_inside(kind):
+  alone, inside = tok.encode(TOKENIZERS[kind], ["Mann", "Ein Mann"])
+  assert inside.tolist()[-len(alone) :] == alone.tolist()
+
+
+@kinds
+def test_the_same_lines_give_the_same_vocabulary(kind):
+  trained = {tok.train_tokenizer(iter(LINES), kind, size=400).to_str() for _ in range(5)}
+  assert trained == {TOKENIZERS[kind].to_str()}
+
+
+@kinds
+def test_size_bounds_the_vocabulary(kind):
+  sizes = [tok.train_tokenizer(LINES, kind, n).get_vocab_size() for n in (260, 300, 10_000)]
+  assert sizes[:2] == [260, 300]
+  assert 300 < sizes[2] < 10_000
+
+
+@kinds
+def test_the_alphabet_alone_is_a_vocabulary(kind):
+  tokenizer = tok.train_tokenizer(LINES, kind, size=260)
+  assert roundtrip(tokenizer, "Köln") == "Köln"
+  assert len(tok.encode(tokenizer, ["Köln"])[0]) == len(" Köln".encode()) + 1
+
+
+def test_a_size_without_room_for_bytes_is_refused():
+  with pytest.raises(InputError, match="vocabulary size 259: choose at least 260"):
+    tok.train_tokenizer(LINES, "bpe", size=259)
+
+
+def test_an_unknown_kind_is_refused():
+  with pytest.raises(InputError, match="'unigram': choose 'bpe' or 'wordpiece'"):
+    tok.train_tokenizer(LINES, "unigram", size=400)
+
+
+def test_decoding_stops_at_eos_and_skips_pad_and_bos():
+  man, here = (tok.encode(TOKENIZERS["bpe"], [word])[0].tolist()[:-1] for word in ("Mann", "Ein"))
+  ids = [tok.BOS, tok.PAD, *man, tok.PAD, *here, tok.EOS, *man, tok.PAD]
+  assert tok.decode(TOKENIZERS["bpe"], np.array(ids)) == "Mann Ein"
+  assert tok.decode(TOKENIZERS["bpe"], [tok.PAD, tok.EOS]) == ""
+
+
+@kinds
+def test_long_corpora_are_encoded_as_line_by_line(kind, monkeypatch):
+  monkeypatch.setattr(tok, "_LINES_AT_ONCE", 3)
+  lines = [*LINES, "", "letzte Zeile"]
+  together = tok.encode(TOKENIZERS[kind], iter(lines))
+  assert together.values.dtype == np.uint16
+  assert together[0].dtype == np.int32
+  alone = [tok.encode(TOKENIZERS[kind], [line])[0].tolist() for line in lines]
+  assert [ids.tolist() for ids in together] == alone
+
+
+def test_a_large_vocabulary_does_not_wrap_its_ids():
+  words = ["".join(letters) for letters in itertools.product("abcdefghijklmnop", repeat=4)]
+  tokenizer = tok.train_tokenizer([" ".join(words)] * 2, "bpe", size=2**16 + 2**12)
+  assert tokenizer.get_vocab_size() > 2**16
+  ids = tok.encode(tokenizer, words)
+  assert ids.values.max() >= 2**16
+  assert [tok.decode(tokenizer, row) for row in ids] == words
+
+
+def test_no_lines_give_no_rows():
+  assert len(tok.encode(TOKENIZERS["bpe"], [])) == 0
+
+
+@kinds
+@given(line=st.text(st.characters(exclude_characters="…▁", codec="utf-8")))
+@settings(deadline=None)
+def test_pieces_spell_the_line(kind, line):
+  ids = tok.encode(TOKENIZERS[kind], [line])[0]
+  *labels, last = tok.pieces(TOKENIZERS[kind], ids)
+  assert last == "</s>"
+  assert len(labels) == len(ids) - 1
+  shown = "".join(label for label in labels if label != "…")
+  assert shown == (" " + line if line else "").replace(" ", "▁")
+
+
+def test_pieces_mark_word_starts_and_keep_umlauts():
+  labels = tok.pieces(TOKENIZERS["bpe"], tok.encode(TOKENIZERS["bpe"], ["Küche, Mann ö"])[0])
+  assert labels == ["▁Küche", ",", "▁Mann", "▁", "…", "ö", "</s>"]
+
+
+def test_pieces_survive_bytes_that_form_no_character():
+  half = tok.encode(TOKENIZERS["bpe"], ["ö"])[0].tolist()[1:2]
+  assert tok.pieces(TOKENIZERS["bpe"], [*half, *half, tok.PAD]) == ["…", "�", "<pad>"]
+  assert tok.decode(TOKENIZERS["bpe"], half) == "�"
+
+
+def test_separate_tokenizers_come_back(tmp_path):
+  tok.save_tokenizers(tok.Tokenizers(TOKENIZERS["bpe"], TOKENIZERS["wordpiece"]), tmp_path)
+  assert names(tmp_path) == {"tokenizer.source.json", "tokenizer.target.json"}
+  loaded = tok.load_tokenizers(tmp_path)
+  assert loaded.source.to_str() == TOKENIZERS["bpe"].to_str()
+  assert loaded.target.to_str() == TOKENIZERS["wordpiece"].to_str()
+  assert roundtrip(loaded.target, "Ein </s> pull-over") == "Ein </s> pull-over"
+
+
+def test_a_joint_tokenizer_is_one_file_and_one_object(tmp_path):
+  tok.save_tokenizers(tok.Tokenizers(TOKENIZERS["bpe"], TOKENIZERS["wordpiece"]), tmp_path)
+  tok.save_tokenizers(tok.Tokenizers(TOKENIZERS["bpe"], TOKENIZERS["bpe"]), tmp_path)
+  assert names(tmp_path) == {"tokenizer.json"}
+  loaded = tok.load_tokenizers(tmp_path)
+  assert loaded.source is loaded.target
+  assert loaded.source.to_str() == TOKENIZERS["bpe"].to_str()
+
+
+def test_saving_separate_tokenizers_replaces_a_joint_one(tmp_path):
+  tok.save_tokenizers(tok.Tokenizers(TOKENIZERS["bpe"], TOKENIZERS["bpe"]), tmp_path)
+  tok.save_tokenizers(tok.Tokenizers(*TOKENIZERS.values()), tmp_path)
+  assert tok.load_tokenizers(tmp_path).target.to_str() == TOKENIZERS["wordpiece"].to_str()
+
+
+def test_missing_damaged_and_foreign_files_are_named(tmp_path):
+  with pytest.raises(InputError, match=r"no tokenizer.source.json in"):
+    tok.load_tokenizers(tmp_path)
+  joint = tmp_path / "tokenizer.json"
+  joint.write_text(TOKENIZERS["bpe"].to_str()[:-9], encoding="utf-8")
+  with pytest.raises(InputError, match=r"tokenizer.json is damaged"):
+    tok.load_tokenizers(tmp_path)
+  joint.write_bytes(b"\xff")
+  with pytest.raises(InputError, match=r"tokenizer.json is damaged"):
+    tok.load_tokenizers(tmp_path)
+  foreign = TOKENIZERS["bpe"].to_str().replace("<pad>", "[PAD]")
+  joint.write_text(foreign, encoding="utf-8")
+  with pytest.raises(InputError, match="another program's tokenizer"):
+    tok.load_tokenizers(tmp_path)
+
+
+def names(folder: pathlib.Path) -> set[str]:
+  return {path.name for path in folder.iterdir()}
