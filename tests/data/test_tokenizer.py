@@ -1,12 +1,12 @@
 """Laws of the subword vocabularies: text comes back, special tokens cannot be forged."""
 
-import itertools
 import pathlib
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from relpos_jax.data import tokenizer as tok
 from relpos_jax.errors import InputError
@@ -118,12 +118,12 @@ def test_long_corpora_are_encoded_as_line_by_line(kind, monkeypatch):
 
 
 def test_a_large_vocabulary_does_not_wrap_its_ids():
-  words = ["".join(letters) for letters in itertools.product("abcdefghijklmnop", repeat=4)]
-  tokenizer = tok.train_tokenizer([" ".join(words)] * 2, "bpe", size=2**16 + 2**12)
-  assert tokenizer.get_vocab_size() > 2**16
-  ids = tok.encode(tokenizer, words)
-  assert ids.values.max() >= 2**16
-  assert [tok.decode(tokenizer, row) for row in ids] == words
+  entries = [*tok._SPECIAL, *map(str, range(2**16)), *tok._ALPHABET]
+  vocabulary = {entry: i for i, entry in enumerate(entries)}
+  tokenizer = tok._pipeline(models.BPE(vocabulary, merges=[]))
+  ids = tok.encode(tokenizer, ["Köln"])
+  assert ids.values[:-1].min() >= 2**16
+  assert tok.decode(tokenizer, ids[0]) == "Köln"
 
 
 def test_no_lines_give_no_rows():

@@ -1,0 +1,213 @@
+"""Batches of sentences of similar length, each a function of the seed and the step alone."""
+
+import functools
+import math
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, SupportsIndex
+
+import grain
+import numpy as np
+
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.tokenizer import PAD
+from relpos_jax.errors import InputError
+from relpos_jax.typing import Array, Int
+
+
+class Batch(NamedTuple):
+  """Token ids of B sentence pairs, filled with PAD to L tokens; the target ends in EOS."""
+
+  source: Int[Array | np.ndarray, "B L"]
+  target: Int[Array | np.ndarray, "B L"]
+
+
+class Batches:
+  """An endless sequence of batches: `batches[step]` for any step >= 0.
+
+  A pair goes into the bucket of the smallest boundary that holds max(source, target) tokens, and
+  a bucket's batches have shape [token_budget // boundary, boundary] on both sides (Vaswani et al.
+  2017, section 5.1: pairs of similar length, a budget of tokens). Each epoch shows every pair once,
+  shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD complete the last
+  batch of a bucket. Safe to read from several threads.
+
+  Attributes:
+    num_per_epoch: batches an epoch, the same in every epoch.
+    shapes: the (rows, boundary) that occur: as many compilations of a training step.
+    dropped: pairs longer than the last boundary, left out.
+    padding: share of PAD in an epoch's tokens, source and target together.
+
+  >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
+  ...                   boundaries=(2, 4), token_budget=4, seed=0)
+  >>> print(batches)
+  2 shapes: 2x2 1x4, 2 batches an epoch, 0 pairs longer than 4 tokens dropped, 12% padding
+  >>> sorted(batches[step].target.tolist() for step in range(2))
+  [[[5, 2], [7, 2]], [[6, 2, 0, 0]]]
+  """
+
+  def __init__(
+    self,
+    sources: Sequence,
+    targets: Sequence,
+    *,
+    boundaries: Sequence[int],
+    token_budget: int,
+    multiple_of: int = 1,
+    seed: int | None,
+  ):
+    """Sorts the pairs into buckets.
+
+    Args:
+      sources: rows of token ids, a `Ragged` or any sequence of integer rows.
+      targets: as many rows.
+      boundaries: padded lengths, in tokens, increasing.
+      token_budget: tokens a batch, rows times boundary, at most, over all devices and all parts of
+        an accumulated gradient.
+      multiple_of: rows are rounded down to a multiple of this: devices times accumulation.
+      seed: of the order. None keeps the order of length and corpus, for evaluation.
+
+    Raises:
+      ValueError: different numbers of sources and targets.
+      InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
+        no pair short enough.
+    """
+    if len(sources) != len(targets):
+      raise ValueError(f"targets has {len(targets)} rows, sources {len(sources)}: want as many")
+    self._sources, self._targets = Ragged.of(sources), Ragged.of(targets)
+    lengths = pair_lengths(self._sources, self._targets)
+    self._buckets = [*_buckets(lengths, boundaries, token_budget, multiple_of)]
+    self._longest, self._seed = boundaries[-1], seed
+    self._batches = [
+      (bucket, slice(start, start + rows))
+      for bucket, ((rows, _), examples) in enumerate(self._buckets)
+      for start in range(0, len(examples), rows)
+    ]
+    self.num_per_epoch = len(self._batches)
+    self.shapes = tuple(shape for shape, _ in self._buckets)
+    kept = lengths <= self._longest
+    self.dropped = int(len(kept) - kept.sum())
+    tokens = self._sources.lengths[kept].sum() + self._targets.lengths[kept].sum()
+    cells = sum(2 * math.prod(self.shapes[bucket]) for bucket, _ in self._batches)
+    self.padding = float(1 - tokens / cells)
+    self._lock = threading.Lock()
+    self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
+
+  def __getitem__(self, step: SupportsIndex) -> Batch:
+    number = operator.index(step)
+    if number < 0:
+      raise IndexError(f"step {number}: want at least 0")
+    epoch, index = divmod(number, self.num_per_epoch)
+    with self._lock:
+      examples, order = self._plan(epoch)
+    bucket, part = self._batches[order[index]]
+    rows, shape = examples[bucket][part], self.shapes[bucket]
+    return Batch(
+      self._sources.padded(rows, shape, PAD),
+      self._targets.padded(rows, shape, PAD),
+    )
+
+  def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Each bucket's examples and the batches, in this epoch's order."""
+    if self._seed is None:
+      return [examples for _, examples in self._buckets], np.arange(self.num_per_epoch)
+    key = np.array([self._seed % 2**64, epoch], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    examples = [generator.permutation(examples) for _, examples in self._buckets]
+    return examples, generator.permutation(self.num_per_epoch)
+
+  def __str__(self) -> str:
+    shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
+    return (
+      f"{len(self.shapes)} shapes: {shapes}, {self.num_per_epoch:,} batches an epoch,"
+      f" {self.dropped:,} pairs longer than {self._longest} tokens dropped,"
+      f" {self.padding:.0%} padding"
+    )
+
+
+def _buckets(
+  lengths: Int[np.ndarray, "pairs"], boundaries: Sequence[int], token_budget: int, multiple_of: int
+) -> Iterator[tuple[tuple[int, int], Int[np.ndarray, "examples"]]]:
+  """The shape of each bucket that is not empty, and the pairs in it."""
+  if list(boundaries) != sorted({*boundaries}) or not boundaries or boundaries[0] < 1:
+    raise InputError(f"boundaries {boundaries}: give increasing lengths in tokens, from 1")
+  if lengths.min(initial=boundaries[-1] + 1) > boundaries[-1]:
+    raise InputError(
+      f"none of {len(lengths)} pairs has at most {boundaries[-1]} tokens a side:"
+      " give other data or a longer last boundary"
+    )
+  bucket = np.searchsorted(boundaries, lengths)
+  for index, boundary in enumerate(boundaries):
+    rows = token_budget // boundary // multiple_of * multiple_of
+    if not rows:
+      raise InputError(
+        f"boundary {boundary} with a budget of {token_budget} tokens leaves no room for"
+        f" {multiple_of} rows: raise the budget to {boundary * multiple_of} or lower the boundary"
+      )
+    examples = np.flatnonzero(bucket == index).astype(np.int32)
+    if len(examples):
+      yield (rows, boundary), examples
+
+
+def pair_lengths(sources: Ragged, targets: Ragged) -> Int[np.ndarray, "pairs"]:
+  """The tokens that count for each pair: max(source, target).
+
+  >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
+  array([2, 3])
+  """
+  return np.maximum(sources.lengths, targets.lengths)
+
+
+def bucket_boundaries(
+  lengths: Int[np.ndarray, "pairs"],
+  number: int,
+  *,
+  max_length: int | None = None,
+  multiple_of: int = 1,
+) -> tuple[int, ...]:
+  """The boundaries, at most `number`, that pad pairs of these lengths the least.
+
+  Every boundary costs a compilation. Exact: the best last boundary for the first j lengths, bucket
+  by bucket (dynamic programming over the distinct lengths).
+
+  Args:
+    lengths: tokens of each pair.
+    number: boundaries wanted.
+    max_length: longer pairs do not count, to be dropped. None: all count.
+    multiple_of: every boundary is a multiple of this (8 suits TPUs).
+
+  >>> bucket_boundaries(np.array([3, 3, 3, 4, 9, 10]), 2)
+  (4, 10)
+  """
+  short = lengths[lengths <= max_length] if max_length else lengths
+  if not len(short):
+    raise InputError(
+      f"none of {len(lengths)} pairs has at most {max_length} tokens a side:"
+      " give other data or raise the longest length"
+    )
+  ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
+  ends, pairs = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
+  # cells[j]: the least tokens, padding included, that hold the pairs up to length ends[j]. One more
+  # bucket holds lengths i + 1 to j of it.
+  cells, previous = np.where(pairs, np.inf, 0.0), []
+  none = np.tri(len(ends), dtype=bool)
+  for _ in range(min(number, len(counts))):
+    table_ij = np.where(none, np.inf, cells[:, None] + (pairs - pairs[:, None]) * ends)
+    cells = table_ij.min(0)
+    previous.append(table_ij.argmin(0))
+  boundaries, j = [], len(counts)
+  for bucket in reversed(previous):
+    boundaries.append(int(ends[j]))
+    j = bucket[j]
+  return tuple(reversed(boundaries))
+
+
+def prefetch(batches: Batches, start: int, stop: int) -> Iterator[Batch]:
+  """`batches[start]` to `batches[stop - 1]`, made in a thread while the caller computes.
+
+  >>> batches = Batches([[5, 2]], [[6, 2]], boundaries=(2,), token_budget=2, seed=0)
+  >>> [batch.target.tolist() for batch in prefetch(batches, 3, 5)]
+  [[[6, 2]], [[6, 2]]]
+  """
+  steps = grain.MapDataset.range(start, stop).map(batches.__getitem__)
+  return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

@@ -1,0 +1,229 @@
+"""Laws of the batches: every pair once an epoch, few shapes, a function of seed and step alone."""
+
+import gzip
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relpos_jax.data.batching import Batches, bucket_boundaries, pair_lengths, prefetch
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.errors import InputError
+
+BOUNDARIES = (3, 5, 8)
+
+
+def corpus(lengths):
+  """Pairs of these (source, target) lengths; every source token names its pair, targets negate."""
+  sources = [[i + 4] * source for i, (source, _) in enumerate(lengths)]
+  return sources, [[-i - 4] * target for i, (_, target) in enumerate(lengths)]
+
+
+def pairs(batch):
+  """The pairs of a batch without padding, as tuples; rows of padding are left out."""
+  assert batch.source.shape == batch.target.shape
+  assert batch.source.dtype == batch.target.dtype == np.int32
+  strip = lambda row: tuple(np.trim_zeros(row, "b").tolist())
+  rows = zip(map(strip, batch.source), map(strip, batch.target), strict=True)
+  return [row for row in rows if any(row)]
+
+
+def random_corpus(number, seed=0):
+  return corpus(np.random.default_rng(seed).integers(1, 9, (number, 2)).tolist())
+
+
+def make(sources, targets, **changes):
+  options = dict(boundaries=BOUNDARIES, token_budget=24, multiple_of=2, seed=0) | changes
+  return Batches(sources, targets, **options)
+
+
+some_lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60)
+usable = some_lengths.filter(lambda lengths: min(map(max, lengths)) <= BOUNDARIES[-1])
+seeds = st.one_of(st.none(), st.integers(-1, 2**64))
+
+
+@given(lengths=usable, seed=seeds, epoch=st.integers(0, 3))
+@settings(deadline=None)
+def test_every_short_pair_comes_exactly_once_an_epoch(lengths, seed, epoch):
+  sources, targets = corpus(lengths)
+  batches = make(sources, targets, seed=seed)
+  steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
+  seen = [pair for step in steps for pair in pairs(batches[step])]
+  short = [
+    (tuple(source), tuple(target))
+    for source, target in zip(sources, targets, strict=True)
+    if max(len(source), len(target)) <= BOUNDARIES[-1]
+  ]
+  assert sorted(seen) == sorted(short)
+  assert batches.dropped == len(sources) - len(short)
+
+
+@given(lengths=usable, seed=seeds, multiple_of=st.integers(1, 4), token_budget=st.integers(32, 80))
+@settings(deadline=None)
+def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
+  lengths, seed, multiple_of, token_budget
+):
+  batches = make(*corpus(lengths), seed=seed, multiple_of=multiple_of, token_budget=token_budget)
+  epoch = [batches[step] for step in range(batches.num_per_epoch)]
+  assert {batch.source.shape for batch in epoch} == {*batches.shapes}
+  assert len({boundary for _, boundary in batches.shapes}) == len(batches.shapes)
+  for batch in epoch:
+    rows, boundary = batch.source.shape
+    assert token_budget - multiple_of * boundary < rows * boundary <= token_budget
+    assert rows % multiple_of == 0
+    shorter = max((b for b in BOUNDARIES if b < boundary), default=0)
+    assert all(shorter < max(map(len, pair)) <= boundary for pair in pairs(batch))
+  cells = sum(batch.source.size + batch.target.size for batch in epoch)
+  tokens = sum(np.count_nonzero(side) for batch in epoch for side in batch)
+  assert batches.padding == pytest.approx(1 - tokens / cells)
+
+
+def test_only_the_last_batch_of_a_bucket_has_rows_of_padding():
+  batches = make(*random_corpus(200))
+  fills = {}
+  for step in range(batches.num_per_epoch):
+    fills.setdefault(batches[step].source.shape, []).append(len(pairs(batches[step])))
+  for (rows, _), filled in fills.items():
+    assert sum(fill < rows for fill in filled) <= 1
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+  sources, targets = random_corpus(100)
+  straight = make(sources, targets, seed=3)
+  expected = [straight[step] for step in range(3 * straight.num_per_epoch)]
+  resumed = make(Ragged.of(sources), Ragged.of(targets), seed=3)
+  for step in reversed(range(len(expected))):
+    np.testing.assert_array_equal(resumed[step], expected[step])
+
+
+def test_seeds_and_epochs_differ_and_batches_mix_shapes():
+  sources, targets = random_corpus(100)
+  first, other = make(sources, targets, seed=0), make(sources, targets, seed=1)
+  epoch = lambda batches, e: [
+    pairs(batches[e * batches.num_per_epoch + step]) for step in range(batches.num_per_epoch)
+  ]
+  assert epoch(first, 0) != epoch(first, 1)
+  assert epoch(first, 0) != epoch(other, 0)
+  assert epoch(first, 1) != epoch(other, 0)
+  assert {*map(frozenset, epoch(first, 0))} != {*map(frozenset, epoch(first, 1))}
+  shapes = [first[step].source.shape for step in range(first.num_per_epoch)]
+  assert shapes != sorted(shapes)
+  assert shapes != [first[first.num_per_epoch + step].source.shape for step in range(len(shapes))]
+
+
+def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
+  sources, targets = random_corpus(100)
+  batches = make(sources, targets, seed=None)
+  epoch = [batches[step] for step in range(batches.num_per_epoch)]
+  widths = [batch.source.shape[1] for batch in epoch]
+  assert widths == sorted(widths)
+  for boundary in BOUNDARIES:
+    numbers = [source[0] for b in epoch if b.source.shape[1] == boundary for source, _ in pairs(b)]
+    assert numbers == sorted(numbers)
+  np.testing.assert_array_equal(batches[batches.num_per_epoch], batches[0])
+
+
+def test_threads_read_the_same_batches():
+  batches = make(*random_corpus(100))
+  steps = [*range(4 * batches.num_per_epoch)]
+  expected = [batches[step] for step in steps]
+  scrambled = np.random.default_rng(0).permutation(steps)
+  with ThreadPoolExecutor(8) as pool:
+    for step, batch in zip(scrambled, pool.map(batches.__getitem__, scrambled), strict=True):
+      np.testing.assert_array_equal(batch, expected[step])
+
+
+def test_prefetch_gives_the_steps_in_order():
+  batches = make(*random_corpus(50))
+  for start, stop in ((0, 3), (7, 7 + 2 * batches.num_per_epoch), (4, 4)):
+    fetched = [*prefetch(batches, start, stop)]
+    assert len(fetched) == stop - start
+    for step, batch in zip(range(start, stop), fetched, strict=True):
+      np.testing.assert_array_equal(batch, batches[step])
+
+
+def test_the_longer_side_counts():
+  assert pair_lengths(Ragged.of([[5], [5, 6]]), Ragged.of([[5, 6, 7], [5]])).tolist() == [3, 2]
+
+
+def test_the_log_line_says_what_matters():
+  batches = make(*corpus([(2, 3), (3, 1), (8, 2), (9, 9)]))
+  assert str(batches) == (
+    "2 shapes: 8x3 2x8, 2 batches an epoch, 1 pairs longer than 8 tokens dropped, 76% padding"
+  )
+
+
+def test_a_budget_too_small_for_one_multiple_is_refused():
+  with pytest.raises(
+    InputError, match=r"boundary 8 .* 24 tokens .* 4 rows: raise the budget to 32"
+  ):
+    make([[5]], [[5]], multiple_of=4)
+
+
+@pytest.mark.parametrize("boundaries", [(), (0, 3), (3, 3), (5, 3)])
+def test_boundaries_must_increase(boundaries):
+  with pytest.raises(InputError, match=r"boundaries .*: give increasing lengths"):
+    make([[5]], [[5]], boundaries=boundaries)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_no_pair_short_enough_is_refused(number):
+  with pytest.raises(InputError, match=f"none of {number} pairs has at most 8 tokens"):
+    make([[5] * 9] * number, [[5]] * number)
+  with pytest.raises(InputError, match=f"none of {number} pairs has at most 8 tokens"):
+    bucket_boundaries(np.full(number, 9), 4, max_length=8)
+
+
+def test_misaligned_sides_are_refused():
+  with pytest.raises(ValueError, match="targets has 1 rows, sources 2"):
+    make([[5], [5]], [[5]])
+
+
+def test_steps_before_the_first_are_refused():
+  with pytest.raises(IndexError, match="step -1"):
+    make([[5]], [[5]])[-1]
+
+
+def padded_tokens(lengths, boundaries):
+  return sum(min(b for b in boundaries if b >= length) for length in lengths)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 4))
+@settings(deadline=None)
+def test_boundaries_are_the_best_of_all(lengths, number):
+  boundaries = bucket_boundaries(np.array(lengths), number)
+  assert len(boundaries) == min(number, len({*lengths}))
+  assert boundaries[-1] == max(lengths)
+  others = itertools.combinations(sorted({*lengths}), len(boundaries))
+  best = min(padded_tokens(lengths, b) for b in others if b[-1] == max(lengths))
+  assert padded_tokens(lengths, boundaries) == best
+
+
+@given(st.lists(st.integers(1, 99), min_size=1), st.integers(1, 5), st.integers(1, 9))
+@settings(deadline=None)
+def test_boundaries_are_multiples_that_hold_every_pair_in_reach(lengths, number, multiple_of):
+  reach = min(lengths) + 30
+  boundaries = bucket_boundaries(
+    np.array(lengths), number, max_length=reach, multiple_of=multiple_of
+  )
+  assert len(boundaries) <= number
+  assert list(boundaries) == sorted({*boundaries})
+  assert not any(boundary % multiple_of for boundary in boundaries)
+  longest = max(length for length in lengths if length <= reach)
+  assert longest <= boundaries[-1] < longest + multiple_of
+
+
+def test_real_captions_waste_little(shared_data):
+  sides = []
+  for language in ("en", "de"):
+    path = shared_data / "multi30k" / "bpe10k_en-de" / f"train.{language}.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+      sides.append(Ragged.of([[1] * (len(line.split()) + 1) for line in file]))
+  boundaries = bucket_boundaries(pair_lengths(*sides), 6, max_length=96)
+  batches = Batches(*sides, boundaries=boundaries, token_budget=1024, seed=0)
+  assert len(batches.shapes) == 6
+  assert batches.padding < 0.2
+  assert batches.dropped == 0
