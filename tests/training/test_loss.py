@@ -1,0 +1,126 @@
+"""Cross-entropy against its definition with dense distributions in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from relpos_jax.training.loss import cross_entropy, shift_right
+
+SMOOTHINGS = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+
+
+def example(seed=0, shape=(3, 5), vocabulary=11, scale=3.0):
+  generator = np.random.default_rng(seed)
+  logits = (scale * generator.normal(size=(*shape, vocabulary))).astype(np.float32)
+  targets = generator.integers(1, vocabulary, shape).astype(np.int32)
+  targets[0, 3:] = 0
+  return jnp.asarray(logits), jnp.asarray(targets)
+
+
+def wanted_distribution(targets, vocabulary, smoothing):
+  q = np.full((*targets.shape, vocabulary), smoothing / (vocabulary - 1))
+  np.put_along_axis(q, np.asarray(targets)[..., None], 1 - smoothing, axis=-1)
+  return q
+
+
+def dense(logits, targets, smoothing):
+  """Loss and gradient of the sum, by the definition."""
+  logits, targets = np.asarray(logits, np.float64), np.asarray(targets)
+  q = wanted_distribution(targets, logits.shape[-1], smoothing)
+  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  q_log_q = q * np.log(q, where=q > 0, out=np.zeros_like(q))
+  is_token = (targets != 0)[..., None]
+  return np.sum(is_token * (q_log_q - q * np.log(p))), is_token * (p - q), is_token.sum()
+
+
+@SMOOTHINGS
+def test_loss_and_gradient_are_the_definition(smoothing):
+  logits, targets = example()
+  total = cross_entropy(logits, targets, smoothing=smoothing)
+  gradient = jax.grad(lambda x: cross_entropy(x, targets, smoothing=smoothing).sum)(logits)
+  wanted_sum, wanted_gradient, wanted_tokens = dense(logits, targets, smoothing)
+  np.testing.assert_allclose(total.sum, wanted_sum, rtol=1e-5)
+  np.testing.assert_allclose(gradient, wanted_gradient, atol=1e-6)
+  assert total.num_tokens == wanted_tokens == 13
+  assert total.sum.dtype == jnp.float32 and total.num_tokens.dtype == jnp.int32
+
+
+@SMOOTHINGS
+def test_loss_is_zero_for_the_wanted_distribution_alone(smoothing):
+  targets = jnp.array([[2, 3, 4]])
+  with np.errstate(divide="ignore"):
+    perfect = jnp.asarray(np.log(wanted_distribution(targets, 7, smoothing)).clip(-30), jnp.float32)
+  assert cross_entropy(perfect, targets, smoothing=smoothing).sum == pytest.approx(0, abs=1e-5)
+  for other in (0.1 * perfect, jnp.roll(perfect, 1, axis=1), jnp.zeros_like(perfect)):
+    assert cross_entropy(other, targets, smoothing=smoothing).sum > 1e-4
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+def test_smoothing_punishes_too_sharp_a_prediction(smoothing):
+  targets = jnp.array([[2, 3, 4]])
+  sharp = 100 * jax.nn.one_hot(targets, 7)
+  assert cross_entropy(sharp, targets, smoothing=smoothing).sum > 10
+
+
+def test_without_smoothing_uniform_logits_have_the_vocabulary_as_perplexity():
+  total = cross_entropy(jnp.zeros((2, 3, 50)), jnp.ones((2, 3), jnp.int32))
+  assert np.exp(total.sum / total.num_tokens) == pytest.approx(50, rel=1e-5)
+
+
+@SMOOTHINGS
+def test_parts_of_a_batch_add_up_to_the_whole(smoothing):
+  logits, targets = example(shape=(6, 5))
+  parts = [
+    cross_entropy(logits[i : i + 2], targets[i : i + 2], smoothing=smoothing) for i in (0, 2, 4)
+  ]
+  total = jax.tree.map(lambda *terms: sum(terms), *parts)
+  whole = cross_entropy(logits, targets, smoothing=smoothing)
+  np.testing.assert_allclose(total.sum, whole.sum, rtol=1e-6)
+  assert total.num_tokens == whole.num_tokens
+
+
+def test_padding_is_inert():
+  logits, targets = example()
+  changed = jnp.where((targets == 0)[..., None], 1e4, logits)
+  total, of_changed = (cross_entropy(x, targets, smoothing=0.1) for x in (logits, changed))
+  assert total == of_changed
+  gradient = jax.grad(lambda x: cross_entropy(x, targets, smoothing=0.1).sum)(changed)
+  assert not np.any(gradient[targets == 0])
+
+
+def test_adding_a_number_to_all_logits_of_a_token_changes_nothing():
+  logits, targets = example()
+  shifted = cross_entropy(logits + 1e3, targets, smoothing=0.1).sum
+  np.testing.assert_allclose(shifted, cross_entropy(logits, targets, smoothing=0.1).sum, rtol=1e-3)
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+  logits, targets = example(vocabulary=2000)
+  half = jnp.asarray(logits, jnp.bfloat16)
+  total = cross_entropy(half, targets, smoothing=0.1).sum
+  wanted, _, _ = dense(half, targets, 0.1)
+  np.testing.assert_allclose(total, wanted, rtol=1e-5)
+
+
+def test_no_distribution_over_the_vocabulary_is_held_besides_the_gradient():
+  logits = jax.ShapeDtypeStruct((8, 16, 4096), jnp.float32)
+  targets = jax.ShapeDtypeStruct((8, 16), jnp.int32)
+  loss = lambda x, t: cross_entropy(x, t, smoothing=0.1).sum
+  size = 8 * 16 * 4096 * 4
+  for function, limit in ((loss, 0.1), (jax.grad(loss), 1.1)):
+    compiled = jax.jit(function).lower(logits, targets).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < limit * size
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_smoothing_out_of_range_is_named(smoothing):
+  with pytest.raises(ValueError, match="smoothing"):
+    cross_entropy(jnp.zeros((1, 2)), jnp.ones(1, jnp.int32), smoothing=smoothing)
+
+
+def test_shift_right_gives_each_position_the_target_before_it():
+  targets = jnp.array([[5, 6, 7, 3], [8, 3, 0, 0]])
+  shifted = shift_right(targets, bos=1)
+  assert shifted.shape == targets.shape and shifted.dtype == targets.dtype
+  assert (shifted[:, 0] == 1).all() and (shifted[:, 1:] == targets[:, :-1]).all()
