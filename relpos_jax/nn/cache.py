@@ -1,6 +1,6 @@
 """Keys and values of tokens already read, with their absolute positions."""
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,7 @@ from relpos_jax.typing import Array, Bool, Float, Int
 _EMPTY = -1
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KVCache:
+class KVCache(NamedTuple):
   """What one attention layer remembers. Every leaf has the batch first: reorder beams by a gather.
 
   A slot's place means nothing; its position does. Padding takes a slot with position -1, which no

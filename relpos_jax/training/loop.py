@@ -1,7 +1,7 @@
 """The training loop."""
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ class NonFiniteError(RuntimeError):
 def train(
   state: TrainState,
   train_step: Callable,
-  batches: Iterable,
+  batches: Iterator,
   *,
   num_steps: int,
   report: Callable[[int, dict], None],
@@ -37,13 +37,15 @@ def train(
     NonFiniteError: names the step and its batch; only finite parameters are ever saved.
   """
   in_flight = collections.deque()
-  for step, batch in enumerate(batches, start=int(state.step) + 1):
+  for step in range(int(state.step) + 1, num_steps + 1):
+    batch = next(batches)
     state, metrics = train_step(state, batch)
     in_flight.append((step, batch, metrics))
     last = step == num_steps
     evaluate_now, save_now = (last or step % every == 0 for every in (eval_every, save_every))
     # One step stays in flight, so that the device need not wait for the host to read its metrics.
-    while len(in_flight) > (not (evaluate_now or save_now)):
+    num_to_keep = 0 if evaluate_now or save_now else 1
+    while len(in_flight) > num_to_keep:
       _settle(*in_flight.popleft(), report)
     if evaluate_now:
       evaluate(state)

@@ -3,17 +3,23 @@
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from relpos_jax.errors import InputError
 from relpos_jax.typing import PyTree
 
 
 def data_mesh(num_devices: int | None = None) -> Mesh:
   """A mesh with the axis `data` over the first `num_devices` devices, or all.
 
+  Raises InputError when there are fewer devices.
+
   >>> data_mesh(1).shape
   OrderedDict({'data': 1})
   """
-  devices = jax.devices()[:num_devices]
-  return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
+  devices = jax.devices()
+  num_devices = len(devices) if num_devices is None else num_devices
+  if not 1 <= num_devices <= len(devices):
+    raise InputError(f"num_devices is {num_devices}: choose 1 to {len(devices)}, those there are")
+  return jax.make_mesh((num_devices,), ("data",), (AxisType.Auto,), devices=devices[:num_devices])
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
