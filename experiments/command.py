@@ -1,0 +1,180 @@
+"""What every command shares: its flags, its help, and one clear line for a user's mistake."""
+
+import ast
+import importlib.util
+import inspect
+import os
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from absl import flags as absl_flags
+from ml_collections import ConfigDict, config_flags
+
+from experiments.validation import has_key, unknown_key
+from relpos_jax.errors import InputError
+
+_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+
+
+class Flag(NamedTuple):
+  """A flag: its default, whose type (str, int, float or bool) is the flag's, and its meaning.
+
+  A flag whose default is None is a str that must be given.
+  """
+
+  default: str | int | float | bool | None
+  help: str
+
+
+CONFIG = Flag(None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of it")
+
+
+def run(
+  main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str] | None = None
+) -> None:
+  """Calls `main` with the values of `flags` by name, and exits.
+
+  Exit status: 0; 2 after a user's mistake (an `InputError`, or flags that do not parse), which is
+  told in one line on stderr; 130 when interrupted from the keyboard. `--help` prints the docstring
+  of `main`'s module and the flags. Any other exception is a bug and keeps its traceback.
+
+      if __name__ == "__main__":
+        command.run(main, dict(config=command.CONFIG, workdir=command.Flag(None, "run's folder")))
+
+  Args:
+    main: the command.
+    flags: by name; `CONFIG` gives `main` the `ConfigDict` of the file that the user names.
+    argv: the arguments; those of the command line by default.
+  """
+  argv = list(sys.argv[1:] if argv is None else argv)
+  if {"--help", "-help", "-h"} & set(argv):
+    print(_help(main, flags))
+    sys.exit(0)
+  # Libraries read the global flags, which are theirs: they keep their defaults.
+  absl_flags.FLAGS.mark_as_parsed()
+  try:
+    main(**parse(flags, argv))
+  except InputError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+  except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
+  sys.exit(0)
+
+
+def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
+  """The values of `flags` in the arguments `argv`.
+
+  Raises:
+    InputError: a flag, config file or config key is unknown, missing or of the wrong type.
+
+  >>> parse(dict(workdir=Flag(None, "run's folder"), beam_size=Flag(4, "")), ["--workdir=runs/a"])
+  {'workdir': 'runs/a', 'beam_size': 4}
+  """
+  try:
+    return _parse(flags, ["command", *argv])
+  except absl_flags.Error as error:
+    raise InputError(f"{' '.join(str(error).split())} (--help shows the flags)") from error
+
+
+def _parse(flags, argv):
+  values = absl_flags.FlagValues()
+  for name, flag in flags.items():
+    if flag is CONFIG:
+      argv = _define_config(name, argv, values)
+    else:
+      kind = str if flag.default is None else type(flag.default)
+      _DEFINE[kind](name, flag.default, flag.help, flag_values=values)
+  _, *unused = values(argv)
+  if unused:
+    raise InputError(f"unexpected argument {unused[0]!r}: flags are given as --name=value")
+  for name, flag in flags.items():
+    if flag.default is None and values[name].value in (None, ""):
+      raise InputError(f"missing --{name}: {flag.help}")
+  return {name: values[name].value for name in flags}
+
+
+_DEFINE = {
+  str: absl_flags.DEFINE_string,
+  int: absl_flags.DEFINE_integer,
+  float: absl_flags.DEFINE_float,
+  bool: absl_flags.DEFINE_bool,
+}
+
+
+def _define_config(name, argv, values):
+  """Loads the config that `argv` names, defines the flags that change it, returns the others."""
+  first = absl_flags.FlagValues()
+  file = absl_flags.DEFINE_string(name, None, "", flag_values=first)
+  argv = first(argv, known_only=True)
+  if not file.value:
+    raise InputError(f"missing --{name}=FILE: {_available()}")
+  config = _load_config(file.value)
+  for argument in argv:
+    change = re.match(rf"--?(?:no)?{name}\.([^=]*)", argument)
+    if change and not has_key(change[1], config):
+      raise unknown_key(change[1], config)
+  config_flags.DEFINE_config_dict(name, config, flag_values=values, sys_argv=argv)
+  return argv
+
+
+def _load_config(file: str) -> ConfigDict:
+  path, _, argument = file.partition(":")
+  if not pathlib.Path(path).is_file():
+    raise InputError(f"no config file {path!r}: {_available()}")
+  try:
+    spec = importlib.util.spec_from_file_location("config_file", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = _call(module.get_config, path, [argument] if argument else [])
+  except InputError:
+    raise
+  except Exception as error:
+    raise InputError(f"{_place(error, path)}: {' '.join(str(error).split())}") from error
+  if not isinstance(config, ConfigDict):
+    raise InputError(f"{path}: get_config() must return a ConfigDict, not {config!r}")
+  return config.lock()
+
+
+def _call(get_config, path, arguments):
+  try:
+    inspect.signature(get_config).bind(*arguments)
+  except TypeError as error:
+    takes = "takes no argument" if arguments else "needs an argument, as in FILE.py:ARGUMENT"
+    raise InputError(f"{path} {takes}") from error
+  return get_config(*arguments)
+
+
+def _place(error: Exception, path: str) -> str:
+  """The file, and the line of it at which the error arose."""
+  file = os.path.abspath(path)
+  lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+  return f"{path}, line {lines[-1]}" if lines else path
+
+
+def _available() -> str:
+  return f"there are {', '.join(name for name, _ in _configs())}"
+
+
+def _configs() -> list[tuple[str, str]]:
+  """The project's configs, each with the first line of its docstring."""
+  files = [path for path in sorted(_CONFIGS.glob("*.py")) if path.name != "__init__.py"]
+  docs = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in files]
+  return [
+    (f"configs/{path.name}", doc.partition("\n")[0]) for path, doc in zip(files, docs, strict=True)
+  ]
+
+
+def _help(main, flags) -> str:
+  lines = [(main.__globals__["__doc__"] or "").strip(), "", "Flags:"]
+  for name, flag in flags.items():
+    default = "" if flag.default is None else f" (default: {flag.default!r})"
+    lines.append(f"  --{name:12} {flag.help}{default}")
+  if CONFIG in flags.values():
+    lines += ["", "Configs:", *(f"  {name:22} {line}" for name, line in _configs())]
+  return "\n".join(lines)

@@ -1,0 +1,193 @@
+"""A user's mistake on the command line is one line on stderr and exit status 2."""
+
+import pytest
+from ml_collections import ConfigDict
+
+from experiments import command
+from relpos_jax.errors import InputError
+
+FLAGS = dict(
+  config=command.CONFIG,
+  workdir=command.Flag("runs/latest", "the run's folder"),
+  beam_size=command.Flag(4, "hypotheses kept"),
+  penalty=command.Flag(0.6, "of length"),
+  plot=command.Flag(False, "draw the attention"),
+)
+
+CONFIG_FILE = '''"""A small model.
+
+More about it.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(size="small"):
+  if size not in ("small", "large"):
+    raise ValueError(f"unknown argument {size!r}: use small or large")
+  width = dict(small=8, large=64)[size]
+  model = dict(width=width, relative=True, rate=0.1, layers=(1, 2), norm="pre")
+  return ConfigDict(dict(seed=0, model=model))
+'''
+
+
+@pytest.fixture
+def config_file(tmp_path, monkeypatch):
+  """The project's configs are one file, `configs/small.py`."""
+  folder = tmp_path / "configs"
+  folder.mkdir()
+  (folder / "small.py").write_text(CONFIG_FILE)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(command, "_CONFIGS", folder)
+  return "configs/small.py"
+
+
+def run(capsys, main, *argv, flags=FLAGS):
+  with pytest.raises(SystemExit) as exit:
+    command.run(main, flags, argv)
+  return exit.value.code, *capsys.readouterr()
+
+
+def never(**_):
+  pytest.fail("the command ran")
+
+
+def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(capsys, config_file):
+  calls = []
+  arguments = (
+    f"--config={config_file}:large",
+    "--config.model.rate=1",
+    "--config.model.layers=(3, 4, 5)",
+    "--noconfig.model.relative",
+    "--beam_size=1",
+    "--plot",
+  )
+  assert run(capsys, lambda **values: calls.append(values), *arguments) == (0, "", "")
+  (values,) = calls
+  config = values.pop("config")
+  assert values == dict(workdir="runs/latest", beam_size=1, penalty=0.6, plot=True)
+  assert config.to_dict() == dict(
+    seed=0, model=dict(width=64, relative=False, rate=1.0, layers=(3, 4, 5), norm="pre")
+  )
+
+
+def test_config_may_be_a_word_of_its_own_and_changes_may_come_first(capsys, config_file):
+  def main(config, **_):
+    assert config.model.width == 3
+
+  assert run(capsys, main, "--config.model.width", "3", "--config", config_file)[0] == 0
+
+
+def test_main_cannot_add_keys_to_the_config(capsys, config_file):
+  def main(config, **_):
+    with pytest.raises(AttributeError):
+      config.model.widht = 3
+
+  assert run(capsys, main, f"--config={config_file}")[0] == 0
+
+
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    (["--config=F", "--config.model.widht=3"], "unknown config.model.widht config.model.width?"),
+    (["--config=F", "--config.modell.width=3"], "unknown config.modell.width config.model.width?"),
+    (["--config=F", "--config.width=3"], "unknown config.width config.model.width?"),
+    (["--config=F", "--config.model.width.x=3"], "unknown config.model.width.x"),
+    (["--config=F", "--config.=3"], "unknown"),
+    (["--config=F", "--config.model.width=abc"], "--config.model.width=abc int"),
+    (["--config=F", "--config.model.width=3.5"], "--config.model.width=3.5 int"),
+    (["--config=F", "--config.seed=True"], "--config.seed=True int"),
+    (["--config=F", "--config.model.relative=maybe"], "--config.model.relative=maybe boolean"),
+    (["--config=F", "--config.model.layers=a b"], "--config.model.layers=a b tuple"),
+    (["--config=F", "--config.model=3"], "--config.model=3 dict"),
+    (["--config=F", "--config.model.width"], "Missing value --config.model.width"),
+    (["--config=F", "--wrokdir=a"], "Unknown wrokdir workdir --help"),
+    (["--config=F", "--beam_size=wide"], "--beam_size=wide int"),
+    (["--config=F", "--workdir"], "Missing value --workdir"),
+    (["--config=F", "runs/a"], "unexpected argument 'runs/a' --name=value"),
+    ([], "missing --config=FILE configs/small.py"),
+    (["--config.model.width=3"], "missing --config=FILE configs/small.py"),
+    (["--config="], "missing --config=FILE configs/small.py"),
+    (["--config=configs/smal.py"], "no config file 'configs/smal.py' configs/small.py"),
+    (["--config=configs"], "no config file 'configs' configs/small.py"),
+    (["--config=F:huge"], "configs/small.py unknown argument 'huge' small or large"),
+  ],
+)
+def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, words):
+  arguments = [argument.replace("F", config_file) for argument in arguments]
+  status, out, err = run(capsys, never, *arguments)
+  assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
+  assert all(word in err for word in words.split())
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("def get_config(:", "invalid syntax line 1"),
+    ("import nowhere", "nowhere line 1"),
+    ("\ndef get_config():\n  return width", "line 3 width"),
+    ("", "get_config"),
+    ("get_config = lambda: {}", "ConfigDict {}"),
+    ("from ml_collections import ConfigDict\nget_config = lambda size: None", "needs an argument"),
+  ],
+)
+def test_a_config_file_that_fails_is_named_with_its_line(capsys, config_file, text, words):
+  with open(config_file, "w") as file:
+    file.write(text)
+  status, _, err = run(capsys, never, f"--config={config_file}")
+  assert status == 2 and err.count("\n") == 1
+  assert all(word in err for word in [config_file, *words.split()])
+
+
+def test_an_argument_for_a_config_without_one_is_refused(capsys, config_file):
+  with open(config_file, "a") as file:
+    file.write("\nget_config = lambda: ConfigDict()\n")
+  status, _, err = run(capsys, never, f"--config={config_file}:large")
+  assert (status, err) == (2, "error: configs/small.py takes no argument\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--workdir="]])
+def test_a_required_flag_is_asked_for_with_its_meaning(capsys, arguments):
+  flags = dict(workdir=command.Flag(None, "the run's folder"))
+  assert run(capsys, never, *arguments, flags=flags) == (
+    2,
+    "",
+    "error: missing --workdir: the run's folder\n",
+  )
+
+
+def test_input_errors_of_the_command_are_one_line_and_bugs_keep_their_traceback(capsys):
+  def mistaken():
+    raise InputError("empty file train.en: give at least one sentence a line")
+
+  status, _, err = run(capsys, mistaken, flags={})
+  assert (status, err) == (2, "error: empty file train.en: give at least one sentence a line\n")
+  with pytest.raises(ZeroDivisionError):
+    command.run(lambda: 1 / 0, {}, [])
+
+
+def test_an_interrupt_is_one_line_and_status_130(capsys):
+  def interrupted():
+    raise KeyboardInterrupt
+
+  assert run(capsys, interrupted, flags={}) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_teaches_the_command_its_flags_and_the_configs(capsys, config_file, word):
+  status, out, err = run(capsys, never, "--beam_size=wide", word)
+  assert (status, err) == (0, "")
+  assert __doc__.strip() in out
+  assert all(f"--{name}" in out for name in FLAGS) and "(default: 4)" in out
+  assert "configs/small.py" in out and "A small model." in out and "More about it" not in out
+  assert len(out.splitlines()) < 20
+
+
+def test_every_config_of_the_project_is_listed_with_what_it_is():
+  names = dict(command._configs())
+  assert "configs/default.py" in names and all(names.values())
+
+
+def test_parse_gives_a_config_dict(config_file):
+  values = command.parse(dict(config=command.CONFIG), [f"--config={config_file}"])
+  assert isinstance(values["config"], ConfigDict)
