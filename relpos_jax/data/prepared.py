@@ -1,0 +1,109 @@
+"""Translation data sets that TFDS prepares once on disk and reads without TensorFlow."""
+
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+import requests
+import tensorflow_datasets as tfds
+
+from relpos_jax.data.corpus import LazyPairs
+from relpos_jax.errors import InputError
+
+_DOWNLOAD_FAILURES = (
+  requests.RequestException,
+  tfds.download.DownloadError,
+  tfds.download.extractor.ExtractError,
+  tfds.download.download_manager.NonMatchingChecksumError,
+)
+
+
+def data_dir() -> str:
+  """Where prepared data sets lie: TFDS_DATA_DIR, or ~/tensorflow_datasets."""
+  return tfds.core.constants.get_default_data_dir()
+
+
+def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
+  """Whether the builder's data are whole on disk; an interrupted preparation leaves none."""
+  return builder.data_path.exists() and builder.is_prepared()
+
+
+def prepare(
+  make: Callable[[], tfds.core.DatasetBuilder], remedy: str, **download_config
+) -> tfds.core.DatasetBuilder:
+  """`make()` with its data on disk: downloaded and prepared unless that was done before.
+
+  What an earlier interrupted preparation left is replaced. Of several processes that prepare the
+  same data at once, the first one's are kept. Raises InputError, one line that ends in `remedy`.
+  """
+  builder = make()
+  if is_prepared(builder):
+    return builder
+  mode = tfds.GenerateMode
+  config = tfds.download.DownloadConfig(
+    try_download_gcs=False,
+    # A folder without its metadata would otherwise be taken for prepared data.
+    download_mode=mode.REUSE_CACHE_IF_EXISTS
+    if builder.data_path.exists()
+    else mode.REUSE_DATASET_IF_EXISTS,
+    **download_config,
+  )
+  try:
+    builder.download_and_prepare(download_config=config, file_format="array_record")
+  except (OSError, *_DOWNLOAD_FAILURES) as error:
+    if is_prepared(again := make()):
+      return again
+    if not isinstance(error, _DOWNLOAD_FAILURES):
+      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
+    reason = str(error).partition("\n")[0].removesuffix(":")
+    raise InputError(
+      f"cannot prepare {builder.name} in {data_dir()}: {reason}; {remedy}"
+    ) from error
+  return builder
+
+
+def check_reachable(url: str, remedy: str) -> None:
+  """Raises InputError in seconds if nothing answers at the address; TFDS retries for minutes."""
+  try:
+    requests.head(url, timeout=20)
+  except requests.RequestException as error:
+    raise InputError(
+      f"cannot download {url}: no answer from {urlsplit(url).hostname} "
+      f"({type(error).__name__}); {remedy}"
+    ) from None
+
+
+def split_languages(languages: str, known: tuple[str, ...]) -> tuple[str, str]:
+  """("en", "de") of "en-de".
+
+  >>> split_languages("de-en", known=("en-de", "de-en"))
+  ('de', 'en')
+  """
+  if languages not in known:
+    raise InputError(f"unknown languages {languages!r}: the known ones are {', '.join(known)}")
+  source, target = languages.split("-")
+  return source, target
+
+
+def lazy_splits(
+  builder: tfds.core.DatasetBuilder, languages: tuple[str, str]
+) -> dict[str, LazyPairs]:
+  """train, valid and test of a prepared data set of translations, read from disk item by item.
+
+  Raises InputError for data that were prepared before in a format without random access.
+  """
+  source, target = languages
+
+  def pair(item: Mapping[str, bytes | str]) -> tuple[str, str]:
+    return _text(item[source]), _text(item[target])
+
+  names = {"train": "train", "valid": "validation", "test": "test"}
+  try:
+    return {split: LazyPairs(builder.as_data_source(name), pair) for split, name in names.items()}
+  except NotImplementedError:
+    raise InputError(
+      f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
+    ) from None
+
+
+def _text(value: bytes | str) -> str:
+  return value.decode() if isinstance(value, bytes) else value
