@@ -1,0 +1,160 @@
+"""Beam search as one pure function of a step-wise decoder and its cache.
+
+A textbook beam: every step keeps the W most probable extensions of the live hypotheses; those that
+end are set aside with their final score and the others live on. With W = 1 it is greedy decoding.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.typing import Array, Float, Int, PyTree
+
+# The score of no hypothesis: it loses every comparison, and adding log-probabilities keeps it.
+_NONE = -jnp.inf
+
+
+def beam_search(
+  decode: Callable[[Int[Array, "BW 1"], PyTree], tuple[Float[Array, "BW 1 V"], PyTree]],
+  cache: PyTree,
+  *,
+  beam_size: int,
+  max_length: int,
+  length_limits: Int[Array, " B"],
+  length_penalty: float = 0.6,
+  bos: int,
+  eos: int,
+  pad: int,
+) -> tuple[Int[Array, "B W L"], Float[Array, "B W"]]:
+  """Finds the W best continuations of `bos` by log P(tokens) / ((5 + length) / 6)**length_penalty.
+
+  The score is that of Wu et al. 2016, section 7, without coverage; the length counts `eos`. The
+  search for a sentence stops once no live hypothesis can beat the best that ended, whatever would
+  follow: the first place is what going on would find, the others are what ended until then.
+  Sentences do not influence one another. `pad` is never chosen: it means the absence of a token.
+
+  To search on many devices, map it over them with `jax.shard_map(..., check_vma=False)`: each then
+  stops by itself, where automatic partitioning would gather the logits at every step.
+
+  Args:
+    decode: from the latest tokens [B*W, 1] and the cache to the logits [B*W, 1, V] of the next
+      ones and the new cache. The W hypotheses of a sentence are adjacent rows.
+    cache: any pytree of arrays [B, ...] that has not read `bos` yet. They are repeated to
+      [B*W, ...] and follow the hypotheses. `decode` reads at most `max_length` tokens.
+    beam_size: W.
+    max_length: L, the static length of the result.
+    length_limits: the most tokens of each sentence, `eos` included, and L at most: the paper's
+      is the source's length + 50. With limit 0 there are no hypotheses, for rows that only fill
+      up a batch.
+    length_penalty: 0 compares log-probabilities; the larger, the longer the output.
+    bos: the token that starts every hypothesis and is not in the result.
+    eos: the token that ends a hypothesis.
+    pad: what follows `eos` in the result.
+
+  Returns:
+    Tokens and their float32 scores, best first. Where no hypothesis ended within the limit, those
+    that reached it stand there without `eos`. A place with no hypothesis has score -inf and only
+    `pad`.
+
+  Raises:
+    ValueError: beam_size or max_length below 1, length_penalty below 0, or pad the same as eos.
+
+  >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
+  ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
+  >>> tokens, scores = beam_search(count, (), beam_size=1, max_length=6, bos=2, eos=0, pad=6,
+  ...                              length_limits=jnp.array([6, 2]))
+  >>> tokens[:, 0].tolist()
+  [[3, 4, 5, 0, 6, 6], [3, 4, 6, 6, 6, 6]]
+  """
+  if beam_size < 1 or max_length < 1:
+    raise ValueError(f"beam_size {beam_size} and max_length {max_length}: both must be at least 1")
+  if length_penalty < 0:
+    raise ValueError(f"length_penalty must not be negative, is {length_penalty}")
+  if pad == eos:
+    raise ValueError(f"pad and eos must differ, both are {pad}")
+
+  limits = jnp.minimum(length_limits, max_length)[:, None]
+  score = lambda log_probs, length: log_probs / ((5.0 + length) / 6.0) ** length_penalty
+
+  def step(state: _State) -> _State:
+    length = state.length + 1
+    new, cache = _extend(state, decode, pad)
+    is_end = new.tokens[:, :, length] == eos
+    scored = _Hypotheses(new.tokens, score(new.scores, length))
+    ended = _set_aside(state.ended, scored, is_end, length == limits)
+    can_win = score(new.scores, limits) > ended.scores[:, :1]
+    is_live = ~is_end & can_win & (length < limits)
+    return _State(length, _keep(new, is_live), ended, cache)
+
+  first = _first(cache, limits, beam_size, max_length, bos, pad)
+  last = jax.lax.while_loop(lambda state: jnp.any(state.live.scores > _NONE), step, first)
+  return last.ended.tokens[:, :, 1:], last.ended.scores
+
+
+class _Hypotheses(NamedTuple):
+  """`bos` and L tokens; scored by log-probability while live, by the final score when ended."""
+
+  tokens: Int[Array, "B W L+1"]
+  scores: Float[Array, "B W"]
+
+
+class _State(NamedTuple):
+  length: Int[Array, ""]
+  live: _Hypotheses
+  ended: _Hypotheses
+  cache: PyTree
+
+
+def _first(cache, limits, beam_size, max_length, bos, pad) -> _State:
+  """One live hypothesis a sentence, `bos`: W equal ones would stay equal."""
+  none = jnp.full((limits.shape[0], beam_size), _NONE, jnp.float32)
+  padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
+  return _State(
+    length=jnp.int32(0),
+    live=_Hypotheses(
+      padding.at[:, :, 0].set(bos), none.at[:, :1].set(jnp.where(limits > 0, 0.0, _NONE))
+    ),
+    ended=_Hypotheses(padding, none),
+    cache=jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), cache),
+  )
+
+
+def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
+  """The W most probable of all extensions by one token, and their cache."""
+  batch_size, beam_size = state.live.scores.shape
+  latest = jax.lax.dynamic_index_in_dim(state.live.tokens, state.length, axis=2)
+  logits, cache = decode(latest.reshape(-1, 1), state.cache)
+  vocabulary = logits.shape[-1]
+
+  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32)).at[..., pad].set(_NONE)
+  log_probs = state.live.scores[:, :, None] + log_probs.reshape(batch_size, beam_size, vocabulary)
+  log_probs, places = jax.lax.top_k(log_probs.reshape(batch_size, -1), beam_size)
+  beams, words = places // vocabulary, places % vocabulary
+
+  tokens = _pick(state.live.tokens, beams).at[:, :, state.length + 1].set(words)
+  split = lambda x: x.reshape(batch_size, beam_size, *x.shape[1:])
+  merge = lambda x: x.reshape(batch_size * beam_size, *x.shape[2:])
+  cache = jax.tree.map(lambda x: merge(_pick(split(x), beams)), cache)
+  return _Hypotheses(tokens, log_probs), cache
+
+
+def _set_aside(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypotheses:
+  """The W best of what ended before and ends now; at the limit, anything is better than nothing."""
+  none_ended = jnp.all(jnp.maximum(ended.scores, _keep(new, is_end).scores) == _NONE, axis=1)
+  new = _keep(new, is_end | (at_limit & none_ended[:, None]))
+  # Of equal scores the first are taken, so that empty places stay as they are: all padding.
+  scores, places = jax.lax.top_k(
+    jnp.concatenate([ended.scores, new.scores], axis=1), ended.scores.shape[1]
+  )
+  return _Hypotheses(_pick(jnp.concatenate([ended.tokens, new.tokens], axis=1), places), scores)
+
+
+def _keep(hypotheses: _Hypotheses, which) -> _Hypotheses:
+  return hypotheses._replace(scores=jnp.where(which, hypotheses.scores, _NONE))
+
+
+def _pick(x: Array, places: Int[Array, "B W"]) -> Array:
+  """Sentence by sentence, x[places]."""
+  return jax.vmap(lambda row, indices: row[indices])(x, places)

@@ -1,0 +1,259 @@
+"""Beam search against an exhaustive search, greedy decoding and its own promises."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from relpos_jax.decoding.beam import beam_search
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+class RememberingModel:
+  """Logits depend on the order of all tokens so far, so a beam with another's cache shows."""
+
+  def __init__(self, seed, vocabulary=5, spread=1.5, eos_bias=0.0):
+    first, second, third = jax.random.split(jax.random.key(seed), 3)
+    self.embeddings = jax.random.normal(first, (vocabulary, 8))
+    self.recurrence = 0.9 * jax.random.orthogonal(second, 8)
+    self.output = spread * jax.random.normal(third, (8, vocabulary))
+    self.bias = eos_bias * jax.nn.one_hot(EOS, vocabulary)
+
+  def cache(self, num_sentences, seed=0):
+    """A tree with another start for every sentence, and leaves of several ranks and types."""
+    start = jax.random.normal(jax.random.key(seed), (num_sentences, 8))
+    return {"state": start, "counts": [jnp.zeros(num_sentences, jnp.int32)]}
+
+  def decode(self, tokens, cache):
+    state = jnp.tanh(cache["state"] @ self.recurrence + self.embeddings[tokens[:, 0]])
+    logits = state @ self.output + self.bias
+    return logits[:, None], {"state": state, "counts": [cache["counts"][0] + 1]}
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def log_probs(self, cache, tokens):
+    """log P of the tokens [B, L], fed one after another to as many caches; 0 for padding."""
+
+    def step(carry, token):
+      last, cache = carry
+      logits, cache = self.decode(last[:, None], cache)
+      log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, 0]), token[:, None], axis=1)
+      return (token, cache), jnp.where(token == PAD, 0.0, log_probs[:, 0])
+
+    first = jnp.full(tokens.shape[0], BOS)
+    return jnp.sum(jax.lax.scan(step, (first, cache), tokens.T)[1], axis=0)
+
+  @functools.partial(jax.jit, static_argnums=(0, 2))
+  def greedy(self, cache, max_length):
+    """The most probable token, then the most probable next one, and so on, without stopping."""
+
+    def step(carry, _):
+      last, cache = carry
+      logits, cache = self.decode(last[:, None], cache)
+      token = jnp.argmax(logits[:, 0].at[:, PAD].set(-jnp.inf), axis=1)
+      return (token, cache), token
+
+    first = jnp.full(cache["state"].shape[0], BOS)
+    return jax.lax.scan(step, (first, cache), length=max_length)[1].T
+
+
+def searcher(model, **options):
+  """The search as a compiled function of a cache and the limits."""
+  run = functools.partial(beam_search, model.decode, bos=BOS, eos=EOS, pad=PAD, **options)
+  return jax.jit(lambda cache, limits: run(cache, length_limits=limits))
+
+
+def search(model, cache, limits, **options):
+  return jax.tree.map(np.asarray, searcher(model, **options)(cache, jnp.asarray(limits)))
+
+
+def rows(tree, indices):
+  return jax.tree.map(lambda x: x[np.asarray(indices)], tree)
+
+
+def penalty(length, alpha):
+  return ((5 + length) / 6) ** alpha
+
+
+def textbook(model, cache, limit, beam_size, alpha):
+  """One sentence with lists and loops, never stopping early: (score, tokens) of what ended."""
+  live, ended = [(0.0, [])], []
+  for _ in range(limit):
+    last = [tokens[-1] if tokens else BOS for _, tokens in live]
+    logits, cache = model.decode(jnp.array(last)[:, None], cache)
+    extensions = [
+      (log_prob + new, [*tokens, token], parent)
+      for parent, (log_prob, tokens) in enumerate(live)
+      for token, new in enumerate(np.asarray(jax.nn.log_softmax(logits[parent, 0])))
+      if token != PAD
+    ]
+    best = sorted(extensions, reverse=True)[:beam_size]
+    ended += [(x / penalty(len(tokens), alpha), tokens) for x, tokens, _ in best if EOS in tokens]
+    best = [x for x in best if EOS not in x[1]]
+    if not best:
+      break
+    live = [(log_prob, tokens) for log_prob, tokens, _ in best]
+    cache = rows(cache, [parent for *_, parent in best])
+  return sorted(ended, reverse=True) or [(x / penalty(limit, alpha), tokens) for x, tokens in live]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_sentences(alpha):
+  model, length = RememberingModel(0), 4
+  bodies = [body for n in range(length) for body in itertools.product([BOS, 3, 4], repeat=n)]
+  sentences = np.array([[*body, EOS] + [PAD] * (length - 1 - len(body)) for body in bodies])
+  lengths = np.sum(sentences != PAD, axis=1)
+  cache = model.cache(8)
+  tokens, scores = search(
+    model, cache, [length] * 8, max_length=length, beam_size=3**length, length_penalty=alpha
+  )
+  for i in range(8):
+    log_probs = model.log_probs(rows(cache, [i] * len(sentences)), sentences)
+    expected = log_probs / penalty(lengths, alpha)
+    np.testing.assert_array_equal(tokens[i, 0], sentences[np.argmax(expected)])
+    np.testing.assert_allclose(scores[i, 0], np.max(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("eos_bias", [-1.0, 1.0])
+def test_beam_1_is_greedy(eos_bias):
+  model, limits = RememberingModel(7, vocabulary=12, eos_bias=eos_bias), np.arange(64) % 10 + 1
+  cache = model.cache(64)
+  greedy = np.array(model.greedy(cache, 10))
+  for sentence, limit in zip(greedy, limits, strict=True):
+    end = min([limit, *(np.flatnonzero(sentence == EOS) + 1)])
+    sentence[end:] = PAD
+  tokens, _ = search(model, cache, limits, max_length=10, beam_size=1)
+  np.testing.assert_array_equal(tokens[:, 0], greedy)
+
+
+@pytest.mark.parametrize("beam_size, alpha", [(2, 0.0), (2, 3.0), (4, 0.6)])
+def test_stopping_early_loses_nothing(beam_size, alpha):
+  model, limits = RememberingModel(3, vocabulary=9, spread=0.7), [1, 2, 5, 9, 9, 9, 9, 9]
+  cache = model.cache(8)
+  tokens, scores = search(
+    model, cache, limits, max_length=9, beam_size=beam_size, length_penalty=alpha
+  )
+  for i, limit in enumerate(limits):
+    score, sentence = textbook(model, rows(cache, [i]), limit, beam_size, alpha)[0]
+    assert tokens[i, 0].tolist() == sentence + [PAD] * (9 - len(sentence))
+    np.testing.assert_allclose(scores[i, 0], score, rtol=1e-5)
+
+
+def test_the_search_stops_when_every_sentence_is_decided():
+  steps = []
+
+  def decode(tokens, cache):
+    jax.debug.callback(lambda: steps.append(1))
+    logits = jnp.full((tokens.shape[0], 1, 6), -9.0).at[:, :, 5].set(9.0)
+    ending = cache["left"] == 0
+    return logits.at[:, 0, EOS].set(jnp.where(ending, 20.0, -20.0)), {"left": cache["left"] - 1}
+
+  tokens, _ = beam_search(
+    decode, {"left": jnp.array([3, 6])}, beam_size=4, max_length=100,
+    length_limits=jnp.array([100, 100]), bos=BOS, eos=EOS, pad=PAD,
+  )  # fmt: skip
+  jax.effects_barrier()
+  assert tokens[:, 0, :8].tolist() == [[5] * 3 + [EOS] + [PAD] * 4, [5] * 6 + [EOS, PAD]]
+  assert len(steps) == 7
+
+
+@pytest.fixture(scope="module", params=[1, 4], ids=["greedy", "beam4"])
+def found(request):
+  """Sixteen sentences of limits 0 to 15 and what was found for them."""
+  model, limits = RememberingModel(5, vocabulary=20), np.arange(16)
+  cache = model.cache(16)
+  find = searcher(model, beam_size=request.param, max_length=15)
+  return model, cache, limits, find, *jax.tree.map(np.asarray, find(cache, limits))
+
+
+def test_scores_are_those_of_the_tokens_returned(found):
+  model, cache, _, _, tokens, scores = found
+  for i, place in np.argwhere(scores > -np.inf):
+    sentence = tokens[i, place]
+    expected = model.log_probs(rows(cache, [i]), sentence[None])[0]
+    np.testing.assert_allclose(
+      scores[i, place], expected / penalty(np.sum(sentence != PAD), 0.6), rtol=1e-5
+    )
+  assert scores.dtype == np.float32
+
+
+def test_the_form_of_hypotheses(found):
+  _, _, limits, _, tokens, scores = found
+  assert np.all(scores[:, :-1] >= scores[:, 1:]), "best first"
+  for sentence_tokens, sentence_scores, limit in zip(tokens, scores, limits, strict=True):
+    hypotheses = [x[x != PAD].tolist() for x in sentence_tokens]
+    there = [hypothesis for hypothesis in hypotheses if hypothesis]
+    assert len(there) == np.sum(sentence_scores > -np.inf)
+    assert len({tuple(x) for x in there}) == len(there), "no hypothesis twice"
+    assert bool(there) == (limit > 0)
+    for padded, hypothesis in zip(sentence_tokens, hypotheses, strict=True):
+      assert len(hypothesis) <= limit
+      assert padded.tolist() == hypothesis + [PAD] * (15 - len(hypothesis)), "padding is last"
+      assert EOS not in hypothesis[:-1]
+    if any(x[-1] == EOS for x in there):
+      assert all(x[-1] == EOS for x in there), "unfinished only where nothing ended"
+    else:
+      assert all(len(x) == limit for x in there)
+
+
+def test_a_sentence_is_translated_alone_as_in_any_company(found):
+  _, cache, limits, find, tokens, scores = found
+  for company in [[9], [15, 8, 2, 2, 0], np.random.default_rng(0).permutation(16)]:
+    other_tokens, other_scores = find(rows(cache, company), limits[company])
+    np.testing.assert_array_equal(other_tokens, tokens[company])
+    np.testing.assert_allclose(other_scores, scores[company], rtol=1e-5)
+
+
+def test_the_static_length_is_only_room(found):
+  model, cache, limits, find, tokens, scores = found
+  wide_tokens, wide_scores = search(model, cache, limits, beam_size=tokens.shape[1], max_length=40)
+  np.testing.assert_array_equal(wide_tokens[:, :, :15], tokens)
+  np.testing.assert_allclose(wide_scores, scores, rtol=1e-6)
+  assert np.all(wide_tokens[:, :, 15:] == PAD)
+  limitless, _ = find(cache, limits + 100)
+  np.testing.assert_array_equal(limitless[15], tokens[15])
+
+
+def test_each_device_may_search_for_its_own_sentences(found):
+  _, cache, limits, find, tokens, scores = found
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  batch = jax.P("data")
+  on_each = jax.shard_map(find, mesh=mesh, in_specs=batch, out_specs=batch, check_vma=False)
+  sharded_tokens, sharded_scores = jax.jit(on_each)(cache, limits)
+  np.testing.assert_array_equal(sharded_tokens, tokens)
+  np.testing.assert_allclose(sharded_scores, scores, rtol=1e-5)
+
+
+def test_padding_is_never_chosen():
+  model = RememberingModel(0)
+  model.bias = 50.0 * jax.nn.one_hot(PAD, 5)
+  tokens, scores = search(model, model.cache(3), [4, 4, 4], max_length=4, beam_size=1)
+  assert np.all(tokens[:, :, 0] != PAD)
+  assert np.all(scores < -20.0), "and its probability goes to no other token"
+
+
+def test_scores_are_summed_in_float32():
+  half = lambda tokens, cache: (jnp.zeros((tokens.shape[0], 1, 3), jnp.bfloat16), cache)
+  _, scores = beam_search(
+    half, (), beam_size=1, max_length=200, length_limits=jnp.array([200]), length_penalty=0.0,
+    bos=BOS, eos=BOS + 10, pad=PAD,
+  )  # fmt: skip
+  np.testing.assert_allclose(scores, -200 * np.log(3), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "wrong, message",
+  [
+    (dict(beam_size=0), "beam_size 0"),
+    (dict(max_length=0), "max_length 0"),
+    (dict(length_penalty=-0.5), "length_penalty"),
+    (dict(pad=EOS), "pad and eos"),
+  ],
+)
+def test_what_cannot_be_searched(wrong, message):
+  options = dict(beam_size=1, max_length=3, bos=BOS, eos=EOS, pad=PAD) | wrong
+  with pytest.raises(ValueError, match=message):
+    beam_search(lambda *x: x, (), length_limits=jnp.array([3]), **options)
