@@ -2,10 +2,13 @@
 
 import pathlib
 
+import hypothesis
 import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+hypothesis.settings.register_profile("same every time", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same every time")
 
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 

@@ -36,7 +36,6 @@ class Batches:
     num_per_epoch: batches an epoch, the same in every epoch.
     shapes: the (rows, boundary) that occur: as many compilations of a training step.
     dropped: pairs longer than the last boundary, left out.
-    padding: share of PAD in an epoch's tokens, source and target together.
 
   >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
   ...                   boundaries=(2, 4), token_budget=4, seed=0)
@@ -65,7 +64,8 @@ class Batches:
       token_budget: tokens a batch, rows times boundary, at most, over all devices and all parts of
         an accumulated gradient.
       multiple_of: rows are rounded down to a multiple of this: devices times accumulation.
-      seed: of the order. None keeps the order of length and corpus, for evaluation.
+      seed: of the order. None keeps the order of bucket and corpus: for evaluation, where
+        `prefetch(batches, 0, batches.num_per_epoch)` gives every pair once.
 
     Raises:
       ValueError: different numbers of sources and targets.
@@ -85,11 +85,7 @@ class Batches:
     ]
     self.num_per_epoch = len(self._batches)
     self.shapes = tuple(shape for shape, _ in self._buckets)
-    kept = lengths <= self._longest
-    self.dropped = int(len(kept) - kept.sum())
-    tokens = self._sources.lengths[kept].sum() + self._targets.lengths[kept].sum()
-    cells = sum(2 * math.prod(self.shapes[bucket]) for bucket, _ in self._batches)
-    self.padding = float(1 - tokens / cells)
+    self.dropped = len(lengths) - sum(len(examples) for _, examples in self._buckets)
     self._lock = threading.Lock()
     self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
 
@@ -115,6 +111,14 @@ class Batches:
     generator = np.random.Generator(np.random.Philox(key=key))
     examples = [generator.permutation(examples) for _, examples in self._buckets]
     return examples, generator.permutation(self.num_per_epoch)
+
+  @property
+  def padding(self) -> float:
+    """The share of PAD in an epoch's tokens, source and target together."""
+    cells = sum(2 * math.prod(self.shapes[bucket]) for bucket, _ in self._batches)
+    sides = self._sources.lengths, self._targets.lengths
+    tokens = sum(side[examples].sum() for side in sides for _, examples in self._buckets)
+    return float(1 - tokens / cells)
 
   def __str__(self) -> str:
     shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)

@@ -11,7 +11,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import (
@@ -77,7 +77,7 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     raise InputError(
       f"vocabulary size {size}: choose at least {smallest}, the special tokens and the bytes"
     )
-  settings = dict(
+  settings: dict[str, Any] = dict(
     vocab_size=size,
     min_frequency=2,
     show_progress=False,
@@ -170,7 +170,8 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
   ['▁ein', '▁Mann', ',', '▁', 'm', '…', 'ü', 'd', 'e', '</s>']
   """
   decoder = codecs.getincrementaldecoder("utf-8")("replace")
-  tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
+  names = map(tokenizer.id_to_token, np.asarray(ids).tolist())
+  tokens = [name or _SPECIAL[UNK] for name in names]
   return [
     token if token in _SPECIAL else decoder.decode(_to_bytes(token)).replace(" ", "▁") or "…"
     for token in tokens

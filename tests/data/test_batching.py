@@ -3,10 +3,11 @@
 import gzip
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relpos_jax.data.batching import Batches, bucket_boundaries, pair_lengths, prefetch
@@ -36,7 +37,9 @@ def random_corpus(number, seed=0):
 
 
 def make(sources, targets, **changes):
-  options = dict(boundaries=BOUNDARIES, token_budget=24, multiple_of=2, seed=0) | changes
+  options: dict[str, Any] = (
+    dict(boundaries=BOUNDARIES, token_budget=24, multiple_of=2, seed=0) | changes
+  )
   return Batches(sources, targets, **options)
 
 
@@ -46,7 +49,6 @@ seeds = st.one_of(st.none(), st.integers(-1, 2**64))
 
 
 @given(lengths=usable, seed=seeds, epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_every_short_pair_comes_exactly_once_an_epoch(lengths, seed, epoch):
   sources, targets = corpus(lengths)
   batches = make(sources, targets, seed=seed)
@@ -62,7 +64,6 @@ def test_every_short_pair_comes_exactly_once_an_epoch(lengths, seed, epoch):
 
 
 @given(lengths=usable, seed=seeds, multiple_of=st.integers(1, 4), token_budget=st.integers(32, 80))
-@settings(deadline=None)
 def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
   lengths, seed, multiple_of, token_budget
 ):
@@ -192,7 +193,6 @@ def padded_tokens(lengths, boundaries):
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 4))
-@settings(deadline=None)
 def test_boundaries_are_the_best_of_all(lengths, number):
   boundaries = bucket_boundaries(np.array(lengths), number)
   assert len(boundaries) == min(number, len({*lengths}))
@@ -203,7 +203,6 @@ def test_boundaries_are_the_best_of_all(lengths, number):
 
 
 @given(st.lists(st.integers(1, 99), min_size=1), st.integers(1, 5), st.integers(1, 9))
-@settings(deadline=None)
 def test_boundaries_are_multiples_that_hold_every_pair_in_reach(lengths, number, multiple_of):
   reach = min(lengths) + 30
   boundaries = bucket_boundaries(

@@ -35,7 +35,7 @@ def roundtrip(tokenizer, line):
 @example(line="'There' he didn't 're")
 @example(line="▁ … Ġ ## �")
 @example(line="x" * 5_000 + "€" * 300 + "7" * 200 + " " * 200)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_decoding_gives_every_line_back_exactly(kind, line):
   assert roundtrip(TOKENIZERS[kind], line) == line
 
@@ -46,7 +46,6 @@ def test_decoding_gives_every_line_back_exactly(kind, line):
 )
 @example(line="</s>")
 @example(line="Ende.</s> <pad><unk>")
-@settings(deadline=None)
 def test_no_text_spells_a_special_token(kind, line):
   forger = tok.train_tokenizer(["<pad><s></s><unk> </s> a</s>"] * 9, kind, size=400)
   for tokenizer in (forger, TOKENIZERS[kind]):
@@ -132,7 +131,6 @@ def test_no_lines_give_no_rows():
 
 @kinds
 @given(line=st.text(st.characters(exclude_characters="…▁", codec="utf-8")))
-@settings(deadline=None)
 def test_pieces_spell_the_line(kind, line):
   ids = tok.encode(TOKENIZERS[kind], [line])[0]
   *labels, last = tok.pieces(TOKENIZERS[kind], ids)
