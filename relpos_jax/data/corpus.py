@@ -53,13 +53,13 @@ class LazyPairs(Sequence):
     return self.function(self.items[range(len(self))[index]])
 
   def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-    if hasattr(self.items, "__getitems__"):
-      return [self.function(item) for item in self.items.__getitems__(list(indices))]
-    return [self.function(self.items[index]) for index in indices]
+    in_bulk = getattr(self.items, "__getitems__", None)
+    items = in_bulk(list(indices)) if in_bulk else [self.items[index] for index in indices]
+    return [self.function(item) for item in items]
 
   def __iter__(self) -> Iterator[tuple[str, str]]:
     for start in range(0, len(self), _READ_AHEAD):
-      yield from self[start : start + _READ_AHEAD]
+      yield from self.__getitems__(range(start, min(start + _READ_AHEAD, len(self))))
 
 
 def load_corpus(source: str, **options: Any) -> Corpus:

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download.checksums import UrlInfo
+from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.prepared import (
@@ -98,7 +100,7 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
   MANUAL_DOWNLOAD_INSTRUCTIONS = "The files of data/task1/raw of github.com/multi30k/dataset."
   # Where TFDS looks sizes and checksums up: a wrong download is refused and not cached.
   url_infos = {  # noqa: RUF012
-    _URL + name: tfds.download.checksums.UrlInfo(size=size, checksum=sha256, filename=name)
+    _URL + name: UrlInfo(size=Size(size), checksum=sha256, filename=name)
     for name, (size, sha256) in _FILES.items()
   }
 
@@ -130,6 +132,7 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
 
   @property
   def _languages(self) -> list[str]:
+    assert self.builder_config is not None  # It has a default.
     return self.builder_config.name.split("-")
 
 

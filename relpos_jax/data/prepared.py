@@ -5,6 +5,9 @@ from urllib.parse import urlsplit
 
 import requests
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.constants import get_default_data_dir
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+from tensorflow_datasets.core.download.extractor import ExtractError
 
 from relpos_jax.data.corpus import LazyPairs
 from relpos_jax.errors import InputError
@@ -12,14 +15,14 @@ from relpos_jax.errors import InputError
 _DOWNLOAD_FAILURES = (
   requests.RequestException,
   tfds.download.DownloadError,
-  tfds.download.extractor.ExtractError,
-  tfds.download.download_manager.NonMatchingChecksumError,
+  ExtractError,
+  NonMatchingChecksumError,
 )
 
 
 def data_dir() -> str:
   """Where prepared data sets lie: TFDS_DATA_DIR, or ~/tensorflow_datasets."""
-  return tfds.core.constants.get_default_data_dir()
+  return get_default_data_dir()
 
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:

@@ -6,7 +6,7 @@ import html
 import pytest
 
 from relpos_jax.data.corpus import Corpus, LazyPairs
-from relpos_jax.data.normalize import moses, normalize_corpus
+from relpos_jax.data.normalize import normalize_corpus, normalize_lines
 from relpos_jax.errors import InputError
 
 
@@ -20,35 +20,38 @@ def test_raw_captions_become_upstreams_tokenised_ones(shared_data, language):
   for split in "train", "val", "test_2016_flickr":
     raw = _lines(shared_data / "multi30k" / "raw" / f"{split}.{language}.gz")
     tok = _lines(shared_data / "multi30k" / "tok" / f"{split}.lc.norm.tok.{language}.gz")
-    assert moses(raw, language, lowercase=True) == [html.unescape(line) for line in tok]
+    assert normalize_lines(raw, language, lowercase=True) == [html.unescape(line) for line in tok]
 
 
 def test_line_end_and_apostrophes_are_treated_as_the_perl_scripts_do():
   """The two cases in which sacremoses as it comes differs from them on German captions."""
-  assert moses(["er sagt: „Tee.“"], "de") == ['er sagt : " Tee " .']
-  assert moses(["„Hook ’em“-Zeichen"], "de") == ['" Hook " em " -Zeichen']
+  assert normalize_lines(["er sagt: „Tee.“"], "de") == ['er sagt : " Tee " .']
+  assert normalize_lines(["„Hook ’em“-Zeichen"], "de") == ['" Hook " em " -Zeichen']
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr"])
 def test_one_line_stays_one_line(language):
   lines = ["", " ", "a\u2028b\x85c\tda\u00a0e", 'He said: "(...) [a|b] & <c>".']
-  normalised = moses(lines, language)
+  normalised = normalize_lines(lines, language)
   assert len(normalised) == len(lines)
   assert normalised == [" ".join(line.split()) for line in normalised]
   assert not any("&amp;" in line or "&quot;" in line for line in normalised)
 
 
 def test_lowercase_is_the_lower_case_of_letters():
-  assert moses(["ÄRGER im Haus!"], "de", lowercase=True) == ["ärger im haus !"]
-  assert moses(["ÄRGER im Haus!"], "de") == ["ÄRGER im Haus !"]
+  assert normalize_lines(["ÄRGER im Haus!"], "de", lowercase=True) == ["ärger im haus !"]
+  assert normalize_lines(["ÄRGER im Haus!"], "de", moses=False, lowercase=True) == [
+    "ärger im haus!"
+  ]
+  assert normalize_lines(["ÄRGER im Haus!"], "de") == ["ÄRGER im Haus !"]
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_a_corpus_is_normalised_by_the_rules_of_each_side(lowercase):
+@pytest.mark.parametrize("how", [{}, {"lowercase": True}, {"moses": False, "lowercase": True}])
+def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
   pairs = [("It's Dr. No.", "Er ist's."), ("Mr. X's.", "Hr. Xs: „Ja.“")]
   english, german = zip(*pairs, strict=True)
-  sides = moses(english, "en", lowercase), moses(german, "de", lowercase)
-  corpus = normalize_corpus(Corpus({"train": pairs}, ("a note",)), "en-de", lowercase)
+  sides = normalize_lines(english, "en", **how), normalize_lines(german, "de", **how)
+  corpus = normalize_corpus(Corpus({"train": pairs}, ("a note",)), "en-de", **how)
   assert corpus.splits["train"] == list(zip(*sides, strict=True))
   assert corpus.notes == ("a note",)
 
