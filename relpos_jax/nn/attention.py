@@ -31,6 +31,13 @@ class MultiHeadAttention(nnx.Module):
   >>> layer = MultiHeadAttention(32, 4, rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
   (2, 5, 32)
+
+  The weights, to look at, [B, N, T, S] of every call of every layer of a model:
+
+  >>> layer.set_attributes(sow_weights=True)
+  >>> _, sown = nnx.capture(layer, nnx.Intermediate)(jnp.ones((2, 5, 32)))
+  >>> [weights.shape for weights in sown["weights"]]
+  [(2, 4, 5, 5)]
   """
 
   def __init__(
@@ -57,7 +64,7 @@ class MultiHeadAttention(nnx.Module):
     self.dropout_rate = dropout_rate
     self.implementation = implementation
     self.dtype = dtype
-    self.sow_weights = False  # set it on a model by `model.set_attributes(sow_weights=True)`
+    self.sow_weights = False
 
   def __call__(
     self,

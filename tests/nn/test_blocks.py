@@ -1,0 +1,73 @@
+"""The feed-forward layer and the residual against their equations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from relpos_jax.nn.blocks import FeedForward, Residual
+
+X = jax.random.normal(jax.random.key(0), (3, 5, 8))
+Y = jax.random.normal(jax.random.key(1), (3, 5, 8))
+RNGS = lambda: nnx.Rngs(dropout=jax.random.key(0))
+
+
+def standardized(x):
+  x = np.asarray(x, np.float64)
+  return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+
+
+def test_feed_forward_is_two_linear_maps_around_a_relu():
+  layer = FeedForward(8, 16, rngs=nnx.Rngs(0))
+  layer.hidden.bias[...] = jnp.linspace(-1, 1, 16)
+  layer.out.bias[...] = jnp.linspace(2, 3, 8)
+  w1, b1, w2, b2 = (
+    np.asarray(x[...])
+    for x in (layer.hidden.kernel, layer.hidden.bias, layer.out.kernel, layer.out.bias)
+  )
+  expected = np.maximum(np.asarray(X) @ w1 + b1, 0) @ w2 + b2
+  np.testing.assert_allclose(jax.jit(layer)(X), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_feed_forward_drops_hidden_units_and_scales_the_others():
+  layer = FeedForward(8, 8, dropout_rate=0.5, rngs=nnx.Rngs(0))
+  layer.hidden.kernel[...] = layer.out.kernel[...] = jnp.eye(8)
+  x = jnp.abs(X)
+  np.testing.assert_allclose(jax.jit(layer)(x), x, rtol=1e-6)
+  dropped = np.asarray(jax.jit(lambda x: layer(x, RNGS()))(x))
+  kept = dropped != 0
+  assert 0.3 < kept.mean() < 0.7
+  np.testing.assert_allclose(dropped[kept], 2 * np.asarray(x)[kept], rtol=1e-6)
+
+
+def test_pre_norm_leaves_the_way_around_alone():
+  residual = Residual(8, norm="pre", rngs=nnx.Rngs(0))
+  np.testing.assert_allclose(jax.jit(residual.before)(X), standardized(X), atol=1e-5)
+  np.testing.assert_allclose(jax.jit(residual.after)(X, Y), X + Y, rtol=1e-6)
+
+
+def test_post_norm_standardizes_the_sum():
+  residual = Residual(8, norm="post", rngs=nnx.Rngs(0))
+  np.testing.assert_array_equal(jax.jit(residual.before)(X), X)
+  np.testing.assert_allclose(jax.jit(residual.after)(X, Y), standardized(X + Y), atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_residual_drops_the_sub_layers_output_only(norm):
+  residual = Residual(8, norm=norm, dropout_rate=0.5, rngs=nnx.Rngs(0))
+  ones = jnp.ones_like(Y)
+  after = jax.jit(lambda x, y: residual.after(x, y, RNGS()))(X, ones)
+  if norm == "pre":
+    added = np.round(after - X, 5)
+    assert set(np.unique(added)) == {0.0, 2.0}
+  assert not np.allclose(after, jax.jit(residual.after)(X, ones))
+
+
+def test_parameters_stay_float32_in_low_precision():
+  for layer in (
+    FeedForward(8, 16, dtype="bfloat16", rngs=nnx.Rngs(0)),
+    Residual(8, norm="pre", dtype="bfloat16", rngs=nnx.Rngs(0)),
+  ):
+    assert {x.dtype for x in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype("float32")}
+  assert layer.before(X.astype(jnp.bfloat16)).dtype == jnp.bfloat16

@@ -1,0 +1,63 @@
+"""The distance tables' shapes and initial ranges, and the sinusoids' formula."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from relpos_jax.nn.positions import RelativePositionTables, sinusoids
+
+
+@pytest.mark.parametrize(
+  "max_distance, head_width, num_heads, shape, limit",
+  [(16, 64, 8, (33, 8, 64), 0.105), (8, 64, None, (17, 64), 0.272)],
+  ids=["base", "big"],
+)
+def test_tables_have_the_shape_and_range_of_the_original(
+  max_distance, head_width, num_heads, shape, limit
+):
+  tables = RelativePositionTables(max_distance, head_width, num_heads=num_heads, rngs=nnx.Rngs(0))
+  relations = tables()
+  assert relations.key.shape == relations.value.shape == shape
+  for table in (relations.key, relations.value):
+    assert 0.99 * limit < np.abs(table).max() < 1.001 * limit
+    assert np.std(table) == pytest.approx(limit / 3**0.5, rel=0.05)
+  assert not np.allclose(relations.key, relations.value)
+
+
+@pytest.mark.parametrize("keys, values", [(True, False), (False, True)])
+def test_a_table_switched_off_is_no_parameter(keys, values):
+  tables = RelativePositionTables(2, 4, keys=keys, values=values, rngs=nnx.Rngs(0))
+  assert set(nnx.state(tables, nnx.Param)) == ({"key"} if keys else {"value"})
+  assert (tables().key is not None, tables().value is not None) == (keys, values)
+
+
+def test_tables_are_computed_with_in_another_dtype_than_kept_in():
+  tables = RelativePositionTables(2, 4, dtype="bfloat16", rngs=nnx.Rngs(0))
+  assert tables.key.dtype == jnp.float32
+  assert tables().key.dtype == tables().value.dtype == jnp.bfloat16
+
+
+def tensor2tensor_signal(length: int, channels: int) -> np.ndarray:
+  """`get_timing_signal_1d` of Tensor2Tensor, term by term."""
+  num_timescales = channels // 2
+  increment = np.log(1.0e4 / 1.0) / (num_timescales - 1)
+  inverse_timescales = np.exp(np.arange(num_timescales) * -increment)
+  scaled_time = np.arange(length)[:, None] * inverse_timescales[None, :]
+  return np.concatenate([np.sin(scaled_time), np.cos(scaled_time)], axis=1)
+
+
+def test_sinusoids_are_those_of_tensor2tensor():
+  positions = jnp.arange(100)
+  np.testing.assert_allclose(sinusoids(positions, 64), tensor2tensor_signal(100, 64), atol=1e-5)
+
+
+def test_sinusoids_follow_positions_not_places():
+  positions = jnp.array([[3, 1, 4], [1, 5, 9]])
+  expected = tensor2tensor_signal(10, 8)[np.array(positions)]
+  np.testing.assert_allclose(sinusoids(positions, 8), expected, atol=1e-6)
+
+
+def test_sinusoids_come_in_pairs():
+  with pytest.raises(ValueError, match="width of sinusoids must be even, got 7"):
+    sinusoids(jnp.arange(3), 7)
