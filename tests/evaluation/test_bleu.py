@@ -1,0 +1,87 @@
+"""BLEU by hand, by the original scripts, and by its properties."""
+
+import math
+
+import pytest
+
+from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu
+
+HYPOTHESES = [
+  "Der Hund läuft über saftig-grünes Gras vor einem weißen Zaun.",
+  '"Schreib mir z.B. eine E-Mail", sagte er am 3. Mai.',
+  "Zwei Männer sitzen auf einer Bank und reden miteinander.",
+]
+REFERENCES = [
+  "Ein Hund läuft über sattgrünes Gras vor einem weißen Zaun.",
+  '"Schreib mir z.B. eine E-Mail-Adresse", sagte sie am 3. Mai.',
+  "Zwei ältere Männer sitzen auf einer Bank und reden miteinander.",
+]
+MEASURES = [corpus_bleu, lambda *texts: paper_bleu(*texts, "de")]
+
+
+def test_paper_bleu_is_that_of_the_original_scripts():
+  """Moses' tokenizer.perl, the substitution of get_ende_bleu.sh, and multi-bleu.perl."""
+  assert paper_bleu(HYPOTHESES, REFERENCES, "de").value == pytest.approx(65.83, abs=0.005)
+
+
+def test_corpus_bleu_by_hand():
+  """Precisions 3/4, 2/3, 1/2 and, smoothed, 1/2 of 1; no brevity penalty."""
+  expected = 100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** (1 / 4)
+  score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])
+  assert score.value == pytest.approx(expected)
+
+
+def test_only_corpus_bleu_is_smoothed():
+  assert paper_bleu(["Ein Hund schläft."], ["Der Hund schläft."], "de").value == 0.0
+
+
+@pytest.mark.parametrize("bleu", MEASURES, ids=["corpus", "paper"])
+class TestBoth:
+  def test_the_reference_itself_scores_100(self, bleu):
+    assert bleu(REFERENCES, REFERENCES).value == pytest.approx(100.0)
+
+  def test_brevity_is_penalised(self, bleu):
+    assert bleu(["a b c d e"], ["a b c d e f"]).value == pytest.approx(100 * math.exp(1 - 6 / 5))
+
+  def test_nothing_in_common_scores_0(self, bleu):
+    assert bleu(["", "x y z u v"], ["a b c d", "e f g h i"]).value == 0.0
+
+  def test_the_order_of_sentences_does_not_matter(self, bleu):
+    scores = bleu(HYPOTHESES, REFERENCES), bleu(HYPOTHESES[::-1], REFERENCES[::-1])
+    assert scores[0] == scores[1]
+
+  def test_case_matters(self, bleu):
+    assert bleu([x.lower() for x in REFERENCES], REFERENCES).value < 90.0
+
+  @pytest.mark.parametrize("hypotheses, references", [(["a"], ["a", "b"]), ([], [])])
+  def test_texts_must_be_aligned(self, bleu, hypotheses, references):
+    with pytest.raises(ValueError, match=f"{len(hypotheses)} hypotheses and {len(references)}"):
+      bleu(hypotheses, references)
+
+  def test_tokenised_text_is_no_occasion_for_a_warning(self, bleu, caplog):
+    bleu(["Ein Hund schläft ."] * 200, ["Der Hund schläft ."] * 200)
+    assert not caplog.records
+
+
+def test_the_signature_tells_what_was_done():
+  signature = corpus_bleu(HYPOTHESES, REFERENCES, tokenize="none", lowercase=True).signature
+  assert "case:lc" in signature and "tok:none" in signature
+  assert "tok:moses-fr+hyphens" in paper_bleu(HYPOTHESES, REFERENCES, "fr").signature
+
+
+def test_lower_casing_forgives_case():
+  lower = [x.lower() for x in REFERENCES]
+  assert corpus_bleu(lower, REFERENCES, lowercase=True).value == pytest.approx(100.0)
+
+
+def test_compounds_are_compared_part_by_part():
+  hypotheses, references = ["Sie hat eine E-Mail-Adresse"], ["Sie hat eine E-Mail-Nummer"]
+  unsplit = corpus_bleu(hypotheses, references, tokenize="none").value
+  assert paper_bleu(hypotheses, references, "de").value > unsplit
+
+
+def test_tokens_are_not_tokenised_again():
+  """Moses would part the full stop, which then would match."""
+  hypotheses, references = ["Ein Hund schläft tief."], ["Ein Hund schläft tief ."]
+  assert paper_bleu(hypotheses, references, "de").value == pytest.approx(100.0)
+  assert paper_bleu(hypotheses, references, "de", tokenized=True).value < 90.0
