@@ -56,7 +56,10 @@ def get_config() -> ConfigDict:
       ),
       training=dict(
         num_steps=100_000,
-        learning_rate=1.0,  # times width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+        # paper: learning_rate * width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5);
+        # inverse_sqrt: learning_rate at the end of the warmup, the same shape.
+        schedule="paper",
+        learning_rate=1.0,
         warmup_steps=4000,
         label_smoothing=0.1,
         num_microbatches=1,  # gradients are summed over so many parts of a batch

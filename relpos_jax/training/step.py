@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from relpos_jax.training.loss import cross_entropy, shift_right
-from relpos_jax.typing import Array, Float, Int, Key, PyTree
+from relpos_jax.training.loss import Loss, cross_entropy, shift_right
+from relpos_jax.typing import Array, Int, Key, PyTree
 
 
 class TrainState(NamedTuple):
@@ -43,7 +43,7 @@ def make_train_step(
   def summed_loss(params, batch, key):
     model = nnx.merge(graphdef, params)
     logits = model(batch.source, shift_right(batch.target, bos), rngs=nnx.Rngs(dropout=key))
-    return cross_entropy(logits, batch.target, label_smoothing)
+    return cross_entropy(logits, batch.target, smoothing=label_smoothing)
 
   def train_step(state: TrainState, batch):
     key = jax.random.fold_in(dropout_key, state.step)
@@ -62,12 +62,12 @@ def make_train_step(
 
 
 def make_eval_step(graphdef: nnx.GraphDef, *, bos: int):
-  """Builds `eval_step(params, batch) -> (summed loss in nats, number of target tokens)`."""
+  """Builds `eval_step(params, batch) -> Loss`, without smoothing and dropout."""
 
   @jax.jit
-  def eval_step(params, batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
+  def eval_step(params, batch) -> Loss:
     model = nnx.merge(graphdef, params)
-    return cross_entropy(model(batch.source, shift_right(batch.target, bos)), batch.target, 0.0)
+    return cross_entropy(model(batch.source, shift_right(batch.target, bos)), batch.target)
 
   return eval_step
 

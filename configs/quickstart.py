@@ -1,0 +1,26 @@
+"""A small Transformer on the embedded English-German corpus: minutes on two CPU cores.
+
+  python -m experiments.train --config=configs/quickstart.py
+"""
+
+from configs import default
+
+
+def get_config():
+  """The smallest run from which a useful translator comes."""
+  config = default.get_config()
+  config.vocabulary.size = 2_000
+  config.batches.update(tokens=1024, max_length=64, num_shapes=4)
+  config.model.update(num_layers=2, width=128, num_heads=4, feed_forward=256)
+  config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+  config.training.update(
+    num_steps=2_000,
+    schedule="inverse_sqrt",
+    learning_rate=0.004,
+    warmup_steps=300,
+    eval_every=500,
+    save_every=500,
+    keep_checkpoints=3,
+  )
+  config.decoding.update(average_checkpoints=1)
+  return config
