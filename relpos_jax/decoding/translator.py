@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
 from relpos_jax.decoding.beam import beam_search
 from relpos_jax.typing import Array, Int, PyTree
@@ -58,25 +59,22 @@ class Translator:
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     spoken = [i for i, line in enumerate(lines) if line.strip()]
-    for rows in _by_length(spoken, [len(s) for s in sources], self._token_budget):
-      tokens = self._search(self.params, self._place(self._pad([sources[i] for i in rows])))
+    for rows in _by_length(spoken, sources.lengths, self._token_budget):
+      tokens = self._search(self.params, self._place(self._pad(sources, rows)))
       for i, ids in zip(rows, np.asarray(tokens), strict=False):  # the last rows are filling
         translations[i] = decode(self.tokenizers.target, ids)
     return translations
 
-  def _pad(self, sources: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of a fixed number for each padded length, so that few shapes are compiled."""
-    length = _padded_length(max(map(len, sources)))
-    num_rows = _num_rows(length, self._token_budget)
-    num_rows = -(-num_rows // self._multiple_of) * self._multiple_of
-    padded = np.full((num_rows, length), PAD, np.int32)
-    for row, source in zip(padded, sources, strict=False):
-      row[: len(source)] = source
-    return padded
+  def _pad(self, sources: Ragged, rows: list[int]) -> Int[np.ndarray, "B S"]:
+    """A fixed number of rows for each padded length, so that few shapes are compiled."""
+    length = _padded_length(sources.lengths[rows].max())
+    multiple = self._multiple_of
+    num_rows = -(-_num_rows(length, self._token_budget) // multiple) * multiple
+    return sources.padded(np.array(rows), (num_rows, length), PAD)
 
 
 def _padded_length(length: int) -> int:
-  return max(_SHORTEST, 1 << (length - 1).bit_length())
+  return max(_SHORTEST, 1 << int(length - 1).bit_length())
 
 
 def _num_rows(padded_length: int, token_budget: int) -> int:
@@ -110,7 +108,7 @@ def _search(
     model.init_cache(batch_size, max_length),
     beam_size=beam_size,
     max_length=max_length,
-    length_limits=jnp.where(lengths > 0, lengths + extra_length, 1),
+    length_limits=jnp.where(lengths > 0, lengths + extra_length, 0),
     length_penalty=length_penalty,
     bos=BOS,
     eos=EOS,
