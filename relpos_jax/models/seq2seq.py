@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class TransformerConfig:
     max_distance: k, the clipping distance.
     tables_per_head: each head has tables `[2k+1, H]` of its own (base), or all share (big).
     tables_per_layer: each layer has its own, or the layers of a stack share.
-    relative_keys, relative_values: which terms there are (Table 3).
+    relative_keys, relative_values: which terms there are (Table 3); neither: no tables.
     beyond: "clip" or "zero" beyond distance k.
     norm: "pre", with a last norm on each stack (T2T from October 2017), or "post" (the first code).
     embedding_dropout_rate, dropout_rate, attention_dropout_rate, feed_forward_dropout_rate: on
@@ -38,6 +38,9 @@ class TransformerConfig:
     share_embeddings: one matrix for source, target and softmax, or three.
     dtype: of the computation; parameters are float32.
     implementation: of the attention operator; None takes the fastest.
+
+  Raises:
+    ValueError: a value is none of its choices, or two do not go together.
   """
 
   source_vocab_size: int
@@ -59,8 +62,25 @@ class TransformerConfig:
   attention_dropout_rate: float = 0.0
   feed_forward_dropout_rate: float = 0.0
   share_embeddings: bool = True
-  dtype: str = "float32"
+  dtype: Literal["float32", "bfloat16"] = "float32"
   implementation: str | None = None
+
+  def __post_init__(self):
+    for field in ("positions", "beyond", "norm", "dtype"):
+      value, choices = getattr(self, field), get_args(self.__annotations__[field])
+      if value not in choices:
+        raise ValueError(f"{field} is {value!r}; want one of {', '.join(choices)}")
+    if self.width % self.num_heads:
+      raise ValueError(f"width is {self.width}; want a multiple of num_heads, {self.num_heads}")
+    if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
+      sizes = f"{self.source_vocab_size} and {self.target_vocab_size}"
+      raise ValueError(f"share_embeddings with vocabularies of {sizes}; want one size")
+
+  @property
+  def has_tables(self) -> bool:
+    """Whether self-attention knows distances."""
+    relative = self.positions in ("relative", "both")
+    return relative and (self.relative_keys or self.relative_values)
 
 
 class Memory(NamedTuple):
@@ -80,7 +100,8 @@ class DecoderCache(NamedTuple):
 class Transformer(nnx.Module):
   """From source and target tokens to logits of the next target token.
 
-  Token 0 is padding: no effect on other tokens, no gradient. `rngs` switches dropout on.
+  Token 0 is padding, anywhere in a source and at the end of a target: no effect on other tokens, no
+  gradient. `rngs` switches dropout on.
 
   >>> model = Transformer(TransformerConfig(50, 50, num_layers=1, width=16, num_heads=2),
   ...                     rngs=nnx.Rngs(0))
@@ -138,7 +159,10 @@ class Transformer(nnx.Module):
   def decode(
     self, tokens: Int[Array, "B M"], cache: DecoderCache, memory: Memory
   ) -> tuple[Float[Array, "B M V"], DecoderCache]:
-    """Reads M more target tokens and gives the logits after each; padding takes no position."""
+    """Reads M more target tokens and gives the logits after each.
+
+    Padding, here anywhere, takes a slot of the cache but no position.
+    """
     real = tokens != PAD
     positions = cache.next_position[:, None] + jnp.cumsum(real, axis=1) - 1
     positions = jnp.where(real, positions, -1)
@@ -269,7 +293,7 @@ def _padding_mask(tokens: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
 
 def _table_maker(config: TransformerConfig, rngs: nnx.Rngs):
   """What gives each layer of a stack its tables: new ones, always the same, or None."""
-  if config.positions not in ("relative", "both"):
+  if not config.has_tables:
     return lambda: None
   make = functools.partial(
     RelativePositionTables,

@@ -1,0 +1,354 @@
+"""The Transformer: each switch, its parameters, what its positions mean, padding and causality."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from relpos_jax.models.seq2seq import PAD, Transformer, TransformerConfig
+from relpos_jax.nn.positions import sinusoids
+
+BASE = TransformerConfig(32_768, 32_768)
+BIG = dataclasses.replace(
+  BASE, width=1024, num_heads=16, feed_forward=4096, max_distance=8, tables_per_head=False
+)
+TINY = TransformerConfig(
+  13, 17, num_layers=1, width=16, num_heads=2, feed_forward=24, max_distance=2,
+  share_embeddings=False,
+)  # fmt: skip
+
+
+def tiny(**changes) -> TransformerConfig:
+  return dataclasses.replace(TINY, **changes)
+
+
+@functools.cache
+def shapes(config: TransformerConfig):
+  """Every parameter's path and shape, and the model without them; nothing is computed."""
+  model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+  graphdef, state = nnx.split(model)
+  return dict(nnx.to_flat_state(state)), graphdef, state
+
+
+def count(config: TransformerConfig) -> int:
+  return sum(math.prod(leaf.shape) for leaf in shapes(config)[0].values())
+
+
+@functools.cache
+def make(config: TransformerConfig) -> Transformer:
+  """A model with random parameters, also where they would start as zeros and ones."""
+  _, graphdef, state = shapes(config)
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.3 * generator.standard_normal(leaf.shape), leaf.dtype)
+  return nnx.merge(graphdef, jax.tree.map(fill, state))
+
+
+@functools.cache
+def compiled(config: TransformerConfig, method: str = "__call__"):
+  return jax.jit(getattr(make(config), method))
+
+
+def tokens(batch_size: int, length: int, seed: int = 0):
+  return jnp.asarray(np.random.default_rng(seed).integers(1, 13, (batch_size, length)))
+
+
+SOURCE, TARGET = tokens(2, 6), tokens(2, 5, seed=1)
+
+
+# --- parameters -----------------------------------------------------------------------------------
+
+
+def expected_count(c: TransformerConfig) -> int:
+  table = (2 * c.max_distance + 1) * (c.num_heads if c.tables_per_head else 1)
+  table *= c.width // c.num_heads
+  tables = (c.relative_keys + c.relative_values) * 2 * (c.num_layers if c.tables_per_layer else 1)
+  embeddings = c.source_vocab_size + (0 if c.share_embeddings else 2 * c.target_vocab_size)
+  feed_forward = 2 * c.width * c.feed_forward + c.feed_forward + c.width
+  encoder_layer = 4 * c.width**2 + feed_forward + 2 * (2 * c.width)
+  decoder_layer = 8 * c.width**2 + feed_forward + 3 * (2 * c.width)
+  return (
+    embeddings * c.width
+    + c.num_layers * (encoder_layer + decoder_layer)
+    + (2 * 2 * c.width if c.norm == "pre" else 0)
+    + (table * tables if c.positions in ("relative", "both") else 0)
+  )
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    BASE,
+    tiny(),
+    tiny(norm="post", positions="both", num_layers=3, tables_per_layer=False),
+    tiny(target_vocab_size=13, share_embeddings=True, tables_per_head=False, max_distance=0),
+    tiny(relative_keys=False, feed_forward=7, width=32, num_heads=4),
+  ],
+  ids=range(5),
+)
+def test_number_of_parameters_follows_from_the_config(config):
+  assert count(config) == expected_count(config)
+
+
+@pytest.mark.parametrize("config, extra", [(BASE, 405_504), (BIG, 26_112)], ids=["base", "big"])
+def test_relative_positions_cost_as_many_parameters_as_in_the_paper(config, extra):
+  twin = dataclasses.replace(config, positions="sinusoidal")
+  assert count(config) - count(twin) == extra
+
+
+def tables(config: TransformerConfig) -> dict:
+  return {path: leaf.shape for path, leaf in shapes(config)[0].items() if "tables" in path}
+
+
+@pytest.mark.parametrize("positions", ["relative", "both"])
+def test_tables_are_in_every_self_attention_and_nowhere_else(positions):
+  assert set(tables(tiny(positions=positions, num_layers=2))) == {
+    (stack, "layers", layer, "self_attention", "tables", name)
+    for stack in ("encoder", "decoder")
+    for layer in (0, 1)
+    for name in ("key", "value")
+  }
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    dict(positions="sinusoidal"),
+    dict(positions="none"),
+    dict(relative_keys=False, relative_values=False),
+  ],
+  ids=str,
+)
+def test_without_distances_there_are_no_tables(changes):
+  assert not tables(tiny(**changes))
+  assert compiled(tiny(**changes), "encode").eval_shape(SOURCE).shape == (2, 6, 16)
+
+
+@pytest.mark.parametrize("max_distance", [0, 5])
+@pytest.mark.parametrize("per_head, heads", [(True, (2,)), (False, ())])
+def test_tables_have_2k_plus_1_rows_for_each_head_or_for_all(max_distance, per_head, heads):
+  config = tiny(max_distance=max_distance, tables_per_head=per_head)
+  assert set(tables(config).values()) == {(2 * max_distance + 1, *heads, 8)}
+
+
+def test_tables_shared_by_layers_are_one_for_each_stack():
+  shared = tables(tiny(num_layers=3, tables_per_layer=False))
+  assert len(shared) == 4 and {path[0] for path in shared} == {"encoder", "decoder"}
+
+
+@pytest.mark.parametrize("absent, left", [("relative_keys", "value"), ("relative_values", "key")])
+def test_keys_and_values_can_be_absent_each(absent, left):
+  assert {path[-1] for path in tables(tiny(**{absent: False}))} == {left}
+
+
+def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
+  matrices = lambda config: sorted(
+    leaf.shape for path, leaf in shapes(config)[0].items() if path[-1] == "table"
+  )
+  assert matrices(tiny(target_vocab_size=13, share_embeddings=True)) == [(13, 16)]
+  assert matrices(TINY) == [(13, 16), (17, 16), (17, 16)]
+
+
+@pytest.mark.parametrize("norm, stacks", [("pre", {"encoder", "decoder"}), ("post", set())])
+def test_pre_norm_ends_each_stack_in_a_norm(norm, stacks):
+  assert {path[0] for path in shapes(tiny(norm=norm))[0] if path[1] == "norm"} == stacks
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(positions="relativ"), "positions is 'relativ'; want one of relative, sinusoidal"),
+    (dict(norm="rms"), "norm is 'rms'; want one of pre, post"),
+    (dict(beyond="wrap"), "beyond is 'wrap'; want one of clip, zero"),
+    (dict(dtype="int8"), "dtype is 'int8'; want one of float32, bfloat16"),
+    (dict(num_heads=3), "width is 16; want a multiple of num_heads, 3"),
+    (dict(share_embeddings=True), "vocabularies of 13 and 17; want one size"),
+  ],
+  ids=lambda x: str(x) if isinstance(x, dict) else "",
+)
+def test_values_that_make_no_model_are_refused(changes, message):
+  config = tiny()
+  for field, value in changes.items():  # past the type checks that only tests have
+    object.__setattr__(config, field, value)
+  with pytest.raises(ValueError, match=message):
+    config.__post_init__()
+
+
+def test_the_implementation_named_is_the_one_asked():
+  model = shapes(tiny(implementation="nonsense"))
+  with pytest.raises(ValueError, match="implementation is 'nonsense'"):
+    jax.eval_shape(lambda state: nnx.merge(model[1], state).encode(SOURCE), model[2])
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+NO_DROPOUT = dict.fromkeys(
+  [
+    "embedding_dropout_rate",
+    "dropout_rate",
+    "attention_dropout_rate",
+    "feed_forward_dropout_rate",
+  ],
+  0.0,
+)
+
+
+@pytest.mark.parametrize(
+  "place, num_masks",
+  [
+    ("embedding_dropout_rate", 2),
+    ("dropout_rate", 2 + 3),
+    ("attention_dropout_rate", 1 + 2),
+    ("feed_forward_dropout_rate", 1 + 1),
+  ],
+)
+def test_each_place_of_dropout_draws_its_masks_and_changes_the_logits(place, num_masks):
+  model = make(tiny(**NO_DROPOUT | {place: 0.5}))
+
+  @jax.jit
+  def call(key):
+    rngs = nnx.Rngs(dropout=key)
+    return model(SOURCE, TARGET, rngs), rngs.dropout.count[...]
+
+  logits, num_drawn = call(jax.random.key(0))
+  assert num_drawn == num_masks
+  assert jnp.abs(logits - compiled(TINY)(SOURCE, TARGET)).max() > 0.1
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+ORDER = np.array([3, 0, 5, 2, 4, 1])
+
+
+@pytest.mark.parametrize(
+  "changes, is_a_bag_of_words",
+  [
+    (dict(positions="none"), True),
+    (dict(max_distance=0), True),
+    (dict(positions="relative"), False),
+    (dict(positions="relative", relative_keys=False), False),
+    (dict(positions="sinusoidal"), False),
+  ],
+  ids=str,
+)
+def test_the_encoder_sees_order_only_by_its_positions(changes, is_a_bag_of_words):
+  encode = compiled(tiny(**changes), "encode")
+  same = np.allclose(encode(SOURCE[:, ORDER]), encode(SOURCE)[:, ORDER], atol=1e-5)
+  assert same == is_a_bag_of_words
+
+
+@pytest.mark.parametrize("positions, invariant", [("relative", True), ("sinusoidal", False)])
+def test_only_relative_positions_are_translation_invariant(positions, invariant):
+  call = compiled(tiny(positions=positions))
+  left, right = (np.pad(SOURCE, [(0, 0), width]) for width in ((2, 0), (0, 2)))
+  assert np.allclose(call(left, TARGET), call(right, TARGET), atol=1e-5) == invariant
+
+
+def test_zero_beyond_the_table_is_not_clipping():
+  clip, zero = (compiled(tiny(beyond=beyond), "encode")(SOURCE) for beyond in ("clip", "zero"))
+  assert jnp.abs(clip - zero).max() > 0.01
+
+
+# --- padding and causality ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positions", ["relative", "sinusoidal"])
+def test_more_padding_changes_nothing(positions):
+  call = compiled(tiny(positions=positions))
+  source, target = (np.pad(x, [(0, 0), (0, 2)], constant_values=PAD) for x in (SOURCE, TARGET))
+  np.testing.assert_allclose(call(source, target)[:, :5], call(SOURCE, TARGET), atol=1e-5)
+
+
+def test_padding_gets_no_gradient_and_a_row_of_it_does_no_harm():
+  source, target = (jnp.pad(x, [(0, 1), (0, 2)], constant_values=PAD) for x in (SOURCE, TARGET))
+  graphdef, params = nnx.split(make(TINY))
+
+  @jax.jit
+  @jax.grad
+  def gradient(params):
+    logits = nnx.merge(graphdef, params)(source, target)
+    return jnp.sum(logits**2, where=(target != PAD)[..., None])
+
+  grads = gradient(params)
+  for name in ("source_embedding", "target_embedding"):
+    by_token = np.abs(grads[name]["table"][...]).max(axis=1)
+    assert by_token[PAD] == 0 and by_token.max() > 0
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_no_gradient_flows_from_a_prediction_to_a_later_token():
+  graphdef, params = nnx.split(make(TINY))
+  target = jnp.array([[3, 1, 4, 15, 9]])  # all different: a token's gradient is its position's
+
+  @jax.jit
+  @jax.jacrev
+  def jacobian(table):
+    params["target_embedding"]["table"] = nnx.Param(table)
+    return nnx.merge(graphdef, params)(SOURCE[:1], target)[0].sum(axis=-1)
+
+  effect_TV = np.abs(jacobian(params["target_embedding"]["table"][...])).max(axis=-1)
+  sees_TT = effect_TV[:, target[0]] > 0
+  np.testing.assert_array_equal(sees_TT, np.tri(5, dtype=bool))
+  assert not np.delete(effect_TV, np.array(target[0]), axis=1).any()
+
+
+# --- norms and precision --------------------------------------------------------------------------
+
+
+def layer_norm(x, norm):
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+  return x * norm.scale[...] + norm.bias[...]
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_without_sub_layers_the_encoder_is_its_embedding_and_norms(norm):
+  model = nnx.clone(make(tiny(norm=norm, positions="sinusoidal")))
+  (layer,) = model.encoder.layers
+  for out in (layer.self_attention.out.kernel, layer.feed_forward.out.kernel):
+    out[...] = jnp.zeros_like(out[...])
+  layer.feed_forward.out.bias[...] = jnp.zeros(16)
+  embedded = model.source_embedding.table[...][SOURCE] * 4 + sinusoids(jnp.arange(6), 16)
+  norms = [model.encoder.norm] if norm == "pre" else [r.norm for r in layer.residuals]
+  expected = functools.reduce(layer_norm, norms, np.asarray(embedded))
+  np.testing.assert_allclose(jax.jit(model.encode)(SOURCE), expected, atol=1e-5)
+
+
+def test_bfloat16_computes_near_float32_with_float32_parameters():
+  config = tiny(dtype="bfloat16")
+  assert {leaf.dtype for leaf in shapes(config)[0].values()} == {jnp.dtype("float32")}
+  assert make(config).init_cache(1, 1).layers[0].key.dtype == jnp.bfloat16
+  logits, expected = compiled(config)(SOURCE, TARGET), compiled(TINY)(SOURCE, TARGET)
+  assert logits.dtype == jnp.float32
+  error = jnp.abs(logits - expected).max() / expected.std()
+  assert 0 < error < 0.05
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    dict(positions="relative"),
+    dict(positions="sinusoidal", norm="post"),
+    dict(positions="both", beyond="zero", num_layers=2, tables_per_layer=False),
+  ],
+  ids=str,
+)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
+  config = tiny(**changes)
+  expected = compiled(config)(SOURCE, TARGET)
+  memory = compiled(config, "remember")(SOURCE)
+  decode = compiled(config, "decode")
+
+  prompt = np.array([[PAD, *TARGET[0, :2]], [TARGET[1, 0], PAD, TARGET[1, 1]]])
+  logits, cache = decode(prompt, make(config).init_cache(2, num_slots=6), memory)
+  np.testing.assert_allclose(logits[0, 1:], expected[0, :2], atol=1e-4)
+  np.testing.assert_allclose(logits[1, ::2], expected[1, :2], atol=1e-4)
+  for t in (2, 3, 4):
+    logits, cache = decode(TARGET[:, t : t + 1], cache, memory)
+    np.testing.assert_allclose(logits[:, 0], expected[:, t], atol=1e-4)
