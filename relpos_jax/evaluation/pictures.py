@@ -1,0 +1,190 @@
+"""Two pictures of a run: how it learned, and where it looks."""
+
+import pathlib
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from relpos_jax.typing import ArrayLike, Float
+
+_TRAIN, _VALID, _QUIET = "#4477aa", "#cc3311", "#666666"
+_MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
+_POINTS_PER_INCH = 72
+
+
+class Panel(NamedTuple):
+  """One matrix of attention weights, and the words of its rows (queries) and columns (keys)."""
+
+  title: str
+  weights: Float[ArrayLike, "T S"]
+  rows: Sequence[str]
+  columns: Sequence[str]
+
+
+def learning_curves(metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Path) -> pathlib.Path:
+  """Draws losses, BLEU and learning rate over the steps.
+
+  Args:
+    metrics: records with a "step" and any of "loss", "valid_loss", "valid_bleu" and
+      "learning_rate", such as the lines of a run's metrics.jsonl. What no record has is left out.
+    path: the picture's file; its suffix says the format.
+
+  Returns:
+    The path.
+
+  >>> import tempfile
+  >>> records = [{"step": step, "loss": 1 / step} for step in range(1, 10)]
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   learning_curves(records, folder + "/curves.png").name
+  'curves.png'
+  """
+  loss, valid_loss = _series(metrics, "loss"), _series(metrics, "valid_loss")
+  bleu, rate = _series(metrics, "valid_bleu"), _series(metrics, "learning_rate")
+  heights = [2.6] + [1.8] * bool(bleu) + [1.1] * bool(rate)
+  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=150, layout="constrained")
+  grid = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
+  axes = list(grid[:, 0])
+
+  _draw_loss(axes[0], loss, valid_loss)
+  if bleu:
+    _draw_bleu(axes[1], *bleu)
+  if rate:
+    axes[-1].plot(*rate, color=_QUIET, linewidth=1.5)
+    axes[-1].set(ylabel="learning rate", ylim=(0, None))
+  for ax in axes:
+    _clean(ax)
+  axes[-1].set_xlabel("step")
+  axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+  axes[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+  figure.align_ylabels(axes)
+  return _save(figure, path)
+
+
+def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> pathlib.Path:
+  """Draws attention weights, words on their axes, side by side on one colour scale.
+
+  Args:
+    panels: one to three are readable, of five to forty words an axis.
+    path: the picture's file; its suffix says the format.
+
+  Returns:
+    The path.
+
+  Raises:
+    ValueError: no panels, or weights of another shape than the words.
+
+  >>> import tempfile
+  >>> words = ["Ein", "Hund", "schläft", "."]
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   attention_heatmap([Panel("Encoder", np.eye(4), words, words)], folder + "/a.png").name
+  'a.png'
+  """
+  if not panels:
+    raise ValueError("panels is empty: give at least one")
+  for title, weights, rows, columns in panels:
+    if np.shape(weights) != (len(rows), len(columns)):
+      raise ValueError(
+        f"{title}: weights {np.shape(weights)} for {len(rows)} rows and {len(columns)} columns"
+      )
+  longest = max(max(len(panel.rows), len(panel.columns)) for panel in panels)
+  cell = float(np.clip(8.0 / longest, 0.09, 0.45))
+  fontsize = min(11.0, 0.6 * cell * _POINTS_PER_INCH)
+  widths = [len(panel.columns) * cell for panel in panels]
+  figure = Figure(_size(panels, cell, fontsize), dpi=150, layout="constrained")
+  axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
+  highest = max(np.max(panel.weights) for panel in panels)
+  for ax, panel, width in zip(axes, panels, widths, strict=True):
+    image = _draw_weights(ax, panel, highest, fontsize)
+    title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
+    ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
+  # Without panchor=False the bar would centre the panels again, which are aligned at the top.
+  bar = figure.colorbar(
+    image, ax=list(axes), anchor=(0, 1), panchor=False, shrink=0.6, aspect=25, pad=0.02
+  )
+  bar.set_label("attention weight")
+  bar.outline.set_visible(False)
+  return _save(figure, path)
+
+
+def _size(panels: Sequence[Panel], cell: float, fontsize: float) -> tuple[float, float]:
+  """Inches for the cells, their words and a margin; a letter is 0.6 of the font size wide."""
+  letter = 0.6 * fontsize / _POINTS_PER_INCH
+  inches = lambda words, others: len(words) * cell + max(map(len, others)) * letter
+  width = sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels)
+  height = max(inches(panel.rows, panel.columns) for panel in panels)
+  return width + 1.0, height + 1.0
+
+
+def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
+  """Steps and values of the records that have a number of this name."""
+  pairs = [(record["step"], record[name]) for record in metrics if record.get(name) is not None]
+  pairs = [pair for pair in pairs if np.isfinite(pair[1])]
+  return tuple(np.array(pairs, float).T) if pairs else None
+
+
+def _draw_loss(ax: Axes, loss, valid_loss) -> None:
+  if loss:
+    steps, values = loss
+    smooth = _smooth(values)
+    ax.plot(steps, values, color=_TRAIN, alpha=0.35, linewidth=0.8)
+    ax.plot(steps, smooth, color=_TRAIN, linewidth=1.8, label=f"training, last {smooth[-1]:.2f}")
+  if valid_loss:
+    last = valid_loss[1][-1]
+    ax.plot(*valid_loss, "o-", color=_VALID, label=f"validation, last {last:.2f}", **_MARKED)
+  ax.set_ylabel("loss (nats per token)")
+  if loss or valid_loss:
+    ax.legend(frameon=False)
+
+
+def _draw_bleu(ax: Axes, steps, values) -> None:
+  best = int(np.argmax(values))
+  label = f"validation, best {values[best]:.1f} at step {steps[best]:,.0f}"
+  ax.plot(steps, values, "o-", color=_VALID, label=label, **_MARKED)
+  ax.set(ylabel="BLEU", ylim=(0, max(1.0, 1.15 * values[best])))
+  ax.legend(frameon=False, loc="lower right")
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+  """Centred running mean over a thirtieth of the curve, over less of it at the ends."""
+  window = np.ones(len(values) // 30 + 1)
+  return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
+
+
+def _clean(ax: Axes) -> None:
+  ax.spines[["top", "right"]].set_visible(False)
+  ax.grid(color="#dddddd", linewidth=0.6)
+  ax.set_axisbelow(True)
+
+
+def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
+  _, weights, rows, columns = panel
+  image = ax.pcolormesh(
+    np.asarray(weights), cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
+  )
+  # Words are no formulas, whatever dollars they have.
+  text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
+  ax.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)
+  ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **text)
+  ax.tick_params(length=0)
+  ax.xaxis.tick_top()
+  ax.invert_yaxis()
+  ax.set_aspect("equal", anchor="N")
+  ax.spines[:].set_visible(False)
+  ax.set_ylabel("query", color=_QUIET)
+  ax.set_xlabel("key", color=_QUIET)
+  return image
+
+
+def _save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
+  path = pathlib.Path(path)
+  with warnings.catch_warnings():
+    # The font lacks some scripts; a box in a picture is no reason to disturb a run.
+    warnings.filterwarnings("ignore", "Glyph .* missing from")
+    figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+  return path

@@ -1,0 +1,108 @@
+"""Pictures show what they were given, read through the text of their SVG form."""
+
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+
+from relpos_jax.evaluation.pictures import Panel, _smooth, attention_heatmap, learning_curves
+
+RECORDS = [
+  *({"step": step, "loss": 5 / step, "learning_rate": step / 1000} for step in range(1, 101)),
+  {"step": 50, "valid_loss": 0.3, "valid_bleu": 12.25},
+  {"step": 100, "valid_loss": 0.2345, "valid_bleu": None},
+]
+
+
+@pytest.fixture
+def words_of(tmp_path):
+  """Draws, and returns the texts in the picture."""
+
+  def draw(function, *args):
+    path = tmp_path / "picture.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+      assert function(*args, path) == path
+    svg = path.read_text(encoding="utf-8")
+    texts = [part.split("</text>")[0].split(">")[1] for part in svg.split("<text")[1:]]
+    return [text.replace("&lt;", "<").replace("&gt;", ">") for text in texts]
+
+  return draw
+
+
+def test_curves_show_every_series(words_of):
+  words = words_of(learning_curves, RECORDS)
+  assert "training, last 0.05" in words
+  assert "validation, last 0.23" in words
+  assert "validation, best 12.2 at step 50" in words
+  assert {"step", "BLEU", "learning rate", "loss (nats per token)"} <= set(words)
+
+
+def test_curves_leave_out_what_was_not_measured(words_of):
+  words = words_of(learning_curves, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
+  assert "BLEU" not in words and "learning rate" not in words
+  assert not any("validation" in word for word in words)
+
+
+@pytest.mark.parametrize(
+  "records",
+  [[], [{"step": 1, "loss": 3.0}], [{"step": 1, "loss": float("nan"), "valid_bleu": 0.0}]],
+)
+def test_curves_of_almost_nothing(records, tmp_path):
+  assert learning_curves(records, tmp_path / "curves.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 29, 30, 1000])
+def test_smoothing_is_a_mean(length):
+  values = np.random.default_rng(length).normal(size=length)
+  smooth = _smooth(values)
+  assert smooth.shape == values.shape
+  assert values.min() <= smooth.min() and smooth.max() <= values.max()
+  np.testing.assert_allclose(_smooth(np.full(length, 2.5)), 2.5)
+
+
+def test_words_stand_on_the_axes_as_they_are(words_of):
+  rows, columns = ["Käse", "kostet", "$x^2$", "3_4"], ["Straße", r"\alpha", "_", "$5", "</s>"]
+  words = words_of(attention_heatmap, [Panel("1 $ a_b $", np.eye(4, 5), rows, columns)])
+  assert [word for word in words if word in rows] == rows
+  assert [word for word in words if word in columns] == columns
+  assert "1 $ a_b $" in words and "attention weight" in words
+
+
+def test_panels_stand_in_order_on_one_scale(words_of):
+  weak = np.full((2, 2), 0.1)
+  panels = [Panel(title, weak, ["a", "b"], ["c", "d"]) for title in ("first", "second", "third")]
+  words = words_of(attention_heatmap, panels)
+  assert [word for word in words if word in ("first", "second", "third")] == [
+    "first", "second", "third",
+  ]  # fmt: skip
+  assert words.count("attention weight") == 1
+
+
+@pytest.mark.parametrize("word", ["犬が眠る", "😀", "", "Donaudampfschifffahrtsgesellschaft"])
+def test_any_word_is_drawn_without_a_warning(word, tmp_path):
+  panel = Panel(word, np.ones((1, 1)), [word], [word])
+  assert attention_heatmap([panel], tmp_path / "attention.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("num_words", [5, 40, 100])
+def test_pictures_keep_a_sensible_size(num_words, tmp_path):
+  words = [f"Wort{i}" for i in range(num_words)]
+  panel = Panel("Encoder", np.eye(num_words), words, words)
+  path = attention_heatmap([panel] * 2, tmp_path / "attention.png")
+  width = int.from_bytes(path.read_bytes()[16:20], "big")
+  assert 500 < width < 8000
+
+
+def test_what_cannot_be_drawn(tmp_path):
+  with pytest.raises(ValueError, match="panels is empty"):
+    attention_heatmap([], tmp_path / "attention.png")
+  with pytest.raises(ValueError, match=r"Encoder: weights \(2, 3\) for 2 rows and 2 columns"):
+    attention_heatmap([Panel("Encoder", np.ones((2, 3)), "ab", "cd")], tmp_path / "attention.png")
+
+
+def test_no_window_system_is_touched():
+  """pyplot would choose a backend for the whole process."""
+  code = "import relpos_jax.evaluation.pictures, sys; sys.exit('matplotlib.pyplot' in sys.modules)"
+  assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
