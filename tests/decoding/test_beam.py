@@ -227,6 +227,13 @@ def test_each_device_may_search_for_its_own_sentences(found):
   np.testing.assert_allclose(sharded_scores, scores, rtol=1e-5)
 
 
+def test_a_row_of_limit_0_has_no_hypothesis():
+  model = RememberingModel(0, eos_bias=9.0)
+  tokens, scores = search(model, model.cache(2), [0, 1], max_length=2, beam_size=2)
+  assert np.all(tokens[0] == PAD) and np.all(scores[0] == -np.inf)
+  assert tokens[1, 0].tolist() == [EOS, PAD]
+
+
 def test_padding_is_never_chosen():
   model = RememberingModel(0)
   model.bias = 50.0 * jax.nn.one_hot(PAD, 5)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import matplotlib
+import matplotlib.image
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ RECORDS = [
   *({"step": step, "loss": 5 / step, "learning_rate": step / 1000} for step in range(1, 101)),
   {"step": 50, "valid_loss": 0.3, "valid_bleu": 12.25},
   {"step": 100, "valid_loss": 0.2345, "valid_bleu": None},
+  {"step": 101, "loss": float("nan")},
 ]
 
 
@@ -68,6 +70,17 @@ def test_words_stand_on_the_axes_as_they_are(words_of):
   assert [word for word in words if word in rows] == rows
   assert [word for word in words if word in columns] == columns
   assert "1 $ a_b $" in words and "attention weight" in words
+
+
+def test_rows_run_down_and_columns_to_the_right(tmp_path):
+  weights = np.zeros((6, 4))
+  weights[5, 1] = 1.0
+  path = attention_heatmap([Panel("", weights, "abcdef", "abcd")], tmp_path / "attention.png")
+  red = matplotlib.image.imread(path)[:, :, 0]
+  is_dark = (red > 0.02) & (red < 0.05)
+  is_dark[:, int(0.75 * is_dark.shape[1]) :] = False  # the colour bar
+  y, x = np.mean(np.argwhere(is_dark), axis=0) / is_dark.shape
+  assert 0.7 < y < 1.0 and 0.2 < x < 0.45
 
 
 def test_panels_stand_in_order_on_one_scale(words_of):
