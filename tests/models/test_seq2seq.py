@@ -53,11 +53,8 @@ def compiled(config: TransformerConfig, method: str = "__call__"):
   return jax.jit(getattr(make(config), method))
 
 
-def tokens(batch_size: int, length: int, seed: int = 0):
-  return jnp.asarray(np.random.default_rng(seed).integers(1, 13, (batch_size, length)))
-
-
-SOURCE, TARGET = tokens(2, 6), tokens(2, 5, seed=1)
+SOURCE = np.random.default_rng(0).integers(1, 13, (2, 6))
+TARGET = np.random.default_rng(1).integers(1, 13, (2, 5))
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -180,8 +177,9 @@ def test_values_that_make_no_model_are_refused(changes, message):
 
 def test_the_implementation_named_is_the_one_asked():
   model = shapes(tiny(implementation="nonsense"))
+  encode = lambda state, source: nnx.merge(model[1], state).encode(source)
   with pytest.raises(ValueError, match="implementation is 'nonsense'"):
-    jax.eval_shape(lambda state: nnx.merge(model[1], state).encode(SOURCE), model[2])
+    jax.eval_shape(encode, model[2], SOURCE)
 
 
 # --- dropout --------------------------------------------------------------------------------------
@@ -210,11 +208,11 @@ def test_each_place_of_dropout_draws_its_masks_and_changes_the_logits(place, num
   model = make(tiny(**NO_DROPOUT | {place: 0.5}))
 
   @jax.jit
-  def call(key):
-    rngs = nnx.Rngs(dropout=key)
-    return model(SOURCE, TARGET, rngs), rngs.dropout.count[...]
+  def call(source, target):
+    rngs = nnx.Rngs(dropout=jax.random.key(0))
+    return model(source, target, rngs), rngs.dropout.count[...]
 
-  logits, num_drawn = call(jax.random.key(0))
+  logits, num_drawn = call(SOURCE, TARGET)
   assert num_drawn == num_masks
   assert jnp.abs(logits - compiled(TINY)(SOURCE, TARGET)).max() > 0.1
 
@@ -264,16 +262,16 @@ def test_more_padding_changes_nothing(positions):
 
 
 def test_padding_gets_no_gradient_and_a_row_of_it_does_no_harm():
-  source, target = (jnp.pad(x, [(0, 1), (0, 2)], constant_values=PAD) for x in (SOURCE, TARGET))
+  source, target = (np.pad(x, [(0, 1), (0, 2)], constant_values=PAD) for x in (SOURCE, TARGET))
   graphdef, params = nnx.split(make(TINY))
 
   @jax.jit
   @jax.grad
-  def gradient(params):
+  def gradient(params, source, target):
     logits = nnx.merge(graphdef, params)(source, target)
     return jnp.sum(logits**2, where=(target != PAD)[..., None])
 
-  grads = gradient(params)
+  grads = gradient(params, source, target)
   for name in ("source_embedding", "target_embedding"):
     by_token = np.abs(grads[name]["table"][...]).max(axis=1)
     assert by_token[PAD] == 0 and by_token.max() > 0
@@ -282,18 +280,19 @@ def test_padding_gets_no_gradient_and_a_row_of_it_does_no_harm():
 
 def test_no_gradient_flows_from_a_prediction_to_a_later_token():
   graphdef, params = nnx.split(make(TINY))
-  target = jnp.array([[3, 1, 4, 15, 9]])  # all different: a token's gradient is its position's
+  target = np.array([[3, 1, 4, 15, 9]])  # all different: a token's gradient is its position's
 
   @jax.jit
   @jax.jacrev
-  def jacobian(table):
+  def jacobian(table, source, target):
     params["target_embedding"]["table"] = nnx.Param(table)
-    return nnx.merge(graphdef, params)(SOURCE[:1], target)[0].sum(axis=-1)
+    return nnx.merge(graphdef, params)(source, target)[0].sum(axis=-1)
 
-  effect_TV = np.abs(jacobian(params["target_embedding"]["table"][...])).max(axis=-1)
+  table = params["target_embedding"]["table"][...]
+  effect_TV = np.abs(jacobian(table, SOURCE[:1], target)).max(axis=-1)
   sees_TT = effect_TV[:, target[0]] > 0
   np.testing.assert_array_equal(sees_TT, np.tri(5, dtype=bool))
-  assert not np.delete(effect_TV, np.array(target[0]), axis=1).any()
+  assert not np.delete(effect_TV, target[0], axis=1).any()
 
 
 # --- norms and precision --------------------------------------------------------------------------
@@ -342,11 +341,15 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
   config = tiny(**changes)
   expected = compiled(config)(SOURCE, TARGET)
-  memory = compiled(config, "remember")(SOURCE)
-  decode = compiled(config, "decode")
+  model, decode = make(config), compiled(config, "decode")
+
+  @jax.jit
+  def start(source, prompt):
+    memory, cache = model.remember(source), model.init_cache(2, num_slots=6)
+    return memory, *model.decode(prompt, cache, memory)
 
   prompt = np.array([[PAD, *TARGET[0, :2]], [TARGET[1, 0], PAD, TARGET[1, 1]]])
-  logits, cache = decode(prompt, make(config).init_cache(2, num_slots=6), memory)
+  memory, logits, cache = start(SOURCE, prompt)
   np.testing.assert_allclose(logits[0, 1:], expected[0, :2], atol=1e-4)
   np.testing.assert_allclose(logits[1, ::2], expected[1, :2], atol=1e-4)
   for t in (2, 3, 4):

@@ -1,5 +1,7 @@
 """The attention layer: decoding equals the full pass, shared tables, dropout, sown weights."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,19 +12,29 @@ from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.nn.positions import RelativePositionTables
 
 B, T, D, N, H = 3, 6, 16, 4, 4
-X = jax.random.normal(jax.random.key(0), (B, T, D))
-MEMORY = jax.random.normal(jax.random.key(1), (B, 5, D))
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
+MEMORY = RANDOM.standard_normal((B, 5, D), dtype=np.float32)
 
 
-def make_layer(*, num_key_heads=None, tables=True, per_head=True, beyond="clip", **options):
-  rngs = nnx.Rngs(0)
-  if tables:
-    tables = RelativePositionTables(
-      2, H, num_heads=N if per_head else None, beyond=beyond, rngs=rngs
-    )
-  return MultiHeadAttention(
-    D, N, num_key_heads=num_key_heads, tables=tables or None, rngs=rngs, **options
-  )
+def randomly(make):
+  """The module that `make(rngs)` makes, with random parameters: nothing is compiled."""
+  graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.3 * generator.standard_normal(leaf.shape), leaf.dtype)
+  return nnx.merge(graphdef, jax.tree.map(fill, state))
+
+
+def make_tables(rngs, per_head=True, beyond="clip"):
+  return RelativePositionTables(2, H, num_heads=N if per_head else None, beyond=beyond, rngs=rngs)
+
+
+def make_layer(*, tables=True, per_head=True, beyond="clip", **options):
+  def make(rngs):
+    layer_tables = make_tables(rngs, per_head, beyond) if tables else None
+    return MultiHeadAttention(D, N, tables=layer_tables, rngs=rngs, **options)
+
+  return randomly(make)
 
 
 VARIANTS = dict(
@@ -44,21 +56,21 @@ def spread(x, real):
   positions = np.where(real, np.cumsum(real, axis=1) - 1, -1)
   noise = 100 * np.random.default_rng(0).standard_normal((*real.shape, x.shape[-1]))
   places = np.maximum(positions, 0)[..., None]
-  tokens = np.where(real[..., None], np.take_along_axis(np.array(x), places, axis=1), noise)
-  return jnp.asarray(tokens, x.dtype), jnp.asarray(positions)
+  tokens = np.where(real[..., None], np.take_along_axis(x, places, axis=1), noise)
+  return tokens.astype(x.dtype), positions
 
 
 @pytest.mark.parametrize("parts", [[1, 1, 1, 1, 1, 1], [4, 1, 1]], ids=str)
 def test_any_split_into_parts_gives_the_full_pass(causal, parts):
   layer, expected, decode = causal
-  cache = layer.init_cache(B, num_slots=T)
+  cache = layer.init_cache(B, num_slots=10)
   outputs, start = [], 0
   for size in parts:
-    positions = jnp.tile(jnp.arange(start, start + size), (B, 1))
+    positions = np.tile(np.arange(start, start + size), (B, 1))
     y, cache = decode(X[:, start : start + size], cache, positions)
     outputs.append(y)
     start += size
-  np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), expected, atol=1e-5)
+  np.testing.assert_allclose(np.concatenate(outputs, axis=1), expected, atol=1e-5)
 
 
 def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pass(causal):
@@ -70,18 +82,18 @@ def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pas
   for row in range(B):
     np.testing.assert_allclose(y[row, real[row]], expected[row, :2], atol=1e-5)
 
-  rows = jnp.array([2, 0, 2])
+  rows = np.array([2, 0, 2])
   cache = jax.tree.map(lambda leaf: leaf[rows], cache)
   for t in (2, 3, 4):
-    y, cache = decode(X[rows, t : t + 1], cache, jnp.full((B, 1), t))
+    y, cache = decode(X[rows, t : t + 1], cache, np.full((B, 1), t))
     np.testing.assert_allclose(y[:, 0], expected[rows, t], atol=1e-5)
 
   # A row that ended reads padding while the others go on.
-  order = jnp.array([1, 2, 0])
+  order = np.array([1, 2, 0])
   rows, cache = rows[order], jax.tree.map(lambda leaf: leaf[order], cache)
-  y, cache = decode(X[rows, 5:6], cache, jnp.array([[5], [-1], [5]]))
+  y, cache = decode(X[rows, 5:6], cache, np.array([[5], [-1], [5]]))
   np.testing.assert_allclose(y[::2, 0], expected[rows[::2], 5], atol=1e-5)
-  y, cache = decode(X[rows, 5:6], cache, jnp.array([[-1], [5], [-1]]))
+  y, cache = decode(X[rows, 5:6], cache, np.array([[-1], [5], [-1]]))
   np.testing.assert_allclose(y[1, 0], expected[rows[1], 5], atol=1e-5)
 
 
@@ -89,7 +101,7 @@ def test_a_full_cache_refuses_a_token():
   layer = make_layer()
   cache = layer.init_cache(B, num_slots=2)
   with pytest.raises(ValueError, match="cache of 2 slots holds 0 tokens: no room for 3"):
-    layer.decode(X[:, :3], cache, jnp.tile(jnp.arange(3), (B, 1)))
+    layer.decode(jnp.asarray(X[:, :3]), cache, jnp.zeros((B, 3), int))
 
 
 def test_grouped_heads_have_smaller_projections_and_cache():
@@ -110,9 +122,10 @@ def test_projections_start_with_unit_variance():
 class Stack(nnx.Module):
   """Two attention layers, one after the other."""
 
-  def __init__(self, first: RelativePositionTables, second: RelativePositionTables):
-    layer = lambda tables, seed: MultiHeadAttention(D, N, tables=tables, rngs=nnx.Rngs(seed))
-    self.layers = nnx.List([layer(first, 1), layer(second, 2)])
+  def __init__(self, share: bool, rngs: nnx.Rngs):
+    first = make_tables(rngs)
+    tables = [first, first if share else make_tables(rngs)]
+    self.layers = nnx.List([MultiHeadAttention(D, N, tables=t, rngs=rngs) for t in tables])
 
   def __call__(self, x):
     for layer in self.layers:
@@ -121,19 +134,21 @@ class Stack(nnx.Module):
 
 
 def test_shared_tables_are_one_parameter_with_the_sum_of_the_gradients():
-  tables = lambda: RelativePositionTables(2, H, num_heads=N, rngs=nnx.Rngs(0))
-  one = tables()
-  grads = []
-  for stack in (Stack(one, one), Stack(tables(), tables())):
+  def gradients(stack):
     graphdef, params = nnx.split(stack)
-    loss = lambda params, graphdef=graphdef: jnp.sum(nnx.merge(graphdef, params)(X) ** 2)
-    grads.append(jax.jit(jax.grad(loss))(params)["layers"])
-  shared, separate = grads
-  assert "tables" not in shared[1]
+    loss = lambda params, x: jnp.sum(nnx.merge(graphdef, params)(x) ** 2)
+    return jax.jit(jax.grad(loss))(params, X)["layers"]
+
+  shared = randomly(functools.partial(Stack, True))
+  separate = randomly(functools.partial(Stack, False))
+  nnx.update(separate, nnx.state(shared))
+  nnx.update(separate.layers[1].tables, nnx.state(shared.layers[0].tables))
+  of_shared, of_separate = gradients(shared), gradients(separate)
+  assert "tables" not in of_shared[1]
   for name in ("key", "value"):
-    first, second = (separate[i]["tables"][name][...] for i in (0, 1))
-    assert jnp.abs(first).max() > 0.1 and jnp.abs(second).max() > 0.1
-    np.testing.assert_allclose(shared[0]["tables"][name][...], first + second, rtol=1e-4)
+    first, second = (np.asarray(of_separate[i]["tables"][name][...]) for i in (0, 1))
+    assert np.abs(first).max() > 0.1 and np.abs(second).max() > 0.1
+    np.testing.assert_allclose(of_shared[0]["tables"][name][...], first + second, rtol=1e-4)
 
 
 def test_dropout_needs_rngs_and_reaches_the_output():
@@ -177,8 +192,9 @@ def test_nothing_is_sown_unasked():
 def test_padding_of_a_memory_is_inert():
   layer = make_layer(tables=False)
   mask = jnp.array([1, 1, 1, 0, 0], bool)[None, None, None]
-  call = jax.jit(lambda memory: layer(X, memory, mask=mask))
-  noisy = MEMORY.at[:, 3:].set(1e4)
+  call = jax.jit(lambda memory: layer(jnp.asarray(X), memory, mask=mask))
+  noisy = MEMORY.copy()
+  noisy[:, 3:] = 1e4
   np.testing.assert_array_equal(call(MEMORY), call(noisy))
   np.testing.assert_allclose(call(MEMORY), jax.jit(layer)(X, MEMORY[:, :3]), atol=1e-6)
   gradient = jax.jit(jax.grad(lambda memory: jnp.sum(call(memory) ** 2)))(noisy)
@@ -196,4 +212,4 @@ def test_low_precision_computes_with_float32_parameters():
 
 def test_the_implementation_named_is_the_one_asked():
   with pytest.raises(ValueError, match="implementation is 'nonsense'"):
-    make_layer(implementation="nonsense")(X)
+    make_layer(implementation="nonsense")(jnp.asarray(X))

@@ -8,8 +8,9 @@ from flax import nnx
 
 from relpos_jax.nn.blocks import FeedForward, Residual
 
-X = jax.random.normal(jax.random.key(0), (3, 5, 8))
-Y = jax.random.normal(jax.random.key(1), (3, 5, 8))
+RANDOM = np.random.default_rng(0)
+X = jnp.asarray(RANDOM.standard_normal((3, 5, 8)), jnp.float32)
+Y = jnp.asarray(RANDOM.standard_normal((3, 5, 8)), jnp.float32)
 RNGS = lambda: nnx.Rngs(dropout=jax.random.key(0))
 
 
