@@ -1,7 +1,8 @@
 """The shape alphabet: one letter means one thing in every annotation, local name and einsum.
 
 B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R relation rows,
-E edge labels, F edge features or feed-forward width, V vocabulary, L padded sentence length.
+E edge labels, F edge features or feed-forward width, V vocabulary, L padded sentence length,
+W beam width.
 
 >>> from relpos_jax.typing import Array, Float
 >>> def logits(query: Float[Array, "B T N H"], key: Float[Array, "B S N H"]): ...
