@@ -1,0 +1,153 @@
+"""The folder of a run: whose it is, what it was made with."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from relpos_jax.errors import InputError
+
+# What a run may be continued with changed: keys, or groups of them, that no step depends on.
+MAY_CHANGE = (
+  "training.num_steps",
+  "training.eval_every",
+  "training.save_every",
+  "training.keep_checkpoints",
+  "training.num_samples",
+  "decoding",
+  "evaluation",
+)
+
+_PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool:
+  """Makes the folder, or finds that it holds the run of this very config, to be continued.
+
+  Only the keys of `MAY_CHANGE` may differ from those of the run. Files whose names begin with a dot
+  do not count. Nothing in the folder is changed.
+
+  Returns:
+    Whether there is a run to continue.
+
+  Raises:
+    InputError: the folder holds another config's run or other files, or cannot be made.
+
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   new = claim_workdir(folder, dict(seed=0))
+  ...   write_run_files(folder, dict(seed=0))
+  ...   print(new, claim_workdir(folder, dict(seed=0)))
+  False True
+  """
+  workdir = pathlib.Path(workdir)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    files = sorted(path.name for path in workdir.iterdir() if not path.name.startswith("."))
+  except OSError as error:
+    raise InputError(f"cannot use {workdir} ({error.strerror}): give another --workdir") from error
+  if "config.json" not in files:
+    if files:
+      raise InputError(
+        f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
+      )
+    return False
+  _compare(workdir, _read_json(workdir / "config.json"), config)
+  return True
+
+
+def _compare(workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+  old, new = _flatten(old), _flatten(new)
+  for name in new | old:
+    there, here = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
+    if there != here and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
+      raise InputError(
+        f"{workdir} holds the run of another config: {name} is {there} there and {here} here: "
+        "give another --workdir, or delete that folder"
+      )
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  flat = {}
+  for key, value in config.items():
+    flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+  return flat
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+      raise ValueError("not a JSON object")
+    return content
+  except (OSError, ValueError) as error:
+    raise InputError(f"cannot read {path} ({error}): give another --workdir") from error
+
+
+def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> None:
+  """Writes config.json, the values of the config, and environment.json, what they run on.
+
+  Written at each start of a run: the environment is the last one's.
+  """
+  for name, content in (("config", config), ("environment", environment())):
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    pathlib.Path(workdir, f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def environment() -> dict[str, Any]:
+  """Date, command line, versions and hardware of this process.
+
+  >>> environment()["processes"]
+  1
+  """
+  devices = jax.devices()
+  return dict(
+    date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    command=shlex.join(["python", *sys.orig_argv[1:]]),
+    git_commit=_git_commit(),
+    python=platform.python_version(),
+    packages={name: _version(name) for name in _PACKAGES},
+    platform=platform.platform(),
+    cpu=_cpu_model(),
+    cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    devices=f"{len(devices)} x {devices[0].device_kind}",
+    processes=jax.process_count(),
+  )
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _cpu_model() -> str:
+  cpuinfo = pathlib.Path("/proc/cpuinfo")
+  if cpuinfo.exists():
+    for line in cpuinfo.read_text().splitlines():
+      if line.startswith("model name"):
+        return line.partition(":")[2].strip()
+  return platform.processor() or platform.machine()
+
+
+def _git_commit() -> str | None:
+  """The commit of this package's own checkout, marked where files differ from it."""
+  checkout = pathlib.Path(__file__).parents[2]
+  if not (checkout / ".git").exists():
+    return None
+  command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+  try:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return result.stdout.strip()

@@ -1,0 +1,126 @@
+"""A run's folder takes the same config's run again, and nothing else."""
+
+import copy
+import importlib.metadata
+import json
+import pathlib
+import shlex
+import sys
+
+import pytest
+
+from relpos_jax.errors import InputError
+from relpos_jax.training import workdir as workdir_module
+from relpos_jax.training.workdir import claim_workdir, write_run_files
+
+CONFIG = dict(
+  seed=0,
+  model=dict(width=512, rate=0.1, layers=(1, 2), name="Käse"),
+  training=dict(num_steps=100, save_every=10, warmup_steps=4),
+  decoding=dict(beam_size=4),
+)
+
+
+def changed(**sections):
+  config = copy.deepcopy(CONFIG)
+  for name, values in sections.items():
+    config[name].update(values)
+  return config
+
+
+def contents(folder):
+  return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(folder, config):
+  before = contents(folder)
+  with pytest.raises(InputError) as error:
+    claim_workdir(folder, config)
+  assert contents(folder) == before
+  assert "\n" not in str(error.value) and str(folder) in str(error.value)
+  return str(error.value)
+
+
+def test_a_new_folder_is_made_and_then_holds_a_run(tmp_path):
+  folder = tmp_path / "runs" / "a"
+  assert claim_workdir(folder, CONFIG) is False
+  assert folder.is_dir() and not contents(folder)
+  assert claim_workdir(folder, CONFIG) is False
+  write_run_files(folder, CONFIG)
+  (folder / "metrics.jsonl").touch()
+  assert claim_workdir(folder, CONFIG) is True
+
+
+def test_hidden_files_do_not_count(tmp_path):
+  (tmp_path / ".DS_Store").touch()
+  assert claim_workdir(tmp_path, CONFIG) is False
+
+
+@pytest.mark.parametrize(
+  "config, words",
+  [
+    (changed(model=dict(width=128)), "model.width 512 128"),
+    (changed(model=dict(layers=(1, 3))), "model.layers [1, 2] [1, 3]"),
+    (changed(model=dict(bias=True)), "model.bias absent true"),
+    (changed(training=dict(num_steps=7, warmup_steps=5)), "training.warmup_steps 4 5"),
+    (CONFIG | dict(seed=1), "seed 0 1"),
+    (CONFIG | dict(model=dict(width=512)), "model.rate 0.1 absent"),
+    (CONFIG | dict(decoding_of=3), "decoding_of absent 3"),
+  ],
+)
+def test_another_config_is_refused_with_the_key_and_both_values(tmp_path, config, words):
+  write_run_files(tmp_path, CONFIG)
+  text = refusal(tmp_path, config)
+  assert "another --workdir" in text
+  assert all(word in text for word in words.split())
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    changed(training=dict(num_steps=200)),
+    changed(training=dict(save_every=5)),
+    changed(decoding=dict(beam_size=1, length_penalty=0.6)),
+  ],
+)
+def test_what_no_step_depends_on_may_change(tmp_path, config):
+  write_run_files(tmp_path, CONFIG)
+  assert claim_workdir(tmp_path, config) is True
+
+
+def test_other_files_are_refused_and_kept(tmp_path):
+  (tmp_path / "thesis.tex").write_text("...")
+  assert "'thesis.tex' but no run" in refusal(tmp_path, CONFIG)
+
+
+def test_a_file_for_a_folder_is_refused(tmp_path):
+  (tmp_path / "file").touch()
+  for path in (tmp_path / "file", tmp_path / "file" / "run"):
+    with pytest.raises(InputError, match=f"cannot use {path} .*another --workdir"):
+      claim_workdir(path, CONFIG)
+
+
+@pytest.mark.parametrize("broken", [b'{"seed": 0', b"\xff\xfe", b"[]"])
+def test_an_unreadable_config_is_refused(tmp_path, broken):
+  (tmp_path / "config.json").write_bytes(broken)
+  assert "cannot read" in refusal(tmp_path, CONFIG)
+
+
+def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
+  write_run_files(tmp_path, CONFIG)
+  assert json.loads((tmp_path / "config.json").read_text("utf-8")) == json.loads(json.dumps(CONFIG))
+  environment = json.loads((tmp_path / "environment.json").read_text("utf-8"))
+  assert environment["devices"] == "8 x cpu" and environment["cpu_cores"] >= 1
+  assert environment["python"] == ".".join(map(str, sys.version_info[:3]))
+  assert environment["packages"]["jax"] == importlib.metadata.version("jax")
+  assert shlex.split(environment["command"])[1:] == sys.orig_argv[1:]
+  assert environment["cpu"] and environment["date"].endswith("+00:00")
+
+
+def test_no_git_and_no_checkout_of_its_own_are_no_fault(tmp_path, monkeypatch):
+  with monkeypatch.context() as context:
+    context.setenv("PATH", str(tmp_path))
+    assert workdir_module._git_commit() is None
+  elsewhere = pathlib.Path(workdir_module.__file__).parent / "inside" / "another_repository.py"
+  monkeypatch.setattr(workdir_module, "__file__", str(elsewhere))
+  assert workdir_module._git_commit() is None
