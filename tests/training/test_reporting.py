@@ -82,7 +82,6 @@ def test_nothing_is_written_without_a_step(tmp_path):
 @pytest.mark.parametrize("num_steps, kept", [(10, 10), (1000, 1000), (5_003, 1001)])
 def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path, num_steps, kept):
   reporter, _ = make_reporter(tmp_path, num_steps)
-  reporter._tensorboard = type("Silent", (), dict(add_scalar=lambda *_: 0, close=lambda _: 0))()
   with reporter:
     for step in range(1, num_steps + 1):
       reporter.step(step, dict(loss=1.0, num_tokens=1))
