@@ -11,6 +11,7 @@ def get_config() -> ConfigDict:
   """The values of `configs/default.py`."""
   return ConfigDict(
     dict(
+      name="default",  # runs/NAME is the run's folder if --workdir is not given
       seed=0,  # of parameters, order of batches, dropout
       data=dict(
         source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
@@ -68,7 +69,7 @@ def get_config() -> ConfigDict:
         eval_every=2000,
         save_every=2000,
         keep_checkpoints=20,
-        num_samples=5,  # valid sentences translated at each evaluation
+        num_samples=100,  # valid sentences translated greedily at each evaluation
       ),
       decoding=dict(
         beam_size=4,

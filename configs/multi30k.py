@@ -26,6 +26,7 @@ def get_config(argument: str = ""):
   positions = [word for word in words if word not in _RECIPES]
   recipe = _RECIPES[recipes[-1] if recipes else "short"]
   config = default.get_config()
+  config.name = "-".join(["multi30k", *words])
   config.data.update(source="multi30k", moses=True, lowercase=True)
   config.vocabulary.size = 10_000
   config.batches.update(tokens=recipe["tokens"], max_length=64, num_shapes=6)

@@ -1,6 +1,6 @@
 """A small Transformer on the embedded English-German corpus: minutes on two CPU cores.
 
-  python -m experiments.train --config=configs/quickstart.py
+python -m experiments.train --config=configs/quickstart.py
 """
 
 from configs import default
@@ -9,6 +9,7 @@ from configs import default
 def get_config():
   """The smallest run from which a useful translator comes."""
   config = default.get_config()
+  config.name = "quickstart"
   config.vocabulary.size = 2_000
   config.batches.update(tokens=1024, max_length=64, num_shapes=4)
   config.model.update(num_layers=2, width=128, num_heads=4, feed_forward=256)

@@ -26,6 +26,7 @@ def get_config(argument: str = ""):
   """The paper's values by name; base, ende, relative and v1 by default."""
   chosen = _choose(argument)
   config = default.get_config()
+  config.name = "-".join(["wmt14", *chosen.values()])
   config.data.update(source="wmt14", languages=f"en-{chosen['languages'][2:]}")
   config.batches.update(tokens=8 * 4096, max_length=256, num_shapes=8)
   config.model.positions = chosen["positions"]

@@ -2,9 +2,97 @@
 
 import difflib
 
+import jax
+import jax.numpy as jnp
+import sacrebleu
+from flax import nnx
 from ml_collections import ConfigDict
 
+from configs import default
+from relpos_jax.data.corpus import SOURCES
 from relpos_jax.errors import InputError
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+
+_CHOICES = {
+  "data.source": tuple(SOURCES),
+  "vocabulary.kind": ("bpe", "wordpiece"),
+  "training.schedule": ("paper", "inverse_sqrt"),
+  "training.prng": ("threefry2x32", "rbg", "unsafe_rbg"),
+  "evaluation.tokenize": tuple(sacrebleu.BLEU.TOKENIZERS),
+}
+_AT_LEAST_ONE = (
+  *("batches.tokens", "batches.max_length", "batches.num_shapes"),
+  *("model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
+  *("training.num_steps", "training.warmup_steps", "training.num_microbatches"),
+  *("training.eval_every", "training.save_every", "training.keep_checkpoints"),
+  *("training.num_samples", "decoding.beam_size", "decoding.average_checkpoints"),
+)
+_NOT_NEGATIVE = ("model.max_distance", "decoding.length_penalty", "decoding.extra_length")
+_RATES = (
+  "model.embedding_dropout_rate",
+  "model.dropout_rate",
+  "model.attention_dropout_rate",
+  "model.feed_forward_dropout_rate",
+  "training.label_smoothing",
+)
+
+
+def validate(config: ConfigDict) -> None:
+  """Holds a config against the meaning of its values, in a second and without any data.
+
+  Raises:
+    InputError: names the first value that is wrong, and the remedy.
+  """
+  check_types(config, default.get_config())
+  value = lambda name: config[name.split(".")[0]][name.split(".")[1]]
+  for name, choices in _CHOICES.items():
+    if value(name) not in choices:
+      raise InputError(f"config.{name} is {value(name)!r}: choose one of {', '.join(choices)}")
+  for names, fits, wanted in (
+    (_AT_LEAST_ONE, lambda x: x >= 1, "at least 1"),
+    (_NOT_NEGATIVE, lambda x: x >= 0, "at least 0"),
+    (_RATES, lambda x: 0 <= x < 1, "from 0 to below 1"),
+    (("training.learning_rate",), lambda x: x > 0, "above 0"),
+  ):
+    for name in names:
+      if not fits(value(name)):
+        raise InputError(f"config.{name} is {value(name)}: give a number {wanted}")
+  _check_together(config)
+  _check_model(config)
+
+
+def _check_together(config: ConfigDict) -> None:
+  if config.model.share_embeddings and not config.vocabulary.joint:
+    raise InputError(
+      "config.model.share_embeddings needs one vocabulary for both languages: "
+      "set config.vocabulary.joint=True or config.model.share_embeddings=False"
+    )
+  if config.decoding.average_checkpoints > config.training.keep_checkpoints:
+    raise InputError(
+      f"config.decoding.average_checkpoints is {config.decoding.average_checkpoints}, but only "
+      f"{config.training.keep_checkpoints} are kept: raise config.training.keep_checkpoints"
+    )
+
+
+def model_config(config: ConfigDict, source_vocab_size: int, target_vocab_size: int):
+  """The `TransformerConfig` of `config.model`."""
+  values = config.model.to_dict() | dict(implementation=config.model.implementation or None)
+  return TransformerConfig(source_vocab_size, target_vocab_size, **values)
+
+
+def _check_model(config: ConfigDict) -> None:
+  """Traces training and decoding without computing: what the operator refuses, it refuses here."""
+  token = jnp.ones((1, 1), int)
+
+  def trace():
+    model = Transformer(model_config(config, 8, 8), rngs=nnx.Rngs(0))
+    model(token, token, rngs=nnx.Rngs(dropout=0))
+    return model.decode(token, model.init_cache(1, 1), model.remember(token))
+
+  try:
+    jax.eval_shape(trace)
+  except (ValueError, NotImplementedError) as error:
+    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
 
 
 def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
@@ -28,13 +116,13 @@ def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
   for name in values:
     if name not in wanted:
       raise unknown_key(name, defaults)
-  for name, default in wanted.items():
+  for name, example in wanted.items():
     if name not in values:
       raise InputError(f"config.{name} is missing: start from the values of configs/default.py")
-    if not _fits(values[name], default):
+    if not _fits(values[name], example):
       value = values[name]
       raise InputError(
-        f"config.{name} must be of type {_type_name(default)}, "
+        f"config.{name} must be of type {_type_name(example)}, "
         f"not {value!r} ({type(value).__name__})"
       )
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
@@ -27,7 +28,7 @@ class Translator:
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
     extra_length: a translation has at most this many tokens more than its source.
     token_budget: padded source tokens in a batch.
-    place: puts a batch on the devices, its rows a multiple of `multiple_of`.
+    mesh: with the axis `data`, over which a batch's rows are spread; one device if None.
   """
 
   def __init__(
@@ -40,27 +41,32 @@ class Translator:
     length_penalty: float = 0.6,
     extra_length: int = 50,
     token_budget: int = 2048,
-    place: Callable[[np.ndarray], Array] = jnp.asarray,
-    multiple_of: int = 1,
+    mesh: Mesh | None = None,
   ):
     self.params = params
     self.tokenizers = tokenizers
     self._token_budget = token_budget
-    self._place = place
-    self._multiple_of = multiple_of
+    self._num_devices = mesh.size if mesh else 1
     search = functools.partial(
-      _search, graphdef, beam_size=beam_size, length_penalty=length_penalty,
+      _search,
+      graphdef,
+      beam_size=beam_size,
+      length_penalty=length_penalty,
       extra_length=extra_length,
-    )  # fmt: skip
-    self._search = jax.jit(search)
+    )
+    self._search = jax.jit(_over_devices(search, mesh) if mesh else search)
 
-  def __call__(self, lines: Sequence[str]) -> list[str]:
-    """Translates every line, in order; an empty line gives an empty one."""
+  def __call__(self, lines: Sequence[str], params: PyTree | None = None) -> list[str]:
+    """Translates every line, in order; an empty line gives an empty one.
+
+    `params` stand for those of the translator, as while they are trained.
+    """
+    params = self.params if params is None else params
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     spoken = [i for i, line in enumerate(lines) if line.strip()]
     for rows in _by_length(spoken, sources.lengths, self._token_budget):
-      tokens = self._search(self.params, self._place(self._pad(sources, rows)))
+      tokens = self._search(params, self._pad(sources, rows))
       for i, ids in zip(rows, np.asarray(tokens), strict=False):  # the last rows are filling
         translations[i] = decode(self.tokenizers.target, ids)
     return translations
@@ -68,9 +74,22 @@ class Translator:
   def _pad(self, sources: Ragged, rows: list[int]) -> Int[np.ndarray, "B S"]:
     """A fixed number of rows for each padded length, so that few shapes are compiled."""
     length = _padded_length(sources.lengths[rows].max())
-    multiple = self._multiple_of
-    num_rows = -(-_num_rows(length, self._token_budget) // multiple) * multiple
+    rows_each = -(-_num_rows(length, self._token_budget) // self._num_devices)
+    num_rows = rows_each * self._num_devices
     return sources.padded(np.array(rows), (num_rows, length), PAD)
+
+
+def _over_devices(search: Callable, mesh: Mesh) -> Callable:
+  """Each device searches for its own rows, and stops by itself; every process gets all results."""
+  sharded = jax.shard_map(
+    search,
+    mesh=mesh,
+    in_specs=(PartitionSpec(), PartitionSpec("data")),
+    out_specs=PartitionSpec("data"),
+    check_vma=False,
+  )
+  gather = NamedSharding(mesh, PartitionSpec())
+  return lambda params, source: jax.lax.with_sharding_constraint(sharded(params, source), gather)
 
 
 def _padded_length(length: int) -> int:

@@ -55,19 +55,20 @@ def make_train_step(
     grads = jax.tree.map(lambda g: g * scale, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = dict(loss=loss * scale, grad_norm=optax.global_norm(grads), num_tokens=num_tokens)
+    metrics = dict(loss=loss * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
     return TrainState(state.step + 1, params, opt_state), metrics
 
   return jax.jit(train_step, donate_argnums=0)
 
 
-def make_eval_step(graphdef: nnx.GraphDef, *, bos: int):
-  """Builds `eval_step(params, batch) -> Loss`, without smoothing and dropout."""
+def make_eval_step(graphdef: nnx.GraphDef, *, bos: int, label_smoothing: float):
+  """Builds `eval_step(params, batch) -> Loss`, the training's without dropout."""
 
   @jax.jit
   def eval_step(params, batch) -> Loss:
     model = nnx.merge(graphdef, params)
-    return cross_entropy(model(batch.source, shift_right(batch.target, bos)), batch.target)
+    logits = model(batch.source, shift_right(batch.target, bos))
+    return cross_entropy(logits, batch.target, smoothing=label_smoothing)
 
   return eval_step
 

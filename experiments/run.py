@@ -1,0 +1,128 @@
+"""From a config to the parts of a run, and from a run's folder back to them."""
+
+import functools
+import json
+import pathlib
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.validation import model_config
+from relpos_jax.data.batching import Batches, bucket_boundaries, pair_lengths
+from relpos_jax.data.corpus import Corpus, load_corpus
+from relpos_jax.data.normalize import normalize_corpus, normalize_lines
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.tokenizer import Tokenizers, encode, load_tokenizers, train_tokenizer
+from relpos_jax.decoding.translator import Translator
+from relpos_jax.errors import InputError
+from relpos_jax.models.seq2seq import Transformer
+from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.sharding import data_mesh, replicate
+
+
+class Run(NamedTuple):
+  """A model, trained or not, and what belongs to it."""
+
+  config: ConfigDict
+  tokenizers: Tokenizers
+  mesh: jax.sharding.Mesh
+  graphdef: nnx.GraphDef
+  params: nnx.State
+
+
+def load_data(config: ConfigDict) -> Corpus:
+  """The sentence pairs of `config.data`, normalised as it says."""
+  data = config.data
+  options = data[data.source].to_dict()
+  if data.source in ("multi30k", "wmt14"):
+    options["languages"] = data.languages
+  corpus = load_corpus(data.source, **options)
+  if "valid" not in corpus.splits:
+    raise InputError("no validation pairs: give --config.data.pairs.valid=source_file,target_file")
+  if data.moses or data.lowercase:
+    corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
+  return corpus
+
+
+def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
+  """Lines of the source language as the model saw them in training."""
+  data = config.data
+  if not (data.moses or data.lowercase):
+    return lines
+  language = data.languages.partition("-")[0]
+  return normalize_lines(lines, language, moses=data.moses, lowercase=data.lowercase)
+
+
+def learn_tokenizers(config: ConfigDict, corpus: Corpus) -> Tokenizers:
+  """Trains the vocabularies of `config.vocabulary` on the training split."""
+  train = corpus.splits["train"]
+  learn = functools.partial(
+    train_tokenizer, kind=config.vocabulary.kind, size=config.vocabulary.size
+  )
+  if config.vocabulary.joint:
+    joint = learn(line for pair in train for line in pair)
+    return Tokenizers(joint, joint)
+  return Tokenizers(*(learn(pair[side] for pair in train) for side in (0, 1)))
+
+
+def make_batches(
+  config: ConfigDict, corpus: Corpus, tokenizers: Tokenizers, num_devices: int
+) -> tuple[Batches, Batches]:
+  """Batches of the training split, endless and shuffled, and of the valid split, in order."""
+  train, valid = (_encode_pairs(tokenizers, corpus.splits[name]) for name in ("train", "valid"))
+  make = functools.partial(
+    Batches,
+    boundaries=bucket_boundaries(
+      pair_lengths(*train), config.batches.num_shapes, max_length=config.batches.max_length
+    ),
+    token_budget=config.batches.tokens,
+    multiple_of=num_devices * config.training.num_microbatches,
+  )
+  return make(*train, seed=config.seed), make(*valid, seed=None)
+
+
+def _encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
+  source, target = tokenizers
+  return encode(source, (pair[0] for pair in pairs)), encode(target, (pair[1] for pair in pairs))
+
+
+def init_run(config: ConfigDict, tokenizers: Tokenizers) -> Run:
+  """The model of `config.model` with random parameters, on the devices of `config.training`."""
+  source, target = (tokenizer.get_vocab_size() for tokenizer in tokenizers)
+  make = functools.partial(Transformer, model_config(config, source, target))
+  graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
+  init = jax.jit(lambda key: nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param))
+  params = init(jax.random.key(config.seed))
+  num_devices = config.training.num_devices
+  mesh = data_mesh(None if num_devices == -1 else num_devices)
+  return Run(config, tokenizers, mesh, graphdef, replicate(params, mesh))
+
+
+def load_run(workdir: str | pathlib.Path) -> Run:
+  """The run in a folder, with the mean of its last checkpoints' parameters, on all devices.
+
+  Raises:
+    InputError: no run there, or a part of it is missing.
+  """
+  path = pathlib.Path(workdir, "config.json")
+  if not path.exists():
+    raise InputError(f"no training run in {str(workdir)!r}: give the --workdir of one")
+  config = ConfigDict(json.loads(path.read_text()))
+  config.training.num_devices = -1
+  return with_average(init_run(config, load_tokenizers(workdir)), workdir)
+
+
+def with_average(run: Run, workdir: str | pathlib.Path) -> Run:
+  """The run with the mean of the parameters in its last checkpoints."""
+  with Checkpoints(pathlib.Path(workdir, "checkpoints")) as checkpoints:
+    num = run.config.decoding.average_checkpoints
+    return run._replace(params=checkpoints.average(num, like=run.params))
+
+
+def make_translator(run: Run, **changes) -> Translator:
+  """Translates as `config.decoding` says, but for the changes, on the run's devices."""
+  options = run.config.decoding.to_dict() | changes
+  del options["average_checkpoints"]
+  return Translator(run.graphdef, run.params, run.tokenizers, mesh=run.mesh, **options)

@@ -1,0 +1,145 @@
+r"""Trains a translation model, scores it and draws what it learned.
+
+  python -m experiments.train --config=configs/quickstart.py
+  python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
+  python -m experiments.train --config=configs/quickstart.py --config.model.max_distance=4 \
+      --workdir=runs/k4
+
+The folder --workdir holds all of the run; the same command again goes on where it stopped.
+"""
+
+import functools
+import pathlib
+import sys
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments import command
+from experiments.evaluate import evaluate
+from experiments.run import (
+  Run,
+  init_run,
+  learn_tokenizers,
+  load_data,
+  make_batches,
+  make_translator,
+  with_average,
+)
+from experiments.validation import validate
+from relpos_jax.data.batching import Batches, prefetch
+from relpos_jax.data.corpus import Corpus
+from relpos_jax.data.tokenizer import BOS, Tokenizers, load_tokenizers, save_tokenizers
+from relpos_jax.evaluation.bleu import corpus_bleu
+from relpos_jax.evaluation.report import plain_text, samples
+from relpos_jax.training import optimizer as optimizers
+from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.loop import NonFiniteError, train
+from relpos_jax.training.reporting import Reporter
+from relpos_jax.training.sharding import replicate, shard_rows
+from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
+from relpos_jax.training.workdir import claim_workdir, write_run_files
+
+FLAGS = dict(
+  config=command.CONFIG,
+  workdir=command.Flag("", "the run's folder; runs/NAME with the config's name if not given"),
+)
+
+_SHOWN = 3  # sample translations at each evaluation
+
+
+def main(config: ConfigDict, workdir: str) -> None:
+  """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
+  validate(config)
+  workdir = pathlib.Path(workdir or f"runs/{config.name}")
+  claim_workdir(workdir, config.to_dict())
+  corpus = load_data(config)
+  for note in corpus.notes:
+    print(note)
+  write_run_files(workdir, config.to_dict())
+  run = init_run(config, _tokenizers(config, corpus, workdir))
+  try:
+    run_training(run, corpus, workdir)
+  except NonFiniteError as error:
+    sys.exit(f"stopped: {error}")
+  evaluate(with_average(run, workdir), corpus, workdir)
+
+
+def _tokenizers(config: ConfigDict, corpus: Corpus, workdir: pathlib.Path) -> Tokenizers:
+  """Those of the run's folder, or new ones, kept there."""
+  if not any(workdir.glob("tokenizer*.json")):
+    save_tokenizers(learn_tokenizers(config, corpus), workdir)
+  return load_tokenizers(workdir)
+
+
+def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
+  """Puts the parts of `config.training` together and trains."""
+  config = run.config.training
+  train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
+  print(f"training: {train_batches}")
+  place = functools.partial(shard_rows, mesh=run.mesh)
+  optimizer = optimizers.adam(_schedule(run.config))
+  train_step = make_train_step(
+    run.graphdef,
+    optimizer,
+    bos=BOS,
+    label_smoothing=config.label_smoothing,
+    num_microbatches=config.num_microbatches,
+    dropout_key=jax.random.key(run.config.seed, impl=config.prng),
+  )
+  state = replicate(init_state(run.params, optimizer), run.mesh)
+  with (
+    Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
+    Reporter(workdir, config.num_steps) as reporter,
+  ):
+    if checkpoints.latest_step() is not None:
+      state = checkpoints.restore(like=state)
+    train(
+      state,
+      train_step,
+      map(place, prefetch(train_batches, int(state.step), config.num_steps)),
+      num_steps=config.num_steps,
+      report=reporter.step,
+      evaluate=_report_valid(run, corpus, valid_batches, reporter),
+      save=lambda state: checkpoints.save(int(state.step), state),
+      eval_every=config.eval_every,
+      save_every=config.save_every,
+    )
+
+
+def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter):
+  """What each evaluation during training does: the valid loss, and BLEU of some sentences."""
+  eval_step = make_eval_step(
+    run.graphdef, bos=BOS, label_smoothing=run.config.training.label_smoothing
+  )
+  translator = make_translator(run, beam_size=1)
+  place = functools.partial(shard_rows, mesh=run.mesh)
+  some = corpus.splits["valid"][: run.config.training.num_samples]
+  sources, references = zip(*some, strict=True)
+
+  def report_valid(state: TrainState) -> None:
+    losses = [
+      eval_step(state.params, place(batch)) for batch in prefetch(batches, 0, batches.num_per_epoch)
+    ]
+    total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
+    translations = translator(sources, state.params)
+    bleu = corpus_bleu(translations, references, **run.config.evaluation)
+    examples = plain_text(samples([*zip(sources, references, translations, strict=True)][:_SHOWN]))
+    step = int(state.step)
+    reporter.values(step, dict(valid_loss=total / num_tokens, valid_bleu=bleu.value))
+    reporter.text(step, "valid", examples)
+
+  return report_valid
+
+
+def _schedule(config: ConfigDict):
+  training = config.training
+  if training.schedule == "paper":
+    return optimizers.paper_schedule(
+      config.model.width, training.warmup_steps, training.learning_rate
+    )
+  return optimizers.inverse_sqrt(training.learning_rate, training.warmup_steps)
+
+
+if __name__ == "__main__":
+  command.run(main, FLAGS)

@@ -1,0 +1,60 @@
+"""Translates lines with a trained model, in order, from a file or stdin to stdout.
+
+echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
+python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
+python -m experiments.translate --workdir=runs/quickstart --input=FILE --plot=attention.png
+"""
+
+import itertools
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from experiments import command
+from experiments.evaluate import draw_attention
+from experiments.run import load_run, make_translator, normalize_input
+from relpos_jax.data.pairs import read_lines
+from relpos_jax.errors import InputError
+
+_LINES_AT_ONCE = 1024
+
+FLAGS = dict(
+  workdir=command.Flag(None, "the folder of a training run"),
+  input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
+  beam_size=command.Flag(0, "hypotheses kept; 0: as in the run's config, 1: greedy"),
+  plot=command.Flag("", "draws the attention of the first sentence into this .png file"),
+)
+
+
+def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
+  """Writes the translation of each line; an empty line gives an empty line."""
+  if beam_size < 0:
+    raise InputError(f"--beam_size={beam_size}: give 1 or more, or 0 for the run's own")
+  lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
+  run = load_run(workdir)
+  translate = make_translator(run, **(dict(beam_size=beam_size) if beam_size else {}))
+  for chunk in _chunks(lines, 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE):
+    chunk = normalize_input(run.config, chunk)
+    translations = translate(chunk)
+    print(*translations, sep="\n", flush=True)
+    if plot and chunk[0].strip():
+      draw_attention(run, chunk[0], translations[0], plot)
+      print(f"drew {plot}", file=sys.stderr)
+      plot = ""
+
+
+def _stdin_lines() -> Iterator[str]:
+  for number, line in enumerate(sys.stdin.buffer, start=1):
+    try:
+      yield line.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+      raise InputError(f"invalid UTF-8 in line {number} of stdin: convert it to UTF-8") from None
+
+
+def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
+  while chunk := list(itertools.islice(lines, size)):
+    yield chunk
+
+
+if __name__ == "__main__":
+  command.run(main, FLAGS)
