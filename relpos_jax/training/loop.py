@@ -31,7 +31,8 @@ def train(
     train_step: `(state, batch) -> (state, metrics)`.
     batches: those of steps `state.step`, `state.step + 1`, ...
     report: called with each step, counted from 1, and its metrics.
-    evaluate, save: called every `eval_every` and `save_every` steps, and after the last.
+    save, evaluate: called every `save_every` and `eval_every` steps, and after the last; save goes
+      first, so that nothing is lost if evaluating fails.
 
   Raises:
     NonFiniteError: names the step and its batch; only finite parameters are ever saved.
@@ -47,10 +48,10 @@ def train(
     num_to_keep = 0 if evaluate_now or save_now else 1
     while len(in_flight) > num_to_keep:
       _settle(*in_flight.popleft(), report)
-    if evaluate_now:
-      evaluate(state)
     if save_now:
       save(state)
+    if evaluate_now:
+      evaluate(state)
   return state
 
 

@@ -1,0 +1,200 @@
+"""The training step: devices, microbatches and padding do not matter; it learns and resumes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from relpos_jax.data.batching import Batch
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.optimizer import adam, inverse_sqrt
+from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
+from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
+
+DROPOUT = dict.fromkeys(
+  [
+    "embedding_dropout_rate",
+    "dropout_rate",
+    "attention_dropout_rate",
+    "feed_forward_dropout_rate",
+  ],
+  0.1,
+)
+CONFIG = dict(num_layers=1, width=16, num_heads=2, feed_forward=32, max_distance=2)
+ADAM = adam(inverse_sqrt(0.02, 50))
+SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
+
+
+def make_model(**dropout):
+  config = TransformerConfig(12, 12, **CONFIG, **dropout)
+  return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
+
+
+def start(optimizer, num_devices: int = 1) -> TrainState:
+  """The first state; its arrays are new each time, since a step gives them up."""
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
+  params = jax.tree.map(fill, make_model()[1])
+  return replicate(init_state(params, optimizer), data_mesh(num_devices))
+
+
+def copy_task(step: int) -> Batch:
+  """Eight rows of different lengths, to be copied."""
+  generator = np.random.default_rng(step)
+  tokens = generator.integers(4, 12, (8, 6))
+  lengths = generator.integers(1, 6, (8, 1))
+  place = np.arange(6)
+  rows = np.where(place < lengths, tokens, np.where(place == lengths, EOS, PAD)).astype(np.int32)
+  return Batch(rows, rows)
+
+
+@pytest.fixture(scope="module")
+def train_step():
+  graphdef, _ = make_model(**DROPOUT)
+  return make_train_step(
+    graphdef, ADAM, bos=BOS, label_smoothing=0.1, dropout_key=jax.random.key(0)
+  )
+
+
+def run(train_step, state: TrainState, start: int, stop: int, num_devices: int = 1):
+  """The state after steps start to stop - 1, and their losses."""
+  losses = []
+  for step in range(start, stop):
+    state, metrics = train_step(state, shard_rows(copy_task(step), data_mesh(num_devices)))
+    losses.append(float(metrics["loss"]))
+  return state, losses
+
+
+def test_eight_devices_lose_as_much_as_one_with_dropout_too(train_step):
+  _, of_one = run(train_step, start(ADAM), 0, 5)
+  compiled = train_step._cache_size()
+  state, of_eight = run(train_step, start(ADAM, 8), 0, 5, num_devices=8)
+  np.testing.assert_allclose(of_eight, of_one, rtol=0, atol=1e-5)
+  assert train_step._cache_size() == compiled + 1
+  for leaf in jax.tree.leaves(state):
+    assert len(leaf.devices()) == 8 and leaf.is_fully_replicated
+
+
+def test_the_loss_falls_below_what_knows_no_source(train_step):
+  _, losses = run(train_step, start(ADAM), 0, 350)
+  tokens = np.concatenate([copy_task(step).target.ravel() for step in range(350)])
+  share = np.bincount(tokens[tokens != PAD]) / (tokens != PAD).sum()
+  entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
+  assert np.mean(losses[:5]) > entropy - 0.2 > 1.5 > 1.0 > np.mean(losses[-20:])
+
+
+def test_stopping_and_resuming_changes_no_bit(train_step, tmp_path):
+  straight, losses = run(train_step, start(ADAM), 0, 60)
+  halfway, first_losses = run(train_step, start(ADAM), 0, 30)
+  with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    checkpoints.save(30, halfway)
+  with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    halfway = checkpoints.restore(like=start(ADAM))
+  resumed, last_losses = run(train_step, halfway, int(halfway.step), 60)
+
+  assert first_losses + last_losses == losses
+  jax.tree.map(np.testing.assert_array_equal, resumed, straight)
+  assert int(straight.step) == 60
+
+
+def test_dropout_is_new_at_each_step_and_the_same_when_repeated(train_step):
+  batch = shard_rows(copy_task(0), data_mesh(1))
+  losses = []
+  for step in (0, 0, 1):
+    state = start(ADAM)._replace(step=replicate(jnp.int32(step), data_mesh(1)))
+    losses.append(float(train_step(state, batch)[1]["loss"]))
+  assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_old_state_is_given_up(train_step):
+  state = start(ADAM)
+  train_step(state, shard_rows(copy_task(0), data_mesh(1)))
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+# --- gradients, without dropout -------------------------------------------------------------------
+
+STILL, _ = make_model(**dict.fromkeys(DROPOUT, 0.0))
+
+
+def make_sgd_step(num_microbatches: int):
+  return make_train_step(
+    STILL,
+    SGD,
+    bos=BOS,
+    label_smoothing=0.0,
+    num_microbatches=num_microbatches,
+    dropout_key=jax.random.key(0),
+  )
+
+
+@pytest.fixture(scope="module")
+def sgd_step():
+  return make_sgd_step(1)
+
+
+def gradient(step, batch: Batch):
+  """The gradient as one vector, and the metrics."""
+  old = [np.array(leaf) for leaf in jax.tree.leaves(start(SGD).params)]
+  new, metrics = step(start(SGD), batch)
+  pairs = zip(old, jax.tree.leaves(new.params), strict=True)
+  return np.concatenate([np.ravel(a - b) for a, b in pairs]), jax.device_get(metrics)
+
+
+def fill_up(batch: Batch, rows: slice) -> Batch:
+  """The batch with rows of padding where it has others."""
+  padded = Batch(*(np.full_like(side, PAD) for side in batch))
+  for side, padded_side in zip(batch, padded, strict=True):
+    padded_side[rows] = side[rows]
+  return padded
+
+
+def test_metrics_are_of_the_gradient_and_the_batch(sgd_step):
+  batch = copy_task(0)
+  grads, metrics = gradient(sgd_step, batch)
+  assert metrics["num_tokens"] == (batch.target != PAD).sum()
+  assert metrics["grad_norm"] == pytest.approx(np.linalg.norm(grads), rel=1e-4)
+  loss = make_eval_step(STILL, bos=BOS, label_smoothing=0.0)(start(SGD).params, batch)
+  assert loss.num_tokens == metrics["num_tokens"]
+  assert metrics["loss"] == pytest.approx(float(loss.sum) / int(loss.num_tokens), rel=1e-5)
+
+
+def test_evaluation_has_no_dropout():
+  graphdef, _ = make_model(**DROPOUT)
+  batch, params = copy_task(0), start(SGD).params
+  losses = [
+    make_eval_step(g, bos=BOS, label_smoothing=0.1)(params, batch).sum for g in (graphdef, STILL)
+  ]
+  assert losses[0] == losses[1]
+
+
+def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd_step):
+  batch = copy_task(0)
+  for side in batch:
+    side[3::4] = PAD
+  whole, metrics = gradient(sgd_step, batch)
+  parts, metrics_of_parts = gradient(make_sgd_step(4), batch)
+  np.testing.assert_allclose(parts, whole, atol=1e-5)
+  assert np.abs(whole).max() > 0.01
+  for name in metrics:
+    np.testing.assert_allclose(metrics_of_parts[name], metrics[name], rtol=1e-5)
+
+
+def test_rows_of_padding_have_no_part_in_the_gradient(sgd_step):
+  batch = copy_task(0)
+  short = Batch(*(side[:4] for side in batch))
+  grads, metrics = gradient(sgd_step, short)
+  padded_grads, padded_metrics = gradient(sgd_step, fill_up(batch, np.s_[:4]))
+  np.testing.assert_allclose(padded_grads, grads, atol=1e-6)
+  for name in metrics:
+    np.testing.assert_allclose(padded_metrics[name], metrics[name], rtol=1e-5)
+
+
+def test_a_batch_of_padding_changes_nothing(sgd_step):
+  grads, metrics = gradient(sgd_step, fill_up(copy_task(0), np.s_[:0]))
+  assert not grads.any()
+  assert metrics == dict(loss=0.0, grad_norm=0.0, num_tokens=0)
