@@ -1,0 +1,1 @@
+"""English: inflection, phrases, word order."""

@@ -1,0 +1,1 @@
+"""German: inflection, phrases, word order."""

@@ -1,0 +1,1 @@
+"""Random derivations of the grammar."""

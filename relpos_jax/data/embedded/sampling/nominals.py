@@ -1,0 +1,264 @@
+"""Random noun phrases, names and pronouns that make sense where they stand."""
+
+from dataclasses import replace
+from functools import cache
+
+from relpos_jax.data.embedded.german.phrases import is_definite
+from relpos_jax.data.embedded.lexicon import (
+  ADJECTIVES,
+  DETERMINERS,
+  NAMES,
+  SMALL_WORDS,
+  Adjective,
+  Noun,
+  Pair,
+  nouns_of,
+  rows,
+)
+from relpos_jax.data.embedded.sampling.dice import Dice
+from relpos_jax.data.embedded.tables import words
+from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun, Quality
+
+AND, OR = SMALL_WORDS["and", "und"], SMALL_WORDS["or", "oder"]
+VERY, QUITE = SMALL_WORDS["very", "sehr"], SMALL_WORDS["quite", "ziemlich"]
+TOO = SMALL_WORDS["too", "zu"]
+
+# Kinds of determiner by weight. "mine" is a possessive, "owner" a genitive, "number" a numeral.
+_SINGULAR = (("the", 50), ("a", 26), ("this", 7), ("every", 2), ("mine", 10), ("owner", 5))
+_PLURAL = (
+  *(("the", 30), ("zero", 22), ("number", 14), ("this", 6), ("many", 8)),
+  *(("some", 7), ("all", 5), ("mine", 7)),
+)
+_MASS = (("the", 40), ("zero", 50), ("this", 4), ("mine", 5))
+_KIN = (("mine", 75), ("the", 10), ("owner", 15))
+_PLACE = (("the", 82), ("a", 10), ("this", 6), ("mine", 8))
+_UNIQUE = (("the", 1),)
+_INDEFINITE = ("a", "zero", "every", "number", "many", "some", "all", "no")
+_OWNED = frozenset(
+  ["mate", "pet", "text", "item", "cloth", "vehicle", "own-place", "instrument", "idea"]
+)
+_MY = (("my", 40), ("your", 15), ("our", 20), ("his", 13), ("her", 12))
+_POSSESSIVES = {"I": "my", "you": "your", "we": "our", "they": "their", "he": "his", "she": "her"}
+_ANTONYMS = {frozenset(row) for row in rows(words.ANTONYMS)}
+_PERSONAL = ("I", "you", "he", "she", "we", "they")
+_FIRST = ("I", "we")
+# No pronoun takes these up: every dog, no dog, (plays) the piano.
+_POINTLESS = tuple(DETERMINERS[key] for key in ("every", "no", "any", "how many", "the, bare"))
+
+
+@cache
+def adjectives_of(noun: Noun, groups: tuple[str, ...] = words.GROUPS) -> tuple[Adjective, ...]:
+  """The adjectives of the groups that make sense with a noun."""
+  return tuple(a for a in ADJECTIVES if a.classes & noun.classes and a.group in groups)
+
+
+@cache
+def adjective_pairs(noun: Noun) -> tuple[tuple[Adjective, Adjective], ...]:
+  """Two adjectives that may stand together, in their order before the noun."""
+  found = adjectives_of(noun)
+  return tuple((a, b) for a in found for b in found if _may_follow(a, b))
+
+
+def _may_follow(first: Adjective, second: Adjective) -> bool:
+  if first is second or frozenset((first.english, second.english)) in _ANTONYMS:
+    return False
+  ranks = words.GROUPS.index(first.group), words.GROUPS.index(second.group)
+  return ranks[0] < ranks[1] or (ranks[0] == ranks[1] and first.group in ("quality", "mood"))
+
+
+def nominal(
+  dice: Dice,
+  classes: str,
+  *,
+  subject: Nominal | None = None,
+  definite: bool = False,
+  bare: bool = True,
+) -> Nominal:
+  """A random nominal of the classes.
+
+  Args:
+    subject: the subject of the clause, of which a possessive may remind; None for the subject.
+    definite: only what is known: names, pronouns, the, this, my.
+    bare: whether a plural may stand without an article, as no dative of German likes to.
+  """
+  if "person" in classes.split():
+    roll = dice.weighted((("pronoun", 18), ("name", 12), ("group", 5), ("noun", 65)))
+    if roll == "pronoun":
+      return pronoun(dice, subject)
+    if roll == "name":
+      return name(dice)
+    if roll == "group":
+      return group(dice, subject)
+  noun = pick_noun(dice, classes)
+  if isinstance(subject, NounPhrase) and noun is subject.noun:
+    noun = pick_noun(dice, classes)
+  phrase = noun_phrase(dice, noun, subject=subject, definite=definite)
+  if bare or not phrase.plural or phrase.number or phrase.determiner is not DETERMINERS["zero"]:
+    return phrase
+  return replace(phrase, determiner=DETERMINERS["the"])
+
+
+def pick_noun(dice: Dice, classes: str) -> Noun:
+  """Half the time every class is equally likely, half the time every noun."""
+  return dice.pick(nouns_of(dice.pick(classes.split()) if dice.chance(0.5) else classes))
+
+
+def pronoun(dice: Dice, subject: Nominal | None) -> Pronoun:
+  """A personal pronoun; as an object not that of the subject."""
+  known = subject.english if isinstance(subject, Pronoun) else ""
+  barred = _FIRST if known in _FIRST else (known,)
+  english = dice.pick([word for word in _PERSONAL if word not in barred])
+  return Pronoun(english, "f" if english == "she" else "m")
+
+
+def new_person(dice: Dice) -> Nominal:
+  """Somebody to speak of besides: by name or as I, you or we, for he and she would confuse."""
+  return name(dice) if dice.chance(0.5) else Pronoun(dice.pick(("I", "you", "we")))
+
+
+def name(dice: Dice) -> Name:
+  """A first name."""
+  pair = dice.pick(NAMES)
+  return Name(pair.english, pair.german, pair.tags[0])
+
+
+def group(dice: Dice, subject: Nominal | None = None) -> Group:
+  """Two persons joined by and."""
+  if dice.chance(0.5):
+    first, second = name(dice), name(dice)
+    if first.english != second.english:
+      return Group(AND, (first, second))
+  nouns = [pick_noun(dice, "person"), pick_noun(dice, "person")]
+  if nouns[0] is nouns[1]:
+    return group(dice, subject)
+  return Group(AND, tuple(plain_phrase(dice, noun, subject) for noun in nouns))
+
+
+def plain_phrase(dice: Dice, noun: Noun, subject: Nominal | None) -> NounPhrase:
+  """A definite singular without adjectives: the teacher, my mother."""
+  if "kin" in noun.classes:
+    return NounPhrase(noun, DETERMINERS[possessive(dice, subject)])
+  return NounPhrase(noun, DETERMINERS["the"])
+
+
+def things(dice: Dice, classes: str, subject: Nominal | None) -> Nominal:
+  """Two or three indefinite things joined: a book and a newspaper; an apple, milk or cheese."""
+  nouns = [pick_noun(dice, classes) for _ in range(2 + dice.chance(0.2))]
+  if len({noun.english for noun in nouns}) < len(nouns):
+    return noun_phrase(dice, nouns[0], subject=subject)
+  members = [NounPhrase(noun, DETERMINERS["a" if noun.german_plural else "zero"]) for noun in nouns]
+  return Group(OR if dice.chance(0.2) else AND, tuple(members))
+
+
+def possessive(dice: Dice, subject: Nominal | None) -> str:
+  """The key of a possessive determiner: mostly the subject's own."""
+  own = own_possessive(subject) if subject and dice.chance(0.75) else None
+  return own or dice.weighted(_MY if subject is None else _MY[:3])
+
+
+def own_possessive(subject: Nominal | None) -> str | None:
+  """His, her, its or their, or of a pronoun its own; None for das Kind, das Mädchen."""
+  if isinstance(subject, Pronoun) and subject.english in _POSSESSIVES:
+    return _POSSESSIVES[subject.english]
+  reference = pronoun_for(subject)
+  if reference is None:
+    return None
+  if reference.english == "it":
+    return "its, feminine" if reference.gender == "f" else "its"
+  return _POSSESSIVES.get(reference.english)
+
+
+def pronoun_for(node: Nominal | None) -> Pronoun | None:
+  """The pronoun that takes a nominal up again, in German by grammatical gender.
+
+  None where the languages part (the girl, she; das Mädchen, es) or nothing is meant: no dog.
+  """
+  if isinstance(node, Pronoun):
+    return node if node.english in _PERSONAL else None
+  if isinstance(node, Group):
+    return Pronoun("they")
+  if isinstance(node, Name):
+    return Pronoun("she" if node.gender == "f" else "he", node.gender)
+  if not isinstance(node, NounPhrase) or node.determiner in _POINTLESS:
+    return None
+  if node.plural:
+    return Pronoun("they")
+  if not node.noun.classes & {"person", "baby"}:
+    return Pronoun("it", node.noun.gender)
+  english = {"m": "he", "f": "she"}.get(node.noun.gender)
+  return Pronoun(english, node.noun.gender) if english else None
+
+
+def is_known(node: Nominal) -> bool:
+  """Whether it is definite and not every or all of them: what can be negated about."""
+  quantified = isinstance(node, NounPhrase) and node.determiner.german in ("jed", "all")
+  return is_definite(node) and not quantified
+
+
+def noun_phrase(
+  dice: Dice,
+  noun: Noun,
+  *,
+  subject: Nominal | None = None,
+  definite: bool = False,
+  place: bool = False,
+  plural: bool = True,
+) -> NounPhrase:
+  """A random noun phrase with this noun; a place is singular and mostly definite."""
+  countable = noun.german_plural and "unique" not in noun.classes
+  plural = bool(countable) and plural and not place and dice.chance(0.22)
+  kind = _determiner_kind(dice, noun, plural, definite, place)
+  owner, number = None, 0
+  if kind == "owner":
+    owner = owner_of(dice, noun, subject)
+    kind = "zero" if isinstance(owner, Name) else "the"
+  elif kind == "number":
+    number = dice.pick(range(2, 11)) if dice.chance(0.8) else dice.pick(range(11, 100))
+    kind = "zero"
+  elif kind == "mine":
+    kind = possessive(dice, subject)
+  qualities, joint = attributes(dice, noun)
+  return NounPhrase(noun, DETERMINERS[kind], plural, number, qualities, joint, owner)
+
+
+def _determiner_kind(dice: Dice, noun: Noun, plural: bool, definite: bool, place: bool) -> str:
+  if "unique" in noun.classes:
+    return "the"
+  weights = _PLURAL if plural else _KIN if "kin" in noun.classes else _PLACE if place else _SINGULAR
+  if not noun.german_plural and "kin" not in noun.classes:
+    weights = _PLACE if place else _MASS
+  if plural and "kin" in noun.classes:
+    return "mine"
+  kind = dice.weighted(weights)
+  if definite and kind in _INDEFINITE:
+    kind = "the"
+  owned = noun.classes & _OWNED or "kin" in noun.classes
+  return kind if owned or kind not in ("mine", "owner") else "the"
+
+
+def owner_of(dice: Dice, noun: Noun, subject: Nominal | None) -> NounPhrase | Name:
+  """Anna's, the teacher's, my mother's."""
+  if dice.chance(0.35):
+    return name(dice)
+  person = pick_noun(dice, "person")
+  return plain_phrase(dice, person if person is not noun else pick_noun(dice, "job"), subject)
+
+
+def attributes(dice: Dice, noun: Noun) -> tuple[tuple[Quality, ...], Pair | None]:
+  """No, one or two adjectives, and and where two of one group need it."""
+  found = adjectives_of(noun)
+  count = dice.weighted(((0, 62), (1, 32), (2, 6))) if found else 0
+  if count == 2 and adjective_pairs(noun):
+    first, second = dice.pick(adjective_pairs(noun))
+    return (Quality(first), Quality(second)), AND if first.group == second.group else None
+  if count:
+    adjective = dice.pick(found)
+    return (Quality(adjective, degree(dice, adjective)),), None
+  return (), None
+
+
+def degree(dice: Dice, adjective: Adjective, predicate: bool = False) -> Pair | None:
+  """Very, in a predicate also quite and too, before what can be compared; mostly nothing."""
+  if not adjective.comparative or not dice.chance(0.3 if predicate else 0.12):
+    return None
+  return dice.weighted(((VERY, 6), (QUITE, 3 * predicate), (TOO, 3 * predicate)))
