@@ -29,9 +29,9 @@ class Dice:
     """One of the options, all equally likely."""
     return options[int(self._draw() * len(options))]
 
-  def weighted(self, options: Sequence[tuple[T, float]]) -> T:
+  def weighted(self, options: Sequence[tuple[T, int]]) -> T:
     """One of the options, by weight; the weights need not add up to one."""
-    left = self._draw() * sum(weight for _, weight in options)
+    left = self._draw() * sum([weight for _, weight in options])
     for option, weight in options:
       left -= weight
       if left < 0:
