@@ -1,0 +1,104 @@
+"""Imports point one way: a house of layers, none of which knows what stands on it."""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+FOUNDATION = {"relpos_jax.typing", "relpos_jax.errors"}
+ATTENTION = FOUNDATION | {"relpos_jax.attention"}
+NN = ATTENTION | {"relpos_jax.nn"}
+MODELS = NN | {"relpos_jax.models"}
+# What the modules of each package may import of this project, besides that package itself.
+MAY_IMPORT = {
+  "relpos_jax.typing": set(),
+  "relpos_jax.errors": set(),
+  "relpos_jax.attention": FOUNDATION,
+  "relpos_jax.nn": ATTENTION,
+  "relpos_jax.models": NN,
+  "relpos_jax.data": FOUNDATION,
+  "relpos_jax.training": MODELS | {"relpos_jax.data"},
+  "relpos_jax.decoding": MODELS | {"relpos_jax.data"},
+  "relpos_jax.evaluation": MODELS | {"relpos_jax.data"},
+  "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
+  "configs": set(),
+}
+# The pure packages need nothing but these from outside.
+OUTSIDE = {
+  "relpos_jax.typing": {"jax", "jaxtyping"},
+  "relpos_jax.errors": set(),
+  "relpos_jax.attention": {"jax"},
+  "relpos_jax.nn": {"jax", "flax"},
+  "relpos_jax.models": {"jax", "flax"},
+  "configs": {"ml_collections"},
+}
+# Each third-party library that is kept behind one module.
+BEHIND_ONE_MODULE = {
+  "orbax": "relpos_jax.training.checkpoint",
+  "tensorboardX": "relpos_jax.training.reporting",
+  "tokenizers": "relpos_jax.data.tokenizer",
+  "grain": "relpos_jax.data.batching",
+  "sacrebleu": "relpos_jax.evaluation.bleu",
+  "matplotlib": "relpos_jax.evaluation.pictures",
+}
+
+
+def modules() -> dict[str, pathlib.Path]:
+  paths = [path for folder in ("relpos_jax", "configs") for path in (ROOT / folder).rglob("*.py")]
+  return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+
+
+MODULES = modules()
+
+
+def imports(path: pathlib.Path) -> set[str]:
+  """Every module that a file imports, wherever in it."""
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    if isinstance(node, ast.Import):
+      names |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, f"{path}: imports are absolute"
+      names |= {f"{node.module}.{alias.name}" for alias in node.names}
+  return names
+
+
+def package(name: str) -> str:
+  """Two parts of a name of relpos_jax, one of others: relpos_jax.nn, configs, numpy."""
+  parts = name.split(".")
+  is_ours = parts[0] == "relpos_jax" and len(parts) > 1 and parts[1] != "__init__"
+  return ".".join(parts[:2]) if is_ours else parts[0]
+
+
+def test_every_package_is_known():
+  assert {package(name) for name in MODULES} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name):
+  own = package(name)
+  ours = {package(n) for n in imports(MODULES[name]) if n.split(".")[0] in _PROJECT} - {own}
+  assert ours <= MAY_IMPORT[own], f"{name} imports {ours - MAY_IMPORT[own]}"
+
+
+_PROJECT = {"relpos_jax", "configs", "experiments", "tests"}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if package(name) in OUTSIDE])
+def test_the_pure_packages_need_little(name):
+  tops = {n.split(".")[0] for n in imports(MODULES[name])}
+  outside = tops - _PROJECT - sys.stdlib_module_names
+  assert outside <= OUTSIDE[package(name)], f"{name} imports {outside}"
+
+
+@pytest.mark.parametrize("library, module", BEHIND_ONE_MODULE.items())
+def test_each_of_these_libraries_is_known_to_one_module(library, module):
+  users = {
+    name
+    for name, path in MODULES.items()
+    if any(imported.split(".")[0] == library for imported in imports(path))
+  }
+  assert users == {module}
