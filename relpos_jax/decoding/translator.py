@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
 from relpos_jax.decoding.beam import beam_search
 from relpos_jax.typing import Array, Int, PyTree
@@ -65,18 +64,17 @@ class Translator:
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     spoken = [i for i, line in enumerate(lines) if line.strip()]
-    for rows in _by_length(spoken, sources.lengths, self._token_budget):
-      tokens = self._search(params, self._pad(sources, rows))
+    for length, rows in _by_length(spoken, sources.lengths.tolist(), self._num_rows):
+      # A fixed number of rows for each padded length, so that few shapes are compiled.
+      padded = sources.padded(np.array(rows), (self._num_rows(length), length), PAD)
+      tokens = self._search(params, padded)
       for i, ids in zip(rows, np.asarray(tokens), strict=False):  # the last rows are filling
         translations[i] = decode(self.tokenizers.target, ids)
     return translations
 
-  def _pad(self, sources: Ragged, rows: list[int]) -> Int[np.ndarray, "B S"]:
-    """A fixed number of rows for each padded length, so that few shapes are compiled."""
-    length = _padded_length(sources.lengths[rows].max())
-    rows_each = -(-_num_rows(length, self._token_budget) // self._num_devices)
-    num_rows = rows_each * self._num_devices
-    return sources.padded(np.array(rows), (num_rows, length), PAD)
+  def _num_rows(self, padded_length: int) -> int:
+    """What the budget holds, as many on each device, and at least one."""
+    return max(1, self._token_budget // padded_length // self._num_devices) * self._num_devices
 
 
 def _over_devices(search: Callable, mesh: Mesh) -> Callable:
@@ -92,20 +90,15 @@ def _over_devices(search: Callable, mesh: Mesh) -> Callable:
   return lambda params, source: jax.lax.with_sharding_constraint(sharded(params, source), gather)
 
 
-def _padded_length(length: int) -> int:
-  return max(_SHORTEST, 1 << int(length - 1).bit_length())
-
-
-def _num_rows(padded_length: int, token_budget: int) -> int:
-  return max(1, token_budget // padded_length)
-
-
-def _by_length(rows: Sequence[int], lengths, token_budget: int) -> Iterator[list[int]]:
-  """Groups rows of one padded length, as many as fit a batch."""
-  rows = sorted(rows, key=lambda i: lengths[i])
-  for length, alike in itertools.groupby(rows, key=lambda i: _padded_length(lengths[i])):
-    while batch := list(itertools.islice(alike, _num_rows(length, token_budget))):
-      yield batch
+def _by_length(
+  rows: Sequence[int], lengths: Sequence[int], num_rows: Callable[[int], int]
+) -> Iterator[tuple[int, list[int]]]:
+  """Padded lengths, with as many rows of that length as fit a batch."""
+  padded_length = lambda row: max(_SHORTEST, 1 << (lengths[row] - 1).bit_length())
+  rows = sorted(rows, key=padded_length)
+  for length, alike in itertools.groupby(rows, key=padded_length):
+    while batch := list(itertools.islice(alike, num_rows(length))):
+      yield length, batch
 
 
 def _search(

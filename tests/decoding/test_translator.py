@@ -1,0 +1,124 @@
+"""Lines in, lines out: order, emptiness, independence, length, devices, and few compilations."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
+from relpos_jax.decoding.translator import Translator
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training.sharding import data_mesh, replicate
+
+WORDS = ["ein", "eine", "Mann", "Hund", "Haus", "geht", "sieht", "schläft", "und", "aber", "dort"]
+OPTIONS = dict(extra_length=6, token_budget=64)
+
+
+def make_lines(seed: int, lengths) -> list[str]:
+  generator = np.random.default_rng(seed)
+  return [" ".join(generator.choice(WORDS, length)) for length in lengths]
+
+
+TOKENIZER = train_tokenizer(make_lines(0, [9] * 50), "bpe", size=300)
+TOKENIZERS = Tokenizers(TOKENIZER, TOKENIZER)
+SHORT = make_lines(1, [5, 12, 1, 20, 3, 14, 9, 2, 25, 11])
+SHORTEST = [0, 1, 2, 4, 5, 6, 7, 9]  # at most 16 tokens
+
+
+@pytest.fixture(scope="module")
+def model():
+  """A model that babbles: what it says depends on what it read, and it likes to end."""
+  config = TransformerConfig(
+    *[TOKENIZER.get_vocab_size()] * 2,
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    feed_forward=32,
+    max_distance=2,
+    share_embeddings=False,
+  )
+  make = lambda: Transformer(config, rngs=nnx.Rngs(0))
+  graphdef, params = nnx.graphdef(nnx.eval_shape(make)), jax.jit(lambda: nnx.state(make()))()
+  (layer,) = params["decoder"]["layers"].values()
+  layer["cross_attention"]["out"]["kernel"][...] *= 4.0
+  layer["self_attention"]["out"]["kernel"][...] *= 4.0
+  params["softmax"]["table"][EOS] *= 2.0
+  return graphdef, params
+
+
+@pytest.fixture(scope="module")
+def translator(model):
+  return Translator(*model, TOKENIZERS, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def translations(translator):
+  return translator(SHORT)
+
+
+def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(translator, translations):
+  assert translator(SHORT[::-1]) == translations[::-1]
+  assert [translator([line])[0] for line in SHORT] == translations
+  assert len(set(translations)) > 7, "the law holds for any model that ignores its source"
+
+
+def test_empty_lines_stay_empty_and_cost_nothing(translator, translations):
+  lines = ["", SHORT[0], " \t", "\n", SHORT[1], ""]
+  assert translator(lines) == ["", translations[0], "", "", translations[1], ""]
+  assert translator([]) == []
+
+
+def test_white_space_around_a_line_is_nothing(translator, translations):
+  assert translator([f"  {SHORT[0]}\t\n"]) == translations[:1]
+
+
+def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
+  translator, translations
+):
+  (long,) = make_lines(2, [200])
+  translated = translator([SHORT[0], long, SHORT[1]])
+  assert [translated[0], translated[2]] == translations[:2]
+  assert translated[1]
+  lengths = {16, 32, 256}
+  assert {int(2 ** np.ceil(np.log2(max(16, len(ids))))) for ids in _ids([*SHORT, long])} == lengths
+  assert translator._search._cache_size() == len(lengths)
+
+
+def _ids(lines):
+  return [encode(TOKENIZER, [line])[0] for line in lines]
+
+
+def test_eight_devices_translate_as_one(model, translations):
+  graphdef, params = model
+  mesh = data_mesh(8)
+  translator = Translator(graphdef, replicate(params, mesh), TOKENIZERS, mesh=mesh, **OPTIONS)
+  assert [translator([SHORT[i]])[0] for i in SHORTEST] == [translations[i] for i in SHORTEST]
+  assert translator([SHORT[i] for i in SHORTEST]) == [translations[i] for i in SHORTEST]
+
+
+def test_other_parameters_can_take_the_place_of_the_translators(model, translator, translations):
+  others = jax.tree.map(lambda x: x[::-1], model[1])
+  assert all(a != b for a, b in zip(translator(SHORT, others), translations, strict=True))
+  assert translator(SHORT) == translations
+
+
+def test_greedy_decoding_with_a_cache_is_that_without_token_by_token(model):
+  graphdef, params = model
+  lines = [SHORT[i] for i in SHORTEST[:4]]
+  sources = encode(TOKENIZER, lines).padded(np.arange(len(lines)), (len(lines), 16), PAD)
+  forward = jax.jit(lambda source, target: nnx.merge(graphdef, params)(source, target))
+
+  tokens = np.full((len(lines), 1 + 16 + 6), PAD)
+  tokens[:, 0] = BOS
+  limits = (sources != PAD).sum(axis=1) + OPTIONS["extra_length"]
+  for t in range(tokens.shape[1] - 1):
+    logits = np.array(forward(sources, tokens))[:, t]
+    logits[:, PAD] = -np.inf
+    going_on = (t < limits) & ~(tokens == EOS).any(axis=1)
+    tokens[:, t + 1] = np.where(going_on, logits.argmax(axis=1), PAD)
+  tokens = tokens[:, 1:]
+
+  assert (tokens == EOS).any() and not (tokens == EOS).any(axis=1).all()
+  translator = Translator(graphdef, params, TOKENIZERS, beam_size=1, **OPTIONS)
+  np.testing.assert_array_equal(translator._search(params, sources), tokens)
+  assert translator(lines) == [decode(TOKENIZER, row) for row in tokens]
