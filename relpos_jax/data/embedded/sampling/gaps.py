@@ -173,7 +173,7 @@ def relative_clause(dice: Dice, head: NounPhrase, era: str) -> Clause:
 def _about_subject(dice: Dice, head: NounPhrase, pronoun: Relative, era: str) -> Clause:
   """The teacher who reads; the book that is old."""
   noun = head.noun
-  if not verbs_of(noun) or (adjectives_of(noun) and dice.chance(0.12)):
+  if not verbs_of(noun) or (len(adjectives_of(noun)) > 2 and dice.chance(0.12)):
     return described(
       dice, "past" if era == "past" else "present", pronoun, head.noun, said=head.qualities
     )

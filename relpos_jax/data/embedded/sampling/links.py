@@ -180,7 +180,7 @@ def infinitive(dice: Dice, built: Clause) -> Clause:
   return _set(dice, replace(inner, tense="infinitive", modal=""))
 
 
-def governing(dice: Dice, era: str) -> Clause:
+def governing(dice: Dice, era: str, embedded: bool) -> Clause:
   """Someone says that, asks whether, knows where, tries to: a verb with a clause as its object."""
   verb = dice.pick(CLAUSE_VERBS)
   subject = nominal(dice, "person")
@@ -188,7 +188,7 @@ def governing(dice: Dice, era: str) -> Clause:
   built = Clause(subject, verb, (), tense, modal)
   if not modal and verb.tags & {"that", "question"} and dice.chance(0.15):
     built = negated(built)
-  if not built.negated and dice.chance(0.12):
+  if not built.negated and not embedded and dice.chance(0.12):
     time = pick_time(dice, built)
     built = replace(built, time=time, front="time") if time else built
   return built

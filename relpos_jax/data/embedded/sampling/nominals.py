@@ -86,7 +86,7 @@ def nominal(
     if roll == "pronoun":
       return pronoun(dice, subject)
     if roll == "name":
-      return name(dice)
+      return name(dice, subject)
     if roll == "group":
       return group(dice, subject)
   noun = pick_noun(dice, classes)
@@ -116,9 +116,11 @@ def new_person(dice: Dice) -> Nominal:
   return name(dice) if dice.chance(0.5) else Pronoun(dice.pick(("I", "you", "we")))
 
 
-def name(dice: Dice) -> Name:
-  """A first name."""
+def name(dice: Dice, other: Nominal | None = None) -> Name:
+  """A first name, not that of another one."""
   pair = dice.pick(NAMES)
+  if isinstance(other, Name) and other.english == pair.english:
+    return name(dice, other)
   return Name(pair.english, pair.german, pair.tags[0])
 
 
@@ -213,7 +215,8 @@ def noun_phrase(
     owner = owner_of(dice, noun, subject)
     kind = "zero" if isinstance(owner, Name) else "the"
   elif kind == "number":
-    number = dice.pick(range(2, 11)) if dice.chance(0.8) else dice.pick(range(11, 100))
+    small = "person" in noun.classes or dice.chance(0.75)
+    number = dice.pick(range(2, 11)) if small else dice.pick(range(11, 100))
     kind = "zero"
   elif kind == "mine":
     kind = possessive(dice, subject)

@@ -44,6 +44,7 @@ BECOME = Verb("become", "werden", "sein")
 GIBT = Verb("be", "geben")
 WEATHER = (Verb("rain", "regnen"), Verb("snow", "schneien"))
 _PERSONS = nouns_of("person")
+_CITIZENS = nouns_of("kin mate man woman customer guest tourist")
 _DESCRIBED = tuple(noun for noun in NOUNS if adjectives_of(noun))
 _COMPARED = tuple(adjective for adjective in ADJECTIVES if adjective.comparative)
 _MEETING_PLACES = "public outdoors room shop workplace"
@@ -100,7 +101,7 @@ def described(
 def profession(dice: Dice, tense: str) -> Clause:
   """Someone is something: my brother is a teacher, ist Lehrer; is a good teacher."""
   subject = (
-    name(dice) if dice.chance(0.5) else noun_phrase(dice, dice.pick(_PERSONS), definite=True)
+    name(dice) if dice.chance(0.5) else noun_phrase(dice, dice.pick(_CITIZENS), definite=True)
   )
   female = (subject.gender if isinstance(subject, Name) else subject.noun.gender) == "f"
   job = dice.pick([noun for noun in nouns_of("job") if (noun.gender == "f") == female])
@@ -139,8 +140,11 @@ def existence(dice: Dice, tense: str) -> Clause:
   if dice.chance(0.5):
     noun, place = dice.pick(nouns_of("item")), spot_phrase(dice, _SPOTS)
   else:
-    noun = dice.pick(nouns_of("tables shop blossom tree animal building"))
-    place = place_phrase(dice, dice.pick(nouns_of("town outdoors island")), "place")
+    things, places = dice.pick(
+      (("tables shop building", "town island"), ("plant animal", "outdoors"))
+    )
+    noun = dice.pick(nouns_of(things))
+    place = place_phrase(dice, dice.pick(nouns_of(places)), "place")
   plural = dice.chance(0.35)
   kinds = (("no", 15), *((("zero", 30), ("many", 25), ("some", 20)) if plural else (("a", 85),)))
   phrase = NounPhrase(noun, DETERMINERS[dice.weighted(kinds)], plural, 0, *attributes(dice, noun))

@@ -116,8 +116,8 @@ def contrast(dice: Dice, before: Clause, budget: int) -> Clause:
   subject, era = before.subject, era_of(before)
   if is_animate(subject):
     return extend(dice, clause(dice, verb=dice.pick(PERSON_VERBS), era=era), budget - 1)
-  known = isinstance(subject, NounPhrase) and adjectives_of(subject.noun) and pronoun_for(subject)
-  if known and dice.chance(0.7):
+  known = isinstance(subject, NounPhrase) and pronoun_for(subject) is not None
+  if known and len(adjectives_of(subject.noun)) > 1 and dice.chance(0.7):
     said = tuple(node for node in before.objects if isinstance(node, Quality))
     return described(dice, era, pronoun_for(subject), subject.noun, said=said)
   return statement(dice, budget, era)
@@ -130,7 +130,7 @@ def statement(dice: Dice, budget: int, era: str = "any", embedded: bool = False)
   before = dice.weighted(((0, 60), (1, 40), (2, 25 * (budget > 3))))
   rest = budget - 1 - before
   if rest and dice.chance(0.35):
-    built = with_content(dice, governing(dice, era), rest)
+    built = with_content(dice, governing(dice, era, embedded), rest)
   else:
     built = extend(dice, simple(dice, era, embedded), rest)
   return preceded(dice, built, before, embedded)

@@ -10,15 +10,15 @@ teacher | der Lehrer -s Lehrer | person job
 student | der Student -en Studenten | person job
 pupil | der Schüler -s Schüler | person
 doctor | der Arzt -es Ärzte | person job
-nurse | die Krankenschwester Krankenschwestern | person job
+nurse | die Krankenschwester Krankenschwestern | person job lady
 farmer | der Bauer -n Bauern | person job
 baker | der Bäcker -s Bäcker | person job
 cook | der Koch -s Köche | person job
 policeman/policemen | der Polizist -en Polizisten | person job
 soldier | der Soldat -en Soldaten | person job
 painter | der Maler -s Maler | person job
-singer | die Sängerin Sängerinnen | person job
-actress | die Schauspielerin Schauspielerinnen | person job
+singer | die Sängerin Sängerinnen | person job lady
+actress | die Schauspielerin Schauspielerinnen | person job lady
 writer | der Schriftsteller -s Schriftsteller | person job
 engineer | der Ingenieur -s Ingenieure | person job
 mechanic | der Mechaniker -s Mechaniker | person job
@@ -27,8 +27,8 @@ lawyer | der Anwalt -s Anwälte | person job
 gardener | der Gärtner -s Gärtner | person job
 hunter | der Jäger -s Jäger | person job
 waiter | der Kellner -s Kellner | person job
-saleswoman/saleswomen | die Verkäuferin Verkäuferinnen | person job
-secretary | die Sekretärin Sekretärinnen | person job
+saleswoman/saleswomen | die Verkäuferin Verkäuferinnen | person job lady
+secretary | die Sekretärin Sekretärinnen | person job lady
 scientist | der Wissenschaftler -s Wissenschaftler | person job
 driver | der Fahrer -s Fahrer | person job
 thief/thieves | der Dieb -es Diebe | person
@@ -39,31 +39,31 @@ neighbour | der Nachbar -n Nachbarn | person mate
 colleague | der Kollege -n Kollegen | person mate
 boss | der Chef -s Chefs | person mate
 friend | der Freund -es Freunde | person mate
-girlfriend | die Freundin Freundinnen | person mate
+girlfriend | die Freundin Freundinnen | person mate lady
 man/men | der Mann -es Männer | person
-woman/women | die Frau Frauen | person
+woman/women | die Frau Frauen | person lady
 boy | der Junge -n Jungen | person young
-girl | das Mädchen -s Mädchen | person young
+girl | das Mädchen -s Mädchen | person young lady
 child/children | das Kind -es Kinder | person young
 baby | das Baby -s Babys | baby
 king | der König -s Könige | person noble
-queen | die Königin Königinnen | person noble
+queen | die Königin Königinnen | person noble lady
 prince | der Prinz -en Prinzen | person noble
-princess | die Prinzessin Prinzessinnen | person noble
+princess | die Prinzessin Prinzessinnen | person noble lady
 knight | der Ritter -s Ritter | person hero
-witch | die Hexe Hexen | person
+witch | die Hexe Hexen | person lady
 giant | der Riese -n Riesen | monster
 dragon | der Drache -n Drachen | monster
 father | der Vater -s | person kin
-mother | die Mutter | person kin
+mother | die Mutter | person kin lady
 brother | der Bruder -s Brüder | person kin
-sister | die Schwester Schwestern | person kin
+sister | die Schwester Schwestern | person kin lady
 grandfather | der Großvater -s | person kin
-grandmother | die Großmutter | person kin
+grandmother | die Großmutter | person kin lady
 uncle | der Onkel -s Onkel | person kin
-aunt | die Tante Tanten | person kin
+aunt | die Tante Tanten | person kin lady
 son | der Sohn -es Söhne | person kin
-daughter | die Tochter Töchter | person kin
+daughter | die Tochter Töchter | person kin lady
 dog | der Hund -es Hunde | animal pet hunter-animal
 cat | die Katze Katzen | animal pet hunter-animal
 horse | das Pferd -es Pferde | animal pet farm
@@ -118,11 +118,11 @@ story | die Geschichte Geschichten | text tale
 fairy tale | das Märchen -s Märchen | text tale
 joke | der Witz -es Witze | tale
 coat | der Mantel -s Mäntel | cloth
-dress | das Kleid -es Kleider | cloth
+dress | das Kleid -es Kleider | gown
 shirt | das Hemd -es Hemden | cloth
 jacket | die Jacke Jacken | cloth
 hat | der Hut -es Hüte | cloth
-skirt | der Rock -s Röcke | cloth
+skirt | der Rock -s Röcke | gown
 belt | der Gürtel -s Gürtel | cloth
 scarf/scarves | der Schal -s Schals | cloth
 sweater | der Pullover -s Pullover | cloth

@@ -19,7 +19,7 @@ get up | auf-stehen* | person | | slow
 work | arbeiten | person | | effort alone @workplace lasting
 rest | sich aus-ruhen | person | | @home lasting
 hurry | sich be=eilen | person | |
-dance | tanzen | person | | joy alone @home @public lasting
+dance | tanzen | person | | joy alone @garden @square @beach @hotel lasting
 sing | singen | person bird-like | A:song? | joy voice @home lasting
 laugh | lachen | person | about>über+A:tale film? | voice
 cry | weinen | person baby | | voice @home lasting
@@ -46,8 +46,8 @@ stand | stehen | person | spot:furniture wood building | state
 stand | stehen | crockery | spot:table desk shelf cupboard | state
 lie | liegen | item pet | spot:furniture wood container | state
 sit down | sich setzen | person | on>auf+A:seat | slow
-jump | springen* | animal young | onto>auf+A:surface roof | bold
-climb | klettern* | cat monkey young thief | onto>auf+A:roof wood wall | slow bold
+jump | springen* | cat dog rabbit young | onto>auf+A:surface | bold
+climb | klettern* | cat monkey boy thief | onto>auf+A:roof wood wall | slow bold
 fall | fallen* | crockery toy book | from>von+D:surface | chance
 fall | fallen* | knight prince farmer | from>von+D:horse | chance
 bark | bellen | dog | | voice @outdoors
@@ -94,7 +94,8 @@ ask | fragen | person | A:person | manners
 ask | stellen | person | D:person, A:question | manners
 pick up | ab-holen | person | A:person young baby, from>von+D:stop? |
 get to know | kennen-lernen | person | A:person | chance
-marry | heiraten | noble hero singer | A:noble job | secret once
+marry | heiraten | prince knight king | A:princess queen actress singer | secret once
+marry | heiraten | princess queen nurse | A:prince knight doctor painter | secret once
 kiss | küssen | person noble | A:person noble baby | secret
 hug | um=armen | person | A:person young baby |
 love | lieben | person | A:person pet work song baby | state
@@ -137,41 +138,46 @@ notice | be=merken | person | A:slip person storm | point
 solve | lösen | person | A:task | alone once
 discuss | be=sprechen | person | A:topic film text |
 eat | essen | person | A:food | slow @kitchen @tables @home
-eat | fressen | animal | A:fruit meat bread | slow
+eat | fressen | wild hunter-animal | A:meat | slow
+eat | fressen | farm monkey small-animal | A:fruit bread | slow
 drink | trinken | person | A:drink | slow
-drink | trinken | animal | A:water milk | slow
+drink | trinken | animal | A:water | slow
+drink | trinken | cat dog | A:milk | slow
 cook | kochen | person | A:dish | effort @kitchen
 bake | backen | person baker | A:baked | @kitchen @bakery
 cut | schneiden | person cook | A:bread fruit cake sausage cheese | attention @kitchen
 order | be=stellen | person | A:food drink | @tables
-pay | be=zahlen | person | for>A:food drink cloth item |
+pay | be=zahlen | person | for>A:food drink cloth goods |
 try | probieren | person | A:food drink |
 prepare | vor-be=reiten | person | A:event journey exam | effort attention
-wash | waschen | person | A:cloth machine crockery fruit | effort
+wash | waschen | person | A:cloth gown machine crockery fruit | effort
 clean | putzen | person | A:room opening crockery | effort
 tidy up | auf-räumen | person | A:room office desk cupboard | effort
-paint | malen | person painter | A:picture tree building | attention
+paint | malen | person painter | A:picture tree castle | attention
 draw | zeichnen | person young | A:animal plant person building | attention
 build | bauen | engineer farmer king neighbour man | A:house castle bridge boat shelf | alone once
-repair | reparieren | person mechanic | A:machine device vehicle | effort alone
+repair | reparieren | mechanic man boy engineer kin | A:machine device vehicle | effort alone
 open | öffnen | person | A:opening letter container bottle | attention
 close | schließen | person | A:opening container | attention
 turn on | ein-schalten | person | A:device |
 turn off | aus-schalten | person | A:device |
 put on | an-ziehen | person | A:cloth | slow
+put on | an-ziehen | lady | A:gown | slow
 take off | aus-ziehen | person | A:cloth | slow
-try on | an-probieren | person | A:cloth | @market
+try on | an-probieren | lady | A:cloth gown | @market
 wear | tragen | person | A:cloth |
+wear | tragen | lady | A:gown |
 carry | tragen | person | A:container crockery computer | attention
 throw away | weg-werfen | person | A:crockery note | once
 break | zer=brechen | person young cat | A:crockery | chance
 hide | ver=stecken | person dog | A:item money | secret
-buy | kaufen | person | A:item cloth vehicle food, for>für+A:person? | secret @shop
+buy | kaufen | person | A:item cloth gown vehicle food, for>für+A:person? | secret @shop
 need | brauchen | person | A:item money cloth vehicle | state
 have | haben | person | A:pet vehicle idea problem question toy friend | state
 own | be=sitzen | person | A:house castle hotel vehicle farm | state
 receive | be=kommen | person | A:note gift money | chance
-choose | wählen | person | A:cloth cake film gift | attention
+choose | wählen | person | A:cloth cake film gift |
+choose | wählen | lady | A:gown |
 photograph | fotografieren | person tourist | A:building animal person blossom | secret
 plant | pflanzen | gardener kin farmer | A:plant | @garden @park
 water | gießen | person gardener | A:blossom tree | @garden

@@ -5,15 +5,15 @@ GROUPS = ("quality", "mood", "size", "age", "colour")
 
 # english | german | classes of nouns | group | German comparative, where one compares
 ADJECTIVES = """
-old | alt | person pet wild text cloth vehicle building town tree instrument item | age | älter
+old | alt | person pet wild text cloth gown vehicle building town tree instrument item | age | älter
 young | jung | person pet wild | age | jünger
-new | neu | text cloth vehicle machine item building film song furniture | age | neuer
+new | neu | text cloth gown vehicle machine item building film song furniture | age | neuer
 modern | modern | building machine vehicle town | age | moderner
-big | groß | animal building town room plant item furniture outdoors | size | größer
-small | klein | animal building town room plant item furniture young | size | kleiner
+big | groß | animal building town room plant goods container furniture outdoors | size | größer
+small | klein | animal building town room plant goods container furniture young key | size | kleiner
 tall | groß | person tree | size | größer
-long | lang | text journey river road film scarf sentence dress | size | länger
-short | kurz | text journey road film sentence skirt | size | kürzer
+long | lang | text journey river road film scarf sentence gown | size | länger
+short | kurz | text journey road film sentence gown | size | kürzer
 high | hoch | mountain wall roof | size | höher
 deep | tief | waters | size | tiefer
 heavy | schwer | container furniture stone book dictionary computer | size | schwerer
@@ -42,20 +42,20 @@ honest | ehrlich | person | quality
 nice | nett | mate kin saleswoman waiter | quality | netter
 dangerous | gefährlich | wild monster journey road thief | quality | gefährlicher
 wild | wild | wild horse | quality
-beautiful | schön | noble sight cloth blossom animal art song outdoors room land | quality | schöner
-ugly | hässlich | building cloth furniture monster witch | quality
+beautiful | schön | noble sight cloth gown blossom animal song outdoors room land | quality | schöner
+ugly | hässlich | building cloth gown furniture monster witch | quality
 good | gut | text film idea dish friend weather song student pupil | quality | besser
 bad | schlecht | film weather idea | quality | schlechter
-expensive | teuer | cloth vehicle goods machine building tables furniture | quality | teurer
-cheap | billig | cloth vehicle goods machine tables furniture | quality | billiger
+expensive | teuer | cloth gown vehicle goods machine building tables furniture | quality | teurer
+cheap | billig | cloth gown vehicle goods machine tables furniture | quality | billiger
 broken | kaputt | crockery machine device toy furniture instrument | quality
-dirty | schmutzig | cloth room crockery vehicle opening waters machine | quality
-clean | sauber | cloth room crockery waters | quality
+dirty | schmutzig | cloth gown room crockery vehicle opening waters machine | quality
+clean | sauber | cloth gown room crockery waters | quality
 empty | leer | container room road | quality
 dark | dunkel | room woods road | quality | dunkler
 bright | hell | room lamp sun moon | quality | heller
 quiet | ruhig | room town outdoors | quality | ruhiger
-warm | warm | cloth room soup milk weather | quality | wärmer
+warm | warm | cloth gown room soup milk weather | quality | wärmer
 cold | kalt | drink waters room weather | quality | kälter
 hot | heiß | hot-drink soup | quality
 fresh | frisch | fruit baked egg meat milk juice | quality
@@ -68,14 +68,14 @@ funny | lustig | tale film young | quality | lustiger
 important | wichtig | topic note exam word | quality | wichtiger
 difficult | schwierig | task question exam tongue | quality | schwieriger
 easy | einfach | task question exam | quality | einfacher
-red | rot | cloth vehicle goods blossom apple sofa candle | colour
-blue | blau | cloth vehicle goods sofa door pencil | colour
-green | grün | cloth vehicle goods meadow door pencil | colour
-black | schwarz | cloth vehicle dog cat horse | colour
-white | weiß | cloth vehicle rose goose rabbit horse wall | colour
-brown | braun | cloth horse cow dog bear furniture | colour
-yellow | gelb | cloth vehicle goods box blossom candle | colour
-grey | grau | cloth cat mouse wolf | colour
+red | rot | cloth gown vehicle goods blossom apple sofa candle | colour
+blue | blau | cloth gown vehicle goods sofa door pencil | colour
+green | grün | cloth gown vehicle goods meadow door pencil | colour
+black | schwarz | cloth gown vehicle dog cat horse | colour
+white | weiß | cloth gown vehicle rose goose rabbit horse wall | colour
+brown | braun | cloth gown horse cow dog bear furniture | colour
+yellow | gelb | cloth gown vehicle goods box blossom candle | colour
+grey | grau | cloth gown cat mouse wolf | colour
 """
 
 # Adjectives that do not stand side by side.
@@ -182,7 +182,7 @@ already | schon | perfect
 just | gerade | perfect
 not yet | noch nicht | perfect
 no longer | nicht mehr | habit
-still | noch | now
+still | immer noch | now
 """
 
 # english | german; they open the sentence
