@@ -3,13 +3,14 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, pieces
 from relpos_jax.evaluation.pictures import Panel
 from relpos_jax.models.seq2seq import Transformer
-from relpos_jax.typing import Array, Float, Int, PyTree
+from relpos_jax.typing import Array, Float, Int
 
 
 def attention_panels(
@@ -20,8 +21,10 @@ def attention_panels(
   Weights are means over heads; those between the sentences over layers, too. A row of the second
   panel is the token that the decoder is about to write.
   """
-  source_ids = encode(tokenizers.source, [source])[0]
-  target_ids = encode(tokenizers.target, [target])[0]
+  source_ids, target_ids = (
+    encode(tokenizers.source, [source])[0],
+    encode(tokenizers.target, [target])[0],
+  )
   target_input = np.concatenate([[BOS], target_ids[:-1]])
   own, to_source = _weights(*nnx.split(model), source_ids[None], target_input[None])
   source_words = pieces(tokenizers.source, source_ids)
@@ -34,16 +37,13 @@ def attention_panels(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(
-  graphdef: nnx.GraphDef,
-  params: PyTree,
-  source: Int[Array, "1 S"],
-  target_input: Int[Array, "1 T"],
+  graphdef: nnx.GraphDef, state: nnx.State, source: Int[Array, "1 S"], target: Int[Array, "1 T"]
 ) -> tuple[Float[Array, "S S"], Float[Array, "T S"]]:
-  """Means over heads, and over layers of the decoder, of the weights that the layers sow."""
-  model = nnx.merge(graphdef, params)
-  model.set_attributes(sow_weights=True)
-  _, sown = nnx.capture(model, nnx.Intermediate)(source, target_input)
-  mean = lambda attention: attention["weights"][0][0].mean(axis=0)
-  own = mean(sown["encoder"]["layers"][0]["self_attention"])
-  to_source = [mean(layer["cross_attention"]) for layer in sown["decoder"]["layers"].values()]
-  return own, sum(to_source) / len(to_source)
+  """What the layers sowed for one sentence and its translation."""
+  model = nnx.merge(graphdef, state)
+  model.set_attributes(sow_weights=True, raise_if_not_found=False)
+  _, sown = nnx.capture(model, nnx.Intermediate)(source, target)
+  mean_over_heads = lambda attention: jnp.mean(attention["weights"][0][0], axis=0)
+  to_source = [mean_over_heads(x["cross_attention"]) for x in sown["decoder"]["layers"].values()]
+  own = mean_over_heads(sown["encoder"]["layers"][0]["self_attention"])
+  return own, jnp.mean(jnp.stack(to_source), axis=0)
