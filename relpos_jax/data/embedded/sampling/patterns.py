@@ -47,6 +47,8 @@ _PERSONS = nouns_of("person")
 _CITIZENS = nouns_of("kin mate man woman customer guest tourist")
 _DESCRIBED = tuple(noun for noun in NOUNS if adjectives_of(noun))
 _COMPARED = tuple(adjective for adjective in ADJECTIVES if adjective.comparative)
+_SPOTS = "furniture container tree"
+_SIGHTS = (("tables shop building", "town island"), ("plant animal", "outdoors"))
 _MEETING_PLACES = "public outdoors room shop workplace"
 
 
@@ -66,12 +68,10 @@ def copula_tense(dice: Dice, era: str) -> str:
   return "past" if "past" in era or era == "pluperfect" else "present"
 
 
-def description(dice: Dice, tense: str, subject: Nominal | None = None) -> Clause:
+def description(dice: Dice, tense: str) -> Clause:
   """Something is such: the house is very old."""
-  if subject is None:
-    noun = dice.pick(_PERSONS if dice.chance(0.4) else _DESCRIBED)
-    subject = replace(noun_phrase(dice, noun, definite=True), qualities=(), joint=None)
-  noun = subject.noun if isinstance(subject, NounPhrase) else nouns_of("mate")[0]
+  noun = dice.pick(_PERSONS if dice.chance(0.4) else _DESCRIBED)
+  subject = replace(noun_phrase(dice, noun, definite=True), qualities=(), joint=None)
   return described(dice, tense, subject, noun)
 
 
@@ -94,15 +94,15 @@ def described(
   if adjective.group == "mood" and dice.chance(0.25):
     return replace(built, adverb=dice.pick(tagged(ADVERBS, "past" if tense == "past" else "habit")))
   if adjective.group == "mood" and dice.chance(0.25):
-    return replace(built, time=pick_time(dice, replace(built, tense="progressive")))
+    passing = replace(built, tense="past" if tense == "past" else "progressive")
+    return replace(built, time=pick_time(dice, passing))
   return built
 
 
 def profession(dice: Dice, tense: str) -> Clause:
   """Someone is something: my brother is a teacher, ist Lehrer; is a good teacher."""
-  subject = (
-    name(dice) if dice.chance(0.5) else noun_phrase(dice, dice.pick(_CITIZENS), definite=True)
-  )
+  noun = dice.pick(_CITIZENS)
+  subject = name(dice) if dice.chance(0.5) else noun_phrase(dice, noun, definite=True)
   female = (subject.gender if isinstance(subject, Name) else subject.noun.gender) == "f"
   job = dice.pick([noun for noun in nouns_of("job") if (noun.gender == "f") == female])
   plural = isinstance(subject, NounPhrase) and subject.plural
@@ -132,17 +132,12 @@ def whereabouts(dice: Dice, tense: str) -> Clause:
   return negated(built) if dice.chance(0.15) else built
 
 
-_SPOTS = "furniture container tree"
-
-
 def existence(dice: Dice, tense: str) -> Clause:
   """There is something somewhere: es gibt with the accusative."""
   if dice.chance(0.5):
     noun, place = dice.pick(nouns_of("item")), spot_phrase(dice, _SPOTS)
   else:
-    things, places = dice.pick(
-      (("tables shop building", "town island"), ("plant animal", "outdoors"))
-    )
+    things, places = dice.pick(_SIGHTS)
     noun = dice.pick(nouns_of(things))
     place = place_phrase(dice, dice.pick(nouns_of(places)), "place")
   plural = dice.chance(0.35)

@@ -42,7 +42,7 @@ honest | ehrlich | person | quality
 nice | nett | mate kin saleswoman waiter | quality | netter
 dangerous | gefährlich | wild monster journey road thief | quality | gefährlicher
 wild | wild | wild horse | quality
-beautiful | schön | noble sight cloth gown blossom animal song outdoors room land | quality | schöner
+beautiful | schön | noble sight cloth gown blossom animal song outdoors room | quality | schöner
 ugly | hässlich | building cloth gown furniture monster witch | quality
 good | gut | text film idea dish friend weather song student pupil | quality | besser
 bad | schlecht | film weather idea | quality | schlechter
