@@ -69,12 +69,21 @@ class Translator:
       padded = sources.padded(np.array(rows), (self._num_rows(length), length), PAD)
       tokens = self._search(params, padded)
       for i, ids in zip(rows, np.asarray(tokens), strict=False):  # the last rows are filling
-        translations[i] = decode(self.tokenizers.target, ids)
+        translations[i] = _one_line(decode(self.tokenizers.target, ids))
     return translations
 
   def _num_rows(self, padded_length: int) -> int:
     """What the budget holds, as many on each device, and at least one."""
     return max(1, self._token_budget // padded_length // self._num_devices) * self._num_devices
+
+
+def _one_line(text: str) -> str:
+  """A model may write any byte, but a line stays a line.
+
+  >>> _one_line("ein\\nHund")
+  'ein Hund'
+  """
+  return text.translate({ord("\n"): " ", ord("\r"): " "})
 
 
 def _over_devices(search: Callable, mesh: Mesh) -> Callable:
