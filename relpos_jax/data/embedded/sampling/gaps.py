@@ -23,8 +23,9 @@ from relpos_jax.data.embedded.sampling.clauses import (
   verbs_of,
 )
 from relpos_jax.data.embedded.sampling.dice import Dice
-from relpos_jax.data.embedded.sampling.nominals import adjectives_of, nominal, pick_noun
+from relpos_jax.data.embedded.sampling.nominals import nominal, pick_noun
 from relpos_jax.data.embedded.sampling.patterns import described, description, whereabouts
+from relpos_jax.data.embedded.sampling.qualities import adjectives_of
 from relpos_jax.data.embedded.tree import Clause, Nominal, NounPhrase, Phrase, Pronoun, Relative
 
 _GOAL_VERBS = tuple(verb for verb in VERBS if any(slot.marking == "goal" for slot in verb.slots))

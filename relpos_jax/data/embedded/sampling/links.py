@@ -15,14 +15,9 @@ from relpos_jax.data.embedded.sampling.clauses import (
 )
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.gaps import w_question
-from relpos_jax.data.embedded.sampling.nominals import (
-  adjectives_of,
-  name,
-  new_person,
-  nominal,
-  pronoun_for,
-)
+from relpos_jax.data.embedded.sampling.nominals import name, new_person, nominal, pronoun_for
 from relpos_jax.data.embedded.sampling.patterns import bad_weather, described
+from relpos_jax.data.embedded.sampling.qualities import adjectives_of
 from relpos_jax.data.embedded.tree import (
   Clause,
   Link,

@@ -1,27 +1,20 @@
 """Random noun phrases, names and pronouns that make sense where they stand."""
 
 from dataclasses import replace
-from functools import cache
 
 from relpos_jax.data.embedded.german.phrases import is_definite
 from relpos_jax.data.embedded.lexicon import (
-  ADJECTIVES,
   DETERMINERS,
   NAMES,
   SMALL_WORDS,
-  Adjective,
   Noun,
-  Pair,
   nouns_of,
-  rows,
 )
 from relpos_jax.data.embedded.sampling.dice import Dice
-from relpos_jax.data.embedded.tables import words
-from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun, Quality
+from relpos_jax.data.embedded.sampling.qualities import attributes
+from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun
 
 AND, OR = SMALL_WORDS["and", "und"], SMALL_WORDS["or", "oder"]
-VERY, QUITE = SMALL_WORDS["very", "sehr"], SMALL_WORDS["quite", "ziemlich"]
-TOO = SMALL_WORDS["too", "zu"]
 
 # Kinds of determiner by weight. "mine" is a possessive, "owner" a genitive, "number" a numeral.
 _SINGULAR = (("the", 50), ("a", 26), ("this", 7), ("every", 2), ("mine", 10), ("owner", 5))
@@ -34,36 +27,13 @@ _KIN = (("mine", 75), ("the", 10), ("owner", 15))
 _PLACE = (("the", 82), ("a", 10), ("this", 6), ("mine", 8))
 _UNIQUE = (("the", 1),)
 _INDEFINITE = ("a", "zero", "every", "number", "many", "some", "all", "no")
-_OWNED = frozenset(
-  ["mate", "pet", "text", "item", "cloth", "vehicle", "own-place", "instrument", "idea"]
-)
+_OWNED = frozenset(["mate", "pet", "text", "item", "cloth", "gown", "vehicle", "own-place", "idea"])
 _MY = (("my", 40), ("your", 15), ("our", 20), ("his", 13), ("her", 12))
 _POSSESSIVES = {"I": "my", "you": "your", "we": "our", "they": "their", "he": "his", "she": "her"}
-_ANTONYMS = {frozenset(row) for row in rows(words.ANTONYMS)}
 _PERSONAL = ("I", "you", "he", "she", "we", "they")
 _FIRST = ("I", "we")
 # No pronoun takes these up: every dog, no dog, (plays) the piano.
 _POINTLESS = tuple(DETERMINERS[key] for key in ("every", "no", "any", "how many", "the, bare"))
-
-
-@cache
-def adjectives_of(noun: Noun, groups: tuple[str, ...] = words.GROUPS) -> tuple[Adjective, ...]:
-  """The adjectives of the groups that make sense with a noun."""
-  return tuple(a for a in ADJECTIVES if a.classes & noun.classes and a.group in groups)
-
-
-@cache
-def adjective_pairs(noun: Noun) -> tuple[tuple[Adjective, Adjective], ...]:
-  """Two adjectives that may stand together, in their order before the noun."""
-  found = adjectives_of(noun)
-  return tuple((a, b) for a in found for b in found if _may_follow(a, b))
-
-
-def _may_follow(first: Adjective, second: Adjective) -> bool:
-  if first is second or frozenset((first.english, second.english)) in _ANTONYMS:
-    return False
-  ranks = words.GROUPS.index(first.group), words.GROUPS.index(second.group)
-  return ranks[0] < ranks[1] or (ranks[0] == ranks[1] and first.group in ("quality", "mood"))
 
 
 def nominal(
@@ -245,23 +215,3 @@ def owner_of(dice: Dice, noun: Noun, subject: Nominal | None) -> NounPhrase | Na
     return name(dice)
   person = pick_noun(dice, "person")
   return plain_phrase(dice, person if person is not noun else pick_noun(dice, "job"), subject)
-
-
-def attributes(dice: Dice, noun: Noun) -> tuple[tuple[Quality, ...], Pair | None]:
-  """No, one or two adjectives, and and where two of one group need it."""
-  found = adjectives_of(noun)
-  count = dice.weighted(((0, 62), (1, 32), (2, 6))) if found else 0
-  if count == 2 and adjective_pairs(noun):
-    first, second = dice.pick(adjective_pairs(noun))
-    return (Quality(first), Quality(second)), AND if first.group == second.group else None
-  if count:
-    adjective = dice.pick(found)
-    return (Quality(adjective, degree(dice, adjective)),), None
-  return (), None
-
-
-def degree(dice: Dice, adjective: Adjective, predicate: bool = False) -> Pair | None:
-  """Very, in a predicate also quite and too, before what can be compared; mostly nothing."""
-  if not adjective.comparative or not dice.chance(0.3 if predicate else 0.12):
-    return None
-  return dice.weighted(((VERY, 6), (QUITE, 3 * predicate), (TOO, 3 * predicate)))

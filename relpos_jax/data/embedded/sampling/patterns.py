@@ -19,14 +19,8 @@ from relpos_jax.data.embedded.sampling.adjuncts import (
 )
 from relpos_jax.data.embedded.sampling.clauses import clause, negated
 from relpos_jax.data.embedded.sampling.dice import Dice
-from relpos_jax.data.embedded.sampling.nominals import (
-  adjectives_of,
-  attributes,
-  degree,
-  name,
-  nominal,
-  noun_phrase,
-)
+from relpos_jax.data.embedded.sampling.nominals import name, nominal, noun_phrase
+from relpos_jax.data.embedded.sampling.qualities import adjectives_of, attributes, degree
 from relpos_jax.data.embedded.tables.words import GROUPS
 from relpos_jax.data.embedded.tree import (
   Clause,

@@ -1,25 +1,22 @@
-"""Random sentences of one clause or many: coordination, subordination, relative clauses.
+"""Random sentences of one clause or many.
 
 A budget is the number of clauses. Short and long sentences are made by the same few steps.
 """
 
 from dataclasses import replace
 
-from relpos_jax.data.embedded.lexicon import CLAUSE_VERBS, SMALL_WORDS, VERBS, Pair
-from relpos_jax.data.embedded.sampling.clauses import (
-  DEEDS,
-  PERSON_VERBS,
-  bare_clause,
-  clause,
-  deeds_besides,
-)
+from relpos_jax.data.embedded.lexicon import SMALL_WORDS, VERBS, Pair
+from relpos_jax.data.embedded.sampling.clauses import PERSON_VERBS, clause
 from relpos_jax.data.embedded.sampling.dice import Dice
-from relpos_jax.data.embedded.sampling.gaps import (
-  command,
-  relative_clause,
-  w_question,
-  yes_no_question,
+from relpos_jax.data.embedded.sampling.extensions import (
+  AND,
+  OR,
+  another_deed,
+  extend,
+  may_conjoin,
+  preceded,
 )
+from relpos_jax.data.embedded.sampling.gaps import command, w_question, yes_no_question
 from relpos_jax.data.embedded.sampling.links import (
   asked_content,
   content_kind,
@@ -29,30 +26,17 @@ from relpos_jax.data.embedded.sampling.links import (
   infinite_content,
   is_animate,
   may_have_subordinate,
-  purpose,
   reason,
-  subordinate,
 )
-from relpos_jax.data.embedded.sampling.nominals import adjectives_of, pronoun_for
+from relpos_jax.data.embedded.sampling.nominals import pronoun_for
 from relpos_jax.data.embedded.sampling.patterns import described, simple
-from relpos_jax.data.embedded.tree import (
-  Clause,
-  Link,
-  Nominal,
-  NounPhrase,
-  Phrase,
-  Pronoun,
-  Quality,
-  Relative,
-  Sentence,
-)
+from relpos_jax.data.embedded.sampling.qualities import adjectives_of
+from relpos_jax.data.embedded.tree import Clause, Link, NounPhrase, Quality, Sentence
 
-AND, OR, BUT = (SMALL_WORDS[pair] for pair in (("and", "und"), ("or", "oder"), ("but", "aber")))
-FOR, SO = SMALL_WORDS["for", "denn"], SMALL_WORDS["so", "deshalb"]
+BUT, FOR = SMALL_WORDS["but", "aber"], SMALL_WORDS["for", "denn"]
+SO = SMALL_WORDS["so", "deshalb"]
 _JOINTS = ((AND, 36), (BUT, 30), (SO, 16), (FOR, 12))
 _SINGLE = ((simple, 75), (yes_no_question, 10), (w_question, 11), (command, 4))
-_SHARED_TENSES = ("present", "progressive", "past", "past progressive", "future")
-_DEFINABLE = ("d", "ein", "dies", "jed", "all", "viel", "einig")
 
 
 def sentence(dice: Dice, budget: int) -> Sentence:
@@ -99,9 +83,8 @@ def continuation(dice: Dice, before: Clause, joint: Pair, budget: int) -> Clause
   After so nothing is fronted: German deshalb stands there.
   """
   if joint is OR:
-    return replace(
-      another_deed(dice, before), subject=pronoun_for(before.subject) or before.subject
-    )
+    subject = pronoun_for(before.subject) or before.subject
+    return replace(another_deed(dice, before), subject=subject)
   if joint is FOR:
     return extend(dice, reason(dice, before), budget - 1)
   if joint is not SO and (dice.chance(0.3) or not is_animate(before.subject)):
@@ -150,127 +133,3 @@ def with_content(dice: Dice, built: Clause, budget: int) -> Clause:
     inner = statement(dice, budget, era, embedded=True)
   words = SMALL_WORDS[("that", "dass") if kind == "that" else ("whether", "ob")]
   return replace(built, link=Link(words, "finite", inner))
-
-
-def preceded(dice: Dice, built: Clause, budget: int, embedded: bool) -> Clause:
-  """Puts a subordinate clause before the sentence, or a relative one into its subject."""
-  subject = built.subject
-  relatable = isinstance(subject, NounPhrase) and may_have_relative(subject)
-  if budget and relatable and (embedded or dice.chance(0.5)):
-    return replace(built, subject=with_relative(dice, subject, budget, era_of(built)))
-  if not budget or embedded or not may_have_subordinate(built):
-    return built
-  if built.verb in CLAUSE_VERBS:
-    built = replace(built, time=None)
-  lead = extended_link(dice, subordinate(dice, built), budget - 1)
-  if built.link and built.link.words is lead.words:
-    return built
-  return introduced(replace(built, lead=lead, front="", opener=None))
-
-
-def introduced(built: Clause) -> Clause:
-  """Names the subject in the clause that comes first; a pronoun takes it up in the main one."""
-  first, reference = built.lead.clause, pronoun_for(built.subject)
-  back = isinstance(first.subject, Pronoun) and reference is not None
-  if not back or first.subject.english != reference.english:
-    return built
-  lead = replace(built.lead, clause=with_subject(first, built.subject))
-  return replace(with_subject(built, reference), lead=lead)
-
-
-def with_subject(clause: Clause, subject: Nominal) -> Clause:
-  """The clause with another subject of the same person."""
-  also = tuple(replace(other, subject=subject) for other in clause.also)
-  return replace(clause, subject=subject, also=also)
-
-
-def may_have_relative(node: NounPhrase) -> bool:
-  """Whether a relative clause can define it: not my mother, not the sun."""
-  plain = node.relative is None and node.owner is None and node.determiner.german in _DEFINABLE
-  return plain and not node.noun.classes & {"kin", "unique"}
-
-
-def with_relative(dice: Dice, head: NounPhrase, budget: int, era: str) -> NounPhrase:
-  """The noun phrase with a relative clause of so many clauses."""
-  return replace(head, relative=extend(dice, relative_clause(dice, head, era), budget - 1))
-
-
-def extend(dice: Dice, built: Clause, budget: int, subordination: int = 45) -> Clause:
-  """Adds clauses at the end: subordinate or relative ones, a purpose, another verb phrase."""
-  options = (
-    (_subordinate, subordination * may_have_subordinate(built)),
-    (_define_object, 32 * may_define_object(built)),
-    (_conjoin, 16 * may_conjoin(built)),
-    (_purpose, 10 * may_have_purpose(built)),
-  )
-  if budget < 1 or built.link or has_object_relative(built) or not any(w for _, w in options):
-    return built
-  return dice.weighted(options)(dice, built, budget)
-
-
-def extended_link(dice: Dice, link: Link, budget: int) -> Link:
-  """The dependent clause with so many more at its end, but no because after because."""
-  inner = extend(dice, link.clause, budget, subordination=12)
-  repeated = inner.link is not None and inner.link.words is link.words
-  return link if repeated else replace(link, clause=inner)
-
-
-def _subordinate(dice: Dice, built: Clause, budget: int) -> Clause:
-  return replace(built, link=extended_link(dice, subordinate(dice, built), budget - 1))
-
-
-def _purpose(dice: Dice, built: Clause, budget: int) -> Clause:
-  return replace(built, link=purpose(dice, built))
-
-
-def _conjoin(dice: Dice, built: Clause, budget: int) -> Clause:
-  plan = built.modal or built.tense == "future"
-  joint = OR if plan and dice.chance(0.3) else AND
-  return replace(built, also=(another_deed(dice, built),), joint=joint)
-
-
-def _define_object(dice: Dice, built: Clause, budget: int) -> Clause:
-  last = built.objects[-1]
-  head = with_relative(dice, last.nominal, budget, era_of(built))
-  return replace(built, objects=(*built.objects[:-1], replace(last, nominal=head)))
-
-
-def has_object_relative(built: Clause) -> bool:
-  """Whether an object already has a relative clause."""
-  phrases = (node.nominal for node in built.objects if isinstance(node, Phrase))
-  return any(isinstance(node, NounPhrase) and node.relative for node in phrases)
-
-
-def may_define_object(built: Clause) -> bool:
-  """The last object takes a relative clause if nothing follows it in either language."""
-  last = built.objects[-1] if built.objects else None
-  if not isinstance(last, Phrase) or not isinstance(last.nominal, NounPhrase) or built.also:
-    return False
-  after = {name for name in ("time", "manner", "place", "cause") if getattr(built, name)}
-  followed = after - {built.front} or built.negated or built.adverb or built.front.isdigit()
-  alone = len(built.objects) == 1 or bool(last.german)
-  return alone and not followed and last.case != "N" and may_have_relative(last.nominal)
-
-
-def may_conjoin(built: Clause) -> bool:
-  """Whether another verb phrase can share the subject and the tense."""
-  plain = not built.negated and not built.adverb and not built.front.isdigit()
-  deed_like = built.verb in DEEDS and built.tense in _SHARED_TENSES
-  return plain and deed_like and not isinstance(built.subject, Relative) and _is_versatile(built)
-
-
-def another_deed(dice: Dice, built: Clause) -> Clause:
-  """What the same subject does besides, in the same tense, with the same modal."""
-  other = bare_clause(dice, subject=built.subject, verb=dice.pick(deeds_besides(built)))
-  return replace(other, tense=built.tense, modal=built.modal)
-
-
-def may_have_purpose(built: Clause) -> bool:
-  """Only persons who do something mean something by it."""
-  plain = not built.negated and not built.also and not built.front.isdigit()
-  known = pronoun_for(built.subject) is not None
-  return plain and known and built.verb in DEEDS and _is_versatile(built)
-
-
-def _is_versatile(built: Clause) -> bool:
-  return bool(deeds_besides(built))

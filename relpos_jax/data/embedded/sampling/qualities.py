@@ -1,0 +1,53 @@
+"""Random adjectives that make sense with a noun and with each other."""
+
+from functools import cache
+
+from relpos_jax.data.embedded.lexicon import ADJECTIVES, SMALL_WORDS, Adjective, Noun, Pair, rows
+from relpos_jax.data.embedded.sampling.dice import Dice
+from relpos_jax.data.embedded.tables import words
+from relpos_jax.data.embedded.tree import Quality
+
+AND = SMALL_WORDS["and", "und"]
+VERY, QUITE = SMALL_WORDS["very", "sehr"], SMALL_WORDS["quite", "ziemlich"]
+TOO = SMALL_WORDS["too", "zu"]
+_ANTONYMS = {frozenset(row) for row in rows(words.ANTONYMS)}
+
+
+@cache
+def adjectives_of(noun: Noun, groups: tuple[str, ...] = words.GROUPS) -> tuple[Adjective, ...]:
+  """The adjectives of the groups that make sense with a noun."""
+  return tuple(a for a in ADJECTIVES if a.classes & noun.classes and a.group in groups)
+
+
+@cache
+def adjective_pairs(noun: Noun) -> tuple[tuple[Adjective, Adjective], ...]:
+  """Two adjectives that may stand together, in their order before the noun."""
+  found = adjectives_of(noun)
+  return tuple((a, b) for a in found for b in found if _may_follow(a, b))
+
+
+def _may_follow(first: Adjective, second: Adjective) -> bool:
+  if first is second or frozenset((first.english, second.english)) in _ANTONYMS:
+    return False
+  ranks = words.GROUPS.index(first.group), words.GROUPS.index(second.group)
+  return ranks[0] < ranks[1] or (ranks[0] == ranks[1] and first.group in ("quality", "mood"))
+
+
+def attributes(dice: Dice, noun: Noun) -> tuple[tuple[Quality, ...], Pair | None]:
+  """No, one or two adjectives, and and where two of one group need it."""
+  found = adjectives_of(noun)
+  count = dice.weighted(((0, 62), (1, 32), (2, 6))) if found else 0
+  if count == 2 and adjective_pairs(noun):
+    first, second = dice.pick(adjective_pairs(noun))
+    return (Quality(first), Quality(second)), AND if first.group == second.group else None
+  if count:
+    adjective = dice.pick(found)
+    return (Quality(adjective, degree(dice, adjective)),), None
+  return (), None
+
+
+def degree(dice: Dice, adjective: Adjective, predicate: bool = False) -> Pair | None:
+  """Very, in a predicate also quite and too, before what can be compared; mostly nothing."""
+  if not adjective.comparative or not dice.chance(0.3 if predicate else 0.12):
+    return None
+  return dice.weighted(((VERY, 6), (QUITE, 3 * predicate), (TOO, 3 * predicate)))
