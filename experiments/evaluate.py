@@ -42,12 +42,15 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     start = time.perf_counter()
     translations = translate(sources)
     seconds[split] = round(time.perf_counter() - start, 1)
-    workdir.joinpath(f"{split}.translations.txt").write_text("\n".join([*translations, ""]))
+    text = "".join(f"{line}\n" for line in translations)
+    workdir.joinpath(f"{split}.translations.txt").write_text(text, encoding="utf-8")
     rows.append(score(run.config, split, translations, references))
     if split == "test":
       examples = [*zip(sources, references, translations, strict=True)][:_NUM_SAMPLES]
   pictures = [learning_curves(read_metrics(workdir), workdir / "learning_curves.png")]
-  if rows:
+  if not rows:
+    print("no test pairs to score: give --config.data.pairs.test=source_file,target_file")
+  else:
     _write_results(workdir, rows, seconds)
     print("", plain_text(bleu_table(rows)), plain_text(samples(examples)), sep="\n\n", end="\n\n")
     source, _, translation = _of_middling_length(examples)
@@ -88,7 +91,9 @@ def _write_results(workdir: pathlib.Path, rows: Sequence[BleuRow], seconds) -> N
     )
     for row in rows
   }
-  workdir.joinpath("results.json").write_text(json.dumps(results, indent=2) + "\n")
+  workdir.joinpath("results.json").write_text(
+    json.dumps(results, indent=2) + "\n", encoding="utf-8"
+  )
 
 
 def _of_middling_length(examples):

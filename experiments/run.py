@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import jax
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from experiments.validation import model_config
+from configs import default
+from experiments.validation import check_types, model_config
 from relpos_jax.data.batching import Batches, bucket_boundaries, pair_lengths
 from relpos_jax.data.corpus import Corpus, load_corpus
 from relpos_jax.data.normalize import normalize_corpus, normalize_lines
@@ -29,7 +31,7 @@ class Run(NamedTuple):
   tokenizers: Tokenizers
   mesh: jax.sharding.Mesh
   graphdef: nnx.GraphDef
-  params: nnx.State
+  params: nnx.State  # arrays, or shapes while there are none
 
 
 def load_data(config: ConfigDict) -> Corpus:
@@ -88,30 +90,49 @@ def _encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
   return encode(source, (pair[0] for pair in pairs)), encode(target, (pair[1] for pair in pairs))
 
 
-def init_run(config: ConfigDict, tokenizers: Tokenizers) -> Run:
-  """The model of `config.model` with random parameters, on the devices of `config.training`."""
-  source, target = (tokenizer.get_vocab_size() for tokenizer in tokenizers)
-  make = functools.partial(Transformer, model_config(config, source, target))
-  graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
-  init = jax.jit(lambda key: nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param))
-  params = init(jax.random.key(config.seed))
+def plan_run(config: ConfigDict, tokenizers: Tokenizers) -> Run:
+  """The model of `config.model` on the devices of `config.training`, parameters still shapes."""
+  graphdef, shapes = nnx.split(nnx.eval_shape(_model(config, tokenizers)))
   num_devices = config.training.num_devices
   mesh = data_mesh(None if num_devices == -1 else num_devices)
-  return Run(config, tokenizers, mesh, graphdef, replicate(params, mesh))
+  on_every_device = NamedSharding(mesh, PartitionSpec())
+  params = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_every_device), shapes
+  )
+  return Run(config, tokenizers, mesh, graphdef, params)
+
+
+def init_params(run: Run) -> nnx.State:
+  """Random parameters, a function of `config.seed` alone."""
+  init = lambda key: nnx.state(_model(run.config, run.tokenizers, key)())
+  return replicate(jax.jit(init)(jax.random.key(run.config.seed)), run.mesh)
+
+
+def _model(config: ConfigDict, tokenizers: Tokenizers, seed=0):
+  source, target = (tokenizer.get_vocab_size() for tokenizer in tokenizers)
+  return lambda: Transformer(model_config(config, source, target), rngs=nnx.Rngs(seed))
 
 
 def load_run(workdir: str | pathlib.Path) -> Run:
   """The run in a folder, with the mean of its last checkpoints' parameters, on all devices.
 
   Raises:
-    InputError: no run there, or a part of it is missing.
+    InputError: no run there, or a part of it is missing or damaged.
   """
-  path = pathlib.Path(workdir, "config.json")
-  if not path.exists():
-    raise InputError(f"no training run in {str(workdir)!r}: give the --workdir of one")
-  config = ConfigDict(json.loads(path.read_text()))
+  config = _load_config(pathlib.Path(workdir, "config.json"))
   config.training.num_devices = -1
-  return with_average(init_run(config, load_tokenizers(workdir)), workdir)
+  return with_average(plan_run(config, load_tokenizers(workdir)), workdir)
+
+
+def _load_config(path: pathlib.Path) -> ConfigDict:
+  try:
+    config = ConfigDict(json.loads(path.read_text(encoding="utf-8")))
+  except OSError:
+    raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir") from None
+  except (ValueError, TypeError) as error:
+    raise InputError(f"damaged {path} ({error}): give another --workdir") from error
+  check_types(config, default.get_config())
+  return config
 
 
 def with_average(run: Run, workdir: str | pathlib.Path) -> Run:

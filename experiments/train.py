@@ -19,11 +19,12 @@ from experiments import command
 from experiments.evaluate import evaluate
 from experiments.run import (
   Run,
-  init_run,
+  init_params,
   learn_tokenizers,
   load_data,
   make_batches,
   make_translator,
+  plan_run,
   with_average,
 )
 from experiments.validation import validate
@@ -56,8 +57,7 @@ def main(config: ConfigDict, workdir: str) -> None:
   corpus = load_data(config)
   for note in corpus.notes:
     print(note)
-  write_run_files(workdir, config.to_dict())
-  run = init_run(config, _tokenizers(config, corpus, workdir))
+  run = plan_run(config, _tokenizers(config, corpus, workdir))
   try:
     run_training(run, corpus, workdir)
   except NonFiniteError as error:
@@ -66,38 +66,39 @@ def main(config: ConfigDict, workdir: str) -> None:
 
 
 def _tokenizers(config: ConfigDict, corpus: Corpus, workdir: pathlib.Path) -> Tokenizers:
-  """Those of the run's folder, or new ones, kept there."""
-  if not any(workdir.glob("tokenizer*.json")):
-    save_tokenizers(learn_tokenizers(config, corpus), workdir)
-  return load_tokenizers(workdir)
+  """Those of the run's folder, or new ones."""
+  return load_tokenizers(workdir) if _has_tokenizers(workdir) else learn_tokenizers(config, corpus)
+
+
+def _has_tokenizers(workdir: pathlib.Path) -> bool:
+  return any(workdir.glob("tokenizer*.json"))
 
 
 def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
-  """Puts the parts of `config.training` together and trains."""
+  """Puts the parts of `config.training` together and trains.
+
+  Nothing is written before all that may be a user's mistake has been looked at.
+  """
   config = run.config.training
   train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
   print(f"training: {train_batches}")
-  place = functools.partial(shard_rows, mesh=run.mesh)
   optimizer = optimizers.adam(_schedule(run.config))
-  train_step = make_train_step(
-    run.graphdef,
-    optimizer,
-    bos=BOS,
-    label_smoothing=config.label_smoothing,
-    num_microbatches=config.num_microbatches,
-    dropout_key=jax.random.key(run.config.seed, impl=config.prng),
-  )
-  state = replicate(init_state(run.params, optimizer), run.mesh)
+  state = replicate(init_state(init_params(run), optimizer), run.mesh)
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
     Reporter(workdir, config.num_steps) as reporter,
   ):
     if checkpoints.latest_step() is not None:
       state = checkpoints.restore(like=state)
+      print(f"{workdir} is trained to step {int(state.step)}")
+    write_run_files(workdir, run.config.to_dict())
+    if not _has_tokenizers(workdir):
+      save_tokenizers(run.tokenizers, workdir)
+    batches = prefetch(train_batches, int(state.step), config.num_steps)
     train(
       state,
-      train_step,
-      map(place, prefetch(train_batches, int(state.step), config.num_steps)),
+      _train_step(run, optimizer),
+      map(functools.partial(shard_rows, mesh=run.mesh), batches),
       num_steps=config.num_steps,
       report=reporter.step,
       evaluate=_report_valid(run, corpus, valid_batches, reporter),
@@ -105,6 +106,18 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
       eval_every=config.eval_every,
       save_every=config.save_every,
     )
+
+
+def _train_step(run: Run, optimizer):
+  config = run.config.training
+  return make_train_step(
+    run.graphdef,
+    optimizer,
+    bos=BOS,
+    label_smoothing=config.label_smoothing,
+    num_microbatches=config.num_microbatches,
+    dropout_key=jax.random.key(run.config.seed, impl=config.prng),
+  )
 
 
 def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter):

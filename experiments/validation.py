@@ -1,10 +1,12 @@
 """Checks a config before anything is loaded or compiled."""
 
+import dataclasses
 import difflib
+import math
+import re
 
 import jax
 import jax.numpy as jnp
-import sacrebleu
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -12,28 +14,43 @@ from configs import default
 from relpos_jax.data.corpus import SOURCES
 from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training.sharding import data_mesh
 
 _CHOICES = {
-  "data.source": tuple(SOURCES),
+  "data.source": SOURCES,
   "vocabulary.kind": ("bpe", "wordpiece"),
   "training.schedule": ("paper", "inverse_sqrt"),
   "training.prng": ("threefry2x32", "rbg", "unsafe_rbg"),
-  "evaluation.tokenize": tuple(sacrebleu.BLEU.TOKENIZERS),
+  # Those of sacreBLEU that need no further package or download.
+  "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
 }
-_AT_LEAST_ONE = (
-  *("batches.tokens", "batches.max_length", "batches.num_shapes"),
-  *("model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
-  *("training.num_steps", "training.warmup_steps", "training.num_microbatches"),
-  *("training.eval_every", "training.save_every", "training.keep_checkpoints"),
-  *("training.num_samples", "decoding.beam_size", "decoding.average_checkpoints"),
-)
-_NOT_NEGATIVE = ("model.max_distance", "decoding.length_penalty", "decoding.extra_length")
-_RATES = (
-  "model.embedding_dropout_rate",
-  "model.dropout_rate",
-  "model.attention_dropout_rate",
-  "model.feed_forward_dropout_rate",
-  "training.label_smoothing",
+_NUMBERS = (
+  ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("seed", "data.embedded.seed")),
+  (
+    "at least 1",
+    lambda x: x >= 1,
+    (
+      *("batches.tokens", "batches.max_length", "batches.num_shapes"),
+      *("model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
+      *("training.num_steps", "training.warmup_steps", "training.num_microbatches"),
+      *("training.eval_every", "training.save_every", "training.keep_checkpoints"),
+      *("training.num_samples", "decoding.beam_size", "decoding.average_checkpoints"),
+    ),
+  ),
+  (
+    "at least 0",
+    lambda x: 0 <= x < math.inf,
+    ("model.max_distance", "decoding.length_penalty", "decoding.extra_length"),
+  ),
+  (
+    "from 0 to below 1",
+    lambda x: 0 <= x < 1,
+    (
+      *("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
+      *("model.feed_forward_dropout_rate", "training.label_smoothing"),
+    ),
+  ),
+  ("above 0", lambda x: 0 < x < math.inf, ("training.learning_rate",)),
 )
 
 
@@ -44,21 +61,25 @@ def validate(config: ConfigDict) -> None:
     InputError: names the first value that is wrong, and the remedy.
   """
   check_types(config, default.get_config())
-  value = lambda name: config[name.split(".")[0]][name.split(".")[1]]
+  values = _flatten(config)
   for name, choices in _CHOICES.items():
-    if value(name) not in choices:
-      raise InputError(f"config.{name} is {value(name)!r}: choose one of {', '.join(choices)}")
-  for names, fits, wanted in (
-    (_AT_LEAST_ONE, lambda x: x >= 1, "at least 1"),
-    (_NOT_NEGATIVE, lambda x: x >= 0, "at least 0"),
-    (_RATES, lambda x: 0 <= x < 1, "from 0 to below 1"),
-    (("training.learning_rate",), lambda x: x > 0, "above 0"),
-  ):
+    if values[name] not in choices:
+      raise InputError(f"config.{name} is {values[name]!r}: choose one of {', '.join(choices)}")
+  for wanted, fits, names in _NUMBERS:
     for name in names:
-      if not fits(value(name)):
-        raise InputError(f"config.{name} is {value(name)}: give a number {wanted}")
+      if not fits(values[name]):
+        raise InputError(f"config.{name} is {values[name]}: give a number {wanted}")
+  _check_languages(config.data)
   _check_together(config)
+  _check_rows(config)
   _check_model(config)
+
+
+def _check_languages(data: ConfigDict) -> None:
+  if not re.fullmatch("[a-z]{2,3}-[a-z]{2,3}", data.languages):
+    raise InputError(f"config.data.languages is {data.languages!r}: give from-to, as en-de")
+  if data.source == "embedded" and data.languages != "en-de":
+    raise InputError(f"config.data.languages is {data.languages!r}: the embedded corpus is en-de")
 
 
 def _check_together(config: ConfigDict) -> None:
@@ -74,6 +95,19 @@ def _check_together(config: ConfigDict) -> None:
     )
 
 
+def _check_rows(config: ConfigDict) -> None:
+  """Every batch, that of the longest pairs too, is divided over devices and microbatches."""
+  tokens, longest = config.batches.tokens, config.batches.max_length
+  num_devices, num_parts = config.training.num_devices, config.training.num_microbatches
+  num_devices = data_mesh(None if num_devices == -1 else num_devices).size
+  if tokens // longest < num_devices * num_parts:
+    raise InputError(
+      f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
+      f"{longest}, which {num_devices} devices and {num_parts} microbatches cannot divide: give "
+      f"{longest * num_devices * num_parts} tokens or more, or lower config.training.num_devices"
+    )
+
+
 def model_config(config: ConfigDict, source_vocab_size: int, target_vocab_size: int):
   """The `TransformerConfig` of `config.model`."""
   values = config.model.to_dict() | dict(implementation=config.model.implementation or None)
@@ -82,15 +116,15 @@ def model_config(config: ConfigDict, source_vocab_size: int, target_vocab_size: 
 
 def _check_model(config: ConfigDict) -> None:
   """Traces training and decoding without computing: what the operator refuses, it refuses here."""
-  token = jnp.ones((1, 1), int)
 
-  def trace():
-    model = Transformer(model_config(config, 8, 8), rngs=nnx.Rngs(0))
-    model(token, token, rngs=nnx.Rngs(dropout=0))
-    return model.decode(token, model.init_cache(1, 1), model.remember(token))
+  def trace(tokens):
+    one_layer = dataclasses.replace(model_config(config, 8, 8), num_layers=1)  # all are alike
+    model = Transformer(one_layer, rngs=nnx.Rngs(0))
+    model(tokens, tokens, rngs=nnx.Rngs(dropout=0))
+    return model.decode(tokens[:, :1], model.init_cache(1, 1), model.remember(tokens))
 
   try:
-    jax.eval_shape(trace)
+    jax.eval_shape(trace, jax.ShapeDtypeStruct((1, config.batches.max_length), jnp.int32))
   except (ValueError, NotImplementedError) as error:
     raise InputError(f"config.model: {' '.join(str(error).split())}") from error
 
