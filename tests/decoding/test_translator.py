@@ -1,6 +1,7 @@
 """Lines in, lines out: order, emptiness, independence, length, devices, and few compilations."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -100,6 +101,19 @@ def test_other_parameters_can_take_the_place_of_the_translators(model, translato
   others = jax.tree.map(lambda x: x[::-1], model[1])
   assert all(a != b for a, b in zip(translator(SHORT, others), translations, strict=True))
   assert translator(SHORT) == translations
+
+
+def test_a_translation_is_one_line_though_the_model_writes_another(model, translator):
+  params = jax.tree.map(jnp.copy, model[1])
+  source = encode(TOKENIZER, SHORT[:1]).padded(np.arange(1), (4, 16), PAD)
+  first, newline = translator._search(params, source)[0, 0], TOKENIZER.token_to_id("Ċ")
+  table = params["softmax"]["table"][...]
+  params["softmax"]["table"][...] = table.at[newline].set(2 * table[first])
+  ids = translator._search(params, source)[0]
+  assert newline in ids
+  (translation,) = translator(SHORT[:1], params)
+  assert "\n" not in translation
+  assert translation == decode(TOKENIZER, ids).replace("\n", " ").replace("\r", " ")
 
 
 def test_greedy_decoding_with_a_cache_is_that_without_token_by_token(model):
