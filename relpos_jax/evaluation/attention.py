@@ -10,7 +10,7 @@ from flax import nnx
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, pieces
 from relpos_jax.evaluation.pictures import Panel
 from relpos_jax.models.seq2seq import Transformer
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, Float, Int, PyTree
 
 
 def attention_panels(
@@ -37,7 +37,7 @@ def attention_panels(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(
-  graphdef: nnx.GraphDef, state: nnx.State, source: Int[Array, "1 S"], target: Int[Array, "1 T"]
+  graphdef: nnx.GraphDef, state: PyTree, source: Int[Array, "1 S"], target: Int[Array, "1 T"]
 ) -> tuple[Float[Array, "S S"], Float[Array, "T S"]]:
   """What the layers sowed for one sentence and its translation."""
   model = nnx.merge(graphdef, state)
