@@ -1,7 +1,16 @@
-"""Every value of a translation experiment, with its meaning: the paper's base model.
+"""Every value of an experiment, with its meaning: the paper's base model.
 
-Other configs start from these values; a value is changed on the command line by
-`--config.model.max_distance=4`.
+A value is changed on the command line by `--config.model.max_distance=4`. Other configs start from
+these values, and so does one of your own, a file anywhere:
+
+  from configs import default
+
+  def get_config():
+    config = default.get_config()
+    config.name = "mine"
+    config.data.source = "pairs"
+    config.data.pairs.update(train="train.en,train.de", valid="valid.en,valid.de", test="test.tsv")
+    return config
 """
 
 from ml_collections import ConfigDict

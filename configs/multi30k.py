@@ -1,16 +1,17 @@
-"""Image captions, English to German (Elliott et al. 2016): the literature's small Transformer.
+"""Image captions, English to German: the literature's small Transformer.
 
   python -m experiments.train --config=configs/multi30k.py --workdir=runs/multi30k
   python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
   python -m experiments.train --config=configs/multi30k.py:relative,published
 
-Arguments, separated by commas: positions (relative, sinusoidal, both, none), and a recipe. `short`
-learns in minutes on four CPU cores; `published` is that of the known 41.02 BLEU (sinusoids; GitHub
-LividWo/Revisit-MMT), for an accelerator.
+Multi30k (Elliott et al. 2016). Arguments, separated by commas: positions (relative, sinusoidal,
+both, none), and a recipe. `short` learns in minutes on four CPU cores; `published` is that of the
+known 41.02 BLEU (sinusoids; GitHub LividWo/Revisit-MMT), for an accelerator.
 """
 
 from configs import default
 
+_POSITIONS = ("relative", "sinusoidal", "both", "none")
 _RECIPES = {
   "short": dict(tokens=1024, dropout=0.1, learning_rate=0.004, warmup=1000, steps=5000, average=5),
   "published": dict(
@@ -22,9 +23,10 @@ _RECIPES = {
 def get_config(argument: str = ""):
   """Positions and recipe by name; relative and short by default."""
   words = [word for word in argument.split(",") if word]
-  recipes = [word for word in words if word in _RECIPES]
-  positions = [word for word in words if word not in _RECIPES]
-  recipe = _RECIPES[recipes[-1] if recipes else "short"]
+  for word in words:
+    if word not in (*_POSITIONS, *_RECIPES):
+      raise ValueError(f"unknown argument {word!r}: use {', '.join([*_POSITIONS, *_RECIPES])}")
+  recipe = _RECIPES[_the_only(words, _RECIPES, "short")]
   config = default.get_config()
   config.name = "-".join(["multi30k", *words])
   config.data.update(source="multi30k", moses=True, lowercase=True)
@@ -35,7 +37,7 @@ def get_config(argument: str = ""):
     width=128,
     num_heads=4,
     feed_forward=256,
-    positions=positions[-1] if positions else "relative",
+    positions=_the_only(words, _POSITIONS, "relative"),
     norm="post",
     embedding_dropout_rate=recipe["dropout"],
     dropout_rate=recipe["dropout"],
@@ -54,3 +56,10 @@ def get_config(argument: str = ""):
   config.decoding.update(beam_size=5, average_checkpoints=recipe["average"])
   config.evaluation.update(tokenize="none")
   return config
+
+
+def _the_only(words, choices, default: str) -> str:
+  found = [word for word in words if word in choices]
+  if len(found) > 1:
+    raise ValueError(f"{' and '.join(found)} exclude each other: give one")
+  return found[0] if found else default

@@ -1,4 +1,4 @@
-"""WMT 2014, as in Shaw et al. 2018, Table 1: base and big, English-German and English-French.
+"""WMT 2014, Table 1 of Shaw et al. 2018: base and big, English to German and French.
 
   python -m experiments.train --config=configs/wmt14.py:base,ende,relative --workdir=DIR
   python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
@@ -42,16 +42,17 @@ def get_config(argument: str = ""):
 
 
 def _choose(argument: str) -> dict[str, str]:
-  """The word of each kind; the first where none is given."""
+  """The word of each kind; the first of its choices where none is given."""
   words = [word for word in argument.split(",") if word]
-  known = [word for kind in _WORDS.values() for word in kind]
+  known = [word for choices in _WORDS.values() for word in choices]
   for word in words:
     if word not in known:
-      raise ValueError(f"unknown argument {word!r} of configs/wmt14.py: use {', '.join(known)}")
-  return {
-    kind: next((word for word in words if word in choices), choices[0])
-    for kind, choices in _WORDS.items()
-  }
+      raise ValueError(f"unknown argument {word!r}: use {', '.join(known)}")
+  given = {kind: [word for word in words if word in choices] for kind, choices in _WORDS.items()}
+  for kind, found in given.items():
+    if len(found) > 1:
+      raise ValueError(f"more than one {kind}: {', '.join(found)}")
+  return {kind: (found or _WORDS[kind])[0] for kind, found in given.items()}
 
 
 def _set_big(config, dropout: float) -> None:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import io
 import os
 import pathlib
 import re
@@ -39,8 +40,9 @@ def run(
   """Calls `main` with the values of `flags` by name, and exits.
 
   Exit status: 0; 2 after a user's mistake (an `InputError`, or flags that do not parse), which is
-  told in one line on stderr; 130 when interrupted from the keyboard. `--help` prints the docstring
-  of `main`'s module and the flags. Any other exception is a bug and keeps its traceback.
+  told in one line on stderr; 130 when interrupted from the keyboard; 141 when the reader of stdout,
+  such as `head`, went away. `--help` prints the docstring of `main`'s module and the flags. Any
+  other exception is a bug and keeps its traceback. Text goes out as UTF-8, whatever the locale.
 
       if __name__ == "__main__":
         command.run(main, dict(config=command.CONFIG, workdir=command.Flag(None, "run's folder")))
@@ -51,6 +53,9 @@ def run(
     argv: the arguments; those of the command line by default.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(encoding="utf-8")
   if {"--help", "-help", "-h"} & set(argv):
     print(_help(main, flags))
     sys.exit(0)
@@ -64,6 +69,9 @@ def run(
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     sys.exit(130)
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end.
+    sys.exit(141)
   sys.exit(0)
 
 
@@ -173,8 +181,9 @@ def _configs() -> list[tuple[str, str]]:
 def _help(main, flags) -> str:
   lines = [(main.__globals__["__doc__"] or "").strip(), "", "Flags:"]
   for name, flag in flags.items():
-    default = "" if flag.default is None else f" (default: {flag.default!r})"
+    default = "" if flag.default in (None, "") else f" (default: {flag.default})"
     lines.append(f"  --{name:12} {flag.help}{default}")
   if CONFIG in flags.values():
     lines += ["", "Configs:", *(f"  {name:22} {line}" for name, line in _configs())]
+    lines += ["", "configs/default.py explains every KEY; the others, their ARGUMENTs."]
   return "\n".join(lines)

@@ -4,6 +4,9 @@ r"""Trains a translation model, scores it and draws what it learned.
   python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
   python -m experiments.train --config=configs/quickstart.py --config.model.max_distance=4 \
       --workdir=runs/k4
+  python -m experiments.train --config=configs/quickstart.py --workdir=runs/mine \
+      --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
+      --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
 The folder --workdir holds all of the run; the same command again goes on where it stopped.
 """

@@ -1,11 +1,14 @@
 """Translates lines with a trained model, in order, from a file or stdin to stdout.
 
-echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
-python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
-python -m experiments.translate --workdir=runs/quickstart --input=FILE --plot=attention.png
+  echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
+  python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
+  python -m experiments.translate --workdir=runs/quickstart --input=FILE --plot=attention.png
+
+The text is UTF-8. The last command also draws where the model looked in the first sentence.
 """
 
 import itertools
+import os
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -30,6 +33,8 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
   if beam_size < 0:
     raise InputError(f"--beam_size={beam_size}: give 1 or more, or 0 for the run's own")
+  if plot:
+    _check_picture(pathlib.Path(plot))
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   run = load_run(workdir)
   translate = make_translator(run, **(dict(beam_size=beam_size) if beam_size else {}))
@@ -37,18 +42,28 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
     chunk = normalize_input(run.config, chunk)
     translations = translate(chunk)
     print(*translations, sep="\n", flush=True)
-    if plot and chunk[0].strip():
-      draw_attention(run, chunk[0], translations[0], plot)
-      print(f"drew {plot}", file=sys.stderr)
+    first = next((pair for pair in zip(chunk, translations, strict=True) if pair[0].strip()), None)
+    if plot and first:
+      print(f"drew {draw_attention(run, *first, plot)}", file=sys.stderr)
       plot = ""
 
 
+def _check_picture(path: pathlib.Path) -> None:
+  """Better now than after the work."""
+  if path.suffix not in (".png", ".pdf", ".svg"):
+    raise InputError(f"--plot={path}: give a file name that ends in .png, .pdf or .svg")
+  if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    raise InputError(f"cannot write --plot={path}: give a file in a folder that you may write to")
+
+
 def _stdin_lines() -> Iterator[str]:
+  """Lines as `read_lines` would find them in a file."""
   for number, line in enumerate(sys.stdin.buffer, start=1):
     try:
-      yield line.decode().rstrip("\r\n")
+      text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
       raise InputError(f"invalid UTF-8 in line {number} of stdin: convert it to UTF-8") from None
+    yield text.removesuffix("\n").removesuffix("\r")
 
 
 def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
