@@ -157,6 +157,7 @@ ADVERBS = pairs(words.ADVERBS)
 OPENERS = pairs(words.OPENERS)
 UNITS = pairs(words.UNITS)
 SPOTS = pairs(words.SPOTS)
+CAUSES = pairs(words.CAUSES)
 NAMES = pairs(words.NAMES)
 TOWNS = pairs(words.TOWNS)
 SMALL_WORDS = {(pair.english, pair.german): pair for pair in pairs(words.SMALL_WORDS)}
@@ -175,7 +176,8 @@ def nouns_of(classes: str) -> tuple[Noun, ...]:
 
 def lemmas() -> set[tuple[str, str]]:
   """The English-German pairs of the whole lexicon; a verb's objects do not make it another."""
-  entries = (*NOUNS, *VERBS, *CLAUSE_VERBS, *ADJECTIVES, *MANNERS, *TIMES, *ADVERBS, *OPENERS)
+  entries = (*NOUNS, *VERBS, *CLAUSE_VERBS, *ADJECTIVES)
+  entries += (*MANNERS, *TIMES, *ADVERBS, *OPENERS, *SPOTS, *CAUSES)
   found = {(entry.english, entry.german) for entry in entries}
   found |= {(entry.english, entry.german) for entry in DETERMINERS.values() if entry.german}
   return found | set(SMALL_WORDS)

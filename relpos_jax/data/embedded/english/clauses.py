@@ -135,13 +135,11 @@ def rest(clause: Clause, verb: list[str]) -> list[str]:
 
 
 def with_particle(particle: list[str], objects: list[Part]) -> list[str]:
-  """Turns on the lamp, turns it on."""
+  """Turns on the lamp, turns it on, but gets to know him."""
   words = [[*part(node), *_object_relative(node)] for node in objects]
   first = objects[0] if objects else None
-  if isinstance(first, Phrase) and isinstance(first.nominal, Pronoun) and not first.english:
-    words.insert(1, particle)
-  else:
-    words.insert(0, particle)
+  short = isinstance(first, Phrase) and isinstance(first.nominal, Pronoun) and not first.english
+  words.insert(short and particle[:1] != ["to"], particle)
   return [word for group in words for word in group]
 
 

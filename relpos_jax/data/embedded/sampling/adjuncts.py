@@ -7,11 +7,11 @@ from relpos_jax.data.embedded.english import forms as english
 from relpos_jax.data.embedded.german import nominals as german
 from relpos_jax.data.embedded.lexicon import (
   ADVERBS,
+  CAUSES,
   DETERMINERS,
   MANNERS,
   OPENERS,
   PLACES,
-  SMALL_WORDS,
   SPOTS,
   TIMES,
   UNITS,
@@ -169,6 +169,6 @@ def spots(classes: str) -> tuple[tuple[Pair, Noun], ...]:
 
 def pick_cause(dice: Dice) -> Phrase:
   """Because of the rain, despite the noise: German with the genitive."""
-  pair = SMALL_WORDS[dice.pick((("because of", "wegen"), ("despite", "trotz")))]
+  pair = dice.pick(CAUSES)
   noun = dice.pick(nouns_of("cause"))
   return Phrase(pair.english, pair.german, "G", NounPhrase(noun, DETERMINERS["the"]))

@@ -252,6 +252,12 @@ in front of | vor+D | furniture tree building
 in | in+D | container cupboard
 """
 
+# english | german, with the genitive
+CAUSES = """
+because of | wegen
+despite | trotz
+"""
+
 # english | german | gender
 NAMES = """
 Anna | Anna | f
@@ -310,9 +316,6 @@ where | wo
 where | wohin
 when | wann
 why | warum
-because of | wegen
-despite | trotz
-with | mit
 home | nach Hause
 please | bitte
 """
