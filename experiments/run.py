@@ -22,6 +22,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import data_mesh, replicate
+from relpos_jax.typing import PyTree
 
 
 class Run(NamedTuple):
@@ -95,11 +96,13 @@ def plan_run(config: ConfigDict, tokenizers: Tokenizers) -> Run:
   graphdef, shapes = nnx.split(nnx.eval_shape(_model(config, tokenizers)))
   num_devices = config.training.num_devices
   mesh = data_mesh(None if num_devices == -1 else num_devices)
-  on_every_device = NamedSharding(mesh, PartitionSpec())
-  params = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_every_device), shapes
-  )
-  return Run(config, tokenizers, mesh, graphdef, params)
+  return Run(config, tokenizers, mesh, graphdef, shapes_on(mesh, shapes))
+
+
+def shapes_on(mesh: jax.sharding.Mesh, tree: PyTree) -> PyTree:
+  """The shapes of a tree of arrays of which every device has a copy."""
+  everywhere = NamedSharding(mesh, PartitionSpec())
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tree)
 
 
 def init_params(run: Run) -> nnx.State:

@@ -28,6 +28,7 @@ from experiments.run import (
   make_batches,
   make_translator,
   plan_run,
+  shapes_on,
   with_average,
 )
 from experiments.validation import validate
@@ -85,15 +86,12 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
   config = run.config.training
   train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
   print(f"training: {train_batches}")
-  optimizer = optimizers.adam(_schedule(run.config))
-  state = replicate(init_state(init_params(run), optimizer), run.mesh)
+  optimizer = optimizers.adam(schedule(run.config))
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
     Reporter(workdir, config.num_steps) as reporter,
   ):
-    if checkpoints.latest_step() is not None:
-      state = checkpoints.restore(like=state)
-      print(f"{workdir} is trained to step {int(state.step)}")
+    state = _first_state(run, optimizer, checkpoints)
     write_run_files(workdir, run.config.to_dict())
     if not _has_tokenizers(workdir):
       save_tokenizers(run.tokenizers, workdir)
@@ -109,6 +107,16 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
       eval_every=config.eval_every,
       save_every=config.save_every,
     )
+
+
+def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
+  """That of the last checkpoint, if there is one."""
+  start = lambda: init_state(init_params(run), optimizer)
+  if checkpoints.latest_step() is None:
+    return replicate(start(), run.mesh)
+  state = checkpoints.restore(like=shapes_on(run.mesh, jax.eval_shape(start)))
+  print(f"{checkpoints.folder.parent} is trained to step {int(state.step)}")
+  return state
 
 
 def _train_step(run: Run, optimizer):
@@ -148,7 +156,8 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
   return report_valid
 
 
-def _schedule(config: ConfigDict):
+def schedule(config: ConfigDict):
+  """The learning rate of each update, as `config.training` says."""
   training = config.training
   if training.schedule == "paper":
     return optimizers.paper_schedule(
