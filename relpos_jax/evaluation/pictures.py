@@ -98,7 +98,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
   widths = [len(panel.columns) * cell for panel in panels]
   figure = Figure(_size(panels, cell, fontsize), dpi=150, layout="constrained")
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
-  highest = max(np.max(panel.weights) for panel in panels)
+  highest = float(max(np.max(panel.weights) for panel in panels))
   for ax, panel, width in zip(axes, panels, widths, strict=True):
     image = _draw_weights(ax, panel, highest, fontsize)
     title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
