@@ -191,6 +191,16 @@ PAIRS = [
     "Heute freut sich der Lehrer auf das Fest.",
   ),
   (
+    Clause(TEACHER, _verb("helfen"), (_dat(Pronoun("I")),), time=TODAY, front="time"),
+    "Today the teacher helps me.",
+    "Heute hilft mir der Lehrer.",
+  ),
+  (
+    Clause(TEACHER, _verb("sehen"), (_acc(Pronoun("she", "f")),), time=TODAY, front="time"),
+    "Today the teacher sees her.",
+    "Heute sieht der Lehrer sie.",
+  ),
+  (
     Clause(TEACHER, GIVES, (_acc(_the("book", "a")), _dat(_the("child"), "to"))),
     "The teacher gives a book to the child.",
     "Der Lehrer gibt dem Kind ein Buch.",

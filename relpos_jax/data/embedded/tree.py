@@ -52,10 +52,14 @@ class Name:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pronoun:
-  """A personal or interrogative pronoun; the gender is that of the German antecedent."""
+  """A personal or interrogative pronoun.
+
+  The noun is that of the antecedent, if it has one, and the gender that noun's in German.
+  """
 
   english: str
   gender: str = "m"
+  noun: Noun | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

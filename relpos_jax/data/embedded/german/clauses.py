@@ -24,6 +24,7 @@ from relpos_jax.data.embedded.tree import (
 
 _REFLEXIVES = {"1s": "mich", "2s": "dich", "1p": "uns"}
 _AFTER_COMMA = ("aber", "denn", "deshalb")
+_UNCLEAR = ("sie", "es")
 _NICHT = Pair("not", "nicht")
 _PAST = ("past", "past progressive", "pluperfect")
 _COMPOUND = ("future", "perfect", "pluperfect")
@@ -121,10 +122,12 @@ def middle(clause: Clause) -> list[str]:
   adverb = clause.adverb or (_NICHT if says_nicht(clause) else None)
   front = constituent(clause, clause.front) if clause.front else None
   subject = None if clause.tense in ("imperative", "infinitive") else clause.subject
-  subjects = [subject, reflexive(clause)]
-  # Freut er sich, but freut sich der Lehrer: what is short comes first.
-  subjects = subjects if isinstance(subject, Pronoun) else subjects[::-1]
-  order = [*subjects, *pronouns, clause.time, clause.cause, *definite, adverb]
+  short = [node for node in (reflexive(clause), *pronouns) if node]
+  # Hilft er mir, but hilft mir der Lehrer: what is short comes first. Sieht sie der Lehrer would
+  # be understood the other way round.
+  is_unclear = isinstance(subject, Pronoun) or any(part(node)[0] in _UNCLEAR for node in short)
+  subjects = [subject, *short] if is_unclear else [*short, subject]
+  order = [*subjects, clause.time, clause.cause, *definite, adverb]
   order += [clause.manner, clause.place, *indefinite, *late]
   return [word for node in order if node and node is not front for word in beside(node)]
 

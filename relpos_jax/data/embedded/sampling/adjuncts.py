@@ -51,6 +51,13 @@ def with_adjuncts(dice: Dice, clause: Clause, fronting: bool = True) -> Clause:
   return replace(clause, **added, front=front)
 
 
+def setting(dice: Dice, built: Clause) -> Clause:
+  """Adds a manner or a place, but no time: the conjunction tells that."""
+  manner = pick_manner(dice, built.verb) if dice.chance(0.15) else None
+  place = pick_place(dice, built.verb, built.subject) if dice.chance(0.25) else None
+  return replace(built, manner=manner, place=place)
+
+
 def pick_front(dice: Dice, added: dict) -> str:
   """The constituent that opens the clause: mostly the subject."""
   for name, probability in _FRONTED:

@@ -30,6 +30,7 @@ from relpos_jax.data.embedded.tree import (
   NounPhrase,
   Part,
   Phrase,
+  Pronoun,
   person,
 )
 
@@ -70,7 +71,8 @@ PERSON_DEEDS = tuple(verb for verb in PERSON_VERBS if verb in DEEDS)
 
 def verbs_with(subject: Nominal) -> tuple[Verb, ...]:
   """The verbs of which a nominal can be the subject."""
-  return verbs_of(subject.noun) if isinstance(subject, NounPhrase) else PERSON_VERBS
+  known = isinstance(subject, NounPhrase | Pronoun) and subject.noun
+  return verbs_of(subject.noun) if known else PERSON_VERBS
 
 
 def deeds_besides(clause: Clause) -> list[Verb]:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from relpos_jax.data.embedded.lexicon import CLAUSE_VERBS, SMALL_WORDS
 from relpos_jax.data.embedded.sampling.clauses import DEEDS, bare_clause, deeds_besides
+from relpos_jax.data.embedded.sampling.contents import purpose
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.gaps import relative_clause
 from relpos_jax.data.embedded.sampling.links import (
   era_of,
   may_have_subordinate,
-  purpose,
   subordinate,
 )
 from relpos_jax.data.embedded.sampling.nominals import pronoun_for
@@ -66,7 +66,7 @@ def _conjoin(dice: Dice, built: Clause, budget: int) -> Clause:
 
 def _define_object(dice: Dice, built: Clause, budget: int) -> Clause:
   last = built.objects[-1]
-  head = with_relative(dice, last.nominal, budget, era_of(built))
+  head = with_relative(dice, last.nominal, budget, built)
   return replace(built, objects=(*built.objects[:-1], replace(last, nominal=head)))
 
 
@@ -116,9 +116,10 @@ def may_have_relative(node: Nominal) -> bool:
   return node.determiner.german in _DEFINABLE and not node.noun.classes & {"kin", "unique"}
 
 
-def with_relative(dice: Dice, head: NounPhrase, budget: int, era: str) -> NounPhrase:
-  """The noun phrase with a relative clause of so many clauses."""
-  return replace(head, relative=extend(dice, relative_clause(dice, head, era), budget - 1))
+def with_relative(dice: Dice, head: NounPhrase, budget: int, built: Clause) -> NounPhrase:
+  """The noun phrase with a relative clause of so many clauses, in the era of the clause around."""
+  relative = relative_clause(dice, head, era_of(built), besides=built.verb)
+  return replace(head, relative=extend(dice, relative, budget - 1))
 
 
 def preceded(dice: Dice, built: Clause, budget: int, embedded: bool) -> Clause:
@@ -126,10 +127,10 @@ def preceded(dice: Dice, built: Clause, budget: int, embedded: bool) -> Clause:
   if not budget:
     return built
   if may_have_relative(built.subject) and (embedded or dice.chance(0.5)):
-    return replace(built, subject=with_relative(dice, built.subject, budget, era_of(built)))
+    return replace(built, subject=with_relative(dice, built.subject, budget, built))
   if embedded or not may_have_subordinate(built):
     return built
-  lead = extended(dice, subordinate(dice, built), budget - 1)
+  lead = extended(dice, subordinate(dice, built, leads=True), budget - 1)
   if built.link and built.link.words is lead.words:
     return built
   time = None if built.verb in CLAUSE_VERBS else built.time

@@ -160,8 +160,13 @@ def verbs_at(noun: Noun) -> tuple[Verb, ...]:
   return tuple(verb for verb in _PLACED_VERBS if noun in places_of(verb))
 
 
-def relative_clause(dice: Dice, head: NounPhrase, era: str) -> Clause:
-  """A clause about the head, opened by a relative pronoun."""
+def relative_clause(dice: Dice, head: NounPhrase, era: str, besides: Verb) -> Clause:
+  """A clause about the head, opened by a relative pronoun; it rarely repeats the verb besides."""
+  built = _relative_clause(dice, head, era)
+  return _relative_clause(dice, head, era) if built.verb is besides else built
+
+
+def _relative_clause(dice: Dice, head: NounPhrase, era: str) -> Clause:
   noun = head.noun
   human = bool(noun.classes & {"person", "baby"})
   pronoun = Relative(noun.gender, head.plural, human)

@@ -12,7 +12,7 @@ from relpos_jax.data.embedded.lexicon import (
 )
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.qualities import attributes
-from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun
+from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun, Relative
 
 AND, OR = SMALL_WORDS["and", "und"], SMALL_WORDS["or", "oder"]
 
@@ -32,6 +32,7 @@ _MY = (("my", 40), ("your", 15), ("our", 20), ("his", 13), ("her", 12))
 _POSSESSIVES = {"I": "my", "you": "your", "we": "our", "they": "their", "he": "his", "she": "her"}
 _PERSONAL = ("I", "you", "he", "she", "we", "they")
 _FIRST = ("I", "we")
+_ANYBODY = nouns_of("neighbour")[0]
 # No pronoun takes these up: every dog, no dog, (plays) the piano.
 _POINTLESS = tuple(DETERMINERS[key] for key in ("every", "no", "any", "how many", "the, bare"))
 
@@ -146,19 +147,34 @@ def pronoun_for(node: Nominal | None) -> Pronoun | None:
   None where the languages part (the girl, she; das Mädchen, es) or nothing is meant: no dog.
   """
   if isinstance(node, Pronoun):
-    return node if node.english in _PERSONAL else None
+    return node if node.noun or node.english in _PERSONAL else None
   if isinstance(node, Group):
     return Pronoun("they")
   if isinstance(node, Name):
     return Pronoun("she" if node.gender == "f" else "he", node.gender)
   if not isinstance(node, NounPhrase) or node.determiner in _POINTLESS:
     return None
+  noun = node.noun
   if node.plural:
-    return Pronoun("they")
-  if not node.noun.classes & {"person", "baby"}:
-    return Pronoun("it", node.noun.gender)
-  english = {"m": "he", "f": "she"}.get(node.noun.gender)
-  return Pronoun(english, node.noun.gender) if english else None
+    return Pronoun("they", noun=noun)
+  if not noun.classes & {"person", "baby"}:
+    return Pronoun("it", noun.gender, noun)
+  english = {"m": "he", "f": "she"}.get(noun.gender)
+  return Pronoun(english, noun.gender, noun) if english else None
+
+
+def noun_of(node: Nominal) -> Noun | None:
+  """The noun by which to choose verbs and adjectives; for names, I and you that of a person."""
+  if isinstance(node, NounPhrase | Pronoun) and node.noun:
+    return node.noun
+  nobody = isinstance(node, Relative) or (isinstance(node, Pronoun) and node.english == "there")
+  return None if nobody or getattr(node, "english", "") == "it" else _ANYBODY
+
+
+def is_animate(node: Nominal) -> bool:
+  """Whether a nominal is of persons or animals; there and it, in it rains, are not."""
+  noun = noun_of(node)
+  return noun is not None and bool(noun.classes & {"person", "animal", "baby"})
 
 
 def is_known(node: Nominal) -> bool:

@@ -20,7 +20,12 @@ from relpos_jax.data.embedded.sampling.adjuncts import (
 from relpos_jax.data.embedded.sampling.clauses import clause, negated
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.nominals import name, nominal, noun_phrase
-from relpos_jax.data.embedded.sampling.qualities import adjectives_of, attributes, degree
+from relpos_jax.data.embedded.sampling.qualities import (
+  adjectives_of,
+  attributes,
+  contradicts,
+  degree,
+)
 from relpos_jax.data.embedded.tables.words import GROUPS
 from relpos_jax.data.embedded.tree import (
   Clause,
@@ -78,8 +83,7 @@ def described(
   said: tuple[Quality, ...] = (),
 ) -> Clause:
   """A subject with a predicate adjective that goes with the noun and is not yet said."""
-  known = [quality.adjective for quality in said]
-  found = [a for a in adjectives_of(noun, groups) if a not in known]
+  found = [a for a in adjectives_of(noun, groups) if not contradicts(a, said)]
   adjective = dice.pick(found or adjectives_of(noun, groups))
   quality = Quality(adjective, degree(dice, adjective, predicate=True))
   built = Clause(subject, BE, (quality,), tense)

@@ -27,10 +27,20 @@ def adjective_pairs(noun: Noun) -> tuple[tuple[Adjective, Adjective], ...]:
 
 
 def _may_follow(first: Adjective, second: Adjective) -> bool:
-  if first is second or frozenset((first.english, second.english)) in _ANTONYMS:
+  if first is second or _are_antonyms(first.english, second.english):
     return False
   ranks = words.GROUPS.index(first.group), words.GROUPS.index(second.group)
   return ranks[0] < ranks[1] or (ranks[0] == ranks[1] and first.group in ("quality", "mood"))
+
+
+def contradicts(adjective: Adjective, said: tuple[Quality, ...]) -> bool:
+  """Whether an adjective repeats or denies what is said already."""
+  known = {quality.adjective.english for quality in said}
+  return any(word == adjective.english or _are_antonyms(word, adjective.english) for word in known)
+
+
+def _are_antonyms(first: str, second: str) -> bool:
+  return frozenset((first, second)) in _ANTONYMS
 
 
 def attributes(dice: Dice, noun: Noun) -> tuple[tuple[Quality, ...], Pair | None]:

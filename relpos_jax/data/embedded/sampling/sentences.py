@@ -7,6 +7,12 @@ from dataclasses import replace
 
 from relpos_jax.data.embedded.lexicon import SMALL_WORDS, VERBS, Pair
 from relpos_jax.data.embedded.sampling.clauses import PERSON_VERBS, clause
+from relpos_jax.data.embedded.sampling.contents import (
+  asked_content,
+  content_kind,
+  governing,
+  infinite_content,
+)
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.extensions import (
   AND,
@@ -17,21 +23,11 @@ from relpos_jax.data.embedded.sampling.extensions import (
   preceded,
 )
 from relpos_jax.data.embedded.sampling.gaps import command, w_question, yes_no_question
-from relpos_jax.data.embedded.sampling.links import (
-  asked_content,
-  content_kind,
-  deed,
-  era_of,
-  governing,
-  infinite_content,
-  is_animate,
-  may_have_subordinate,
-  reason,
-)
-from relpos_jax.data.embedded.sampling.nominals import pronoun_for
+from relpos_jax.data.embedded.sampling.links import deed, era_of, may_have_subordinate, reason
+from relpos_jax.data.embedded.sampling.nominals import is_animate, noun_of, pronoun_for
 from relpos_jax.data.embedded.sampling.patterns import described, simple
 from relpos_jax.data.embedded.sampling.qualities import adjectives_of
-from relpos_jax.data.embedded.tree import Clause, Link, NounPhrase, Quality, Sentence
+from relpos_jax.data.embedded.tree import Clause, Link, Quality, Sentence
 
 BUT, FOR = SMALL_WORDS["but", "aber"], SMALL_WORDS["for", "denn"]
 SO = SMALL_WORDS["so", "deshalb"]
@@ -64,17 +60,18 @@ def coordination(dice: Dice, budget: int) -> Sentence:
   shares = [budget // count + (index < budget % count) for index in range(count)]
   clauses, joints = [statement(dice, shares[0])], []
   for share in shares[1:]:
-    joints.append(pick_joint(dice, clauses[-1]))
+    joints.append(pick_joint(dice, clauses[-1], joints))
     clauses.append(continuation(dice, clauses[-1], joints[-1], share))
   return Sentence(tuple(clauses), tuple(joints))
 
 
-def pick_joint(dice: Dice, before: Clause) -> Pair:
-  """Or only between plans; so and for only where there can be a reason."""
+def pick_joint(dice: Dice, before: Clause, used: list[Pair]) -> Pair:
+  """Or only between plans; so and for only where there can be a reason; none but and twice."""
   plan = (before.modal or before.tense == "future") and before.link is None
   if plan and may_conjoin(before) and dice.chance(0.25):
     return OR
-  return dice.weighted(_JOINTS if may_have_subordinate(before) else _JOINTS[:2])
+  options = _JOINTS if may_have_subordinate(before) else _JOINTS[:2]
+  return dice.weighted([row for row in options if row[0] is AND or row[0] not in used])
 
 
 def continuation(dice: Dice, before: Clause, joint: Pair, budget: int) -> Clause:
@@ -99,10 +96,10 @@ def contrast(dice: Dice, before: Clause, budget: int) -> Clause:
   subject, era = before.subject, era_of(before)
   if is_animate(subject):
     return extend(dice, clause(dice, verb=dice.pick(PERSON_VERBS), era=era), budget - 1)
-  known = isinstance(subject, NounPhrase) and pronoun_for(subject) is not None
-  if known and len(adjectives_of(subject.noun)) > 1 and dice.chance(0.7):
+  noun = noun_of(subject) if pronoun_for(subject) else None
+  if noun and len(adjectives_of(noun)) > 3 and dice.chance(0.7):
     said = tuple(node for node in before.objects if isinstance(node, Quality))
-    return described(dice, era, pronoun_for(subject), subject.noun, said=said)
+    return described(dice, era, pronoun_for(subject), noun, said=said)
   return statement(dice, budget, era)
 
 

@@ -47,7 +47,7 @@ stand | stehen | crockery | spot:table desk shelf cupboard | state
 lie | liegen | item pet | spot:furniture wood container | state
 sit down | sich setzen | person | on>auf+A:seat | slow
 jump | springen* | cat dog rabbit young | onto>auf+A:surface | bold
-climb | klettern* | cat monkey boy thief | onto>auf+A:roof wood wall | slow bold
+climb | klettern* | cat monkey boy thief | onto>auf+A:roof wood | slow bold
 fall | fallen* | crockery toy book | from>von+D:surface | chance
 fall | fallen* | knight prince farmer | from>von+D:horse | chance
 bark | bellen | dog | | voice @outdoors

@@ -80,6 +80,12 @@ grey | grau | cloth gown cat mouse wolf | colour
 
 # Adjectives that do not stand side by side.
 ANTONYMS = """
+big | small
+tall | small
+long | short
+old | young
+old | new
+old | modern
 lazy | hard-working
 lazy | brave
 rich | poor
