@@ -102,6 +102,7 @@ fotografiert
 ge=hören gehöre gehörst gehört gehören gehörte gehörtest gehört
 lächeln lächle lächelst lächelt lächeln lächelte lächeltest gelächelt
 öffnen öffne öffnest öffnet öffnen öffnete öffnetest geöffnet
+spielen spiele spielst spielt spielen spielte spieltest gespielt
 reisen reise reist reist reisen reiste reistest gereist
 regnen regne regnest regnet regnen regnete regnetest geregnet
 tanzen tanze tanzt tanzt tanzen tanzte tanztest getanzt
@@ -223,10 +224,23 @@ def test_separable_verbs(verb, finite, particle, last, participle, infinitive, w
     *(("schlafen", "schlaf"), ("kommen", "komm"), ("schneiden", "schneide")),
     *(("be=schreiben", "beschreib"), ("stehen", "steh"), ("ziehen", "zieh")),
     *(("fragen", "frage"), ("öffnen", "öffne"), ("wandern", "wandere"), ("lächeln", "lächle")),
+    *(
+      ("spielen", "spiele"),
+      ("danken", "danke"),
+      ("arbeiten", "arbeite"),
+      ("ge=horchen", "gehorche"),
+    ),
   ],
 )
 def test_imperatives(verb, imperative):
   assert verbs.imperative(verb) == imperative
+
+
+def test_first_person_is_the_infinitive_without_n():
+  """Ich spiele, ich gebe; but ich lächle, and not the irregular."""
+  regular = {base for base in _bases() if base not in ("sein", "wissen", "mögen", "lächeln")}
+  for base in regular - {base for base in regular if base.endswith("ern")}:
+    assert verbs.present(base)["1s"] + "n" == base.replace("=", "")
 
 
 def test_auxiliary_of_the_perfect():

@@ -122,7 +122,7 @@ def present(base: str) -> dict[str, str]:
     return dict(zip(PERSONS, _WHOLE[whole], strict=False))
   stem, parts = _stem(whole), _principal(base)
   third = parts[0] if parts else stem + ("et" if _needs_e(stem) else "t")
-  first = stem[:-2] + "le" if stem.endswith("el") else stem + "e"
+  first = stem[:-2] + "le" if whole.endswith("eln") else stem + "e"
   return dict(zip(PERSONS, (first, _second(stem, third), third, whole, whole), strict=True))
 
 
@@ -183,10 +183,11 @@ def joined(verb: str, finite: str) -> str:
 @cache
 def imperative(base: str) -> str:
   """The familiar imperative: e becomes i (gib, lies), a does not become ä (schlaf); weak: frage."""
-  stem, parts = _stem(base.replace("=", "")), _principal(base)
+  whole = base.replace("=", "")
+  stem, parts = _stem(whole), _principal(base)
   if parts and "i" in parts[0] and "i" not in stem:
     second = _second(stem, parts[0])
     return second.removesuffix("t") if stem.endswith("s") else second.removesuffix("st")
-  if stem.endswith("el"):
+  if whole.endswith("eln"):
     return stem[:-2] + "le"
   return stem + "e" if parts is None or _needs_e(stem) else stem

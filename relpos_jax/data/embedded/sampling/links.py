@@ -1,7 +1,5 @@
 """Random dependent clauses: subordinate clauses, infinitives, the content of what is said."""
 
-from dataclasses import replace
-
 from relpos_jax.data.embedded.lexicon import CLAUSE_VERBS, SMALL_WORDS, VERBS, Verb
 from relpos_jax.data.embedded.sampling.adjuncts import setting
 from relpos_jax.data.embedded.sampling.clauses import (
@@ -19,7 +17,7 @@ from relpos_jax.data.embedded.sampling.nominals import (
   pronoun_for,
 )
 from relpos_jax.data.embedded.sampling.patterns import bad_weather, described
-from relpos_jax.data.embedded.sampling.qualities import adjectives_of
+from relpos_jax.data.embedded.sampling.qualities import adjectives_of, contradicts
 from relpos_jax.data.embedded.tree import (
   Clause,
   Link,
@@ -34,7 +32,7 @@ _PAST = ("past", "past progressive", "pluperfect")
 _STATES = frozenset(verb for verb in VERBS if "state" in verb.tags)
 _SCENES = tuple(verb for verb in VERBS if not verb.tags & {"state", "chance"})
 _SCENIC_VERBS = frozenset(_SCENES)
-_MOOD, _MERIT = ("mood",), ("quality", "size")
+_MOOD, _NEED, _MERIT = ("mood",), ("mood", "need"), ("quality", "size")
 
 # english, german, the tenses of the main clause, weight, the era of the subordinate clause
 _REASONS = (("because", "weil", 60), ("although", "obwohl", 28))
@@ -65,7 +63,7 @@ def may_have_subordinate(built: Clause) -> bool:
   if not is_animate(built.subject) or built.cause:
     return False
   quality = built.objects[0] if built.objects else None
-  moody = isinstance(quality, Quality) and quality.adjective.group == "mood"
+  moody = isinstance(quality, Quality) and quality.adjective.group in _NEED
   return moody or built.verb in VERBS or built.verb in CLAUSE_VERBS
 
 
@@ -100,8 +98,9 @@ def scene(dice: Dice, built: Clause, era: str) -> Clause:
   subject = reference if reference and verbs else new_person(dice) if dice.chance(0.4) else None
   verb = dice.pick(verbs) if subject else dice.pick(_SCENES)
   inner = bare_clause(dice, subject=subject, verb=verb, era=era)
-  if isinstance(inner.subject, Pronoun) and subject is None:
-    inner = replace(inner, subject=name(dice))
+  same = isinstance(inner.subject, NounPhrase) and inner.subject.noun is noun_of(built.subject)
+  if subject is None and (same or isinstance(inner.subject, Pronoun)):
+    inner = bare_clause(dice, subject=name(dice), era=era)
   return setting(dice, inner)
 
 
@@ -113,17 +112,26 @@ def reason(dice: Dice, built: Clause, leads: bool = False) -> Clause:
     return bad_weather(dice, "past" if tense == "past" else "progressive")
   if built.verb not in VERBS and built.objects:
     return deed(dice, subject, "past" if tense == "past" else "completed")
-  if roll == "object" and item and _describable(item, _MERIT) and not _is_confusing(item, subject):
+  if roll == "object" and item and not _is_confusing(item, subject) and _fitting(item, _MERIT):
     return described(dice, tense, pronoun_for(item), item.noun, _MERIT, item.qualities)
-  if roll != "deed" and _describable(subject, _MOOD):
-    return described(dice, tense, pronoun_for(subject), noun_of(subject), _MOOD)
+  groups = _NEED if "hunger" in built.verb.tags else _MOOD
+  if roll != "deed" and _fitting(subject, groups):
+    said = said_of(subject)
+    return described(dice, tense, pronoun_for(subject), noun_of(subject), groups, said)
   return deed(dice, subject, tense, built.verb)
 
 
-def _describable(node: Nominal, groups: tuple[str, ...]) -> bool:
-  """Whether a pronoun for a nominal can have an adjective of the groups as its predicate."""
+def said_of(node: Nominal) -> tuple[Quality, ...]:
+  """The adjectives of a noun phrase."""
+  return node.qualities if isinstance(node, NounPhrase) else ()
+
+
+def _fitting(node: Nominal, groups: tuple[str, ...]) -> bool:
+  """Whether an adjective of the groups can be said of the pronoun for a nominal."""
   noun = noun_of(node) if pronoun_for(node) else None
-  return noun is not None and bool(adjectives_of(noun, groups))
+  if noun is None:
+    return False
+  return any(not contradicts(a, said_of(node)) for a in adjectives_of(noun, groups))
 
 
 def deed(

@@ -110,7 +110,7 @@ def group(dice: Dice, subject: Nominal | None = None) -> Group:
 def plain_phrase(dice: Dice, noun: Noun, subject: Nominal | None) -> NounPhrase:
   """A definite singular without adjectives: the teacher, my mother."""
   if "kin" in noun.classes:
-    return NounPhrase(noun, DETERMINERS[possessive(dice, subject)])
+    return NounPhrase(noun, DETERMINERS[possessive(dice, noun, subject)])
   return NounPhrase(noun, DETERMINERS["the"])
 
 
@@ -123,9 +123,10 @@ def things(dice: Dice, classes: str, subject: Nominal | None) -> Nominal:
   return Group(OR if dice.chance(0.2) else AND, tuple(members))
 
 
-def possessive(dice: Dice, subject: Nominal | None) -> str:
-  """The key of a possessive determiner: mostly the subject's own."""
-  own = own_possessive(subject) if subject and dice.chance(0.75) else None
+def possessive(dice: Dice, noun: Noun, subject: Nominal | None) -> str:
+  """The key of a possessive determiner: mostly the subject's own; but no dog has a grandmother."""
+  orphan = subject is None or ("kin" in noun.classes and not is_person(subject))
+  own = own_possessive(subject) if not orphan and dice.chance(0.75) else None
   return own or dice.weighted(_MY if subject is None else _MY[:3])
 
 
@@ -171,6 +172,12 @@ def noun_of(node: Nominal) -> Noun | None:
   return None if nobody or getattr(node, "english", "") == "it" else _ANYBODY
 
 
+def is_person(node: Nominal) -> bool:
+  """Whether a nominal is of persons."""
+  noun = noun_of(node)
+  return noun is not None and "person" in noun.classes
+
+
 def is_animate(node: Nominal) -> bool:
   """Whether a nominal is of persons or animals; there and it, in it rains, are not."""
   noun = noun_of(node)
@@ -205,24 +212,22 @@ def noun_phrase(
     number = dice.pick(range(2, 11)) if small else dice.pick(range(11, 100))
     kind = "zero"
   elif kind == "mine":
-    kind = possessive(dice, subject)
+    kind = possessive(dice, noun, subject)
   qualities, joint = attributes(dice, noun)
   return NounPhrase(noun, DETERMINERS[kind], plural, number, qualities, joint, owner)
 
 
 def _determiner_kind(dice: Dice, noun: Noun, plural: bool, definite: bool, place: bool) -> str:
+  is_kin = "kin" in noun.classes
   if "unique" in noun.classes:
     return "the"
-  weights = _PLURAL if plural else _KIN if "kin" in noun.classes else _PLACE if place else _SINGULAR
-  if not noun.german_plural and "kin" not in noun.classes:
-    weights = _PLACE if place else _MASS
-  if plural and "kin" in noun.classes:
-    return "mine"
-  kind = dice.weighted(weights)
+  if is_kin:
+    return "mine" if plural else dice.weighted(_KIN)
+  one = _PLACE if place else _SINGULAR if noun.german_plural else _MASS
+  kind = dice.weighted(_PLURAL if plural else one)
   if definite and kind in _INDEFINITE:
-    kind = "the"
-  owned = noun.classes & _OWNED or "kin" in noun.classes
-  return kind if owned or kind not in ("mine", "owner") else "the"
+    return "the"
+  return kind if noun.classes & _OWNED or kind not in ("mine", "owner") else "the"
 
 
 def owner_of(dice: Dice, noun: Noun, subject: Nominal | None) -> NounPhrase | Name:

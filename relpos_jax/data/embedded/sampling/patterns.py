@@ -89,11 +89,12 @@ def described(
   built = Clause(subject, BE, (quality,), tense)
   if quality.degree is None and groups is GROUPS and dice.chance(0.15):
     return negated(built)
-  if adjective.group == "mood" and dice.chance(0.25):
+  passing = adjective.group in ("mood", "need")
+  if passing and dice.chance(0.25):
     return replace(built, adverb=dice.pick(tagged(ADVERBS, "past" if tense == "past" else "habit")))
-  if adjective.group == "mood" and dice.chance(0.25):
-    passing = replace(built, tense="past" if tense == "past" else "progressive")
-    return replace(built, time=pick_time(dice, passing))
+  if passing and dice.chance(0.25):
+    timed = built if tense == "past" else replace(built, tense="progressive")
+    return replace(built, time=pick_time(dice, timed))
   return built
 
 

@@ -30,7 +30,9 @@ def _may_follow(first: Adjective, second: Adjective) -> bool:
   if first is second or _are_antonyms(first.english, second.english):
     return False
   ranks = words.GROUPS.index(first.group), words.GROUPS.index(second.group)
-  return ranks[0] < ranks[1] or (ranks[0] == ranks[1] and first.group in ("quality", "mood"))
+  return ranks[0] < ranks[1] or (
+    ranks[0] == ranks[1] and first.group in ("quality", "mood", "need")
+  )
 
 
 def contradicts(adjective: Adjective, said: tuple[Quality, ...]) -> bool:

@@ -8,7 +8,7 @@ of the nouns that make sense.
 Tags: a `state` has
 neither progressive nor time; what happens by `chance` is not planned; a `point` has no duration;
 what is `told` has no modal; what is done `once` is no habit; only what is `lasting` goes on until
-something; `@class` names the places where it happens; the others are those of the manners.
+something; it may be for `hunger`; `@class` names the places where it happens; the others are those of the manners.
 """
 
 VERBS = """
@@ -69,7 +69,7 @@ remember | sich er=innern | person | >an+A:person tale event journey | state
 take care | sich kümmern | person | of>um+A:person pet garden baby |
 fall in love | sich ver=lieben | person | with>in+A:noble singer actress painter tourist | chance
 take part | teil-nehmen | person | in>an+D:event |
-have breakfast | frühstücken | person | | alone @home @tables
+have breakfast | frühstücken | person | | alone @home @tables hunger
 watch TV | fern-sehen | person | | alone @room
 look | an-sehen | person | at>A:art person building animal | attention
 listen | zu-hören | person | to>D:person | attention patience
@@ -126,7 +126,7 @@ read aloud | vor-lesen | person | A:tale note, to>D:person young | slow
 introduce | vor-stellen | person | A:mate kin, to>D:person |
 offer | an-bieten | person | A:food drink, to>D:person | manners
 steal | stehlen | thief | A:item money cloth vehicle | secret
-steal | stehlen | fox monkey | A:fruit sausage egg | secret
+steal | stehlen | fox monkey | A:fruit sausage egg | secret hunger
 read | lesen | person | A:text | attention alone @room @library @outdoors lasting
 write | schreiben | person | A:text | attention alone @room @library lasting
 sign | unter=schreiben | person | A:note | attention
@@ -137,18 +137,18 @@ correct | korrigieren | teacher person | A:slip text words | attention effort
 notice | be=merken | person | A:slip person storm | point
 solve | lösen | person | A:task | alone once
 discuss | be=sprechen | person | A:topic film text |
-eat | essen | person | A:food | slow @kitchen @tables @home
-eat | fressen | wild hunter-animal | A:meat | slow
-eat | fressen | farm monkey small-animal | A:fruit bread | slow
-drink | trinken | person | A:drink | slow
-drink | trinken | animal | A:water | slow
-drink | trinken | cat dog | A:milk | slow
-cook | kochen | person | A:dish | effort @kitchen
-bake | backen | person baker | A:baked | @kitchen @bakery
-cut | schneiden | person cook | A:bread fruit cake sausage cheese | attention @kitchen
-order | be=stellen | person | A:food drink | @tables
+eat | essen | person | A:food | slow @kitchen @tables @home hunger
+eat | fressen | hunter-animal bear snake | A:meat | slow hunger
+eat | fressen | farm monkey small-animal | A:fruit bread | slow hunger
+drink | trinken | person | A:drink | slow hunger
+drink | trinken | animal | A:water | slow hunger
+drink | trinken | cat dog | A:milk | slow hunger
+cook | kochen | person | A:dish | effort @kitchen hunger
+bake | backen | person baker | A:baked | @kitchen @bakery hunger
+cut | schneiden | person cook | A:bread fruit cake sausage cheese | attention @kitchen hunger
+order | be=stellen | person | A:food drink | @tables hunger
 pay | be=zahlen | person | for>A:food drink cloth goods |
-try | probieren | person | A:food drink |
+try | probieren | person | A:food drink | hunger
 prepare | vor-be=reiten | person | A:event journey exam | effort attention
 wash | waschen | person | A:cloth gown machine crockery fruit | effort
 clean | putzen | person | A:room opening crockery | effort
@@ -181,11 +181,11 @@ choose | wählen | lady | A:gown |
 photograph | fotografieren | person tourist | A:building animal person blossom | secret
 plant | pflanzen | gardener kin farmer | A:plant | @garden @park
 water | gießen | person gardener | A:blossom tree | @garden
-pick | pflücken | person young | A:blossom fruit | @garden
+pick | pflücken | person young | A:blossom fruit | @garden hunger
 feed | füttern | person | A:pet farm | attention
-catch | fangen | hunter-animal | A:small-animal | bold
+catch | fangen | hunter-animal | A:small-animal | bold hunger
 catch | fangen | policeman | A:thief | bold
-chase | jagen | hunter-animal hunter | A:small-animal duck | bold
+chase | jagen | hunter-animal hunter | A:small-animal duck | bold hunger
 bite | beißen | dog snake | A:person | chance
 save | retten | hero prince doctor | A:noble young person | bold once
 protect | schützen | hero soldier mother dog | A:noble young |

@@ -1,7 +1,7 @@
 """The other words, one a line; the columns are named above each table."""
 
-# The order of two adjectives before a noun; they come from two groups.
-GROUPS = ("quality", "mood", "size", "age", "colour")
+# The groups of adjectives, in their order before a noun.
+GROUPS = ("quality", "mood", "need", "size", "age", "colour")
 
 # english | german | classes of nouns | group | German comparative, where one compares
 ADJECTIVES = """
@@ -18,8 +18,8 @@ high | hoch | mountain wall roof | size | höher
 deep | tief | waters | size | tiefer
 heavy | schwer | container furniture stone book dictionary computer | size | schwerer
 tired | müde | person pet baby | mood
-hungry | hungrig | person animal baby | mood
-thirsty | durstig | person animal | mood
+hungry | hungrig | person animal baby | need
+thirsty | durstig | person animal | need
 happy | glücklich | person baby | mood
 sad | traurig | person | mood
 angry | wütend | person wild monster | mood
