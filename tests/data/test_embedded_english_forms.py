@@ -111,14 +111,17 @@ def test_indefinite_article(noun, adjective, words):
   assert " ".join(nominal(phrase)) == words
 
 
-def test_possessors():
-  dog = nouns_of("dog")[0]
-  teacher = NounPhrase(nouns_of("teacher")[0], DETERMINERS["the"])
-  teachers = NounPhrase(nouns_of("teacher")[0], DETERMINERS["the"], plural=True)
-  found = [
-    " ".join(nominal(NounPhrase(dog, DETERMINERS["the"], owner=o))) for o in (teacher, teachers)
-  ]
-  assert found == ["the teacher's dog", "the teachers' dog"]
+@pytest.mark.parametrize(
+  ("owner", "plural", "words"),
+  [
+    *(("teacher", False, "the teacher's dog"), ("teacher", True, "the teachers' dog")),
+    *(("child", True, "the children's dog"), ("princess", False, "the princess's dog")),
+  ],
+)
+def test_possessors(owner, plural, words):
+  owner = NounPhrase(nouns_of(owner)[0], DETERMINERS["the"], plural)
+  dog = NounPhrase(nouns_of("dog")[0], DETERMINERS["the"], owner=owner)
+  assert " ".join(nominal(dog)) == words
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,12 @@ def _determiner(node: NounPhrase, following: str) -> str:
 
 
 def possessive(owner: NounPhrase | Name | Relative) -> list[str]:
-  """The teacher's, the teachers', Anna's, whose."""
+  """The princess's, the teachers', the children's, Anna's, whose."""
   if isinstance(owner, Relative):
     return ["whose"]
-  words = nominal(owner)
-  return [*words[:-1], words[-1] + ("'" if words[-1].endswith("s") else "'s")]
+  *words, last = nominal(owner)
+  plural = isinstance(owner, NounPhrase) and owner.plural and last.endswith("s")
+  return [*words, last + ("'" if plural else "'s")]
 
 
 def qualities(node: NounPhrase) -> list[str]:

@@ -30,9 +30,13 @@ def _may_follow(first: Adjective, second: Adjective) -> bool:
   if first is second or _are_antonyms(first.english, second.english):
     return False
   ranks = words.GROUPS.index(first.group), words.GROUPS.index(second.group)
-  return ranks[0] < ranks[1] or (
-    ranks[0] == ranks[1] and first.group in ("quality", "mood", "need")
-  )
+  return ranks[0] < ranks[1] or _are_joined(first, second)
+
+
+def _are_joined(first: Adjective, second: Adjective) -> bool:
+  """Friendly and polite, tired and hungry; but big old."""
+  groups = {first.group, second.group}
+  return groups == {"quality"} or groups <= {"mood", "need"}
 
 
 def contradicts(adjective: Adjective, said: tuple[Quality, ...]) -> bool:
@@ -51,7 +55,7 @@ def attributes(dice: Dice, noun: Noun) -> tuple[tuple[Quality, ...], Pair | None
   count = dice.weighted(((0, 62), (1, 32), (2, 6))) if found else 0
   if count == 2 and adjective_pairs(noun):
     first, second = dice.pick(adjective_pairs(noun))
-    return (Quality(first), Quality(second)), AND if first.group == second.group else None
+    return (Quality(first), Quality(second)), AND if _are_joined(first, second) else None
   if count:
     adjective = dice.pick(found)
     return (Quality(adjective, degree(dice, adjective)),), None

@@ -4,11 +4,10 @@ German: `auf-stehen` is separable, `ver=kaufen` is not, `sich` is reflexive, `*`
 object is `preposition>marking:classes`, with ? when it may be left out. The preposition is the
 English one. The marking is a German case (A, D), a preposition with its case (auf+A), or `place`,
 `goal`, `origin`, `town`, `spot`, where the noun decides on the preposition. The classes are those
-of the nouns that make sense.
-Tags: a `state` has
-neither progressive nor time; what happens by `chance` is not planned; a `point` has no duration;
-what is `told` has no modal; what is done `once` is no habit; only what is `lasting` goes on until
-something; it may be for `hunger`; `@class` names the places where it happens; the others are those of the manners.
+of the nouns that make sense. Tags: a `state` has neither progressive nor time; what
+happens by `chance` is not planned; a `point` has no duration; what is `told` has no modal; what is
+done `once` is no habit; only what is `lasting` goes on until something; it may be done for
+`hunger`; `@class` names the places where it happens; the others are those of the manners.
 """
 
 VERBS = """
@@ -171,7 +170,7 @@ carry | tragen | person | A:container crockery computer | attention
 throw away | weg-werfen | person | A:crockery note | once
 break | zer=brechen | person young cat | A:crockery | chance
 hide | ver=stecken | person dog | A:item money | secret
-buy | kaufen | person | A:item cloth gown vehicle food, for>für+A:person? | secret @shop
+buy | kaufen | person | A:goods cloth gown vehicle food, for>für+A:person? | secret @market
 need | brauchen | person | A:item money cloth vehicle | state
 have | haben | person | A:pet vehicle idea problem question toy friend | state
 own | be=sitzen | person | A:house castle hotel vehicle farm | state
