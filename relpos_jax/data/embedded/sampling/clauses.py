@@ -40,6 +40,7 @@ ERAS = {
     *(("present", 30), ("progressive", 18), ("past", 25), ("perfect", 13), ("future", 7)),
     ("modal", 15),
   ),
+  "timed": (("present", 30), ("progressive", 18), ("past", 30), ("future", 12), ("modal", 15)),
   "present": (("present", 45), ("progressive", 20), ("perfect", 18), ("modal", 17)),
   "past": (("past", 80), ("past modal", 20)),
   "simple present": (("present", 1),),

@@ -112,8 +112,9 @@ def ask_place(dice: Dice, era: str) -> Clause:
 
 
 def ask_time(dice: Dice, era: str) -> Clause:
-  """When does she read the book?"""
-  built = bare_clause(dice, verb=dice.pick(PERSON_DEEDS), era=era)
+  """When does she read the book? English does not ask so in the perfect."""
+  verb = dice.pick(PERSON_DEEDS)
+  built = bare_clause(dice, verb=verb, era="timed" if era == "any" else era)
   return replace(built, time=SMALL_WORDS["when", "wann"], front="time")
 
 

@@ -1,4 +1,4 @@
-"""Random dependent clauses: subordinate clauses, infinitives, the content of what is said."""
+"""Random subordinate clauses: reasons, and what happens meanwhile, before or after."""
 
 from relpos_jax.data.embedded.lexicon import CLAUSE_VERBS, SMALL_WORDS, VERBS, Verb
 from relpos_jax.data.embedded.sampling.adjuncts import setting
@@ -11,7 +11,6 @@ from relpos_jax.data.embedded.sampling.clauses import (
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.nominals import (
   is_animate,
-  name,
   new_person,
   noun_of,
   pronoun_for,
@@ -30,8 +29,9 @@ from relpos_jax.data.embedded.tree import (
 
 _PAST = ("past", "past progressive", "pluperfect")
 _STATES = frozenset(verb for verb in VERBS if "state" in verb.tags)
-_SCENES = tuple(verb for verb in VERBS if not verb.tags & {"state", "chance"})
-_SCENIC_VERBS = frozenset(_SCENES)
+_ALL_SCENES = tuple(verb for verb in VERBS if not verb.tags & {"state", "chance"})
+_PERSON_SCENES = tuple(verb for verb in PERSON_VERBS if not verb.tags & {"state", "chance"})
+_SCENES = frozenset(_ALL_SCENES)
 _MOOD, _NEED, _MERIT = ("mood",), ("mood", "need"), ("quality", "size")
 
 # english, german, the tenses of the main clause, weight, the era of the subordinate clause
@@ -82,7 +82,7 @@ def subordinate(dice: Dice, built: Clause, leads: bool = False) -> Link:
 
 def _scenic(built: Clause) -> list[tuple]:
   """The conjunctions of time and condition that go with a main clause."""
-  if built.verb not in _SCENIC_VERBS or built.negated or built.adverb or built.opener:
+  if built.verb not in _SCENES or built.negated or built.adverb or built.opener:
     return []
   kinds = ["past" if era_of(built) == "past" else "modal" if built.modal else built.tense]
   if "lasting" in built.verb.tags and not built.modal:
@@ -93,15 +93,20 @@ def _scenic(built: Clause) -> list[tuple]:
 def scene(dice: Dice, built: Clause, era: str) -> Clause:
   """What happens meanwhile, before or after, to the same subject or another."""
   reference = pronoun_for(built.subject) if dice.chance(0.45) else None
-  known = verbs_with(built.subject) if reference else PERSON_VERBS
-  verbs = [verb for verb in known if verb in _SCENIC_VERBS and verb is not built.verb]
-  subject = reference if reference and verbs else new_person(dice) if dice.chance(0.4) else None
-  verb = dice.pick(verbs) if subject else dice.pick(_SCENES)
-  inner = bare_clause(dice, subject=subject, verb=verb, era=era)
+  verbs = [verb for verb in verbs_with(built.subject) if verb in _SCENES and verb is not built.verb]
+  if reference is None or not verbs:
+    return setting(dice, _scene_besides(dice, built, era))
+  return setting(dice, bare_clause(dice, subject=reference, verb=dice.pick(verbs), era=era))
+
+
+def _scene_besides(dice: Dice, built: Clause, era: str) -> Clause:
+  """What happens to another: no he or she, which would confuse, nor the same noun again."""
+  inner = bare_clause(dice, verb=dice.pick(_ALL_SCENES), era=era)
   same = isinstance(inner.subject, NounPhrase) and inner.subject.noun is noun_of(built.subject)
-  if subject is None and (same or isinstance(inner.subject, Pronoun)):
-    inner = bare_clause(dice, subject=name(dice), era=era)
-  return setting(dice, inner)
+  if same or isinstance(inner.subject, Pronoun):
+    verb = dice.pick(_PERSON_SCENES)
+    return bare_clause(dice, subject=new_person(dice), verb=verb, era=era)
+  return inner
 
 
 def reason(dice: Dice, built: Clause, leads: bool = False) -> Clause:

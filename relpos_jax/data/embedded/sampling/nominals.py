@@ -3,13 +3,7 @@
 from dataclasses import replace
 
 from relpos_jax.data.embedded.german.phrases import is_definite
-from relpos_jax.data.embedded.lexicon import (
-  DETERMINERS,
-  NAMES,
-  SMALL_WORDS,
-  Noun,
-  nouns_of,
-)
+from relpos_jax.data.embedded.lexicon import DETERMINERS, NAMES, SMALL_WORDS, Noun, nouns_of
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.qualities import attributes
 from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun, Relative
@@ -25,7 +19,6 @@ _PLURAL = (
 _MASS = (("the", 40), ("zero", 50), ("this", 4), ("mine", 5))
 _KIN = (("mine", 75), ("the", 10), ("owner", 15))
 _PLACE = (("the", 82), ("a", 10), ("this", 6), ("mine", 8))
-_UNIQUE = (("the", 1),)
 _INDEFINITE = ("a", "zero", "every", "number", "many", "some", "all", "no")
 _OWNED = frozenset(["mate", "pet", "text", "item", "cloth", "gown", "vehicle", "own-place", "idea"])
 _MY = (("my", 40), ("your", 15), ("our", 20), ("his", 13), ("her", 12))
