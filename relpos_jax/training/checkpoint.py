@@ -118,9 +118,9 @@ class Checkpoints:
     total = None
     for step in steps:
       part = self.restore(step, like=like, field=field)
-      part = jax.tree.map(lambda x: x.astype(jnp.float32), part)
-      total = part if total is None else jax.tree.map(jnp.add, total, part)
-    return jax.tree.map(lambda x, to: (x / len(steps)).astype(to.dtype), total, like)
+      total = part if total is None else _add(total, part)
+    mean = lambda x, to: (x.astype(jnp.float32) / len(steps)).astype(to.dtype)
+    return jax.jit(lambda total: jax.tree.map(mean, total, like))(total)
 
   @functools.cached_property
   def _manager(self) -> ocp.CheckpointManager:
@@ -168,6 +168,11 @@ class Checkpoints:
         f"checkpoint {self.folder / str(step)} cannot be read "
         f"({type(error).__name__}: {reason}): delete this folder to use the one before"
       ) from error
+
+
+@jax.jit
+def _add(total: PyTree, part: PyTree) -> PyTree:
+  return jax.tree.map(lambda t, x: t.astype(jnp.float32) + x.astype(jnp.float32), total, part)
 
 
 def _by_name(tree: PyTree, field: str = "") -> dict[str, object]:
