@@ -103,16 +103,16 @@ class Transformer(nnx.Module):
   Token 0 is padding, anywhere in a source and at the end of a target: no effect on other tokens, no
   gradient. `rngs` switches dropout on.
 
-  >>> model = Transformer(TransformerConfig(50, 50, num_layers=1, width=16, num_heads=2),
-  ...                     rngs=nnx.Rngs(0))
+  >>> config = TransformerConfig(50, 50, num_layers=1, width=16, num_heads=2)
+  >>> model = nnx.jit(lambda: Transformer(config, rngs=nnx.Rngs(0)))()
   >>> source, target_input = jnp.ones((2, 7), int), jnp.ones((2, 5), int)
-  >>> model(source, target_input).shape
+  >>> jax.jit(model.__call__)(source, target_input).shape
   (2, 5, 50)
 
   The same, one token at a time:
 
-  >>> memory, cache = model.remember(source), model.init_cache(batch_size=2, num_slots=5)
-  >>> logits, cache = model.decode(target_input[:, :1], cache, memory)
+  >>> memory, cache = jax.jit(model.remember)(source), model.init_cache(2, num_slots=5)
+  >>> logits, cache = jax.jit(model.decode)(target_input[:, :1], cache, memory)
   >>> logits.shape
   (2, 1, 50)
   """

@@ -12,8 +12,8 @@ def data_mesh(num_devices: int | None = None) -> Mesh:
 
   Raises InputError when there are fewer devices.
 
-  >>> data_mesh(1).shape
-  OrderedDict({'data': 1})
+  >>> dict(data_mesh(1).shape)
+  {'data': 1}
   """
   devices = jax.devices()
   num_devices = len(devices) if num_devices is None else num_devices
