@@ -5,7 +5,7 @@ that makes the grammar synchronous and every pair a translation.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 
 from relpos_jax.data.embedded.lexicon import Adjective, Determiner, Noun, Pair, Verb
 
@@ -133,7 +133,7 @@ class Clause:
   question: bool = False
   lead: Link | None = None
   link: Link | None = None
-  joint: Pair | None = None
+  joint: Pair = Pair("", "")
   also: "tuple[Clause, ...]" = ()
 
 
@@ -169,6 +169,6 @@ def walk(node: object) -> Iterator[object]:
   if isinstance(node, tuple):
     for child in node:
       yield from walk(child)
-  elif type(node).__module__ == __name__:
+  elif is_dataclass(node) and type(node).__module__ == __name__:
     for field in fields(node):
       yield from walk(getattr(node, field.name))

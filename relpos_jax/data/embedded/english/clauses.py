@@ -62,7 +62,7 @@ def fronted(clause: Clause) -> list[str]:
   if clause.front in ("", "subject"):
     return []
   node = constituent(clause, clause.front)
-  return part(node)
+  return part(node) if isinstance(node, Part) else []
 
 
 def finite(clause: Clause, inverted: bool) -> list[str]:
@@ -105,9 +105,9 @@ def verb_group(clause: Clause, inverted: bool) -> tuple[list[str], list[str]]:
 
 def agreement(clause: Clause) -> str:
   """Person and number of the subject, or of what there is."""
-  if isinstance(clause.subject, Pronoun) and clause.subject.english == "there":
-    return person(clause.objects[0].nominal)
-  return person(clause.subject)
+  expletive = isinstance(clause.subject, Pronoun) and clause.subject.english == "there"
+  there_is = clause.objects[0] if expletive else None
+  return person(there_is.nominal if isinstance(there_is, Phrase) else clause.subject)
 
 
 def chain(clause: Clause) -> list[str]:

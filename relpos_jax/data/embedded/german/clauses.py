@@ -157,26 +157,20 @@ def reflexive(clause: Clause) -> Pair | None:
   return Pair("", pronoun) if clause.verb.reflexive else None
 
 
-def sorted_objects(clause: Clause) -> tuple[list[Part], list[Part], list[Part], list[Part]]:
+def sorted_objects(clause: Clause) -> tuple[list[Phrase], list[Phrase], list[Phrase], list[Part]]:
   """Pronouns, definite and indefinite objects, the rest.
 
   Pronouns have the accusative first (es ihm), nouns the dative (dem Kind das Buch).
   """
-  groups: tuple[list[Part], ...] = ([], [], [], [])
-  for node in clause.objects:
-    groups[_rank(node)].append(node)
-  groups[0].sort(key=lambda node: node.case)
-  groups[1].sort(key=lambda node: node.case, reverse=True)
-  groups[2].sort(key=lambda node: node.case, reverse=True)
-  return groups
-
-
-def _rank(node: Part) -> int:
-  if not isinstance(node, Phrase) or node.german or node.case == "N":
-    return 3
-  if isinstance(node.nominal, Pronoun):
-    return 0
-  return 1 if is_definite(node.nominal) else 2
+  phrases = [node for node in clause.objects if isinstance(node, Phrase)]
+  direct = [node for node in phrases if not node.german and node.case != "N"]
+  pronouns = [node for node in direct if isinstance(node.nominal, Pronoun)]
+  nouns = [node for node in direct if node not in pronouns]
+  nouns.sort(key=lambda node: node.case, reverse=True)
+  definite = [node for node in nouns if is_definite(node.nominal)]
+  indefinite = [node for node in nouns if node not in definite]
+  late = [node for node in clause.objects if node not in direct]
+  return sorted(pronouns, key=lambda node: node.case), definite, indefinite, late
 
 
 def says_nicht(clause: Clause) -> bool:

@@ -83,7 +83,9 @@ mögen mag magst mag mögen mögen mochte gemocht
 möchten möchte möchtest möchte möchten möchten mochte gemocht
 """
 
-_PARTS = {row.split()[0]: row.split()[1:] for row in PRINCIPAL_PARTS.strip().splitlines()}
+_PARTS: dict[str, list[str]] = {
+  row.split()[0]: row.split()[1:] for row in PRINCIPAL_PARTS.strip().splitlines()
+}
 _WHOLE = {row.split()[0]: row.split()[1:] for row in IRREGULAR.strip().splitlines()}
 
 

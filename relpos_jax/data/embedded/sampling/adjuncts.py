@@ -33,7 +33,7 @@ _FRONTED = (("opener", 0.03), ("time", 0.42), ("cause", 0.5), ("place", 0.12))
 
 def with_adjuncts(dice: Dice, clause: Clause, fronting: bool = True) -> Clause:
   """Adds adjuncts that fit and, in a main clause, fronts one of them."""
-  added = {"time": pick_time(dice, clause) if dice.chance(0.4) else None}
+  added: dict[str, Part | None] = {"time": pick_time(dice, clause) if dice.chance(0.4) else None}
   if added["time"] is None and dice.chance(0.25):
     added["adverb"] = pick_adverb(dice, clause)
   if not clause.negated and dice.chance(0.22):

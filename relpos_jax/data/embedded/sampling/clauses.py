@@ -35,7 +35,7 @@ from relpos_jax.data.embedded.tree import (
 )
 
 # Tenses by weight. An era is what may be said beside another clause.
-ERAS = {
+ERAS: dict[str, tuple[tuple[str, int], ...]] = {
   "any": (
     *(("present", 30), ("progressive", 18), ("past", 25), ("perfect", 13), ("future", 7)),
     ("modal", 15),
@@ -72,8 +72,9 @@ PERSON_DEEDS = tuple(verb for verb in PERSON_VERBS if verb in DEEDS)
 
 def verbs_with(subject: Nominal) -> tuple[Verb, ...]:
   """The verbs of which a nominal can be the subject."""
-  known = isinstance(subject, NounPhrase | Pronoun) and subject.noun
-  return verbs_of(subject.noun) if known else PERSON_VERBS
+  if isinstance(subject, NounPhrase | Pronoun) and subject.noun:
+    return verbs_of(subject.noun)
+  return PERSON_VERBS
 
 
 def deeds_besides(clause: Clause) -> list[Verb]:

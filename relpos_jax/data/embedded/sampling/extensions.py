@@ -1,6 +1,7 @@
 """Random clauses added to a clause: at its end, before it, in its subject."""
 
 from dataclasses import replace
+from typing import TypeGuard
 
 from relpos_jax.data.embedded.lexicon import CLAUSE_VERBS, SMALL_WORDS
 from relpos_jax.data.embedded.sampling.clauses import DEEDS, bare_clause, deeds_besides
@@ -65,9 +66,10 @@ def _conjoin(dice: Dice, built: Clause, budget: int) -> Clause:
 
 
 def _define_object(dice: Dice, built: Clause, budget: int) -> Clause:
-  last = built.objects[-1]
-  head = with_relative(dice, last.nominal, budget, built)
-  return replace(built, objects=(*built.objects[:-1], replace(last, nominal=head)))
+  *others, last = built.objects
+  if isinstance(last, Phrase) and may_have_relative(last.nominal):
+    last = replace(last, nominal=with_relative(dice, last.nominal, budget, built))
+  return replace(built, objects=(*others, last))
 
 
 def extended(dice: Dice, link: Link, budget: int) -> Link:
@@ -86,7 +88,7 @@ def another_deed(dice: Dice, built: Clause) -> Clause:
 def may_define_object(built: Clause) -> bool:
   """The last object takes a relative clause if nothing follows it in either language."""
   last = built.objects[-1] if built.objects else None
-  if not isinstance(last, Phrase) or not isinstance(last.nominal, NounPhrase) or built.also:
+  if not isinstance(last, Phrase) or built.also:
     return False
   after = {name for name in _ADJUNCTS if getattr(built, name)} - {built.front}
   followed = after or built.negated or built.adverb or built.front.isdigit()
@@ -109,7 +111,7 @@ def may_have_purpose(built: Clause) -> bool:
   return pronoun_for(built.subject) is not None and bool(deeds_besides(built))
 
 
-def may_have_relative(node: Nominal) -> bool:
+def may_have_relative(node: Nominal) -> TypeGuard[NounPhrase]:
   """Whether a relative clause can define it: not my mother, not the sun."""
   if not isinstance(node, NounPhrase) or node.relative or node.owner:
     return False
@@ -134,16 +136,16 @@ def preceded(dice: Dice, built: Clause, budget: int, embedded: bool) -> Clause:
   if built.link and built.link.words is lead.words:
     return built
   time = None if built.verb in CLAUSE_VERBS else built.time
-  return introduced(replace(built, lead=lead, front="", opener=None, time=time))
+  return introduced(replace(built, front="", opener=None, time=time), lead)
 
 
-def introduced(built: Clause) -> Clause:
+def introduced(built: Clause, lead: Link) -> Clause:
   """Names the subject in the clause that comes first; a pronoun takes it up in the main one."""
-  first, reference = built.lead.clause, pronoun_for(built.subject)
+  first, reference = lead.clause, pronoun_for(built.subject)
   back = isinstance(first.subject, Pronoun) and reference is not None
   if not back or first.subject.english != reference.english:
-    return built
-  lead = replace(built.lead, clause=with_subject(first, built.subject))
+    return replace(built, lead=lead)
+  lead = replace(lead, clause=with_subject(first, built.subject))
   return replace(with_subject(built, reference), lead=lead)
 
 

@@ -93,10 +93,12 @@ def gapped(
   """A clause that opens with the object at the index, which is the filler."""
   subject = nominal(dice, verb.subject)
   tense, modal = pick_tense(dice, verb, subject, era)
-  objects = [None if i == index else fill(dice, slot, subject) for i, slot in enumerate(slots)]
   german, _, case = slots[index].marking.rpartition("+")
-  objects[index] = Phrase(slots[index].english, german, case, filler)
-  return Clause(subject, verb, tuple(objects), tense, modal, front=str(index))
+  asked = Phrase(slots[index].english, german, case, filler)
+  objects = tuple(
+    asked if i == index else fill(dice, slot, subject) for i, slot in enumerate(slots)
+  )
+  return Clause(subject, verb, objects, tense, modal, front=str(index))
 
 
 def ask_goal(dice: Dice, era: str) -> Clause:

@@ -118,12 +118,18 @@ def reason(dice: Dice, built: Clause, leads: bool = False) -> Clause:
   if built.verb not in VERBS and built.objects:
     return deed(dice, subject, "past" if tense == "past" else "completed")
   if roll == "object" and item and not _is_confusing(item, subject) and _fitting(item, _MERIT):
-    return described(dice, tense, pronoun_for(item), item.noun, _MERIT, item.qualities)
+    return _described(dice, tense, item, _MERIT)
   groups = _NEED if "hunger" in built.verb.tags else _MOOD
   if roll != "deed" and _fitting(subject, groups):
-    said = said_of(subject)
-    return described(dice, tense, pronoun_for(subject), noun_of(subject), groups, said)
+    return _described(dice, tense, subject, groups)
   return deed(dice, subject, tense, built.verb)
+
+
+def _described(dice: Dice, tense: str, node: Nominal, groups: tuple[str, ...]) -> Clause:
+  """How somebody or something known is."""
+  reference, noun = pronoun_for(node), noun_of(node)
+  assert reference and noun, f"nothing takes up {node}"
+  return described(dice, tense, reference, noun, groups, said_of(node))
 
 
 def said_of(node: Nominal) -> tuple[Quality, ...]:
@@ -155,8 +161,8 @@ def deed(
 
 def _is_confusing(item: NounPhrase, subject: Nominal) -> bool:
   """Whether the pronoun for the object might as well be that of the subject."""
-  pronouns = pronoun_for(item), pronoun_for(subject)
-  return None in pronouns or pronouns[0].english == pronouns[1].english
+  first, second = pronoun_for(item), pronoun_for(subject)
+  return first is None or second is None or first.english == second.english
 
 
 def the_object(built: Clause) -> NounPhrase | None:

@@ -54,7 +54,7 @@ _MEETING_PLACES = "public outdoors room shop workplace"
 def simple(dice: Dice, era: str = "any", embedded: bool = False) -> Clause:
   """A random clause of any make that holds no other clause."""
   pattern = dice.weighted(_PATTERNS)
-  if pattern is clause:
+  if pattern is None:
     return clause(dice, era=era, embedded=embedded)
   built = pattern(dice, copula_tense(dice, era))
   return replace(built, front="subject") if embedded else built
@@ -176,8 +176,9 @@ def weather(dice: Dice, tense: str) -> Clause:
   return replace(built, place=place_phrase(dice, noun, "place"))
 
 
+# None is a clause of any verb.
 _PATTERNS = (
-  (clause, 76),
+  (None, 76),
   (description, 10),
   (profession, 3),
   (whereabouts, 4),

@@ -96,10 +96,10 @@ def contrast(dice: Dice, before: Clause, budget: int) -> Clause:
   subject, era = before.subject, era_of(before)
   if is_animate(subject):
     return extend(dice, clause(dice, verb=dice.pick(PERSON_VERBS), era=era), budget - 1)
-  noun = noun_of(subject) if pronoun_for(subject) else None
-  if noun and len(adjectives_of(noun)) > 3 and dice.chance(0.7):
+  reference, noun = pronoun_for(subject), noun_of(subject)
+  if reference and noun and len(adjectives_of(noun)) > 3 and dice.chance(0.7):
     said = tuple(node for node in before.objects if isinstance(node, Quality))
-    return described(dice, era, pronoun_for(subject), noun, said=said)
+    return described(dice, era, reference, noun, said=said)
   return statement(dice, budget, era)
 
 
