@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from relpos_jax.data.embedded.lexicon import Adjective, Determiner, Noun, Pair, Verb
 
+NO_WORDS = Pair("", "")
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Quality:
@@ -133,7 +135,7 @@ class Clause:
   question: bool = False
   lead: Link | None = None
   link: Link | None = None
-  joint: Pair = Pair("", "")
+  joint: Pair = NO_WORDS
   also: "tuple[Clause, ...]" = ()
 
 

@@ -83,10 +83,13 @@ mögen mag magst mag mögen mögen mochte gemocht
 möchten möchte möchtest möchte möchten möchten mochte gemocht
 """
 
-_PARTS: dict[str, list[str]] = {
-  row.split()[0]: row.split()[1:] for row in PRINCIPAL_PARTS.strip().splitlines()
-}
-_WHOLE = {row.split()[0]: row.split()[1:] for row in IRREGULAR.strip().splitlines()}
+
+def _by_infinitive(table: str) -> dict[str, list[str]]:
+  rows = [row.split() for row in table.strip().splitlines()]
+  return {infinitive: forms for infinitive, *forms in rows}
+
+
+_PARTS, _WHOLE = _by_infinitive(PRINCIPAL_PARTS), _by_infinitive(IRREGULAR)
 
 
 def split_prefix(verb: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from relpos_jax.data.embedded.lexicon import (
 )
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.nominals import is_known, noun_phrase
-from relpos_jax.data.embedded.tree import Clause, Nominal, NounPhrase, Phrase
+from relpos_jax.data.embedded.tree import Clause, Nominal, NounPhrase, Part, Phrase
 
 _TIME_TAGS = {"progressive": "now", "present": "habit", "past progressive": "past"}
 # Nicht mehr ein Buch would have to be kein Buch mehr, and nie viele Bücher is unclear.

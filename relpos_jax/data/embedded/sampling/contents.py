@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from relpos_jax.data.embedded.lexicon import CLAUSE_VERBS, SMALL_WORDS, Pair, Verb
+from relpos_jax.data.embedded.lexicon import CLAUSE_VERBS, SMALL_WORDS, Verb
 from relpos_jax.data.embedded.sampling.adjuncts import pick_time, setting
 from relpos_jax.data.embedded.sampling.clauses import (
   bare_clause,
@@ -14,9 +14,8 @@ from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.gaps import w_question
 from relpos_jax.data.embedded.sampling.links import era_of
 from relpos_jax.data.embedded.sampling.nominals import nominal
-from relpos_jax.data.embedded.tree import Clause, Link
+from relpos_jax.data.embedded.tree import NO_WORDS, Clause, Link
 
-NO_WORDS = Pair("", "")
 _KINDS = ("that", "whether", "question", "zu", "gerund")
 
 

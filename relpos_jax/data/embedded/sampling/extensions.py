@@ -141,12 +141,11 @@ def preceded(dice: Dice, built: Clause, budget: int, embedded: bool) -> Clause:
 
 def introduced(built: Clause, lead: Link) -> Clause:
   """Names the subject in the clause that comes first; a pronoun takes it up in the main one."""
-  first, reference = lead.clause, pronoun_for(built.subject)
-  back = isinstance(first.subject, Pronoun) and reference is not None
-  if not back or first.subject.english != reference.english:
-    return replace(built, lead=lead)
-  lead = replace(lead, clause=with_subject(first, built.subject))
-  return replace(with_subject(built, reference), lead=lead)
+  subject, reference = lead.clause.subject, pronoun_for(built.subject)
+  if reference and isinstance(subject, Pronoun) and subject.english == reference.english:
+    lead = replace(lead, clause=with_subject(lead.clause, built.subject))
+    built = with_subject(built, reference)
+  return replace(built, lead=lead)
 
 
 def with_subject(clause: Clause, subject: Nominal) -> Clause:
