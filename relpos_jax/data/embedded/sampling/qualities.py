@@ -27,10 +27,9 @@ def adjective_pairs(noun: Noun) -> tuple[tuple[Adjective, Adjective], ...]:
 
 
 def _may_follow(first: Adjective, second: Adjective) -> bool:
-  if first is second or _are_antonyms(first.english, second.english):
-    return False
   ranks = words.GROUPS.index(first.group), words.GROUPS.index(second.group)
-  return ranks[0] < ranks[1] or _are_joined(first, second)
+  in_order = ranks[0] < ranks[1] or _are_joined(first, second)
+  return in_order and not _are_exclusive(first, second)
 
 
 def _are_joined(first: Adjective, second: Adjective) -> bool:
@@ -39,14 +38,15 @@ def _are_joined(first: Adjective, second: Adjective) -> bool:
   return groups == {"quality"} or groups <= {"mood", "need"}
 
 
+def _are_exclusive(first: Adjective, second: Adjective) -> bool:
+  """Whether one repeats or denies the other; nothing has two colours."""
+  opposed = frozenset((first.english, second.english)) in _ANTONYMS
+  return first is second or opposed or first.group == second.group == "colour"
+
+
 def contradicts(adjective: Adjective, said: tuple[Quality, ...]) -> bool:
   """Whether an adjective repeats or denies what is said already."""
-  known = {quality.adjective.english for quality in said}
-  return any(word == adjective.english or _are_antonyms(word, adjective.english) for word in known)
-
-
-def _are_antonyms(first: str, second: str) -> bool:
-  return frozenset((first, second)) in _ANTONYMS
+  return any(_are_exclusive(adjective, quality.adjective) for quality in said)
 
 
 def attributes(dice: Dice, noun: Noun) -> tuple[tuple[Quality, ...], Pair | None]:

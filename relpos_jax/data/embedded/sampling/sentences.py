@@ -23,7 +23,13 @@ from relpos_jax.data.embedded.sampling.extensions import (
   preceded,
 )
 from relpos_jax.data.embedded.sampling.gaps import command, w_question, yes_no_question
-from relpos_jax.data.embedded.sampling.links import deed, era_of, may_have_subordinate, reason
+from relpos_jax.data.embedded.sampling.links import (
+  deed,
+  era_of,
+  may_have_subordinate,
+  reason,
+  said_of,
+)
 from relpos_jax.data.embedded.sampling.nominals import is_animate, noun_of, pronoun_for
 from relpos_jax.data.embedded.sampling.patterns import described, simple
 from relpos_jax.data.embedded.sampling.qualities import adjectives_of
@@ -98,8 +104,8 @@ def contrast(dice: Dice, before: Clause, budget: int) -> Clause:
     return extend(dice, clause(dice, verb=dice.pick(PERSON_VERBS), era=era), budget - 1)
   reference, noun = pronoun_for(subject), noun_of(subject)
   if reference and noun and len(adjectives_of(noun)) > 3 and dice.chance(0.7):
-    said = tuple(node for node in before.objects if isinstance(node, Quality))
-    return described(dice, era, reference, noun, said=said)
+    predicates = tuple(node for node in before.objects if isinstance(node, Quality))
+    return described(dice, era, reference, noun, said=predicates + said_of(subject))
   return statement(dice, budget, era)
 
 
