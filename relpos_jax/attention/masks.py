@@ -14,8 +14,8 @@ def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
 
 
 def causal(
-  query_positions: Int[Array, "B T"], key_positions: Int[Array, "b S"]
-) -> Bool[Array, "_ 1 T S"]:
+  query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]
+) -> Bool[Array, "#B 1 T S"]:
   """True where the key is not later than the query.
 
   >>> causal(jnp.array([[2, 3]]), jnp.arange(5)[None]).astype(int)
@@ -26,8 +26,8 @@ def causal(
 
 
 def same_segment(
-  query_segment_ids: Int[Array, "B T"], key_segment_ids: Int[Array, "B S"]
-) -> Bool[Array, "B 1 T S"]:
+  query_segment_ids: Int[Array, "#B T"], key_segment_ids: Int[Array, "#B S"]
+) -> Bool[Array, "#B 1 T S"]:
   """True where query and key belong to one segment.
 
   >>> same_segment(jnp.array([[0, 1]]), jnp.array([[0, 0, 1]])).astype(int)

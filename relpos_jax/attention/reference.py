@@ -3,8 +3,6 @@
 Shaw et al. 2018, equations 3 and 4.
 """
 
-import jax.numpy as jnp
-
 from relpos_jax.attention import softmax
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.relations import vectors
@@ -20,12 +18,11 @@ def relative_logits(
   query: Float[Array, "B T N H"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
 ) -> Float[Array, "B N T S"]:
   """q_i . aK_ij."""
-  a_BTSNH = vectors(table, labels).astype(query.dtype)
-  return jnp.einsum("BTNH,BTSNH->BNTS", query, a_BTSNH)
+  return softmax.product("BTNH,BTSNH->BNTS", query, vectors(table, labels))
 
 
 def relative_values(
   weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
 ) -> Float[Array, "B T N H"]:
   """sum_j p_ij aV_ij."""
-  return jnp.einsum("BNTS,BTSNH->BTNH", weights, vectors(table, labels))
+  return softmax.product("BNTS,BTSNH->BTNH", weights, vectors(table, labels))

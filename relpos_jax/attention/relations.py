@@ -41,8 +41,8 @@ class RelativePositions:
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   def labels(
-    self, query_positions: Int[Array, "*B T"], key_positions: Int[Array, "*B S"]
-  ) -> Int[Array, "*B T S"]:
+    self, query_positions: Int[Array, "*#B T"], key_positions: Int[Array, "*#B S"]
+  ) -> Int[Array, "*#B T S"]:
     """The table row of every pair; -1 is "no relation", the zero vector."""
     num_rows = len(self.value if self.key is None else self.key)
     left = num_rows // 2 if self.left is None else self.left

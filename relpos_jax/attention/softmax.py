@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.typing import Array, Bool, Float, Int, Key
+from relpos_jax.typing import Array, Bool, Float
 
 # (query [B,T,N,H], labels [B or 1,T,S], key table [R,N or 1,H]) -> q_i . aK_ij  [B,N,T,S]
 RelativeLogits = Callable[[Array, Array, Array], Array]
@@ -21,33 +21,35 @@ RelativeValues = Callable[[Array, Array, Array], Array]
 def attention(
   inputs: Inputs, relative_logits: RelativeLogits, relative_values: RelativeValues
 ) -> Float[Array, "B T N H"]:
-  """z_i = sum_j p_ij (v_j + aV_ij), with p_ij dropped out where asked."""
+  """z_i = sum_j p_ij (v_j + aV_ij), with the p_ij dropped out where asked."""
   weights = attention_weights(inputs, relative_logits)
-  if inputs.dropout_rate > 0:
+  if inputs.dropout_key is not None:
     weights = _dropout(weights, inputs.dropout_rate, inputs.dropout_key)
   output = _content_values(weights, inputs.value)
-  if inputs.relations is not None and inputs.relations.value is not None:
-    output += relative_values(weights, _labels(inputs), inputs.relations.value)
+  relations = inputs.relations
+  if relations is not None and relations.value is not None:
+    labels = relations.labels(inputs.query_positions, inputs.key_positions)
+    output += relative_values(weights, labels, relations.value)
   return output.astype(inputs.value.dtype)
 
 
 def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[Array, "B N T S"]:
   """p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider."""
   logits = _content_logits(inputs.query, inputs.key)
-  if inputs.relations is not None and inputs.relations.key is not None:
-    logits += relative_logits(inputs.query, _labels(inputs), inputs.relations.key)
-  logits *= inputs.scale
+  relations = inputs.relations
+  if relations is not None and relations.key is not None:
+    labels = relations.labels(inputs.query_positions, inputs.key_positions)
+    logits += relative_logits(inputs.query, labels, relations.key)
+  logits *= jnp.asarray(inputs.scale, logits.dtype)
   if inputs.bias is not None:
-    logits += inputs.bias
+    logits += inputs.bias.astype(logits.dtype)
   return _masked_softmax(logits, inputs.visible())
 
 
-def _labels(inputs: Inputs) -> Int[Array, "#B T S"]:
-  return inputs.relations.labels(inputs.query_positions, inputs.key_positions)
-
-
-def _accumulator(dtype):
-  return jnp.promote_types(dtype, jnp.float32)
+def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
+  """The einsum of x and y, both in y's dtype, accumulated in float32 or wider."""
+  accumulator = jnp.promote_types(y.dtype, jnp.float32)
+  return jnp.einsum(subscripts, x.astype(y.dtype), y, preferred_element_type=accumulator)
 
 
 def _content_logits(
@@ -55,9 +57,7 @@ def _content_logits(
 ) -> Float[Array, "B N T S"]:
   batch, length, heads, width = query.shape
   query_BTKGH = query.reshape(batch, length, key.shape[2], -1, width)
-  logits_BKGTS = jnp.einsum(
-    "BTKGH,BSKH->BKGTS", query_BTKGH, key, preferred_element_type=_accumulator(query.dtype)
-  )
+  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, key)
   return logits_BKGTS.reshape(batch, heads, length, key.shape[1])
 
 
@@ -65,10 +65,8 @@ def _content_values(
   weights: Float[Array, "B N T S"], value: Float[Array, "B S K H"]
 ) -> Float[Array, "B T N H"]:
   batch, heads, length, num_keys = weights.shape
-  weights_BKGTS = weights.astype(value.dtype).reshape(batch, value.shape[2], -1, length, num_keys)
-  output_BTKGH = jnp.einsum(
-    "BKGTS,BSKH->BTKGH", weights_BKGTS, value, preferred_element_type=weights.dtype
-  )
+  weights_BKGTS = weights.reshape(batch, value.shape[2], -1, length, num_keys)
+  output_BTKGH = product("BKGTS,BSKH->BTKGH", weights_BKGTS, value)
   return output_BTKGH.reshape(batch, length, heads, value.shape[3])
 
 
@@ -78,13 +76,11 @@ def _masked_softmax(
   """Softmax over the visible keys; a query that sees none gets weights of zero."""
   if visible is None:
     return jax.nn.softmax(logits)
-  lowest = -0.7 * float(jnp.finfo(jnp.float32).max)
+  lowest = 0.7 * float(jnp.finfo(jnp.float32).min)
   weights = jax.nn.softmax(jnp.where(visible, logits, lowest))
   return jnp.where(visible, weights, 0)
 
 
-def _dropout(
-  weights: Float[Array, "B N T S"], rate: float, key: Key[Array, ""]
-) -> Float[Array, "B N T S"]:
+def _dropout(weights: Float[Array, "B N T S"], rate: float, key: Array) -> Float[Array, "B N T S"]:
   keep = jax.random.bernoulli(key, 1 - rate, weights.shape)
   return jnp.where(keep, weights / (1 - rate), 0)

@@ -6,7 +6,7 @@ from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
 
-def check_shapes(query: Array, key: Array, value: Array | None) -> None:
+def check_shapes(query: Array, key: Array, value: Array) -> None:
   """Query [B,T,N,H], key and value [B,S,K,H], or all without B; N a multiple of K; one dtype."""
   if query.ndim not in (3, 4) or not jnp.issubdtype(query.dtype, jnp.floating):
     raise ValueError(
@@ -18,17 +18,15 @@ def check_shapes(query: Array, key: Array, value: Array | None) -> None:
     raise ValueError(f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}")
   if key.shape[-2] == 0 or heads % key.shape[-2]:
     raise ValueError(f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads")
-  if value is not None and value.shape != key.shape:
+  if value.shape != key.shape:
     raise ValueError(f"value has shape {value.shape}; want the key's, {key.shape}")
   for name, array in (("key", key), ("value", value)):
-    if array is not None and array.dtype != query.dtype:
+    if array.dtype != query.dtype:
       raise ValueError(f"{name} has dtype {array.dtype}; want the query's, {query.dtype}")
 
 
-def check_logits_like(name: str, array: Array | None, shape: tuple[int, ...]) -> None:
+def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
   """Bias or mask: the full rank, every axis of the full size or 1."""
-  if array is None:
-    return
   if array.ndim != len(shape) or any(
     n not in (1, m) for n, m in zip(array.shape, shape, strict=True)
   ):
@@ -37,10 +35,8 @@ def check_logits_like(name: str, array: Array | None, shape: tuple[int, ...]) ->
     raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
 
 
-def check_tokens_like(name: str, array: Array | None, shape: tuple[int, ...]) -> None:
+def check_tokens_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
   """Positions or segment ids: integers, one per token, the same for the whole batch or not."""
-  if array is None:
-    return
   if array.shape not in (shape, shape[-1:]):
     want = " or ".join(str(s) for s in dict.fromkeys([shape, shape[-1:]]))
     raise ValueError(f"{name} has shape {array.shape}; want {want}")
@@ -48,8 +44,17 @@ def check_tokens_like(name: str, array: Array | None, shape: tuple[int, ...]) ->
     raise ValueError(f"{name} has dtype {array.dtype}; want integers")
 
 
+def check_segment_pair(query_segment_ids: object, key_segment_ids: object) -> None:
+  """Both segment ids or none."""
+  if (query_segment_ids is None) != (key_segment_ids is None):
+    missing = "query_segment_ids" if query_segment_ids is None else "key_segment_ids"
+    raise ValueError(f"{missing} is None; want both segment ids or none")
+
+
 def check_relative_positions(relations: RelativePositions, heads: int, width: int) -> None:
   """Tables [R, H] or [R, N, H] of one R, with a row for distance zero."""
+  if not isinstance(relations, RelativePositions):
+    raise ValueError(f"relations is {relations!r:.60}; want RelativePositions or None")
   tables = {"key": relations.key, "value": relations.value}
   tables = {f"relations.{name}": table for name, table in tables.items() if table is not None}
   if not tables:

@@ -1,0 +1,53 @@
+"""Project on the R rows of the table, then look up by label: never a [T, S, H] tensor.
+
+q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by label) . table.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import softmax
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.typing import Array, Float, Int
+
+
+def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
+  """Attention with two projections on the table rows."""
+  return softmax.attention(inputs, relative_logits, relative_values)
+
+
+def relative_logits(
+  query: Float[Array, "B T N H"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
+) -> Float[Array, "B N T S"]:
+  """q_i . aK_ij."""
+  return _look_up(softmax.product("BTNH,RNH->BNTR", query, table), labels)
+
+
+def relative_values(
+  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
+) -> Float[Array, "B T N H"]:
+  """sum_j p_ij aV_ij."""
+  sums_BNTR = _sum_by_label(weights, labels, len(table))
+  return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
+
+
+def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:
+  """x[b, n, i, labels[i, j]], zero where the label is -1."""
+  batch, heads, length, num_rows = x.shape
+  # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
+  index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[:, None]
+  found = jnp.take_along_axis(
+    x.reshape(batch, heads, length * num_rows),
+    index.reshape(len(labels), 1, -1),
+    axis=-1,
+    mode="promise_in_bounds",
+  )
+  return jnp.where(labels[:, None] >= 0, found.reshape(batch, heads, length, -1), 0)
+
+
+def _sum_by_label(
+  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
+) -> Float[Array, "B N T R"]:
+  """The weights of row i summed over the keys of each label: the transpose of looking up."""
+  sums = jax.ShapeDtypeStruct((*weights.shape[:3], num_rows), weights.dtype)
+  return jax.linear_transpose(lambda x: _look_up(x, labels), sums)(weights)[0]
