@@ -1,0 +1,196 @@
+"""One tiny training for all tests of the commands, and the commands called as a user calls them."""
+
+import contextlib
+import hashlib
+import importlib
+import io
+import itertools
+import pathlib
+import random
+import sys
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from experiments import command
+from experiments.run import load_run, shapes_on
+from relpos_jax.training.checkpoint import Checkpoints
+
+CONFIG_FILE = '''"""A model that is compiled soon and learns little."""
+
+import pathlib
+
+from configs import default
+
+_DATA = pathlib.Path(__file__).parent
+
+
+def get_config():
+  config = default.get_config()
+  config.name = "tiny"
+  config.data.source = "pairs"
+  for split in ("train", "valid", "test"):
+    config.data.pairs[split] = f"{_DATA}/{split}.en,{_DATA}/{split}.de"
+  config.vocabulary.size = 400
+  config.batches.update(tokens=128, max_length=16, num_shapes=1)
+  config.model.update(num_layers=1, width=16, num_heads=2, feed_forward=16, max_distance=2)
+  config.training.update(num_steps=12, schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
+  config.training.update(eval_every=6, save_every=3, keep_checkpoints=3, num_samples=2)
+  config.training.num_devices = 1
+  config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=2)
+  return config
+'''
+
+ENGLISH = (
+  ("the dog", "the cat", "a man", "a child"),
+  ("sees", "hears", "finds", "likes"),
+  ("the house", "a tree", "the small ball", "the old green bike"),
+)
+GERMAN = (
+  ("der Hund", "die Katze", "ein Mann", "ein Kind"),
+  ("sieht", "hört", "findet", "mag"),
+  ("das Haus", "einen Baum", "den kleinen Ball", "das alte grüne Rad"),
+)
+
+
+class Answer(NamedTuple):
+  """What the shell sees of a command, and how often it compiled."""
+
+  status: int
+  out: str
+  err: str
+  num_compilations: int
+
+
+@contextlib.contextmanager
+def compiling_fast(folder: pathlib.Path):
+  """What the commands do, not how fast: compiles with little effort, and the same program once."""
+  changes = dict(
+    jax_disable_most_optimizations=True,
+    jax_compilation_cache_dir=str(folder),
+    jax_persistent_cache_min_compile_time_secs=0.0,
+    jax_persistent_cache_min_entry_size_bytes=-1,
+  )
+  before = {name: jax.config.values[name] for name in changes}
+  try:
+    _configure(changes)
+    yield
+  finally:
+    _configure(before)
+
+
+def _configure(values) -> None:
+  for name, value in values.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def fast(tmp_path_factory):
+  """A context in which programs are compiled fast."""
+  folder = tmp_path_factory.mktemp("compiled")
+  return lambda: compiling_fast(folder)
+
+
+@pytest.fixture(scope="session")
+def call(fast):
+  """Runs a command, such as call("train", "--config=..."), as its own process would."""
+  compilations = []
+
+  def listen(event: str, *_, **__) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+      compilations.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+
+  def call(name: str, *arguments: str, stdin: bytes = b"") -> Answer:
+    module = importlib.import_module(f"experiments.{name}")
+    streams = [io.TextIOWrapper(io.BytesIO(text), newline="\n") for text in (stdin, b"", b"")]
+    compilations.clear()
+    with (
+      fast(),
+      mock.patch.object(sys, "stdin", streams[0]),
+      contextlib.redirect_stdout(streams[1]),
+      contextlib.redirect_stderr(streams[2]),
+      pytest.raises(SystemExit) as exit,
+    ):
+      command.run(module.main, module.FLAGS, arguments)
+    for stream in streams[1:]:
+      stream.flush()
+    out, err = (stream.buffer.getvalue().decode() for stream in streams[1:])
+    if isinstance(exit.value.code, str):  # as Python ends a process
+      return Answer(1, out, f"{err}{exit.value.code}\n", len(compilations))
+    return Answer(exit.value.code, out, err, len(compilations))
+
+  return call
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> pathlib.Path:
+  """A user's folder: 64 pairs of sentences in files, one of them half empty, and a config."""
+  folder = tmp_path_factory.mktemp("data")
+  sentence = lambda words, row: (
+    " ".join(words[i] for words, i in zip(words, row, strict=True)) + "."
+  )
+  rows = itertools.product(range(4), repeat=3)
+  pairs = [(sentence(ENGLISH, row), sentence(GERMAN, row)) for row in rows]
+  random.Random(0).shuffle(pairs)
+  splits = dict(train=[*pairs[:52], ("nothing", "")], valid=pairs[52:58], test=pairs[58:])
+  for split, rows in splits.items():
+    for side, language in enumerate(("en", "de")):
+      text = "".join(f"{row[side]}\n" for row in rows)
+      (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+  (folder / "tiny.py").write_text(CONFIG_FILE)
+  return folder
+
+
+@pytest.fixture(scope="session")
+def train(call, data):
+  """Runs the command train with the tiny config: train(workdir, "--config.seed=1")."""
+  return lambda workdir, *changes: call(
+    "train", f"--config={data}/tiny.py", f"--workdir={workdir}", *changes
+  )
+
+
+@pytest.fixture(scope="session")
+def training(train, tmp_path_factory) -> tuple[pathlib.Path, Answer]:
+  """A finished run's folder, not to be changed, and what the command said."""
+  workdir = tmp_path_factory.mktemp("runs") / "deep" / "trained"
+  answer = train(workdir)
+  assert answer.status == 0, answer.err
+  return workdir, answer
+
+
+@pytest.fixture(scope="session")
+def workdir(training) -> pathlib.Path:
+  return training[0]
+
+
+@pytest.fixture(scope="session")
+def parameters(workdir):
+  """Reads the parameters of a run of the tiny config at a step: parameters(workdir, 12)."""
+  plan = load_run(workdir)
+  like = shapes_on(plan.mesh, plan.params)
+
+  def parameters(workdir: pathlib.Path, step: int):
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+      restored = checkpoints.restore(step, like=like, field="params")
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(restored)]
+
+  return parameters
+
+
+@pytest.fixture(scope="session")
+def contents():
+  """Every file of a folder, with a digest of what it holds."""
+
+  def contents(folder: pathlib.Path) -> dict[str, str]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    digest = lambda path: hashlib.sha256(path.read_bytes()).hexdigest()
+    return {str(path.relative_to(folder)): digest(path) for path in files}
+
+  return contents

@@ -1,0 +1,166 @@
+"""The command train: what a run leaves, and that it goes on where it stopped."""
+
+import json
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+
+from experiments import train as train_command
+from relpos_jax.training.reporting import read_metrics
+
+
+def metrics(workdir):
+  """The lines of metrics.jsonl without what depends on time."""
+  timed = ("time", "tokens_per_second")
+  return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)]
+
+
+def results(workdir):
+  """results.json without what depends on time."""
+  rows = json.loads((workdir / "results.json").read_text())
+  return {split: {k: v for k, v in row.items() if k != "seconds"} for split, row in rows.items()}
+
+
+def test_the_folder_holds_all_of_the_run(workdir):
+  assert {path.name for path in workdir.iterdir()} == {
+    *("config.json", "environment.json", "tokenizer.json", "checkpoints"),
+    *("metrics.jsonl", "tensorboard", "samples.txt"),
+    *("results.json", "test.translations.txt", "learning_curves.png", "attention.png"),
+  }
+  assert {path.name for path in (workdir / "checkpoints").iterdir()} == {"6", "9", "12"}
+  assert [path.name.split(".")[0] for path in (workdir / "tensorboard").iterdir()] == ["events"]
+
+
+def test_config_and_environment_are_resolved(workdir, data):
+  config = json.loads((workdir / "config.json").read_text())
+  assert config["model"]["width"] == 16 and config["training"]["label_smoothing"] == 0.1
+  assert config["data"]["pairs"]["test"] == f"{data}/test.en,{data}/test.de"
+  environment = json.loads((workdir / "environment.json").read_text())
+  assert environment["packages"]["jax"] == jax.__version__
+  assert environment["devices"] == "8 x cpu" and environment["cpu_cores"] >= 1
+
+
+def test_every_step_is_measured_and_some_evaluated(workdir):
+  lines = metrics(workdir)
+  losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+  assert [*losses] == [*range(1, 13)] and losses[12] < losses[1]
+  valid = {line["step"]: line for line in lines if "valid_loss" in line}
+  assert [*valid] == [6, 12] and valid[12]["valid_loss"] < valid[6]["valid_loss"]
+  assert all(0 <= line["valid_bleu"] <= 100 for line in valid.values())
+  text = (workdir / "samples.txt").read_text(encoding="utf-8")
+  assert text.count("=== step") == 2 and text.count("translation ") == 4
+
+
+@pytest.mark.parametrize("name", ["learning_curves.png", "attention.png"])
+def test_pictures_are_pictures(workdir, name):
+  with PIL.Image.open(workdir / name) as picture:
+    picture.load()
+    assert picture.format == "PNG" and min(picture.size) > 300
+
+
+def test_the_end_shows_scores_five_samples_and_the_pictures(training):
+  workdir, answer = training
+  (score,) = results(workdir).values()
+  row = next(line for line in answer.out.splitlines() if line.split()[:1] == ["test"])
+  assert row.split() == [
+    *("test", "6"),
+    *(f"{score[name]['value']:.2f}" for name in ("sacrebleu", "paper_bleu")),
+  ]
+  assert all(score[name]["signature"] in answer.out for name in ("sacrebleu", "paper_bleu"))
+  for name in ("source  ", "reference  ", "translation  "):
+    assert sum(line.startswith(name) for line in answer.out.splitlines()) == 5
+  assert f"{workdir}/learning_curves.png {workdir}/attention.png\n" in answer.out
+  assert "step 12/12  loss" in answer.err
+
+
+def test_the_log_says_what_was_left_out_and_what_will_be_compiled(training):
+  _, answer = training
+  assert "1 pair with an empty side skipped in train\n" in answer.out
+  assert "training: 1 shapes: 14x9, " in answer.out and " pairs longer than 9 tokens" in answer.out
+
+
+def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
+  workdir, answer = training
+  before = contents(workdir)
+  monkeypatch.setattr(train_command, "_train_step", lambda *_: pytest.fail)
+  again = train(workdir)
+  assert (again.status, f"{workdir} is trained to step 12\n" in again.out) == (0, True)
+  assert again.out.partition("split")[2] == answer.out.partition("split")[2]
+  after = contents(workdir)
+  changed = {name for name in before | after if before.get(name) != after.get(name)}
+  assert changed <= {"environment.json", "results.json"}  # the date, and seconds
+
+
+def test_a_run_that_was_stopped_and_killed_equals_one_that_was_not(
+  workdir, train, parameters, tmp_path, monkeypatch
+):
+  straight = workdir
+  with monkeypatch.context() as patch:
+    patch.setattr(train_command.Reporter, "step", _interrupt_at(8))
+    killed = train(tmp_path, "--config.training.num_steps=11")
+  assert (killed.status, killed.err.splitlines()[-1]) == (130, "interrupted")
+  assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"3", "6"}
+  assert metrics(tmp_path)[-1]["step"] == 7
+
+  resumed = train(tmp_path)
+  assert f"{tmp_path} is trained to step 6\n" in resumed.out
+  for step in (9, 12):
+    for ours, theirs in zip(parameters(tmp_path, step), parameters(straight, step), strict=True):
+      np.testing.assert_array_equal(ours, theirs)
+  assert metrics(tmp_path) == metrics(straight)
+  assert results(tmp_path) == results(straight)
+  for name in ("samples.txt", "tokenizer.json", "test.translations.txt"):
+    assert (tmp_path / name).read_bytes() == (straight / name).read_bytes()
+
+
+def _interrupt_at(step):
+  report = train_command.Reporter.step
+
+  def interrupted(self, now, metrics):
+    if now == step:
+      raise KeyboardInterrupt
+    report(self, now, metrics)
+
+  return interrupted
+
+
+def test_training_stops_where_the_loss_is_no_number_and_keeps_finite_parameters(
+  train, parameters, tmp_path
+):
+  changes = ("learning_rate=1e38", "save_every=1", "warmup_steps=1")
+  arguments = [f"--config.training.{change}" for change in changes]
+  for _ in range(2):  # again: it stops at the same place
+    answer = train(tmp_path, *arguments)
+    assert answer.status == 1 and "Traceback" not in answer.err
+    message = answer.err.splitlines()[-1]
+    assert message.startswith(
+      "stopped: step 2: loss nan, gradient norm nan on batch 1 of shape 14x9"
+    )
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert all(np.isfinite(leaf).all() for leaf in parameters(tmp_path, 1))
+  assert not (tmp_path / "results.json").exists()
+
+
+def test_other_choices_train_too(train, data, tmp_path):
+  """Two vocabularies, Moses tokens, a TSV file, no test split, two devices, parts of batches."""
+  english, german = ((data / f"valid.{x}").read_text().splitlines() for x in ("en", "de"))
+  table = "".join(f"{x}\t{y}\n" for x, y in zip(english, german, strict=True))
+  (tmp_path / "valid.tsv").write_text(table)
+  answer = train(
+    tmp_path / "run",
+    *(f"--config.data.pairs.valid={tmp_path}/valid.tsv", "--config.data.pairs.test="),
+    *("--config.data.moses", "--config.data.lowercase", "--config.evaluation.tokenize=none"),
+    *("--config.vocabulary.kind=wordpiece", "--noconfig.vocabulary.joint"),
+    *("--config.batches.tokens=270", "--config.training.warmup_steps=1"),
+    *("--noconfig.model.share_embeddings", "--config.model.dtype=bfloat16"),
+    *("--config.training.num_devices=2", "--config.training.num_microbatches=2"),
+    *("--config.training.schedule=paper", "--config.training.prng=unsafe_rbg"),
+    *("--config.training.num_steps=2", "--config.decoding.average_checkpoints=1"),
+  )
+  assert answer.status == 0, answer.err
+  assert "1 shapes: 28x9" in answer.out and "no test pairs to score" in answer.out
+  assert f"pictures: {tmp_path}/run/learning_curves.png\n" in answer.out
+  names = {path.name for path in (tmp_path / "run").iterdir()}
+  assert {"tokenizer.source.json", "tokenizer.target.json"} < names and "results.json" not in names

@@ -1,0 +1,137 @@
+"""The command translate: lines in, as many lines out in their order, whatever they are."""
+
+import gzip
+import os
+import pathlib
+import subprocess
+import sys
+
+import PIL.Image
+import pytest
+
+from experiments import translate as translate_command
+from experiments.run import load_run, make_translator
+
+LINES = [
+  "a man sees a tree.",
+  "the cat finds the old green bike. " * 6,  # longer than any in training
+  "",
+  "Grüße, 世界! 🚲",
+  "the dog",
+  "  \t ",
+  "the child hears the house.",
+]
+SHORT_LINES = [LINES[0], "", LINES[4], LINES[6]]
+
+
+@pytest.fixture(scope="module")
+def translate(call, workdir):
+  """The lines that the command writes for the bytes on its stdin."""
+
+  def translate(stdin: bytes, *arguments: str) -> list[str]:
+    answer = call("translate", f"--workdir={workdir}", *arguments, stdin=stdin)
+    assert answer.status == 0, answer.err
+    assert answer.out.endswith("\n") or not answer.out
+    return answer.out.split("\n")[:-1]
+
+  return translate
+
+
+@pytest.fixture(scope="module")
+def translations(translate):
+  return translate("".join(f"{line}\n" for line in LINES).encode())
+
+
+def test_every_line_has_its_translation(translations, workdir, fast):
+  with fast():
+    translator = make_translator(load_run(workdir))
+    assert translations == [translator([line])[0] for line in LINES]
+  assert not any(translations[i] for i, line in enumerate(LINES) if not line.strip())
+  assert len({*translations}) > 3  # or order would not be seen
+
+
+@pytest.mark.parametrize(
+  "encode",
+  [
+    lambda text: text.removesuffix("\n"),
+    lambda text: text.replace("\n", "\r\n"),
+    lambda text: "\ufeff" + text,
+  ],
+  ids=["no final line end", "CRLF", "byte order mark"],
+)
+def test_line_ends_do_not_matter(translate, translations, tmp_path, encode):
+  text = encode("".join(f"{line}\n" for line in SHORT_LINES)).encode()
+  (tmp_path / "lines.txt").write_bytes(text)
+  wanted = [translations[LINES.index(line)] for line in SHORT_LINES]
+  assert translate(text) == wanted
+  assert translate(b"", f"--input={tmp_path}/lines.txt") == wanted
+
+
+def test_a_gzip_file_is_read(translate, translations, tmp_path):
+  (tmp_path / "lines.gz").write_bytes(gzip.compress(LINES[0].encode()))
+  assert translate(b"", f"--input={tmp_path}/lines.gz") == translations[:1]
+
+
+def test_no_lines_give_no_lines(translate):
+  assert translate(b"") == []
+  assert translate(b"\n\n") == ["", ""]
+
+
+def test_lines_are_translated_in_portions(translate, translations, monkeypatch):
+  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 3)
+  assert translate("\n".join(LINES).encode()) == translations
+
+
+def test_beam_size_is_that_of_the_run_or_as_given(translate, workdir, fast, monkeypatch):
+  asked = []
+
+  def spy(run, **changes):
+    asked.append((run.config.decoding.beam_size, changes))
+    return make_translator(run, **changes)
+
+  monkeypatch.setattr(translate_command, "make_translator", spy)
+  greedy = translate(LINES[0].encode(), "--beam_size=1")
+  translate(b"\n")
+  assert asked == [(2, dict(beam_size=1)), (2, {})]
+  with fast():
+    assert greedy == make_translator(load_run(workdir), beam_size=1)(LINES[:1])
+
+
+def test_a_plot_shows_the_first_sentence(call, workdir, tmp_path, monkeypatch):
+  drawn = []
+  draw = translate_command.draw_attention
+  monkeypatch.setattr(
+    translate_command, "draw_attention", lambda *args: [drawn.append(args[1:]), draw(*args)][1]
+  )
+  picture = tmp_path / "attention.png"
+  answer = call(
+    "translate", f"--workdir={workdir}", f"--plot={picture}", stdin=b"\nthe dog\na cat\n"
+  )
+  empty, translation, _ = answer.out.split("\n")[:-1]
+  assert (answer.status, empty) == (0, "") and f"drew {picture}\n" in answer.err
+  assert drawn == [("the dog", translation, str(picture))]
+  with PIL.Image.open(picture) as image:
+    image.load()
+    assert image.format == "PNG"
+
+
+def test_input_is_normalised_as_in_training(workdir, monkeypatch):
+  config = load_run(workdir).config
+  config.data.update(moses=True, lowercase=True)
+  assert translate_command.normalize_input(config, ["The dog's!"]) == ["the dog 's !"]
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly():
+  code = (
+    "from experiments import command; command.run(lambda: [print('x') for _ in iter(int, 1)], {})"
+  )
+  process = subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    env=os.environ | dict(PYTHONPATH=str(pathlib.Path(__file__).parents[2])),
+  )
+  assert process.stdout.readline() == b"x\n"
+  process.stdout.close()
+  assert (process.wait(timeout=60), process.stderr.read()) == (141, b"")
+  process.stderr.close()
