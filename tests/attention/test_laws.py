@@ -106,15 +106,25 @@ CASES = st.builds(
 
 def attend(arrays, options, beyond="clip", implementation=None, left=None):
   """The operator on named arrays, compiled."""
+  dynamic, static = _split(options | dict(implementation=implementation))
+  return _compiled(arrays, dynamic, beyond, left, static)
+
+
+def gradients(loss, arrays, options, implementation):
+  """Of a function of the output, which may be several numbers: one gradient each."""
+  dynamic, static = _split(options | dict(implementation=implementation))
+
+  @functools.partial(jax.jit, compiler_options=QUICK)
+  def run(arrays, dynamic):
+    call = lambda arrays: loss(_call(arrays, "clip", None, dynamic | dict(static)))
+    return jax.jacrev(call)(arrays)
+
+  return run(arrays, dynamic)
+
+
+def _split(options):
   dynamic = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
-  static = {name: x for name, x in options.items() if name not in dynamic}
-  static |= dict(implementation=implementation)
-  return _attend(arrays, dynamic, beyond, left, tuple(static.items()))
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
-def _attend(arrays, dynamic, beyond, left, static):
-  return _call(arrays, beyond, left, dynamic | dict(static))
+  return dynamic, tuple((name, x) for name, x in options.items() if name not in dynamic)
 
 
 def _call(arrays, beyond, left, options):
@@ -126,14 +136,17 @@ def _call(arrays, beyond, left, options):
   return dot_product_attention(**arrays, **options, relations=relations)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3), compiler_options=QUICK)
-def outputs_and_gradients(arrays, options, static, implementations):
-  """Of each implementation: the output, and the gradients for a random cotangent."""
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
+def _compiled(arrays, dynamic, beyond, left, static):
+  return _call(arrays, beyond, left, dynamic | dict(static))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
+def _outputs_and_gradients(arrays, dynamic, beyond, static, implementations):
   results = {}
   for name in implementations:
-    function = lambda arrays, name=name: _call(
-      arrays, static[0], None, options | dict(static[1:], implementation=name)
-    )
+    options = dynamic | dict(static, implementation=name)
+    function = lambda arrays, options=options: _call(arrays, beyond, None, options)
     output, pull_back = jax.vjp(function, arrays)
     results[str(name)] = dict(output=output, **pull_back(_cotangent(output))[0])
   return results
@@ -144,10 +157,10 @@ def _cotangent(output):
 
 
 def results_of(case, implementations, **more):
-  options = case.options() | more
-  static = (case.beyond, *((n, x) for n, x in options.items() if not isinstance(x, jax.Array)))
-  dynamic = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
-  return outputs_and_gradients(case.arrays(), dynamic, static, tuple(implementations))
+  """Of each implementation: the output, and the gradients for a random cotangent."""
+  dynamic, static = _split(case.options() | more)
+  arrays = case.arrays()
+  return _outputs_and_gradients(arrays, dynamic, case.beyond, static, tuple(implementations))
 
 
 def assert_close(actual: dict, wanted: dict, whose: str):
@@ -285,50 +298,46 @@ def test_permuting_tokens_with_their_positions_permutes_the_output(implementatio
 @pytest.mark.parametrize("implementation", ALL)
 def test_no_gradient_flows_to_later_keys(implementation):
   case = Case(num_queries=6, num_keys=6, is_causal=True)
+  each_query = lambda output: output.sum(axis=(0, 2, 3))
+  grads = gradients(each_query, case.arrays(), case.options(), implementation)
   for i in range(6):
-    loss = lambda arrays, i=i: attend(arrays, case.options(), implementation=implementation)[
-      :, i
-    ].sum()
-    grads = jax.grad(loss)(case.arrays())
     for name in ("key", "value"):
-      assert not grads[name][:, i + 1 :].any()
-      assert grads[name][:, : i + 1].all() or name == "key"
-  future = case.k + 1
-  assert not jax.grad(lambda a: attend(a, case.options()).sum())(case.arrays())["value_table"][
-    future:
-  ].any()
+      assert not grads[name][i, :, i + 1 :].any()
+    assert grads["value"][i, :, : i + 1].all()
+  for name in ("key_table", "value_table"):
+    assert not grads[name][:, case.k + 1 :].any()
 
 
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("relative", [True, False])
-def test_hidden_keys_have_no_effect_and_no_gradient(implementation, relative):
+@pytest.mark.parametrize("way", ["mask", "segments"])
+def test_hidden_keys_have_no_effect_and_no_gradient(way, implementation, relative):
   case = Case(num_queries=4, num_keys=6, keys=relative, values=relative)
   hidden = jnp.arange(6) >= 4
-  ways = [
-    dict(mask=~hidden[None, None, None]),
-    dict(query_segment_ids=jnp.zeros(4, int), key_segment_ids=hidden.astype(int)),
-  ]
+  options = dict(mask=~hidden[None, None, None])
+  if way == "segments":
+    options = dict(query_segment_ids=jnp.zeros(4, int), key_segment_ids=hidden.astype(int))
   arrays = case.arrays()
   noisy = arrays | {
     name: jnp.where(hidden[:, None, None], 1e3, arrays[name]) for name in ("key", "value")
   }
-  for options in ways:
-    run = functools.partial(attend, options=options, implementation=implementation)
-    np.testing.assert_array_equal(run(noisy), run(arrays))
-    grads = jax.grad(lambda arrays, run=run: (run(arrays) ** 2).sum())(arrays)
-    assert not grads["key"][:, 4:].any() and not grads["value"][:, 4:].any()
-    assert grads["value"][:, :4].all()
+  run = functools.partial(attend, options=options, implementation=implementation)
+  np.testing.assert_array_equal(run(noisy), run(arrays))
+  grads = gradients(lambda output: (output**2).sum(), noisy, options, implementation)
+  assert not grads["key"][:, 4:].any() and not grads["value"][:, 4:].any()
+  assert grads["value"][:, :4].all()
 
 
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("relative", [True, False])
 def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient(implementation, relative):
-  case = Case(keys=relative, values=relative)
+  case = Case(keys=relative, values=relative, biased=True)
   sees = jnp.arange(case.num_queries) != 2
   options = dict(mask=sees[None, None, :, None])
-  run = lambda arrays: attend(arrays, options, implementation=implementation)
-  assert not run(case.arrays())[:, 2].any()
-  grads = jax.grad(lambda arrays: run(arrays)[:, 2].sum())(case.arrays())
+  output = attend(case.arrays(), options, implementation=implementation)
+  assert not output[:, 2].any() and output[:, sees].all()
+  row = lambda output: output[:, 2].sum()
+  grads = gradients(row, case.arrays(), options, implementation)
   assert not any(grad.any() for grad in grads.values())
 
 
