@@ -21,13 +21,15 @@ from relpos_jax.data.embedded.splits import derivations
 from relpos_jax.data.embedded.tree import walk
 
 seed, train_size = map(int, sys.argv[1:])
-splits = derivations(seed, train_size)
-used = {id(node) for derivation in splits["train"] for node in walk(derivation.tree)}
+splits, used = {}, set()
+for name, derivation in derivations(seed, train_size):
+  splits.setdefault(name, []).append(derivation[1:])
+  used.update(id(node) for node in walk(derivation.tree) if name == "train")
 entries = [*lexicon.NOUNS, *lexicon.VERBS, *lexicon.CLAUSE_VERBS, *lexicon.ADJECTIVES]
 entries += [*lexicon.DETERMINERS.values(), *lexicon.SMALL_WORDS.values()]
 entries += [*lexicon.TIMES, *lexicon.ADVERBS, *lexicon.OPENERS, *lexicon.MANNERS]
 print(json.dumps({
-  "splits": {name: [pair[1:] for pair in found] for name, found in splits.items()},
+  "splits": splits,
   "unused": [(entry.english, entry.german) for entry in entries if id(entry) not in used],
 }))
 """

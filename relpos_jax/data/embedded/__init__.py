@@ -5,7 +5,7 @@ sense, and `english` and `german` put one tree into the words and the order of e
 """
 
 from relpos_jax.data.corpus import Corpus
-from relpos_jax.data.embedded.splits import derivations
+from relpos_jax.data.embedded.splits import SIZES, derivations
 from relpos_jax.errors import InputError
 
 
@@ -24,5 +24,7 @@ def load(seed: int = 0, train_size: int = 20_000) -> Corpus:
   """
   if train_size < 1:
     raise InputError(f"train_size {train_size} for embedded: give at least 1, such as 20000")
-  splits = derivations(seed, train_size)
-  return Corpus({name: [each[1:] for each in found] for name, found in splits.items()})
+  splits: dict[str, list[tuple[str, str]]] = {name: [] for name in ("train", *SIZES)}
+  for name, derivation in derivations(seed, train_size):
+    splits[name].append((derivation.source, derivation.target))
+  return Corpus(splits)

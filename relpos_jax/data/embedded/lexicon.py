@@ -164,6 +164,12 @@ SMALL_WORDS = {(pair.english, pair.german): pair for pair in pairs(words.SMALL_W
 
 
 @cache
+def names(classes: str) -> tuple[str, ...]:
+  """The classes of meaning, which are written with spaces between."""
+  return tuple(classes.split())
+
+
+@cache
 def nouns_of(classes: str) -> tuple[Noun, ...]:
   """The nouns in at least one of the classes, named with spaces; a noun's own word is a class.
 

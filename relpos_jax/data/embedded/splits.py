@@ -1,5 +1,6 @@
 """The splits of the corpus: which sentence goes where."""
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,17 +24,16 @@ class Derivation(NamedTuple):
   target: str
 
 
-def derivations(seed: int, train_size: int) -> dict[str, list[Derivation]]:
-  """The derivations of each split; no sentence of either language is in two of them.
+def derivations(seed: int, train_size: int) -> Iterator[tuple[str, Derivation]]:
+  """Yields the derivations, each with its split; no sentence of either language is in two.
 
   Each split has its own dice, and train comes last: the others do not depend on its size.
   """
   seen: set[str] = set()
-  splits = {}
   for name, size in {**SIZES, "train": train_size}.items():
     new = _new(_stream(Dice(f"embedded {seed} {name}"), name == "long"), seen)
-    splits[name] = [next(new) for _ in range(size)]
-  return {name: splits[name] for name in ("train", "valid", "test", "long")}
+    for derivation in itertools.islice(new, size):
+      yield name, derivation
 
 
 def _stream(dice: Dice, is_long: bool) -> Iterator[Derivation]:

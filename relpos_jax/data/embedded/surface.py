@@ -7,7 +7,6 @@ from relpos_jax.data.embedded.german import clauses as german
 from relpos_jax.data.embedded.tree import Sentence
 
 _COMMAS = re.compile(r"( ,)+")
-_MARK = re.compile(r",? ([.?])")
 
 
 def pair(tree: Sentence) -> tuple[str, str]:
@@ -16,11 +15,11 @@ def pair(tree: Sentence) -> tuple[str, str]:
 
 
 def text(words: list[str]) -> str:
-  """Joins words and punctuation; commas that meet are one, and none stands before another mark.
+  """Joins words and punctuation; commas that meet are one, and none stands at the end.
 
   >>> text(["wenn", "es", "regnet", ",", ",", "aber", "ich", "schlafe", ",", "."])
   'Wenn es regnet, aber ich schlafe.'
   """
-  joined = _COMMAS.sub(",", " ".join(words))
-  joined = _MARK.sub(r"\1", joined).replace("can not", "cannot")
-  return joined[0].upper() + joined[1:]
+  *words, mark = words
+  joined = _COMMAS.sub(",", " ".join(words)).rstrip(",").replace("can not", "cannot")
+  return joined[0].upper() + joined[1:] + mark

@@ -12,6 +12,7 @@ from relpos_jax.data.embedded.lexicon import (
   Noun,
   Slot,
   Verb,
+  names,
   nouns_of,
 )
 from relpos_jax.data.embedded.sampling.adjuncts import place_phrase, spot_phrase, with_adjuncts
@@ -148,7 +149,7 @@ def fill(dice: Dice, slot: Slot, subject: Nominal) -> Part:
   german, _, case = slot.marking.rpartition("+")
   if slot.classes == "instrument":
     return Phrase("", "", "A", NounPhrase(pick_noun(dice, "instrument"), DETERMINERS["the, bare"]))
-  impersonal = "person" not in slot.classes.split()
+  impersonal = "person" not in names(slot.classes)
   if german and impersonal:
     filler = noun_phrase(dice, pick_noun(dice, slot.classes), subject=subject, plural=False)
   elif slot.marking == "A" and impersonal and dice.chance(0.08):

@@ -4,11 +4,13 @@ Only `random.Random.random` is drawn on: Python promises its sequence for a seed
 which it does not for `choice` and `shuffle`.
 """
 
+import operator
 import random
 from collections.abc import Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+_WEIGHT = operator.itemgetter(1)
 
 
 class Dice:
@@ -31,7 +33,7 @@ class Dice:
 
   def weighted(self, options: Sequence[tuple[T, int]]) -> T:
     """One of the options, by weight; the weights need not add up to one."""
-    left = self._draw() * sum([weight for _, weight in options])
+    left = self._draw() * sum(map(_WEIGHT, options))
     for option, weight in options:
       left -= weight
       if left < 0:

@@ -10,6 +10,7 @@ from relpos_jax.data.embedded.lexicon import (
   Noun,
   Slot,
   Verb,
+  names,
   nouns_of,
 )
 from relpos_jax.data.embedded.sampling.adjuncts import place_words, places_of
@@ -74,7 +75,7 @@ def ask_object(dice: Dice, era: str) -> Clause:
 
 def _asked_for(dice: Dice, slot: Slot) -> Nominal:
   """Whom, what, which or how many, as the slot allows."""
-  people = "person" in slot.classes.split()
+  people = "person" in names(slot.classes)
   if people and dice.chance(0.6):
     return Pronoun("who")
   if not people and slot.marking == "A" and dice.chance(0.5):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from relpos_jax.data.embedded.german.phrases import is_definite
-from relpos_jax.data.embedded.lexicon import DETERMINERS, NAMES, SMALL_WORDS, Noun, nouns_of
+from relpos_jax.data.embedded.lexicon import DETERMINERS, NAMES, SMALL_WORDS, Noun, names, nouns_of
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.qualities import attributes
 from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun, Relative
@@ -45,7 +45,7 @@ def nominal(
     definite: only what is known: names, pronouns, the, this, my.
     bare: whether a plural may stand without an article, as no dative of German likes to.
   """
-  if "person" in classes.split():
+  if "person" in names(classes):
     roll = dice.weighted((("pronoun", 18), ("name", 12), ("group", 5), ("noun", 65)))
     if roll == "pronoun":
       return pronoun(dice, subject)
@@ -64,7 +64,7 @@ def nominal(
 
 def pick_noun(dice: Dice, classes: str) -> Noun:
   """Half the time every class is equally likely, half the time every noun."""
-  return dice.pick(nouns_of(dice.pick(classes.split()) if dice.chance(0.5) else classes))
+  return dice.pick(nouns_of(dice.pick(names(classes)) if dice.chance(0.5) else classes))
 
 
 def pronoun(dice: Dice, subject: Nominal | None) -> Pronoun:
@@ -220,7 +220,9 @@ def _determiner_kind(dice: Dice, noun: Noun, plural: bool, definite: bool, place
   kind = dice.weighted(_PLURAL if plural else one)
   if definite and kind in _INDEFINITE:
     return "the"
-  return kind if noun.classes & _OWNED or kind not in ("mine", "owner") else "the"
+  if kind in ("mine", "owner") and noun.classes.isdisjoint(_OWNED):
+    return "the"
+  return kind
 
 
 def owner_of(dice: Dice, noun: Noun, subject: Nominal | None) -> NounPhrase | Name:
