@@ -21,7 +21,8 @@ from relpos_jax.data.embedded.lexicon import (
   nouns_of,
 )
 from relpos_jax.data.embedded.sampling.dice import Dice
-from relpos_jax.data.embedded.sampling.nominals import is_known, noun_phrase
+from relpos_jax.data.embedded.sampling.nominals import noun_phrase
+from relpos_jax.data.embedded.sampling.references import is_known
 from relpos_jax.data.embedded.tree import Clause, Nominal, NounPhrase, Part, Phrase
 
 _TIME_TAGS = {"progressive": "now", "present": "habit", "past progressive": "past"}

@@ -17,13 +17,8 @@ from relpos_jax.data.embedded.lexicon import (
 )
 from relpos_jax.data.embedded.sampling.adjuncts import place_phrase, spot_phrase, with_adjuncts
 from relpos_jax.data.embedded.sampling.dice import Dice
-from relpos_jax.data.embedded.sampling.nominals import (
-  is_known,
-  nominal,
-  noun_phrase,
-  pick_noun,
-  things,
-)
+from relpos_jax.data.embedded.sampling.nominals import nominal, noun_phrase, pick_noun, things
+from relpos_jax.data.embedded.sampling.references import is_known
 from relpos_jax.data.embedded.tree import (
   Clause,
   Name,

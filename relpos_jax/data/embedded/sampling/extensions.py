@@ -13,7 +13,7 @@ from relpos_jax.data.embedded.sampling.links import (
   may_have_subordinate,
   subordinate,
 )
-from relpos_jax.data.embedded.sampling.nominals import pronoun_for
+from relpos_jax.data.embedded.sampling.references import pronoun_for
 from relpos_jax.data.embedded.tree import (
   Clause,
   Link,

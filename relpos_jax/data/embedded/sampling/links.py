@@ -9,14 +9,10 @@ from relpos_jax.data.embedded.sampling.clauses import (
   verbs_with,
 )
 from relpos_jax.data.embedded.sampling.dice import Dice
-from relpos_jax.data.embedded.sampling.nominals import (
-  is_animate,
-  new_person,
-  noun_of,
-  pronoun_for,
-)
+from relpos_jax.data.embedded.sampling.nominals import new_person
 from relpos_jax.data.embedded.sampling.patterns import bad_weather, described
 from relpos_jax.data.embedded.sampling.qualities import adjectives_of, contradicts
+from relpos_jax.data.embedded.sampling.references import is_animate, noun_of, pronoun_for
 from relpos_jax.data.embedded.tree import (
   Clause,
   Link,

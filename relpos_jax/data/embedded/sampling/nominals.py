@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from relpos_jax.data.embedded.german.phrases import is_definite
 from relpos_jax.data.embedded.lexicon import DETERMINERS, NAMES, SMALL_WORDS, Noun, names, nouns_of
 from relpos_jax.data.embedded.sampling.dice import Dice
 from relpos_jax.data.embedded.sampling.qualities import attributes
-from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun, Relative
+from relpos_jax.data.embedded.sampling.references import PERSONAL, is_person, own_possessive
+from relpos_jax.data.embedded.tree import Group, Name, Nominal, NounPhrase, Pronoun
 
 AND, OR = SMALL_WORDS["and", "und"], SMALL_WORDS["or", "oder"]
 
@@ -22,12 +22,7 @@ _PLACE = (("the", 82), ("a", 10), ("this", 6), ("mine", 8))
 _INDEFINITE = ("a", "zero", "every", "number", "many", "some", "all", "no")
 _OWNED = frozenset(["mate", "pet", "text", "item", "cloth", "gown", "vehicle", "own-place", "idea"])
 _MY = (("my", 40), ("your", 15), ("our", 20), ("his", 13), ("her", 12))
-_POSSESSIVES = {"I": "my", "you": "your", "we": "our", "they": "their", "he": "his", "she": "her"}
-_PERSONAL = ("I", "you", "he", "she", "we", "they")
 _FIRST = ("I", "we")
-_ANYBODY = nouns_of("neighbour")[0]
-# No pronoun takes these up: every dog, no dog, (plays) the piano.
-_POINTLESS = tuple(DETERMINERS[key] for key in ("every", "no", "any", "how many", "the, bare"))
 
 
 def nominal(
@@ -71,7 +66,7 @@ def pronoun(dice: Dice, subject: Nominal | None) -> Pronoun:
   """A personal pronoun; as an object not that of the subject."""
   known = subject.english if isinstance(subject, Pronoun) else ""
   barred = _FIRST if known in _FIRST else (known,)
-  english = dice.pick([word for word in _PERSONAL if word not in barred])
+  english = dice.pick([word for word in PERSONAL if word not in barred])
   return Pronoun(english, "f" if english == "she" else "m")
 
 
@@ -121,66 +116,6 @@ def possessive(dice: Dice, noun: Noun, subject: Nominal | None) -> str:
   orphan = subject is None or ("kin" in noun.classes and not is_person(subject))
   own = own_possessive(subject) if not orphan and dice.chance(0.75) else None
   return own or dice.weighted(_MY if subject is None else _MY[:3])
-
-
-def own_possessive(subject: Nominal | None) -> str | None:
-  """His, her, its or their, or of a pronoun its own; None for das Kind, das Mädchen."""
-  if isinstance(subject, Pronoun) and subject.english in _POSSESSIVES:
-    return _POSSESSIVES[subject.english]
-  reference = pronoun_for(subject)
-  if reference is None:
-    return None
-  if reference.english == "it":
-    return "its, feminine" if reference.gender == "f" else "its"
-  return _POSSESSIVES.get(reference.english)
-
-
-def pronoun_for(node: Nominal | None) -> Pronoun | None:
-  """The pronoun that takes a nominal up again, in German by grammatical gender.
-
-  None where the languages part (the girl, she; das Mädchen, es) or nothing is meant: no dog.
-  """
-  if isinstance(node, Pronoun):
-    return node if node.noun or node.english in _PERSONAL else None
-  if isinstance(node, Group):
-    return Pronoun("they")
-  if isinstance(node, Name):
-    return Pronoun("she" if node.gender == "f" else "he", node.gender)
-  if not isinstance(node, NounPhrase) or node.determiner in _POINTLESS:
-    return None
-  noun = node.noun
-  if node.plural:
-    return Pronoun("they", noun=noun)
-  if not noun.classes & {"person", "baby"}:
-    return Pronoun("it", noun.gender, noun)
-  english = {"m": "he", "f": "she"}.get(noun.gender)
-  return Pronoun(english, noun.gender, noun) if english else None
-
-
-def noun_of(node: Nominal) -> Noun | None:
-  """The noun by which to choose verbs and adjectives; for names, I and you that of a person."""
-  if isinstance(node, NounPhrase | Pronoun) and node.noun:
-    return node.noun
-  nobody = isinstance(node, Relative) or (isinstance(node, Pronoun) and node.english == "there")
-  return None if nobody or getattr(node, "english", "") == "it" else _ANYBODY
-
-
-def is_person(node: Nominal) -> bool:
-  """Whether a nominal is of persons."""
-  noun = noun_of(node)
-  return noun is not None and "person" in noun.classes
-
-
-def is_animate(node: Nominal) -> bool:
-  """Whether a nominal is of persons or animals; there and it, in it rains, are not."""
-  noun = noun_of(node)
-  return noun is not None and bool(noun.classes & {"person", "animal", "baby"})
-
-
-def is_known(node: Nominal) -> bool:
-  """Whether it is definite and not every or all of them: what can be negated about."""
-  quantified = isinstance(node, NounPhrase) and node.determiner.german in ("jed", "all")
-  return is_definite(node) and not quantified
 
 
 def noun_phrase(

@@ -30,9 +30,9 @@ from relpos_jax.data.embedded.sampling.links import (
   reason,
   said_of,
 )
-from relpos_jax.data.embedded.sampling.nominals import is_animate, noun_of, pronoun_for
 from relpos_jax.data.embedded.sampling.patterns import described, simple
 from relpos_jax.data.embedded.sampling.qualities import adjectives_of
+from relpos_jax.data.embedded.sampling.references import is_animate, noun_of, pronoun_for
 from relpos_jax.data.embedded.tree import Clause, Link, Quality, Sentence
 
 BUT, FOR = SMALL_WORDS["but", "aber"], SMALL_WORDS["for", "denn"]
