@@ -69,7 +69,7 @@ def subordinate(dice: Dice, built: Clause, leads: bool = False) -> Link:
   One that leads does not speak of the object, which is yet unknown.
   """
   scenic = _scenic(built)
-  if not scenic or dice.chance(0.5):
+  if not scenic or dice.chance(0.3):
     english, german = dice.weighted([(row[:2], row[2]) for row in _REASONS])
     return Link(SMALL_WORDS[english, german], "finite", reason(dice, built, leads))
   english, german, era = dice.weighted([((*row[:2], row[4]), row[3]) for row in scenic])

@@ -30,6 +30,7 @@ from relpos_jax.data.embedded.sampling.links import (
   reason,
   said_of,
 )
+from relpos_jax.data.embedded.sampling.nominals import nominal
 from relpos_jax.data.embedded.sampling.patterns import described, simple
 from relpos_jax.data.embedded.sampling.qualities import adjectives_of
 from relpos_jax.data.embedded.sampling.references import is_animate, noun_of, pronoun_for
@@ -101,7 +102,9 @@ def contrast(dice: Dice, before: Clause, budget: int) -> Clause:
   """What is said of somebody or something else, or of the same thing."""
   subject, era = before.subject, era_of(before)
   if is_animate(subject):
-    return extend(dice, clause(dice, verb=dice.pick(PERSON_VERBS), era=era), budget - 1)
+    verb = dice.pick(PERSON_VERBS)
+    other = nominal(dice, verb.subject, subject=subject)
+    return extend(dice, clause(dice, subject=other, verb=verb, era=era), budget - 1)
   reference, noun = pronoun_for(subject), noun_of(subject)
   if reference and noun and len(adjectives_of(noun)) > 3 and dice.chance(0.7):
     predicates = tuple(node for node in before.objects if isinstance(node, Quality))
