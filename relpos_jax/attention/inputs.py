@@ -114,12 +114,13 @@ def _segment_ids(name: str, ids: ArrayLike | None, shape: tuple[int, ...]) -> Ar
 def _relations(
   relations: RelativePositions | None, heads: int, width: int, dtype: DTypeLike
 ) -> RelativePositions | None:
-  """Tables with a head axis, in the dtype that the products are in."""
+  """Tables with a head axis, in float32 or wider: so are the sums in their gradients."""
   if relations is None:
     return None
   check_relative_positions(relations, heads, width)
+  wide = jnp.promote_types(dtype, jnp.float32)
   return jax.tree.map(
-    lambda table: jnp.asarray(table, dtype).reshape(len(table), -1, width), relations
+    lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width), relations
   )
 
 

@@ -1,7 +1,7 @@
 """What a_ij is: the relations between query i and key j, as frozen pytrees of tables."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class RelativePositions:
   # The leaves are not annotated as arrays: a pytree also carries shardings, axes or names there.
   key: Any
   value: Any
-  beyond: Literal["clip", "zero"] = dataclasses.field(default="clip", metadata={"static": True})
+  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   def labels(

@@ -4,6 +4,7 @@ They differ in two functions, one for the relative term of the logits and one fo
 output.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -47,9 +48,14 @@ def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[
 
 
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
-  """The einsum of x and y, both in y's dtype, accumulated in float32 or wider."""
-  accumulator = jnp.promote_types(y.dtype, jnp.float32)
-  return jnp.einsum(subscripts, x.astype(y.dtype), y, preferred_element_type=accumulator)
+  """The einsum of x and y, both in x's dtype, accumulated in float32 or wider."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
+  if x.dtype == wide:
+    return mixed(x, y.astype(wide))
+  # XLA has not all of these products on CPUs; there a float32 one is none the slower.
+  widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
+  return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
 
 
 def _content_logits(
@@ -66,7 +72,7 @@ def _content_values(
 ) -> Float[Array, "B T N H"]:
   batch, heads, length, num_keys = weights.shape
   weights_BKGTS = weights.reshape(batch, value.shape[2], -1, length, num_keys)
-  output_BTKGH = product("BKGTS,BSKH->BTKGH", weights_BKGTS, value)
+  output_BTKGH = product("BKGTS,BSKH->BTKGH", weights_BKGTS.astype(value.dtype), value)
   return output_BTKGH.reshape(batch, length, heads, value.shape[3])
 
 

@@ -16,6 +16,8 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
   if key.ndim != query.ndim or [*key.shape[:-3], key.shape[-1]] != [*batch, width]:
     want = ", ".join(str(n) for n in [*batch, "S", "K", width])
     raise ValueError(f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}")
+  if key.shape[-3] == 0:
+    raise ValueError(f"key has shape {key.shape}; want at least one key")
   if key.shape[-2] == 0 or heads % key.shape[-2]:
     raise ValueError(f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads")
   if value.shape != key.shape:

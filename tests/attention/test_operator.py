@@ -1,0 +1,171 @@
+"""What the operator accepts, and what it says of what it does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from relpos_jax import RelativePositions, attention_weights, dot_product_attention
+from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.attention.operator import IMPLEMENTATIONS, _fastest
+
+QUERY = np.ones((2, 5, 4, 8), np.float32)
+KEY = np.ones((2, 7, 2, 8), np.float32)
+TABLE = np.ones((5, 8), np.float32)
+RELATIONS = RelativePositions(TABLE, TABLE)
+
+
+def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
+  return dot_product_attention(query, key, value, relations=relations, **options)
+
+
+WRONG = {
+  "query is int32 of shape (2, 5, 4, 8); want floating": dict(query=QUERY.astype(int)),
+  "query is float32 of shape (5,); want": dict(query=np.ones(5, np.float32)),
+  "key has shape (2, 7, 2, 6); want [2, S, K, 8]": dict(key=KEY[..., :6]),
+  "key has shape (1, 7, 2, 8); want [2, S, K, 8]": dict(key=KEY[:1]),
+  "key has shape (7, 2, 8); want [2, S, K, 8]": dict(key=KEY[0]),
+  "key has shape (2, 0, 2, 8); want at least one key": dict(key=KEY[:, :0]),
+  "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
+  "value has shape (2, 6, 2, 8); want the key's, (2, 7, 2, 8)": dict(value=KEY[:, 1:]),
+  "key has dtype bfloat16; want the query's, float32": dict(key=jnp.asarray(KEY, jnp.bfloat16)),
+  "value has dtype float16; want the query's, float32": dict(value=KEY.astype(np.float16)),
+  "bias has shape (5, 7); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 7))),
+  "bias has shape (2, 2, 5, 7); want one that broad": dict(bias=np.ones((2, 2, 5, 7))),
+  "mask has shape (2, 5, 7); want one that broad": dict(mask=np.ones((2, 5, 7), bool)),
+  "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
+  "query_positions has dtype float32; want integers": dict(query_positions=np.ones(5, "f4")),
+  "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
+  "key_segment_ids is None; want both": dict(query_segment_ids=np.ones((2, 5), int)),
+  "query_segment_ids is None; want both": dict(key_segment_ids=np.ones((2, 7), int)),
+  "query_segment_ids has shape (7,); want (2, 5) or (5,)": dict(
+    query_segment_ids=np.ones(7, int), key_segment_ids=np.ones(7, int)
+  ),
+  "relations has neither a key nor a value table": dict(relations=RelativePositions(None, None)),
+  "relations.key is float32 of shape (5, 6); want floating numbers of shape [R, 8]": dict(
+    relations=RelativePositions(TABLE[:, :6], None)
+  ),
+  "relations.value is float32 of shape (5, 2, 8); want": dict(
+    relations=RelativePositions(None, np.ones((5, 2, 8), np.float32))
+  ),
+  "relations.key is int32 of shape (5, 8); want floating": dict(
+    relations=RelativePositions(TABLE.astype(np.int32), None)
+  ),
+  "relations.key and relations.value have shapes (5, 8) and (3, 8)": dict(
+    relations=RelativePositions(TABLE, TABLE[:3])
+  ),
+  "relations.key has 4 rows; want an odd number, 2k + 1, or give left=": dict(
+    relations=RelativePositions(TABLE[:4], None)
+  ),
+  "relations.left is 5; want 0 to 4": dict(relations=RelativePositions(TABLE, None, left=5)),
+  "relations.left is -1; want 0 to 4": dict(relations=RelativePositions(TABLE, None, left=-1)),
+  "relations.beyond is 'wrap'; want": dict(relations=RelativePositions(TABLE, None, "wrap")),
+  "dropout_rate is 1.0; want 0 <= rate < 1": dict(dropout_rate=1.0),
+  "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
+  "implementation is 'flash'; want None or one of reference, per_position, projected": dict(
+    implementation="flash"
+  ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_argument_is_named(message):
+  with pytest.raises(ValueError) as caught:
+    call(**WRONG[message])
+  assert str(caught.value).startswith(message)
+  assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_implementation_is_refused_without_relations_too():
+  with pytest.raises(ValueError, match="implementation is 'xla'"):
+    call(relations=None, implementation="xla")
+
+
+@pytest.mark.parametrize("relations", [None, RELATIONS])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_result_in_the_values_dtype_and_weights_in_float32(relations, dtype):
+  query, key = jnp.asarray(QUERY, dtype), jnp.asarray(KEY, dtype)
+  assert call(query, key, key, relations).dtype == dtype
+  weights = attention_weights(query, key, relations=relations)
+  assert weights.dtype == jnp.float32
+  assert weights.shape == (2, 4, 5, 7)
+  np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+
+
+def test_weights_without_a_batch():
+  assert attention_weights(QUERY[0], KEY[0], relations=RELATIONS).shape == (4, 5, 7)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_positions_of_a_narrow_integer_type_do_not_wrap_around(name):
+  random = np.random.default_rng(0).normal
+  arrays = [random(size=array.shape).astype(np.float32) for array in (QUERY, KEY, KEY, TABLE)]
+  *arrays, table = arrays
+  run = lambda **positions: call(
+    *arrays, RelativePositions(table, table), implementation=name, **positions
+  )
+  narrow = dict(query_positions=np.uint8([4, 5, 6, 7, 8]), key_positions=np.uint8(range(7)))
+  wide = {name: positions.astype(np.int32) for name, positions in narrow.items()}
+  np.testing.assert_array_equal(run(**narrow), run(**wide))
+
+
+def test_default_positions_give_labels_without_a_batch_axis():
+  options = dict.fromkeys(
+    ("query_positions", "key_positions", "query_segment_ids", "key_segment_ids", "scale")
+  )
+  inputs = gather_inputs(
+    QUERY, KEY, KEY, None, None, relations=RELATIONS, is_causal=True, **options
+  )
+  labels = RELATIONS.labels(inputs.query_positions, inputs.key_positions)
+  assert labels.shape == (1, 5, 7)
+  assert inputs.visible().shape == (1, 1, 5, 7)
+
+
+@pytest.mark.parametrize(
+  ("batch", "length", "heads", "width", "per_head", "wanted"),
+  [
+    (32, 32, 4, 32, False, "per_position"),
+    (32, 32, 4, 32, True, "per_position"),
+    (32, 32, 8, 64, False, "per_position"),
+    (32, 32, 8, 64, True, "projected"),
+    (8, 128, 8, 64, False, "projected"),
+    (1, 2048, 8, 64, False, "projected"),
+  ],
+)
+def test_the_choice_follows_the_measurements(batch, length, heads, width, per_head, wanted):
+  array = jax.ShapeDtypeStruct((batch, length, heads, width), jnp.float32)
+  table = jax.ShapeDtypeStruct((33, *([heads] if per_head else []), width), jnp.float32)
+  chosen = []
+
+  def choose(query, table):
+    options = dict.fromkeys(
+      ("query_positions", "key_positions", "query_segment_ids", "key_segment_ids", "scale")
+    )
+    inputs = gather_inputs(
+      *(query, query, query, None, None),
+      relations=RelativePositions(table, table),
+      is_causal=False,
+      **options,
+    )
+    chosen.append(_fastest(inputs))
+
+  jax.eval_shape(choose, array, table)
+  assert chosen == [wanted]
+
+
+def test_a_tree_of_relations_may_hold_anything():
+  names = jax.tree.map(lambda table: "replicated", RELATIONS)
+  assert names == RelativePositions("replicated", "replicated")
+  assert jax.tree.leaves(RelativePositions(None, TABLE, "zero", left=1))[0] is TABLE
+
+
+def test_it_maps_and_differentiates_forward():
+  table = jnp.asarray(TABLE)
+  for name in IMPLEMENTATIONS:
+    run = lambda query, name=name: dot_product_attention(
+      query, KEY, KEY, relations=RelativePositions(table, table), implementation=name
+    )
+    queries = jnp.stack([jnp.asarray(QUERY)] * 3)
+    assert jax.eval_shape(jax.vmap(run), queries).shape == queries.shape
+    forward = lambda query, run=run: jax.jvp(run, (query,), (query,))[1]
+    assert jax.eval_shape(forward, queries[0]).shape == QUERY.shape
