@@ -29,6 +29,7 @@ from relpos_jax.data.embedded.sampling.patterns import described, description, w
 from relpos_jax.data.embedded.sampling.qualities import adjectives_of
 from relpos_jax.data.embedded.tree import Clause, Nominal, NounPhrase, Phrase, Pronoun, Relative
 
+_MINORS = ("baby", "young")
 _GOAL_VERBS = tuple(verb for verb in VERBS if any(slot.marking == "goal" for slot in verb.slots))
 _PLACED_VERBS = tuple(verb for verb in PERSON_VERBS if places_of(verb))
 
@@ -176,7 +177,10 @@ def _relative_clause(dice: Dice, head: NounPhrase, era: str) -> Clause:
   pronoun = Relative(noun.gender, head.plural, human)
   makers = ((_about_subject, 45 * bool(verbs_of(noun) or adjectives_of(noun))),)
   makers += ((_about_object, 35 * bool(verbs_taking(noun))),)
-  makers += ((_about_owner, 8 * human), (_about_place, 60 * bool(verbs_at(noun))))
+  makers += (
+    (_about_owner, 8 * (human and noun.classes.isdisjoint(_MINORS))),
+    (_about_place, 60 * bool(verbs_at(noun))),
+  )
   return dice.weighted(makers)(dice, head, pronoun, era)
 
 
