@@ -145,7 +145,9 @@ def _load_config(file: str) -> ConfigDict:
   except Exception as error:
     raise InputError(f"{_place(error, path)}: {' '.join(str(error).split())}") from error
   if not isinstance(config, ConfigDict):
-    raise InputError(f"{path}: get_config() must return a ConfigDict, not {config!r}")
+    raise InputError(
+      f"{path}: get_config() must return a ConfigDict, not a {type(config).__name__}"
+    )
   return config.lock()
 
 

@@ -132,7 +132,7 @@ def _load_config(path: pathlib.Path) -> ConfigDict:
     config = ConfigDict(json.loads(path.read_text(encoding="utf-8")))
   except OSError:
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir") from None
-  except (ValueError, TypeError) as error:
+  except (ValueError, AttributeError) as error:
     raise InputError(f"damaged {path} ({error}): give another --workdir") from error
   check_types(config, default.get_config())
   return config

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import math
 import re
+from typing import Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,10 @@ _CHOICES = {
   "training.prng": ("threefry2x32", "rbg", "unsafe_rbg"),
   # Those of sacreBLEU that need no further package or download.
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
+} | {
+  f"model.{field.name}": get_args(field.type)
+  for field in dataclasses.fields(TransformerConfig)
+  if get_origin(field.type) is Literal
 }
 _NUMBERS = (
   ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("seed", "data.embedded.seed")),

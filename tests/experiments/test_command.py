@@ -127,7 +127,7 @@ def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, word
     ("import nowhere", "nowhere line 1"),
     ("\ndef get_config():\n  return width", "line 3 width"),
     ("", "get_config"),
-    ("get_config = lambda: {}", "ConfigDict {}"),
+    ("get_config = lambda: {}", "ConfigDict dict"),
     ("from ml_collections import ConfigDict\nget_config = lambda size: None", "needs an argument"),
   ],
 )

@@ -1,0 +1,312 @@
+"""A user's mistake is one line and exit status 2: nothing is compiled, lost or overwritten."""
+
+import json
+import shutil
+
+import pytest
+
+from experiments import translate
+from relpos_jax.attention import operator
+
+
+@pytest.fixture
+def refused(call, contents):
+  """Runs a command that must refuse, with `words` in its line, and leave a folder as it was."""
+
+  def refused(folder, words: str, name: str, *arguments: str, stdin: bytes = b"") -> str:
+    before = contents(folder)
+    answer = call(name, *arguments, stdin=stdin)
+    assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
+    assert answer.err.startswith("error: ") and answer.num_compilations == 0
+    assert not [word for word in words.split() if word not in answer.err], answer.err
+    assert contents(folder) == before
+    return answer.out
+
+  return refused
+
+
+@pytest.fixture
+def train_refused(refused, data, tmp_path):
+  """Runs the command train with changes of the tiny config; its folder is tmp_path/run."""
+
+  def train_refused(words: str, *changes: str, folder=tmp_path) -> str:
+    workdir = f"--workdir={tmp_path}/run"
+    return refused(folder, words, "train", f"--config={data}/tiny.py", workdir, *changes)
+
+  return train_refused
+
+
+@pytest.fixture
+def run_copy(workdir, tmp_path):
+  """A copy of a finished run's folder, to be damaged."""
+  return shutil.copytree(workdir, tmp_path / "run")
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ("model.widht=3", "unknown config.model.widht config.model.width?"),
+    ("modell.width=3", "unknown config.modell.width config.model.width?"),
+    ("model.width=wide", "--config.model.width=wide int"),
+    ("model.width=16.5", "--config.model.width=16.5 int"),
+    ("model.dropout_rate=often", "--config.model.dropout_rate=often float"),
+    ("vocabulary.joint=perhaps", "--config.vocabulary.joint=perhaps boolean"),
+    ("data.source=wmt15", "config.data.source 'wmt15' embedded, multi30k, wmt14, pairs"),
+    ("data.languages=german", "config.data.languages 'german' en-de"),
+    ("data.languages=", "config.data.languages '' en-de"),
+    ("vocabulary.kind=unigram", "config.vocabulary.kind 'unigram' bpe, wordpiece"),
+    ("vocabulary.size=100", "vocabulary size 100 at least 260"),
+    ("vocabulary.joint=False", "share_embeddings config.vocabulary.joint=True"),
+    ("batches.num_shapes=0", "config.batches.num_shapes is 0 at least 1"),
+    ("model.implementation=fast", "config.model 'fast' reference"),
+    ("model.positions=rotary", "config.model.positions 'rotary' relative, sinusoidal, both, none"),
+    ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
+    ("model.max_distance=-1", "config.model.max_distance is -1 at least 0"),
+    ("model.dropout_rate=1.0", "config.model.dropout_rate is 1.0 below 1"),
+    ("model.dropout_rate=-0.1", "config.model.dropout_rate is -0.1 from 0"),
+    ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
+    ("training.num_steps=0", "config.training.num_steps is 0 at least 1"),
+    ("training.save_every=-1", "config.training.save_every is -1 at least 1"),
+    ("training.learning_rate=0", "config.training.learning_rate is 0 above 0"),
+    ("training.learning_rate=-0.1", "config.training.learning_rate is -0.1 above 0"),
+    ("training.learning_rate=inf", "config.training.learning_rate is inf above 0"),
+    ("training.schedule=cosine", "config.training.schedule 'cosine' paper, inverse_sqrt"),
+    ("training.prng=mt19937", "config.training.prng 'mt19937' threefry2x32"),
+    ("decoding.beam_size=0", "config.decoding.beam_size is 0 at least 1"),
+    ("decoding.length_penalty=-1", "config.decoding.length_penalty is -1 at least 0"),
+    (
+      "decoding.average_checkpoints=4",
+      "average_checkpoints is 4 3 config.training.keep_checkpoints",
+    ),
+    ("evaluation.tokenize=ja-mecab", "config.evaluation.tokenize 'ja-mecab' 13a none"),
+    ("seed=-1", "config.seed is -1 from 0"),
+  ],
+)
+def test_a_key_or_value_of_the_config(train_refused, change, words):
+  train_refused(words, f"--config.{change}")
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("config.model.width = '16'", "own.py, line 6 width int str"),
+    ("config.model.width = True", "config.model.width int True"),
+    ("config.model.depth = 3", "unknown config.model.depth"),
+    ("del config.model['norm']", "config.model.norm is missing configs/default.py"),
+    ("config = dict(config)", "own.py ConfigDict not a dict"),
+  ],
+)
+def test_a_config_of_ones_own(refused, tmp_path, text, words):
+  file = tmp_path / "own.py"
+  file.write_text(f"""from configs import default
+
+
+def get_config():
+  config = default.get_config()
+  {text}
+  return config
+""")
+  refused(tmp_path, words, "train", f"--config={file}", f"--workdir={tmp_path}/run")
+
+
+@pytest.mark.parametrize(
+  "config, words",
+  [
+    ("", "missing --config=FILE configs/quickstart.py"),
+    ("--config=configs/quickstrat.py", "configs/quickstrat.py configs/quickstart.py"),
+    ("--config=configs/quickstart.py:big", "configs/quickstart.py takes no argument"),
+    ("--config=configs/wmt14.py:bsae", "configs/wmt14.py 'bsae' base, big"),
+    ("--config=configs/wmt14.py:base,big", "configs/wmt14.py more than one size base, big"),
+    ("--config=configs/multi30k.py:rotary", "configs/multi30k.py 'rotary' relative, sinusoidal"),
+    ("--config=configs/multi30k.py:none,both", "configs/multi30k.py none and both"),
+  ],
+)
+def test_the_name_of_a_config_or_its_argument(refused, tmp_path, config, words):
+  refused(tmp_path, words, "train", f"--workdir={tmp_path}/run", *[config] * bool(config))
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (["training.num_devices=9"], "num_devices is 9 1 to 8"),
+    (["training.num_devices=0"], "num_devices is 0 1 to 8"),
+    (["training.num_devices=-2"], "num_devices is -2 1 to 8"),
+    (
+      ["training.num_devices=8", "batches.tokens=127"],
+      "config.batches.tokens is 127 7 rows max_length 16 8 devices 128 config.training.num_devices",
+    ),
+    (["batches.tokens=15"], "config.batches.tokens is 15 0 rows 1 devices 16"),
+    (["training.num_microbatches=9"], "8 rows 9 microbatches 144"),
+  ],
+)
+def test_devices_that_there_are_not_or_that_do_not_divide_the_batch(train_refused, changes, words):
+  train_refused(words, *(f"--config.{change}" for change in changes))
+
+
+def test_an_implementation_that_cannot_do_what_was_asked(train_refused, monkeypatch):
+  def only_without_dropout(inputs):
+    if inputs.dropout_rate:
+      raise NotImplementedError("picky has no dropout:\nuse 'reference'")
+    return operator.IMPLEMENTATIONS["reference"](inputs)
+
+  names = dict(operator.IMPLEMENTATIONS) | dict(picky=only_without_dropout)
+  monkeypatch.setattr(operator, "IMPLEMENTATIONS", names)
+  train_refused(
+    "config.model picky has no dropout: use 'reference'", "--config.model.implementation=picky"
+  )
+
+
+# Data --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "files, words",
+  [
+    ({"a.en": b"one\ntwo\n", "a.de": b"eins\n"}, "misaligned a.en has 2 lines a.de has 1"),
+    ({"a.en": b"one\ntwo\n", "a.de": b"eins\nzw\xf6lf\n"}, "invalid UTF-8 a.de, line 2"),
+    ({"a.en": b"", "a.de": b"eins\n"}, "empty file a.en"),
+    ({"a.en": b"one\n"}, "no file a.de"),
+    ({"a.en": b"\n\n", "a.de": b"eins\nzwei\n"}, "no pairs in train empty side"),
+    ({"a.en": b"one\n", "a.de": b"\x1f\x8bcut"}, "damaged gzip file a.de"),
+    ({"a.en": b"word " * 20, "a.de": b"Wort " * 20}, "none of 1 pairs at most 16 tokens"),
+  ],
+)
+def test_files_to_train_on(train_refused, tmp_path, files, words):
+  for name, content in files.items():
+    (tmp_path / name).write_bytes(content)
+  train_refused(words, f"--config.data.pairs.train={tmp_path}/a.en,{tmp_path}/a.de")
+
+
+def test_a_table_with_other_columns(train_refused, tmp_path):
+  (tmp_path / "a.tsv").write_text("one\teins\none two\n")
+  train_refused("1 columns a.tsv, line 2", f"--config.data.pairs.valid={tmp_path}/a.tsv")
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ("train=", "no training pairs train="),
+    ("valid=", "no validation pairs --config.data.pairs.valid="),
+    ("test=a,b,c", "3 files 'a,b,c'"),
+    ("test=/", "cannot read / directory"),
+  ],
+)
+def test_splits_that_are_not_given_or_cannot_be_read(train_refused, change, words):
+  train_refused(words, f"--config.data.pairs.{change}")
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (["source=multi30k", "languages=xx-yy"], "unknown languages 'xx-yy' en-de"),
+    (["source=multi30k", "multi30k.path=/nowhere"], "/nowhere/train.en.gz multi30k/dataset"),
+    (["source=wmt14", "languages=de-fr"], "unknown languages 'de-fr' en-de"),
+    (["source=embedded", "languages=de-en"], "config.data.languages 'de-en' en-de"),
+    (["source=embedded", "embedded.train_size=0"], "train_size 0 at least 1"),
+  ],
+)
+def test_what_a_source_does_not_have(train_refused, changes, words):
+  train_refused(words, *(f"--config.data.{change}" for change in changes))
+
+
+# The run's folder --------------------------------------------------------------------------------
+
+
+def test_a_folder_with_another_configs_run(train_refused, run_copy):
+  words = "run of another config model.max_distance is 2 there and 3 here --workdir"
+  train_refused(words, "--config.model.max_distance=3")
+
+
+def test_a_folder_with_other_files(train_refused, tmp_path):
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "thesis.tex").write_text("years of work")
+  train_refused("'thesis.tex' no run --workdir")
+
+
+def test_a_file_where_the_folder_should_be(train_refused, tmp_path):
+  (tmp_path / "run").write_text("not a folder")
+  train_refused("cannot use --workdir")
+
+
+def test_a_foreign_checkpoint(train_refused, refused, run_copy):
+  """The folder's config was edited: its checkpoints are of another model."""
+  config = json.loads((run_copy / "config.json").read_text())
+  config["model"]["feed_forward"] = 17
+  (run_copy / "config.json").write_text(json.dumps(config))
+  words = "checkpoint 12 another model feed_forward [16] [17]"
+  train_refused(words, "--config.model.feed_forward=17")
+  for name in ("evaluate", "translate"):
+    refused(run_copy, words.replace("12", ""), name, f"--workdir={run_copy}")
+
+
+def test_a_checkpoint_of_another_program(train_refused, refused, run_copy):
+  shutil.rmtree(run_copy / "checkpoints" / "12" / "manifest")
+  words = "checkpoint 12 not saved by relpos_jax"
+  train_refused(words)
+  refused(run_copy, words, "translate", f"--workdir={run_copy}", stdin=b"a cat\n")
+
+
+@pytest.mark.parametrize("name", ["evaluate", "translate"])
+class TestARunThatIsNotWhole:
+  def test_no_folder(self, refused, tmp_path, name):
+    refused(tmp_path, "no training run 'nowhere' --workdir", name, "--workdir=nowhere")
+    refused(tmp_path, "missing --workdir folder", name)
+
+  def test_no_checkpoint(self, refused, run_copy, name):
+    shutil.rmtree(run_copy / "checkpoints")
+    refused(run_copy, "no checkpoint run/checkpoints train first", name, f"--workdir={run_copy}")
+
+  def test_no_tokenizer(self, refused, run_copy, name):
+    (run_copy / "tokenizer.json").unlink()
+    refused(run_copy, "no tokenizer", name, f"--workdir={run_copy}")
+
+  @pytest.mark.parametrize(
+    "text, words",
+    [
+      ('{"model": ', "damaged config.json"),
+      ("[]", "damaged config.json"),
+      ('{"model": {"depth": 3}}', "unknown config.model.depth"),
+    ],
+  )
+  def test_a_config_of_something_else(self, refused, run_copy, name, text, words):
+    (run_copy / "config.json").write_text(text)
+    refused(run_copy, words, name, f"--workdir={run_copy}")
+
+
+# Translating -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    (["--beam_size=-1"], "--beam_size=-1 1 or more"),
+    (["--beam_size=wide"], "--beam_size=wide int"),
+    (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
+    (["--input=TMP"], "cannot read directory"),
+    (["--input=TMP/empty.txt"], "empty file empty.txt"),
+    (["--input=TMP/latin1.txt"], "invalid UTF-8 latin1.txt, line 2"),
+    (["--plot=TMP/nowhere/a.png"], "cannot write --plot= nowhere/a.png"),
+    (["--plot=TMP/folder.png"], "cannot write --plot= folder.png"),
+    (["--plot=TMP/a.docx"], "--plot= a.docx .png"),
+    (["a cat"], "unexpected argument 'a cat' --name=value"),
+  ],
+)
+def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words):
+  (tmp_path / "empty.txt").touch()
+  (tmp_path / "latin1.txt").write_bytes(b"a cat\na caf\xe9\n")
+  (tmp_path / "folder.png").mkdir()
+  arguments = [argument.replace("TMP", str(tmp_path)) for argument in arguments]
+  out = refused(tmp_path, words, "translate", f"--workdir={workdir}", *arguments, stdin=b"a cat\n")
+  assert out == ""
+
+
+def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
+  """What came before it, and was translated before it was read, is there."""
+  monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
+  text = b"\n\n\na caf\xe9\n"
+  status, out, err, _ = call("translate", f"--workdir={workdir}", stdin=text)
+  assert (status, out) == (2, "\n\n")
+  assert err == "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"
