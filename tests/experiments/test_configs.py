@@ -1,0 +1,201 @@
+"""Every config is valid, and those of the paper hold the paper's numbers."""
+
+import importlib
+import inspect
+import itertools
+import re
+import textwrap
+
+import jax
+import pytest
+from flax import nnx
+
+from configs import default
+from experiments import command
+from experiments.train import schedule
+from experiments.validation import model_config, validate
+from relpos_jax.models.seq2seq import Transformer
+
+VOCABULARY = 32_768  # "about", says the paper
+
+
+def load(name: str, *changes: str):
+  """The config of a file, with an argument, as the commands have it."""
+  arguments = [f"--config=configs/{name}", *(f"--config.{change}" for change in changes)]
+  return command.parse(dict(config=command.CONFIG), arguments)["config"]
+
+
+def num_parameters(config) -> int:
+  make = lambda: Transformer(model_config(config, VOCABULARY, VOCABULARY), rngs=nnx.Rngs(0))
+  shapes = nnx.state(nnx.eval_shape(make), nnx.Param)
+  return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def rates(config, *updates: int) -> list[float]:
+  """The learning rate of updates, numbered from 1."""
+  return [float(schedule(config)(update - 1)) for update in updates]
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+WMT14 = [*itertools.product(("base", "big"), ("ende", "enfr"), ("relative", "sinusoidal"))]
+WMT14 = [",".join([*words, recipe]) for words in WMT14 for recipe in ("v1", "v2")]
+POSITIONS = ("relative", "sinusoidal", "both", "none")
+MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, ("short", "published"))]
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    *("default.py", "quickstart.py", "multi30k.py", "wmt14.py"),
+    *(f"multi30k.py:{argument}" for argument in MULTI30K),
+    *(f"wmt14.py:{argument}" for argument in WMT14),
+  ],
+)
+def test_every_config_is_valid(name):
+  validate(load(name))
+
+
+def test_no_two_experiments_share_a_folder():
+  files = [f"multi30k.py:{x}" for x in MULTI30K] + [f"wmt14.py:{x}" for x in WMT14]
+  names = [load(name).name for name in [*files, "default.py", "quickstart.py"]]
+  assert len({*names}) == len(names)
+
+
+def test_the_papers_base_model():
+  """Shaw et al. 2018, sections 4.1 and 4.2."""
+  config = load("wmt14.py:base,ende,relative")
+  model = config.model
+  assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (6, 512, 8, 1024)
+  assert (model.positions, model.max_distance, model.tables_per_head) == ("relative", 16, True)
+  assert model.tables_per_layer and model.relative_keys and model.relative_values
+  assert model.beyond == "clip" and model.share_embeddings and config.vocabulary.joint
+  assert config.vocabulary.size == VOCABULARY
+  assert model.embedding_dropout_rate == model.dropout_rate == 0.1
+  assert config.training.label_smoothing == 0.1 and config.training.schedule == "paper"
+  assert config.batches.tokens == 8 * 4096  # of eight accelerators
+  assert config.training.num_steps == 100_000 and config.decoding.average_checkpoints == 1
+  assert (config.data.source, config.data.languages) == ("wmt14", "en-de")
+
+
+def test_the_papers_big_model():
+  config = load("wmt14.py:big,ende,relative")
+  model = config.model
+  assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (6, 1024, 16, 4096)
+  assert (model.max_distance, model.tables_per_head, model.tables_per_layer) == (8, False, True)
+  assert model.embedding_dropout_rate == model.dropout_rate == 0.3
+  assert config.training.num_steps == 300_000
+  assert config.decoding.average_checkpoints == 20 <= config.training.keep_checkpoints
+
+
+@pytest.mark.parametrize(
+  "size, languages, dropout",
+  [("base", "ende", 0.1), ("base", "enfr", 0.1), ("big", "ende", 0.3), ("big", "enfr", 0.1)],
+)
+def test_the_languages_and_their_dropout(size, languages, dropout):
+  config = load(f"wmt14.py:{languages},{size}")
+  assert config.data.languages == dict(ende="en-de", enfr="en-fr")[languages]
+  assert config.model.embedding_dropout_rate == config.model.dropout_rate == dropout
+
+
+@pytest.mark.parametrize("size", ["base", "big"])
+def test_the_two_recipes_of_the_time(size):
+  """tensor2tensor of September 2017 and from October 2017 on."""
+  v1, v2 = load(f"wmt14.py:{size},v1"), load(f"wmt14.py:{size},v2")
+  inside = ("attention_dropout_rate", "feed_forward_dropout_rate")
+  assert (v1.model.norm, *(v1.model[name] for name in inside)) == ("post", 0.0, 0.0)
+  assert (v2.model.norm, *(v2.model[name] for name in inside)) == ("pre", 0.1, 0.1)
+  width = dict(base=512, big=1024)[size]
+  # rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5)
+  formula = lambda t, rate, warmup: rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5)
+  updates = (1, 1000, 4000, 8000, 100_000)
+  assert rates(v1, *updates) == pytest.approx([formula(t, 1, 4000) for t in updates])
+  assert rates(v2, *updates) == pytest.approx([formula(t, 2, 8000) for t in updates])
+
+
+def test_decoding_is_that_of_the_paper():
+  """Beam 4, length penalty 0.6, at most 50 tokens more than the source."""
+  for argument in WMT14:
+    decoding = load(f"wmt14.py:{argument}").decoding
+    assert (decoding.beam_size, decoding.length_penalty, decoding.extra_length) == (4, 0.6, 50)
+
+
+@pytest.mark.parametrize("size, extra", [("base", 405_504), ("big", 26_112)])
+def test_parameters_are_those_of_the_paper(size, extra):
+  """Four projections an attention, biases in the feed-forward alone, norms of two vectors."""
+  relative, sinusoidal = load(f"wmt14.py:{size}"), load(f"wmt14.py:{size},sinusoidal")
+  width, hidden = sinusoidal.model.width, sinusoidal.model.feed_forward
+  attention, norm = 4 * width**2, 2 * width
+  feed_forward = 2 * width * hidden + hidden + width
+  encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
+  total = VOCABULARY * width + 6 * (encoder + decoder)
+  assert num_parameters(sinusoidal) == total
+  assert num_parameters(relative) == total + extra
+  assert num_parameters(load(f"wmt14.py:{size},v2")) == total + extra + 2 * norm  # a stack's last
+
+
+def test_multi30k_is_the_literatures_small_transformer():
+  """GitHub LividWo/Revisit-MMT; the short recipe learns less long and with less dropout."""
+  for argument in MULTI30K:
+    config = load(f"multi30k.py:{argument}")
+    model = config.model
+    assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (4, 128, 4, 256)
+    assert (model.norm, model.positions) == ("post", argument.partition(",")[0])
+    assert config.vocabulary.to_dict() == dict(kind="bpe", size=10_000, joint=True)
+    assert config.data.moses and config.data.lowercase and config.evaluation.tokenize == "none"
+  published = load("multi30k.py:sinusoidal,published")
+  assert published.model.dropout_rate == published.model.embedding_dropout_rate == 0.3
+  assert (published.batches.tokens, published.training.num_steps) == (8192, 8000)
+  assert rates(published, 1000, 2000, 8000) == pytest.approx([0.0025, 0.005, 0.0025])
+  assert (published.decoding.beam_size, published.decoding.average_checkpoints) == (5, 10)
+  short = load("multi30k.py")
+  assert (short.model.positions, short.model.max_distance) == ("relative", 16)
+  assert (short.batches.tokens, short.training.num_steps, short.model.dropout_rate) == (
+    *(1024, 5000),
+    0.1,
+  )
+  assert rates(short, 1000) == pytest.approx([0.004])
+
+
+def test_multi30k_has_the_published_number_of_parameters():
+  """2,568,192 with the authors' vocabulary and sinusoids (SOURCES): all but the embeddings."""
+  config = load("multi30k.py:sinusoidal")
+  embeddings = VOCABULARY * config.model.width
+  published = 2_568_192
+  rest = num_parameters(config) - embeddings
+  assert (published - rest) % config.model.width == 0
+  assert 9_500 < (published - rest) / config.model.width < 10_500
+
+
+def test_quickstart_needs_no_download():
+  config = load("quickstart.py")
+  assert (config.data.source, config.model.positions) == ("embedded", "relative")
+
+
+def test_values_change_on_the_command_line():
+  config = load("wmt14.py:big", "model.feed_forward=2048", "model.dropout_rate=0")
+  assert (config.model.feed_forward, config.model.dropout_rate) == (2048, 0.0)
+
+
+def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
+  doc = inspect.cleandoc(default.__doc__)
+  code = doc[doc.index("from configs import default") :]
+  file = tmp_path / "mine.py"
+  file.write_text(textwrap.dedent(f"  {code}"))
+  config = command.parse(dict(config=command.CONFIG), [f"--config={file}"])["config"]
+  validate(config)
+  assert (config.name, config.data.source) == ("mine", "pairs")
+  assert config.data.pairs.valid == "valid.en,valid.de"
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "translate"])
+def test_help_teaches_by_examples_that_parse(call, name):
+  answer = call(name, "--help")
+  assert (answer.status, answer.err, answer.num_compilations) == (0, "", 0)
+  assert all(len(line) <= 110 for line in answer.out.splitlines())
+  examples = re.findall(rf"python -m experiments\.{name} ([^\n>]*)", answer.out.replace("\\\n", ""))
+  flags = importlib.import_module(f"experiments.{name}").FLAGS
+  assert examples and all(command.parse(flags, example.split()) for example in examples)
