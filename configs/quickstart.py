@@ -17,7 +17,7 @@ def get_config():
   config.model.update(num_layers=2, width=128, num_heads=4, feed_forward=256)
   config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
   config.training.update(
-    num_steps=2_000,
+    num_steps=1_500,
     schedule="inverse_sqrt",
     learning_rate=0.004,
     warmup_steps=300,
