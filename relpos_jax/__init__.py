@@ -1,6 +1,14 @@
 """Attention with relative positions and relations, in JAX."""
 
+from relpos_jax.attention.choice import explain
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, RelativePositions
 
-__all__ = ["RelativePositions", "attention_weights", "dot_product_attention"]
+__all__ = [
+  "EdgeFeatures",
+  "EdgeLabels",
+  "RelativePositions",
+  "attention_weights",
+  "dot_product_attention",
+  "explain",
+]

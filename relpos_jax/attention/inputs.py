@@ -1,5 +1,6 @@
 """One call of the operator: its arguments, checked and in one layout."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -7,14 +8,22 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import (
+  EdgeFeatures,
+  EdgeLabels,
+  Edges,
+  Relations,
+  RelativePositions,
+)
 from relpos_jax.attention.validation import (
   check_dropout,
+  check_lengths,
   check_logits_like,
-  check_relative_positions,
+  check_relations,
   check_segment_pair,
   check_shapes,
   check_tokens_like,
+  check_window,
 )
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
@@ -27,39 +36,72 @@ class Inputs(NamedTuple):
   value: Float[Array, "B S K H"]
   bias: Float[Array, "#B #N #T #S"] | None
   mask: Bool[Array, "#B #N #T #S"] | None
-  relations: RelativePositions | None
+  relations: Relations | None
   scale: ArrayLike
   is_causal: bool
+  window: tuple[int, int] | None  # how far a query sees to the left and to the right
+  linear_positions: bool  # 0, 1, 2, ... on both sides: the default
   query_positions: Int[Array, "#B T"]
   key_positions: Int[Array, "#B S"]
+  query_lengths: Int[Array, " B"] | None
+  key_lengths: Int[Array, " B"] | None
   query_segment_ids: Int[Array, "#B T"] | None
   key_segment_ids: Int[Array, "#B S"] | None
   dropout_rate: float
-  dropout_key: Array | None  # None exactly where nothing is dropped
+  dropout_seeds: Int[Array, "B N"] | None  # None exactly where nothing is dropped
 
   def visible(self) -> Bool[Array, "#B #N #T #S"] | None:
-    """Mask, causality and segments in one; None when every query sees every key."""
-    causal = masks.causal(self.query_positions, self.key_positions) if self.is_causal else None
-    same_segment = None
+    """Mask, causality, window, lengths and segments in one; None when all see all."""
+    positions = self.query_positions, self.key_positions
+    hidden = [self.mask, self.real_keys(), self.real_queries()]
+    if self.is_causal:
+      hidden.append(masks.causal(*positions))
+    if self.window is not None:
+      hidden.append(masks.window(*positions, *self.window))
     if self.query_segment_ids is not None and self.key_segment_ids is not None:
-      same_segment = masks.same_segment(self.query_segment_ids, self.key_segment_ids)
-    return masks.combine(self.mask, causal, same_segment)
+      hidden.append(masks.same_segment(self.query_segment_ids, self.key_segment_ids))
+    return masks.combine(*hidden)
+
+  def real_queries(self) -> Bool[Array, "#B 1 T 1"] | None:
+    """False for the queries past their row's length."""
+    if self.query_lengths is None:
+      return None
+    return masks.within(self.query_lengths, self.query.shape[1])[:, None, :, None]
+
+  def real_keys(self) -> Bool[Array, "#B 1 1 S"] | None:
+    """False for the keys past their row's length."""
+    if self.key_lengths is None:
+      return None
+    return masks.within(self.key_lengths, self.key.shape[1])[:, None, None, :]
+
+  def edges(self) -> Edges:
+    """What relates each query to each key: its row of the tables, or its features."""
+    match self.relations:
+      case RelativePositions():
+        return self.relations.labels(self.query_positions, self.key_positions)
+      case EdgeLabels():
+        return self.relations.labels
+      case EdgeFeatures():
+        return self.relations.features
 
 
 def gather_inputs(
   query: ArrayLike,
   key: ArrayLike,
   value: ArrayLike,
-  bias: ArrayLike | None,
-  mask: ArrayLike | None,
+  bias: ArrayLike | None = None,
+  mask: ArrayLike | None = None,
   *,
-  relations: RelativePositions | None,
-  scale: ArrayLike | None,
-  is_causal: bool,
-  query_positions: ArrayLike | None,
-  key_positions: ArrayLike | None,
-  query_segment_ids: ArrayLike | None,
-  key_segment_ids: ArrayLike | None,
+  relations: Relations | None = None,
+  scale: ArrayLike | None = None,
+  is_causal: bool = False,
+  query_positions: ArrayLike | None = None,
+  key_positions: ArrayLike | None = None,
+  query_seq_lengths: ArrayLike | None = None,
+  key_value_seq_lengths: ArrayLike | None = None,
+  local_window_size: int | tuple[int, int] | None = None,
+  query_segment_ids: ArrayLike | None = None,
+  key_segment_ids: ArrayLike | None = None,
   dropout_rate: float = 0.0,
   dropout_key: Array | None = None,
 ) -> Inputs:
@@ -77,15 +119,19 @@ def gather_inputs(
     value=_batched(value, 4),
     bias=_logits_like("bias", bias, logits),
     mask=_logits_like("mask", mask, logits),
-    relations=_relations(relations, heads, width, query.dtype),
+    relations=_relations(relations, logits, width, query.dtype),
     scale=width**-0.5 if scale is None else scale,
     is_causal=is_causal,
+    window=_window(local_window_size),
+    linear_positions=query_positions is None and key_positions is None,
     query_positions=_positions("query_positions", query_positions, queries),
     key_positions=_positions("key_positions", key_positions, keys),
+    query_lengths=_lengths("query_seq_lengths", query_seq_lengths, batch),
+    key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
     query_segment_ids=_segment_ids("query_segment_ids", query_segment_ids, queries),
     key_segment_ids=_segment_ids("key_segment_ids", key_segment_ids, keys),
     dropout_rate=dropout_rate,
-    dropout_key=dropout_key if dropout_rate > 0 else None,
+    dropout_seeds=_dropout_seeds(dropout_rate, dropout_key, (*batch, heads)),
   )
 
 
@@ -111,17 +157,48 @@ def _segment_ids(name: str, ids: ArrayLike | None, shape: tuple[int, ...]) -> Ar
   return _batched(jnp.asarray(ids), 2)
 
 
+def _lengths(name: str, lengths: ArrayLike | None, batch: list[int]) -> Array | None:
+  if lengths is None:
+    return None
+  check_lengths(name, jnp.asarray(lengths), tuple(batch))
+  return jnp.asarray(lengths).astype(jnp.int32).reshape(-1)
+
+
+def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+  if size is None:
+    return None
+  check_window(size)
+  left, right = (size, size) if isinstance(size, int) else size
+  return left, right
+
+
 def _relations(
-  relations: RelativePositions | None, heads: int, width: int, dtype: DTypeLike
-) -> RelativePositions | None:
+  relations: Relations | None, logits: tuple[int, ...], width: int, dtype: DTypeLike
+) -> Relations | None:
   """Tables with a head axis, in float32 or wider: so are the sums in their gradients."""
   if relations is None:
     return None
-  check_relative_positions(relations, heads, width)
+  check_relations(relations, logits, width)
   wide = jnp.promote_types(dtype, jnp.float32)
-  return jax.tree.map(
-    lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width), relations
-  )
+  with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width)
+  key, value = jax.tree.map(with_heads, (relations.key, relations.value))
+  match relations:
+    case RelativePositions():
+      return dataclasses.replace(relations, key=key, value=value)
+    case EdgeLabels():
+      num_rows = len(value if key is None else key)
+      labels = jnp.clip(jnp.asarray(relations.labels), -1, num_rows - 1).astype(jnp.int32)
+      return EdgeLabels(_batched(labels, 3), key, value)
+    case EdgeFeatures():
+      return EdgeFeatures(_batched(jnp.asarray(relations.features, wide), 4), key, value)
+
+
+def _dropout_seeds(rate: float, key: Array | None, shape: tuple[int, ...]) -> Array | None:
+  """One for every head: from here on a weight's place in its head decides."""
+  if rate == 0 or key is None:
+    return None
+  seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, shape, "uint32"), jnp.int32)
+  return _batched(seeds, 2)
 
 
 def _batched(array: Array, ndim: int) -> Array:

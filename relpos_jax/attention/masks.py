@@ -35,3 +35,27 @@ def same_segment(
            [0, 0, 1]]]], dtype=int32)
   """
   return query_segment_ids[:, None, :, None] == key_segment_ids[:, None, None, :]
+
+
+def window(
+  query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], left: int, right: int
+) -> Bool[Array, "#B 1 T S"]:
+  """True where the key is at most `left` before the query and at most `right` after it.
+
+  >>> window(jnp.arange(3)[None], jnp.arange(5)[None], left=1, right=2).astype(int)
+  Array([[[[1, 1, 1, 0, 0],
+           [1, 1, 1, 1, 0],
+           [0, 1, 1, 1, 1]]]], dtype=int32)
+  """
+  distance = key_positions[:, None, None, :] - query_positions[:, None, :, None]
+  return (-left <= distance) & (distance <= right)
+
+
+def within(lengths: Int[Array, " B"], size: int) -> Bool[Array, "B {size}"]:
+  """True for the first `lengths` of `size` tokens.
+
+  >>> within(jnp.array([1, 3]), 4).astype(int)
+  Array([[1, 0, 0, 0],
+         [1, 1, 1, 0]], dtype=int32)
+  """
+  return jnp.arange(size) < lengths[:, None]

@@ -1,21 +1,13 @@
 """The operator: one function for every relation and every implementation."""
 
-from collections.abc import Callable, Mapping
-
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import per_position, projected, reference, softmax
+from relpos_jax.attention import projected, softmax
+from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
 from relpos_jax.attention.inputs import Inputs, gather_inputs
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike
-
-# What `implementation=` may name.
-IMPLEMENTATIONS: Mapping[str, Callable[[Inputs], Array]] = {
-  "reference": reference.attention,
-  "per_position": per_position.attention,
-  "projected": projected.attention,
-}
 
 
 def dot_product_attention(
@@ -25,11 +17,14 @@ def dot_product_attention(
   bias: ArrayLike | None = None,
   mask: ArrayLike | None = None,
   *,
-  relations: RelativePositions | None = None,
+  relations: Relations | None = None,
   scale: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
+  query_seq_lengths: ArrayLike | None = None,
+  key_value_seq_lengths: ArrayLike | None = None,
+  local_window_size: int | tuple[int, int] | None = None,
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
   dropout_rate: float = 0.0,
@@ -55,6 +50,9 @@ def dot_product_attention(
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Any integers.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
+    query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
+    key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
+    local_window_size: the distance, or (left, right) distances, beyond which keys are hidden.
     query_segment_ids: integers `[B, T]` or `[T]`; a query sees its own segment's keys.
     key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
     dropout_rate: the share of weights dropped, the same ones for v_j and aV_ij.
@@ -67,15 +65,13 @@ def dot_product_attention(
 
   Raises:
     ValueError: an argument is wrong, or `implementation` is not a known name.
+    NotImplementedError: the `implementation` named cannot do this call; `explain` says which can.
 
   >>> q = k = v = jnp.ones((2, 10, 8, 64))
   >>> table = jnp.ones((2 * 3 + 1, 64))
   >>> dot_product_attention(q, k, v, relations=RelativePositions(table, table)).shape
   (2, 10, 8, 64)
   """
-  if implementation is not None and implementation not in IMPLEMENTATIONS:
-    known = ", ".join(IMPLEMENTATIONS)
-    raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
   inputs = gather_inputs(
     query,
     key,
@@ -87,15 +83,16 @@ def dot_product_attention(
     is_causal=is_causal,
     query_positions=query_positions,
     key_positions=key_positions,
+    query_seq_lengths=query_seq_lengths,
+    key_value_seq_lengths=key_value_seq_lengths,
+    local_window_size=local_window_size,
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
     dropout_rate=dropout_rate,
     dropout_key=dropout_key,
   )
-  if relations is None and dropout_rate == 0:
-    output = _plain(inputs)
-  else:
-    output = IMPLEMENTATIONS[implementation or _fastest(inputs)](inputs)
+  name = choose(inputs, implementation).implementation
+  output = _plain(inputs) if name == PLAIN else IMPLEMENTATIONS[name].attention(inputs)
   return output.reshape(jnp.shape(query))
 
 
@@ -105,17 +102,12 @@ def attention_weights(
   bias: ArrayLike | None = None,
   mask: ArrayLike | None = None,
   *,
-  relations: RelativePositions | None = None,
-  scale: ArrayLike | None = None,
-  is_causal: bool = False,
-  query_positions: ArrayLike | None = None,
-  key_positions: ArrayLike | None = None,
-  query_segment_ids: ArrayLike | None = None,
-  key_segment_ids: ArrayLike | None = None,
+  relations: Relations | None = None,
+  **options,
 ) -> Array:
   """The weights p_ij of `dot_product_attention`, before dropout, to look at.
 
-  Takes its arguments.
+  Takes its arguments, those of dropout and `implementation` excepted.
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, or
@@ -131,38 +123,9 @@ def attention_weights(
          [0.33333334, 0.33333334, 0.33333334, 0.        ],
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
-  inputs = gather_inputs(
-    query,
-    key,
-    key,
-    bias,
-    mask,
-    relations=relations,
-    scale=scale,
-    is_causal=is_causal,
-    query_positions=query_positions,
-    key_positions=key_positions,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-  )
+  inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
   weights = softmax.attention_weights(inputs, projected.relative_logits)
   return weights.reshape(weights.shape[4 - jnp.ndim(query) :])
-
-
-def _fastest(inputs: Inputs) -> str:
-  """The faster of the two that support any call, forward and backward, as measured on CPUs.
-
-  Beside plain attention of 16 to 64 tokens `per_position` takes 1.5 to 1.8 times as long and
-  `projected` 2.0 to 2.2 times; from 128 tokens on `projected` wins. It also wins earlier where the
-  vectors that `per_position` gathers, [B or 1, T, S, 1 or N, H], outgrow the weights, [B, N, T, S].
-  """
-  if inputs.relations is None:  # no relative term, nothing to choose between
-    return "reference"
-  batch, _, heads, width = inputs.query.shape
-  label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
-  table_heads = max(table.shape[1] for table in jax.tree.leaves(inputs.relations))
-  gathered_is_small = label_batch * table_heads * width <= batch * heads
-  return "per_position" if inputs.key.shape[1] <= 64 and gathered_is_small else "projected"
 
 
 def _plain(inputs: Inputs) -> Array:

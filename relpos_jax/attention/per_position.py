@@ -8,8 +8,8 @@ import jax
 
 from relpos_jax.attention import softmax
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.relations import vectors
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.attention.reference import vectors
+from relpos_jax.typing import Array, Float
 
 # Keeps a transpose out of the product beside it. XLA's CPU compiler would merge the two into a
 # product across the memory's grain: with the barrier forward and backward are a sixth faster.
@@ -21,22 +21,18 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   return softmax.attention(inputs, relative_logits, relative_values)
 
 
-def relative_logits(
-  query: Float[Array, "B T N H"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
-) -> Float[Array, "B N T S"]:
+def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """q_i . aK_ij, position by position."""
-  query_TNBH = _apart(query.transpose(1, 2, 0, 3))
-  a_TBSNH = vectors(table, labels).swapaxes(0, 1)
+  query_TNBH = _apart(inputs.query.transpose(1, 2, 0, 3))
+  a_TBSNH = vectors(inputs.relations.key, inputs.edges()).swapaxes(0, 1)
   logits_TNBS = jax.vmap(_logits_of_position)(query_TNBH, a_TBSNH)
   return _apart(logits_TNBS).transpose(2, 1, 0, 3)
 
 
-def relative_values(
-  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
-) -> Float[Array, "B T N H"]:
+def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
   """sum_j p_ij aV_ij, position by position."""
   weights_TNBS = _apart(weights.transpose(2, 1, 0, 3))
-  a_TBSNH = vectors(table, labels).swapaxes(0, 1)
+  a_TBSNH = vectors(inputs.relations.value, inputs.edges()).swapaxes(0, 1)
   values_TNBH = jax.vmap(_values_of_position)(weights_TNBS, a_TBSNH)
   return _apart(values_TNBH).transpose(2, 0, 1, 3)
 

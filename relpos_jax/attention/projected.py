@@ -1,6 +1,7 @@
 """Project on the R rows of the table, then look up by label: never a [T, S, H] tensor.
 
 q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by label) . table.
+With features in place of labels both are products with them.
 """
 
 import jax
@@ -16,18 +17,22 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   return softmax.attention(inputs, relative_logits, relative_values)
 
 
-def relative_logits(
-  query: Float[Array, "B T N H"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
-) -> Float[Array, "B N T S"]:
+def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """q_i . aK_ij."""
-  return _look_up(softmax.product("BTNH,RNH->BNTR", query, table), labels)
+  edges = inputs.edges()
+  projected = softmax.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
+  if jnp.issubdtype(edges.dtype, jnp.floating):
+    return softmax.product("BNTR,BTSR->BNTS", projected, edges)
+  return _look_up(projected, edges)
 
 
-def relative_values(
-  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
-) -> Float[Array, "B T N H"]:
+def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
   """sum_j p_ij aV_ij."""
-  sums_BNTR = _sum_by_label(weights, labels, len(table))
+  edges, table = inputs.edges(), inputs.relations.value
+  if jnp.issubdtype(edges.dtype, jnp.floating):
+    sums_BNTR = softmax.product("BNTS,BTSR->BNTR", weights, edges)
+  else:
+    sums_BNTR = _sum_by_label(weights, edges, len(table))
   return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 

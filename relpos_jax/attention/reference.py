@@ -3,10 +3,12 @@
 Shaw et al. 2018, equations 3 and 4.
 """
 
+import jax.numpy as jnp
+
 from relpos_jax.attention import softmax
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.relations import vectors
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.attention.relations import Edges
+from relpos_jax.typing import Array, Float
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
@@ -14,15 +16,20 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   return softmax.attention(inputs, relative_logits, relative_values)
 
 
-def relative_logits(
-  query: Float[Array, "B T N H"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
-) -> Float[Array, "B N T S"]:
+def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """q_i . aK_ij."""
-  return softmax.product("BTNH,BTSNH->BNTS", query, vectors(table, labels))
+  a_BTSNH = vectors(inputs.relations.key, inputs.edges())
+  return softmax.product("BTNH,BTSNH->BNTS", inputs.query, a_BTSNH)
 
 
-def relative_values(
-  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], table: Float[Array, "R #N H"]
-) -> Float[Array, "B T N H"]:
+def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
   """sum_j p_ij aV_ij."""
-  return softmax.product("BNTS,BTSNH->BTNH", weights, vectors(table, labels))
+  a_BTSNH = vectors(inputs.relations.value, inputs.edges())
+  return softmax.product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
+
+
+def vectors(table: Float[Array, "R #N H"], edges: Edges) -> Float[Array, "#B T S #N H"]:
+  """a_ij itself: the table's row of every label, zero where it is -1; or the features' product."""
+  if jnp.issubdtype(edges.dtype, jnp.floating):
+    return jnp.einsum("BTSR,RNH->BTSNH", edges, table)
+  return jnp.where(edges[..., None, None] >= 0, table[edges], 0)

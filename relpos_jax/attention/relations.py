@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Float, Int
 
+# What relates i to j: a row of the table, or a number for each of its rows.
+Edges = Int[Array, "#B T S"] | Float[Array, "#B T S R"]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +54,62 @@ class RelativePositions:
     return nearest if self.beyond == "clip" else jnp.where(rows == nearest, rows, -1)
 
 
-def vectors(
-  table: Float[Array, "R #N H"], labels: Int[Array, "B T S"]
-) -> Float[Array, "B T S N H"]:
-  """a_ij itself: the table's row of every label, zero where the label is -1."""
-  return jnp.where(labels[..., None, None] >= 0, table[labels], 0)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EdgeLabels:
+  """The label of the edge from i to j in a directed graph, looked up in a table.
+
+  a_ij is row `labels[i, j]` of the table. Shaw et al. 2018, section 3.1: relative positions are
+  the special case of a linear graph whose labels are clipped distances.
+
+  Attributes:
+    labels: integers `[B, T, S]`, or `[T, S]` for the whole batch; -1 is "no relation", the zero
+      vector. Others must be rows of the table: checked where the labels are concrete, clamped to
+      the nearest row where they are traced.
+    key: table of aK, `[E, H]` shared by the heads or `[E, N, H]` one per head; None for no key
+      term.
+    value: table of aV, of the same E; None for no value term.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> father, mother = 0, 1
+  >>> labels = jnp.array([[-1, father], [mother, -1]])
+  >>> q = k = v = jnp.ones((2, 8, 64))
+  >>> table = jnp.ones((2, 64))
+  >>> dot_product_attention(q, k, v, relations=EdgeLabels(labels, table, table)).shape
+  (2, 8, 64)
+  """
+
+  labels: Any
+  key: Any
+  value: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EdgeFeatures:
+  """Features of the edge from i to j, made a vector by a trained linear map.
+
+  a_ij is `features[i, j] @ kernel`. With one-hot features it is `EdgeLabels`.
+
+  Attributes:
+    features: `[B, T, S, F]`, or `[T, S, F]` for the whole batch.
+    key: kernel of aK, `[F, H]` shared by the heads or `[F, N, H]` one per head; None for no key
+      term.
+    value: kernel of aV; None for no value term.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q = k = v = jnp.ones((2, 8, 64))
+  >>> bond_lengths = jnp.array([[0.0, 1.4], [1.4, 0.0]])[..., None]
+  >>> kernel = jnp.ones((1, 64))
+  >>> dot_product_attention(q, k, v, relations=EdgeFeatures(bond_lengths, kernel, None)).shape
+  (2, 8, 64)
+  """
+
+  features: Any
+  key: Any
+  value: Any
+
+
+Relations = RelativePositions | EdgeLabels | EdgeFeatures

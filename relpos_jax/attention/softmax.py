@@ -1,4 +1,4 @@
-"""Attention through its [B, N, T, S] weights: what reference, per_position and projected share.
+"""Attention through its [B, N, T, S] weights: reference, per_position, skew, projected.
 
 They differ in two functions, one for the relative term of the logits and one for that of the
 output.
@@ -10,13 +10,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from relpos_jax.attention import dropout
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.typing import Array, Bool, Float
+from relpos_jax.typing import Array, Bool, Float, Int
 
-# (query [B,T,N,H], labels [B or 1,T,S], key table [R,N or 1,H]) -> q_i . aK_ij  [B,N,T,S]
-RelativeLogits = Callable[[Array, Array, Array], Array]
-# (weights [B,N,T,S], labels, value table) -> sum_j p_ij aV_ij  [B,T,N,H]
-RelativeValues = Callable[[Array, Array, Array], Array]
+RelativeLogits = Callable[[Inputs], Array]  # q_i . aK_ij  [B,N,T,S]
+RelativeValues = Callable[[Inputs, Array], Array]  # of weights: sum_j p_ij aV_ij  [B,T,N,H]
 
 
 def attention(
@@ -24,23 +23,19 @@ def attention(
 ) -> Float[Array, "B T N H"]:
   """z_i = sum_j p_ij (v_j + aV_ij), with the p_ij dropped out where asked."""
   weights = attention_weights(inputs, relative_logits)
-  if inputs.dropout_key is not None:
-    weights = _dropout(weights, inputs.dropout_rate, inputs.dropout_key)
+  if inputs.dropout_seeds is not None:
+    weights = _dropout(weights, inputs.dropout_rate, inputs.dropout_seeds)
   output = _content_values(weights, inputs.value)
-  relations = inputs.relations
-  if relations is not None and relations.value is not None:
-    labels = relations.labels(inputs.query_positions, inputs.key_positions)
-    output += relative_values(weights, labels, relations.value)
+  if inputs.relations is not None and inputs.relations.value is not None:
+    output += relative_values(inputs, weights)
   return output.astype(inputs.value.dtype)
 
 
 def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[Array, "B N T S"]:
   """p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider."""
   logits = _content_logits(inputs.query, inputs.key)
-  relations = inputs.relations
-  if relations is not None and relations.key is not None:
-    labels = relations.labels(inputs.query_positions, inputs.key_positions)
-    logits += relative_logits(inputs.query, labels, relations.key)
+  if inputs.relations is not None and inputs.relations.key is not None:
+    logits += relative_logits(inputs)
   logits *= jnp.asarray(inputs.scale, logits.dtype)
   if inputs.bias is not None:
     logits += inputs.bias.astype(logits.dtype)
@@ -87,6 +82,9 @@ def _masked_softmax(
   return jnp.where(visible, weights, 0)
 
 
-def _dropout(weights: Float[Array, "B N T S"], rate: float, key: Array) -> Float[Array, "B N T S"]:
-  keep = jax.random.bernoulli(key, 1 - rate, weights.shape)
-  return jnp.where(keep, weights / (1 - rate), 0)
+def _dropout(
+  weights: Float[Array, "B N T S"], rate: float, seeds: Int[Array, "B N"]
+) -> Float[Array, "B N T S"]:
+  rows, columns = jnp.arange(weights.shape[2])[:, None], jnp.arange(weights.shape[3])
+  kept = dropout.keep(seeds[..., None, None], rows, columns, rate)
+  return jnp.where(kept, weights / (1 - rate), 0)

@@ -1,8 +1,14 @@
 """Checks of the operator's arguments: one clear ValueError each, before anything is computed."""
 
+import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import (
+  EdgeFeatures,
+  EdgeLabels,
+  Relations,
+  RelativePositions,
+)
 from relpos_jax.typing import Array
 
 
@@ -53,10 +59,39 @@ def check_segment_pair(query_segment_ids: object, key_segment_ids: object) -> No
     raise ValueError(f"{missing} is None; want both segment ids or none")
 
 
-def check_relative_positions(relations: RelativePositions, heads: int, width: int) -> None:
-  """Tables [R, H] or [R, N, H] of one R, with a row for distance zero."""
-  if not isinstance(relations, RelativePositions):
-    raise ValueError(f"relations is {relations!r:.60}; want RelativePositions or None")
+def check_lengths(name: str, lengths: Array, shape: tuple[int, ...]) -> None:
+  """Integers, one per sequence."""
+  if lengths.shape != shape:
+    raise ValueError(f"{name} has shape {lengths.shape}; want {shape}, one length per sequence")
+  if not jnp.issubdtype(lengths.dtype, jnp.integer):
+    raise ValueError(f"{name} has dtype {lengths.dtype}; want integers")
+
+
+def check_window(size: object) -> None:
+  """A distance, or one to the left and one to the right."""
+  sides = size if isinstance(size, tuple) else (size, size)
+  if len(sides) != 2 or not all(isinstance(side, int) and side >= 0 for side in sides):
+    raise ValueError(f"local_window_size is {size!r}; want None, or one or two integers >= 0")
+
+
+def check_relations(relations: Relations, logits: tuple[int, ...], width: int) -> None:
+  """A relation whose tables and edges fit logits of shape [B, N, T, S] or [N, T, S]."""
+  if not isinstance(relations, Relations):
+    raise ValueError(
+      f"relations is {relations!r:.60}; want RelativePositions, EdgeLabels, EdgeFeatures or None"
+    )
+  num_rows = _check_tables(relations, logits[-3], width)
+  match relations:
+    case RelativePositions():
+      _check_relative_positions(relations, num_rows)
+    case EdgeLabels():
+      _check_labels(jnp.asarray(relations.labels), num_rows, logits)
+    case EdgeFeatures():
+      _check_features(jnp.asarray(relations.features), num_rows, logits)
+
+
+def _check_tables(relations: Relations, heads: int, width: int) -> int:
+  """Tables [R, H] or [R, N, H] of one R, which is returned."""
   tables = {"key": relations.key, "value": relations.value}
   tables = {f"relations.{name}": table for name, table in tables.items() if table is not None}
   if not tables:
@@ -66,15 +101,49 @@ def check_relative_positions(relations: RelativePositions, heads: int, width: in
   if len({len(table) for table in tables.values()}) > 1:
     shapes = " and ".join(str(table.shape) for table in tables.values())
     raise ValueError(f"relations.key and relations.value have shapes {shapes}; want as many rows")
-  num_rows = len(next(iter(tables.values())))
+  return len(next(iter(tables.values())))
+
+
+def _check_relative_positions(relations: RelativePositions, num_rows: int) -> None:
+  """A row for distance zero."""
   if relations.left is None and num_rows % 2 == 0:
-    raise ValueError(
-      f"{next(iter(tables))} has {num_rows} rows; want an odd number, 2k + 1, or give left="
-    )
+    name = "relations.value" if relations.key is None else "relations.key"
+    raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
   if relations.left is not None and not 0 <= relations.left < num_rows:
     raise ValueError(f"relations.left is {relations.left}; want 0 to {num_rows - 1}, a table row")
   if relations.beyond not in ("clip", "zero"):
     raise ValueError(f'relations.beyond is {relations.beyond!r}; want "clip" or "zero"')
+
+
+def _check_labels(labels: Array, num_rows: int, logits: tuple[int, ...]) -> None:
+  """Integers from -1 to the last row, one per pair."""
+  _check_edges("relations.labels", labels, (*logits[:-3], *logits[-2:]), logits[-2:])
+  if not jnp.issubdtype(labels.dtype, jnp.integer):
+    raise ValueError(f"relations.labels has dtype {labels.dtype}; want integers")
+  if isinstance(labels, jax.core.Tracer) or not labels.size:
+    return
+  low, high = int(labels.min()), int(labels.max())
+  if low < -1 or high >= num_rows:
+    raise ValueError(
+      f"relations.labels go from {low} to {high}; want -1 (no relation) to {num_rows - 1}, "
+      "the last row of the tables"
+    )
+
+
+def _check_features(features: Array, num_rows: int, logits: tuple[int, ...]) -> None:
+  """Floating numbers, one for each row of the kernels per pair."""
+  pairs = (*logits[-2:], num_rows)
+  _check_edges("relations.features", features, (*logits[:-3], *pairs), pairs)
+  if not jnp.issubdtype(features.dtype, jnp.floating):
+    raise ValueError(f"relations.features has dtype {features.dtype}; want floating numbers")
+
+
+def _check_edges(
+  name: str, edges: Array, batched: tuple[int, ...], unbatched: tuple[int, ...]
+) -> None:
+  if edges.shape not in (batched, unbatched):
+    want = " or ".join(str(shape) for shape in dict.fromkeys([batched, unbatched]))
+    raise ValueError(f"{name} has shape {edges.shape}; want {want}")
 
 
 def check_dropout(rate: float, key: Array | None) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relpos_jax import RelativePositions, dot_product_attention
-from relpos_jax.attention.operator import IMPLEMENTATIONS
+from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 
 def _errors(seed, **options):

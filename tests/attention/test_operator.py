@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relpos_jax import RelativePositions, attention_weights, dot_product_attention
+from relpos_jax import RelativePositions, attention_weights, dot_product_attention, explain
+from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
-from relpos_jax.attention.operator import IMPLEMENTATIONS, _fastest
 
 QUERY = np.ones((2, 5, 4, 8), np.float32)
 KEY = np.ones((2, 7, 2, 8), np.float32)
@@ -62,7 +62,7 @@ WRONG = {
   "relations.beyond is 'wrap'; want": dict(relations=RelativePositions(TABLE, None, "wrap")),
   "dropout_rate is 1.0; want 0 <= rate < 1": dict(dropout_rate=1.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
-  "implementation is 'flash'; want None or one of reference, per_position, projected": dict(
+  "implementation is 'flash'; want None or one of reference, per_position": dict(
     implementation="flash"
   ),
 }
@@ -96,7 +96,7 @@ def test_weights_without_a_batch():
   assert attention_weights(QUERY[0], KEY[0], relations=RELATIONS).shape == (4, 5, 7)
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", ["reference", "per_position", "projected"])
 def test_positions_of_a_narrow_integer_type_do_not_wrap_around(name):
   random = np.random.default_rng(0).normal
   arrays = [random(size=array.shape).astype(np.float32) for array in (QUERY, KEY, KEY, TABLE)]
@@ -110,14 +110,8 @@ def test_positions_of_a_narrow_integer_type_do_not_wrap_around(name):
 
 
 def test_default_positions_give_labels_without_a_batch_axis():
-  options = dict.fromkeys(
-    ("query_positions", "key_positions", "query_segment_ids", "key_segment_ids", "scale")
-  )
-  inputs = gather_inputs(
-    QUERY, KEY, KEY, None, None, relations=RELATIONS, is_causal=True, **options
-  )
-  labels = RELATIONS.labels(inputs.query_positions, inputs.key_positions)
-  assert labels.shape == (1, 5, 7)
+  inputs = gather_inputs(QUERY, KEY, KEY, None, None, relations=RELATIONS, is_causal=True)
+  assert inputs.edges().shape == (1, 5, 7)
   assert inputs.visible().shape == (1, 1, 5, 7)
 
 
@@ -135,22 +129,8 @@ def test_default_positions_give_labels_without_a_batch_axis():
 def test_the_choice_follows_the_measurements(batch, length, heads, width, per_head, wanted):
   array = jax.ShapeDtypeStruct((batch, length, heads, width), jnp.float32)
   table = jax.ShapeDtypeStruct((33, *([heads] if per_head else []), width), jnp.float32)
-  chosen = []
-
-  def choose(query, table):
-    options = dict.fromkeys(
-      ("query_positions", "key_positions", "query_segment_ids", "key_segment_ids", "scale")
-    )
-    inputs = gather_inputs(
-      *(query, query, query, None, None),
-      relations=RelativePositions(table, table),
-      is_causal=False,
-      **options,
-    )
-    chosen.append(_fastest(inputs))
-
-  jax.eval_shape(choose, array, table)
-  assert chosen == [wanted]
+  explanation = explain(array, array, array, relations=RelativePositions(table, table))
+  assert explanation.implementation == wanted
 
 
 def test_a_tree_of_relations_may_hold_anything():

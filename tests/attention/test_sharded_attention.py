@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from relpos_jax import RelativePositions, dot_product_attention
-from relpos_jax.attention.operator import IMPLEMENTATIONS
+from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 BATCH, LENGTH, HEADS, WIDTH, K = 8, 24, 4, 16, 4
 

@@ -1,0 +1,91 @@
+"""What the implementations without [T, S] weights share: the far field costs nothing.
+
+With clipping only the diagonals within the table need a lookup: the *band*. Let w'_r = w_r - w_0
+for a table's rows w, whose row 0 is "everything further left".
+
+Keys: a softmax ignores a constant per query, so subtracting q_i . w_0 changes nothing. Left of the
+band there is then no relative term at all, and right of it the same one for every key, q_i . w'_-1.
+Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
+P_ir the weight of query i on row r. (With dropout they sum to another number, which is kept.)
+
+What is left for the tiles: to add the band's logits, [B, N, T, R], and to give back the sums P.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import softmax
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.typing import Array, Float
+
+
+class Band(NamedTuple):
+  """Tables less their row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right.
+
+  Attributes:
+    key, value: what is left of the tables; R is at least 1.
+    left_value: the value table's row 0.
+    first: the distance j - i of the first diagonal.
+    num_diagonals: R - 1, of those with a row of their own.
+  """
+
+  key: Float[Array, "R #N H"] | None
+  value: Float[Array, "R #N H"] | None
+  left_value: Float[Array, "#N H"] | None
+  first: int
+  num_diagonals: int
+
+
+def unsupported(inputs: Inputs) -> str | None:
+  """Why there is no band for this call; None where there is."""
+  if not isinstance(inputs.relations, RelativePositions | None):
+    return f"relations is {type(inputs.relations).__name__}; it needs RelativePositions"
+  if not inputs.linear_positions:
+    return "positions are given; it needs the default ones, 0, 1, 2, ..."
+  return None
+
+
+def band_of(inputs: Inputs) -> Band | None:
+  """The band of a call with `RelativePositions`, none without relations."""
+  relations = inputs.relations
+  if relations is None:
+    return None
+  low, high = _ends(inputs)
+  rows = relations.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
+  key, value = (
+    None if table is None else jnp.where(rows[:, None, None] >= 0, table[rows], 0)
+    for table in (relations.key, relations.value)
+  )
+  shifted = lambda table: None if table is None else table[1:] - table[:1]
+  left_value = None if value is None else value[0]
+  return Band(shifted(key), shifted(value), left_value, low + 1, high - low - 1)
+
+
+def relative_logits(inputs: Inputs, band: Band) -> Float[Array, "B N T R"]:
+  """scale * q_i . w'K_r, in float32 or wider."""
+  logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
+  return logits * jnp.asarray(inputs.scale, logits.dtype)
+
+
+def relative_values(
+  sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: Band
+) -> Float[Array, "B T N H"]:
+  """sum_j p_ij aV_ij, from the weights on each row and the weights in all."""
+  output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
+  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value
+
+
+def _ends(inputs: Inputs) -> tuple[int, int]:
+  """The distances from which on, to the left and to the right, all pairs of this call are alike."""
+  relations = inputs.relations
+  num_rows = len(jax.tree.leaves(relations)[0])
+  low = -(num_rows // 2 if relations.left is None else relations.left)
+  high = low + num_rows - 1
+  if relations.beyond == "zero":
+    low, high = low - 1, high + 1
+  last = 0 if inputs.is_causal else inputs.key.shape[1] - 1
+  low, high = max(low, -inputs.query.shape[1]), min(high, last + 1)
+  return low, max(high, low + 1)

@@ -1,0 +1,149 @@
+"""Which implementation runs: what each can do, and which is the fastest here."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+
+from relpos_jax.attention import per_position, projected, reference, skew
+from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.typing import Array
+
+
+class Implementation(NamedTuple):
+  """How attention is computed, and why it cannot be for some calls (None where it can)."""
+
+  attention: Callable[[Inputs], Array]
+  unsupported: Callable[[Inputs], str | None] = lambda inputs: None
+
+
+# What `implementation=` may name.
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+  "reference": Implementation(reference.attention),
+  "per_position": Implementation(per_position.attention),
+  "skew": Implementation(skew.attention, skew.unsupported),
+  "projected": Implementation(projected.attention),
+}
+
+
+# jax.nn's attention is not asked for by name: call it.
+PLAIN = "jax.nn"
+
+
+class Rule(NamedTuple):
+  """Where it `applies`, and the implementation can do the call, that is the fastest, and why."""
+
+  implementation: str
+  reason: str
+  applies: Callable[[Inputs], bool] = lambda inputs: True
+
+
+def _gathered_is_small(inputs: Inputs) -> bool:
+  """At most 64 keys, and vectors [B or 1, T, S, 1 or N, H] no larger than weights [B, N, T, S]."""
+  batch, _, heads, width = inputs.query.shape
+  label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
+  table_heads = max(table.shape[1] for table in _tables(inputs))
+  return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
+
+
+def _tables(inputs: Inputs) -> list[Array]:
+  return jax.tree.leaves((inputs.relations.key, inputs.relations.value))
+
+
+# The first that applies. As measured, forward and backward: results/attention.md.
+RULES: tuple[Rule, ...] = (
+  Rule(
+    PLAIN,
+    "there are neither relations nor dropout",
+    lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
+  ),
+  Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
+  Rule(
+    "per_position",
+    "sequences are short, and the vectors it gathers no larger than the weights",
+    lambda inputs: isinstance(inputs.relations, RelativePositions) and _gathered_is_small(inputs),
+  ),
+  Rule("projected", "it is the fastest of those that can do any call"),
+)
+
+
+def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
+  """The rule that decides which implementation runs, checked to be able to."""
+  if implementation is None:
+    return next(
+      rule
+      for rule in RULES
+      if rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
+    )
+  if implementation not in IMPLEMENTATIONS:
+    known = ", ".join(IMPLEMENTATIONS)
+    raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
+  if reason := _unsupported(implementation, inputs):
+    raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {reason}")
+  return Rule(implementation, "it is asked for by name")
+
+
+class Explanation(NamedTuple):
+  """What `explain` answers; printed, a line for each implementation.
+
+  Attributes:
+    implementation: the one that would run; "jax.nn" is `jax.nn.dot_product_attention`.
+    reasons: why it would run and, by name, why each other would not.
+  """
+
+  implementation: str
+  reasons: dict[str, str]
+
+  def __str__(self) -> str:
+    lines = [f"{name}: {reason}" for name, reason in self.reasons.items()]
+    return "\n".join(lines)
+
+
+def explain(*arguments, implementation: str | None = None, **options) -> Explanation:
+  """Says which implementation `dot_product_attention` would run, and why each other would not.
+
+  Takes its arguments; arrays may be `jax.ShapeDtypeStruct`s. Nothing is computed.
+
+  Raises:
+    ValueError, NotImplementedError: where `dot_product_attention` would.
+
+  >>> from relpos_jax import RelativePositions
+  >>> q = jax.ShapeDtypeStruct((32, 16, 4, 32), jnp.float32)
+  >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
+  >>> positions = jax.ShapeDtypeStruct((16,), jnp.int32)
+  >>> relations = RelativePositions(table, table)
+  >>> print(explain(q, q, q, relations=relations, query_positions=positions))
+  per_position: chosen, sequences are short, and the vectors it gathers no larger than the weights
+  reference: can do it, but per_position is faster
+  skew: positions are given; it needs the default ones, 0, 1, 2, ...
+  projected: can do it, but per_position is faster
+  """
+  inputs = _abstract_inputs(arguments, options)
+  rule = choose(inputs, implementation)
+  chosen = rule.implementation
+  reasons = {chosen: f"chosen, {rule.reason}"}
+  for name in IMPLEMENTATIONS:
+    other = _unsupported(name, inputs) or f"can do it, but {chosen} is faster"
+    reasons.setdefault(name, other)
+  return Explanation(chosen, reasons)
+
+
+def _unsupported(name: str, inputs: Inputs) -> str | None:
+  return None if name == PLAIN else IMPLEMENTATIONS[name].unsupported(inputs)
+
+
+def _abstract_inputs(arguments: tuple, options: dict) -> Inputs:
+  """The call's inputs with shapes in place of numbers."""
+  leaves, structure = jax.tree.flatten((arguments, options))
+  is_array = [hasattr(leaf, "shape") for leaf in leaves]
+  found = []
+
+  def gather(arrays):
+    arrays = iter(arrays)
+    full = [next(arrays) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+    arguments, options = jax.tree.unflatten(structure, full)
+    found.append(gather_inputs(*arguments, **options))
+
+  jax.eval_shape(gather, [leaf for leaf, array in zip(leaves, is_array, strict=True) if array])
+  return found[0]

@@ -1,0 +1,72 @@
+"""Huang et al.'s memory-efficient form: project on the table, then skew.
+
+Music Transformer, section 3.4.1, in both directions and, the other way round, for values:
+copies of [B, N, T, T + S] in place of lookups, and never a [T, S, H] tensor.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import band, softmax
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.typing import Array, Float
+
+
+def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
+  """Attention with a skew in each relative term."""
+  return softmax.attention(inputs, relative_logits, relative_values)
+
+
+def unsupported(inputs: Inputs) -> str | None:
+  """Why this implementation cannot do the call; None where it can."""
+  return band.unsupported(inputs)
+
+
+def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
+  """q_i . aK_ij."""
+  projected_BNTR = softmax.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
+  return skew(_by_distance(projected_BNTR, inputs), inputs.key.shape[1])
+
+
+def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
+  """sum_j p_ij aV_ij."""
+  table = inputs.relations.value
+  sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
+  place = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
+  (sums_BNTR,) = jax.linear_transpose(place, sums)(weights)
+  return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
+
+
+def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_keys}"]:
+  """Moves column c of row t to column c - (T - 1) + t: columns are distances, then keys.
+
+  Columns are the distances from -(T - 1) on. Where C is less than T + S - 1 the last entries of
+  a row are other rows' numbers: mask them. Huang et al. 2018, section 3.4.1. Copies, no
+  arithmetic.
+
+  >>> skew(jnp.arange(8.0).reshape(2, 4), 3)
+  Array([[1., 2., 3.],
+         [4., 5., 6.]], dtype=float32)
+  """
+  *batch, length, columns = x.shape
+  padding = max(0, num_keys + 1 - columns)
+  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+  columns += padding
+  flat = x.reshape(*batch, length * columns)[..., length - 1 : length * columns - 1]
+  return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
+
+
+def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B N T C"]:
+  """The columns of a table's rows, made one for every distance from -(T - 1) to S - 1.
+
+  To 0 only where later keys are hidden.
+  """
+  relations, num_rows = inputs.relations, x.shape[-1]
+  left = num_rows // 2 if relations.left is None else relations.left
+  last = 0 if inputs.is_causal else inputs.key.shape[1] - 1
+  before = x.shape[2] - 1 - left
+  after = last - (num_rows - 1 - left)
+  x = x[..., max(0, -before) : num_rows - max(0, -after)]
+  mode = "edge" if relations.beyond == "clip" else "constant"
+  pad = [(0, 0)] * 3 + [(max(0, before), max(0, after))]
+  return jnp.pad(x, pad, mode=mode)
