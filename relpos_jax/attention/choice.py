@@ -108,6 +108,7 @@ def explain(*arguments, implementation: str | None = None, **options) -> Explana
   Raises:
     ValueError, NotImplementedError: where `dot_product_attention` would.
 
+  >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions
   >>> q = jax.ShapeDtypeStruct((32, 16, 4, 32), jnp.float32)
   >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)

@@ -67,6 +67,9 @@ def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B 
   before = x.shape[2] - 1 - left
   after = last - (num_rows - 1 - left)
   x = x[..., max(0, -before) : num_rows - max(0, -after)]
-  mode = "edge" if relations.beyond == "clip" else "constant"
-  pad = [(0, 0)] * 3 + [(max(0, before), max(0, after))]
-  return jnp.pad(x, pad, mode=mode)
+  # Concatenated, not padded: the transpose of an edge padding moves data between devices.
+  ends = x[..., :1], x[..., -1:]
+  if relations.beyond == "zero":
+    ends = jax.tree.map(jnp.zeros_like, ends)
+  widen = lambda end, columns: jnp.broadcast_to(end, (*x.shape[:-1], max(0, columns)))
+  return jnp.concatenate([widen(ends[0], before), x, widen(ends[1], after)], axis=-1)
