@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import per_position, projected, reference, skew
+from relpos_jax.attention import chunked, per_position, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
@@ -24,6 +24,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "per_position": Implementation(per_position.attention),
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
+  "chunked": Implementation(chunked.attention, chunked.unsupported),
 }
 
 
