@@ -49,10 +49,10 @@ class RelativeAttention(nn.Module):
   that method's own, with counted names). To call it yourself, or to share its tables by several
   layers, say whose it is: `RelativeAttention(16, parent=self, name="relative")`.
 
-  Positions are 0, 1, 2, ... where there are as many queries as keys. In cached decoding there is
-  one query, the layer does not say which, and the call is refused unless `query_positions` are
-  given; the keys are then those of positions 0, 1, 2, ..., as the cache of flax has them, or of
-  `key_positions`.
+  Queries and keys have positions 0, 1, 2, ... where there are as many of them. In cached decoding
+  there is one query, the layer does not say which, and the call is refused unless
+  `query_positions` are given. The key in slot j of the cache then has position j, if
+  `key_positions` do not say otherwise.
 
   Unlike flax, dropout draws each weight apart, whatever `broadcast_dropout` says; softmax is always
   in float32 or wider; a query that sees no key gets zero. There is no `precision`: leave it

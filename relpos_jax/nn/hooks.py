@@ -20,12 +20,12 @@ class RelativeAttention(nnx.Module):
   It owns the tables, parameters `attention_fn/tables/key` and `attention_fn/tables/value` of the
   layer it is given to. Give one object to several layers and they share its tables.
 
-  Positions are 0, 1, 2, ... where there are as many queries as keys, and in `input_positions`
-  where the layer is called with them (flax 0.12.12). In cached decoding there is one query, the
-  layer does not say which, and the call is refused unless its position is given: there, or by
-  `nnx.view(model, query_positions=...)`, which works for whole models and with every flax. The
-  keys are then those of positions 0, 1, 2, ..., as the cache of flax has them, or of
-  `key_positions`, given in the same ways.
+  Queries and keys have positions 0, 1, 2, ... where there are as many of them, or both the
+  `input_positions` that the layer is called with (flax 0.12.12). In cached decoding there is one
+  query, the layer does not say which, and the call is refused unless its position is given: as
+  `input_positions`, or by `nnx.view(model, query_positions=...)`, for whole models and with every
+  flax. The key in slot j of the cache then has position j, if `key_positions`, given in the same
+  ways, do not say otherwise.
 
   Unlike flax, dropout draws each weight apart, whatever `broadcast_dropout` says; softmax is always
   in float32 or wider; a query that sees no key gets zero. There is no `precision`: leave it

@@ -123,15 +123,15 @@ def decode(step_by_step):
   layer = make_layer()
   full = layer(jnp.asarray(X), is_causal=True)
   layer.init_cache((B, T + 2, D))
-  outputs = [nnx.jit(step_by_step)(layer, X[:, t : t + 1], jnp.array([t])) for t in range(T)]
+  step = nnx.jit(step_by_step)
+  outputs = [step(layer, X[:, t : t + 1], jnp.array([t])) for t in range(T)]
   np.testing.assert_allclose(np.concatenate(outputs, axis=1), full, atol=1e-5)
   assert layer.cache_index[...] == T
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_decoding_with_positions_in_view_is_the_full_pass(is_causal):
+def test_decoding_with_positions_in_view_is_the_full_pass():
   view = lambda layer, t: nnx.view(layer, decode=True, query_positions=t)
-  decode(lambda layer, x, t: view(layer, t)(x, is_causal=is_causal))
+  decode(lambda layer, x, t: view(layer, t)(x, is_causal=True))
 
 
 @pytest.mark.skipif(
@@ -170,15 +170,14 @@ def test_what_cannot_be_honoured_is_refused():
 
 
 def test_any_number_of_batch_axes():
-  hook = make_hook(nnx.Rngs(0))
+  hook = jax.jit(make_hook(nnx.Rngs(0)))
   q, k, v = RANDOM.standard_normal((3, 2, 3, T, N, H), dtype=np.float32)
   bias = RANDOM.standard_normal((3, 1, T, T), dtype=np.float32)
   mask = RANDOM.random((2, 1, N, T, T)) < 0.7
   positions = RANDOM.integers(9, size=(2, 3, T))
-  z = hook(*map(jnp.asarray, (q, k, v)), bias, mask, input_positions=positions)
+  z = hook(q, k, v, bias, mask, input_positions=positions)
   for i, j in np.ndindex(2, 3):
-    one = [jnp.asarray(x[i, j]) for x in (q, k, v)]
-    of_one = hook(*one, bias[j], mask[i, 0], input_positions=positions[i, j])
+    of_one = hook(q[i, j], k[i, j], v[i, j], bias[j], mask[i, 0], input_positions=positions[i, j])
     np.testing.assert_allclose(z[i, j], of_one, atol=1e-6)
 
 
@@ -233,6 +232,5 @@ def loss_after_training(model, num_steps=60):
 
 def test_somebody_elses_model_learns_the_order():
   rngs = nnx.Rngs(0)
-  relative = Tagger(rngs, attention_fn=RelativeAttention(4, WIDTH // 4, rngs=rngs))
-  assert loss_after_training(relative) < 0.5 * np.log(7)
-  assert loss_after_training(Tagger(nnx.Rngs(0))) > 0.95 * np.log(7)
+  model = Tagger(rngs, attention_fn=RelativeAttention(4, WIDTH // 4, rngs=rngs))
+  assert loss_after_training(model) < 0.5 * np.log(7)
