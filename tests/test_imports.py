@@ -18,6 +18,7 @@ MAY_IMPORT = {
   "relpos_jax.errors": set(),
   "relpos_jax.attention": FOUNDATION,
   "relpos_jax.nn": ATTENTION,
+  "relpos_jax.linen": NN,
   "relpos_jax.models": NN,
   "relpos_jax.data": FOUNDATION,
   "relpos_jax.training": MODELS | {"relpos_jax.data"},
@@ -32,6 +33,7 @@ OUTSIDE = {
   "relpos_jax.errors": set(),
   "relpos_jax.attention": {"jax"},
   "relpos_jax.nn": {"jax", "flax"},
+  "relpos_jax.linen": {"jax", "flax"},
   "relpos_jax.models": {"jax", "flax"},
   "configs": {"ml_collections"},
 }

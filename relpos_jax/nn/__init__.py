@@ -1,1 +1,17 @@
 """Flax NNX layers."""
+
+from relpos_jax.nn.attention import MultiHeadAttention
+from relpos_jax.nn.blocks import FeedForward, Residual
+from relpos_jax.nn.cache import KVCache
+from relpos_jax.nn.hooks import RelativeAttention
+from relpos_jax.nn.positions import RelativePositionTables, sinusoids
+
+__all__ = [
+  "FeedForward",
+  "KVCache",
+  "MultiHeadAttention",
+  "RelativeAttention",
+  "RelativePositionTables",
+  "Residual",
+  "sinusoids",
+]

@@ -7,11 +7,12 @@ from flax import nnx
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float, Int
 
-# Glorot uniform over [R, N*H], or [R, H]: Tensor2Tensor's initial range of the tables.
-_TABLE_INIT = {
-  2: jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
-  3: jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)),
-}
+
+def init_table(key: Array, shape: tuple[int, ...]) -> Float[Array, "R ..."]:
+  """Glorot uniform over [R, N*H], or [R, H]: Tensor2Tensor's initial range of the tables."""
+  _, *out_axes = range(len(shape))
+  glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, tuple(out_axes))
+  return glorot(key, shape)
 
 
 class RelativePositionTables(nnx.Module):
@@ -46,9 +47,8 @@ class RelativePositionTables(nnx.Module):
   ):
     heads = () if num_heads is None else (num_heads,)
     shape = (2 * max_distance + 1, *heads, head_width)
-    init = _TABLE_INIT[len(shape)]
-    self.key = nnx.Param(init(rngs.params(), shape)) if keys else None
-    self.value = nnx.Param(init(rngs.params(), shape)) if values else None
+    self.key = nnx.Param(init_table(rngs.params(), shape)) if keys else None
+    self.value = nnx.Param(init_table(rngs.params(), shape)) if values else None
     self.beyond = beyond
     self.dtype = dtype
 

@@ -1,0 +1,249 @@
+"""One line puts relative positions into somebody else's NNX model."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from relpos_jax import attention_weights, dot_product_attention
+from relpos_jax.nn import RelativeAttention
+
+# Compiling is what takes the time.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+quickly = functools.partial(jax.jit, compiler_options=QUICK)
+
+B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
+PADDING = np.arange(T)[None] < np.array([[5], [3]])
+MASKS = dict(
+  none=None,
+  padding_in_numbers=nnx.make_attention_mask(jnp.ones((B, T)), jnp.asarray(PADDING)),
+  of_tokens=np.tril(np.ones((T, T), bool)),
+)
+
+
+def make_hook(rngs, **options):
+  return RelativeAttention(K, H, num_heads=N, rngs=rngs, **options)
+
+
+def make_layer(hook=make_hook, **options):
+  """flax's layer with the hook and random parameters."""
+  options = dict(decode=False, deterministic=False) | options
+  make = lambda rngs: nnx.MultiHeadAttention(N, D, attention_fn=hook(rngs), rngs=rngs, **options)
+  layer = make(nnx.Rngs(0))
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.5 * generator.standard_normal(leaf.shape), leaf.dtype)
+  nnx.update(layer, jax.tree.map(fill, nnx.state(layer, nnx.Param)))
+  return layer
+
+
+def projections(layer, x=X):
+  return layer.query(x), layer.key(x), layer.value(x)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_layer_attends_as_the_operator_does(mask, is_causal):
+  layer = make_layer()
+  visible = None if mask is None else jnp.broadcast_to(jnp.asarray(mask) > 0, (B, 1, T, T))
+  z = dot_product_attention(
+    *projections(layer), mask=visible, is_causal=is_causal, relations=layer.attention_fn.tables()
+  )
+  y = layer(jnp.asarray(X), mask=mask, is_causal=is_causal)
+  np.testing.assert_allclose(y, layer.out(z), atol=1e-6)
+
+
+def test_parameters_have_fixed_names():
+  paths = {path for path, _ in nnx.to_flat_state(nnx.state(make_layer(), nnx.Param))}
+  own = {(f, x) for f in ("query", "key", "value", "out") for x in ("kernel", "bias")}
+  assert paths == own | {("attention_fn", "tables", name) for name in ("key", "value")}
+
+
+def test_one_object_in_several_layers_shares_its_tables():
+  hook = make_hook(nnx.Rngs(0))
+  layers = nnx.List([make_layer(lambda rngs: hook) for _ in range(2)])
+  tables = [path for path, _ in nnx.to_flat_state(nnx.state(layers, nnx.Param)) if "tables" in path]
+  assert tables == [(0, "attention_fn", "tables", name) for name in ("key", "value")]
+
+
+def test_padding_is_inert_and_the_tables_learn():
+  layer = make_layer()
+  graphdef, state = nnx.split(layer)
+
+  @quickly
+  def gradients(state, x):
+    loss = lambda state, x: jnp.sum(
+      nnx.merge(graphdef, state)(x, mask=MASKS["padding_in_numbers"])[1, :3] ** 2
+    )
+    return jax.value_and_grad(loss, argnums=(0, 1))(state, x)
+
+  noisy = X.copy()
+  noisy[1, 3:] = 1e3
+  loss, (of_state, of_x) = gradients(state, noisy)
+  np.testing.assert_allclose(loss, gradients(state, X)[0], rtol=1e-6)
+  assert not of_x[1, 3:].any() and of_x[1, :3].all()
+  for table in jax.tree.leaves(of_state["attention_fn"]):
+    assert table.shape == (2 * K + 1, N, H) and table[...].all()
+
+
+def test_dropout_draws_each_weight_apart():
+  layer = make_layer(dropout_rate=0.5)
+  call = lambda seed, **more: layer(jnp.asarray(X), rngs=nnx.Rngs(dropout=seed), **more)
+  np.testing.assert_array_equal(call(0), call(0))
+  assert jnp.abs(call(0) - call(1)).max() > 0.1
+  still = call(0, deterministic=True)
+  np.testing.assert_allclose(still, make_layer()(jnp.asarray(X)), atol=1e-6)
+
+  # In flax's own, heads and sentences drop the same weights: these rows would be one.
+  hook, same = make_hook(nnx.Rngs(0), keys=False), jnp.ones((3, T, N, H))
+  z = hook(same, same, same, dropout_rng=jax.random.key(0), dropout_rate=0.5)
+  assert len(np.unique(z.sum(axis=(1, 3)).round(3))) > 3
+
+
+def test_dropout_without_a_key_is_refused():
+  q = jnp.ones((B, T, N, H))
+  with pytest.raises(ValueError, match=r"dropout_rate is 0\.5 and dropout_key is None"):
+    make_hook(nnx.Rngs(0))(q, q, q, dropout_rate=0.5)
+
+
+def test_weights_are_sown_as_flax_sows_them():
+  layer = make_layer(dropout_rate=0.5)
+  look = nnx.capture(layer, nnx.Intermediate)
+  _, sown = look(jnp.asarray(X), is_causal=True, sow_weights=True, rngs=nnx.Rngs(dropout=0))
+  (weights,) = sown["attention_weights"]
+  relations = layer.attention_fn.tables()
+  wanted = attention_weights(*projections(layer)[:2], is_causal=True, relations=relations)
+  np.testing.assert_allclose(weights, wanted, atol=1e-6)
+  assert not look(jnp.asarray(X), deterministic=True)[1]
+
+
+def decode(step_by_step):
+  """Token by token through flax's cache, compiled: `step_by_step(layer, x, t)`."""
+  layer = make_layer()
+  full = layer(jnp.asarray(X), is_causal=True)
+  layer.init_cache((B, T + 2, D))
+  step = nnx.jit(step_by_step)
+  outputs = [step(layer, X[:, t : t + 1], jnp.array([t])) for t in range(T)]
+  np.testing.assert_allclose(np.concatenate(outputs, axis=1), full, atol=1e-5)
+  assert layer.cache_index[...] == T
+
+
+def test_decoding_with_positions_in_view_is_the_full_pass():
+  view = lambda layer, t: nnx.view(layer, decode=True, query_positions=t)
+  decode(lambda layer, x, t: view(layer, t)(x, is_causal=True))
+
+
+@pytest.mark.skipif(
+  "input_positions" not in inspect.signature(nnx.MultiHeadAttention.__call__).parameters,
+  reason="this flax has no input_positions",
+)
+def test_decoding_with_input_positions_is_the_full_pass():
+  in_batch = lambda t: jnp.broadcast_to(t, (B, 1))
+  decode(lambda layer, x, t: layer(x, decode=True, input_positions=in_batch(t)))
+
+
+def test_decoding_without_positions_is_refused():
+  layer = make_layer()
+  layer.init_cache((B, T, D))
+  with pytest.raises(ValueError, match="query has 1 tokens, key 5, and the query's positions are"):
+    layer(jnp.asarray(X[:, :1]), decode=True)
+
+
+def test_positions_of_packed_sentences():
+  """Queries and keys have them alike; given apart they come apart."""
+  layer = make_layer()
+  hook, (q, k, v) = layer.attention_fn, projections(layer)
+  positions = jnp.array([[3, 4, 0, 1, 2], [0, 1, 2, 3, 4]])
+  attend = lambda **options: dot_product_attention(q, k, v, relations=hook.tables(), **options)
+  both = dict(query_positions=positions, key_positions=positions)
+  np.testing.assert_allclose(hook(q, k, v, input_positions=positions), attend(**both), atol=1e-6)
+  view = nnx.view(hook, **both | dict(query_positions=positions[1:]))
+  shifted = attend(**both | dict(query_positions=positions[1]))
+  np.testing.assert_allclose(view(q, k, v), shifted, atol=1e-6)
+  assert jnp.abs(shifted - attend(**both)).max() > 0.1
+
+
+def test_what_cannot_be_honoured_is_refused():
+  with pytest.raises(NotImplementedError, match="precision is 'highest'; RelativeAttention wants"):
+    make_layer(precision="highest")(jnp.asarray(X))
+
+
+def test_any_number_of_batch_axes():
+  hook = quickly(make_hook(nnx.Rngs(0)))
+  q, k, v = RANDOM.standard_normal((3, 2, 3, T, N, H), dtype=np.float32)
+  bias = RANDOM.standard_normal((3, 1, T, T), dtype=np.float32)
+  mask = RANDOM.random((2, 1, N, T, T)) < 0.7
+  positions = RANDOM.integers(9, size=(2, 3, T))
+  z = hook(q, k, v, bias, mask, input_positions=positions)
+  for i, j in np.ndindex(2, 3):
+    of_one = hook(q[i, j], k[i, j], v[i, j], bias[j], mask[i, 0], input_positions=positions[i, j])
+    np.testing.assert_allclose(z[i, j], of_one, atol=1e-6)
+
+
+def test_low_precision_computes_with_float32_parameters():
+  layer = make_layer(dtype=jnp.bfloat16)
+  y = layer(jnp.asarray(X))
+  assert y.dtype == jnp.bfloat16
+  assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype("float32")}
+  np.testing.assert_allclose(y.astype(jnp.float32), make_layer()(jnp.asarray(X)), atol=0.1)
+
+
+# Somebody else's model. Each row is a permutation of eight tokens; which token came before?
+# Who cannot see the order can at best name one of the seven others: a loss of log 7.
+VOCABULARY, WIDTH = 8, 32
+
+
+class Tagger(nnx.Module):
+  def __init__(self, rngs, **attention):
+    self.embed = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
+    self.norm1 = nnx.LayerNorm(WIDTH, rngs=rngs)
+    self.attention = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs, **attention)
+    self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs)
+    self.up = nnx.Linear(WIDTH, 64, rngs=rngs)
+    self.down = nnx.Linear(64, VOCABULARY, rngs=rngs)
+
+  def __call__(self, tokens):
+    x = self.embed(tokens)
+    x += self.attention(self.norm1(x))
+    return self.down(nnx.gelu(self.up(self.norm2(x))))
+
+
+def permutations(step):
+  return np.random.default_rng(step).permuted(np.tile(np.arange(VOCABULARY), (32, 1)), axis=1)
+
+
+def loss_after_training(make, num_steps=60):
+  optimizer = optax.adam(1e-2)
+  graphdef = nnx.graphdef(nnx.eval_shape(make))
+  params = quickly(lambda: nnx.state(make()))()
+  state = optimizer.init(params)
+
+  @quickly
+  def train_step(params, state, tokens):
+    def loss_of(params):
+      log_p = jax.nn.log_softmax(nnx.merge(graphdef, params)(tokens)[:, 1:])
+      return -jnp.take_along_axis(log_p, tokens[:, :-1, None], axis=-1).mean()
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    updates, state = optimizer.update(gradients, state)
+    return optax.apply_updates(params, updates), state, loss
+
+  losses = []
+  for step in range(num_steps):
+    params, state, loss = train_step(params, state, permutations(step))
+    losses.append(loss)
+  return float(np.mean(losses[-10:]))
+
+
+def test_somebody_elses_model_learns_the_order():
+  def make():
+    rngs = nnx.Rngs(0)
+    return Tagger(rngs, attention_fn=RelativeAttention(4, WIDTH // 4, rngs=rngs))
+
+  assert loss_after_training(make) < 0.5 * np.log(7)

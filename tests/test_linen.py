@@ -1,0 +1,241 @@
+"""One line puts relative positions into somebody else's Linen model; its NNX twin agrees."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx, traverse_util
+
+import relpos_jax.linen
+import relpos_jax.nn
+from relpos_jax import attention_weights
+from relpos_jax.linen import RelativeAttention
+
+# Compiling is what takes the time.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+quickly = functools.partial(jax.jit, compiler_options=QUICK)
+
+B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
+PADDING = nn.make_attention_mask(jnp.ones((B, T)), jnp.arange(T) < jnp.array([[5], [3]]))
+CAUSAL = nn.make_causal_mask(jnp.ones((B, T)))
+TABLES = {("attention_fn", "tables", "key"), ("attention_fn", "tables", "value")}
+
+
+def make_layer(*, layer=nn.MultiHeadDotProductAttention, hook=None, **options):
+  return layer(N, attention_fn=RelativeAttention(K, **hook or {}), **options)
+
+
+@functools.cache
+def parameters():
+  shapes = jax.eval_shape(make_layer().init, jax.random.key(0), X)
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.5 * generator.standard_normal(leaf.shape), leaf.dtype)
+  return jax.tree.map(fill, shapes)
+
+
+@pytest.mark.parametrize("beyond", ["clip", "zero"])
+@pytest.mark.parametrize("num_heads", [None, N])
+def test_it_has_the_nnx_layers_parameters_and_output(num_heads, beyond):
+  rngs, options = nnx.Rngs(0), dict(num_heads=num_heads, beyond=beyond)
+  hook = relpos_jax.nn.RelativeAttention(K, H, **options, rngs=rngs)
+  twin = nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
+  layer = make_layer(hook=options)
+  params = nnx.to_pure_dict(nnx.state(twin, nnx.Param))
+  shapes = jax.eval_shape(layer.init, jax.random.key(0), X)["params"]
+  assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+  for mask in (None, PADDING, CAUSAL):
+    y = layer.apply({"params": params}, X, mask=mask)
+    np.testing.assert_allclose(y, twin(jnp.asarray(X), mask=mask), atol=1e-6)
+
+
+def test_tables_start_in_the_nnx_ones_range():
+  layer = relpos_jax.linen.RelativePositionTables(16, num_heads=8)
+  relations, _ = layer.init_with_output(jax.random.key(0), 64)
+  twin = relpos_jax.nn.RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))()
+  for table, other in ((relations.key, twin.key), (relations.value, twin.value)):
+    assert table.std() == pytest.approx(float(other.std()), rel=0.05)
+
+
+@pytest.mark.parametrize("table", ["keys", "values"])
+def test_a_table_switched_off_is_no_parameter(table):
+  shapes = jax.eval_shape(make_layer(hook={table: False}).init, jax.random.key(0), X)
+  assert set(shapes["params"]["attention_fn"]["tables"]) == {"key", "value"} - {table[:-1]}
+
+
+def test_flax_leaves_out_none_of_its_arguments():
+  own = set(inspect.signature(RelativeAttention(K)).parameters)
+  flax = set(inspect.signature(nn.dot_product_attention).parameters)
+  assert flax - own == {"einsum_dot_general"}  # never given by the layer
+
+
+class InCompact(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    x = make_layer(name="first")(x)
+    return make_layer(name="second")(x)
+
+
+class InSetup(nn.Module):
+  def setup(self):
+    self.first, self.second = make_layer(), make_layer()
+
+  def __call__(self, x):
+    return self.second(self.first(x))
+
+
+class InRemat(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    layer = nn.remat(nn.MultiHeadDotProductAttention)
+    x = make_layer(layer=layer, name="first")(x)
+    return make_layer(layer=layer, name="second")(x)
+
+
+class OneForBoth(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    relative = RelativeAttention(K, parent=self, name="relative")
+    for name in ("first", "second"):
+      x = nn.MultiHeadDotProductAttention(N, attention_fn=relative, name=name)(x)
+    return x
+
+
+def table_paths(model):
+  flat = traverse_util.flatten_dict(jax.eval_shape(model.init, jax.random.key(0), X)["params"])
+  return {path for path in flat if "tables" in path}
+
+
+@pytest.mark.parametrize("model", [InCompact, InSetup, InRemat])
+def test_the_tables_have_one_path_wherever_the_hook_is_made(model):
+  assert table_paths(model()) == {(name, *path) for name in ("first", "second") for path in TABLES}
+
+
+def test_one_hook_for_two_layers_has_the_path_it_is_given():
+  assert table_paths(OneForBoth()) == {("relative", "tables", x) for x in ("key", "value")}
+
+
+def test_padding_is_inert_and_the_tables_learn():
+  @quickly
+  def gradients(variables, x):
+    loss = lambda variables, x: jnp.sum(make_layer().apply(variables, x, mask=PADDING)[1, :3] ** 2)
+    return jax.value_and_grad(loss, argnums=(0, 1))(variables, x)
+
+  noisy = X.copy()
+  noisy[1, 3:] = 1e3
+  loss, (of_variables, of_x) = gradients(parameters(), noisy)
+  np.testing.assert_allclose(loss, gradients(parameters(), X)[0], rtol=1e-6)
+  assert not of_x[1, 3:].any() and of_x[1, :3].all()
+  for table in jax.tree.leaves(of_variables["params"]["attention_fn"]):
+    assert table.shape == (2 * K + 1, H) and table.all()
+
+
+def test_dropout_is_decided_by_its_key():
+  layer = make_layer(dropout_rate=0.5, deterministic=False)
+  call = lambda seed: layer.apply(parameters(), X, rngs={"dropout": jax.random.key(seed)})
+  np.testing.assert_array_equal(call(0), call(0))
+  assert jnp.abs(call(0) - call(1)).max() > 0.1
+  still = make_layer(dropout_rate=0.5, deterministic=True).apply(parameters(), X)
+  np.testing.assert_allclose(still, make_layer().apply(parameters(), X), atol=1e-6)
+
+
+def test_weights_are_sown_as_flax_sows_them():
+  look = functools.partial(make_layer().apply, parameters(), X, mutable=["intermediates"])
+  _, sown = look(mask=CAUSAL, sow_weights=True)
+  (weights,) = sown["intermediates"]["attention_weights"]
+  params = parameters()["params"]
+  q, k = (
+    jnp.einsum("btd,dnh->btnh", X, params[name]["kernel"]) + params[name]["bias"]
+    for name in ("query", "key")
+  )
+  relations = relpos_jax.RelativePositions(**params["attention_fn"]["tables"])
+  wanted = attention_weights(q, k, is_causal=True, relations=relations)
+  np.testing.assert_allclose(weights, wanted, atol=1e-6)
+  assert not look()[1]
+
+
+class Decoder(nn.Module):
+  """Somebody's layer that knows which token it reads."""
+
+  @nn.compact
+  def __call__(self, x, position=None):
+    return make_layer(hook=dict(query_positions=position), decode=True, name="layer")(x)
+
+
+def test_decoding_with_positions_is_the_full_pass_and_without_is_refused():
+  variables = {"params": {"layer": parameters()["params"]}}
+  empty = jax.eval_shape(Decoder().init, jax.random.key(0), X)["cache"]
+  cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)
+
+  @quickly
+  def step(cache, x, position):
+    return Decoder().apply(variables | dict(cache=cache), x, position, mutable=["cache"])
+
+  full = make_layer().apply(parameters(), X, mask=CAUSAL)
+  for t in range(T):
+    y, updated = step(cache, X[:, t : t + 1], jnp.array([t]))
+    np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
+    cache = updated["cache"]
+
+  with pytest.raises(ValueError, match="query has 1 tokens, key 5, and the query's positions are"):
+    Decoder().apply(variables | dict(cache=cache), X[:, :1], mutable=["cache"])
+
+
+@pytest.mark.parametrize(
+  "option",
+  [dict(precision="highest"), dict(qk_attn_weights_einsum_cls=lambda: jnp.einsum)],
+  ids=["precision", "einsum"],
+)
+def test_what_cannot_be_honoured_is_refused(option):
+  (name,) = option
+  with pytest.raises(NotImplementedError, match=f"{name.removesuffix('_cls')} is .* wants None"):
+    make_layer(**option).apply(parameters(), X)
+
+
+# Somebody else's model. Each row is a permutation of eight tokens; which token came before?
+# Who cannot see the order can at best name one of the seven others: a loss of log 7.
+VOCABULARY, WIDTH = 8, 32
+
+
+class Tagger(nn.Module):
+  @nn.compact
+  def __call__(self, tokens):
+    x = nn.Embed(VOCABULARY, WIDTH)(tokens)
+    x += nn.MultiHeadDotProductAttention(4, attention_fn=RelativeAttention(4))(nn.LayerNorm()(x))
+    return nn.Dense(VOCABULARY)(nn.gelu(nn.Dense(64)(nn.LayerNorm()(x))))
+
+
+def permutations(step):
+  return np.random.default_rng(step).permuted(np.tile(np.arange(VOCABULARY), (32, 1)), axis=1)
+
+
+def loss_after_training(model, num_steps=60):
+  optimizer = optax.adam(1e-2)
+  params = quickly(model.init)(jax.random.key(0), permutations(0))
+  state = optimizer.init(params)
+
+  @quickly
+  def train_step(params, state, tokens):
+    def loss_of(params):
+      log_p = jax.nn.log_softmax(model.apply(params, tokens)[:, 1:])
+      return -jnp.take_along_axis(log_p, tokens[:, :-1, None], axis=-1).mean()
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    updates, state = optimizer.update(gradients, state)
+    return optax.apply_updates(params, updates), state, loss
+
+  losses = []
+  for step in range(num_steps):
+    params, state, loss = train_step(params, state, permutations(step))
+    losses.append(loss)
+  return float(np.mean(losses[-10:]))
+
+
+def test_somebody_elses_model_learns_the_order():
+  assert loss_after_training(Tagger()) < 0.5 * np.log(7)
