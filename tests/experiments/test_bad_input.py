@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from experiments import translate
-from relpos_jax.attention import operator
+from relpos_jax.attention import choice
 
 
 @pytest.fixture
@@ -147,15 +147,13 @@ def test_devices_that_there_are_not_or_that_do_not_divide_the_batch(train_refuse
 
 
 def test_an_implementation_that_cannot_do_what_was_asked(train_refused, monkeypatch):
-  def only_without_dropout(inputs):
-    if inputs.dropout_rate:
-      raise NotImplementedError("picky has no dropout:\nuse 'reference'")
-    return operator.IMPLEMENTATIONS["reference"](inputs)
-
-  names = dict(operator.IMPLEMENTATIONS) | dict(picky=only_without_dropout)
-  monkeypatch.setattr(operator, "IMPLEMENTATIONS", names)
+  reference = choice.IMPLEMENTATIONS["reference"]
+  picky = reference._replace(
+    unsupported=lambda inputs: "it has no dropout:\nrates" if inputs.dropout_rate else None
+  )
+  monkeypatch.setitem(choice.IMPLEMENTATIONS, "picky", picky)
   train_refused(
-    "config.model picky has no dropout: use 'reference'", "--config.model.implementation=picky"
+    "config.model 'picky' cannot it has no dropout: rates", "--config.model.implementation=picky"
   )
 
 
