@@ -27,10 +27,11 @@ class Batches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
   A pair goes into the bucket of the smallest boundary that holds max(source, target) tokens, and
-  a bucket's batches have shape [token_budget // boundary, boundary] on both sides (Vaswani et al.
-  2017, section 5.1: pairs of similar length, a budget of tokens). Each epoch shows every pair once,
-  shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD complete the last
-  batch of a bucket. Safe to read from several threads.
+  a bucket's batches have token_budget // boundary pairs, padded to boundary tokens on both sides
+  (Vaswani et al. 2017, section 5.1: pairs of similar length, a budget of tokens). Each epoch shows
+  every pair once, shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD
+  complete the last batch of a bucket, and every batch to a multiple of rows: so the pairs of a step
+  are the same for any number of devices. Safe to read from several threads.
 
   Attributes:
     num_per_epoch: batches an epoch, the same in every epoch.
@@ -61,9 +62,9 @@ class Batches:
       sources: rows of token ids, a `Ragged` or any sequence of integer rows.
       targets: as many rows.
       boundaries: padded lengths, in tokens, increasing.
-      token_budget: tokens a batch, rows times boundary, at most, over all devices and all parts of
-        an accumulated gradient.
-      multiple_of: rows are rounded down to a multiple of this: devices times accumulation.
+      token_budget: tokens a batch, pairs times boundary, at most, over all devices and all parts
+        of an accumulated gradient.
+      multiple_of: rows are filled up to a multiple of this: devices times accumulation.
       seed: of the order. None keeps the order of bucket and corpus: for evaluation, where
         `prefetch(batches, 0, batches.num_per_epoch)` gives every pair once.
 
@@ -79,12 +80,15 @@ class Batches:
     self._buckets = [*_buckets(lengths, boundaries, token_budget, multiple_of)]
     self._longest, self._seed = boundaries[-1], seed
     self._batches = [
-      (bucket, slice(start, start + rows))
-      for bucket, ((rows, _), examples) in enumerate(self._buckets)
-      for start in range(0, len(examples), rows)
+      (bucket, slice(start, start + pairs))
+      for bucket, ((pairs, _), examples) in enumerate(self._buckets)
+      for start in range(0, len(examples), pairs)
     ]
     self.num_per_epoch = len(self._batches)
-    self.shapes = tuple(shape for shape, _ in self._buckets)
+    self.shapes = tuple(
+      (math.ceil(pairs / multiple_of) * multiple_of, boundary)
+      for (pairs, boundary), _ in self._buckets
+    )
     self.dropped = len(lengths) - sum(len(examples) for _, examples in self._buckets)
     self._lock = threading.Lock()
     self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
@@ -132,7 +136,7 @@ class Batches:
 def _buckets(
   lengths: Int[np.ndarray, "pairs"], boundaries: Sequence[int], token_budget: int, multiple_of: int
 ) -> Iterator[tuple[tuple[int, int], Int[np.ndarray, "examples"]]]:
-  """The shape of each bucket that is not empty, and the pairs in it."""
+  """Of each bucket that is not empty: pairs a batch and boundary, and the pairs in it."""
   if list(boundaries) != sorted({*boundaries}) or not boundaries or boundaries[0] < 1:
     raise InputError(f"boundaries {boundaries}: give increasing lengths in tokens, from 1")
   if lengths.min(initial=boundaries[-1] + 1) > boundaries[-1]:
@@ -142,15 +146,15 @@ def _buckets(
     )
   bucket = np.searchsorted(boundaries, lengths)
   for index, boundary in enumerate(boundaries):
-    rows = token_budget // boundary // multiple_of * multiple_of
-    if not rows:
+    pairs = token_budget // boundary
+    if pairs < multiple_of:
       raise InputError(
         f"boundary {boundary} with a budget of {token_budget} tokens leaves no room for"
         f" {multiple_of} rows: raise the budget to {boundary * multiple_of} or lower the boundary"
       )
     examples = np.flatnonzero(bucket == index).astype(np.int32)
     if len(examples):
-      yield (rows, boundary), examples
+      yield (pairs, boundary), examples
 
 
 def pair_lengths(sources: Ragged, targets: Ragged) -> Int[np.ndarray, "pairs"]:

@@ -73,8 +73,10 @@ def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
   assert len({boundary for _, boundary in batches.shapes}) == len(batches.shapes)
   for batch in epoch:
     rows, boundary = batch.source.shape
-    assert token_budget - multiple_of * boundary < rows * boundary <= token_budget
     assert rows % multiple_of == 0
+    assert (
+      len(pairs(batch)) <= token_budget // boundary <= rows < token_budget / boundary + multiple_of
+    )
     shorter = max((b for b in BOUNDARIES if b < boundary), default=0)
     assert all(shorter < max(map(len, pair)) <= boundary for pair in pairs(batch))
   cells = sum(batch.source.size + batch.target.size for batch in epoch)
@@ -82,13 +84,25 @@ def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
   assert batches.padding == pytest.approx(1 - tokens / cells)
 
 
-def test_only_the_last_batch_of_a_bucket_has_rows_of_padding():
-  batches = make(*random_corpus(200))
+@pytest.mark.parametrize("multiple_of", [1, 2, 3])
+def test_all_but_the_last_batch_of_a_bucket_use_up_the_budget(multiple_of):
+  batches = make(*random_corpus(200), multiple_of=multiple_of, token_budget=25)
   fills = {}
   for step in range(batches.num_per_epoch):
-    fills.setdefault(batches[step].source.shape, []).append(len(pairs(batches[step])))
-  for (rows, _), filled in fills.items():
-    assert sum(fill < rows for fill in filled) <= 1
+    fills.setdefault(batches[step].source.shape[1], []).append(len(pairs(batches[step])))
+  for boundary, filled in fills.items():
+    assert sum(fill < 25 // boundary for fill in filled) <= 1
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_pairs_of_a_step_do_not_depend_on_the_number_of_devices(seed):
+  sources, targets = random_corpus(200)
+  alone = make(sources, targets, seed=seed, multiple_of=1, token_budget=59)
+  for num_devices in (2, 3, 7):
+    spread = make(sources, targets, seed=seed, multiple_of=num_devices, token_budget=59)
+    assert spread.num_per_epoch == alone.num_per_epoch
+    for step in range(2 * alone.num_per_epoch):
+      assert pairs(spread[step]) == pairs(alone[step])
 
 
 def test_a_batch_depends_on_seed_and_step_alone():
@@ -153,7 +167,7 @@ def test_the_longer_side_counts():
 def test_the_log_line_says_what_matters():
   batches = make(*corpus([(2, 3), (3, 1), (8, 2), (9, 9)]))
   assert str(batches) == (
-    "2 shapes: 8x3 2x8, 2 batches an epoch, 1 pairs longer than 8 tokens dropped, 76% padding"
+    "2 shapes: 8x3 4x8, 2 batches an epoch, 1 pairs longer than 8 tokens dropped, 83% padding"
   )
 
 
