@@ -15,6 +15,8 @@ import rich.console
 import rich.progress
 import tensorboardX
 
+from relpos_jax.training.workdir import write_whole
+
 
 class Reporter:
   """Writes metrics.jsonl, samples.txt and tensorboard/ in a run's folder, and shows the progress.
@@ -133,19 +135,13 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 def _drop_from(step: int, workdir: pathlib.Path) -> None:
   """Removes what was written for `step` and later ones."""
   kept = [json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] < step]
-  _replace(workdir / "metrics.jsonl", "".join(kept))
+  write_whole(workdir / "metrics.jsonl", "".join(kept))
   samples = workdir / "samples.txt"
   if samples.exists():
     text = samples.read_text(encoding="utf-8")
     headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
     later = (header.start() for header in headers if int(header[1]) >= step)
-    _replace(samples, text[: next(later, len(text))])
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-  new = path.with_name(f"{path.name}.new")
-  new.write_text(text, encoding="utf-8")
-  os.replace(new, path)
+    write_whole(samples, text[: next(later, len(text))])
 
 
 class _Speed:

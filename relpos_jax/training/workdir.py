@@ -100,7 +100,14 @@ def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> No
   """
   for name, content in (("config", config), ("environment", environment())):
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    pathlib.Path(workdir, f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    write_whole(pathlib.Path(workdir, f"{name}.json"), text + "\n")
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+  """Writes a text file; if it cannot, or is killed meanwhile, the file is as it was before."""
+  new = path.with_name(f".{path.name}.new")
+  new.write_text(text, encoding="utf-8")
+  os.replace(new, path)
 
 
 def environment() -> dict[str, Any]:

@@ -74,9 +74,8 @@ def test_shapes_keep_to_the_budget_and_the_smallest_boundary(
   for batch in epoch:
     rows, boundary = batch.source.shape
     assert rows % multiple_of == 0
-    assert (
-      len(pairs(batch)) <= token_budget // boundary <= rows < token_budget / boundary + multiple_of
-    )
+    at_most = token_budget // boundary
+    assert len(pairs(batch)) <= at_most <= rows < at_most + multiple_of
     shorter = max((b for b in BOUNDARIES if b < boundary), default=0)
     assert all(shorter < max(map(len, pair)) <= boundary for pair in pairs(batch))
   cells = sum(batch.source.size + batch.target.size for batch in epoch)

@@ -1,6 +1,7 @@
 """A run's folder takes the same config's run again, and nothing else."""
 
 import copy
+import errno
 import importlib.metadata
 import json
 import pathlib
@@ -115,6 +116,22 @@ def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
   assert environment["packages"]["jax"] == importlib.metadata.version("jax")
   assert shlex.split(environment["command"])[1:] == sys.orig_argv[1:]
   assert environment["cpu"] and environment["date"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_start_that_fails_while_writing_leaves_the_run_as_it_was(tmp_path, monkeypatch, started):
+  if started:
+    write_run_files(tmp_path, CONFIG)
+  write_text = pathlib.Path.write_text
+
+  def full_disk(path, text, **options):
+    write_text(path, text[:10], **options)
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  with monkeypatch.context() as context, pytest.raises(OSError, match="No space"):
+    context.setattr(pathlib.Path, "write_text", full_disk)
+    write_run_files(tmp_path, changed(training=dict(num_steps=200)))
+  assert claim_workdir(tmp_path, CONFIG) is started
 
 
 def test_no_git_and_no_checkout_of_its_own_are_no_fault(tmp_path, monkeypatch):
