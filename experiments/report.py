@@ -8,7 +8,6 @@ config.json. Minutes are those from the first step of training to the last, eval
 included, and tokens a second are target tokens, the median over training.
 """
 
-import json
 import pathlib
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from experiments import command
 from relpos_jax.errors import InputError
 from relpos_jax.training.reporting import read_metrics
+from relpos_jax.training.workdir import read_json
 
 FLAGS = dict(
   workdirs=command.Flag(None, "the folders of finished runs, separated by commas"),
@@ -37,23 +37,32 @@ def main(workdirs: str, out: str) -> None:
   )
   if out == "-":
     print(text)
-  else:
+    return
+  try:
     pathlib.Path(out).parent.mkdir(parents=True, exist_ok=True)
     pathlib.Path(out).write_text(text + "\n", encoding="utf-8")
+  except OSError as error:
+    raise InputError(f"cannot write --out={out} ({error.strerror}): give another file") from error
 
 
 def read_run(workdir: pathlib.Path) -> dict[str, Any]:
   """What a finished run's folder says.
 
   Raises:
-    InputError: a file of it is missing.
+    InputError: a file of it is missing or damaged, or its training ended without an evaluation.
   """
   names = ("config", "environment", "results")
   for name in names:
     if not (workdir / f"{name}.json").exists():
       raise InputError(f"no {name}.json in {workdir}: name the folder of a finished run")
-  run = {name: json.loads((workdir / f"{name}.json").read_text("utf-8")) for name in names}
-  return run | dict(metrics=read_metrics(workdir))
+  run = {name: read_json(workdir / f"{name}.json") for name in names}
+  metrics = read_metrics(workdir)
+  for number in ("tokens_per_second", "valid_loss"):
+    if not _numbers(metrics, number):
+      raise InputError(
+        f"no {number} in {workdir / 'metrics.jsonl'}: name the folder of a finished run"
+      )
+  return run | dict(metrics=metrics)
 
 
 _SCORES = ("sacrebleu", "paper_bleu")
@@ -61,18 +70,21 @@ _SCORES = ("sacrebleu", "paper_bleu")
 
 def _row(run: dict[str, Any]) -> str:
   metrics, test = run["metrics"], run["results"]["test"]
-  speeds = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
-  valid_losses = [line["valid_loss"] for line in metrics if "valid_loss" in line]
   cells = [
     run["config"]["name"],
     run["config"]["model"]["positions"],
     f"{metrics[-1]['step']:,}",
     f"{(metrics[-1]['time'] - metrics[0]['time']) / 60:.1f}",
-    f"{np.median(speeds):,.0f}",
-    f"{valid_losses[-1]:.3f}",
+    f"{np.median(_numbers(metrics, 'tokens_per_second')):,.0f}",
+    f"{_numbers(metrics, 'valid_loss')[-1]:.3f}",
     *(f"{test[kind]['value']:.2f}" for kind in _SCORES),
   ]
   return f"| {' | '.join(cells)} |"
+
+
+def _numbers(metrics: list[dict[str, Any]], name: str) -> list[float]:
+  """The values of this name, in order of steps."""
+  return [line[name] for line in metrics if line.get(name) is not None]
 
 
 def _provenance(run: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """From a config to the parts of a run, and from a run's folder back to them."""
 
 import functools
-import json
 import pathlib
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import data_mesh, replicate
+from relpos_jax.training.workdir import read_json
 from relpos_jax.typing import PyTree
 
 
@@ -128,12 +128,9 @@ def load_run(workdir: str | pathlib.Path) -> Run:
 
 
 def _load_config(path: pathlib.Path) -> ConfigDict:
-  try:
-    config = ConfigDict(json.loads(path.read_text(encoding="utf-8")))
-  except OSError:
-    raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir") from None
-  except (ValueError, AttributeError) as error:
-    raise InputError(f"damaged {path} ({error}): give another --workdir") from error
+  if not path.is_file():
+    raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
+  config = ConfigDict(read_json(path))
   check_types(config, default.get_config())
   return config
 

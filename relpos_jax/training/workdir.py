@@ -61,7 +61,7 @@ def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return False
-  _compare(workdir, _read_json(workdir / "config.json"), config)
+  _compare(workdir, read_json(workdir / "config.json"), config)
   return True
 
 
@@ -83,14 +83,19 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   return flat
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """The object in a JSON file of a run's folder.
+
+  Raises:
+    InputError: the file cannot be read, or holds something else.
+  """
   try:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
       raise ValueError("not a JSON object")
     return content
   except (OSError, ValueError) as error:
-    raise InputError(f"cannot read {path} ({error}): give another --workdir") from error
+    raise InputError(f"cannot read {path} ({error}): name the folder of a whole run") from error
 
 
 def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> None:

@@ -264,8 +264,8 @@ class TestARunThatIsNotWhole:
   @pytest.mark.parametrize(
     "text, words",
     [
-      ('{"model": ', "damaged config.json"),
-      ("[]", "damaged config.json"),
+      ('{"model": ', "cannot read config.json"),
+      ("[]", "cannot read config.json"),
       ('{"model": {"depth": 3}}', "unknown config.model.depth"),
     ],
   )
