@@ -85,7 +85,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
   """
   config = run.config.training
   train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
-  print(f"training: {train_batches}")
+  print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   optimizer = optimizers.adam(schedule(run.config))
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,

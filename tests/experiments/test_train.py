@@ -75,10 +75,11 @@ def test_the_end_shows_scores_five_samples_and_the_pictures(training):
   assert "step 12/12  loss" in answer.err
 
 
-def test_the_log_says_what_was_left_out_and_what_will_be_compiled(training):
+def test_the_log_says_what_was_left_out_of_both_splits_and_what_will_be_compiled(training):
   _, answer = training
   assert "1 pair with an empty side skipped in train\n" in answer.out
   assert "training: 1 shapes: 14x9, " in answer.out and " pairs longer than 9 tokens" in answer.out
+  assert "validation: 1 shapes: 14x9, 1 batches an epoch, " in answer.out
 
 
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
