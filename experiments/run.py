@@ -87,8 +87,11 @@ def make_batches(
 
 
 def _encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
-  source, target = tokenizers
-  return encode(source, (pair[0] for pair in pairs)), encode(target, (pair[1] for pair in pairs))
+  # Without the space around them, as the translator reads lines.
+  return tuple(
+    encode(tokenizer, (pair[side].strip() for pair in pairs))
+    for side, tokenizer in enumerate(tokenizers)
+  )
 
 
 def plan_run(config: ConfigDict, tokenizers: Tokenizers) -> Run:

@@ -1,0 +1,24 @@
+"""From a config and a corpus to the parts of a run."""
+
+import numpy as np
+import pytest
+
+from configs import quickstart
+from experiments.run import learn_tokenizers, make_batches
+from relpos_jax.data.corpus import Corpus
+
+PAIRS = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")] * 4
+
+
+@pytest.mark.parametrize("space", [" ", "\t", "\u00a0", "\u3000 "])
+def test_training_sees_lines_as_translating_does_without_the_space_around_them(space):
+  spaced = [(f"{source}{space}", f"{space}{target}{space}") for source, target in PAIRS]
+  config = quickstart.get_config()
+  plain = Corpus(dict(train=PAIRS, valid=PAIRS))
+  tokenizers = learn_tokenizers(config, plain)
+  wanted = make_batches(config, plain, tokenizers, num_devices=1)
+  found = make_batches(config, Corpus(dict(train=spaced, valid=spaced)), tokenizers, num_devices=1)
+  for ours, theirs in zip(found, wanted, strict=True):
+    assert ours.num_per_epoch == theirs.num_per_epoch
+    for step in range(ours.num_per_epoch):
+      np.testing.assert_array_equal(ours[step], theirs[step])
