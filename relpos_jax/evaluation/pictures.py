@@ -16,6 +16,7 @@ from relpos_jax.typing import ArrayLike, Float
 _TRAIN, _VALID, _QUIET = "#4477aa", "#cc3311", "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 _POINTS_PER_INCH = 72
+_DPI, _MOST_PIXELS = 150, 10_000
 
 
 class Panel(NamedTuple):
@@ -47,7 +48,7 @@ def learning_curves(metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Pa
   loss, valid_loss = _series(metrics, "loss"), _series(metrics, "valid_loss")
   bleu, rate = _series(metrics, "valid_bleu"), _series(metrics, "learning_rate")
   heights = [2.6] + [1.8] * bool(bleu) + [1.1] * bool(rate)
-  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=150, layout="constrained")
+  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=_DPI, layout="constrained")
   grid = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
   axes = list(grid[:, 0])
 
@@ -96,7 +97,8 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
   cell = float(np.clip(8.0 / longest, 0.09, 0.45))
   fontsize = min(11.0, 0.6 * cell * _POINTS_PER_INCH)
   widths = [len(panel.columns) * cell for panel in panels]
-  figure = Figure(_size(panels, cell, fontsize), dpi=150, layout="constrained")
+  size = _size(panels, cell, fontsize)
+  figure = Figure(size, dpi=min(_DPI, _MOST_PIXELS / max(size)), layout="constrained")
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
   for ax, panel, width in zip(axes, panels, widths, strict=True):

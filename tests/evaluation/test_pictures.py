@@ -6,6 +6,7 @@ import sys
 import matplotlib
 import matplotlib.image
 import numpy as np
+import PIL.Image
 import pytest
 
 from relpos_jax.evaluation.pictures import Panel, _smooth, attention_heatmap, learning_curves
@@ -106,6 +107,13 @@ def test_pictures_keep_a_sensible_size(num_words, tmp_path):
   path = attention_heatmap([panel] * 2, tmp_path / "attention.png")
   width = int.from_bytes(path.read_bytes()[16:20], "big")
   assert 500 < width < 8000
+
+
+def test_a_picture_of_any_size_can_be_opened(tmp_path):
+  words = [9000 * "x", "y"]
+  panel = Panel("Long", np.ones((2, 2)), words, words)
+  with PIL.Image.open(attention_heatmap([panel], tmp_path / "attention.png")) as picture:
+    assert 1000 < max(picture.size) < 20_000
 
 
 def test_what_cannot_be_drawn(tmp_path):
