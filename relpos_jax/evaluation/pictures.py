@@ -16,7 +16,7 @@ from relpos_jax.typing import ArrayLike, Float
 _TRAIN, _VALID, _QUIET = "#4477aa", "#cc3311", "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 _POINTS_PER_INCH = 72
-_DPI, _MOST_PIXELS = 150, 10_000
+_DPI, _MOST_PIXELS = 150, 8_000  # of a side, beyond which few programs open a picture
 
 
 class Panel(NamedTuple):
