@@ -22,11 +22,14 @@ class MultiHeadAttention(nnx.Module):
   Args:
     width: D, of inputs and outputs.
     num_heads: N query heads; `num_key_heads` of keys and values, where fewer.
-    head_width: H; D // N if None.
+    head_width: H; D / N if None.
     tables: the layer's distance tables; give several layers the same object to share them.
     dropout_rate: of the weights, while training.
     implementation: of the operator; None takes the fastest that can do the call.
     dtype: of the computation; parameters are float32.
+
+  Raises:
+    ValueError: no `head_width` is given, and N does not divide D.
 
   >>> layer = MultiHeadAttention(32, 4, rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
@@ -53,6 +56,8 @@ class MultiHeadAttention(nnx.Module):
     dtype=jnp.float32,
     rngs: nnx.Rngs,
   ):
+    if head_width is None and width % num_heads:
+      raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
     head_width = head_width or width // num_heads
     self.key_shape = (num_key_heads or num_heads, head_width)
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)

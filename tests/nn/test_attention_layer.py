@@ -104,6 +104,13 @@ def test_a_full_cache_refuses_a_token():
     layer.decode(jnp.asarray(X[:, :3]), cache, jnp.zeros((B, 3), int))
 
 
+def test_a_width_that_heads_do_not_divide_needs_a_head_width():
+  with pytest.raises(ValueError, match="width is 18; want a multiple of num_heads, 4"):
+    MultiHeadAttention(18, 4, rngs=nnx.Rngs(0))
+  layer = randomly(lambda rngs: MultiHeadAttention(18, 4, head_width=5, rngs=rngs))
+  assert layer.query.kernel.shape == (18, 4, 5)
+
+
 def test_grouped_heads_have_smaller_projections_and_cache():
   layer = make_layer(num_key_heads=2)
   assert layer.query.kernel.shape == (D, N, H)
