@@ -22,7 +22,7 @@ def attention_panels(
   panel is the token that the decoder is about to write.
   """
   source_ids, target_ids = (
-    encode(tokenizers.source, [source])[0],
+    encode(tokenizers.source, [source.strip()])[0],
     encode(tokenizers.target, [target])[0],
   )
   target_input = np.concatenate([[BOS], target_ids[:-1]])

@@ -62,6 +62,16 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(model):
   np.testing.assert_allclose(to_source.weights, read_two_layers(source, target), atol=1e-5)
 
 
+def test_white_space_around_a_sentence_is_nothing_as_in_translating(model):
+  tokenizers = Tokenizers(TOKENIZER, TOKENIZER)
+  wanted = attention_panels(model, tokenizers, SOURCE, TARGET)
+  for panel, other in zip(
+    attention_panels(model, tokenizers, f" {SOURCE}\t", TARGET), wanted, strict=True
+  ):
+    assert panel.columns == other.columns
+    np.testing.assert_array_equal(panel.weights, other.weights)
+
+
 def test_looking_leaves_the_model_as_it_was(model):
   before = nnx.graphdef(model)
   attention_panels(model, Tokenizers(TOKENIZER, TOKENIZER), SOURCE, TARGET)
