@@ -191,7 +191,7 @@ def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
   assert config.data.pairs.valid == "valid.en,valid.de"
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "translate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "translate", "report"])
 def test_help_teaches_by_examples_that_parse(call, name):
   answer = call(name, "--help")
   assert (answer.status, answer.err, answer.num_compilations) == (0, "", 0)
