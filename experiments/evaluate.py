@@ -22,6 +22,7 @@ from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu
 from relpos_jax.evaluation.pictures import attention_heatmap, learning_curves
 from relpos_jax.evaluation.report import BleuRow, bleu_table, plain_text, samples
 from relpos_jax.training.reporting import read_metrics
+from relpos_jax.training.workdir import check_writable
 
 FLAGS = dict(workdir=command.Flag(None, "the folder of a training run"))
 _NUM_SAMPLES = 5
@@ -29,8 +30,11 @@ _NUM_SAMPLES = 5
 
 def main(workdir: str) -> None:
   """Repeats the evaluation that ends a training."""
-  run = load_run(workdir)
-  evaluate(run, load_data(run.config), pathlib.Path(workdir))
+  folder = pathlib.Path(workdir)
+  if folder.is_dir():
+    check_writable(folder)
+  run = load_run(folder)
+  evaluate(run, load_data(run.config), folder)
 
 
 def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:

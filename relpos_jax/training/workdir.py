@@ -40,7 +40,7 @@ def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool
     Whether there is a run to continue.
 
   Raises:
-    InputError: the folder holds another config's run or other files, or cannot be made.
+    InputError: the folder holds another config's run or other files, or cannot be made or written.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder:
@@ -55,6 +55,7 @@ def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool
     files = sorted(path.name for path in workdir.iterdir() if not path.name.startswith("."))
   except OSError as error:
     raise InputError(f"cannot use {workdir} ({error.strerror}): give another --workdir") from error
+  check_writable(workdir)
   if "config.json" not in files:
     if files:
       raise InputError(
@@ -63,6 +64,12 @@ def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool
     return False
   _compare(workdir, read_json(workdir / "config.json"), config)
   return True
+
+
+def check_writable(workdir: pathlib.Path) -> None:
+  """Raises InputError unless files may be made in the folder: better now than after the work."""
+  if not os.access(workdir, os.W_OK):
+    raise InputError(f"cannot write into {workdir}: give a --workdir that you may write to")
 
 
 def _compare(workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """A user's mistake is one line and exit status 2: nothing is compiled, lost or overwritten."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -227,6 +228,12 @@ def test_a_folder_with_other_files(train_refused, tmp_path):
 def test_a_file_where_the_folder_should_be(train_refused, tmp_path):
   (tmp_path / "run").write_text("not a folder")
   train_refused("cannot use --workdir")
+
+
+def test_a_folder_that_may_only_be_read(train_refused, refused, run_copy, monkeypatch):
+  monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
+  train_refused("cannot write into run --workdir")
+  refused(run_copy, "cannot write into run", "evaluate", f"--workdir={run_copy}")
 
 
 def test_a_foreign_checkpoint(train_refused, refused, run_copy):
