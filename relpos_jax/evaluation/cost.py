@@ -1,0 +1,91 @@
+"""What a computation costs: its time beside another's, and the memory its compiler sets aside."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Pair = tuple[str, str]
+
+
+class Times(NamedTuple):
+  """Seconds of one function, and of the function that ran right before or after each of them."""
+
+  seconds: list[float]
+  against: list[float]
+
+
+def compare(
+  functions: Mapping[str, Callable[[], Any]],
+  pairs: Iterable[Pair],
+  repetitions: int,
+  tick: Callable[[float], None] = lambda seconds: None,
+) -> dict[Pair, Times]:
+  """Times functions in pairs, one pair after the other, again and again.
+
+  A machine's speed drifts, so only runs that are neighbours in time are compared; the second of a
+  pair goes first every other time. A pair of a function with itself shows the noise.
+
+  Args:
+    functions: by name; each returns what is to be waited for.
+    pairs: names of two functions, the second one that to compare with.
+    repetitions: of every pair.
+    tick: called after each pair with the seconds that it took.
+
+  >>> functions = dict(double=lambda: np.ones(9) * 2, square=lambda: np.ones(9) ** 2)
+  >>> times = compare(functions, [("double", "square"), ("square", "square")], repetitions=4)
+  >>> [len(seconds) for seconds in times["double", "square"]]
+  [4, 4]
+  """
+  times = {pair: Times([], []) for pair in pairs}
+  for repetition in range(repetitions):
+    for pair, (seconds, against) in times.items():
+      first, second = ((against, pair[1]), (seconds, pair[0]))[:: 1 if repetition % 2 else -1]
+      for list_of_seconds, name in (first, second):
+        list_of_seconds.append(run_time(functions[name]))
+      tick(seconds[-1] + against[-1])
+  return times
+
+
+def run_time(function: Callable[[], Any]) -> float:
+  """Seconds of one call, until all arrays that it returns are there."""
+  start = time.perf_counter()
+  jax.block_until_ready(function())
+  return time.perf_counter() - start
+
+
+def ratio_quartiles(seconds: list[float], against: list[float]) -> tuple[float, float, float]:
+  """Lower quartile, median and upper quartile of the ratios of neighbours.
+
+  >>> ratio_quartiles([2.0, 2.0, 3.0], [1.0, 2.0, 1.0])
+  (1.5, 2.0, 2.5)
+  """
+  low, median, high = np.quantile(np.divide(seconds, against), (0.25, 0.5, 0.75))
+  return float(low), float(median), float(high)
+
+
+def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The function that takes a cotangent of the result first, and gives all gradients.
+
+  >>> float(with_gradients(lambda x: x**2)(1.0, 3.0)[0])
+  6.0
+  """
+
+  def gradients(cotangent, *arguments):
+    return jax.vjp(function, *arguments)[1](cotangent)
+
+  return gradients
+
+
+def temporary_memory(function: Callable[..., Any], *arguments: Any) -> int:
+  """Bytes that the compiled function needs beyond its arguments and results.
+
+  By the compiler's account: nothing runs, and arguments may be `jax.ShapeDtypeStruct`s.
+
+  >>> x = jax.ShapeDtypeStruct((1000, 1000), np.float32)
+  >>> temporary_memory(lambda x: (x @ x @ x).sum(), x) >= 4 * 1000 * 1000
+  True
+  """
+  return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
