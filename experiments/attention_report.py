@@ -16,10 +16,11 @@ from relpos_jax.evaluation.pictures import CostPanel, cost_curves
 _INTRO = f"""# What attention costs
 
 Written by `python -m experiments.benchmark` from the times in `attention/*.json`; its `--help` says
-how it measures. Times are medians. Ratios are of two runs that were neighbours in time: the median,
-and in brackets the quartiles. `{STOCK}` is `jax.nn.dot_product_attention` without relations, in
-milliseconds; the others are ratios to it, below 1 where they are faster, and `{AGAIN}` is its noise.
-Bold is the fastest that has relations on keys and values.
+how it measures. `{STOCK}` is `jax.nn.dot_product_attention` without relations, its median in
+milliseconds. All others are ratios of two neighbouring runs, below 1 where they are faster: the
+median, and in brackets the quartiles. `{AGAIN}` shows the noise. Bold is the fastest that has
+relations on keys and values. Memory is what the compiler sets aside beyond arguments and results,
+in brackets its ratio to `{STOCK}`.
 """
 Record = Mapping[str, Any]
 
@@ -53,11 +54,11 @@ def _section(name: str, results: Record, picture: str) -> str:
   lines = [
     f"## {name}",
     "",
-    f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, Python "
-    f"{where['python']}, {packages}, commit {(where['git_commit'] or 'unknown')[:12]}. "
+    f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
+    f"Python {where['python']}, {packages}, commit {(where['git_commit'] or 'unknown')[:12]}. "
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}, "
-    f"{settings['repetitions']} repetitions.",
+    f"{_repetitions(results['cases'])}.",
     "",
     f"```\n{where['command']}\n```",
     "",
@@ -78,6 +79,11 @@ def _section(name: str, results: Record, picture: str) -> str:
   if refusals := _refusals([*cases, *memory]):
     lines += ["### What was left out", "", *refusals, ""]
   return "\n".join(lines)
+
+
+def _repetitions(cases: Sequence[Record]) -> str:
+  counts = [len(pair["seconds"]) for case in cases for pair in case["pairs"]] or [0]
+  return " to ".join(map(str, sorted({min(counts), max(counts)}))) + " repetitions"
 
 
 # Tables ------------------------------------------------------------------------------------------
@@ -102,11 +108,14 @@ def _time_table(cases: Sequence[Record], contestants: Record) -> list[str]:
 
 
 def _stock_milliseconds(case: Record) -> str:
+  runs = _stock_seconds(case)
+  return f"{1e3 * np.median(runs):.3g} ms" if runs else "-"
+
+
+def _stock_seconds(case: Record) -> list[float]:
   """Of its runs beside all others."""
-  seconds = [
-    s for pair in case["pairs"] if pair["against"] == STOCK for s in pair["against_seconds"]
-  ]
-  return f"{1e3 * np.median(seconds):.3g} ms" if seconds else "-"
+  pairs = [pair for pair in case["pairs"] if pair["against"] == STOCK]
+  return [seconds for pair in pairs for seconds in pair["against_seconds"]]
 
 
 def _ratios(case: Record, against: str = STOCK) -> dict[str, tuple[float, float, float]]:
@@ -185,16 +194,26 @@ def _what(contestants: Record) -> Iterable[str]:
 
 
 def _refusals(cases: Sequence[Record]) -> list[str]:
-  """Who did not run, why, and in which cases where it ran in others."""
+  """Who did not run, why, and in which cases if it ran in others."""
   where = {}
   for case in cases:
     for name, row in case["contestants"].items():
       if row["refused"]:
-        where.setdefault((name, row["refused"]), []).append(f"{_length(case)}, {_kind(case)}")
+        where.setdefault((name, row["refused"]), []).append(case)
   return [
-    f"- {name}: {reason}" + ("" if len(those) == len(cases) else f" ({'; '.join(those)})")
+    f"- {name}: {reason}" + _which(those, [case for case in cases if name in case["contestants"]])
     for (name, reason), those in where.items()
   ]
+
+
+def _which(those: Sequence[Record], cases: Sequence[Record]) -> str:
+  """In brackets, by what those differ from all cases: the kind, the length."""
+  differences = []
+  for describe in (_kind, _length):
+    found, all_of_them = (list(dict.fromkeys(map(describe, of))) for of in (those, cases))
+    if found != all_of_them:
+      differences.append("; ".join(found))
+  return f" ({'; '.join(differences)})" if differences else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -247,7 +266,7 @@ def _curves(cases: Sequence[Record], measure: Callable[[Record, str], float | No
 
 def _milliseconds(case: Record, name: str) -> float | None:
   """jax.nn's median times the ratio's, which drifts less than the time itself."""
-  runs = [s for p in case["pairs"] if p["against"] == STOCK for s in p["against_seconds"]]
+  runs = _stock_seconds(case)
   ratio = 1.0 if name == STOCK else _ratios(case).get(name, (0, 0, 0))[1]
   return 1e3 * float(np.median(runs)) * ratio if runs else None
 

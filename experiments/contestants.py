@@ -5,11 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
-from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.evaluation.cost import with_gradients
 
@@ -60,7 +58,7 @@ class Contestant(NamedTuple):
   Attributes:
     relations: which it computes: "keys and values", "keys" or "none".
     what: it is, in a clause.
-    prepare: makes a case ready; a RuntimeError says why it cannot, as NotImplementedError does.
+    prepare: makes a case ready; a RuntimeError, such as NotImplementedError, says why it cannot.
     runs_to_prepare: a case cannot be made ready, or its memory known, without running it.
   """
 
@@ -158,6 +156,8 @@ JAX_PEERS: Mapping[str, Contestant] = {
     "none", '`jax.nn`, `implementation="cudnn"`', _prepare(_on_gpu_only(_jax_nn))
   ),
   "cudnn_dense_bias": Contestant(
-    "keys", "the same, the key term as a dense bias", _prepare(_on_gpu_only(_dense_bias))
+    "keys",
+    '`jax.nn`, `implementation="cudnn"`, the key term as a dense bias',
+    _prepare(_on_gpu_only(_dense_bias)),
   ),
 }

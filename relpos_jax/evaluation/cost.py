@@ -14,7 +14,7 @@ class Times(NamedTuple):
   """Seconds of one function, and of the function that ran right before or after each of them."""
 
   seconds: list[float]
-  against: list[float]
+  against_seconds: list[float]
 
 
 def compare(
@@ -42,8 +42,8 @@ def compare(
   times = {pair: Times([], []) for pair in pairs}
   for repetition in range(repetitions):
     for pair, (seconds, against) in times.items():
-      first, second = ((against, pair[1]), (seconds, pair[0]))[:: 1 if repetition % 2 else -1]
-      for list_of_seconds, name in (first, second):
+      runs = [(seconds, pair[0]), (against, pair[1])]
+      for list_of_seconds, name in runs if repetition % 2 else reversed(runs):
         list_of_seconds.append(run_time(functions[name]))
       tick(seconds[-1] + against[-1])
   return times
@@ -56,13 +56,15 @@ def run_time(function: Callable[[], Any]) -> float:
   return time.perf_counter() - start
 
 
-def ratio_quartiles(seconds: list[float], against: list[float]) -> tuple[float, float, float]:
+def ratio_quartiles(
+  seconds: list[float], against_seconds: list[float]
+) -> tuple[float, float, float]:
   """Lower quartile, median and upper quartile of the ratios of neighbours.
 
   >>> ratio_quartiles([2.0, 2.0, 3.0], [1.0, 2.0, 1.0])
   (1.5, 2.0, 2.5)
   """
-  low, median, high = np.quantile(np.divide(seconds, against), (0.25, 0.5, 0.75))
+  low, median, high = np.quantile(np.divide(seconds, against_seconds), (0.25, 0.5, 0.75))
   return float(low), float(median), float(high)
 
 
@@ -84,8 +86,8 @@ def temporary_memory(function: Callable[..., Any], *arguments: Any) -> int:
 
   By the compiler's account: nothing runs, and arguments may be `jax.ShapeDtypeStruct`s.
 
-  >>> x = jax.ShapeDtypeStruct((1000, 1000), np.float32)
-  >>> temporary_memory(lambda x: (x @ x @ x).sum(), x) >= 4 * 1000 * 1000
+  >>> x = jax.ShapeDtypeStruct((1000, 8), np.float32)
+  >>> temporary_memory(lambda x: jax.nn.softmax(x @ x.T) @ x, x) >= 4 * 1000 * 1000
   True
   """
   return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import (
+  FixedLocator,
+  LogLocator,
+  MaxNLocator,
+  NullLocator,
+  StrMethodFormatter,
+)
 
 from relpos_jax.typing import ArrayLike, Float
 
@@ -133,7 +139,8 @@ def cost_curves(
 
   Args:
     rows: of panels side by side.
-    quiet: names whose curves are broken lines: those to compare with.
+    quiet: names whose curves are broken lines: those to compare with. "a (b)" has the colour of
+      "a".
     path: the picture's file; its suffix says the format.
 
   Returns:
@@ -146,7 +153,8 @@ def cost_curves(
   'cost.png'
   """
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-  styles = {name: _style(i, name in quiet) for i, name in enumerate(names)}
+  kinds = list(dict.fromkeys(map(_kind, names)))
+  styles = {name: _style(kinds.index(_kind(name)), name in quiet) for name in names}
   columns = max(map(len, rows), default=1)
   size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
   figure = Figure(size, dpi=150, layout="constrained")
@@ -161,6 +169,11 @@ def cost_curves(
     handles = [lines[name] for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
   return _save(figure, path)
+
+
+def _kind(name: str) -> str:
+  """What shares a colour: a name without what it says in brackets."""
+  return name.partition(" (")[0]
 
 
 def _style(number: int, is_quiet: bool) -> dict[str, Any]:
@@ -182,6 +195,8 @@ def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any
   ax.xaxis.set_major_locator(FixedLocator(lengths))
   ax.xaxis.set_minor_locator(NullLocator())
   ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+  ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+  ax.yaxis.set_minor_locator(NullLocator())
   ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
   _clean(ax)
 
