@@ -9,7 +9,7 @@ import jax
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.inputs import gather_inputs
-from relpos_jax.evaluation.cost import with_gradients
+from relpos_jax.evaluation.cost import compile_program, with_gradients
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 # Those that never hold [T, S] weights: each is also timed without relations.
@@ -120,14 +120,8 @@ def _prepare(attention) -> Callable[[Case], Prepared]:
     function = functools.partial(attention, case)
     function = with_gradients(function) if case.backward else function
     shapes = jax.eval_shape(lambda: _random_arguments(case))
-    compiled = jax.jit(function).lower(*shapes).compile()
-    memory = compiled.memory_analysis()
-    sizes = (
-      memory.temp_size_in_bytes,
-      memory.argument_size_in_bytes,
-      memory.output_size_in_bytes,
-    )
-    return Prepared(lambda: compiled(*arguments(case)), sizes[0], sum(sizes))
+    program = compile_program(function, *shapes)
+    return Prepared(lambda: program.run(*arguments(case)), *program[1:])
 
   return prepare
 

@@ -81,13 +81,30 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
   return gradients
 
 
-def temporary_memory(function: Callable[..., Any], *arguments: Any) -> int:
-  """Bytes that the compiled function needs beyond its arguments and results.
+class Program(NamedTuple):
+  """A compiled function, and its compiler's account of memory.
 
-  By the compiler's account: nothing runs, and arguments may be `jax.ShapeDtypeStruct`s.
+  Attributes:
+    run: takes the function's arguments.
+    temporary_bytes: of what is neither argument nor result.
+    bytes_needed: of all at once.
+  """
+
+  run: Callable[..., Any]
+  temporary_bytes: int
+  bytes_needed: int
+
+
+def compile_program(function: Callable[..., Any], *arguments: Any) -> Program:
+  """Compiles for these arguments, of which the shapes suffice; nothing runs.
 
   >>> x = jax.ShapeDtypeStruct((1000, 8), np.float32)
-  >>> temporary_memory(lambda x: jax.nn.softmax(x @ x.T) @ x, x) >= 4 * 1000 * 1000
+  >>> weighted = compile_program(lambda x: jax.nn.softmax(x @ x.T) @ x, x)
+  >>> weighted.temporary_bytes >= 4 * 1000 * 1000
   True
   """
-  return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+  compiled = jax.jit(function).lower(*arguments).compile()
+  memory = compiled.memory_analysis()
+  temporary = memory.temp_size_in_bytes
+  lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  return Program(compiled, temporary, temporary + lasting)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relpos_jax.evaluation import cost
-from relpos_jax.evaluation.cost import compare, ratio_quartiles, temporary_memory, with_gradients
+from relpos_jax.evaluation.cost import compare, compile_program, ratio_quartiles, with_gradients
 
 
 @pytest.fixture
@@ -51,5 +51,13 @@ def test_all_gradients_are_taken():
 def test_memory_is_that_of_what_is_neither_argument_nor_result():
   x = jax.ShapeDtypeStruct((256, 4), jnp.float32)
   weights = 4 * 256 * 256
-  assert temporary_memory(lambda x: x + 1, x) < weights / 4
-  assert temporary_memory(lambda x: jax.nn.softmax(x @ x.T) @ x, x) >= weights
+  without, with_weights = (
+    compile_program(function, x)
+    for function in (lambda x: x + 1, lambda x: jax.nn.softmax(x @ x.T) @ x)
+  )
+  assert without.temporary_bytes < weights / 4 < weights <= with_weights.temporary_bytes
+  assert without.bytes_needed >= 2 * 4 * 256 * 4
+
+
+def test_a_program_computes_its_function():
+  assert compile_program(lambda x: 2 * x, jnp.ones(3)).run(jnp.arange(3.0)).tolist() == [0, 2, 4]
