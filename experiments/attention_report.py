@@ -50,7 +50,9 @@ def describe_kind(is_causal: bool, backward: bool) -> str:
 
 def _section(name: str, results: Record, picture: str) -> str:
   where, settings = results["environment"], results["settings"]
-  packages = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "jaxlib"))
+  packages = ", ".join(
+    f"{name} {where['packages'][name] or 'absent'}" for name in ("jax", "jaxlib", "torch")
+  )
   lines = [
     f"## {name}",
     "",
@@ -154,7 +156,7 @@ def _other_pairs(case: Record) -> list[Record]:
 def _memory_table(
   cases: Sequence[Record], summary: Callable[[list[tuple[int, int]]], str] | None = None
 ) -> list[str]:
-  """MiB, and the share of jax.nn's."""
+  """What the compiler sets aside, and its ratio to jax.nn's."""
   stock = [case["contestants"][STOCK]["temporary_bytes"] for case in cases]
   names = dict.fromkeys(name for case in cases for name in case["contestants"])
   rows = []
@@ -172,7 +174,8 @@ def _memory_cell(size: int | None, stock: int | None) -> str:
   if size is None:
     return "-"
   share = "" if not stock or not size or size == stock else f" ({_share(size / stock)})"
-  return f"{size / 2**20:,.{0 if size >= 100 * 2**20 else 1}f} MiB{share}"
+  unit, name = (2**20, "MiB") if size < 2**30 else (2**30, "GiB")
+  return f"{size / unit:,.{0 if size >= 100 * unit else 1}f} {name}{share}"
 
 
 def _share(ratio: float) -> str:

@@ -16,6 +16,8 @@ OUT/attention/NAME.json with every single time, a picture beside it, and OUT/att
 of all the machines whose .json are there.
 """
 
+import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -71,10 +73,17 @@ def main(**values: Any) -> None:
   file = _folder(values["out"]) / f"{values['name'] or _slug(jax.devices()[0].device_kind)}.json"
   if cases or memory_cases:
     effort = Effort(values["repetitions"], values["seconds"])
-    results = dict(environment=environment(), settings=values)
+    results = dict(environment=_environment(), settings=values)
     for measured in measurement.measure(cases, memory_cases, entrants, effort):
       file.write_text(json.dumps(results | measured) + "\n", encoding="utf-8")
   attention_report.write(pathlib.Path(values["out"]))
+
+
+def _environment() -> dict[str, Any]:
+  """With PyTorch's version, which no other command needs."""
+  where, found = environment(), importlib.util.find_spec("torch")
+  where["packages"]["torch"] = importlib.metadata.version("torch") if found else None
+  return where
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:

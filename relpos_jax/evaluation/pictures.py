@@ -190,14 +190,14 @@ def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any
   for name, points in panel.curves.items():
     ax.plot(*zip(*points, strict=True), label=name, **_MARKED, **styles[name])
   ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
-  ax.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
+  ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
   lengths = sorted({length for points in panel.curves.values() for length, _ in points})
   ax.xaxis.set_major_locator(FixedLocator(lengths))
   ax.xaxis.set_minor_locator(NullLocator())
   ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
   ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
   ax.yaxis.set_minor_locator(NullLocator())
-  ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+  ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
   _clean(ax)
 
 
