@@ -155,7 +155,7 @@ def cost_curves(
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
   kinds = list(dict.fromkeys(map(_kind, names)))
   styles = {name: _style(kinds.index(_kind(name)), name in quiet) for name in names}
-  columns = max(map(len, rows), default=1)
+  columns = max([1, *map(len, rows)])
   size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
   figure = Figure(size, dpi=150, layout="constrained")
   grid = figure.subplots(max(1, len(rows)), columns, squeeze=False)
