@@ -1,113 +1,155 @@
-r"""Measures what relative positions cost in a training step, beside the sinusoidal twin.
+r"""Measures what attention costs: every implementation and its peers, beside jax.nn's attention.
 
-  python -m experiments.benchmark --config=configs/multi30k.py --length=16
-  python -m experiments.benchmark --config=configs/wmt14.py --length=32 \
-      --config.batches.tokens=1024 --config.model.dtype=float32
+  python -m experiments.benchmark --lengths=512,1024 --implementations=chunked,per_position
+  python -m experiments.benchmark --peers=all --memory_lengths=1024,4096,16384,65536 --out=results
+  python -m experiments.benchmark --out=results --lengths=   # measures nothing, writes the report
 
-Steps of both models on one random batch, in turn, in one process; each ratio is of two neighbours
-in time. The sinusoidal model stands there twice: the ratio of its two copies is the noise.
+All run in turn in one process, on as many threads as there are cores. Each is timed in pairs with
+jax.nn.dot_product_attention without relations, which goes first every other time; a ratio is of
+two neighbours in time. jax.nn stands there twice: the ratio of its two runs is the noise. Those
+that never hold [T, S] weights are also timed against themselves without relations, and against
+`per_position` and `flex_attention`. What cannot do a call, or needs more memory than there is, is
+left out, and the report says why.
+
+Keys and values have relations; float32 on CPUs, bfloat16 elsewhere. Writes
+OUT/attention/NAME.json with every single time, a picture beside it, and OUT/attention.md, a report
+of all the machines whose .json are there.
 """
 
-import time
-from collections.abc import Callable
-from typing import NamedTuple
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import numpy as np
-from flax import nnx
-from ml_collections import ConfigDict
 
-from experiments import command
-from experiments.validation import model_config, validate
-from relpos_jax.data.batching import Batch
-from relpos_jax.data.tokenizer import BOS, UNK
-from relpos_jax.models.seq2seq import Transformer
-from relpos_jax.training.optimizer import adam, inverse_sqrt
-from relpos_jax.training.step import init_state, make_train_step
+from experiments import attention_report, command, measurement
+from experiments.contestants import Case
+from experiments.measurement import PEERS, Effort
+from relpos_jax.attention.choice import IMPLEMENTATIONS
+from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import environment
 
+_USUAL = ",".join(name for name in IMPLEMENTATIONS if name != "reference")
+_CAUSAL = {"no": [False], "yes": [True], "both": [False, True]}
+_PASSES = {"forward": [False], "backward": [True], "both": [False, True]}
+
 FLAGS = dict(
-  config=command.CONFIG,
-  length=command.Flag(32, "tokens a sentence, on either side"),
-  repetitions=command.Flag(40, "steps of each model"),
+  lengths=command.Flag("32,128,512,1024,4096", "tokens a sequence, separated by commas"),
+  memory_lengths=command.Flag(
+    "", "lengths at which one sequence is compiled for its memory, and nothing runs"
+  ),
+  implementations=command.Flag(_USUAL, f"all, or some of {','.join(IMPLEMENTATIONS)}"),
+  peers=command.Flag("all", f"all, none, or some of {','.join(PEERS)}"),
+  causal=command.Flag("both", "no, yes or both"),
+  passes=command.Flag("both", "forward, backward (and forward) or both"),
+  repetitions=command.Flag(20, "of every pair, at least"),
+  seconds=command.Flag(20, "that a case is measured, by up to 10 times as many repetitions"),
+  tokens=command.Flag(4096, "in a batch, whatever their length"),
+  heads=command.Flag(8, "of queries, keys and values"),
+  width=command.Flag(64, "of a head"),
+  max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
+  out=command.Flag("runs/benchmark", "the folder to write to"),
+  name=command.Flag("", "of this machine's files; by default its device's"),
 )
-_TWIN = "sinusoidal"
 
 
-class Timing(NamedTuple):
-  """Seconds a step, and the quartiles of its ratio to the twin's step right before or after."""
-
-  seconds: float
-  ratio: tuple[float, float, float]
-
-
-def main(config: ConfigDict, length: int, repetitions: int) -> None:
-  """Prints a Markdown table: milliseconds a step, and the ratio's median and quartiles."""
-  validate(config)
-  names = {f"{_TWIN} (again)": _TWIN, config.model.positions: config.model.positions}
-  steps = {name: make_stepper(config, kind, length) for name, kind in names.items()}
-  timings = compare(make_stepper(config, _TWIN, length), steps, repetitions)
-  where, rows = environment(), config.batches.tokens // length
-  print(
-    f"{config.name}: width {config.model.width}, {rows} x {length} tokens, {config.model.dtype}"
+def main(**values: Any) -> None:
+  """Checks the flags' values, then compiles, measures, and writes the results after each case."""
+  # PyTorch needs room on the same GPU; read when JAX first looks for devices.
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+  _check_numbers(values)
+  cases, memory_cases = _cases(values)
+  entrants = measurement.entrants(
+    _names("implementations", values["implementations"], IMPLEMENTATIONS),
+    _names("peers", values["peers"], PEERS),
   )
-  print(f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date']}\n")
-  print("| positions | ms a step | ratio to sinusoidal | quartiles |\n|---|---|---|---|")
-  for name, (seconds, (low, median, high)) in timings.items():
-    print(f"| {name} | {1e3 * seconds:.1f} | {median:.3f} | {low:.3f} to {high:.3f} |")
+  file = _folder(values["out"]) / f"{values['name'] or _slug(jax.devices()[0].device_kind)}.json"
+  if cases or memory_cases:
+    effort = Effort(values["repetitions"], values["seconds"])
+    results = dict(environment=_environment(), settings=values)
+    for measured in measurement.measure(cases, memory_cases, entrants, effort):
+      file.write_text(json.dumps(results | measured) + "\n", encoding="utf-8")
+  attention_report.write(pathlib.Path(values["out"]))
 
 
-def make_stepper(config: ConfigDict, positions: str, length: int) -> Callable[[], None]:
-  """A function that makes one step of training, compiled, and waits for it."""
-  size = config.vocabulary.size
-  config = config.copy_and_resolve_references()
-  config.model.positions = positions
-  model = Transformer(model_config(config, size, size), rngs=nnx.Rngs(config.seed))
-  graphdef, params = nnx.split(model, nnx.Param)
-  optimizer = adam(inverse_sqrt(1e-4, 1000))
-  train_step = make_train_step(
-    graphdef,
-    optimizer,
-    bos=BOS,
-    label_smoothing=config.training.label_smoothing,
-    dropout_key=jax.random.key(config.seed, impl=config.training.prng),
-  )
-  shape = (2, config.batches.tokens // length, length)
-  tokens = np.random.default_rng(0).integers(UNK, size, shape)
-  batch = Batch(*tokens.astype(np.int32))
-  state = init_state(params, optimizer)
-
-  def step() -> None:
-    nonlocal state
-    state, metrics = train_step(state, batch)
-    jax.block_until_ready(metrics)
-
-  step()
-  return step
+def _environment() -> dict[str, Any]:
+  """With PyTorch's version, which no other command needs."""
+  where, found = environment(), importlib.util.find_spec("torch")
+  where["packages"]["torch"] = importlib.metadata.version("torch") if found else None
+  return where
 
 
-def compare(
-  twin: Callable[[], None], steps: dict[str, Callable[[], None]], repetitions: int
-) -> dict[str, Timing]:
-  """Times each step next to a step of the twin, which goes first every other time."""
-  seconds = {name: [] for name in steps}
-  ratios = {name: [] for name in steps}
-  for repetition in range(repetitions):
-    for name, step in steps.items():
-      pair = (twin, step) if repetition % 2 else (step, twin)
-      times = {function: _seconds(function) for function in pair}
-      seconds[name].append(times[step])
-      ratios[name].append(times[step] / times[twin])
-  return {
-    name: Timing(np.median(seconds[name]), tuple(np.quantile(ratios[name], (0.25, 0.5, 0.75))))
-    for name in steps
-  }
+def _check_numbers(values: Mapping[str, Any]) -> None:
+  """Before anything is compiled."""
+  may_be_zero = ("seconds", "max_distance")
+  for flag in ("repetitions", "seconds", "tokens", "heads", "width", "max_distance"):
+    least = 0 if flag in may_be_zero else 1
+    if values[flag] < least:
+      raise InputError(f"--{flag} is {values[flag]}; want at least {least}")
 
 
-def _seconds(function: Callable[[], None]) -> float:
-  start = time.perf_counter()
-  function()
-  return time.perf_counter() - start
+def _cases(values: Mapping[str, Any]) -> tuple[list[Case], list[Case]]:
+  """Those to time, of as many tokens each, and those of one sequence, to compile for memory."""
+  tokens = values["tokens"]
+  lengths = [(_batch(length, tokens), length) for length in _numbers("lengths", values)]
+  alone = [(1, length) for length in _numbers("memory_lengths", values)]
+  same = {name: values[name] for name in ("heads", "width", "max_distance", "dtype")}
+  kinds = _kinds(values["causal"], values["passes"])
+  build = lambda sizes: [Case(*size, **same, **kind) for size in sizes for kind in kinds]
+  return build(lengths), build(alone)
+
+
+def _numbers(flag: str, values: Mapping[str, Any]) -> list[int]:
+  words = values[flag].split(",") if values[flag] else []
+  for word in words:
+    if not re.fullmatch("0*[1-9][0-9]*", word):
+      raise InputError(f"--{flag}: {word!r} is no length; want numbers such as 512,1024")
+  return [int(word) for word in words]
+
+
+def _batch(length: int, tokens: int) -> int:
+  if tokens % length:
+    raise InputError(f"--lengths: {length} does not divide --tokens={tokens}; change one of them")
+  return tokens // length
+
+
+def _names(flag: str, text: str, known: Mapping[str, Any]) -> list[str]:
+  if text in ("all", "none"):
+    return list(known) if text == "all" else []
+  for name in text.split(","):
+    if name not in known:
+      raise InputError(f"--{flag}: unknown {name!r}; want all, none or some of {', '.join(known)}")
+  return list(dict.fromkeys(text.split(",")))
+
+
+def _kinds(causal: str, passes: str) -> list[dict[str, bool]]:
+  for flag, word, known in (("causal", causal, _CAUSAL), ("passes", passes, _PASSES)):
+    if word not in known:
+      raise InputError(f"--{flag} is {word!r}; want {', '.join(known)}")
+  return [
+    dict(is_causal=is_causal, backward=backward)
+    for backward, is_causal in itertools.product(_PASSES[passes], _CAUSAL[causal])
+  ]
+
+
+def _folder(out: str) -> pathlib.Path:
+  folder = pathlib.Path(out) / "attention"
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f"cannot use {folder} ({error.strerror}): give another --out") from error
+  return folder
+
+
+def _slug(device_kind: str) -> str:
+  return re.sub("[^a-z0-9]+", "-", device_kind.lower()).strip("-")
 
 
 if __name__ == "__main__":

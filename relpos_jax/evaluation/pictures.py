@@ -1,20 +1,32 @@
-"""Two pictures of a run: how it learned, and where it looks."""
+"""Pictures: how a run learned, where it looks, and what attention costs over length."""
 
 import pathlib
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import (
+  FixedLocator,
+  LogLocator,
+  MaxNLocator,
+  NullLocator,
+  StrMethodFormatter,
+)
 
 from relpos_jax.typing import ArrayLike, Float
 
 _TRAIN, _VALID, _QUIET = "#4477aa", "#cc3311", "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
+# Told apart by colour-blind readers too: Paul Tol's "bright" and "vibrant", and by their marks.
+_COLOURS = (
+  *("#000000", "#4477aa", "#ee6677", "#228833", "#ccbb44"),
+  *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
+)
+_MARKERS = "osD^vPX<>*d"
 _POINTS_PER_INCH = 72
 _DPI, _MOST_PIXELS = 150, 8_000  # of a side, beyond which few programs open a picture
 
@@ -26,6 +38,14 @@ class Panel(NamedTuple):
   weights: Float[ArrayLike, "T S"]
   rows: Sequence[str]
   columns: Sequence[str]
+
+
+class CostPanel(NamedTuple):
+  """One measure, such as milliseconds, over the length T: a curve of (T, measure) for each name."""
+
+  title: str
+  measure: str
+  curves: Mapping[str, Sequence[tuple[float, float]]]
 
 
 def learning_curves(metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Path) -> pathlib.Path:
@@ -112,6 +132,75 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
   bar.set_label("attention weight")
   bar.outline.set_visible(False)
   return _save(figure, path)
+
+
+def cost_curves(
+  rows: Sequence[Sequence[CostPanel]], quiet: Collection[str], path: str | pathlib.Path
+) -> pathlib.Path:
+  """Draws measures over length, both on logarithmic axes, one legend for all.
+
+  Args:
+    rows: of panels side by side.
+    quiet: names whose curves are broken lines: those to compare with. "a (b)" has the colour of
+      "a".
+    path: the picture's file; its suffix says the format.
+
+  Returns:
+    The path.
+
+  >>> import tempfile
+  >>> panel = CostPanel("forward", "milliseconds", {"chunked": [(512, 3.0), (1024, 9.0)]})
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   cost_curves([[panel]], [], folder + "/cost.png").name
+  'cost.png'
+  """
+  names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
+  kinds = list(dict.fromkeys(map(_kind, names)))
+  styles = {name: _style(kinds.index(_kind(name)), name in quiet) for name in names}
+  columns = max([1, *map(len, rows)])
+  size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
+  figure = Figure(size, dpi=150, layout="constrained")
+  grid = figure.subplots(max(1, len(rows)), columns, squeeze=False)
+  for ax in grid.flat:
+    ax.set_visible(False)
+  for axes, row in zip(grid, rows, strict=False):
+    for ax, panel in zip(axes, row, strict=False):
+      _draw_cost(ax, panel, styles)
+  lines = {line.get_label(): line for ax in grid.flat for line in ax.lines}
+  if lines:
+    handles = [lines[name] for name in names]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
+  return _save(figure, path)
+
+
+def _kind(name: str) -> str:
+  """What shares a colour: a name without what it says in brackets."""
+  return name.partition(" (")[0]
+
+
+def _style(number: int, is_quiet: bool) -> dict[str, Any]:
+  return dict(
+    color=_COLOURS[number % len(_COLOURS)],
+    linestyle="--" if is_quiet else "-",
+    marker=_MARKERS[number % len(_MARKERS)],
+    zorder=2 if is_quiet else 3,
+  )
+
+
+def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any]]) -> None:
+  ax.set_visible(True)
+  for name, points in panel.curves.items():
+    ax.plot(*zip(*points, strict=True), label=name, **_MARKED, **styles[name])
+  ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
+  ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
+  lengths = sorted({length for points in panel.curves.values() for length, _ in points})
+  ax.xaxis.set_major_locator(FixedLocator(lengths))
+  ax.xaxis.set_minor_locator(NullLocator())
+  ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+  ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+  ax.yaxis.set_minor_locator(NullLocator())
+  ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+  _clean(ax)
 
 
 def _size(panels: Sequence[Panel], cell: float, fontsize: float) -> tuple[float, float]:

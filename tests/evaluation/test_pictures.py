@@ -10,7 +10,14 @@ import PIL.Image
 import pytest
 
 from relpos_jax.evaluation import pictures
-from relpos_jax.evaluation.pictures import Panel, _smooth, attention_heatmap, learning_curves
+from relpos_jax.evaluation.pictures import (
+  CostPanel,
+  Panel,
+  _smooth,
+  attention_heatmap,
+  cost_curves,
+  learning_curves,
+)
 
 RECORDS = [
   *({"step": step, "loss": 5 / step, "learning_rate": step / 1000} for step in range(1, 101)),
@@ -115,6 +122,20 @@ def test_pictures_of_long_sentences_are_drawn_smaller(tmp_path, monkeypatch):
   panel = Panel("Long", np.ones((1, 40)), ["x"], ["word"] * 40)
   with PIL.Image.open(attention_heatmap([panel], tmp_path / "attention.png")) as picture:
     assert 500 < max(picture.size) < 900
+
+
+def test_costs_are_drawn_over_length_with_one_legend(words_of):
+  time = CostPanel("forward", "milliseconds", {"a": [(32, 0.5), (4096, 2e6)], "a (b)": [(32, 1)]})
+  memory = CostPanel("forward", "MiB", {"a": [(32, 3)], "c": [(32, 4)]})
+  words = words_of(cost_curves, [[time, memory], [time]], ["c"])
+  assert {"32", "4,096", "1,000,000", "milliseconds", "MiB"} <= set(words)
+  assert [word for word in words if word in ("a", "a (b)", "c")] == ["a", "a (b)", "c"]
+  assert words.count("forward") == 3
+
+
+@pytest.mark.parametrize("rows", [[], [[]], [[CostPanel("forward", "MiB", {})]]])
+def test_costs_of_nothing(rows, tmp_path):
+  assert cost_curves(rows, [], tmp_path / "cost.png").stat().st_size > 0
 
 
 def test_what_cannot_be_drawn(tmp_path):

@@ -1,0 +1,110 @@
+"""What a computation costs: its time beside another's, and the memory its compiler sets aside."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Pair = tuple[str, str]
+
+
+class Times(NamedTuple):
+  """Seconds of one function, and of the function that ran right before or after each of them."""
+
+  seconds: list[float]
+  against_seconds: list[float]
+
+
+def compare(
+  functions: Mapping[str, Callable[[], Any]],
+  pairs: Iterable[Pair],
+  repetitions: int,
+  tick: Callable[[float], None] = lambda seconds: None,
+) -> dict[Pair, Times]:
+  """Times functions in pairs, one pair after the other, again and again.
+
+  A machine's speed drifts, so only runs that are neighbours in time are compared; the second of a
+  pair goes first every other time. A pair of a function with itself shows the noise.
+
+  Args:
+    functions: by name; each returns what is to be waited for.
+    pairs: names of two functions, the second one that to compare with.
+    repetitions: of every pair.
+    tick: called after each pair with the seconds that it took.
+
+  >>> functions = dict(double=lambda: np.ones(9) * 2, square=lambda: np.ones(9) ** 2)
+  >>> times = compare(functions, [("double", "square"), ("square", "square")], repetitions=4)
+  >>> [len(seconds) for seconds in times["double", "square"]]
+  [4, 4]
+  """
+  times = {pair: Times([], []) for pair in pairs}
+  for repetition in range(repetitions):
+    for pair, (seconds, against) in times.items():
+      runs = [(seconds, pair[0]), (against, pair[1])]
+      for list_of_seconds, name in runs if repetition % 2 else reversed(runs):
+        list_of_seconds.append(run_time(functions[name]))
+      tick(seconds[-1] + against[-1])
+  return times
+
+
+def run_time(function: Callable[[], Any]) -> float:
+  """Seconds of one call, until all arrays that it returns are there."""
+  start = time.perf_counter()
+  jax.block_until_ready(function())
+  return time.perf_counter() - start
+
+
+def ratio_quartiles(
+  seconds: list[float], against_seconds: list[float]
+) -> tuple[float, float, float]:
+  """Lower quartile, median and upper quartile of the ratios of neighbours.
+
+  >>> ratio_quartiles([2.0, 2.0, 3.0], [1.0, 2.0, 1.0])
+  (1.5, 2.0, 2.5)
+  """
+  low, median, high = np.quantile(np.divide(seconds, against_seconds), (0.25, 0.5, 0.75))
+  return float(low), float(median), float(high)
+
+
+def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The function that takes a cotangent of the result first, and gives all gradients.
+
+  >>> float(with_gradients(lambda x: x**2)(1.0, 3.0)[0])
+  6.0
+  """
+
+  def gradients(cotangent, *arguments):
+    return jax.vjp(function, *arguments)[1](cotangent)
+
+  return gradients
+
+
+class Program(NamedTuple):
+  """A compiled function, and its compiler's account of memory.
+
+  Attributes:
+    run: takes the function's arguments.
+    temporary_bytes: of what is neither argument nor result.
+    bytes_needed: of all at once.
+  """
+
+  run: Callable[..., Any]
+  temporary_bytes: int
+  bytes_needed: int
+
+
+def compile_program(function: Callable[..., Any], *arguments: Any) -> Program:
+  """Compiles for these arguments, of which the shapes suffice; nothing runs.
+
+  >>> x = jax.ShapeDtypeStruct((1000, 8), np.float32)
+  >>> weighted = compile_program(lambda x: jax.nn.softmax(x @ x.T) @ x, x)
+  >>> weighted.temporary_bytes >= 4 * 1000 * 1000
+  True
+  """
+  compiled = jax.jit(function).lower(*arguments).compile()
+  memory = compiled.memory_analysis()
+  temporary = memory.temp_size_in_bytes
+  lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  return Program(compiled, temporary, temporary + lasting)

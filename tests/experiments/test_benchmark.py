@@ -1,0 +1,214 @@
+"""The benchmarks: what they leave, and that who cannot run is a row with the reason."""
+
+import json
+import pathlib
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import attention_report, benchmark, contestants, measurement, step_benchmark
+from experiments.contestants import AGAIN, STOCK, Case, Contestant, Prepared
+from relpos_jax.attention.choice import Implementation
+from relpos_jax.errors import InputError
+
+TINY = ("--heads=2", "--width=4", "--max_distance=2", "--tokens=32", "--repetitions=3")
+CASE = Case(2, 8, 2, 4, 2, "float32", is_causal=True, backward=True)
+ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: "its device is not here")
+
+
+@pytest.fixture(scope="module")
+def out(call, tmp_path_factory) -> pathlib.Path:
+  """The folder of a small measurement; one of the implementations is for another device.
+
+  "projected", which is soon compiled, stands for the fused ones.
+  """
+  folder = tmp_path_factory.mktemp("benchmark") / "results"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(measurement, "FUSED", ("projected",))
+    patch.setitem(benchmark.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
+    answer = call(
+      *("benchmark", *TINY, "--seconds=0", "--lengths=8,16", "--memory_lengths=16,64"),
+      *("--implementations=projected,per_position,elsewhere", "--peers=dense_bias,cudnn"),
+      *("--causal=no", "--passes=backward", f"--out={folder}", "--name=here"),
+    )
+  assert answer.status == 0, answer.err
+  assert "left in all" in answer.err
+  return folder
+
+
+@pytest.fixture
+def results(out):
+  return json.loads((out / "attention" / "here.json").read_text())
+
+
+def test_every_single_time_is_kept(results):
+  assert [(case["length"], case["batch"], case["backward"]) for case in results["cases"]] == [
+    *((8, 4, True), (16, 2, True)),
+  ]
+  bare = "projected (no relations)"
+  beside_stock = [AGAIN, "projected", bare, "per_position", "dense_bias"]
+  for case in results["cases"]:
+    pairs = {(pair["name"], pair["against"]): pair for pair in case["pairs"]}
+    others = [("projected", bare), ("projected", "per_position")]
+    assert [*pairs] == [*((name, STOCK) for name in beside_stock), *others]
+    for pair in pairs.values():
+      assert len(pair["seconds"]) == len(pair["against_seconds"]) == 3
+      assert min(pair["seconds"] + pair["against_seconds"]) > 0
+
+
+def test_who_cannot_run_is_a_row_with_the_reason(results, out):
+  for case in [*results["cases"], *results["memory"]]:
+    refused = {name: row["refused"] for name, row in case["contestants"].items() if row["refused"]}
+    assert refused == {"elsewhere": "its device is not here", "cudnn": "it needs a GPU"}
+  assert "- elsewhere: its device is not here\n" in (out / "attention.md").read_text()
+
+
+def test_memory_is_known_for_all_that_is_compiled(results):
+  one, four = (case["contestants"] for case in results["memory"])
+  stock = [rows[STOCK]["temporary_bytes"] for rows in (one, four)]
+  assert stock[1] > 8 * stock[0] > 0
+  assert one["per_position"]["temporary_bytes"] > stock[0]
+
+
+def test_the_report_is_written_anew_from_the_files_alone(call, out, results):
+  report = (out / "attention.md").read_text()
+  for pair in results["cases"][-1]["pairs"]:
+    low, median, high = np.quantile(
+      np.divide(pair["seconds"], pair["against_seconds"]), (0.25, 0.5, 0.75)
+    )
+    assert f"({low:.2f} to {high:.2f})" in report and f"{median:.2f}" in report
+  for case in results["memory"]:
+    for row in case["contestants"].values():
+      assert f"{(row['temporary_bytes'] or 0) / 2**20:.1f} MiB" in report or row["refused"]
+  (out / "attention.md").unlink()
+  picture = out / "attention" / "here.png"
+  assert f"](attention/{picture.name})" in report and picture.stat().st_size > 10_000
+  assert call("benchmark", "--lengths=", f"--out={out}").status == 0
+  assert (out / "attention.md").read_text() == report
+
+
+def test_tables_are_tables(out):
+  blocks = (out / "attention.md").read_text().split("\n\n")
+  tables = [block.splitlines() for block in blocks if block.startswith("|")]
+  assert len(tables) == 1 + 1 + 1 + 1
+  for lines in tables:
+    assert len({line.count("|") for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+  "flag, words",
+  [
+    ("lengths=512,long", "--lengths 'long' 512,1024"),
+    ("lengths=0", "--lengths '0'"),
+    ("memory_lengths=-4", "--memory_lengths '-4'"),
+    ("lengths=48", "--lengths 48 --tokens=4096"),
+    ("implementations=fast", "--implementations 'fast' chunked"),
+    ("implementations=", "--implementations '' chunked"),
+    ("peers=tensorflow", "--peers 'tensorflow' torch_sdpa"),
+    ("causal=maybe", "--causal 'maybe' no, yes, both"),
+    ("passes=sideways", "--passes 'sideways' forward"),
+    ("repetitions=0", "--repetitions is 0 at least 1"),
+    ("max_distance=-1", "--max_distance is -1 at least 0"),
+    ("repetitions=many", "--repetitions=many int"),
+    ("out=/dev/null", "/dev/null --out"),
+  ],
+)
+def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):
+  answer = call("benchmark", f"--out={tmp_path}", f"--{flag}")
+  assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0)
+  assert not [word for word in words.split() if word not in answer.err], answer.err
+
+
+def test_a_report_of_nothing(tmp_path):
+  with pytest.raises(InputError, match=r"no results in .* measure first"):
+    attention_report.write(tmp_path)
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+def contestant(run=lambda: None, needed: int = 0) -> Contestant:
+  return Contestant("none", "", lambda case: Prepared(run, 7, needed))
+
+
+def fail():
+  raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nat length")
+
+
+@pytest.mark.parametrize(
+  "entrant, words",
+  [
+    (contestant(needed=2**60), "it needs 1073741824.0 GiB of"),
+    (contestant(fail), "RESOURCE_EXHAUSTED: Out of memory"),
+  ],
+)
+def test_what_has_no_room_is_a_row_with_the_reason(entrant, words):
+  row, runner = measurement._warm_up(entrant, CASE)
+  assert row["refused"].startswith(words) and row["temporary_bytes"] == 7 and runner is None
+
+
+def test_short_cases_are_repeated_more_often():
+  effort = measurement.Effort(repetitions=3, seconds=1)
+  plan = measurement._plan(CASE, {STOCK: contestant(), AGAIN: contestant()}, effort)
+  assert plan.repetitions == 30 and plan.pairs == [(AGAIN, STOCK)]
+
+
+def test_only_the_fused_are_held_against_others():
+  names = [STOCK, AGAIN, "per_position", "chunked", "chunked (no relations)", "flex_attention"]
+  against = [pair for pair in measurement.pairs_of(names) if pair[1] != STOCK]
+  assert against == [("chunked", name) for name in (names[4], "per_position", "flex_attention")]
+
+
+# Peers -------------------------------------------------------------------------------------------
+
+
+def test_a_dense_bias_holds_the_relative_key_term():
+  *arrays, relations = contestants.arguments(CASE._replace(backward=False))
+  keys_only = relations.__class__(relations.key, None)
+  found = jax.jit(partial(contestants._dense_bias, CASE))(*arrays, keys_only)
+  wanted = jax.jit(partial(contestants._ours, "reference", CASE))(*arrays, keys_only)
+  np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_pytorch_computes_the_same(is_causal):
+  pytest.importorskip("torch")
+  case = CASE._replace(backward=False, is_causal=is_causal)
+  *arrays, relations = contestants.arguments(case)
+  keys_only = relations.__class__(relations.key, None)
+  for name, wanted in (
+    ("torch_sdpa", contestants._jax_nn(case, *arrays, None)),
+    ("flex_attention", jax.jit(partial(contestants._ours, "reference", case))(*arrays, keys_only)),
+  ):
+    found = measurement.PEERS[name].prepare(case).run()
+    np.testing.assert_allclose(found.swapaxes(1, 2), wanted, atol=1e-5)
+
+
+def test_pytorch_has_gradients():
+  pytest.importorskip("torch")
+  gradients = measurement.PEERS["torch_sdpa"].prepare(CASE).run()
+  assert [g is not None and g.abs().max() > 0 for g in gradients] == [True, True, True, False]
+
+
+def test_without_pytorch_its_rows_say_so(monkeypatch):
+  monkeypatch.setitem(sys.modules, "torch", None)
+  for name in ("torch_sdpa", "flex_attention"):
+    row, runner = measurement._warm_up(measurement.PEERS[name], CASE)
+    assert "PyTorch is not installed" in row["refused"] and runner is None
+
+
+# A training step ---------------------------------------------------------------------------------
+
+
+def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, monkeypatch):
+  ran = []
+  make_stepper = lambda config, positions, length: lambda: ran.append((positions, length))
+  monkeypatch.setattr(step_benchmark, "make_stepper", make_stepper)
+  answer = call("step_benchmark", f"--config={data}/tiny.py", "--length=16", "--repetitions=2")
+  assert answer.status == 0, answer.err
+  rows = [line.split(" | ")[0] for line in answer.out.splitlines() if line.startswith("| ")]
+  assert rows == ["| positions", "| sinusoidal (again)", "| relative"]
+  assert (ran.count(("relative", 16)), ran.count(("sinusoidal", 16))) == (2, 6)
