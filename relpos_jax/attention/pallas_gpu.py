@@ -5,7 +5,8 @@ products with the tables, and the derivative.
 """
 
 import functools
-import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from relpos_jax.attention import dropout, masks
 from relpos_jax.attention import pallas_gpu_kernels as kernels
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import Arrays, Blocks, Cotangents, Plan, Side
+from relpos_jax.attention.partitioned import over_batch_and_heads
 from relpos_jax.typing import Array, Bool, Float, Int
 
 _WIDEST = 256  # heads whose tiles fit a multiprocessor's memory
@@ -47,9 +49,7 @@ def default_blocks(inputs: Inputs) -> Blocks:
   return Blocks(*((min(q, lengths[0]), min(k, lengths[1])) for q, k in blocks))
 
 
-def attention_in_blocks(
-  inputs: Inputs, blocks: Blocks, interpret: bool
-) -> Float[Array, "B T N H"]:
+def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
   """Attention with tiles of given sizes: powers of 2, on a GPU of at least 16."""
   band = bands.band_of(inputs)
   plan = _plan(inputs, band, blocks, interpret)
@@ -151,7 +151,7 @@ def _attend(plan: Plan, arrays: Arrays) -> tuple[Array, Array | None, Array | No
 
 
 def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
-  outputs = kernels.outputs(plan, arrays)
+  outputs = _on_each_device(functools.partial(kernels.outputs, plan), arrays)
   sums, row_sums = None, None
   if plan.sums:
     row_sums = outputs.row_sums
@@ -176,16 +176,28 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
   left = Side(log_sums, delta, d_row_sums)
   right = _right_side(plan, arrays, left, d_sums) if plan.has_right else None
   cotangents = Cotangents(d_output.astype(arrays.value.dtype), d_sums, left, right)
-  found = kernels.gradients(plan, arrays, cotangents)
-  d_logits = found.band_logits
+  gradients = functools.partial(kernels.gradients, plan)
+  d_query, d_logits, d_key, d_value = _on_each_device(gradients, arrays, cotangents)
   if d_logits is not None:
     d_logits = jnp.where(_seen_on_band(plan, arrays, d_logits.shape), d_logits, 0)
-  d_key, d_value = (_sum_of_group(x, arrays.key) for x in (found.key, found.value))
+  d_key, d_value = (_sum_of_group(x, arrays.key) for x in (d_key, d_value))
   nothing = dict.fromkeys(("visible", "key_ends", "query_segments", "key_segments", "seeds"))
-  return (Arrays(found.query, d_key, d_value, d_logits, **nothing),)
+  return (Arrays(d_query, d_key, d_value, d_logits, **nothing),)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
+  """`function(*operands)`, tuples of arrays; over a mesh each device does its batch and heads."""
+  structure = jax.tree.structure(operands)
+  arrays = {name: x for operand in operands for name, x in kernels.named(operand).items()}
+  in_order = lambda of: structure.unflatten([of[name] for name in arrays])
+  results = jax.eval_shape(function, *operands)
+  found = over_batch_and_heads(
+    lambda of: kernels.named(function(*in_order(of))), kernels.AXES, arrays
+  )
+  return jax.tree.structure(results).unflatten([found[name] for name in kernels.named(results)])
 
 
 def _right_side(plan: Plan, arrays: Arrays, left: Side, d_sums: Array | None) -> Side:
@@ -219,9 +231,7 @@ def _pairs(plan: Plan, shape: tuple[int, ...]) -> tuple[Int[Array, "T 1"], Int[A
   return rows, rows + plan.first + jnp.arange(shape[3], dtype=jnp.int32)
 
 
-def _seen_on_band(
-  plan: Plan, arrays: Arrays, shape: tuple[int, ...]
-) -> Bool[Array, "#B 1 T R"]:
+def _seen_on_band(plan: Plan, arrays: Arrays, shape: tuple[int, ...]) -> Bool[Array, "#B 1 T R"]:
   """False where the kernels wrote nothing: those pairs are without a key, or hidden."""
   rows, columns = _pairs(plan, shape)
   ends = jnp.array([arrays.key.shape[1]]) if arrays.key_ends is None else arrays.key_ends

@@ -132,18 +132,31 @@ class Cotangents(NamedTuple):
 class Gradients(NamedTuple):
   """Of the operands; those of keys and values still one for every query head."""
 
-  query: Float[Array, "B T N H"]
-  band_logits: Float[Array, "B N T R"] | None  # anything where no key is
-  key: Float[Array, "B S N H"]
-  value: Float[Array, "B S N H"]
+  d_query: Float[Array, "B T N H"]
+  d_band_logits: Float[Array, "B N T R"] | None  # anything where no key is
+  d_key: Float[Array, "B S N H"]
+  d_value: Float[Array, "B S N H"]
 
 
 # The axes of every field.
 _SIDE = Side("BNT", "BNT", "BNT")
-ARRAYS = Arrays("BTNH", "BSKH", "BSKH", "BNTR", "BS", "B", "BT", "BS", "BN")
-OUTPUTS = Outputs("BTNH", "BNT", "BNT", "BNTR")
-COTANGENTS = Cotangents("BTNH", "BNTR", _SIDE, _SIDE)
-GRADIENTS = Gradients("BTNH", "BNTR", "BSNH", "BSNH")
+_ARRAYS = Arrays("BTNH", "BSKH", "BSKH", "BNTR", "BS", "B", "BT", "BS", "BN")
+_OUTPUTS = Outputs("BTNH", "BNT", "BNT", "BNTR")
+_COTANGENTS = Cotangents("BTNH", "BNTR", _SIDE, _SIDE)
+_GRADIENTS = Gradients("BTNH", "BNTR", "BSNH", "BSNH")
+
+
+def named(tree: Any) -> dict[str, Any]:
+  """The leaves of one of the tuples above by the names of their fields."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {jax.tree_util.keystr(path, simple=True, separator=" "): leaf for path, leaf in leaves}
+
+
+AXES: dict[str, str] = {
+  name: axes
+  for tree in (_ARRAYS, _OUTPUTS, _COTANGENTS, _GRADIENTS)
+  for name, axes in named(tree).items()
+}
 
 
 def outputs(plan: Plan, arrays: Arrays) -> Outputs:
@@ -160,12 +173,12 @@ def outputs(plan: Plan, arrays: Arrays) -> Outputs:
     of_band if plan.sums else None,
   )
   blocks = plan.blocks.output
-  return _call(_output_kernel, plan, "T", blocks, (arrays,), (ARRAYS,), shapes, OUTPUTS)
+  return _call(_output_kernel, plan, "T", blocks, (arrays,), (_ARRAYS,), shapes, _OUTPUTS)
 
 
 def gradients(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
   """Those of the query and the band by one kernel, of key and value by another."""
-  operands, axes = (arrays, cotangents), (ARRAYS, COTANGENTS)
+  operands, axes = (arrays, cotangents), (_ARRAYS, _COTANGENTS)
   like = lambda x: None if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype)
   batch, _, heads, width = arrays.query.shape
   per_head = heads == arrays.key.shape[2]
@@ -174,9 +187,9 @@ def gradients(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
   first = Gradients(like(arrays.query), like(arrays.band_logits), None, None)
   second = Gradients(None, None, of_keys, of_keys)
   blocks = plan.blocks.d_query, plan.blocks.d_key
-  first = _call(_d_query_kernel, plan, "T", blocks[0], operands, axes, first, GRADIENTS)
-  second = _call(_d_key_kernel, plan, "S", blocks[1], operands, axes, second, GRADIENTS)
-  return Gradients(first.query, first.band_logits, second.key, second.value)
+  first = _call(_d_query_kernel, plan, "T", blocks[0], operands, axes, first, _GRADIENTS)
+  second = _call(_d_key_kernel, plan, "S", blocks[1], operands, axes, second, _GRADIENTS)
+  return Gradients(*first[:2], *second[2:])
 
 
 def _call(
@@ -312,9 +325,7 @@ def _turn_to_the_band(plan: Plan, arrays: Arrays, state: _State) -> _State:
     state = state._replace(right=state.kept if plan.rate else state.total)
   if arrays.band_logits is None:
     return state
-  return state._replace(
-    maximum=state.maximum + LOG2_E * arrays.band_logits[:, plan.num_diagonals]
-  )
+  return state._replace(maximum=state.maximum + LOG2_E * arrays.band_logits[:, plan.num_diagonals])
 
 
 def _finish(plan: Plan, state: _State, outputs: Outputs) -> None:
@@ -345,7 +356,7 @@ def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradient
     _, d_logits = _d_logits(plan, arrays, cotangents, tile, side, query, key, value, d_output)
     d_query += _dot(d_logits.astype(key.dtype), key, 1, 0)
     if tile.mixed and with_band:
-      _scatter(plan, gradients.band_logits, tile, d_logits)
+      _scatter(plan, gradients.d_band_logits, tile, d_logits)
       d_right += jnp.where(tile.distances >= plan.right, d_logits, 0).sum(1)
     if side == "right" and with_band:
       d_right += d_logits.sum(1)
@@ -358,9 +369,9 @@ def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradient
     carry = lax.fori_loop(right_begin, end, functools.partial(visit, "right"), carry)
   carry = lax.fori_loop(left_end, right_begin, functools.partial(visit, "mixed"), carry)
   carry = lax.fori_loop(begin, left_end, functools.partial(visit, "left"), carry)
-  gradients.query[...] = (plan.scale * carry[0]).astype(gradients.query.dtype)
+  gradients.d_query[...] = (plan.scale * carry[0]).astype(gradients.d_query.dtype)
   if with_band:
-    gradients.band_logits[:, plan.num_diagonals] = carry[1]
+    gradients.d_band_logits[:, plan.num_diagonals] = carry[1]
 
 
 def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
@@ -372,9 +383,7 @@ def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients:
     queries = pl.ds(t * size, size)
     tile = _Tile(t * size, start, (size, block), queries, pl.ds(0, block), side == "mixed")
     query, d_output = arrays.query[queries], cotangents.output[queries]
-    weights, d_logits = _d_logits(
-      plan, arrays, cotangents, tile, side, query, key, value, d_output
-    )
+    weights, d_logits = _d_logits(plan, arrays, cotangents, tile, side, query, key, value, d_output)
     return (
       carry[0] + _dot(d_logits.astype(query.dtype), query, 0, 0),
       carry[1] + _dot(weights.astype(d_output.dtype), d_output, 0, 0),
@@ -386,8 +395,8 @@ def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients:
     carry = lax.fori_loop(begin, right_end, functools.partial(visit, "right"), carry)
   carry = lax.fori_loop(right_end, left_begin, functools.partial(visit, "mixed"), carry)
   carry = lax.fori_loop(left_begin, end, functools.partial(visit, "left"), carry)
-  gradients.key[...] = (plan.scale * carry[0]).astype(gradients.key.dtype)
-  gradients.value[...] = carry[1].astype(gradients.value.dtype)
+  gradients.d_key[...] = (plan.scale * carry[0]).astype(gradients.d_key.dtype)
+  gradients.d_value[...] = carry[1].astype(gradients.d_value.dtype)
 
 
 def _d_logits(
@@ -459,7 +468,7 @@ def _scatter(plan: Plan, reference: Any, tile: _Tile, x: Array) -> None:
 
 
 def _places(plan: Plan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
-  """Indices into [T, R] references. Off the band it is the last column, which nobody scatters to."""
+  """Indices into [T, R] references: the last column off the band, where none is scattered to."""
   columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
   columns = jnp.where(columns < 0, plan.num_diagonals, columns)
   rows = tile.queries.start + _range(tile.size[0])[:, None]
@@ -487,9 +496,7 @@ def _query_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]
   if arrays.key_ends is not None:
     num_tiles = jnp.where(start < arrays.key_ends[...], num_tiles, 0)
   lowest, highest = plan.limits
-  return _runs(
-    start, size[1], size[0], num_tiles, -highest, -lowest, 1 - plan.right, 1 - plan.left
-  )
+  return _runs(start, size[1], size[0], num_tiles, -highest, -lowest, 1 - plan.right, 1 - plan.left)
 
 
 def _runs(
