@@ -52,6 +52,10 @@ def default_blocks(inputs: Inputs) -> Blocks:
 def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
   """Attention with tiles of given sizes: powers of 2, on a GPU of at least 16."""
   band = bands.band_of(inputs)
+  if band is not None and band.key is not None:
+    # Wide, so that the gradient is rounded once: here, where its two terms have been added.
+    wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+    inputs = inputs._replace(query=inputs.query.astype(wide))
   plan = _plan(inputs, band, blocks, interpret)
   length, width = inputs.query.shape[1], inputs.query.shape[3]
   output, sums, row_sums = _attend(plan, _arrays(inputs, band, blocks))
@@ -151,6 +155,7 @@ def _attend(plan: Plan, arrays: Arrays) -> tuple[Array, Array | None, Array | No
 
 
 def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
+  arrays = arrays._replace(query=arrays.query.astype(arrays.key.dtype))
   outputs = _on_each_device(functools.partial(kernels.outputs, plan), arrays)
   sums, row_sums = None, None
   if plan.sums:

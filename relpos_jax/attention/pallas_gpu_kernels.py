@@ -179,12 +179,14 @@ def outputs(plan: Plan, arrays: Arrays) -> Outputs:
 def gradients(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
   """Those of the query and the band by one kernel, of key and value by another."""
   operands, axes = (arrays, cotangents), (_ARRAYS, _COTANGENTS)
-  like = lambda x: None if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype)
+  like = lambda x, dtype: None if x is None else jax.ShapeDtypeStruct(x.shape, dtype)
   batch, _, heads, width = arrays.query.shape
-  per_head = heads == arrays.key.shape[2]
-  dtype = arrays.key.dtype if per_head else jnp.promote_types(arrays.key.dtype, jnp.float32)
+  # What more is added to is rounded later.
+  wide = jnp.promote_types(arrays.query.dtype, jnp.float32)
+  dtype = arrays.key.dtype if heads == arrays.key.shape[2] else wide
+  of_query = like(arrays.query, arrays.query.dtype if arrays.band_logits is None else wide)
   of_keys = jax.ShapeDtypeStruct((batch, arrays.key.shape[1], heads, width), dtype)
-  first = Gradients(like(arrays.query), like(arrays.band_logits), None, None)
+  first = Gradients(of_query, like(arrays.band_logits, wide), None, None)
   second = Gradients(None, None, of_keys, of_keys)
   blocks = plan.blocks.d_query, plan.blocks.d_key
   first = _call(_d_query_kernel, plan, "T", blocks[0], operands, axes, first, _GRADIENTS)
