@@ -79,7 +79,7 @@ def _rule(axes: Mapping[str, str], operands: dict, results: dict) -> SdySharding
   query, key = (dict(zip(axes[n], operands[n].shape, strict=True)) for n in ("query", "key"))
   grouped = 1 < key["K"] < query["N"]
   heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
-  ones, whole = itertools.count(), {}  # in order of appearance, which is asked for
+  ones, whole = itertools.count(), {}  # in the order in which they appear
 
   def factor(letter: str, size: int):
     if size == 1:

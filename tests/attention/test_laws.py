@@ -15,8 +15,7 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 ALL = [*IMPLEMENTATIONS, None]
 ANY_POSITIONS = ["reference", "per_position", "projected", None]  # the others need 0, 1, 2, ...
-# They take neither a bias nor masks but of keys.
-FUSED = [name for name in IMPLEMENTATIONS if name.startswith("pallas")]
+ANY_MASK = [name for name in ALL if not str(name).startswith("pallas")]  # and any bias
 TOLERANCE = dict(rtol=0, atol=1e-10)
 # Every example is a new shape: compiling is what takes the time.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -217,8 +216,7 @@ def _row(table, case: Case, distance: int, head: int):
 @given(case=CASES)
 def test_all_implementations_are_the_papers_equations(positions, case):
   case = dataclasses.replace(case, positions=positions)
-  able = ALL if positions == "default" else ANY_POSITIONS
-  able = [name for name in able if not (case.biased and name in FUSED)]
+  able = (ANY_MASK if case.biased else ALL) if positions == "default" else ANY_POSITIONS
   results = results_of(case, able)
   np.testing.assert_allclose(results["reference"]["output"], equations(case), **TOLERANCE)
   for name in able:
@@ -334,16 +332,12 @@ def test_hidden_keys_have_no_effect_and_no_gradient(way, implementation, relativ
   assert grads["value"][:, :4].all()
 
 
-@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize("implementation", ANY_MASK)
 @pytest.mark.parametrize("relative", [True, False])
 def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient(implementation, relative):
-  fused = implementation in FUSED
-  case = Case(keys=relative, values=relative, biased=not fused)
+  case = Case(keys=relative, values=relative, biased=True)
   sees = jnp.arange(case.num_queries) != 2
   options = dict(mask=sees[None, None, :, None])
-  if fused:
-    ones = jnp.ones(case.num_keys, int)
-    options = dict(query_segment_ids=sees.astype(int), key_segment_ids=ones)
   output = attend(case.arrays(), options, implementation=implementation)
   assert not output[:, 2].any() and output[:, sees].all()
   row = lambda output: output[:, 2].sum()
@@ -420,9 +414,9 @@ def test_positions_are_signed(implementation):
   assert not np.allclose(run(arrays | tables), whole)
 
 
-@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize("implementation", ANY_MASK)
 def test_without_a_batch(implementation):
-  case = Case(batch=1, biased=implementation not in FUSED, is_causal=True)
+  case = Case(batch=1, biased=True, is_causal=True)
   arrays = case.arrays()
   single = {name: x if name.endswith("table") else x[0] for name, x in arrays.items()}
   np.testing.assert_array_equal(
