@@ -42,11 +42,12 @@ def unsupported(inputs: Inputs) -> str | None:
 
 
 def default_blocks(inputs: Inputs) -> Blocks:
-  """Tiles that fit an H100. Not tuned: none was at hand."""
+  """Tiles whose numbers fit an H100's registers. Not tuned by the clock: none was at hand."""
   large = inputs.query.shape[3] * inputs.query.dtype.itemsize > 256
-  blocks = Blocks((64, 32), (32, 32), (32, 32)) if large else Blocks((128, 64), (64, 64), (64, 64))
+  sizes = [(64, 32), (32, 32), (32, 32)] if large else [(128, 64), (64, 64), (64, 64)]
   lengths = [_power_of_2(x.shape[1]) for x in (inputs.query, inputs.key)]
-  return Blocks(*((min(q, lengths[0]), min(k, lengths[1])) for q, k in blocks))
+  sizes = [tuple(map(min, size, lengths)) for size in sizes]
+  return Blocks(*sizes, parts=2 if min(map(min, sizes)) >= 32 else 1)
 
 
 def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
@@ -98,7 +99,7 @@ def _is_traced(scale: object) -> bool:
 
 def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
   """The kernels' operands: whole blocks, wide heads, the batch axis everywhere."""
-  block_T, block_S = (max(sizes) for sizes in zip(*blocks, strict=True))
+  block_T, block_S = (max(sizes) for sizes in zip(*blocks[:3], strict=True))
   query, key, value = (
     _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
   )

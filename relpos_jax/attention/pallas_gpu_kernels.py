@@ -35,11 +35,17 @@ _FAR = 2**30
 
 
 class Blocks(NamedTuple):
-  """Sizes (of queries, of keys) of the tiles of each kernel: powers of 2."""
+  """Sizes (of queries, of keys) of the tiles of each kernel: powers of 2.
+
+  Attributes:
+    parts: mixed tiles are cut into so many along the axis that a kernel walks: they need more
+      registers, which would else be fewer for all.
+  """
 
   output: tuple[int, int]
   d_query: tuple[int, int]
   d_key: tuple[int, int]
+  parts: int = 1
 
 
 class Plan(NamedTuple):
@@ -270,13 +276,14 @@ class _State(NamedTuple):
 
 
 def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
-  block, size = plan.blocks.output
+  (block, size), parts = plan.blocks.output, plan.blocks.parts
   query = arrays.query[...]
   start = pl.program_id(0) * block
 
   def visit(mixed: bool, t: Array, state: _State) -> _State:
-    keys = pl.ds(t * size, size)
-    tile = _Tile(start, t * size, (block, size), pl.ds(0, block), keys, mixed)
+    width = size // parts if mixed else size
+    keys = pl.ds(t * width, width)
+    tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, mixed)
     logits = _logits(plan, arrays, tile, query, arrays.key[keys])
     if mixed and plan.sums:
       _scatter(plan, outputs.band, tile, logits)
@@ -287,7 +294,8 @@ def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
   if plan.has_right:
     state = lax.fori_loop(right_begin, end, functools.partial(visit, False), state)
   state = _turn_to_the_band(plan, arrays, state)
-  state = lax.fori_loop(left_end, right_begin, functools.partial(visit, True), state)
+  mixed = left_end * parts, right_begin * parts
+  state = lax.fori_loop(*mixed, functools.partial(visit, True), state)
   if plan.sums:
     outputs.band[:, plan.num_diagonals] = jnp.log2(state.right) + state.maximum
     state = state._replace(right=None)
@@ -345,15 +353,16 @@ def _finish(plan: Plan, state: _State, outputs: Outputs) -> None:
 
 
 def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
-  block, size = plan.blocks.d_query
+  (block, size), parts = plan.blocks.d_query, plan.blocks.parts
   query, d_output = arrays.query[...], cotangents.output[...]
   start = pl.program_id(0) * block
   with_band = arrays.band_logits is not None
 
   def visit(side: str, t: Array, carry: tuple) -> tuple:
     d_query, d_right = carry
-    keys = pl.ds(t * size, size)
-    tile = _Tile(start, t * size, (block, size), pl.ds(0, block), keys, side == "mixed")
+    width = size // parts if side == "mixed" else size
+    keys = pl.ds(t * width, width)
+    tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side == "mixed")
     key, value = arrays.key[keys], arrays.value[keys]
     _, d_logits = _d_logits(plan, arrays, cotangents, tile, side, query, key, value, d_output)
     d_query += _dot(d_logits.astype(key.dtype), key, 1, 0)
@@ -369,7 +378,8 @@ def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradient
   carry = jnp.zeros(query.shape, wide), jnp.zeros(block, wide) if with_band else None
   if plan.has_right:
     carry = lax.fori_loop(right_begin, end, functools.partial(visit, "right"), carry)
-  carry = lax.fori_loop(left_end, right_begin, functools.partial(visit, "mixed"), carry)
+  mixed = left_end * parts, right_begin * parts
+  carry = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), carry)
   carry = lax.fori_loop(begin, left_end, functools.partial(visit, "left"), carry)
   gradients.d_query[...] = (plan.scale * carry[0]).astype(gradients.d_query.dtype)
   if with_band:
@@ -377,13 +387,14 @@ def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradient
 
 
 def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
-  size, block = plan.blocks.d_key
+  (size, block), parts = plan.blocks.d_key, plan.blocks.parts
   key, value = arrays.key[...], arrays.value[...]
   start = pl.program_id(0) * block
 
   def visit(side: str, t: Array, carry: tuple) -> tuple:
-    queries = pl.ds(t * size, size)
-    tile = _Tile(t * size, start, (size, block), queries, pl.ds(0, block), side == "mixed")
+    height = size // parts if side == "mixed" else size
+    queries = pl.ds(t * height, height)
+    tile = _Tile(t * height, start, (height, block), queries, pl.ds(0, block), side == "mixed")
     query, d_output = arrays.query[queries], cotangents.output[queries]
     weights, d_logits = _d_logits(plan, arrays, cotangents, tile, side, query, key, value, d_output)
     return (
@@ -395,7 +406,8 @@ def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients:
   carry = (jnp.zeros(key.shape, cotangents.left.delta.dtype),) * 2
   if plan.has_right:
     carry = lax.fori_loop(begin, right_end, functools.partial(visit, "right"), carry)
-  carry = lax.fori_loop(right_end, left_begin, functools.partial(visit, "mixed"), carry)
+  mixed = right_end * parts, left_begin * parts
+  carry = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), carry)
   carry = lax.fori_loop(left_begin, end, functools.partial(visit, "left"), carry)
   gradients.d_key[...] = (plan.scale * carry[0]).astype(gradients.d_key.dtype)
   gradients.d_value[...] = carry[1].astype(gradients.d_value.dtype)
