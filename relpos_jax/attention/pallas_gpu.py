@@ -19,6 +19,7 @@ from relpos_jax.attention.pallas_gpu_kernels import Arrays, Blocks, Cotangents, 
 from relpos_jax.attention.partitioned import over_batch_and_heads
 from relpos_jax.typing import Array, Bool, Float, Int
 
+_SIDE = 16  # of the smallest product of tiles
 _WIDEST = 256  # heads whose tiles fit a multiprocessor's memory
 
 
@@ -43,11 +44,14 @@ def unsupported(inputs: Inputs) -> str | None:
 
 def default_blocks(inputs: Inputs) -> Blocks:
   """Tiles whose numbers fit an H100's registers. Not tuned by the clock: none was at hand."""
-  large = inputs.query.shape[3] * inputs.query.dtype.itemsize > 256
-  sizes = [(64, 32), (32, 32), (32, 32)] if large else [(128, 64), (64, 64), (64, 64)]
+  width, bytes_each = inputs.query.shape[3], inputs.query.dtype.itemsize
+  if width <= 128 and bytes_each <= 2:
+    tiles = [(128, 64, 2), (64, 64, 4), (64, 64, 4)]
+  else:
+    tiles = [(64, 32, 2), (32, 32, 2), (32, 32, 2) if width <= 64 else (16, 32, 1)]
   lengths = [_power_of_2(x.shape[1]) for x in (inputs.query, inputs.key)]
-  sizes = [tuple(map(min, size, lengths)) for size in sizes]
-  return Blocks(*sizes, parts=2 if min(map(min, sizes)) >= 32 else 1)
+  shortest = min(lengths) // _SIDE
+  return Blocks(*((*map(min, tile, lengths), min(tile[2], shortest)) for tile in tiles))
 
 
 def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
@@ -73,8 +77,8 @@ def _on_gpu() -> bool:
 
 
 def _power_of_2(size: int) -> int:
-  """The least not below `size`, nor below 16: a side of the smallest product of tiles."""
-  return max(16, 1 << (size - 1).bit_length())
+  """The least not below `size`, nor below that of a tile's side."""
+  return max(_SIDE, 1 << (size - 1).bit_length())
 
 
 def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> Plan:
@@ -88,6 +92,7 @@ def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bo
     sums=band is not None and band.value is not None,
     rate=0.0 if inputs.dropout_seeds is None else inputs.dropout_rate,
     blocks=blocks,
+    num_warps=8 if inputs.key.shape[3] > 64 and inputs.key.dtype.itemsize <= 2 else 4,
     interpret=interpret,
   )
 
@@ -99,7 +104,7 @@ def _is_traced(scale: object) -> bool:
 
 def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
   """The kernels' operands: whole blocks, wide heads, the batch axis everywhere."""
-  block_T, block_S = (max(sizes) for sizes in zip(*blocks[:3], strict=True))
+  block_T, block_S, _ = (max(sizes) for sizes in zip(*blocks, strict=True))
   query, key, value = (
     _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
   )

@@ -35,17 +35,15 @@ _FAR = 2**30
 
 
 class Blocks(NamedTuple):
-  """Sizes (of queries, of keys) of the tiles of each kernel: powers of 2.
+  """The tiles of each kernel: sizes (of queries, of keys), and parts; powers of 2.
 
-  Attributes:
-    parts: mixed tiles are cut into so many along the axis that a kernel walks: they need more
-      registers, which would else be fewer for all.
+  Mixed tiles are cut into so many parts along the axis that the kernel walks: they would need the
+  most registers, and plain tiles would pay for that.
   """
 
-  output: tuple[int, int]
-  d_query: tuple[int, int]
-  d_key: tuple[int, int]
-  parts: int = 1
+  output: tuple[int, int, int]
+  d_query: tuple[int, int, int]
+  d_key: tuple[int, int, int]
 
 
 class Plan(NamedTuple):
@@ -66,6 +64,7 @@ class Plan(NamedTuple):
   sums: bool
   rate: float
   blocks: Blocks
+  num_warps: int
   interpret: bool
 
   @property
@@ -204,7 +203,7 @@ def _call(
   kernel: Callable,
   plan: Plan,
   blocked: str,
-  blocks: tuple[int, int],
+  blocks: tuple[int, int, int],
   operands: tuple,
   axes: tuple,
   results: Any,
@@ -212,7 +211,7 @@ def _call(
 ) -> Any:
   """Runs a kernel for every block of one axis of every head, with the others whole."""
   query, key = operands[0].query, operands[0].key
-  batch, length, heads, width = query.shape
+  batch, length, heads, _ = query.shape
   size, total = (blocks[0], length) if blocked == "T" else (blocks[1], key.shape[1])
   group = heads // key.shape[2]
 
@@ -231,7 +230,7 @@ def _call(
     grid=(total // size, heads, batch),
     in_specs=specs(operands, axes),
     out_specs=(specs(results, results_axes),),
-    compiler_params=plgpu.CompilerParams(num_warps=4 if width <= 64 else 8, num_stages=2),
+    compiler_params=plgpu.CompilerParams(num_warps=plan.num_warps, num_stages=2),
     interpret=plan.interpret,
     name=kernel.__name__.strip("_"),
   )
@@ -276,7 +275,7 @@ class _State(NamedTuple):
 
 
 def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
-  (block, size), parts = plan.blocks.output, plan.blocks.parts
+  block, size, parts = plan.blocks.output
   query = arrays.query[...]
   start = pl.program_id(0) * block
 
@@ -353,7 +352,7 @@ def _finish(plan: Plan, state: _State, outputs: Outputs) -> None:
 
 
 def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
-  (block, size), parts = plan.blocks.d_query, plan.blocks.parts
+  block, size, parts = plan.blocks.d_query
   query, d_output = arrays.query[...], cotangents.output[...]
   start = pl.program_id(0) * block
   with_band = arrays.band_logits is not None
@@ -387,7 +386,7 @@ def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradient
 
 
 def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
-  (size, block), parts = plan.blocks.d_key, plan.blocks.parts
+  size, block, parts = plan.blocks.d_key
   key, value = arrays.key[...], arrays.value[...]
   start = pl.program_id(0) * block
 

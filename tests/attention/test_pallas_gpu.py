@@ -15,7 +15,7 @@ from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_gpu_kernels import Blocks
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-SMALL = Blocks((4, 4), (8, 4), (4, 8), parts=2)
+SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))
 RANDOM = np.random.default_rng(0)
 KEY_MASK = RANDOM.random((2, 1, 1, 14)) < 0.6
 SEGMENTS = {name: RANDOM.integers(0, 2, 14) for name in ("query_segment_ids", "key_segment_ids")}
