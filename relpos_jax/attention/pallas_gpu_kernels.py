@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
@@ -220,7 +219,7 @@ def _call(
       return None
     one = {"B": None, "N": None, "K": None, blocked: size}
     shape = tuple(one.get(axis, n) for axis, n in zip(axes, x.shape, strict=True))
-    index = lambda i, n, b: {"B": b, "N": n, "K": lax.div(n, np.int32(group)), blocked: i}
+    index = lambda i, n, b: {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
     return pl.BlockSpec(shape, lambda *at: tuple(index(*at).get(axis, 0) for axis in axes))
 
   specs = functools.partial(jax.tree.map, spec, is_leaf=lambda x: x is None)
@@ -499,7 +498,7 @@ def _key_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) 
   """Where the tiles of keys for a block of queries begin, are mixed, are right, and end."""
   num_tiles = arrays.key.shape[0] // size[1]
   if arrays.key_ends is not None:
-    num_tiles = lax.div(arrays.key_ends[...] + (size[1] - 1), np.int32(size[1]))
+    num_tiles = lax.div(arrays.key_ends[...] + (size[1] - 1), jnp.int32(size[1]))
   return _runs(start, size[0], size[1], num_tiles, *plan.limits, plan.left, plan.right)
 
 
@@ -527,7 +526,7 @@ def _runs(
   A tile counts where some difference to the block is from `lowest` to `highest`; it is low where
   all are less than `low`, high where all are at least `high`.
   """
-  floor = lambda x: lax.div(jnp.maximum(x, 0), np.int32(size))
+  floor = lambda x: lax.div(jnp.maximum(x, 0), jnp.int32(size))
   last = start + (block - 1)
   end = jnp.minimum(floor(last + highest + size), num_tiles)
   begin = jnp.minimum(floor(start + lowest), end)
