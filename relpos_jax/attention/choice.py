@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import chunked, per_position, projected, reference, skew
+from relpos_jax.attention import chunked, pallas_gpu, per_position, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
@@ -25,6 +25,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
+  "pallas_gpu": Implementation(pallas_gpu.attention, pallas_gpu.unsupported),
 }
 
 
@@ -48,6 +49,11 @@ def _gathered_is_small(inputs: Inputs) -> bool:
   return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
 
 
+def _long_on_a_gpu(inputs: Inputs) -> bool:
+  """Long enough that weights [T, S] would be most of the memory's traffic. Not measured yet."""
+  return jax.default_backend() == "gpu" and inputs.key.shape[1] >= 256
+
+
 def _tables(inputs: Inputs) -> list[Array]:
   return jax.tree.leaves((inputs.relations.key, inputs.relations.value))
 
@@ -59,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     "there are neither relations nor dropout",
     lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
   ),
+  Rule("pallas_gpu", "it is the one made for GPUs, and sequences are long", _long_on_a_gpu),
   Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
   Rule(
     "per_position",
@@ -120,6 +127,8 @@ def explain(*arguments, implementation: str | None = None, **options) -> Explana
   reference: can do it, but per_position is faster
   skew: positions are given; it needs the default ones, 0, 1, 2, ...
   projected: can do it, but per_position is faster
+  chunked: positions are given; it needs the default ones, 0, 1, 2, ...
+  pallas_gpu: positions are given; it needs the default ones, 0, 1, 2, ...
   """
   inputs = _abstract_inputs(arguments, options)
   rule = choose(inputs, implementation)

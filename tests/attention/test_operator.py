@@ -140,6 +140,7 @@ def test_a_tree_of_relations_may_hold_anything():
 
 
 def test_it_maps_and_differentiates_forward():
+  """Those with a VJP of their own only backward."""
   table = jnp.asarray(TABLE)
   for name in IMPLEMENTATIONS:
     run = lambda query, name=name: dot_product_attention(
@@ -147,5 +148,7 @@ def test_it_maps_and_differentiates_forward():
     )
     queries = jnp.stack([jnp.asarray(QUERY)] * 3)
     assert jax.eval_shape(jax.vmap(run), queries).shape == queries.shape
+    if name in ("chunked", "pallas_gpu"):
+      continue
     forward = lambda query, run=run: jax.jvp(run, (query,), (query,))[1]
     assert jax.eval_shape(forward, queries[0]).shape == QUERY.shape

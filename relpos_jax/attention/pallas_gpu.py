@@ -1,0 +1,259 @@
+"""A fused kernel for GPUs, Pallas through Triton: never [T, S], forward or backward.
+
+Here is what surrounds the kernels of `pallas_gpu_kernels`: padding to whole blocks, the thin
+products with the tables, and the derivative.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import band as bands
+from relpos_jax.attention import dropout, masks
+from relpos_jax.attention import pallas_gpu_kernels as kernels
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.pallas_gpu_kernels import Arrays, Blocks, Cotangents, Plan, Side
+from relpos_jax.attention.partitioned import over_batch_and_heads
+from relpos_jax.typing import Array, Bool, Float, Int
+
+_SIDE = 16  # of the smallest product of tiles
+_WIDEST = 256  # heads whose tiles fit a multiprocessor's memory
+
+
+def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
+  """Attention by online softmax over tiles; interpreted, and slow, where there is no GPU."""
+  return attention_in_blocks(inputs, default_blocks(inputs), interpret=not _on_gpu())
+
+
+def unsupported(inputs: Inputs) -> str | None:
+  """Why this implementation cannot do the call; None where it can."""
+  if inputs.bias is not None:
+    return "bias is given"
+  if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
+    return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
+  width = inputs.query.shape[3]
+  if width > _WIDEST:
+    return f"heads are {width} wide; it needs {_WIDEST} or less"
+  if _on_gpu() and inputs.query.dtype == jnp.float64:
+    return "query is float64; on a GPU it needs float32 or narrower"
+  return bands.unsupported(inputs)
+
+
+def default_blocks(inputs: Inputs) -> Blocks:
+  """Tiles whose numbers fit an H100's registers. Not tuned by the clock: none was at hand."""
+  width, bytes_each = inputs.query.shape[3], inputs.query.dtype.itemsize
+  if width <= 128 and bytes_each <= 2:
+    tiles = [(128, 64, 2), (64, 64, 4), (64, 64, 4)]
+  else:
+    tiles = [(64, 32, 2), (32, 32, 2), (32, 32, 2) if width <= 64 else (16, 32, 1)]
+  lengths = [_power_of_2(x.shape[1]) for x in (inputs.query, inputs.key)]
+  shortest = min(lengths) // _SIDE
+  return Blocks(*((*map(min, tile, lengths), min(tile[2], shortest)) for tile in tiles))
+
+
+def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
+  """Attention with tiles of given sizes: powers of 2, on a GPU of at least 16."""
+  band = bands.band_of(inputs)
+  if band is not None and band.key is not None:
+    # Wide, so that the gradient is rounded once: here, where its two terms have been added.
+    wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+    inputs = inputs._replace(query=inputs.query.astype(wide))
+  plan = _plan(inputs, band, blocks, interpret)
+  length, width = inputs.query.shape[1], inputs.query.shape[3]
+  output, sums, row_sums = _attend(plan, _arrays(inputs, band, blocks))
+  output = output[:, :length, :, :width]
+  if plan.sums:
+    output += bands.relative_values(sums[:, :, :length], row_sums[:, :, :length], band)
+  if inputs.query_lengths is not None:
+    output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
+  return output.astype(inputs.value.dtype)
+
+
+def _on_gpu() -> bool:
+  return jax.default_backend() == "gpu"
+
+
+def _power_of_2(size: int) -> int:
+  """The least not below `size`, nor below that of a tile's side."""
+  return max(_SIDE, 1 << (size - 1).bit_length())
+
+
+def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> Plan:
+  left, right = (None, None) if inputs.window is None else inputs.window
+  return Plan(
+    scale=1.0 if _is_traced(inputs.scale) else float(inputs.scale),
+    first=None if band is None else band.first,
+    num_diagonals=0 if band is None else band.num_diagonals,
+    lowest=None if left is None else -left,
+    highest=0 if inputs.is_causal else right,
+    sums=band is not None and band.value is not None,
+    rate=0.0 if inputs.dropout_seeds is None else inputs.dropout_rate,
+    blocks=blocks,
+    num_warps=8 if inputs.key.shape[3] > 64 and inputs.key.dtype.itemsize <= 2 else 4,
+    interpret=interpret,
+  )
+
+
+def _is_traced(scale: object) -> bool:
+  """Then it cannot be a part of the plan, and is multiplied to the queries."""
+  return isinstance(scale, jax.core.Tracer)
+
+
+def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
+  """The kernels' operands: whole blocks, wide heads, the batch axis everywhere."""
+  block_T, block_S, _ = (max(sizes) for sizes in zip(*blocks, strict=True))
+  query, key, value = (
+    _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
+  )
+  if _is_traced(inputs.scale):
+    query *= jnp.asarray(inputs.scale, query.dtype)
+  logits = None
+  if band is not None and band.key is not None:
+    logits = _padded(bands.relative_logits(inputs, band), 2, block_T)
+  visible = _visible_keys(inputs, block_S)
+  segments = inputs.query_segment_ids, inputs.key_segment_ids
+  return Arrays(
+    _padded(query, 1, block_T),
+    _padded(key, 1, block_S),
+    _padded(value, 1, block_S),
+    logits,
+    visible,
+    None if visible is None else _ends(visible),
+    *(_segments(x, len(query), n) for x, n in zip(segments, (block_T, block_S), strict=True)),
+    inputs.dropout_seeds,
+  )
+
+
+def _padded(x: Array, axis: int, block: int) -> Array:
+  """With zeros up to whole blocks."""
+  missing = -x.shape[axis] % block
+  return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)]) if missing else x
+
+
+def _visible_keys(inputs: Inputs, block: int) -> Int[Array, "B S"] | None:
+  """1 for the keys that queries may see, where they may not see all."""
+  batch, num_keys = inputs.key.shape[:2]
+  visible = masks.combine(inputs.mask, inputs.real_keys())
+  if visible is None and num_keys % block == 0:
+    return None
+  visible = jnp.ones((batch, 1, 1, num_keys), jnp.int32) * (1 if visible is None else visible)
+  return _padded(visible[:, 0, 0], 1, block)
+
+
+def _ends(visible: Int[Array, "B S"]) -> Int[Array, " B"]:
+  numbers = jnp.arange(1, visible.shape[1] + 1, dtype=jnp.int32)
+  return jnp.max(visible * numbers, axis=1)
+
+
+def _segments(ids: Array | None, batch: int, block: int) -> Int[Array, "B L"] | None:
+  if ids is None:
+    return None
+  return _padded(jnp.broadcast_to(ids, (batch, ids.shape[1])).astype(jnp.int32), 1, block)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan: Plan, arrays: Arrays) -> tuple[Array, Array | None, Array | None]:
+  """The output without the value table; the weights' sums by its rows, and in all."""
+  return _attend_forward(plan, arrays)[0]
+
+
+def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
+  arrays = arrays._replace(query=arrays.query.astype(arrays.key.dtype))
+  outputs = _on_each_device(functools.partial(kernels.outputs, plan), arrays)
+  sums, row_sums = None, None
+  if plan.sums:
+    row_sums = outputs.row_sums
+    if row_sums is None:
+      row_sums = jnp.isfinite(outputs.log_sums).astype(outputs.log_sums.dtype)
+    sums = _sums(plan, arrays, outputs)
+  results = outputs.output, sums, row_sums
+  return results, (arrays, outputs.log_sums, *results)
+
+
+def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
+  arrays, log_sums, output, sums, row_sums = residuals
+  d_output, d_sums, d_row_sums = d_results
+  wide = log_sums.dtype
+  delta = jnp.einsum("BTNH,BTNH->BNT", d_output.astype(wide), output.astype(wide))
+  if plan.sums:
+    delta += (d_sums * sums).sum(-1)
+  if not plan.rate:
+    d_row_sums = None  # they are constant
+  elif plan.sums:
+    delta += d_row_sums * row_sums
+  left = Side(log_sums, delta, d_row_sums)
+  right = _right_side(plan, arrays, left, d_sums) if plan.has_right else None
+  cotangents = Cotangents(d_output.astype(arrays.value.dtype), d_sums, left, right)
+  gradients = functools.partial(kernels.gradients, plan)
+  d_query, d_logits, d_key, d_value = _on_each_device(gradients, arrays, cotangents)
+  if d_logits is not None:
+    d_logits = jnp.where(_seen_on_band(plan, arrays, d_logits.shape), d_logits, 0)
+  d_key, d_value = (_sum_of_group(x, arrays.key) for x in (d_key, d_value))
+  nothing = dict.fromkeys(("visible", "key_ends", "query_segments", "key_segments", "seeds"))
+  return (Arrays(d_query, d_key, d_value, d_logits, **nothing),)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
+  """`function(*operands)`, tuples of arrays; over a mesh each device does its batch and heads."""
+  structure = jax.tree.structure(operands)
+  arrays = {name: x for operand in operands for name, x in kernels.named(operand).items()}
+  in_order = lambda of: structure.unflatten([of[name] for name in arrays])
+  results = jax.eval_shape(function, *operands)
+  found = over_batch_and_heads(
+    lambda of: kernels.named(function(*in_order(of))), kernels.AXES, arrays
+  )
+  return jax.tree.structure(results).unflatten([found[name] for name in kernels.named(results)])
+
+
+def _right_side(plan: Plan, arrays: Arrays, left: Side, d_sums: Array | None) -> Side:
+  """Right of the band all weights of a query have one more term in the logit, one in dP."""
+  log_sums, delta, d_weights = left
+  if arrays.band_logits is not None:
+    log_sums -= kernels.LOG2_E * arrays.band_logits[..., -1]
+  if not plan.sums:
+    return Side(log_sums, delta, d_weights)
+  if plan.rate:
+    return Side(log_sums, delta, d_weights + d_sums[..., -1])
+  return Side(log_sums, delta - d_sums[..., -1], None)
+
+
+def _sums(plan: Plan, arrays: Arrays, outputs: kernels.Outputs) -> Float[Array, "B N T R"]:
+  """Each query's weights on the rows of the table."""
+  sums = jnp.exp2(outputs.band - outputs.log_sums[..., None])
+  shape = outputs.band.shape
+  kept = _seen_on_band(plan, arrays, shape)
+  if plan.rate:
+    rows, columns = _pairs(plan, shape)
+    dropped = ~dropout.keep(arrays.seeds[..., None, None], rows, columns, plan.rate)
+    kept &= ~dropped.at[..., -1].set(False)
+    sums /= 1 - plan.rate
+  return jnp.where(kept, sums, 0)
+
+
+def _pairs(plan: Plan, shape: tuple[int, ...]) -> tuple[Int[Array, "T 1"], Int[Array, "T R"]]:
+  """The query and the key that each entry of [T, R] is of, the last column excepted."""
+  rows = jnp.arange(shape[2], dtype=jnp.int32)[:, None]
+  return rows, rows + plan.first + jnp.arange(shape[3], dtype=jnp.int32)
+
+
+def _seen_on_band(plan: Plan, arrays: Arrays, shape: tuple[int, ...]) -> Bool[Array, "#B 1 T R"]:
+  """False where the kernels wrote nothing: those pairs are without a key, or hidden."""
+  rows, columns = _pairs(plan, shape)
+  ends = jnp.array([arrays.key.shape[1]]) if arrays.key_ends is None else arrays.key_ends
+  lowest, highest = plan.limits
+  seen = (columns >= 0) & (columns - rows >= lowest) & (columns - rows <= highest)
+  seen = (seen & (columns < ends[:, None, None])).at[..., -1].set(True)
+  return seen[:, None]
+
+
+def _sum_of_group(x: Array, like: Array) -> Float[Array, "B S K H"]:
+  """Of the query heads that share a key head."""
+  batch, num_keys, key_heads, width = like.shape
+  x = x.reshape(batch, num_keys, key_heads, -1, width)
+  return x.sum(3).astype(like.dtype)

@@ -1,0 +1,239 @@
+"""The fused kernel for GPUs: interpreted against the oracle, and lowered for an H100."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+from jax.test_util import check_grads
+
+from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax.attention import pallas_gpu, reference
+from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.attention.pallas_gpu_kernels import Blocks
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))
+RANDOM = np.random.default_rng(0)
+KEY_MASK = RANDOM.random((2, 1, 1, 14)) < 0.6
+SEGMENTS = {name: RANDOM.integers(0, 2, 14) for name in ("query_segment_ids", "key_segment_ids")}
+LENGTHS = dict(query_seq_lengths=np.array([5, 14]), key_value_seq_lengths=np.array([3, 0]))
+DROPOUT = dict(dropout_rate=0.4, dropout_key=jax.random.key(0))
+
+# T = S = 14: blocks of queries with tiles to the right, on the band and to the left, and padding.
+CASES = {
+  "both tables": dict(k=1),
+  "causal, grouped, per head": dict(k=2, is_causal=True, heads=4, per_head=True),
+  "k = 0": dict(k=0),
+  "k = 0, causal, more keys": dict(k=0, is_causal=True, queries=5),
+  "k larger than a block, more keys": dict(k=6, queries=5),
+  "k larger than the sequence, zero": dict(k=20, beyond="zero"),
+  "not symmetric, more queries": dict(k=2, left=4, keys=5),
+  "zero, lengths": dict(k=2, beyond="zero", **LENGTHS),
+  "keys only, mask": dict(k=2, value_table=False, mask=KEY_MASK),
+  "values only, segments": dict(k=2, key_table=False, **SEGMENTS),
+  "window": dict(k=3, local_window_size=(5, 2)),
+  "narrow window, causal": dict(k=4, local_window_size=(1, 6), is_causal=True),
+  "dropout": dict(k=2, **DROPOUT),
+  "dropout, values only": dict(k=2, key_table=False, mask=KEY_MASK, **DROPOUT),
+  "no relations, causal": dict(key_table=False, value_table=False, is_causal=True, **DROPOUT),
+  "no relations, window": dict(key_table=False, value_table=False, local_window_size=(2, 3)),
+}
+
+
+def arrays_of(
+  *,
+  queries=14,
+  keys=14,
+  heads=2,
+  width=3,
+  k=1,
+  per_head=False,
+  key_table=True,
+  value_table=True,
+  dtype=np.float64,
+):
+  """What gradients are taken of."""
+  random = np.random.default_rng(1).normal
+  table = (2 * k + 1, *([heads] if per_head else []), width)
+  arrays = dict(
+    query=random(size=(2, queries, heads, width)),
+    key=random(size=(2, keys, 2, width)),
+    value=random(size=(2, keys, 2, width)),
+    key_table=random(size=table) if key_table else None,
+    value_table=random(size=table) if value_table else None,
+  )
+  return {name: jnp.asarray(x, dtype) for name, x in arrays.items() if x is not None}
+
+
+def attend(attention, arrays, beyond="clip", left=None, **options):
+  """`attention(inputs)` of named arrays."""
+  tables = [arrays.get(name) for name in ("key_table", "value_table")]
+  given = any(table is not None for table in tables)
+  relations = RelativePositions(*tables, beyond, left) if given else None
+  inputs = gather_inputs(
+    *(arrays[x] for x in ("query", "key", "value")), relations=relations, **options
+  )
+  return attention(inputs)
+
+
+def in_small_blocks(inputs):
+  assert pallas_gpu.unsupported(inputs) is None
+  return pallas_gpu.attention_in_blocks(inputs, SMALL, interpret=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_exact(name):
+  """Output and all gradients, of several blocks, against `reference`."""
+  options = dict(CASES[name])
+  sizes = {n: options.pop(n) for n in [*options] if n in arrays_of.__kwdefaults__}
+  with jax.enable_x64(True):
+    arrays = arrays_of(**sizes)
+
+    @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+    def output_and_gradients(attention, arrays):
+      call = functools.partial(attend, attention, **options)
+      output, pull_back = jax.vjp(call, arrays)
+      cotangent = np.random.default_rng(7).normal(size=output.shape)
+      return dict(output=output, **pull_back(jnp.asarray(cotangent))[0])
+
+    wanted = output_and_gradients(reference.attention, arrays)
+    actual = output_and_gradients(in_small_blocks, arrays)
+    for name in wanted:
+      np.testing.assert_allclose(actual[name], wanted[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_its_gradients_are_those_of_its_output():
+  with jax.enable_x64(True):
+    arrays = arrays_of(queries=6, keys=6)
+    call = functools.partial(attend, in_small_blocks)
+    check_grads(jax.jit(call), (arrays,), order=1, modes=["rev"])
+
+
+def test_a_scale_may_be_traced():
+  with jax.enable_x64(True):
+    arrays = arrays_of(queries=6, keys=6)
+
+    def slope(attention):
+      call = lambda scale: (attend(attention, arrays, scale=scale) ** 2).sum()
+      return jax.jit(jax.grad(call))(0.3)
+
+    np.testing.assert_allclose(slope(in_small_blocks), slope(reference.attention), rtol=1e-10)
+
+
+def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient():
+  arrays = arrays_of(queries=6, keys=6, dtype=np.float32)
+  segments = dict(query_segment_ids=np.arange(6) == 2, key_segment_ids=np.zeros(6))
+  segments = {name: jnp.asarray(x, jnp.int32) for name, x in segments.items()}
+
+  @functools.partial(jax.jit, compiler_options=QUICK)
+  def output_and_gradients(arrays):
+    output, pull_back = jax.vjp(lambda x: attend(in_small_blocks, x, **segments), arrays)
+    return output, pull_back(jnp.zeros_like(output).at[:, 2].set(1))[0]
+
+  output, gradients = output_and_gradients(arrays)
+  assert not output[:, 2].any() and output[:, :2].all()
+  assert not any(gradient.any() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize(
+  "options, reason",
+  [
+    (dict(bias=np.zeros((1, 1, 6, 6))), "bias is given"),
+    (dict(mask=np.ones((1, 1, 6, 1), bool)), r"mask has shape \(1, 1, 6, 1\)"),
+    (dict(query_positions=np.arange(6)), "positions are given"),
+    (dict(width=300), "heads are 300 wide"),
+  ],
+)
+def test_it_says_what_it_cannot_do(options, reason):
+  options = dict(options)
+  arrays = arrays_of(queries=6, keys=6, width=options.pop("width", 3), dtype=np.float32)
+  call = functools.partial(dot_product_attention, implementation="pallas_gpu", **options)
+  with pytest.raises(NotImplementedError, match=reason):
+    call(*(arrays[name] for name in ("query", "key", "value")))
+
+
+def loss(query, key, value, tables, **options):
+  """Of the kernel as a GPU would run it."""
+  relations = None if tables is None else RelativePositions(*tables)
+  inputs = gather_inputs(query, key, value, relations=relations, **options)
+  blocks = pallas_gpu.default_blocks(inputs)
+  return pallas_gpu.attention_in_blocks(inputs, blocks, interpret=False).astype(jnp.float32).sum()
+
+
+def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, **more):
+  arrays = [jax.ShapeDtypeStruct((1, length, 8, width), dtype, **more)] * 3
+  table = jax.ShapeDtypeStruct((2 * k + 1, width), jnp.float32, **more)
+  return *arrays, (table, table)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize(
+  "sizes, options",
+  [
+    (dict(), dict()),
+    (dict(dtype=jnp.float32, width=128), dict(is_causal=True)),
+    (dict(length=500, k=200, dtype=jnp.float16, width=48), dict(DROPOUT, local_window_size=100)),
+    (dict(length=200), dict(query_segment_ids=np.zeros(200), key_segment_ids=np.zeros(200))),
+  ],
+)
+def test_it_lowers_for_an_h100(sizes, options):
+  """Forward and backward: three kernels, and no [T, S] around them."""
+  options = {n: jnp.asarray(x, int) if n.endswith("ids") else x for n, x in options.items()}
+  device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
+  mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device)
+  gradient = jax.jit(jax.grad(functools.partial(loss, **options), argnums=(0, 1, 2, 3)))
+  arrays = shapes(**sizes)
+  with use_abstract_mesh(mesh):
+    lowered = gradient.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+  assert lowered.count("xla.gpu.triton") == 3
+  length = arrays[0].shape[1]
+  assert f"x{length}x{length}x" not in lowered
+
+
+# What the compiler asks to know about an H100.
+H100 = """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info { major: 9 minor: 8 }
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 device_memory_size: 84942979072
+}
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize(
+  "width, dtype, relative",
+  [(64, jnp.bfloat16, True), (64, jnp.bfloat16, False), (128, jnp.float32, True)],
+)
+def test_it_compiles_for_an_h100_in_linear_memory(width, dtype, relative):
+  """To machine code, without a GPU: JAX_PLATFORMS=cpu, jax-cuda13-plugin and jax-cuda13-pjrt."""
+  pytest.importorskip("jax_plugins.xla_cuda13")
+  from jax.experimental import topologies
+
+  topology = topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1")
+  mesh = topologies.make_mesh(topology, (1,), ("x",))
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  def temporary(length):
+    *arrays, tables = shapes(length, width, dtype=dtype, sharding=sharding)
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3) if relative else (0, 1, 2)))
+    with use_abstract_mesh(mesh.abstract_mesh):
+      compiled = gradient.lower(*arrays, tables if relative else None).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  short, long = temporary(8192), temporary(32768)
+  assert long <= 4.1 * short
+  floats = 8 * 32768 * (width + 33)  # N T (H + R)
+  assert long <= 3 * 4 * floats
