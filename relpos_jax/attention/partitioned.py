@@ -1,0 +1,97 @@
+"""Kernels over a mesh: what the partitioner cannot look into runs on each device's own part.
+
+Batch and heads may be sharded, and nothing else: every other axis is made whole first.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import jax
+from jax.custom_batching import sequential_vmap
+from jax.experimental.custom_partitioning import (
+  ArrayMapping,
+  CompoundFactor,
+  SdyShardingRule,
+  custom_partitioning,
+)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from relpos_jax.typing import Array
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def over_batch_and_heads(
+  kernel: Callable[[dict[str, Array]], dict[str, Array]],
+  axes: Mapping[str, str],
+  operands: dict[str, Array],
+) -> dict[str, Array]:
+  """`kernel(operands)`, where each device does its part of the batch and of the heads.
+
+  Under `jax.vmap` the calls are made one after the other.
+
+  Args:
+    kernel: a function of named arrays that treats all of the batch and all heads alike.
+    axes: a letter for each axis of each operand and result: B batch, N heads, K key heads (N a
+      multiple of K); others are not sharded. Of size 1 an axis is shared.
+    operands: the arrays, with a "query" and a "key" among them.
+  """
+  results = jax.eval_shape(kernel, operands)
+
+  @custom_partitioning
+  def whole(*arrays):
+    outputs = kernel(dict(zip(operands, arrays, strict=True)))
+    return tuple(outputs[name] for name in results)
+
+  def partition(mesh, given, _):
+    specs = _specs(axes, dict(zip(operands, given, strict=True)), mesh)
+    place = lambda arrays: tuple(
+      NamedSharding(mesh, _spec(specs, axes[name], array.shape)) for name, array in arrays.items()
+    )
+    return mesh, whole.fun, place(results), place(operands)
+
+  whole.def_partition(partition=partition, sharding_rule=_rule(axes, operands, results))
+  outputs = sequential_vmap(whole)(*operands.values())
+  return dict(zip(results, outputs, strict=True))
+
+
+def _specs(axes: Mapping[str, str], given: dict, mesh: Mesh) -> dict:
+  """The mesh axes of each letter: those of the query, where the key heads can be cut as often."""
+  spec = given["query"].sharding.spec
+  of_query = dict(zip(axes["query"], (*spec, *[None] * 4), strict=False))
+  heads = of_query["N"]
+  names = (heads,) if isinstance(heads, str) else heads or ()
+  parts = 1
+  for name in names:
+    parts *= mesh.shape[name]
+  key_heads = given["key"].shape[axes["key"].index("K")]
+  heads = heads if key_heads % parts == 0 else None
+  return {"B": of_query["B"], "N": heads, "K": heads}
+
+
+def _spec(specs: dict, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
+  sharded = (specs.get(x) if n > 1 else None for x, n in zip(letters, shape, strict=True))
+  return PartitionSpec(*sharded)
+
+
+def _rule(axes: Mapping[str, str], operands: dict, results: dict) -> SdyShardingRule:
+  """How shardings spread: along B, N and K, a head axis N of K groups where K < N."""
+  query, key = (dict(zip(axes[n], operands[n].shape, strict=True)) for n in ("query", "key"))
+  grouped = 1 < key["K"] < query["N"]
+  heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
+  ones, whole = itertools.count(), set()
+
+  def factor(letter: str, size: int):
+    if size == 1:
+      return f"one{next(ones)}"
+    if letter not in "BNK":
+      whole.add(letter)
+    return heads.get(letter, letter)
+
+  mapping = lambda array, letters: ArrayMapping(*map(factor, letters, array.shape))
+  mappings = [
+    tuple(mapping(array, axes[name]) for name, array in arrays.items())
+    for arrays in (operands, results)
+  ]
+  sizes = dict(G=query["N"] // key["K"]) if grouped else {}
+  return SdyShardingRule(*mappings, need_replication_factors=tuple(sorted(whole)), **sizes)
