@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -69,7 +70,7 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
     batch = lambda b: b if shape[0] > 1 else 0
     if name in ("key", "value"):
       size = (1, 1, block, shape[3])
-      return pl.BlockSpec(size, lambda b, n, i, j: (b, jax.lax.div(n, group), keys(i, j), 0))
+      return pl.BlockSpec(size, lambda b, n, i, j: (b, jax.lax.div(n, np.int32(group)), keys(i, j), 0))
     if name in ("query", "output"):
       return pl.BlockSpec((1, 1, block, shape[3]), lambda b, n, i, j: (b, n, i, 0))
     if name in ("key_table", "value_table"):
