@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import chunked, per_position, projected, reference, skew
+from relpos_jax.attention import chunked, pallas_tpu, per_position, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
@@ -25,6 +25,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
+  "pallas_tpu": Implementation(pallas_tpu.attention, pallas_tpu.unsupported),
 }
 
 
@@ -52,12 +53,26 @@ def _tables(inputs: Inputs) -> list[Array]:
   return jax.tree.leaves((inputs.relations.key, inputs.relations.value))
 
 
+def _on_a_tpu(inputs: Inputs) -> bool:
+  return jax.default_backend() == "tpu"
+
+
+def _is_long(inputs: Inputs) -> bool:
+  """Whole tiles of the fused kernels on average."""
+  return inputs.query.shape[1] * inputs.key.shape[1] >= 512**2
+
+
 # The first that applies. As measured, forward and backward: results/attention.md.
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
     "there are neither relations nor dropout",
     lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
+  ),
+  Rule(
+    "pallas_tpu",
+    "sequences are long, and this is a TPU",
+    lambda inputs: _on_a_tpu(inputs) and _is_long(inputs),
   ),
   Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
   Rule(
@@ -120,6 +135,7 @@ def explain(*arguments, implementation: str | None = None, **options) -> Explana
   reference: can do it, but per_position is faster
   skew: positions are given; it needs the default ones, 0, 1, 2, ...
   projected: can do it, but per_position is faster
+  pallas_tpu: positions are given; it needs the default ones, 0, 1, 2, ...
   """
   inputs = _abstract_inputs(arguments, options)
   rule = choose(inputs, implementation)

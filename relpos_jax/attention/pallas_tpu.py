@@ -81,9 +81,9 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
     return f"mask has shape {inputs.mask.shape}; it needs the same for all heads and queries"
   if isinstance(inputs.scale, jax.core.Tracer):
     return "scale is traced; it needs a number"
-  table = band.band_of(inputs)
-  if table is not None and table.num_diagonals > MAX_ROWS:
-    return f"{table.num_diagonals} diagonals have rows of their own; it takes {MAX_ROWS}"
+  rows = [len(table) for table in jax.tree.leaves(inputs.relations)]
+  if rows and rows[0] > MAX_ROWS:
+    return f"the tables have {rows[0]} rows; it takes at most {MAX_ROWS}"
   return None if _interpret(interpret) else _uncompilable(inputs)
 
 
@@ -101,7 +101,7 @@ def attention(
   *,
   interpret: bool | None = None,
   block: int | None = None,
-  lanes: int = LANES,
+  lanes: int | None = None,
 ) -> Float[Array, "B T N H"]:
   """Attention by a fused kernel.
 
@@ -109,8 +109,8 @@ def attention(
     inputs: the call.
     interpret: whether to run in interpret mode, by default exactly where there is no TPU. False
       compiles for a TPU that is not there (`jax.experimental.topologies`).
-    block: queries and keys of a tile.
-    lanes: of the TPU's vectors; smaller ones are for tests.
+    block: queries and keys of a tile; a multiple of `lanes`.
+    lanes: of a vector, 128 on TPUs; small in interpret mode, where they cost and bring nothing.
   """
   length, num_keys = inputs.query.shape[1], inputs.key.shape[1]
   plan, tables = _plan(inputs, _interpret(interpret), block, lanes)
@@ -133,9 +133,12 @@ def _interpret(interpret: bool | None) -> bool:
   return jax.default_backend() != "tpu" if interpret is None else interpret
 
 
-def _plan(inputs: Inputs, interpret: bool, block: int | None, lanes: int):
+def _plan(inputs: Inputs, interpret: bool, block: int | None, lanes: int | None):
   """The static facts of a call, and its tables."""
-  length = max(inputs.query.shape[1], inputs.key.shape[1])
+  lengths = inputs.query.shape[1], inputs.key.shape[1]
+  largest_block, default_lanes = (16, 16) if interpret else (BLOCK, LANES)
+  lanes = default_lanes if lanes is None else lanes
+  block = min(largest_block, _up(max(lengths), lanes)) if block is None else block
   table = band.band_of(inputs)
   first, last, period, tables = 0, 0, 0, (None, None)
   if table is not None:
@@ -144,8 +147,9 @@ def _plan(inputs: Inputs, interpret: bool, block: int | None, lanes: int):
     left = table.left_value
     tables = _periodic(table.key, None, first, period), _periodic(table.value, left, first, period)
   plan = Plan(
-    block=min(BLOCK, _up(length, lanes)) if block is None else block,
+    block=block,
     lanes=lanes,
+    num_blocks=tuple(-(-length // block) for length in lengths),
     scale=float(inputs.scale),
     is_causal=inputs.is_causal,
     window=inputs.window,

@@ -33,6 +33,7 @@ class Plan(NamedTuple):
   Attributes:
     block: queries and keys of a tile.
     lanes: queries and keys of a sub-tile; divides block.
+    num_blocks: of queries and of keys, in all.
     scale: of the logits.
     first: the distance of the band's first diagonal, at most 1.
     last: the distance from which on all keys are alike, at least 0.
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
 
   block: int
   lanes: int
+  num_blocks: tuple[int, int]
   scale: float
   is_causal: bool
   window: tuple[int, int] | None
@@ -67,9 +69,16 @@ class Plan(NamedTuple):
     """The offsets of the tiles with code of their own, from the right to the left."""
     if not self.period:
       return [0] if self.is_causal else []
-    right = (self.last + self.block - 2) // self.block
+    right = 0 if self.is_causal else (self.last + self.block - 2) // self.block
     left = (self.block - 1 - self.first) // self.block
-    return list(range(0 if self.is_causal else right, -left - 1, -1))
+    queries, keys = self.num_blocks
+    return list(range(min(right, keys - 1), -min(left, queries - 1) - 1, -1))
+
+  def has_plain_tiles(self) -> bool:
+    """Whether any tile has no code of its own."""
+    special, (queries, keys) = self.special_offsets(), self.num_blocks
+    right = 0 if self.is_causal else keys - 1
+    return not special or right > special[0] or 1 - queries < special[-1]
 
   def runs(self, offset: jax.Array) -> jax.Array | bool:
     """Whether any key of the tile may be seen, for all that causality and window say."""
@@ -261,4 +270,5 @@ def dispatch(plan: Plan, offset, tile) -> None:
   plain = runs
   if special:
     plain &= (offset > special[0]) | (offset < special[-1])
-  pl.when(plain)(functools.partial(tile, offset))
+  if plan.has_plain_tiles():
+    pl.when(plain)(functools.partial(tile, offset))

@@ -79,13 +79,13 @@ def _rule(axes: Mapping[str, str], operands: dict, results: dict) -> SdySharding
   query, key = (dict(zip(axes[n], operands[n].shape, strict=True)) for n in ("query", "key"))
   grouped = 1 < key["K"] < query["N"]
   heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
-  ones, whole = itertools.count(), set()
+  ones, whole = itertools.count(), {}  # in the order in which they appear
 
   def factor(letter: str, size: int):
     if size == 1:
       return f"one{next(ones)}"
     if letter not in "BNK":
-      whole.add(letter)
+      whole[letter] = None
     return heads.get(letter, letter)
 
   mapping = lambda array, letters: ArrayMapping(*map(factor, letters, array.shape))
@@ -94,4 +94,4 @@ def _rule(axes: Mapping[str, str], operands: dict, results: dict) -> SdySharding
     for arrays in (operands, results)
   ]
   sizes = dict(G=query["N"] // key["K"]) if grouped else {}
-  return SdyShardingRule(*mappings, need_replication_factors=tuple(sorted(whole)), **sizes)
+  return SdyShardingRule(*mappings, need_replication_factors=tuple(whole), **sizes)
