@@ -31,6 +31,7 @@ _AXES = dict(
   query="BNth",
   d_output="BNth",
   output="BNth",
+  output_rest="BNth",
   key="BKsh",
   value="BKsh",
   key_table="Nwh",
@@ -112,7 +113,7 @@ def attention(
     block: queries and keys of a tile; a multiple of `lanes`.
     lanes: of a vector, 128 on TPUs; small in interpret mode, where they cost and bring nothing.
   """
-  length, num_keys = inputs.query.shape[1], inputs.key.shape[1]
+  length = inputs.query.shape[1]
   plan, tables = _plan(inputs, _interpret(interpret), block, lanes)
   pad = lambda x, axis: _pad(x, plan.block, axis)
   heads_first = lambda x: pad(x.swapaxes(1, 2), 2)
@@ -211,11 +212,14 @@ def _forward(plan: Plan, floats: Floats, masks: Masks):
 
 def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   floats, masks, outputs = residuals
-  both = (x.astype(outputs["log_sum"].dtype) for x in (d_output, outputs["output"]))
-  operands = _given(floats._asdict()) | _masks(masks, queries_along=2) | outputs
-  del operands["output"]
-  operands |= dict(d_output=d_output, delta=jnp.einsum("BNTH,BNTH->BNT", *both)[:, :, None])
-  grads = _backward_in_parts(plan, operands)
+  wide = outputs["log_sum"].dtype
+  output = outputs["output"].astype(wide)
+  if "output_rest" in outputs:
+    output += outputs["output_rest"].astype(wide)
+  delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
+  rows = {name: outputs[name] for name in ("log_sum", "sums", "right_sums") if name in outputs}
+  operands = _given(floats._asdict()) | _masks(masks, queries_along=2) | rows
+  grads = _backward_in_parts(plan, operands | dict(d_output=d_output, delta=delta))
   tables = (
     None if table is None else _shared(grads[f"d_{name}"].sum(0), len(table))
     for name, table in (("key_table", floats.key_table), ("value_table", floats.value_table))
@@ -225,27 +229,30 @@ def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
 
 def _backward_in_parts(plan: Plan, operands: dict[str, Array]) -> dict[str, Array]:
   """The gradients, of at most `KEYS_A_CALL` keys in a call, whose other gradients add up."""
-  step = _up(KEYS_A_CALL, plan.block)
-  num_keys = operands["key"].shape[2]
   dtype = operands["query"].dtype
-  wide = dtype if num_keys <= step else jnp.promote_types(dtype, jnp.float32)
+  step = _up(KEYS_A_CALL, plan.block)
+  starts = range(0, operands["key"].shape[2], step)
+  wide = dtype if len(starts) == 1 else jnp.promote_types(dtype, jnp.float32)
   parts = []
-  for start in range(0, num_keys, step):
+  for start in starts:
     kernel = functools.partial(backward, plan._replace(key_block=start // plan.block), dtype=wide)
-    part = {
-      name: jax.lax.slice_in_dim(x, start, min(start + step, num_keys), axis=AXES[2][name].find("s"))
-      if "s" in AXES[2][name]
-      else x
-      for name, x in operands.items()
-    }
+    part = {name: _some_keys(name, array, start, step) for name, array in operands.items()}
     parts.append(over_batch_and_heads(kernel, AXES[2], part))
-  whole = {
-    name: jnp.concatenate([part[name] for part in parts], 2)
-    if name in ("d_key", "d_value")
-    else sum(part[name] for part in parts)
+    # What is known of all keys together counts once.
+    operands |= {n: jnp.zeros_like(operands[n]) for n in ("sums", "right_sums") if n in operands}
+  whole = lambda name: [part[name] for part in parts]
+  grads = {
+    name: jnp.concatenate(whole(name), 2) if name in ("d_key", "d_value") else sum(whole(name))
     for name in parts[0]
   }
-  return whole | dict(d_query=whole["d_query"].astype(dtype))
+  return grads | dict(d_query=grads["d_query"].astype(dtype))
+
+
+def _some_keys(name: str, array: Array, start: int, size: int) -> Array:
+  axis = AXES[2][name].find("s")
+  if axis < 0:
+    return array
+  return jax.lax.slice_in_dim(array, start, min(start + size, array.shape[axis]), axis=axis)
 
 
 def _shared(d_table: Float[Array, "N W H"], heads: int) -> Float[Array, "#N W H"]:

@@ -131,7 +131,8 @@ def _start(plan: Plan, operands, scratch) -> None:
   for name, rows, scale in (("key", "query", plan.scale), ("value", "d_output", 1)):
     if f"{name}_table" in operands:
       rows = operands[rows][0, 0]
-      band = tiles.product(operands[f"{name}_table"][0].astype(rows.dtype), rows, (1, 1)) * scale
+      table = operands[f"{name}_table"][0]
+      band = tiles.precise_product(table, rows, (1, 1), rows.dtype) * scale
       scratch[f"{name}_right"][...] = band[plan.last_row, None]
       if name == "value":
         scratch["value_left"][...] = band[plan.left_row, None]

@@ -33,6 +33,8 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
   outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype), log_sum=row)
   if "value_table" in operands:
     outputs |= dict(sums=row, right_sums=row)
+  if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
+    outputs |= dict(output_rest=outputs["output"])
   tile = (plan.block, plan.lanes)
   scratch = dict(output=(plan.block, width), maximum=tile, sums=tile)
   if "key_table" in operands:
@@ -70,8 +72,10 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
     batch = lambda b: b if shape[0] > 1 else 0
     if name in ("key", "value"):
       size = (1, 1, block, shape[3])
-      return pl.BlockSpec(size, lambda b, n, i, j: (b, jax.lax.div(n, np.int32(group)), keys(i, j), 0))
-    if name in ("query", "output"):
+      return pl.BlockSpec(
+        size, lambda b, n, i, j: (b, jax.lax.div(n, np.int32(group)), keys(i, j), 0)
+      )
+    if name in ("query", "output", "output_rest"):
       return pl.BlockSpec((1, 1, block, shape[3]), lambda b, n, i, j: (b, n, i, 0))
     if name in ("key_table", "value_table"):
       return pl.BlockSpec((1, *shape[1:]), lambda b, n, i, j: (n if shape[0] > 1 else 0, 0, 0))
@@ -102,8 +106,9 @@ def _start(plan: Plan, operands, scratch) -> None:
     ref[...] = jnp.full(ref.shape, start, ref.dtype)
   if "key_table" in operands:
     query = operands["query"][0, 0]
-    table = operands["key_table"][0].astype(query.dtype)
-    logits = tiles.product(query, table, (1, 1)) * plan.scale
+    logits = (
+      tiles.precise_product(query, operands["key_table"][0], (1, 1), query.dtype) * plan.scale
+    )
     right = logits[:, plan.last_row, None]
     scratch["key_band"][...] = tiles.skew(plan, logits)
     scratch["key_right"][...] = jnp.broadcast_to(right, scratch["key_right"].shape)
@@ -183,7 +188,11 @@ def _finish(plan: Plan, operands, outputs, scratch) -> None:
     output += right * table[plan.last_row, None] + kept * table[plan.left_row, None]
     outputs["sums"][0, 0] = _as_row(plan, kept * share)
     outputs["right_sums"][0, 0] = _as_row(plan, right * share)
-  outputs["output"][0, 0] = (output * share).astype(outputs["output"].dtype)
+  output = output * share
+  rounded = output.astype(outputs["output"].dtype)
+  outputs["output"][0, 0] = rounded
+  if "output_rest" in outputs:
+    outputs["output_rest"][0, 0] = (output - rounded.astype(output.dtype)).astype(rounded.dtype)
   log_sum = jnp.where(sees_a_key, maximum + jnp.log(jnp.where(sees_a_key, sums, 1)), -tiles.LOWEST)
   outputs["log_sum"][0, 0] = _as_row(plan, log_sum)
 

@@ -256,9 +256,22 @@ def product(x: jax.Array, y: jax.Array, contract: tuple[int, int]) -> jax.Array:
   wide = jnp.promote_types(x.dtype, jnp.float32)
   precision = None if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
   dimensions = ((contract[:1], contract[1:]), ((), ()))
-  return jax.lax.dot_general(
-    x, y, dimensions, precision=precision, preferred_element_type=wide
-  )
+  return jax.lax.dot_general(x, y, dimensions, precision=precision, preferred_element_type=wide)
+
+
+def precise_product(
+  x: jax.Array, y: jax.Array, contract: tuple[int, int], dtype: jax.typing.DTypeLike
+) -> jax.Array:
+  """The same for arrays wider than `dtype`: each its rounding to it, and what that leaves.
+
+  For tables: rounded, they would err the same way for every query.
+  """
+
+  def parts(z):
+    high = z.astype(dtype)
+    return [high] if z.dtype == dtype else [high, (z - high.astype(z.dtype)).astype(dtype)]
+
+  return sum(product(a, b, contract) for a in parts(x) for b in parts(y))
 
 
 def dispatch(plan: Plan, offset, tile) -> None:
