@@ -31,7 +31,7 @@ MAY_IMPORT = {
 OUTSIDE = {
   "relpos_jax.typing": {"jax", "jaxtyping"},
   "relpos_jax.errors": set(),
-  "relpos_jax.attention": {"jax"},
+  "relpos_jax.attention": {"jax", "numpy"},
   "relpos_jax.nn": {"jax", "flax"},
   "relpos_jax.linen": {"jax", "flax"},
   "relpos_jax.models": {"jax", "flax"},

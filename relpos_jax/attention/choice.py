@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import chunked, pallas_gpu, per_position, projected, reference, skew
+from relpos_jax.attention import (
+  chunked,
+  pallas_gpu,
+  pallas_tpu,
+  per_position,
+  projected,
+  reference,
+  skew,
+)
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
@@ -25,6 +33,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
+  "pallas_tpu": Implementation(pallas_tpu.attention, pallas_tpu.unsupported),
   "pallas_gpu": Implementation(pallas_gpu.attention, pallas_gpu.unsupported),
 }
 
@@ -49,6 +58,12 @@ def _gathered_is_small(inputs: Inputs) -> bool:
   return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
 
 
+def _long_on_a_tpu(inputs: Inputs) -> bool:
+  """At least one whole tile of the kernel. Not measured yet."""
+  pairs = inputs.query.shape[1] * inputs.key.shape[1]
+  return jax.default_backend() == "tpu" and pairs >= 512**2
+
+
 def _long_on_a_gpu(inputs: Inputs) -> bool:
   """Long enough that weights [T, S] would be most of the memory's traffic. Not measured yet."""
   return jax.default_backend() == "gpu" and inputs.key.shape[1] >= 256
@@ -65,6 +80,7 @@ RULES: tuple[Rule, ...] = (
     "there are neither relations nor dropout",
     lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
   ),
+  Rule("pallas_tpu", "it is the one made for TPUs, and sequences are long", _long_on_a_tpu),
   Rule("pallas_gpu", "it is the one made for GPUs, and sequences are long", _long_on_a_gpu),
   Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
   Rule(
@@ -128,6 +144,7 @@ def explain(*arguments, implementation: str | None = None, **options) -> Explana
   skew: positions are given; it needs the default ones, 0, 1, 2, ...
   projected: can do it, but per_position is faster
   chunked: positions are given; it needs the default ones, 0, 1, 2, ...
+  pallas_tpu: positions are given; it needs the default ones, 0, 1, 2, ...
   pallas_gpu: positions are given; it needs the default ones, 0, 1, 2, ...
   """
   inputs = _abstract_inputs(arguments, options)

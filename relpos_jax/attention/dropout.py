@@ -20,7 +20,7 @@ def keep(
 
   >>> import jax.numpy as jnp
   >>> rows, columns = jnp.arange(400)[:, None], jnp.arange(500)
-  >>> float(keep(jnp.int32(7), rows, columns, rate=0.1).mean().round(2))
+  >>> round(float(keep(jnp.int32(7), rows, columns, rate=0.1).mean()), 2)
   0.9
   """
   of_row = _mix(seeds + rows.astype(np.int32) * _WEYL)

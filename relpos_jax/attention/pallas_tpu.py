@@ -1,0 +1,279 @@
+"""A fused kernel for TPUs: relative keys and values in memory O(T (H + R)).
+
+The far field costs nothing: `band` has the algebra, `pallas_tpu_tiles` the geometry. Off TPUs the
+kernel runs, slowly, in Pallas' interpret mode.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import band
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.pallas_tpu_backward import backward
+from relpos_jax.attention.pallas_tpu_forward import forward
+from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.partitioned import over_batch_and_heads
+from relpos_jax.typing import Array, Bool, Float, Int
+
+LANES = 128
+BLOCK = 512
+# The backward kernel keeps the gradients of so many keys on the chip at once.
+KEYS_A_CALL = 8192
+MAX_ROWS = 2048
+MAX_WIDTH = 256
+
+# A letter for each axis of each array, see `over_batch_and_heads`, where queries are along axis 1
+# of the masks, in the forward kernel, and where they are along axis 2, in the backward one.
+_AXES = dict(
+  query="BNth",
+  d_output="BNth",
+  output="BNth",
+  output_rest="BNth",
+  key="BKsh",
+  value="BKsh",
+  key_table="Nwh",
+  value_table="Nwh",
+  log_sum="BNot",
+  sums="BNot",
+  right_sums="BNot",
+  delta="BNot",
+  seeds="BNop",
+  d_query="BNth",
+  d_key="BKsh",
+  d_value="BKsh",
+  d_key_table="BNwh",
+  d_value_table="BNwh",
+)
+AXES = {
+  1: _AXES | dict(key_visible="Bos", query_segments="Bto", key_segments="Bos"),
+  2: _AXES | dict(key_visible="Bso", query_segments="Bot", key_segments="Bso"),
+}
+
+
+class Floats(NamedTuple):
+  """What gradients are taken of, padded to whole blocks; tables as `_periodic` lays them out."""
+
+  query: Float[Array, "B N T H"]
+  key: Float[Array, "B K S H"]
+  value: Float[Array, "B K S H"]
+  key_table: Float[Array, "#N W H"] | None
+  value_table: Float[Array, "#N W H"] | None
+
+
+class Masks(NamedTuple):
+  """Who sees whom, and what is dropped, padded to whole blocks."""
+
+  key_visible: Int[Array, "#B S"] | None
+  query_segments: Int[Array, "#B T"] | None
+  key_segments: Int[Array, "#B S"] | None
+  seeds: Int[Array, "B N"] | None
+
+
+def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
+  """Why this implementation cannot do the call; None where it can."""
+  if reason := band.unsupported(inputs):
+    return reason
+  if inputs.bias is not None:
+    return "a bias is given"
+  if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
+    return f"mask has shape {inputs.mask.shape}; it needs the same for all heads and queries"
+  if isinstance(inputs.scale, jax.core.Tracer):
+    return "scale is traced; it needs a number"
+  rows = [len(table) for table in jax.tree.leaves(inputs.relations)]
+  if rows and rows[0] > MAX_ROWS:
+    return f"the tables have {rows[0]} rows; it takes at most {MAX_ROWS}"
+  return None if _interpret(interpret) else _uncompilable(inputs)
+
+
+def _uncompilable(inputs: Inputs) -> str | None:
+  """What only interpret mode can do."""
+  if inputs.query.dtype not in (jnp.bfloat16, jnp.float32):
+    return f"dtype is {inputs.query.dtype}; TPUs take bfloat16 and float32"
+  if inputs.query.shape[3] > MAX_WIDTH:
+    return f"heads are {inputs.query.shape[3]} wide; they fit the chip up to {MAX_WIDTH}"
+  return None
+
+
+def attention(
+  inputs: Inputs,
+  *,
+  interpret: bool | None = None,
+  block: int | None = None,
+  lanes: int | None = None,
+) -> Float[Array, "B T N H"]:
+  """Attention by a fused kernel.
+
+  Args:
+    inputs: the call.
+    interpret: whether to run in interpret mode, by default exactly where there is no TPU. False
+      compiles for a TPU that is not there (`jax.experimental.topologies`).
+    block: queries and keys of a tile; a multiple of `lanes`.
+    lanes: of a vector, 128 on TPUs; small in interpret mode, where they cost and bring nothing.
+  """
+  length = inputs.query.shape[1]
+  plan, tables = _plan(inputs, _interpret(interpret), block, lanes)
+  pad = lambda x, axis: _pad(x, plan.block, axis)
+  heads_first = lambda x: pad(x.swapaxes(1, 2), 2)
+  arrays = map(heads_first, (inputs.query, inputs.key, inputs.value))
+  visible = _visible_keys(inputs, plan.block)
+  segments = inputs.query_segment_ids, inputs.key_segment_ids
+  masks = Masks(
+    None if visible is None else pad(visible.astype(jnp.int32), 1),
+    *(None if ids is None else pad(ids.astype(jnp.int32), 1) for ids in segments),
+    inputs.dropout_seeds,
+  )
+  output = _attend(plan, Floats(*arrays, *tables), masks)[:, :, :length].swapaxes(1, 2)
+  real = inputs.real_queries()
+  return output if real is None else jnp.where(jnp.moveaxis(real, 1, 2), output, 0)
+
+
+def _interpret(interpret: bool | None) -> bool:
+  return jax.default_backend() != "tpu" if interpret is None else interpret
+
+
+def _plan(inputs: Inputs, interpret: bool, block: int | None, lanes: int | None):
+  """The static facts of a call, and its tables."""
+  lengths = inputs.query.shape[1], inputs.key.shape[1]
+  largest_block, default_lanes = (16, 16) if interpret else (BLOCK, LANES)
+  lanes = default_lanes if lanes is None else lanes
+  block = min(largest_block, _up(max(lengths), lanes)) if block is None else block
+  table = band.band_of(inputs)
+  first, last, period, tables = 0, 0, 0, (None, None)
+  if table is not None:
+    first, last = table.first, table.first + table.num_diagonals
+    period = _up(last - first + 2, lanes)
+    left = table.left_value
+    tables = _periodic(table.key, None, first, period), _periodic(table.value, left, first, period)
+  plan = Plan(
+    block=block,
+    lanes=lanes,
+    num_blocks=tuple(-(-length // block) for length in lengths),
+    scale=float(inputs.scale),
+    is_causal=inputs.is_causal,
+    window=inputs.window,
+    dropout_rate=inputs.dropout_rate,
+    first=first,
+    last=last,
+    period=period,
+    key_block=0,
+    interpret=interpret,
+  )
+  return plan, tables
+
+
+def _periodic(
+  table: Float[Array, "R #N H"] | None,
+  left: Float[Array, "#N H"] | None,
+  first: int,
+  period: int,
+) -> Float[Array, "#N {period} H"] | None:
+  """Row d % period is distance d's; before the band comes `left`, which all keys have."""
+  if table is None:
+    return None
+  left = jnp.zeros_like(table[:1]) if left is None else left[None]
+  rows = jnp.concatenate([left, table])
+  rows = jnp.pad(rows, ((0, period - len(rows)), (0, 0), (0, 0)))
+  return jnp.roll(rows, first - 1, axis=0).swapaxes(0, 1)
+
+
+def _visible_keys(inputs: Inputs, block: int) -> Bool[Array, "#B S"] | None:
+  """False for hidden keys; None where all may be seen and none are padding."""
+  num_keys = inputs.key.shape[1]
+  given = [x for x in (inputs.mask, inputs.real_keys()) if x is not None]
+  if not given and num_keys % block == 0:
+    return None
+  visible = functools.reduce(jnp.logical_and, given, jnp.ones((1, 1, 1, num_keys), bool))
+  return jnp.broadcast_to(visible[:, 0, 0], (len(visible), num_keys))
+
+
+def _pad(x: Array, block: int, axis: int) -> Array:
+  pad = [(0, 0)] * x.ndim
+  pad[axis] = (0, -x.shape[axis] % block)
+  return jnp.pad(x, pad)
+
+
+def _up(size: int, step: int) -> int:
+  return -(-size // step) * step
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan: Plan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]:
+  return _forward(plan, floats, masks)[0]
+
+
+def _forward(plan: Plan, floats: Floats, masks: Masks):
+  operands = _given(floats._asdict()) | _masks(masks, queries_along=1)
+  outputs = over_batch_and_heads(functools.partial(forward, plan), AXES[1], operands)
+  return outputs["output"], (floats, masks, outputs)
+
+
+def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
+  floats, masks, outputs = residuals
+  wide = outputs["log_sum"].dtype
+  output = outputs["output"].astype(wide)
+  if "output_rest" in outputs:
+    output += outputs["output_rest"].astype(wide)
+  delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
+  rows = {name: outputs[name] for name in ("log_sum", "sums", "right_sums") if name in outputs}
+  operands = _given(floats._asdict()) | _masks(masks, queries_along=2) | rows
+  grads = _backward_in_parts(plan, operands | dict(d_output=d_output, delta=delta))
+  tables = (
+    None if table is None else _shared(grads[f"d_{name}"].sum(0), len(table))
+    for name, table in (("key_table", floats.key_table), ("value_table", floats.value_table))
+  )
+  return Floats(*(grads[name] for name in ("d_query", "d_key", "d_value")), *tables), None
+
+
+def _backward_in_parts(plan: Plan, operands: dict[str, Array]) -> dict[str, Array]:
+  """The gradients, of at most `KEYS_A_CALL` keys in a call, whose other gradients add up."""
+  dtype = operands["query"].dtype
+  step = _up(KEYS_A_CALL, plan.block)
+  starts = range(0, operands["key"].shape[2], step)
+  wide = dtype if len(starts) == 1 else jnp.promote_types(dtype, jnp.float32)
+  parts = []
+  for start in starts:
+    kernel = functools.partial(backward, plan._replace(key_block=start // plan.block), dtype=wide)
+    part = {name: _some_keys(name, array, start, step) for name, array in operands.items()}
+    parts.append(over_batch_and_heads(kernel, AXES[2], part))
+    # What is known of all keys together counts once.
+    operands |= {n: jnp.zeros_like(operands[n]) for n in ("sums", "right_sums") if n in operands}
+  whole = lambda name: [part[name] for part in parts]
+  grads = {
+    name: jnp.concatenate(whole(name), 2) if name in ("d_key", "d_value") else sum(whole(name))
+    for name in parts[0]
+  }
+  return grads | dict(d_query=grads["d_query"].astype(dtype))
+
+
+def _some_keys(name: str, array: Array, start: int, size: int) -> Array:
+  axis = AXES[2][name].find("s")
+  if axis < 0:
+    return array
+  return jax.lax.slice_in_dim(array, start, min(start + size, array.shape[axis]), axis=axis)
+
+
+def _shared(d_table: Float[Array, "N W H"], heads: int) -> Float[Array, "#N W H"]:
+  """The gradient of a table that all heads share, or not."""
+  return d_table if heads > 1 else d_table.sum(0, keepdims=True)
+
+
+def _masks(masks: Masks, queries_along: int) -> dict[str, Array]:
+  """As columns and rows: what belongs to queries along axis 1 or 2 of the arrays."""
+  other = dict(query_segments=3 - queries_along)
+  arrays = {
+    name: None if x is None else jnp.expand_dims(x, other.get(name, queries_along))
+    for name, x in masks._asdict().items()
+    if name != "seeds"
+  }
+  seeds = None if masks.seeds is None else masks.seeds[:, :, None, None]
+  return _given(arrays | dict(seeds=seeds))
+
+
+def _given(arrays: dict) -> dict:
+  return {name: array for name, array in arrays.items() if array is not None}
+
+
+_attend.defvjp(_forward, _backward)

@@ -1,0 +1,223 @@
+"""The backward kernel for TPUs: every gradient in one pass over the tiles.
+
+Tiles stand with their keys along sublanes and their queries along lanes: then whatever is one
+number per query is a row, and only the query's gradient needs a transposed product. The gradients
+of keys and values stay on the chip until all queries have been seen.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from relpos_jax.attention import pallas_tpu_tiles as tiles
+from relpos_jax.attention.pallas_tpu_tiles import Plan
+
+# Batch, key heads, query heads of one key head, blocks of queries, blocks of keys.
+SEMANTICS = ("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary")
+VMEM_BYTES = 56 * 2**20
+
+
+def backward(
+  plan: Plan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
+) -> dict[str, jax.Array]:
+  """Gradients of query (in `dtype`), key, value and, for each of the batch, of the tables."""
+  query, key = operands["query"], operands["key"]
+  batch, heads, length, width = query.shape
+  key_heads, num_keys = key.shape[1:3]
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  outputs = dict(
+    d_query=jax.ShapeDtypeStruct(query.shape, dtype),
+    d_key=jax.ShapeDtypeStruct(key.shape, key.dtype),
+    d_value=jax.ShapeDtypeStruct(key.shape, key.dtype),
+  )
+  row = (1, plan.block)
+  scratch = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
+  for name, sums in (("key", "slopes"), ("value", "weights")):
+    if f"{name}_table" in operands:
+      shape = (batch, heads, plan.period, width)
+      outputs[f"d_{name}_table"] = jax.ShapeDtypeStruct(shape, wide)
+      band = (plan.period, plan.block)
+      scratch |= {f"{name}_band": band, f"{name}_right": row, f"band_{sums}": band}
+  if "key_table" in operands:
+    scratch |= dict(right_slopes=row)
+  if "value_table" in operands:
+    scratch |= dict(value_left=row)
+  grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
+  specs = functools.partial(_block_specs, plan, grid[2], grid[4])
+  return pl.pallas_call(
+    functools.partial(_kernel, plan),
+    grid=grid,
+    in_specs=[specs(operands)],
+    out_specs=specs(outputs),
+    out_shape=outputs,
+    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=SEMANTICS, vmem_limit_bytes=VMEM_BYTES
+    ),
+    interpret=plan.interpret,
+    name="relative_attention_backward",
+  )(operands)
+
+
+def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> dict:
+  """Which block of each array a step of the grid is given."""
+  block = plan.block
+
+  def keys(i, step):
+    """A tile that does not run needs no keys but its neighbour's."""
+    j = num_key_blocks - 1 - step
+    return jnp.clip(i - plan.key_block, 0, j) if plan.is_causal else j
+
+  def spec(name):
+    shape = arrays[name].shape
+    batch = lambda b: b if shape[0] > 1 else 0
+    head = lambda m, g: m * group + g
+    if name in ("d_key", "d_value"):
+      return pl.BlockSpec((1, 1, *shape[2:]), lambda b, m, g, i, j: (b, m, 0, 0))
+    if name in ("key", "value"):
+      return pl.BlockSpec((1, 1, block, shape[3]), lambda b, m, g, i, j: (b, m, keys(i, j), 0))
+    if name in ("query", "d_query", "d_output"):
+      return pl.BlockSpec((1, 1, block, shape[3]), lambda b, m, g, i, j: (b, head(m, g), i, 0))
+    if name in ("d_key_table", "d_value_table"):
+      return pl.BlockSpec((1, 1, *shape[2:]), lambda b, m, g, i, j: (b, head(m, g), 0, 0))
+    if name in ("key_table", "value_table"):
+      per_head = lambda b, m, g, i, j: (head(m, g) if shape[0] > 1 else 0, 0, 0)
+      return pl.BlockSpec((1, *shape[1:]), per_head)
+    if name in ("log_sum", "sums", "right_sums", "delta"):
+      return pl.BlockSpec((1, 1, 1, block), lambda b, m, g, i, j: (b, head(m, g), 0, i))
+    if name == "query_segments":
+      return pl.BlockSpec((1, 1, block), lambda b, m, g, i, j: (batch(b), 0, i))
+    if name in ("key_segments", "key_visible"):
+      return pl.BlockSpec((1, block, 1), lambda b, m, g, i, j: (batch(b), keys(i, j), 0))
+    assert name == "seeds"
+    return pl.BlockSpec((1, 1, 1, 1), lambda b, m, g, i, j: (b, head(m, g), 0, 0))
+
+  return {name: spec(name) for name in arrays}
+
+
+def _kernel(plan: Plan, operands, outputs, scratch) -> None:
+  group, query_block, step = (pl.program_id(axis) for axis in (2, 3, 4))
+  last_group, last_query, last_step = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
+  key_block = last_step - step
+
+  @pl.when((group == 0) & (query_block == 0) & (step == 0))
+  def _():
+    for name in ("key", "value"):
+      scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
+
+  @pl.when((query_block == 0) & (step == 0))
+  def _():
+    for name in set(outputs) & {"d_key_table", "d_value_table"}:
+      outputs[name][...] = jnp.zeros(outputs[name].shape, outputs[name].dtype)
+
+  pl.when(step == 0)(lambda: _start(plan, operands, scratch))
+  tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
+  tiles.dispatch(plan, plan.key_block + key_block - query_block, tile)
+  pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch))
+
+  @pl.when((group == last_group) & (query_block == last_query) & (step == last_step))
+  def _():
+    outputs["d_key"][0, 0] = (scratch["key"][...] * plan.scale).astype(outputs["d_key"].dtype)
+    outputs["d_value"][0, 0] = scratch["value"][...].astype(outputs["d_value"].dtype)
+
+
+def _start(plan: Plan, operands, scratch) -> None:
+  """The relative logits of a block of queries, and the same of the output's gradient."""
+  for name in set(scratch) - {"key", "value"}:
+    scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
+  for name, rows, scale in (("key", "query", plan.scale), ("value", "d_output", 1)):
+    if f"{name}_table" in operands:
+      rows = operands[rows][0, 0]
+      table = operands[f"{name}_table"][0]
+      band = tiles.precise_product(table, rows, (1, 1), rows.dtype) * scale
+      scratch[f"{name}_right"][...] = band[plan.last_row, None]
+      if name == "value":
+        scratch["value_left"][...] = band[plan.left_row, None]
+      scratch[f"{name}_band"][...] = tiles.skew_keys(plan, band, 1)
+
+
+def _tile(plan: Plan, operands, scratch, query_block, key_block, offset) -> None:
+  special = isinstance(offset, int)
+  query, key, value, d_output = (
+    operands[name][0, 0] for name in ("query", "key", "value", "d_output")
+  )
+  weights, d_weights = tiles.product(key, query, (1, 1)) * plan.scale, None
+  weights = _relative(plan, operands, scratch, "key", weights, offset)
+  weights = tiles.hide(plan, weights, offset, operands, keys=0)
+  log_sum = operands["log_sum"][0, 0] - _right(plan, scratch, "key", offset)
+  weights = jnp.exp(weights - log_sum)
+  d_weights = tiles.product(value, d_output, (1, 1))
+  d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
+  common = _right(plan, scratch, "value", offset)
+  if "value_table" in operands:
+    common = common + scratch["value_left"][...]
+  delta = operands["delta"][0, 0]
+  if plan.dropout_rate:
+    global_block = plan.key_block + key_block
+    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, global_block, keys=0)
+    share = jnp.where(kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
+    d_logits = weights * ((d_weights + common) * share - delta)
+    weights = weights * share
+  else:
+    d_logits = weights * (d_weights - (delta - common))
+  low_weights, low_logits = (x.astype(query.dtype) for x in (weights, d_logits))
+  keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
+  scratch["value"][keys] += tiles.product(low_weights, d_output, (1, 0))
+  scratch["key"][keys] += tiles.product(low_logits, query, (1, 0))
+  scratch["query"][...] += tiles.product(key, low_logits, (0, 0))
+  if special and "value_table" in operands:
+    tiles.collect_band(plan, weights, offset, scratch["band_weights"], keys=0)
+  if "key_table" in operands:
+    _collect_slopes(plan, scratch, d_logits, offset)
+
+
+def _relative(plan: Plan, operands, scratch, name: str, tile, offset):
+  """Adds the relative term, less what right tiles lack and `_right` makes good."""
+  if f"{name}_table" not in operands or not isinstance(offset, int):
+    return tile
+  band, right = scratch[f"{name}_band"], scratch[f"{name}_right"]
+  return tiles.add_band(plan, tile, offset, band, right, keys=0)
+
+
+def _right(plan: Plan, scratch, name: str, offset):
+  """What `_relative` leaves out: the part that all keys right of the band have in common."""
+  if f"{name}_right" not in scratch:
+    return 0
+  right = scratch[f"{name}_right"][...]
+  if isinstance(offset, int):
+    return right if offset > 0 else 0
+  return jnp.where(offset > 0, right, 0)
+
+
+def _collect_slopes(plan: Plan, scratch, d_logits, offset) -> None:
+  """Adds the gradients of the band's logits, and of those right of it."""
+  right = scratch["right_slopes"]
+  if not isinstance(offset, int):
+    total = d_logits.sum(0, keepdims=True)
+    right[...] += jnp.where(offset > 0, total, 0)
+    return
+  tiles.collect_band(plan, d_logits, offset, scratch["band_slopes"], keys=0)
+  for rows, part in tiles.right_of_band(plan, d_logits, offset, keys=0) if offset >= 0 else []:
+    right[:, rows] += part.sum(0, keepdims=True)
+
+
+def _finish(plan: Plan, operands, outputs, scratch) -> None:
+  d_query = scratch["query"][...]
+  query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
+  number = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
+  if "key_table" in operands:
+    slopes = tiles.skew_keys(plan, scratch["band_slopes"][...], -1)
+    slopes = jnp.where(number == plan.last_row, scratch["right_slopes"][...], slopes)
+    slopes = slopes.astype(query.dtype)
+    table = operands["key_table"][0].astype(query.dtype)
+    d_query += tiles.product(table, slopes, (0, 0))
+    outputs["d_key_table"][0, 0] += tiles.product(slopes, query, (1, 0)) * plan.scale
+  if "value_table" in operands:
+    weights = tiles.skew_keys(plan, scratch["band_weights"][...], -1)
+    weights = jnp.where(number == plan.last_row, operands["right_sums"][0, 0], weights)
+    weights = jnp.where(number == plan.left_row, operands["sums"][0, 0], weights)
+    outputs["d_value_table"][0, 0] += tiles.product(weights.astype(query.dtype), d_output, (1, 0))
+  outputs["d_query"][0, 0] = (d_query * plan.scale).T.astype(outputs["d_query"].dtype)

@@ -1,0 +1,174 @@
+"""The kernel for TPUs in interpret mode, on tiles so small that every kind of them occurs.
+
+Sub-tiles of 4, tiles of 8, some twenty tokens: three blocks of queries and of keys.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax.attention import pallas_tpu, reference
+from relpos_jax.attention.inputs import gather_inputs
+
+BATCH, WIDTH = 2, 4
+TINY = dict(block=8, lanes=4)
+# Every case is a compilation: that is what takes the time.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def _arrays(queries=20, keys=20, heads=1, key_heads=1, rows=5, tables="kv", per_head=False):
+  random = np.random.default_rng(0).normal
+  table = (rows, heads, WIDTH) if per_head else (rows, WIDTH)
+  arrays = dict(
+    query=random(size=(BATCH, queries, heads, WIDTH)),
+    key=random(size=(BATCH, keys, key_heads, WIDTH)),
+    value=random(size=(BATCH, keys, key_heads, WIDTH)),
+  )
+  names = dict(k="key_table", v="value_table")
+  arrays |= {names[letter]: random(size=table) for letter in tables}
+  return jax.tree.map(jnp.asarray, arrays)
+
+
+def _attend(arrays, attention, left=None, beyond="clip", **options):
+  tables = [arrays.get(name) for name in ("key_table", "value_table")]
+  given = any(table is not None for table in tables)
+  relations = RelativePositions(*tables, beyond=beyond, left=left) if given else None
+  sequences = (arrays[name] for name in ("query", "key", "value"))
+  return attention(gather_inputs(*sequences, relations=relations, **options))
+
+
+def _output_and_gradients(arrays, attention, options):
+  @functools.partial(jax.jit, compiler_options=QUICK)
+  def run(arrays):
+    output, pull_back = jax.vjp(lambda x: _attend(x, attention, **options), arrays)
+    cotangent = np.random.default_rng(1).normal(size=output.shape)
+    return dict(output=output, **pull_back(jnp.asarray(cotangent))[0])
+
+  return run(arrays)
+
+
+def _assert_exact(arrays, options, tiny=TINY):
+  kernel = functools.partial(pallas_tpu.attention, **tiny)
+  actual = _output_and_gradients(arrays, kernel, options)
+  wanted = _output_and_gradients(arrays, reference.attention, options)
+  for name in wanted:
+    np.testing.assert_allclose(actual[name], wanted[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+SHAPES = {
+  "neither table, causal": (dict(tables=""), dict(is_causal=True)),
+  "keys only, k = 0": (dict(rows=1, tables="k"), {}),
+  "values only, a causal k = 0": (dict(rows=1, tables="v"), dict(is_causal=True)),
+  "k larger than a block": (dict(rows=2 * 11 + 1), {}),
+  "k larger than the sequence": (dict(rows=2 * 30 + 1, queries=12, keys=20), {}),
+  "more keys, causal, grouped heads": (
+    dict(queries=13, keys=29, heads=4, key_heads=2, per_head=True),
+    dict(is_causal=True),
+  ),
+  "more queries, zero beyond": (dict(queries=27, keys=13), dict(beyond="zero")),
+  "nothing to the right of the query": (dict(), dict(left=4, is_causal=True)),
+  "nothing to the left of it": (dict(), dict(left=0)),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_exact(case):
+  shape, options = SHAPES[case]
+  _assert_exact(_arrays(**shape), options)
+
+
+@pytest.mark.parametrize("rows", [5, 2 * 7 + 1])
+def test_what_wraps_around_in_the_band_is_nobodys_logit(rows):
+  """Sub-tiles as large as tiles, and a table that fills its period but for the rows it needs."""
+  _assert_exact(_arrays(rows=rows), {}, dict(block=8, lanes=8))
+
+
+def test_exact_on_tiles_of_default_size():
+  _assert_exact(_arrays(queries=9, keys=11, heads=2), {}, {})
+
+
+def test_exact_behind_masks_of_every_kind():
+  random = np.random.default_rng(2)
+  options = dict(
+    mask=jnp.asarray(random.random((BATCH, 1, 1, 20)) < 0.6),
+    query_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20))),
+    key_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20))),
+    query_seq_lengths=jnp.array([3, 17]),
+    key_value_seq_lengths=jnp.array([19, 9]),
+    local_window_size=(9, 3),
+  )
+  _assert_exact(_arrays(), options)
+
+
+def test_a_window_without_relations_leaves_tiles_out():
+  _assert_exact(_arrays(queries=40, keys=40, tables=""), dict(local_window_size=(3, 9)))
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_drops_the_weights_that_the_reference_drops(is_causal):
+  dropout = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+  _assert_exact(_arrays(heads=2), dropout | dict(is_causal=is_causal))
+
+
+def test_keys_in_several_calls(monkeypatch):
+  monkeypatch.setattr(pallas_tpu, "KEYS_A_CALL", 8)
+  dropout = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+  _assert_exact(_arrays(), dropout | dict(key_value_seq_lengths=jnp.array([19, 9])))
+
+
+def test_gradients_are_those_of_the_output():
+  attend = functools.partial(_attend, attention=functools.partial(pallas_tpu.attention, **TINY))
+  arrays = _arrays(queries=9, keys=9)
+  check_grads(jax.jit(attend), (arrays,), order=1, modes=["rev"])
+
+
+def test_mapped_over_an_axis_of_the_callers():
+  query = _arrays()["query"][:, :9]
+  call = lambda x: dot_product_attention(
+    x, x, x, implementation="pallas_tpu", key_value_seq_lengths=jnp.array([5, 9])
+  )
+  stacked = jnp.stack([query, query[::-1]])
+  mapped = jax.jit(jax.vmap(call), compiler_options=QUICK)(stacked)
+  np.testing.assert_allclose(mapped[1], call(stacked[1]), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  ("options", "reason"),
+  [
+    (dict(bias=jnp.zeros((1, 1, 20, 20))), "a bias is given"),
+    (dict(mask=jnp.ones((1, 1, 20, 1), bool)), "the same for all heads and queries"),
+    (dict(query_positions=jnp.arange(20), key_positions=jnp.arange(20)), "positions are given"),
+  ],
+)
+def test_refuses_by_name(options, reason):
+  arrays = [_arrays()[name] for name in ("query", "key", "value")]
+  with pytest.raises(NotImplementedError, match=reason):
+    dot_product_attention(*arrays, implementation="pallas_tpu", **options)
+
+
+def test_refuses_a_traced_scale():
+  query = _arrays()["query"]
+  attend = lambda scale: dot_product_attention(
+    query, query, query, scale=scale, implementation="pallas_tpu"
+  )
+  with pytest.raises(NotImplementedError, match="scale is traced"):
+    jax.jit(attend)(0.1)
+
+
+def test_refuses_on_a_tpu_what_it_cannot_compile():
+  wide = gather_inputs(*[jnp.zeros((1, 8, 1, 512), jnp.bfloat16)] * 3)
+  double = gather_inputs(*[jnp.zeros((1, 8, 1, 64))] * 3)
+  assert "512 wide" in pallas_tpu.unsupported(wide, interpret=False)
+  assert "float64" in pallas_tpu.unsupported(double, interpret=False)
+  assert pallas_tpu.unsupported(double) is None

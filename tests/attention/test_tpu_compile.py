@@ -1,0 +1,102 @@
+"""The kernel for TPUs through the TPU's own compiler, without a TPU.
+
+  pip install -e '.[tpu,test]' && pytest -m tpu -n0
+
+The compiler refuses what does not fit a chip's memories, and says how much memory it takes.
+"""
+
+import functools
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from relpos_jax import RelativePositions
+from relpos_jax.attention import pallas_tpu
+from relpos_jax.attention.inputs import gather_inputs
+
+pytestmark = pytest.mark.tpu
+
+CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
+HEADS, K = 8, 16
+# Temporary bytes of forward and backward together, for each query and head. As recorded, and
+# nothing that grows with the number of keys.
+BUDGET = {64: 4096, 128: 4096}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler():
+  pytest.importorskip("libtpu")
+  jax.config.update("jax_platforms", "cpu")
+  os.environ.update(
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_ACCELERATOR_TYPE="v5litepod-4",
+    TPU_WORKER_HOSTNAMES="localhost",
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+  )
+
+
+def _compile(chip, length, width, rows=2 * K + 1, dtype=jnp.bfloat16, key_heads=HEADS, **options):
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
+  sharding = SingleDeviceSharding(topology.devices[0])
+  array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+  query = array((1, length, HEADS, width), dtype)
+  key = array((1, length, key_heads, width), dtype)
+  table = array((rows, width), jnp.float32)
+
+  def output_and_gradients(query, key, value, *tables):
+    relations = RelativePositions(*tables) if rows else None
+
+    def attend(query, key, value, relations):
+      inputs = gather_inputs(query, key, value, relations=relations, **options)
+      assert pallas_tpu.unsupported(inputs, interpret=False) is None
+      return pallas_tpu.attention(inputs, interpret=False)
+
+    output, pull_back = jax.vjp(attend, query, key, value, relations)
+    return output, pull_back(output)
+
+  tables = (table, table) if rows else ()
+  return jax.jit(output_and_gradients).lower(query, key, key, *tables).compile()
+
+
+@pytest.mark.parametrize("length", [1024, 32768])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_compiles_in_memory_linear_in_the_length(chip, width, length):
+  compiled = _compile(chip, length, width)
+  assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET[width] * HEADS * length
+  assert not re.search(rf"{length},{length}\]", compiled.as_text())
+
+
+CALLS = {
+  "no relations": dict(rows=0),
+  "causal": dict(is_causal=True),
+  "float32": dict(dtype=jnp.float32),
+  "grouped heads": dict(key_heads=2),
+  "window": dict(local_window_size=(300, 100)),
+  "dropout": dict(dropout_rate=0.1, dropout_key=None),
+  "a length that is no multiple": dict(length=1000),
+  "many rows": dict(rows=2 * 600 + 1, length=2048),
+  "a table for k = 0": dict(rows=1),
+  "narrow heads": dict(width=32),
+  "uneven heads": dict(width=80),
+  "wide heads": dict(width=256),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_compiles(call):
+  options = dict(length=1024, width=64) | CALLS[call]
+  if "dropout_key" in options:
+    options["dropout_key"] = jax.random.key(0)
+  _compile("v5e", **options)
+
+
+def test_compiles_behind_masks():
+  lengths, ids = jnp.array([700]), jnp.arange(1024)[None] // 300
+  segments = dict(query_segment_ids=ids, key_segment_ids=ids)
+  _compile("v5e", 1024, 64, key_value_seq_lengths=lengths, **segments)
