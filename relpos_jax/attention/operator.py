@@ -67,6 +67,7 @@ def dot_product_attention(
     ValueError: an argument is wrong, or `implementation` is not a known name.
     NotImplementedError: the `implementation` named cannot do this call; `explain` says which can.
 
+  >>> from relpos_jax import RelativePositions
   >>> q = k = v = jnp.ones((2, 10, 8, 64))
   >>> table = jnp.ones((2 * 3 + 1, 64))
   >>> dot_product_attention(q, k, v, relations=RelativePositions(table, table)).shape
