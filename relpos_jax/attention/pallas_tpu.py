@@ -38,7 +38,6 @@ _AXES = dict(
   value_table="Nwh",
   log_sum="BNot",
   sums="BNot",
-  right_sums="BNot",
   delta="BNot",
   seeds="BNop",
   d_query="BNth",
@@ -217,7 +216,7 @@ def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   if "output_rest" in outputs:
     output += outputs["output_rest"].astype(wide)
   delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
-  rows = {name: outputs[name] for name in ("log_sum", "sums", "right_sums") if name in outputs}
+  rows = {name: outputs[name] for name in ("log_sum", "sums") if name in outputs}
   operands = _given(floats._asdict()) | _masks(masks, queries_along=2) | rows
   grads = _backward_in_parts(plan, operands | dict(d_output=d_output, delta=delta))
   tables = (
@@ -238,8 +237,8 @@ def _backward_in_parts(plan: Plan, operands: dict[str, Array]) -> dict[str, Arra
     kernel = functools.partial(backward, plan._replace(key_block=start // plan.block), dtype=wide)
     part = {name: _some_keys(name, array, start, step) for name, array in operands.items()}
     parts.append(over_batch_and_heads(kernel, AXES[2], part))
-    # What is known of all keys together counts once.
-    operands |= {n: jnp.zeros_like(operands[n]) for n in ("sums", "right_sums") if n in operands}
+    if "sums" in operands:  # They are those of all keys, and count once.
+      operands = operands | dict(sums=jnp.zeros_like(operands["sums"]))
   whole = lambda name: [part[name] for part in parts]
   grads = {
     name: jnp.concatenate(whole(name), 2) if name in ("d_key", "d_value") else sum(whole(name))

@@ -40,9 +40,12 @@ def backward(
       shape = (batch, heads, plan.period, width)
       outputs[f"d_{name}_table"] = jax.ShapeDtypeStruct(shape, wide)
       band = (plan.period, plan.block)
-      scratch |= {f"{name}_band": band, f"{name}_right": row, f"band_{sums}": band}
-  if "key_table" in operands:
-    scratch |= dict(right_slopes=row)
+      scratch |= {
+        f"{name}_band": band,
+        f"{name}_right": row,
+        f"band_{sums}": band,
+        f"right_{sums}": row,
+      }
   if "value_table" in operands:
     scratch |= dict(value_left=row)
   grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
@@ -86,7 +89,7 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
     if name in ("key_table", "value_table"):
       per_head = lambda b, m, g, i, j: (head(m, g) if shape[0] > 1 else 0, 0, 0)
       return pl.BlockSpec((1, *shape[1:]), per_head)
-    if name in ("log_sum", "sums", "right_sums", "delta"):
+    if name in ("log_sum", "sums", "delta"):
       return pl.BlockSpec((1, 1, 1, block), lambda b, m, g, i, j: (b, head(m, g), 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, 1, block), lambda b, m, g, i, j: (batch(b), 0, i))
@@ -115,7 +118,9 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
 
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
-  tiles.dispatch(plan, plan.key_block + key_block - query_block, tile)
+  relative = operands.keys() & {"key_table", "value_table"}
+  offset = plan.key_block + key_block - query_block
+  tiles.dispatch(plan, offset, tile, by_side=bool(relative))
   pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch))
 
   @pl.when((group == last_group) & (query_block == last_query) & (step == last_step))
@@ -126,8 +131,9 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
 
 def _start(plan: Plan, operands, scratch) -> None:
   """The relative logits of a block of queries, and the same of the output's gradient."""
-  for name in set(scratch) - {"key", "value"}:
-    scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
+  for name in ("query", "band_slopes", "band_weights", "right_slopes", "right_weights"):
+    if name in scratch:
+      scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
   for name, rows, scale in (("key", "query", plan.scale), ("value", "d_output", 1)):
     if f"{name}_table" in operands:
       rows = operands[rows][0, 0]
@@ -139,19 +145,18 @@ def _start(plan: Plan, operands, scratch) -> None:
       scratch[f"{name}_band"][...] = tiles.skew_keys(plan, band, 1)
 
 
-def _tile(plan: Plan, operands, scratch, query_block, key_block, offset) -> None:
-  special = isinstance(offset, int)
+def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_right) -> None:
   query, key, value, d_output = (
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
   )
-  weights, d_weights = tiles.product(key, query, (1, 1)) * plan.scale, None
+  weights = tiles.product(key, query, (1, 1)) * plan.scale
   weights = _relative(plan, operands, scratch, "key", weights, offset)
   weights = tiles.hide(plan, weights, offset, operands, keys=0)
-  log_sum = operands["log_sum"][0, 0] - _right(plan, scratch, "key", offset)
+  log_sum = operands["log_sum"][0, 0] - _right(scratch, "key", is_right)
   weights = jnp.exp(weights - log_sum)
   d_weights = tiles.product(value, d_output, (1, 1))
   d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
-  common = _right(plan, scratch, "value", offset)
+  common = _right(scratch, "value", is_right)
   if "value_table" in operands:
     common = common + scratch["value_left"][...]
   delta = operands["delta"][0, 0]
@@ -163,15 +168,15 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset) -> None
     weights = weights * share
   else:
     d_logits = weights * (d_weights - (delta - common))
+  for name, sums, collected in (("value", "weights", weights), ("key", "slopes", d_logits)):
+    if f"{name}_table" in operands:
+      refs = scratch[f"band_{sums}"], scratch[f"right_{sums}"]
+      _collect(plan, collected, offset, is_right, *refs)
   low_weights, low_logits = (x.astype(query.dtype) for x in (weights, d_logits))
   keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
   scratch["value"][keys] += tiles.product(low_weights, d_output, (1, 0))
   scratch["key"][keys] += tiles.product(low_logits, query, (1, 0))
   scratch["query"][...] += tiles.product(key, low_logits, (0, 0))
-  if special and "value_table" in operands:
-    tiles.collect_band(plan, weights, offset, scratch["band_weights"], keys=0)
-  if "key_table" in operands:
-    _collect_slopes(plan, scratch, d_logits, offset)
 
 
 def _relative(plan: Plan, operands, scratch, name: str, tile, offset):
@@ -182,26 +187,22 @@ def _relative(plan: Plan, operands, scratch, name: str, tile, offset):
   return tiles.add_band(plan, tile, offset, band, right, keys=0)
 
 
-def _right(plan: Plan, scratch, name: str, offset):
+def _right(scratch, name: str, is_right: bool):
   """What `_relative` leaves out: the part that all keys right of the band have in common."""
-  if f"{name}_right" not in scratch:
-    return 0
-  right = scratch[f"{name}_right"][...]
-  if isinstance(offset, int):
-    return right if offset > 0 else 0
-  return jnp.where(offset > 0, right, 0)
+  return scratch[f"{name}_right"][...] if is_right and f"{name}_right" in scratch else 0
 
 
-def _collect_slopes(plan: Plan, scratch, d_logits, offset) -> None:
-  """Adds the gradients of the band's logits, and of those right of it."""
-  right = scratch["right_slopes"]
+def _collect(plan: Plan, tile, offset, is_right: bool, band, right) -> None:
+  """Adds what lies in the band to its skewed sums, and what is right of it to theirs."""
   if not isinstance(offset, int):
-    total = d_logits.sum(0, keepdims=True)
-    right[...] += jnp.where(offset > 0, total, 0)
+    if is_right:
+      right[...] += tile.sum(0, keepdims=True)
     return
-  tiles.collect_band(plan, d_logits, offset, scratch["band_slopes"], keys=0)
-  for rows, part in tiles.right_of_band(plan, d_logits, offset, keys=0) if offset >= 0 else []:
-    right[:, rows] += part.sum(0, keepdims=True)
+  for piece, inside in tiles.crossing(plan, offset, keys=0):
+    band[piece.band] += jnp.where(inside, tile[piece.rows, piece.columns], 0)
+  if offset >= 0 and plan.sees_right():
+    for queries, part in tiles.right_of_band(plan, tile, offset, keys=0):
+      right[:, queries] += part.sum(0, keepdims=True)
 
 
 def _finish(plan: Plan, operands, outputs, scratch) -> None:
@@ -217,7 +218,7 @@ def _finish(plan: Plan, operands, outputs, scratch) -> None:
     outputs["d_key_table"][0, 0] += tiles.product(slopes, query, (1, 0)) * plan.scale
   if "value_table" in operands:
     weights = tiles.skew_keys(plan, scratch["band_weights"][...], -1)
-    weights = jnp.where(number == plan.last_row, operands["right_sums"][0, 0], weights)
+    weights = jnp.where(number == plan.last_row, scratch["right_weights"][...], weights)
     weights = jnp.where(number == plan.left_row, operands["sums"][0, 0], weights)
     outputs["d_value_table"][0, 0] += tiles.product(weights.astype(query.dtype), d_output, (1, 0))
   outputs["d_query"][0, 0] = (d_query * plan.scale).T.astype(outputs["d_query"].dtype)

@@ -2,7 +2,8 @@
 
 For each block of queries: the plain tiles right of the band, all of whose logits lack the same
 c_i = scale * q_i . w'K; then `m += c` at the diagonal, once; the tiles of the band; the plain tiles
-left of it. Sums of weights on the band's rows stay skewed until the block is done.
+left of it. Every query has one key on each of the band's diagonals: their logits are put aside as
+they come, and are made weights when the block is done.
 """
 
 import functools
@@ -13,6 +14,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from relpos_jax.attention import dropout
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 
@@ -21,9 +23,9 @@ SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
 def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Output [B,N,T,H], log-sum-exp, sums of dropped weights and of those right of the band.
+  """Output [B,N,T,H], its rounding error, log-sum-exp and sums of dropped weights [B,N,1,T].
 
-  The last three [B,N,1,T], in float32 or wider.
+  The last two in float32 or wider.
   """
   query, key = operands["query"], operands["key"]
   batch, heads, length, width = query.shape
@@ -32,7 +34,7 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
   row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
   outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype), log_sum=row)
   if "value_table" in operands:
-    outputs |= dict(sums=row, right_sums=row)
+    outputs |= dict(sums=row)
   if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
     outputs |= dict(output_rest=outputs["output"])
   tile = (plan.block, plan.lanes)
@@ -40,7 +42,7 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
   if "key_table" in operands:
     scratch |= dict(key_band=(plan.block, plan.period), key_right=tile)
   if "value_table" in operands:
-    scratch |= dict(band_sums=(plan.block, plan.period), right_sums=tile, band_maximum=tile)
+    scratch |= dict(band_logits=(plan.block, plan.period), right_sums=tile, right_maximum=tile)
   if plan.dropout_rate:
     scratch |= dict(dropped_sums=tile)
   specs = functools.partial(block_specs, plan, heads // key.shape[1], grid[3])
@@ -79,7 +81,7 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
       return pl.BlockSpec((1, 1, block, shape[3]), lambda b, n, i, j: (b, n, i, 0))
     if name in ("key_table", "value_table"):
       return pl.BlockSpec((1, *shape[1:]), lambda b, n, i, j: (n if shape[0] > 1 else 0, 0, 0))
-    if name in ("log_sum", "sums", "right_sums"):
+    if name in ("log_sum", "sums"):
       return pl.BlockSpec((1, 1, 1, block), lambda b, n, i, j: (b, n, 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, block, 1), lambda b, n, i, j: (batch(b), i, 0))
@@ -97,107 +99,183 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
   tiles.dispatch(plan, key_block - query_block, tile)
-  pl.when(key_block == 0)(lambda: _finish(plan, operands, outputs, scratch))
+  pl.when(key_block == 0)(lambda: _finish(plan, operands, outputs, scratch, query_block))
 
 
 def _start(plan: Plan, operands, scratch) -> None:
-  for name, ref in scratch.items():
-    start = tiles.LOWEST if name in ("maximum", "band_maximum") else 0
-    ref[...] = jnp.full(ref.shape, start, ref.dtype)
+  lowest = jnp.asarray(tiles.LOWEST, scratch["output"].dtype)
+  clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
+  if not plan.sees_right() or plan.num_blocks[0] > plan.num_blocks[1]:
+    clear |= dict(right_sums=0, right_maximum=lowest)
+  for name in clear.keys() & scratch.keys():
+    scratch[name][...] = jnp.full(scratch[name].shape, clear[name], scratch[name].dtype)
+  if "right_sums" in scratch and "right_sums" not in clear:
+    for queries in _not_all_right(plan):
+      scratch["right_sums"][queries] = jnp.zeros((plan.height, plan.lanes), lowest.dtype)
   if "key_table" in operands:
-    query = operands["query"][0, 0]
-    logits = (
-      tiles.precise_product(query, operands["key_table"][0], (1, 1), query.dtype) * plan.scale
-    )
+    query, table = operands["query"][0, 0], operands["key_table"][0]
+    logits = tiles.precise_product(query, table, (1, 1), query.dtype) * plan.scale
     right = logits[:, plan.last_row, None]
     scratch["key_band"][...] = tiles.skew(plan, logits)
     scratch["key_right"][...] = jnp.broadcast_to(right, scratch["key_right"].shape)
 
 
-def _tile(plan: Plan, operands, scratch, query_block, key_block, offset) -> None:
+def _not_all_right(plan: Plan) -> list[slice]:
+  """The queries whose band reaches into tiles right of the diagonal's."""
+  offsets = [offset for offset in plan.special_offsets() if offset > 0]
+  found = [tiles.crossing(plan, offset, keys=1) for offset in offsets]
+  return list({piece.queries.start: piece.queries for of in found for piece, _ in of}.values())
+
+
+def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> None:
   """One tile of the online softmax; `offset` is static where the tile touches the band."""
   special = isinstance(offset, int)
-  if special and offset == 0:
-    _enter_diagonal(plan, operands, scratch)
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
   logits = tiles.product(query, key, (1, 1)) * plan.scale
-  if special and "key_table" in operands:
+  relative = special and "key_table" in operands
+  if relative:
     band, right = scratch["key_band"], scratch["key_right"]
-    logits = tiles.add_band(plan, logits, offset, band, right, keys=1)
+    logits = tiles.add_band(plan, logits, offset, band, right, keys=1, all_right=False)
   logits = tiles.hide(plan, logits, offset, operands, keys=1)
-  columns = tiles.split(logits, plan.lanes, 1)
+  if special and "value_table" in operands:
+    _put_aside(plan, scratch, logits, offset)
+  # At the diagonal what is right of the band lacks c_i, as all before it did.
+  shifts = relative and offset == 0 and plan.sees_right()
   maximum = scratch["maximum"][...]
-  highest = functools.reduce(jnp.maximum, columns).max(1, keepdims=True)
-  new_maximum = jnp.maximum(maximum, highest)
+  if shifts:
+    maximum += scratch["key_right"][...]
+    highest, reference = _highest(plan, logits, scratch["key_right"])
+  else:
+    columns = tiles.split(logits, plan.lanes, 1)
+    highest = functools.reduce(jnp.maximum, columns)
+  new_maximum = jnp.maximum(maximum, highest.max(1, keepdims=True))
   fade = jnp.exp(maximum - new_maximum)
-  columns = [jnp.exp(column - new_maximum) for column in columns]
-  scratch["maximum"][...] = new_maximum
-  scratch["sums"][...] = scratch["sums"][...] * fade + sum(columns)
-  if plan.dropout_rate:
-    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
-    weights = jnp.where(kept, jnp.concatenate(columns, 1) / (1 - plan.dropout_rate), 0)
+  if shifts:
+    weights = jnp.exp(logits - reference(new_maximum))
     columns = tiles.split(weights, plan.lanes, 1)
-    scratch["dropped_sums"][...] = scratch["dropped_sums"][...] * fade + sum(columns)
-  weights = jnp.concatenate(columns, 1)
+  else:
+    columns = [jnp.exp(column - new_maximum) for column in columns]
+    weights = jnp.concatenate(columns, 1)
+  kept_sums = scratch["dropped_sums" if plan.dropout_rate else "sums"]
+  before = kept_sums[...] * fade
+  scratch["maximum"][...] = new_maximum
+  if plan.dropout_rate:
+    scratch["sums"][...] = scratch["sums"][...] * fade + sum(columns)
+    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
+    weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
+    columns = tiles.split(weights, plan.lanes, 1)
+  kept_sums[...] = before + sum(columns)
   added = tiles.product(weights.astype(value.dtype), value, (1, 0))
   scratch["output"][...] = scratch["output"][...] * fade[:, :1] + added
-  if special and "value_table" in operands:
-    _collect_band(plan, scratch, weights, fade, offset)
-    scratch["band_maximum"][...] = new_maximum
+  if special and offset >= 0 and "value_table" in operands and plan.sees_right():
+    _sum_right(plan, scratch, weights, fade, before, offset)
+    scratch["right_maximum"][...] = new_maximum
 
 
-def _enter_diagonal(plan: Plan, operands, scratch) -> None:
-  """All keys so far were right of the band, but for those collected: they get their share."""
-  if plan.is_causal:
-    return
-  if "key_table" in operands:
-    scratch["maximum"][...] += scratch["key_right"][...]
-  if "value_table" in operands:
-    sums = scratch["dropped_sums" if plan.dropout_rate else "sums"][...]
-    in_band = scratch["band_sums"][...].sum(1, keepdims=True) / plan.lanes
-    scratch["right_sums"][...] = sums - in_band
+def _highest(plan: Plan, logits, right):
+  """Of the diagonal's tile: the highest logits by lane, and what makes weights of a maximum."""
+  strips = tiles.pieces(plan, 0, keys=1)
+
+  def highest(strip):
+    part = lambda piece: logits[piece.rows, piece.columns]
+    of_right = [part(piece) for piece in strip if piece.where == "right"]
+    others = [part(piece) for piece in strip if piece.where != "right"]
+    if of_right:
+      others.append(functools.reduce(jnp.maximum, of_right) + right[strip[0].queries])
+    return functools.reduce(jnp.maximum, others)
+
+  def reference(maximum):
+    low = maximum - right[...]
+    of = lambda piece: (low if piece.where == "right" else maximum)[piece.queries]
+    return tiles.joined([[of(piece) for piece in strip] for strip in strips])
+
+  return jnp.concatenate([highest(strip) for strip in strips], 0), reference
 
 
-def _collect_band(plan: Plan, scratch, weights, fade, offset) -> None:
-  """Adds the weights in the band to their sums, and those right of it."""
-  sums, right_sums = scratch["band_sums"], scratch["right_sums"]
-  sums[...] *= jnp.broadcast_to(fade[:, :1], sums.shape)
-  tiles.collect_band(plan, weights, offset, sums, keys=1)
+def _put_aside(plan: Plan, scratch, logits, offset) -> None:
+  """Keeps the logits in the band, skewed; those that lack c_i are given it."""
+  aside = scratch["band_logits"]
+  for piece, inside in tiles.crossing(plan, offset, keys=1):
+    part = logits[piece.rows, piece.columns]
+    if offset > 0 and "key_right" in scratch:
+      part += scratch["key_right"][piece.queries]
+    aside[piece.band] = jnp.where(inside, part, aside[piece.band])
+
+
+def _sum_right(plan: Plan, scratch, weights, fade, before, offset) -> None:
+  """At the diagonal all keys so far are right of the band, but for those counted off before."""
+  sums = scratch["right_sums"]
   if offset > 0:
+    for queries in _not_all_right(plan):
+      sums[queries] *= fade[queries]
+    for piece, inside in tiles.crossing(plan, offset, keys=1):
+      sums[piece.queries] -= jnp.where(inside, weights[piece.rows, piece.columns], 0)
     return
-  right_sums[...] *= fade
-  for rows, part in tiles.right_of_band(plan, weights, offset, keys=1) if offset == 0 else []:
-    right_sums[rows] += part
+  off = {queries.start for queries in _not_all_right(plan)}
+  right = tiles.right_of_band(plan, weights, 0, keys=1)
+  for strip in tiles.pieces(plan, 0, keys=1):
+    queries = strip[0].queries
+    total = before[queries] + sum(part for of, part in right if of == queries)
+    if queries.start in off:
+      total += sums[queries] * fade[queries]
+    sums[queries] = total
 
 
-def _finish(plan: Plan, operands, outputs, scratch) -> None:
+def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
   """Divides by the sum of weights, and adds the value table's share."""
-  maximum = scratch["maximum"][:, :1]
-  sees_a_key = maximum > tiles.LOWEST / 2
+  maximum = scratch["maximum"][...]
   sums = scratch["sums"][...].sum(1, keepdims=True)
-  share = jnp.where(sees_a_key, 1 / jnp.where(sees_a_key, sums, 1), 0)
-  output = scratch["output"][...]
+  share, log_sum = 1 / sums, maximum + jnp.log(sums)
+  if plan.window is not None or operands.keys() & {"key_visible", "query_segments"}:
+    sees_a_key = maximum > tiles.LOWEST / 2
+    share = jnp.where(sees_a_key, share, 0)
+    log_sum = jnp.where(sees_a_key, log_sum, -tiles.LOWEST)
+  output = scratch["output"][...] * share[:, :1]
+  rows = dict(log_sum=log_sum)
   if "value_table" in operands:
-    table = operands["value_table"][0]
-    kept = scratch["dropped_sums"][...].sum(1, keepdims=True) if plan.dropout_rate else sums
-    since = jnp.exp(scratch["band_maximum"][:, :1] - maximum)
-    right = scratch["right_sums"][...].sum(1, keepdims=True) * since
-    band = tiles.unskew(plan, scratch["band_sums"][...] * since)
-    dtype = operands["query"].dtype
-    output += tiles.product(band.astype(dtype), table.astype(dtype), (1, 0))
-    output += right * table[plan.last_row, None] + kept * table[plan.left_row, None]
-    outputs["sums"][0, 0] = _as_row(plan, kept * share)
-    outputs["right_sums"][0, 0] = _as_row(plan, right * share)
-  output = output * share
+    kept = (
+      sums * share
+      if not plan.dropout_rate
+      else (scratch["dropped_sums"][...].sum(1, keepdims=True) * share)
+    )
+    since = jnp.exp(scratch["right_maximum"][...] - maximum)
+    right = scratch["right_sums"][...] * since * share
+    output += _relative_values(plan, operands, scratch, query_block, maximum, share, right, kept)
+    rows |= dict(sums=kept)
   rounded = output.astype(outputs["output"].dtype)
   outputs["output"][0, 0] = rounded
   if "output_rest" in outputs:
     outputs["output_rest"][0, 0] = (output - rounded.astype(output.dtype)).astype(rounded.dtype)
-  log_sum = jnp.where(sees_a_key, maximum + jnp.log(jnp.where(sees_a_key, sums, 1)), -tiles.LOWEST)
-  outputs["log_sum"][0, 0] = _as_row(plan, log_sum)
+  _write_rows(plan, outputs, rows)
 
 
-def _as_row(plan: Plan, column):
-  """[block, 1] as [1, block]."""
-  rows = jnp.broadcast_to(column, (column.shape[0], plan.lanes)).T
-  return rows[:1]
+def _relative_values(plan: Plan, operands, scratch, query_block, maximum, share, right, kept):
+  table, dtype = operands["value_table"][0], operands["query"].dtype
+  maximum = jnp.concatenate([maximum] * (plan.period // plan.lanes), 1)
+  band = jnp.exp(scratch["band_logits"][...] - maximum) * share[:, :1]
+  if plan.dropout_rate:
+    query, place = (jax.lax.broadcasted_iota(jnp.int32, band.shape, axis) for axis in (0, 1))
+    distance = jnp.remainder(place - query - plan.first, plan.period) + plan.first
+    query += query_block * plan.block
+    drawn = (operands["seeds"][0, 0], query, query + distance, plan.dropout_rate)
+    band = jnp.where(dropout.keep(*drawn), band / (1 - plan.dropout_rate), 0)
+  band = tiles.unskew(plan, band).astype(dtype)
+  added = (
+    tiles.product(band, table.astype(dtype), (1, 0)) + kept[:, :1] * table[plan.left_row, None]
+  )
+  if not plan.sees_right():
+    return added
+  # The sum over lanes is left to the matrix unit.
+  last = jnp.broadcast_to(table[plan.last_row, None], (plan.lanes, table.shape[1]))
+  return added + tiles.product(right.astype(dtype), last.astype(dtype), (1, 0))
+
+
+def _write_rows(plan: Plan, outputs, columns) -> None:
+  """One number for each query, the same in all lanes, written along lanes: one transposition."""
+  lane = jax.lax.broadcasted_iota(jnp.int32, (plan.block, plan.lanes), 1)
+  stacked = 0
+  for number, column in enumerate(columns.values()):
+    stacked = jnp.where(lane == number, column, stacked)
+  rows = stacked.T
+  for number, name in enumerate(columns):
+    outputs[name][0, 0] = rows[number : number + 1]

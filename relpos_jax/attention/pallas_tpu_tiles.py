@@ -13,6 +13,7 @@ wraps around in it wraps around in the definition.
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -74,11 +75,12 @@ class Plan(NamedTuple):
     queries, keys = self.num_blocks
     return list(range(min(right, keys - 1), -min(left, queries - 1) - 1, -1))
 
-  def has_plain_tiles(self) -> bool:
-    """Whether any tile has no code of its own."""
+  def plain_sides(self) -> tuple[bool, bool]:
+    """Whether there are tiles without code of their own, to the right and to the left."""
     special, (queries, keys) = self.special_offsets(), self.num_blocks
-    right = 0 if self.is_causal else keys - 1
-    return not special or right > special[0] or 1 - queries < special[-1]
+    if not special:
+      return False, True
+    return not self.is_causal and keys - 1 > special[0], 1 - queries < special[-1]
 
   def runs(self, offset: jax.Array) -> jax.Array | bool:
     """Whether any key of the tile may be seen, for all that causality and window say."""
@@ -89,20 +91,60 @@ class Plan(NamedTuple):
       seen &= (offset - 1) * self.block < right
     return seen
 
-  def part(self, offset: int, row: int, column: int) -> str:
-    """Where a sub-tile lies: "left" of the band, "right" of it, or "band" if it crosses it."""
-    middle = offset * self.block + (column - row) * self.lanes
-    if middle + self.lanes <= self.first:
-      return "left"
-    return "right" if middle - self.lanes >= self.last - 1 else "band"
+  @property
+  def height(self) -> int:
+    """Of a sub-tile: low, because a narrow band then crosses few of them."""
+    return self.lanes // 8 if self.lanes >= 64 else self.lanes // 2
+
+  def sees_right(self) -> bool:
+    """Whether any key right of the band may be seen."""
+    return not self.is_causal or self.last == 0
 
 
-def distances(plan: Plan, offset: jax.Array | int, row: int, column: int, keys: int) -> jax.Array:
+class Piece(NamedTuple):
+  """A sub-tile, `height` by `lanes`.
+
+  Attributes:
+    rows, columns: where it stands in the tile.
+    queries: which of the tile's queries it has.
+    where: "left" of the band, "right" of it, or "band" if it crosses it.
+    distance: of its first key from its first query.
+    band: where its band stands in a skewed band.
+  """
+
+  rows: slice
+  columns: slice
+  queries: slice
+  where: str
+  distance: int
+  band: tuple[slice, slice]
+
+
+def pieces(plan: Plan, offset: int, keys: int) -> list[list[Piece]]:
+  """The sub-tiles of a tile, row by row; its keys are along axis `keys`."""
+  rows = [slice(start, start + plan.height) for start in range(0, plan.block, plan.height)]
+  columns = [slice(start, start + plan.lanes) for start in range(0, plan.block, plan.lanes)]
+  return [[_piece(plan, offset, row, column, keys) for column in columns] for row in rows]
+
+
+def _piece(plan: Plan, offset: int, row: slice, column: slice, keys: int) -> Piece:
+  of_queries, of_keys = (row, column) if keys else (column, row)
+  distance = offset * plan.block + of_keys.start - of_queries.start
+  where = "band"
+  if distance + of_keys.stop - of_keys.start <= plan.first:
+    where = "left"
+  if distance - (of_queries.stop - of_queries.start) >= plan.last - 1:
+    where = "right"
+  start = (offset * plan.block + of_keys.start) % plan.period
+  place = slice(start, start + of_keys.stop - of_keys.start)
+  band = (of_queries, place) if keys else (place, of_queries)
+  return Piece(row, column, of_queries, where, distance, band)
+
+
+def distances(plan: Plan, piece: Piece, keys: int) -> jax.Array:
   """j - i in a sub-tile whose keys are along axis `keys`."""
-  shape = (plan.lanes, plan.lanes)
-  iota = lambda axis: jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-  middle = offset * plan.block + (column - row) * plan.lanes
-  return iota(keys) - iota(1 - keys) + middle
+  iota = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (plan.height, plan.lanes), axis)
+  return iota(keys) - iota(1 - keys) + piece.distance
 
 
 def in_band(plan: Plan, distance: jax.Array) -> jax.Array:
@@ -110,27 +152,17 @@ def in_band(plan: Plan, distance: jax.Array) -> jax.Array:
   return (distance >= plan.first) & (distance < plan.last)
 
 
-def split(tile: jax.Array, lanes: int, axis: int) -> list[jax.Array]:
-  """Slices of `lanes` along an axis."""
+def split(tile: jax.Array, size: int, axis: int) -> list[jax.Array]:
+  """Slices of `size` along an axis."""
   return [
-    jax.lax.slice_in_dim(tile, start, start + lanes, axis=axis)
-    for start in range(0, tile.shape[axis], lanes)
+    jax.lax.slice_in_dim(tile, start, start + size, axis=axis)
+    for start in range(0, tile.shape[axis], size)
   ]
 
 
-def sub_tiles(plan: Plan, tile: jax.Array, keys: int) -> dict[tuple[int, int], jax.Array]:
-  """The sub-tiles by row (of queries) and column (of keys), with the keys along axis `keys`."""
-  strips = [split(strip, plan.lanes, 1) for strip in split(tile, plan.lanes, 0)]
-  places = [(a, b) for a in range(len(strips)) for b in range(len(strips))]
-  return {(a, b): strips[a][b] if keys else strips[b][a] for a, b in places}
-
-
-def tile_of(parts: dict[tuple[int, int], jax.Array], keys: int) -> jax.Array:
-  """The tile of its sub-tiles: the inverse of `sub_tiles`."""
-  count = 1 + max(row for row, _ in parts)
-  part = lambda i, j: parts[i, j] if keys else parts[j, i]
-  strips = [jnp.concatenate([part(i, j) for j in range(count)], 1) for i in range(count)]
-  return jnp.concatenate(strips, 0)
+def joined(strips: list[list[jax.Array]]) -> jax.Array:
+  """The tile of its sub-tiles."""
+  return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
 
 
 def skew(plan: Plan, x: jax.Array) -> jax.Array:
@@ -141,14 +173,22 @@ def skew(plan: Plan, x: jax.Array) -> jax.Array:
 def unskew(plan: Plan, x: jax.Array) -> jax.Array:
   """Moves column (i + d) % period of row i to column d.
 
-  Rotations to the left cannot grow with the row. So each row of eight (one vector) by 0 to 7, by
-  rotations of 1, 2 and 4 of some rows, then each eight rows together.
+  A lookup along lanes reaches over one vector. Longer rows are rotated, to the left, which cannot
+  grow with the row: each of eight (one vector) by 0 to 7, by rotations of 1, 2 and 4 of some rows,
+  then each eight rows together.
   """
-  rows = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-  for shift in (1, 2, 4):
-    x = jnp.where(rows & shift != 0, pltpu.roll(x, plan.period - shift, 1), x)
-  eights = enumerate(split(x, 8, 0))
-  return jnp.concatenate([pltpu.roll(y, -8 * n % plan.period, 1) for n, y in eights], 0)
+  if plan.period == plan.lanes:
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (0, 1))
+    return jnp.take_along_axis(x, (row + column) & (plan.period - 1), axis=1)
+  eight = (min(8, x.shape[0]), x.shape[1])
+  row = jax.lax.broadcasted_iota(jnp.int32, eight, 0)
+
+  def straight(number, y):
+    for shift in (1, 2, 4):
+      y = jnp.where(row & shift != 0, pltpu.roll(y, plan.period - shift, 1), y)
+    return pltpu.roll(y, -8 * number % plan.period, 1)
+
+  return jnp.concatenate([straight(*pair) for pair in enumerate(split(x, eight[0], 0))], 0)
 
 
 def skew_keys(plan: Plan, x: jax.Array, sign: int) -> jax.Array:
@@ -160,68 +200,9 @@ def skew_keys(plan: Plan, x: jax.Array, sign: int) -> jax.Array:
   shift = 1
   while shift < x.shape[1]:
     if rows := sign * shift % plan.period:
-      x = jnp.where(columns & shift != 0, _rotate(x, rows), x)
+      x = jnp.where(columns & shift != 0, pltpu.roll(x, rows, 0), x)
     shift *= 2
   return x
-
-
-def _rotate(x: jax.Array, rows: int) -> jax.Array:
-  return jnp.concatenate([x[-rows:], x[:-rows]], 0)
-
-
-def add_band(plan: Plan, tile, offset: int, band, right, keys: int) -> jax.Array:
-  """Adds a skewed band `[block, period]`, and what all keys right of it have in common.
-
-  Right of the diagonal's tile that last summand is left out everywhere, for the caller to add.
-  With keys along axis 0 the band is transposed.
-  """
-  parts = sub_tiles(plan, tile, keys)
-  for (row, column), part in parts.items():
-    where = plan.part(offset, row, column)
-    rows = slice(row * plan.lanes, (row + 1) * plan.lanes)
-    if where == "left" or (where == "right" and offset > 0):
-      continue
-    of_right = right[rows] if keys else right[:, rows]
-    if where == "right":
-      parts[row, column] = part + of_right
-      continue
-    distance = distances(plan, offset, row, column, keys)
-    of_band = _sub_band(plan, offset, row, column, keys)
-    inside = in_band(plan, distance)
-    if offset > 0:
-      added = jnp.where(inside, band[of_band] - of_right, 0)
-    else:
-      added = jnp.where(inside, band[of_band], jnp.where(distance >= plan.last, of_right, 0))
-    parts[row, column] = part + added
-  return tile_of(parts, keys)
-
-
-def collect_band(plan: Plan, tile, offset: int, sums, keys: int) -> None:
-  """Adds what lies in the band to the skewed `sums`: the transpose of `add_band`."""
-  for (row, column), part in sub_tiles(plan, tile, keys).items():
-    if plan.part(offset, row, column) == "band":
-      inside = in_band(plan, distances(plan, offset, row, column, keys))
-      sums[_sub_band(plan, offset, row, column, keys)] += jnp.where(inside, part, 0)
-
-
-def right_of_band(plan: Plan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
-  """What lies right of the band: rows (of queries), and a sub-tile that is zero elsewhere."""
-  found = []
-  for (row, column), part in sub_tiles(plan, tile, keys).items():
-    where = plan.part(offset, row, column)
-    if where == "band":
-      part = jnp.where(distances(plan, offset, row, column, keys) >= plan.last, part, 0)
-    if where != "left":
-      found.append((slice(row * plan.lanes, (row + 1) * plan.lanes), part))
-  return found
-
-
-def _sub_band(plan: Plan, offset: int, row: int, column: int, keys: int) -> tuple[slice, slice]:
-  """Where a sub-tile's band stands in a skewed band."""
-  start = (offset * plan.block + column * plan.lanes) % plan.period
-  rows = slice(row * plan.lanes, (row + 1) * plan.lanes)
-  columns = slice(start, start + plan.lanes)
-  return (rows, columns) if keys else (columns, rows)
 
 
 def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
@@ -240,6 +221,51 @@ def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
   for mask in hidden:
     logits = jnp.where(mask, jnp.asarray(LOWEST, logits.dtype), logits)
   return logits
+
+
+def add_band(plan: Plan, tile, offset: int, band, right, keys: int, *, all_right: bool = True):
+  """Adds a skewed band `[block, period]`, and what all keys right of it have in common.
+
+  In tiles right of the diagonal's that last summand is left out everywhere, for the caller to add,
+  and elsewhere, unless `all_right`, in the sub-tiles that are all right of the band. With keys
+  along axis 0 band and `right` are transposed.
+  """
+
+  def added(piece: Piece):
+    part = tile[piece.rows, piece.columns]
+    of_right = right[piece.queries] if keys else right[:, piece.queries]
+    if piece.where == "right" and offset <= 0 and all_right:
+      return part + of_right
+    if piece.where != "band":
+      return part
+    distance = distances(plan, piece, keys)
+    outside = 0 if offset > 0 else jnp.where(distance >= plan.last, of_right, 0)
+    inside = band[piece.band] - of_right if offset > 0 else band[piece.band]
+    return part + jnp.where(in_band(plan, distance), inside, outside)
+
+  return joined([[added(piece) for piece in strip] for strip in pieces(plan, offset, keys)])
+
+
+def crossing(plan: Plan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]]:
+  """The sub-tiles that cross the band, and where they do."""
+  return [
+    (piece, in_band(plan, distances(plan, piece, keys)))
+    for strip in pieces(plan, offset, keys)
+    for piece in strip
+    if piece.where == "band"
+  ]
+
+
+def right_of_band(plan: Plan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
+  """What lies right of the band: queries, and a sub-tile that is zero elsewhere."""
+  found = []
+  for piece in itertools.chain(*pieces(plan, offset, keys)):
+    part = tile[piece.rows, piece.columns]
+    if piece.where == "band":
+      part = jnp.where(distances(plan, piece, keys) >= plan.last, part, 0)
+    if piece.where != "left":
+      found.append((piece.queries, part))
+  return found
 
 
 def keep(plan: Plan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
@@ -262,26 +288,39 @@ def product(x: jax.Array, y: jax.Array, contract: tuple[int, int]) -> jax.Array:
 def precise_product(
   x: jax.Array, y: jax.Array, contract: tuple[int, int], dtype: jax.typing.DTypeLike
 ) -> jax.Array:
-  """The same for arrays wider than `dtype`: each its rounding to it, and what that leaves.
+  """The same for one array wider than `dtype`: its rounding to it, and what that leaves.
 
-  For tables: rounded, they would err the same way for every query.
+  For tables: rounded, they would err the same way for every query. Narrow ones leave half of the
+  matrix unit empty, and as the left factor get both at the price of one. (As the right one they
+  would too, but joining them takes longer than the product.)
   """
+  if x.dtype == y.dtype:
+    return product(x, y, contract)
 
   def parts(z):
     high = z.astype(dtype)
-    return [high] if z.dtype == dtype else [high, (z - high.astype(z.dtype)).astype(dtype)]
+    return [high, high] if z.dtype == dtype else [high, (z - high.astype(z.dtype)).astype(dtype)]
 
-  return sum(product(a, b, contract) for a in parts(x) for b in parts(y))
+  xs, ys = parts(x), parts(y)
+  if x.dtype != dtype and contract == (1, 1) and x.shape[1] <= 64:
+    return product(jnp.concatenate(xs, 1), jnp.concatenate(ys, 1), contract)
+  return product(xs[0], ys[0], contract) + product(xs[1], ys[1], contract)
 
 
-def dispatch(plan: Plan, offset, tile) -> None:
-  """Runs `tile(offset)`: with a static offset where the tile has code of its own."""
-  special = plan.special_offsets()
-  runs = plan.runs(offset)
+def dispatch(plan: Plan, offset, tile, *, by_side: bool = False) -> None:
+  """Runs `tile(offset, is_right)`, with a static offset where the tile has code of its own.
+
+  `is_right` is static too: that the tile lies right of the diagonal's. Of a tile without code of
+  its own it says so only `by_side`.
+  """
+  special, runs = plan.special_offsets(), plan.runs(offset)
   for static in special:
-    pl.when(runs & (offset == static))(functools.partial(tile, static))
-  plain = runs
-  if special:
-    plain &= (offset > special[0]) | (offset < special[-1])
-  if plan.has_plain_tiles():
-    pl.when(plain)(functools.partial(tile, offset))
+    pl.when(runs & (offset == static))(functools.partial(tile, static, static > 0))
+  right, left = (offset > special[0], offset < special[-1]) if special else (False, True)
+  has_right, has_left = plan.plain_sides()
+  if by_side and has_right:
+    pl.when(runs & right)(functools.partial(tile, offset, True))
+  elif has_right:
+    left |= right
+  if has_left or (has_right and not by_side):
+    pl.when(runs & left)(functools.partial(tile, offset, False))
