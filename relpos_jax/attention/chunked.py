@@ -137,10 +137,12 @@ def _plan(inputs: Inputs, band: bands.Band | None, block: int | None, tile: int)
 
 def _operands(inputs: Inputs, band: bands.Band | None) -> Operands:
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  query_BNHT = inputs.query.astype(wide).transpose(0, 2, 3, 1) * jnp.asarray(inputs.scale, wide)
+  # Widened before anything else, so that its gradients are added up wide and rounded once.
+  inputs = inputs._replace(query=inputs.query.astype(wide))
+  query_BNTH = inputs.query.swapaxes(1, 2) * jnp.asarray(inputs.scale, wide)
   has_keys = band is not None and band.key is not None
   return Operands(
-    query=_queries_last(query_BNHT.swapaxes(2, 3), inputs),
+    query=_queries_last(query_BNTH, inputs),
     key=inputs.key.swapaxes(1, 2).astype(wide),
     value=inputs.value.swapaxes(1, 2).astype(wide),
     band_logits=_queries_last(bands.relative_logits(inputs, band), inputs) if has_keys else None,
@@ -293,10 +295,9 @@ def _over_tiles(visit, carry, start, stop, length: int, tile: int):
 
 
 def _attend(piece: Piece, plan: Plan) -> Softmax:
-  logits, visible = _logits(piece, plan), _visible(piece, plan)
-  # Not one masked array for both: it would be written out in between.
-  largest = jnp.where(visible, logits, _LOW).max(-3, keepdims=True)
-  weights = jnp.where(visible, jnp.exp(logits - largest), 0)
+  logits = _logits(piece, plan)
+  largest = logits.max(-3, keepdims=True)
+  weights = jnp.exp(logits - largest)
   kept = _drop(weights, piece, plan)
   outputs = Outputs(
     content=jnp.einsum("...SH,...SGT->...HGT", piece.operands.value, kept),
@@ -315,7 +316,7 @@ def _merge(x: Softmax, y: Softmax) -> Softmax:
 
 def _finish(softmax: Softmax) -> tuple[Outputs, Float[Array, "*B K 1 G T"]]:
   """Outputs and logsumexp; zero and infinity for a query that saw no key."""
-  saw_a_key = softmax.total > 0
+  saw_a_key = softmax.largest > 0.5 * _LOW
   outputs = jax.tree.map(lambda x: jnp.where(saw_a_key, x / softmax.total, 0), softmax.outputs)
   logsumexp = softmax.largest + jnp.log(softmax.total)
   return outputs, jnp.where(saw_a_key, logsumexp, jnp.inf)
@@ -324,8 +325,7 @@ def _finish(softmax: Softmax) -> tuple[Outputs, Float[Array, "*B K 1 G T"]]:
 def _gradients(piece: Piece, queries: Queries, plan: Plan) -> Operands:
   query, key, value, band_logits, bias = piece.operands
   cotangents, mean, logsumexp = queries
-  visible = _visible(piece, plan)
-  weights = jnp.where(visible, jnp.exp(_logits(piece, plan) - logsumexp), 0)
+  weights = jnp.exp(_logits(piece, plan) - logsumexp)
   d_weights = jnp.einsum("...SH,...HGT->...SGT", value, cotangents.content)
   d_weights += cotangents.row_sums
   if cotangents.sums is not None:
@@ -342,12 +342,13 @@ def _gradients(piece: Piece, queries: Queries, plan: Plan) -> Operands:
 
 
 def _logits(piece: Piece, plan: Plan) -> Float[Array, "*B K S G T"]:
+  """Very low for a pair that is hidden, or the other pass's."""
   logits = jnp.einsum("...SH,...HGT->...SGT", piece.operands.key, piece.operands.query)
   if piece.operands.band_logits is not None:
     logits += _spread(piece.operands.band_logits, piece, plan)
   if piece.operands.bias is not None:
     logits += piece.operands.bias
-  return logits
+  return jnp.where(_visible(piece, plan), logits, _LOW)
 
 
 def _spread(x: Float[Array, "*B R G T"], piece: Piece, plan: Plan) -> Float[Array, "*B S G T"]:
