@@ -88,6 +88,11 @@ RULES: tuple[Rule, ...] = (
     "sequences are short, and the vectors it gathers no larger than the weights",
     lambda inputs: isinstance(inputs.relations, RelativePositions) and _gathered_is_small(inputs),
   ),
+  Rule(
+    "chunked",
+    "sequences are long, and it never writes out their weights",
+    lambda inputs: inputs.key.shape[1] >= 512,
+  ),
   Rule("projected", "it is the fastest of those that can do any call"),
 )
 

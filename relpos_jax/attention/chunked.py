@@ -103,9 +103,9 @@ class Queries(NamedTuple):
 
 
 def attention(
-  inputs: Inputs, block: int | None = None, tile: int = 1024
+  inputs: Inputs, block: int | None = None, tile: int | None = None
 ) -> Float[Array, "B T N H"]:
-  """Attention in pieces of `block` by `tile`; None finds a block's size."""
+  """Attention in pieces of `block` by `tile`; None finds their sizes."""
   band = bands.band_of(inputs)
   outputs = _flash(_plan(inputs, band, block, tile), _operands(inputs, band), _hidden(inputs))
   output_BTNH = _tokens_first(outputs.content)
@@ -116,11 +116,13 @@ def attention(
   return output_BTNH.astype(inputs.value.dtype)
 
 
-def _plan(inputs: Inputs, band: bands.Band | None, block: int | None, tile: int) -> Plan:
+def _plan(inputs: Inputs, band: bands.Band | None, block: int | None, tile: int | None) -> Plan:
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
-  if block is None:  # a piece's logits are to stay in the cache: about 2**20 of them
-    block = max(32, min(256, 2**20 // (batch * heads * min(tile, num_keys))))
+  if tile is None:  # smaller where causality lets a block pass over the later tiles
+    tile = max(128, min(512, num_keys // 4)) if inputs.is_causal else 512
+  if block is None:  # a piece's logits are to stay in the cache: about 2**22 of them
+    block = max(32, min(128, 2**22 // (batch * heads * min(tile, num_keys))))
   return Plan(
     num_queries=num_queries,
     num_keys=num_keys,

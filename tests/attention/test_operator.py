@@ -123,7 +123,7 @@ def test_default_positions_give_labels_without_a_batch_axis():
     (32, 32, 8, 64, False, "per_position"),
     (32, 32, 8, 64, True, "projected"),
     (8, 128, 8, 64, False, "projected"),
-    (1, 2048, 8, 64, False, "projected"),
+    (1, 2048, 8, 64, False, "chunked"),
   ],
 )
 def test_the_choice_follows_the_measurements(batch, length, heads, width, per_head, wanted):
