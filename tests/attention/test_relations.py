@@ -1,0 +1,180 @@
+"""Labelled and featured edges, and the arguments that hide pairs as in jax.nn."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from relpos_jax import EdgeFeatures, EdgeLabels, RelativePositions, dot_product_attention
+from relpos_jax.attention.choice import IMPLEMENTATIONS
+
+K, T, S = 2, 6, 7
+ANY_RELATION = ["reference", "per_position", "projected", None]
+LABELS = np.clip(np.arange(S) - np.arange(T)[:, None], -K, K) + K
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def random(*shape, seed=0):
+  return jnp.asarray(np.random.default_rng(seed + len(shape)).normal(size=shape))
+
+
+def results(relation, tables, implementation, **options):
+  """The output, and all gradients for a random cotangent."""
+
+  @jax.jit
+  def run(arrays, tables):
+    call = lambda arrays, tables: dot_product_attention(
+      *arrays, relations=relation(*tables), implementation=implementation, **options
+    )
+    output, pull_back = jax.vjp(call, arrays, tables)
+    return output, pull_back(random(*output.shape, seed=7))
+
+  return run((random(2, T, 4, 3), random(2, S, 2, 3), random(2, S, 2, 3, seed=1)), tables)
+
+
+def assert_equal(actual, wanted):
+  for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-10)
+
+
+def tables_of(heads=()):
+  return random(2 * K + 1, *heads, 3), random(2 * K + 1, *heads, 3, seed=1)
+
+
+# Law 8.
+@pytest.mark.parametrize("implementation", ANY_RELATION)
+@pytest.mark.parametrize("heads", [(), (4,)])
+def test_clipped_distances_as_labels_are_relative_positions(implementation, heads):
+  labelled = functools.partial(EdgeLabels, LABELS)
+  assert_equal(
+    results(labelled, tables_of(heads), implementation),
+    results(RelativePositions, tables_of(heads), "reference"),
+  )
+
+
+@pytest.mark.parametrize("implementation", ANY_RELATION)
+@pytest.mark.parametrize("heads", [(), (4,)])
+def test_one_hot_features_are_labels(implementation, heads):
+  labels = np.random.default_rng(0).integers(-1, 2 * K + 1, (2, T, S))
+  one_hot = jax.nn.one_hot(labels, 2 * K + 1, dtype=jnp.float64)  # -1 is no feature at all
+  assert_equal(
+    results(functools.partial(EdgeFeatures, one_hot), tables_of(heads), implementation),
+    results(functools.partial(EdgeLabels, labels), tables_of(heads), "reference"),
+  )
+
+
+@pytest.mark.parametrize("implementation", ["per_position", "projected"])
+def test_features_have_gradients(implementation):
+  key, value = tables_of()
+
+  def gradient(implementation):
+    loss = lambda features: (
+      dot_product_attention(
+        *(random(2, T, 4, 3), random(2, S, 2, 3), random(2, S, 2, 3, seed=1)),
+        relations=EdgeFeatures(features, key, value),
+        implementation=implementation,
+      )
+      ** 2
+    ).sum()
+    return jax.jit(jax.grad(loss))(random(2, T, S, 2 * K + 1))
+
+  assert_equal(gradient(implementation), gradient("reference"))
+
+
+def test_projected_never_forms_a_vector_for_every_pair():
+  heads, width = 4, 32
+  arrays = [jax.ShapeDtypeStruct((2, 24, heads, width), jnp.float32)] * 3
+  table = jax.ShapeDtypeStruct((5, width), jnp.float32)
+  labels = jax.ShapeDtypeStruct((2, 24, 24), jnp.int32)
+  features = jax.ShapeDtypeStruct((2, 24, 24, 5), jnp.float32)
+  for relation, edges in ((EdgeLabels, labels), (EdgeFeatures, features)):
+    loss = lambda arrays, edges, table, relation=relation: dot_product_attention(
+      *arrays, relations=relation(edges, table, table), implementation="projected"
+    ).sum()
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 2))).lower(arrays, edges, table).compile()
+    assert "24,24,32]" not in compiled.as_text()
+    assert "24,24,4,32]" not in compiled.as_text()
+
+
+TABLE = np.ones((5, 3))
+QUERY, KEY = np.ones((2, T, 4, 3)), np.ones((2, S, 2, 3))
+WRONG = {
+  "relations.labels go from 0 to 5; want -1 (no relation) to 4": EdgeLabels(
+    np.arange(T * S).reshape(T, S) % 6, TABLE, None
+  ),
+  "relations.labels go from -2 to 0": EdgeLabels(-2 * np.eye(T, S, dtype=int), TABLE, None),
+  "relations.labels has shape (7, 6); want (2, 6, 7) or (6, 7)": EdgeLabels(LABELS.T, TABLE, None),
+  "relations.labels has dtype float64; want integers": EdgeLabels(LABELS * 1.0, TABLE, None),
+  "relations.features has shape (6, 7, 4); want (2, 6, 7, 5) or (6, 7, 5)": EdgeFeatures(
+    np.ones((T, S, 4)), TABLE, None
+  ),
+  "relations.features has dtype int64; want floating": EdgeFeatures(
+    np.ones((T, S, 5), int), TABLE, None
+  ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_edge_is_named(message):
+  with pytest.raises(ValueError) as caught:
+    dot_product_attention(QUERY, KEY, KEY, relations=WRONG[message])
+  assert str(caught.value).startswith(message)
+
+
+def test_traced_labels_are_clamped():
+  run = jax.jit(
+    lambda labels: dot_product_attention(
+      *(random(2, T, 4, 3), random(2, S, 2, 3), random(2, S, 2, 3)),
+      relations=EdgeLabels(labels, *tables_of()),
+    )
+  )
+  np.testing.assert_array_equal(run(jnp.full((T, S), 9)), run(jnp.full((T, S), 2 * K)))
+
+
+@pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
+def test_the_others_refuse_edges_by_name(name):
+  assert name in IMPLEMENTATIONS
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot do this call: relations is Edge"):
+    dot_product_attention(
+      QUERY, KEY, KEY, relations=EdgeLabels(LABELS, TABLE, None), implementation=name
+    )
+
+
+# Lengths and windows mean what they mean in jax.nn.
+HIDING = {
+  "lengths": dict(query_seq_lengths=np.int32([6, 3]), key_value_seq_lengths=np.int32([5, 7])),
+  "window": dict(local_window_size=2),
+  "a window of two sides": dict(local_window_size=(3, 1), is_causal=True),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+@pytest.mark.parametrize("implementation", ["reference", "per_position", "projected", "chunked"])
+def test_hiding_as_in_jax_nn(name, implementation):
+  random32 = lambda *shape, seed=0: random(*shape, seed=seed).astype(jnp.float32)
+  arrays = random32(2, T, 4, 8), random32(2, S, 4, 8), random32(2, S, 4, 8, seed=1)
+  wanted = jax.nn.dot_product_attention(*arrays, **HIDING[name])
+  actual = dot_product_attention(*arrays, implementation=implementation, **HIDING[name])
+  np.testing.assert_allclose(actual, wanted, atol=1e-5)
+
+
+BAD = {
+  "query_seq_lengths has shape (3,); want (2,)": dict(query_seq_lengths=np.int32([1, 2, 3])),
+  "key_value_seq_lengths has dtype float64; want": dict(key_value_seq_lengths=np.ones(2)),
+  "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
+  "local_window_size is (1, 2, 3); want": dict(local_window_size=(1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_wrong_length_or_window_is_named(message):
+  with pytest.raises(ValueError) as caught:
+    dot_product_attention(QUERY, KEY, KEY, **BAD[message])
+  assert str(caught.value).startswith(message)
