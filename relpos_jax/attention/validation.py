@@ -38,7 +38,9 @@ def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
   if array.ndim != len(shape) or any(
     n not in (1, m) for n, m in zip(array.shape, shape, strict=True)
   ):
-    raise ValueError(f"{name} has shape {array.shape}; want one that broadcasts to {shape}")
+    raise ValueError(
+      f"{name} has shape {array.shape}; want one that broadcasts to {shape}, with as many axes"
+    )
   if name == "mask" and array.dtype != bool:
     raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
 
@@ -109,7 +111,7 @@ def _check_relative_positions(relations: RelativePositions, num_rows: int) -> No
   if relations.left is None and num_rows % 2 == 0:
     name = "relations.value" if relations.key is None else "relations.key"
     raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
-  if relations.left is not None and not 0 <= relations.left < num_rows:
+  if relations.left is not None and relations.left not in range(num_rows):
     raise ValueError(f"relations.left is {relations.left}; want 0 to {num_rows - 1}, a table row")
   if relations.beyond not in ("clip", "zero"):
     raise ValueError(f'relations.beyond is {relations.beyond!r}; want "clip" or "zero"')

@@ -169,7 +169,6 @@ BAD = {
   "query_seq_lengths has shape (3,); want (2,)": dict(query_seq_lengths=np.int32([1, 2, 3])),
   "key_value_seq_lengths has dtype float64; want": dict(key_value_seq_lengths=np.ones(2)),
   "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
-  "local_window_size is (1, 2, 3); want": dict(local_window_size=(1, 2, 3)),
 }
 
 
