@@ -232,19 +232,19 @@ def _backward_in_parts(plan: Plan, operands: dict[str, Array]) -> dict[str, Arra
   step = _up(KEYS_A_CALL, plan.block)
   starts = range(0, operands["key"].shape[2], step)
   wide = dtype if len(starts) == 1 else jnp.promote_types(dtype, jnp.float32)
-  parts = []
+  of_keys, total = [], {}
   for start in starts:
     kernel = functools.partial(backward, plan._replace(key_block=start // plan.block), dtype=wide)
     part = {name: _some_keys(name, array, start, step) for name, array in operands.items()}
-    parts.append(over_batch_and_heads(kernel, AXES[2], part))
+    grads = over_batch_and_heads(kernel, AXES[2], part)
+    of_keys.append([grads.pop(name) for name in ("d_key", "d_value")])
+    total = {name: total.get(name, 0) + grad for name, grad in grads.items()}
+    # One call after the other, lest all their gradients of queries be in memory at once.
+    operands, total = jax.lax.optimization_barrier((operands, total))
     if "sums" in operands:  # They are those of all keys, and count once.
-      operands = operands | dict(sums=jnp.zeros_like(operands["sums"]))
-  whole = lambda name: [part[name] for part in parts]
-  grads = {
-    name: jnp.concatenate(whole(name), 2) if name in ("d_key", "d_value") else sum(whole(name))
-    for name in parts[0]
-  }
-  return grads | dict(d_query=grads["d_query"].astype(dtype))
+      operands["sums"] = jnp.zeros_like(operands["sums"])
+  d_key, d_value = (jnp.concatenate(parts, 2) for parts in zip(*of_keys, strict=True))
+  return total | dict(d_query=total["d_query"].astype(dtype), d_key=d_key, d_value=d_value)
 
 
 def _some_keys(name: str, array: Array, start: int, size: int) -> Array:

@@ -212,9 +212,8 @@ def _finish(plan: Plan, operands, outputs, scratch) -> None:
   if "key_table" in operands:
     slopes = tiles.skew_keys(plan, scratch["band_slopes"][...], -1)
     slopes = jnp.where(number == plan.last_row, scratch["right_slopes"][...], slopes)
+    d_query += tiles.precise_product(operands["key_table"][0], slopes, (0, 0), query.dtype)
     slopes = slopes.astype(query.dtype)
-    table = operands["key_table"][0].astype(query.dtype)
-    d_query += tiles.product(table, slopes, (0, 0))
     outputs["d_key_table"][0, 0] += tiles.product(slopes, query, (1, 0)) * plan.scale
   if "value_table" in operands:
     weights = tiles.skew_keys(plan, scratch["band_weights"][...], -1)

@@ -263,11 +263,8 @@ def _relative_values(plan: Plan, operands, scratch, query_block, maximum, share,
   added = (
     tiles.product(band, table.astype(dtype), (1, 0)) + kept[:, :1] * table[plan.left_row, None]
   )
-  if not plan.sees_right():
-    return added
-  # The sum over lanes is left to the matrix unit.
-  last = jnp.broadcast_to(table[plan.last_row, None], (plan.lanes, table.shape[1]))
-  return added + tiles.product(right.astype(dtype), last.astype(dtype), (1, 0))
+  # In float32: the output's error is the backward pass's, in all of a query's gradients.
+  return added + right.sum(1, keepdims=True) * table[plan.last_row, None]
 
 
 def _write_rows(plan: Plan, outputs, columns) -> None:

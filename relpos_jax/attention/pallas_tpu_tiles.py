@@ -288,23 +288,22 @@ def product(x: jax.Array, y: jax.Array, contract: tuple[int, int]) -> jax.Array:
 def precise_product(
   x: jax.Array, y: jax.Array, contract: tuple[int, int], dtype: jax.typing.DTypeLike
 ) -> jax.Array:
-  """The same for one array wider than `dtype`: its rounding to it, and what that leaves.
+  """The same for arrays wider than `dtype`: their rounding to it, and what that leaves.
 
   For tables: rounded, they would err the same way for every query. Narrow ones leave half of the
   matrix unit empty, and as the left factor get both at the price of one. (As the right one they
   would too, but joining them takes longer than the product.)
   """
-  if x.dtype == y.dtype:
-    return product(x, y, contract)
 
   def parts(z):
     high = z.astype(dtype)
-    return [high, high] if z.dtype == dtype else [high, (z - high.astype(z.dtype)).astype(dtype)]
+    return [high] if z.dtype == dtype else [high, (z - high.astype(z.dtype)).astype(dtype)]
 
   xs, ys = parts(x), parts(y)
-  if x.dtype != dtype and contract == (1, 1) and x.shape[1] <= 64:
-    return product(jnp.concatenate(xs, 1), jnp.concatenate(ys, 1), contract)
-  return product(xs[0], ys[0], contract) + product(xs[1], ys[1], contract)
+  if len(xs) > len(ys) and contract == (1, 1) and x.shape[1] <= 64:
+    return product(jnp.concatenate(xs, 1), jnp.concatenate(ys * 2, 1), contract)
+  pairs = [(a, b) for i, a in enumerate(xs) for j, b in enumerate(ys) if i + j < 2]
+  return sum(product(a, b, contract) for a, b in pairs)
 
 
 def dispatch(plan: Plan, offset, tile, *, by_side: bool = False) -> None:

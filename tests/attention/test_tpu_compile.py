@@ -23,9 +23,9 @@ pytestmark = pytest.mark.tpu
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 HEADS, K = 8, 16
-# Temporary bytes of forward and backward together, for each query and head. As recorded, and
-# nothing that grows with the number of keys.
-BUDGET = {64: 4096, 128: 4096}
+# Temporary bytes of forward and backward together, for each query and head: recorded are at most
+# 2947 (v5e, width 64, T = 32768), and 3074 at twice that length.
+BUDGET = 3300
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +68,7 @@ def _compile(chip, length, width, rows=2 * K + 1, dtype=jnp.bfloat16, key_heads=
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiles_in_memory_linear_in_the_length(chip, width, length):
   compiled = _compile(chip, length, width)
-  assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET[width] * HEADS * length
+  assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET * HEADS * length
   assert not re.search(rf"{length},{length}\]", compiled.as_text())
 
 
