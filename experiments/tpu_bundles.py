@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-_SHORT = 35  # bundles of a stretch that is no branch of the kernel's
+_LONGEST = 8192  # the backward kernel takes more keys than that in several calls
 _HEADS, _WIDTH, _K = 8, 64, 16
 _TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 _BUNDLE = re.compile(r"^ *(0x[0-9a-f]+|0) +([A-Z]{2})?: +>* *\{(.*)", re.M)
@@ -30,6 +30,8 @@ def main() -> None:
   parser.add_argument("--dump", help="compile one kernel into this folder (used by the command)")
   parser.add_argument("--relations", action="store_true")
   arguments = parser.parse_args()
+  if not 2048 <= arguments.length <= _LONGEST:
+    parser.error(f"--length={arguments.length}; want 2048 to {_LONGEST}")
   if arguments.dump:
     _compile(arguments)
     return
@@ -147,8 +149,8 @@ def _branches(text: str) -> tuple[int, list[int]]:
   for start, end in [*found, (last, last)]:
     if start < here or start == first:
       continue
-    for size in (start - here, end - start):
-      if size > _SHORT:
+    for size, least in ((start - here, 100), (end - start, 16)):
+      if size > least:
         sizes.append(size)
       else:
         every_step += size
