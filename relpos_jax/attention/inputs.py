@@ -16,10 +16,12 @@ from relpos_jax.attention.relations import (
   RelativePositions,
 )
 from relpos_jax.attention.validation import (
+  as_array,
   check_dropout,
   check_lengths,
   check_logits_like,
   check_relations,
+  check_scale,
   check_segment_pair,
   check_shapes,
   check_tokens_like,
@@ -103,14 +105,16 @@ def gather_inputs(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
   dropout_rate: float = 0.0,
-  dropout_key: Array | None = None,
+  dropout_key: ArrayLike | None = None,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults."""
-  query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+  query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
   check_shapes(query, key, value)
   check_dropout(dropout_rate, dropout_key)
   check_segment_pair(query_segment_ids, key_segment_ids)
   *batch, num_queries, heads, width = query.shape
+  scale = width**-0.5 if scale is None else scale
+  check_scale(scale)
   queries, keys = (*batch, num_queries), (*batch, key.shape[-3])
   logits = (*batch, heads, num_queries, key.shape[-3])
   return Inputs(
@@ -120,7 +124,7 @@ def gather_inputs(
     bias=_logits_like("bias", bias, logits),
     mask=_logits_like("mask", mask, logits),
     relations=_relations(relations, logits, width, query.dtype),
-    scale=width**-0.5 if scale is None else scale,
+    scale=scale,
     is_causal=is_causal,
     window=_window(local_window_size),
     linear_positions=query_positions is None and key_positions is None,
@@ -138,30 +142,34 @@ def gather_inputs(
 def _logits_like(name: str, array: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
   if array is None:
     return None
-  check_logits_like(name, jnp.asarray(array), shape)
-  return _batched(jnp.asarray(array), 4)
+  array = as_array(name, array)
+  check_logits_like(name, array, shape)
+  return _batched(array, 4)
 
 
 def _positions(name: str, positions: ArrayLike | None, shape: tuple[int, ...]) -> Array:
   if positions is None:
     return jnp.arange(shape[-1], dtype=jnp.int32)[None]
-  check_tokens_like(name, jnp.asarray(positions), shape)
+  positions = as_array(name, positions)
+  check_tokens_like(name, positions, shape)
   # Signed and wide, whatever came in: they are subtracted.
-  return _batched(jnp.asarray(positions).astype(jnp.int32), 2)
+  return _batched(positions.astype(jnp.int32), 2)
 
 
 def _segment_ids(name: str, ids: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
   if ids is None:
     return None
-  check_tokens_like(name, jnp.asarray(ids), shape)
-  return _batched(jnp.asarray(ids), 2)
+  ids = as_array(name, ids)
+  check_tokens_like(name, ids, shape)
+  return _batched(ids, 2)
 
 
 def _lengths(name: str, lengths: ArrayLike | None, batch: list[int]) -> Array | None:
   if lengths is None:
     return None
-  check_lengths(name, jnp.asarray(lengths), tuple(batch))
-  return jnp.asarray(lengths).astype(jnp.int32).reshape(-1)
+  lengths = as_array(name, lengths)
+  check_lengths(name, lengths, tuple(batch))
+  return lengths.astype(jnp.int32).reshape(-1)
 
 
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -178,7 +186,7 @@ def _relations(
   """Tables with a head axis, in float32 or wider: so are the sums in their gradients."""
   if relations is None:
     return None
-  check_relations(relations, logits, width)
+  relations = check_relations(relations, logits, width)
   wide = jnp.promote_types(dtype, jnp.float32)
   with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width)
   key, value = jax.tree.map(with_heads, (relations.key, relations.value))
@@ -187,13 +195,13 @@ def _relations(
       return dataclasses.replace(relations, key=key, value=value)
     case EdgeLabels():
       num_rows = len(value if key is None else key)
-      labels = jnp.clip(jnp.asarray(relations.labels), -1, num_rows - 1).astype(jnp.int32)
+      labels = jnp.clip(relations.labels, -1, num_rows - 1).astype(jnp.int32)
       return EdgeLabels(_batched(labels, 3), key, value)
     case EdgeFeatures():
       return EdgeFeatures(_batched(jnp.asarray(relations.features, wide), 4), key, value)
 
 
-def _dropout_seeds(rate: float, key: Array | None, shape: tuple[int, ...]) -> Array | None:
+def _dropout_seeds(rate: float, key: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
   """One for every head: from here on a weight's place in its head decides."""
   if rate == 0 or key is None:
     return None

@@ -28,7 +28,7 @@ def dot_product_attention(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
   dropout_rate: float = 0.0,
-  dropout_key: Array | None = None,
+  dropout_key: ArrayLike | None = None,
   implementation: str | None = None,
 ) -> Array:
   r"""Attention with a relation a_ij between every query i and key j.
@@ -37,7 +37,8 @@ def dot_product_attention(
     z_i = \sum_j \mathrm{softmax}_j(e_{ij} + b_{ij}) (v_j + a^V_{ij})$$
 
   Shaw et al. 2018, equations 3 and 4. With `relations=None` it is `jax.nn.dot_product_attention`.
-  A query that sees no key gets zero output and zero gradient, with relations or without.
+  A query that sees no key gets zero output and zero gradient, with relations or without, and also
+  where there are none: B, T and S may be 0.
 
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
@@ -48,7 +49,8 @@ def dot_product_attention(
     relations: what a_ij is.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     is_causal: hide the keys whose position is later than the query's.
-    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Any integers.
+    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Any 32-bit integers
+      whose differences are 32-bit integers too.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
@@ -56,7 +58,7 @@ def dot_product_attention(
     query_segment_ids: integers `[B, T]` or `[T]`; a query sees its own segment's keys.
     key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
     dropout_rate: the share of weights dropped, the same ones for v_j and aV_ij.
-    dropout_key: `jax.random.key`, needed where something is dropped.
+    dropout_key: `jax.random.key`, or an old `PRNGKey`, needed where something is dropped.
     implementation: a name forces it; None picks the fastest.
 
   Returns:
@@ -93,6 +95,8 @@ def dot_product_attention(
     dropout_key=dropout_key,
   )
   name = choose(inputs, implementation).implementation
+  if not inputs.query.size or not inputs.key.size:
+    return jnp.zeros(jnp.shape(query), inputs.value.dtype)
   output = _plain(inputs) if name == PLAIN else IMPLEMENTATIONS[name].attention(inputs)
   return output.reshape(jnp.shape(query))
 
@@ -125,6 +129,10 @@ def attention_weights(
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
   inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
+  if not inputs.query.size or not inputs.key.size:
+    *batch, num_queries, heads, _ = jnp.shape(query)
+    wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+    return jnp.zeros((*batch, heads, num_queries, jnp.shape(key)[-3]), wide)
   weights = softmax.attention_weights(inputs, projected.relative_logits)
   return weights.reshape(weights.shape[4 - jnp.ndim(query) :])
 

@@ -1,7 +1,10 @@
 """Checks of the operator's arguments: one clear ValueError each, before anything is computed."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from relpos_jax.attention.relations import (
   EdgeFeatures,
@@ -9,7 +12,42 @@ from relpos_jax.attention.relations import (
   Relations,
   RelativePositions,
 )
-from relpos_jax.typing import Array
+from relpos_jax.typing import Array, ArrayLike
+
+_INT32 = jnp.iinfo(jnp.int32)
+
+
+def as_array(name: str, x: object) -> Array:
+  """An argument, or nested lists of numbers, as an array; no integer may lose bits by it."""
+  try:
+    check_32_bits(name, x)
+    return jnp.asarray(x)
+  except TypeError as error:
+    raise ValueError(f"{name} is {_describe(x)} and no array; want numbers") from error
+
+
+def check_32_bits(name: str, x: object) -> None:
+  """Integers that int32 holds, where they are known; jnp.asarray would cut them silently."""
+  if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
+    return
+  dtype = getattr(x, "dtype", None)
+  if dtype is not None and (dtype.kind not in "iu" or np.can_cast(dtype, np.int32)):
+    return
+  numbers = _as_numpy(name, x)
+  if numbers.dtype.kind not in "iuO" or not numbers.size:
+    return
+  low, high = numbers.min(), numbers.max()
+  if low < _INT32.min or high > _INT32.max:
+    raise ValueError(
+      f"{name} goes from {low} to {high}; want what int32 holds, {_INT32.min} to {_INT32.max}"
+    )
+
+
+def _as_numpy(name: str, x: object) -> np.ndarray:
+  try:
+    return np.asarray(x)
+  except ValueError as error:
+    raise ValueError(f"{name} is {_describe(x)} and no array; want lists of one length") from error
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:
@@ -19,11 +57,12 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
       f"query is {_describe(query)}; want floating numbers of shape [B, T, N, H] or [T, N, H]"
     )
   *batch, _, heads, width = query.shape
+  if not heads or not width:
+    want = "heads at least 1 wide" if heads else "at least one head"
+    raise ValueError(f"query has shape {query.shape}; want {want}")
   if key.ndim != query.ndim or [*key.shape[:-3], key.shape[-1]] != [*batch, width]:
     want = ", ".join(str(n) for n in [*batch, "S", "K", width])
     raise ValueError(f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}")
-  if key.shape[-3] == 0:
-    raise ValueError(f"key has shape {key.shape}; want at least one key")
   if key.shape[-2] == 0 or heads % key.shape[-2]:
     raise ValueError(f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads")
   if value.shape != key.shape:
@@ -76,20 +115,35 @@ def check_window(size: object) -> None:
     raise ValueError(f"local_window_size is {size!r}; want None, or one or two integers >= 0")
 
 
-def check_relations(relations: Relations, logits: tuple[int, ...], width: int) -> None:
-  """A relation whose tables and edges fit logits of shape [B, N, T, S] or [N, T, S]."""
+def check_relations(relations: object, logits: tuple[int, ...], width: int) -> Relations:
+  """A relation whose tables and edges fit logits of shape [B, N, T, S] or [N, T, S].
+
+  Returns it, with arrays for what was given as nested lists.
+  """
   if not isinstance(relations, Relations):
     raise ValueError(
-      f"relations is {relations!r:.60}; want RelativePositions, EdgeLabels, EdgeFeatures or None"
+      f"relations is {_describe(relations)}; want RelativePositions(key, value), EdgeLabels, "
+      "EdgeFeatures or None"
     )
+  relations = _with_arrays(relations)
   num_rows = _check_tables(relations, logits[-3], width)
   match relations:
     case RelativePositions():
       _check_relative_positions(relations, num_rows)
     case EdgeLabels():
-      _check_labels(jnp.asarray(relations.labels), num_rows, logits)
+      _check_labels(relations.labels, num_rows, logits)
     case EdgeFeatures():
-      _check_features(jnp.asarray(relations.features), num_rows, logits)
+      _check_features(relations.features, num_rows, logits)
+  return relations
+
+
+def _with_arrays(relations: Relations) -> Relations:
+  arrays = {}
+  for field in dataclasses.fields(relations):
+    x = getattr(relations, field.name)
+    if x is not None and not field.metadata.get("static"):
+      arrays[field.name] = as_array(f"relations.{field.name}", x)
+  return dataclasses.replace(relations, **arrays)
 
 
 def _check_tables(relations: Relations, heads: int, width: int) -> int:
@@ -99,7 +153,7 @@ def _check_tables(relations: Relations, heads: int, width: int) -> int:
   if not tables:
     raise ValueError("relations has neither a key nor a value table; want one, or relations=None")
   for name, table in tables.items():
-    _check_table(name, jnp.asarray(table), heads, width)
+    _check_table(name, table, heads, width)
   if len({len(table) for table in tables.values()}) > 1:
     shapes = " and ".join(str(table.shape) for table in tables.values())
     raise ValueError(f"relations.key and relations.value have shapes {shapes}; want as many rows")
@@ -148,12 +202,28 @@ def _check_edges(
     raise ValueError(f"{name} has shape {edges.shape}; want {want}")
 
 
-def check_dropout(rate: float, key: Array | None) -> None:
+def check_scale(scale: ArrayLike) -> None:
+  """One number."""
+  if jnp.ndim(scale):
+    raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
+
+
+def check_dropout(rate: float, key: ArrayLike | None) -> None:
   """A rate in [0, 1), and a key where something is dropped."""
   if not 0 <= rate < 1:
     raise ValueError(f"dropout_rate is {rate}; want 0 <= rate < 1")
   if rate > 0 and key is None:
     raise ValueError(f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key")
+  if key is not None and not _is_key(key):
+    raise ValueError(f"dropout_key is {_describe(key)}; want one key, such as jax.random.key(0)")
+
+
+def _is_key(key: ArrayLike) -> bool:
+  """One of `jax.random.key`, or of the old `jax.random.PRNGKey`."""
+  dtype, shape = getattr(key, "dtype", None), jnp.shape(key)
+  if dtype == jnp.uint32:
+    return shape == jax.eval_shape(jax.random.PRNGKey, 0).shape
+  return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
 
 
 def _check_table(name: str, table: Array, heads: int, width: int) -> None:
@@ -169,5 +239,7 @@ def _check_table(name: str, table: Array, heads: int, width: int) -> None:
     )
 
 
-def _describe(array: Array) -> str:
-  return f"{array.dtype} of shape {array.shape}"
+def _describe(x: object) -> str:
+  if hasattr(x, "dtype"):
+    return f"{x.dtype} of shape {jnp.shape(x)}"
+  return f"of type {type(x).__name__}"

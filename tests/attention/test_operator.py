@@ -5,9 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relpos_jax import RelativePositions, attention_weights, dot_product_attention, explain
+from relpos_jax import (
+  EdgeLabels,
+  RelativePositions,
+  attention_weights,
+  dot_product_attention,
+  explain,
+)
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.attention.validation import check_relations
 
 QUERY = np.ones((2, 5, 4, 8), np.float32)
 KEY = np.ones((2, 7, 2, 8), np.float32)
@@ -25,7 +32,8 @@ WRONG = {
   "key has shape (2, 7, 2, 6); want [2, S, K, 8]": dict(key=KEY[..., :6]),
   "key has shape (1, 7, 2, 8); want [2, S, K, 8]": dict(key=KEY[:1]),
   "key has shape (7, 2, 8); want [2, S, K, 8]": dict(key=KEY[0]),
-  "key has shape (2, 0, 2, 8); want at least one key": dict(key=KEY[:, :0]),
+  "query has shape (2, 5, 4, 0); want heads at least 1 wide": dict(query=QUERY[..., :0]),
+  "query has shape (2, 5, 0, 8); want at least one head": dict(query=QUERY[:, :, :0]),
   "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
   "value has shape (2, 6, 2, 8); want the key's, (2, 7, 2, 8)": dict(value=KEY[:, 1:]),
   "key has dtype bfloat16; want the query's, float32": dict(key=jnp.asarray(KEY, jnp.bfloat16)),
@@ -38,6 +46,36 @@ WRONG = {
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
   "key_segment_ids is None; want both": dict(query_segment_ids=np.ones((2, 5), int)),
   "query_segment_ids is None; want both": dict(key_segment_ids=np.ones((2, 7), int)),
+  "query_positions goes from 0 to 4294967296; want what int32 holds, -2147483648 to": dict(
+    query_positions=np.arange(5) << 30
+  ),
+  "key_positions goes from 0 to 4294967295; want what int32 holds": dict(
+    key_positions=jnp.asarray(np.uint32([0, 1, 2, 3, 4, 5, 2**32 - 1]))
+  ),
+  "relations.labels goes from 0 to 1267650600228229401496703205376; want what": dict(
+    relations=EdgeLabels([[0, 2**100]], TABLE, None)
+  ),
+  "query_segment_ids goes from 0 to 4294967296; want what int32 holds": dict(
+    query_segment_ids=np.arange(5) << 30, key_segment_ids=np.ones(7, int)
+  ),
+  "relations.labels goes from 0 to 4294967296; want what int32 holds": dict(
+    relations=EdgeLabels(np.eye(5, 7, dtype=int) << 32, TABLE, TABLE)
+  ),
+  "key_value_seq_lengths goes from 4294967296 to 4294967296; want": dict(
+    key_value_seq_lengths=np.full(2, 1 << 32)
+  ),
+  "relations.key is of type list and no array": dict(
+    relations=RelativePositions([[1.0, 2.0], [3.0]], None)
+  ),
+  "relations.key is float32 of shape (3, 1); want": dict(
+    relations=RelativePositions([[1.0], [2.0], [3.0]], None)
+  ),
+  "scale has shape (3,); want one number": dict(scale=jnp.ones(3)),
+  "dropout_key is of type int; want one key, such as jax.random.key(0)": dict(dropout_key=3),
+  "dropout_key is key<fry> of shape (2,); want one key": dict(
+    dropout_rate=0.1, dropout_key=jax.random.split(jax.random.key(0))
+  ),
+  "dropout_key is uint32 of shape (3,); want one key": dict(dropout_key=np.zeros(3, np.uint32)),
   "query_segment_ids has shape (7,); want (2, 5) or (5,)": dict(
     query_segment_ids=np.ones(7, int), key_segment_ids=np.ones(7, int)
   ),
@@ -74,6 +112,46 @@ def test_a_wrong_argument_is_named(message):
     call(**WRONG[message])
   assert str(caught.value).startswith(message)
   assert "\n" not in str(caught.value)
+
+
+def test_other_relations_are_named_by_their_type():
+  with pytest.raises(ValueError) as caught:
+    check_relations((TABLE, TABLE), (2, 4, 5, 7), 8)
+  assert str(caught.value).startswith("relations is of type tuple; want RelativePositions(key, ")
+  assert "\n" not in str(caught.value)
+
+
+def test_tables_and_edges_may_be_nested_lists():
+  labels = np.arange(35).reshape(5, 7) % 5
+  for relations in (RELATIONS, EdgeLabels(labels, TABLE, TABLE)):
+    lists = jax.tree.map(lambda x: x.tolist(), relations)
+    run = lambda relations: call(relations=relations)
+    np.testing.assert_array_equal(run(lists), run(relations))
+    np.testing.assert_allclose(jax.jit(run)(lists), run(relations), rtol=1e-6)
+    explain(QUERY, KEY, KEY, relations=lists)
+
+
+def test_old_keys_drop_what_new_ones_drop():
+  new, old = (
+    call(dropout_rate=0.5, dropout_key=make(3)) for make in (jax.random.key, jax.random.PRNGKey)
+  )
+  np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
+@pytest.mark.parametrize("batch, queries, keys", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (0, 0, 0)])
+def test_without_queries_or_keys_there_is_nothing_or_zero(batch, queries, keys, implementation):
+  query, key = jnp.ones((batch, queries, 2, 8)), jnp.ones((batch, keys, 2, 8))
+  for relations in (None, RELATIONS):
+    explain(query, key, key, relations=relations, implementation=implementation)
+    run = lambda query, key, relations: dot_product_attention(
+      query, key, key, relations=relations, is_causal=True, implementation=implementation
+    )
+    output, pull_back = jax.vjp(run, query, key, relations)
+    for x in (output, *jax.tree.leaves(pull_back(output))):
+      np.testing.assert_array_equal(x, jnp.zeros_like(x))
+    assert output.shape == query.shape
+  assert attention_weights(query, key, relations=RELATIONS).shape == (batch, 2, queries, keys)
 
 
 def test_an_unknown_implementation_is_refused_without_relations_too():
