@@ -8,6 +8,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.validation import check_sizes
 from relpos_jax.nn.hooks import hooked_attention, refuse
 from relpos_jax.nn.positions import init_table
 from relpos_jax.typing import Array, ArrayLike, Float
@@ -35,6 +36,8 @@ class RelativePositionTables(nn.Module):
   @nn.compact
   def __call__(self, head_width: int) -> RelativePositions:
     heads = () if self.num_heads is None else (self.num_heads,)
+    check_sizes(0, max_distance=self.max_distance)
+    check_sizes(1, num_heads=1 if self.num_heads is None else self.num_heads)
     shape = (2 * self.max_distance + 1, *heads, head_width)
     key = self.param("key", init_table, shape) if self.keys else None
     value = self.param("value", init_table, shape) if self.values else None

@@ -198,6 +198,24 @@ def test_what_cannot_be_honoured_is_refused(option):
     make_layer(**option).apply(parameters(), X)
 
 
+@pytest.mark.parametrize(
+  "hook, message",
+  [
+    (dict(max_distance=-3), "max_distance is -3; want an integer, at least 0"),
+    (dict(max_distance=2, num_heads=0), "num_heads is 0; want an integer, at least 1"),
+  ],
+)
+def test_a_wrong_size_is_named(hook, message):
+  layer = nn.MultiHeadDotProductAttention(N, attention_fn=RelativeAttention(**hook))
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(layer.init, jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("shape", [(0, T, D), (B, 0, D)])
+def test_an_empty_batch_or_sentence(shape):
+  assert make_layer().apply(parameters(), jnp.ones(shape)).shape == shape
+
+
 # Somebody else's model. Each row is a permutation of eight tokens; which token came before?
 # Who cannot see the order can at best name one of the seven others: a loss of log 7.
 VOCABULARY, WIDTH = 8, 32

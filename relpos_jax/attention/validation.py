@@ -1,6 +1,7 @@
 """Checks of the operator's arguments: one clear ValueError each, before anything is computed."""
 
 import dataclasses
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +29,16 @@ def as_array(name: str, x: object) -> Array:
 
 def check_32_bits(name: str, x: object) -> None:
   """Integers that int32 holds, where they are known; jnp.asarray would cut them silently."""
-  if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
+  leaves = jax.tree.leaves(x)
+  if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     return
   dtype = getattr(x, "dtype", None)
   if dtype is not None and (dtype.kind not in "iu" or np.can_cast(dtype, np.int32)):
     return
-  numbers = _as_numpy(name, x)
-  if numbers.dtype.kind not in "iuO" or not numbers.size:
+  array = _as_numpy(name, x)
+  if array.dtype.kind not in "iuO" or not array.size:
     return
-  low, high = numbers.min(), numbers.max()
+  low, high = array.min(), array.max()
   if low < _INT32.min or high > _INT32.max:
     raise ValueError(
       f"{name} goes from {low} to {high}; want what int32 holds, {_INT32.min} to {_INT32.max}"
@@ -48,6 +50,13 @@ def _as_numpy(name: str, x: object) -> np.ndarray:
     return np.asarray(x)
   except ValueError as error:
     raise ValueError(f"{name} is {_describe(x)} and no array; want lists of one length") from error
+
+
+def check_sizes(least: int, **sizes: object) -> None:
+  """A layer's sizes: integers, `least` or more."""
+  for name, size in sizes.items():
+    if not isinstance(size, numbers.Integral) or size < least:
+      raise ValueError(f"{name} is {size!r}; want an integer, at least {least}")
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
+from relpos_jax.attention.validation import check_sizes
 from relpos_jax.nn.cache import KVCache, empty_cache
 from relpos_jax.nn.positions import RelativePositionTables
 from relpos_jax.typing import Array, Bool, Float, Int
@@ -29,7 +30,8 @@ class MultiHeadAttention(nnx.Module):
     dtype: of the computation; parameters are float32.
 
   Raises:
-    ValueError: no `head_width` is given, and N does not divide D.
+    ValueError: a size is less than 1; no `head_width` is given, and N does not divide D; or
+      `num_key_heads` does not divide N.
 
   >>> layer = MultiHeadAttention(32, 4, rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
@@ -56,10 +58,17 @@ class MultiHeadAttention(nnx.Module):
     dtype=jnp.float32,
     rngs: nnx.Rngs,
   ):
+    check_sizes(1, width=width, num_heads=num_heads)
     if head_width is None and width % num_heads:
       raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
-    head_width = head_width or width // num_heads
-    self.key_shape = (num_key_heads or num_heads, head_width)
+    head_width = width // num_heads if head_width is None else head_width
+    num_key_heads = num_heads if num_key_heads is None else num_key_heads
+    check_sizes(1, head_width=head_width, num_key_heads=num_key_heads)
+    if num_heads % num_key_heads:
+      raise ValueError(
+        f"num_key_heads is {num_key_heads}; want a divisor of num_heads, {num_heads}"
+      )
+    self.key_shape = (num_key_heads, head_width)
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)
     self.key = nnx.LinearGeneral(width, self.key_shape, **options)

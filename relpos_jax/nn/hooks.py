@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.validation import as_array, check_32_bits
 from relpos_jax.nn.positions import RelativePositionTables
 from relpos_jax.typing import Array, ArrayLike, Float
 
@@ -74,9 +75,9 @@ class RelativeAttention(nnx.Module):
   ) -> None:
     """What `nnx.view` calls: integers `[B, T]` or `[T]`, and `[B, S]` or `[S]`."""
     if query_positions is not None:
-      self.query_positions = jnp.asarray(query_positions)
+      self.query_positions = as_array("query_positions", query_positions)
     if key_positions is not None:
-      self.key_positions = jnp.asarray(key_positions)
+      self.key_positions = as_array("key_positions", key_positions)
 
   def __call__(
     self,
@@ -148,7 +149,8 @@ def hooked_attention(
   *batch, num_queries, _, _ = query.shape
   num_keys = key.shape[-3]
   dtype = jnp.result_type(query, key, value) if dtype is None else dtype
-  q, k, v = (x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+  size = math.prod(batch)
+  q, k, v = (x.astype(dtype).reshape(size, *x.shape[-3:]) for x in (query, key, value))
   queries, keys = _positions(query_positions, key_positions, num_queries, num_keys)
   options = dict(
     bias=_like_logits(bias, batch),
@@ -173,6 +175,8 @@ def _positions(
   num_keys: int,
 ) -> tuple[ArrayLike | None, ArrayLike | None]:
   """Those of the keys are the queries' where there are as many, else 0, 1, 2, ..."""
+  for name, positions in (("query_positions", query_positions), ("key_positions", key_positions)):
+    check_32_bits(name, positions)
   if query_positions is None and num_queries != num_keys:
     raise ValueError(
       f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown (in "
@@ -201,4 +205,4 @@ def _merged(x: ArrayLike | None, batch: list[int], rank: int) -> Array | None:
   same, rest = math.prod(own) == 1, x.shape[len(own) :]
   if len(batch) > 1 and not same:
     x = jnp.broadcast_to(x, (*batch, *rest))
-  return x.reshape(rest) if same else x.reshape(-1, *rest)
+  return x.reshape(rest) if same else x.reshape(math.prod(x.shape[: x.ndim - rank]), *rest)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.validation import check_sizes
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -28,6 +29,9 @@ class RelativePositionTables(nnx.Module):
     beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music Transformer).
     dtype: of the tables as handed to the operator; parameters are float32.
 
+  Raises:
+    ValueError: a size is negative, or a width or number of heads 0.
+
   >>> tables = RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))
   >>> tables().key.shape
   (33, 8, 64)
@@ -46,6 +50,8 @@ class RelativePositionTables(nnx.Module):
     rngs: nnx.Rngs,
   ):
     heads = () if num_heads is None else (num_heads,)
+    check_sizes(0, max_distance=max_distance)
+    check_sizes(1, head_width=head_width, num_heads=1 if num_heads is None else num_heads)
     shape = (2 * max_distance + 1, *heads, head_width)
     self.key = nnx.Param(init_table(rngs.params(), shape)) if keys else None
     self.value = nnx.Param(init_table(rngs.params(), shape)) if values else None

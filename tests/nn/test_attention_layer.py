@@ -111,6 +111,21 @@ def test_a_width_that_heads_do_not_divide_needs_a_head_width():
   assert layer.query.kernel.shape == (18, 4, 5)
 
 
+@pytest.mark.parametrize(
+  "sizes",
+  [dict(width=0), dict(num_heads=0), dict(num_heads=-2), dict(head_width=0), dict(num_key_heads=0)],
+)
+def test_a_wrong_size_is_named(sizes):
+  [(name, size)] = sizes.items()
+  with pytest.raises(ValueError, match=f"{name} is {size}; want an integer, at least 1"):
+    MultiHeadAttention(**dict(width=8, num_heads=2) | sizes, rngs=nnx.Rngs(0))
+
+
+def test_key_heads_that_do_not_divide_the_heads_are_refused():
+  with pytest.raises(ValueError, match="num_key_heads is 3; want a divisor of num_heads, 4"):
+    MultiHeadAttention(8, 4, num_key_heads=3, rngs=nnx.Rngs(0))
+
+
 def test_grouped_heads_have_smaller_projections_and_cache():
   layer = make_layer(num_key_heads=2)
   assert layer.query.kernel.shape == (D, N, H)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from relpos_jax import attention_weights, dot_product_attention
-from relpos_jax.nn import RelativeAttention
+from relpos_jax.nn import RelativeAttention, RelativePositionTables
 
 # Compiling is what takes the time.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -172,6 +172,40 @@ def test_positions_of_packed_sentences():
 def test_what_cannot_be_honoured_is_refused():
   with pytest.raises(NotImplementedError, match="precision is 'highest'; RelativeAttention wants"):
     make_layer(precision="highest")(jnp.asarray(X))
+
+
+WRONG = {
+  "max_distance is -3; want an integer, at least 0": dict(max_distance=-3),
+  "head_width is 0; want an integer, at least 1": dict(head_width=0),
+  "head_width is -1; want an integer, at least 1": dict(head_width=-1),
+  "num_heads is 0; want an integer, at least 1": dict(num_heads=0),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_size_is_named(message):
+  sizes = dict(max_distance=2, head_width=4) | WRONG[message]
+  for layer in (RelativeAttention, RelativePositionTables):
+    with pytest.raises(ValueError, match=message):
+      layer(**sizes, rngs=nnx.Rngs(0))
+
+
+def test_positions_beyond_32_bits_are_refused():
+  layer, positions = make_layer(), np.arange(T) << 40
+  with pytest.raises(ValueError, match="query_positions goes from 0 to"):
+    nnx.view(layer, query_positions=positions)
+  q = jnp.ones((B, T, N, H))
+  with pytest.raises(ValueError, match="query_positions goes from 0 to"):
+    layer.attention_fn(q, q, q, input_positions=positions)
+
+
+@pytest.mark.parametrize("shape", [(0, T, D), (B, 0, D), (B, 0, T, D), (B, 3, 0, D)])
+def test_an_empty_batch_or_sentence(shape):
+  assert make_layer()(jnp.ones(shape)).shape == shape
+  assert (
+    make_layer()(jnp.ones(shape), mask=jnp.ones((*shape[:-1], shape[-2]))[..., None, :, :]).shape
+    == shape
+  )
 
 
 def test_any_number_of_batch_axes():
