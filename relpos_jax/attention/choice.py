@@ -1,5 +1,6 @@
 """Which implementation runs: what each can do, and which is the fastest here."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -16,14 +17,22 @@ from relpos_jax.attention import (
 )
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.typing import Array
+from relpos_jax.typing import Array, ArrayLike
 
 
 class Implementation(NamedTuple):
-  """How attention is computed, and why it cannot be for some calls (None where it can)."""
+  """How attention is computed, why it cannot be for some calls (None where it can), and on what.
+
+  A kernel is made for one kind of device, and interpreted elsewhere.
+  """
 
   attention: Callable[[Inputs], Array]
   unsupported: Callable[[Inputs], str | None] = lambda inputs: None
+  device: str | None = None
+
+  def is_interpreted(self) -> bool:
+    """Whether its device is not here."""
+    return self.device not in (None, jax.default_backend())
 
 
 # What `implementation=` may name.
@@ -33,8 +42,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
-  "pallas_tpu": Implementation(pallas_tpu.attention, pallas_tpu.unsupported),
-  "pallas_gpu": Implementation(pallas_gpu.attention, pallas_gpu.unsupported),
+  "pallas_tpu": Implementation(pallas_tpu.attention, pallas_tpu.unsupported, device="tpu"),
+  "pallas_gpu": Implementation(pallas_gpu.attention, pallas_gpu.unsupported, device="gpu"),
 }
 
 
@@ -129,13 +138,23 @@ class Explanation(NamedTuple):
     return "\n".join(lines)
 
 
-def explain(*arguments, implementation: str | None = None, **options) -> Explanation:
+def explain(
+  query: ArrayLike | jax.ShapeDtypeStruct,
+  key: ArrayLike | jax.ShapeDtypeStruct,
+  value: ArrayLike | jax.ShapeDtypeStruct,
+  bias: ArrayLike | jax.ShapeDtypeStruct | None = None,
+  mask: ArrayLike | jax.ShapeDtypeStruct | None = None,
+  *,
+  implementation: str | None = None,
+  **options,
+) -> Explanation:
   """Says which implementation `dot_product_attention` would run, and why each other would not.
 
   Takes its arguments; arrays may be `jax.ShapeDtypeStruct`s. Nothing is computed.
 
   Raises:
     ValueError, NotImplementedError: where `dot_product_attention` would.
+    TypeError: it has no such option.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions
@@ -152,14 +171,36 @@ def explain(*arguments, implementation: str | None = None, **options) -> Explana
   pallas_tpu: positions are given; it needs the default ones, 0, 1, 2, ...
   pallas_gpu: positions are given; it needs the default ones, 0, 1, 2, ...
   """
-  inputs = _abstract_inputs(arguments, options)
+  _check_names(options)
+  inputs = _abstract_inputs((query, key, value, bias, mask), options)
   rule = choose(inputs, implementation)
   chosen = rule.implementation
-  reasons = {chosen: f"chosen, {rule.reason}"}
-  for name in IMPLEMENTATIONS:
-    other = _unsupported(name, inputs) or f"can do it, but {chosen} is faster"
-    reasons.setdefault(name, other)
-  return Explanation(chosen, reasons)
+  why_chosen = f"chosen, {rule.reason}"
+  if chosen != PLAIN and IMPLEMENTATIONS[chosen].is_interpreted():
+    why_chosen += f"; interpreted, and slow: no {IMPLEMENTATIONS[chosen].device.upper()}"
+  better = f"{chosen} is {'faster' if implementation is None else 'asked for'}"
+  why_not = {name: _why_not(name, inputs, better) for name in IMPLEMENTATIONS if name != chosen}
+  return Explanation(chosen, {chosen: why_chosen} | why_not)
+
+
+def _check_names(options: dict) -> None:
+  known = inspect.signature(gather_inputs).parameters
+  for name in options:
+    if name not in known:
+      wanted = ", ".join(known)
+      raise TypeError(
+        f"explain() got an unexpected keyword argument {name!r}; want one of {wanted}"
+      )
+
+
+def _why_not(name: str, inputs: Inputs, better: str) -> str:
+  if reason := _unsupported(name, inputs):
+    return reason
+  implementation = IMPLEMENTATIONS[name]
+  if implementation.is_interpreted():
+    device = implementation.device.upper()
+    return f"can do it, but there is no {device} here: it would be interpreted, and slow"
+  return f"can do it, but {better}"
 
 
 def _unsupported(name: str, inputs: Inputs) -> str | None:

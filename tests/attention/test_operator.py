@@ -212,6 +212,31 @@ def test_the_choice_follows_the_measurements(batch, length, heads, width, per_he
   assert explanation.implementation == wanted
 
 
+@pytest.mark.parametrize(
+  "arguments, options, message",
+  [
+    ((), {}, "missing .*argument.*'query'"),
+    ((QUERY, KEY), {}, "missing .*argument.*'value'"),
+    ((QUERY, KEY, KEY), dict(casual=True), "explain.* unexpected keyword argument 'casual'; want"),
+  ],
+)
+def test_explain_names_what_it_misses_and_does_not_know(arguments, options, message):
+  with pytest.raises(TypeError, match=message):
+    explain(*arguments, **options)
+
+
+def test_explain_says_what_would_be_interpreted_and_what_was_asked_for():
+  reasons = explain(QUERY, KEY, KEY, relations=RELATIONS).reasons
+  for name in ("tpu", "gpu"):
+    assert reasons[f"pallas_{name}"] == (
+      f"can do it, but there is no {name.upper()} here: it would be interpreted, and slow"
+    )
+  assert reasons["skew"] == "can do it, but per_position is faster"
+  forced = explain(QUERY, KEY, KEY, relations=RELATIONS, implementation="pallas_tpu").reasons
+  assert forced["pallas_tpu"] == "chosen, it is asked for by name; interpreted, and slow: no TPU"
+  assert forced["skew"] == "can do it, but pallas_tpu is asked for"
+
+
 def test_a_tree_of_relations_may_hold_anything():
   names = jax.tree.map(lambda table: "replicated", RELATIONS)
   assert names == RelativePositions("replicated", "replicated")
