@@ -1,7 +1,7 @@
 """A fused kernel for GPUs, Pallas through Triton: never [T, S], forward or backward.
 
-Here is what surrounds the kernels of `pallas_gpu_kernels`: padding to whole blocks, the thin
-products with the tables, and the derivative.
+Here is what surrounds the kernels of `pallas_gpu_forward` and `pallas_gpu_backward`: padding to
+whole blocks, the thin products with the tables, and the derivative.
 """
 
 import functools
@@ -13,9 +13,20 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention import pallas_gpu_kernels as kernels
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.pallas_gpu_kernels import Arrays, Blocks, Cotangents, Plan, Side
+from relpos_jax.attention.pallas_gpu_backward import backward
+from relpos_jax.attention.pallas_gpu_forward import forward
+from relpos_jax.attention.pallas_gpu_tiles import (
+  AXES,
+  LOG2_E,
+  Arrays,
+  Blocks,
+  Cotangents,
+  Outputs,
+  Plan,
+  Side,
+  named,
+)
 from relpos_jax.attention.partitioned import over_batch_and_heads
 from relpos_jax.typing import Array, Bool, Float, Int
 
@@ -162,7 +173,7 @@ def _attend(plan: Plan, arrays: Arrays) -> tuple[Array, Array | None, Array | No
 
 def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
   arrays = arrays._replace(query=arrays.query.astype(arrays.key.dtype))
-  outputs = _on_each_device(functools.partial(kernels.outputs, plan), arrays)
+  outputs = _on_each_device(functools.partial(forward, plan), arrays)
   sums, row_sums = None, None
   if plan.sums:
     row_sums = outputs.row_sums
@@ -187,7 +198,7 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
   left = Side(log_sums, delta, d_row_sums)
   right = _right_side(plan, arrays, left, d_sums) if plan.has_right else None
   cotangents = Cotangents(d_output.astype(arrays.value.dtype), d_sums, left, right)
-  gradients = functools.partial(kernels.gradients, plan)
+  gradients = functools.partial(backward, plan)
   d_query, d_logits, d_key, d_value = _on_each_device(gradients, arrays, cotangents)
   if d_logits is not None:
     d_logits = jnp.where(_seen_on_band(plan, arrays, d_logits.shape), d_logits, 0)
@@ -202,20 +213,18 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
   """`function(*operands)`, tuples of arrays; over a mesh each device does its batch and heads."""
   structure = jax.tree.structure(operands)
-  arrays = {name: x for operand in operands for name, x in kernels.named(operand).items()}
+  arrays = {name: x for operand in operands for name, x in named(operand).items()}
   in_order = lambda of: structure.unflatten([of[name] for name in arrays])
   results = jax.eval_shape(function, *operands)
-  found = over_batch_and_heads(
-    lambda of: kernels.named(function(*in_order(of))), kernels.AXES, arrays
-  )
-  return jax.tree.structure(results).unflatten([found[name] for name in kernels.named(results)])
+  found = over_batch_and_heads(lambda of: named(function(*in_order(of))), AXES, arrays)
+  return jax.tree.structure(results).unflatten([found[name] for name in named(results)])
 
 
 def _right_side(plan: Plan, arrays: Arrays, left: Side, d_sums: Array | None) -> Side:
   """Right of the band all weights of a query have one more term in the logit, one in dP."""
   log_sums, delta, d_weights = left
   if arrays.band_logits is not None:
-    log_sums -= kernels.LOG2_E * arrays.band_logits[..., -1]
+    log_sums -= LOG2_E * arrays.band_logits[..., -1]
   if not plan.sums:
     return Side(log_sums, delta, d_weights)
   if plan.rate:
@@ -223,7 +232,7 @@ def _right_side(plan: Plan, arrays: Arrays, left: Side, d_sums: Array | None) ->
   return Side(log_sums, delta - d_sums[..., -1], None)
 
 
-def _sums(plan: Plan, arrays: Arrays, outputs: kernels.Outputs) -> Float[Array, "B N T R"]:
+def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
   """Each query's weights on the rows of the table."""
   sums = jnp.exp2(outputs.band - outputs.log_sums[..., None])
   shape = outputs.band.shape

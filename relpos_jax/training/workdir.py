@@ -31,10 +31,10 @@ _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 
 
 def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool:
-  """Makes the folder, or finds that it holds the run of this very config, to be continued.
+  """Finds that the folder is new, empty, or holds the run of this very config, to be continued.
 
   Only the keys of `MAY_CHANGE` may differ from those of the run. Files whose names begin with a dot
-  do not count. Nothing in the folder is changed.
+  do not count. Nothing is made or changed: a folder that is not there must be one that can be made.
 
   Returns:
     Whether there is a run to continue.
@@ -51,11 +51,13 @@ def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool
   """
   workdir = pathlib.Path(workdir)
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    files = sorted(path.name for path in workdir.iterdir() if not path.name.startswith("."))
+    nearest = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    files = sorted(path.name for path in nearest.iterdir() if not path.name.startswith("."))
   except OSError as error:
     raise InputError(f"cannot use {workdir} ({error.strerror}): give another --workdir") from error
-  check_writable(workdir)
+  check_writable(nearest)
+  if nearest != workdir:
+    return False
   if "config.json" not in files:
     if files:
       raise InputError(
@@ -108,8 +110,10 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> None:
   """Writes config.json, the values of the config, and environment.json, what they run on.
 
-  Written at each start of a run: the environment is the last one's.
+  Makes the folder where there is none. Written at each start of a run: the environment is that of
+  the last one.
   """
+  pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
   for name, content in (("config", config), ("environment", environment())):
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_whole(pathlib.Path(workdir, f"{name}.json"), text + "\n")

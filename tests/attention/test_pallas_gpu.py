@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import pallas_gpu, reference
 from relpos_jax.attention.inputs import gather_inputs
-from relpos_jax.attention.pallas_gpu_kernels import Blocks
+from relpos_jax.attention.pallas_gpu_tiles import Blocks
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))

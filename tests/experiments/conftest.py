@@ -186,11 +186,10 @@ def parameters(workdir):
 
 @pytest.fixture(scope="session")
 def contents():
-  """Every file of a folder, with a digest of what it holds."""
+  """Every file of a folder, with a digest of what it holds, and every folder in it."""
 
   def contents(folder: pathlib.Path) -> dict[str, str]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    digest = lambda path: hashlib.sha256(path.read_bytes()).hexdigest()
-    return {str(path.relative_to(folder)): digest(path) for path in files}
+    digest = lambda path: "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+    return {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*"))}
 
   return contents

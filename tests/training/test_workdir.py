@@ -42,11 +42,10 @@ def refusal(folder, config):
   return str(error.value)
 
 
-def test_a_new_folder_is_made_and_then_holds_a_run(tmp_path):
+def test_a_new_folder_is_made_with_the_first_files_of_a_run(tmp_path):
   folder = tmp_path / "runs" / "a"
   assert claim_workdir(folder, CONFIG) is False
-  assert folder.is_dir() and not contents(folder)
-  assert claim_workdir(folder, CONFIG) is False
+  assert not (tmp_path / "runs").exists()
   write_run_files(folder, CONFIG)
   (folder / "metrics.jsonl").touch()
   assert claim_workdir(folder, CONFIG) is True
@@ -92,6 +91,12 @@ def test_what_no_step_depends_on_may_change(tmp_path, config):
 def test_other_files_are_refused_and_kept(tmp_path):
   (tmp_path / "thesis.tex").write_text("...")
   assert "'thesis.tex' but no run" in refusal(tmp_path, CONFIG)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(workdir_module.os, "access", lambda path, mode: path != tmp_path)
+  with pytest.raises(InputError, match=f"cannot write into {tmp_path}: give a --workdir"):
+    claim_workdir(tmp_path / "runs" / "a", CONFIG)
 
 
 def test_a_file_for_a_folder_is_refused(tmp_path):

@@ -1,0 +1,124 @@
+"""The forward kernel for GPUs: an online softmax over the tiles of a block of queries.
+
+Plain tiles right of the band; `m_i += c_i`, once; mixed tiles, with the band's logits; plain tiles
+left of it.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from relpos_jax.attention import pallas_gpu_tiles as tiles
+from relpos_jax.attention.pallas_gpu_tiles import LOG2_E, Arrays, Outputs, Plan, Tile
+from relpos_jax.typing import Array, Float
+
+
+def forward(plan: Plan, arrays: Arrays) -> Outputs:
+  """Attention without the value table, and what makes the sums of its weights."""
+  wide = jnp.promote_types(arrays.query.dtype, jnp.float32)
+  dtype = wide if plan.sums else arrays.value.dtype  # rounded once, after the table's term
+  batch, length, heads, _ = arrays.query.shape
+  of_rows = jax.ShapeDtypeStruct((batch, heads, length), wide)
+  of_band = jax.ShapeDtypeStruct((*of_rows.shape, plan.num_diagonals + 1), wide)
+  shapes = Outputs(
+    jax.ShapeDtypeStruct(arrays.query.shape, dtype),
+    of_rows,
+    of_rows if plan.sums and arrays.seeds is not None else None,
+    of_band if plan.sums else None,
+  )
+  blocks = plan.blocks.output
+  return tiles.call(
+    _output_kernel, plan, "T", blocks, (arrays,), (tiles.ARRAYS,), shapes, tiles.OUTPUTS
+  )
+
+
+class _State(NamedTuple):
+  """An online softmax: all but the maximum are to be multiplied by 2^maximum."""
+
+  maximum: Float[Array, " Q"]
+  total: Float[Array, " Q"]
+  kept: Float[Array, " Q"] | None  # the total of what dropout leaves
+  right: Float[Array, " Q"] | None  # the part of it right of the band
+  output: Float[Array, "Q H"]
+
+
+def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
+  block, size, parts = plan.blocks.output
+  query = arrays.query[...]
+  start = pl.program_id(0) * block
+
+  def visit(mixed: bool, t: Array, state: _State) -> _State:
+    width = size // parts if mixed else size
+    keys = pl.ds(t * width, width)
+    tile = Tile(start, t * width, (block, width), pl.ds(0, block), keys, mixed)
+    logits = tiles.logits(plan, arrays, tile, query, arrays.key[keys])
+    if mixed and plan.sums:
+      tiles.scatter(plan, outputs.band, tile, logits)
+    return _attend(plan, arrays, tile, state, logits, arrays.value[keys])
+
+  begin, left_end, right_begin, end = tiles.key_tiles(plan, arrays, start, (block, size))
+  state = _empty(plan, arrays, block, outputs.log_sums.dtype)
+  if plan.has_right:
+    state = lax.fori_loop(right_begin, end, functools.partial(visit, False), state)
+  state = _turn_to_the_band(plan, arrays, state)
+  mixed = left_end * parts, right_begin * parts
+  state = lax.fori_loop(*mixed, functools.partial(visit, True), state)
+  if plan.sums:
+    outputs.band[:, plan.num_diagonals] = jnp.log2(state.right) + state.maximum
+    state = state._replace(right=None)
+  state = lax.fori_loop(begin, left_end, functools.partial(visit, False), state)
+  _finish(plan, state, outputs)
+
+
+def _empty(plan: Plan, arrays: Arrays, block: int, dtype: Any) -> _State:
+  zeros = jnp.zeros(block, dtype)
+  kept = zeros if plan.sums and plan.rate else None
+  output = jnp.zeros((block, arrays.query.shape[1]), dtype)
+  return _State(jnp.full(block, tiles.HIDDEN, dtype), zeros, kept, None, output)
+
+
+def _attend(
+  plan: Plan, arrays: Arrays, tile: Tile, state: _State, logits: Array, value: Array
+) -> _State:
+  """The state after one more tile."""
+  maximum = jnp.maximum(state.maximum, logits.max(1))
+  shrink = jnp.exp2(state.maximum - maximum)
+  weights = jnp.exp2(logits - maximum[:, None])
+  total = state.total * shrink + weights.sum(1)
+  kept, right = state.kept, state.right
+  if plan.rate:
+    weights = jnp.where(tiles.keep(plan, arrays, tile), weights, 0)
+  if kept is not None:
+    kept = kept * shrink + weights.sum(1)
+  if right is not None:
+    right = right * shrink + jnp.where(tile.distances >= plan.right, weights, 0).sum(1)
+  output = state.output * shrink[:, None] + tiles.dot(weights.astype(value.dtype), value, 1, 0)
+  return _State(maximum, total, kept, right, output)
+
+
+def _turn_to_the_band(plan: Plan, arrays: Arrays, state: _State) -> _State:
+  """From right of the band on logits are not c_i too low any more."""
+  if plan.sums:
+    state = state._replace(right=state.kept if plan.rate else state.total)
+  if arrays.band_logits is None:
+    return state
+  return state._replace(maximum=state.maximum + LOG2_E * arrays.band_logits[:, plan.num_diagonals])
+
+
+def _finish(plan: Plan, state: _State, outputs: Outputs) -> None:
+  """Divides; a query that sees no key has weights of zero."""
+  sees = state.maximum > tiles.HIDDEN / 2
+  total = jnp.where(sees, state.total, 1)
+  of_output, of_row = (
+    jnp.where(sees, 1 / (total * (1 - plan.rate)), 0),
+    jnp.where(sees, jnp.log2(total) + state.maximum, math.inf),
+  )
+  outputs.output[...] = (state.output * of_output[:, None]).astype(outputs.output.dtype)
+  outputs.log_sums[...] = of_row
+  if outputs.row_sums is not None:
+    outputs.row_sums[...] = state.kept * of_output

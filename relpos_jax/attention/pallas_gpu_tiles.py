@@ -1,0 +1,324 @@
+"""What the kernels for GPUs share: their operands, and a tile of queries by keys.
+
+For a block of queries the keys fall into three runs of tiles. The distance j - i is right of the
+band in all of a tile, or left of it in all, or the tile is *mixed*. The far field is plain.
+
+In a mixed tile column j - i - first of [T, R] is that of the pair (i, j): it is gathered through a
+reference. Every (i, r) of the band is of one j, so what is given back by rows of the table is
+scattered there, without atomics; its last row, all keys further right, is summed.
+
+Logits are in base 2 in here. A hidden pair has a very low one, so that nothing is ever infinite
+but the log-sum-exp of a query that sees no key.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from relpos_jax.attention import dropout
+from relpos_jax.typing import Array, Bool, Float, Int
+
+LOG2_E = math.log2(math.e)
+HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)
+_FAR = 2**30
+
+
+class Blocks(NamedTuple):
+  """The tiles of each kernel: sizes (of queries, of keys), and parts; powers of 2.
+
+  Mixed tiles are cut into so many parts along the axis that the kernel walks: they would need the
+  most registers, and plain tiles would pay for that.
+  """
+
+  output: tuple[int, int, int]
+  d_query: tuple[int, int, int]
+  d_key: tuple[int, int, int]
+
+
+class Plan(NamedTuple):
+  """What the kernels are compiled for.
+
+  Attributes:
+    first: the distance of the band's first diagonal; None without relations.
+    num_diagonals: those with a row of their own, R - 1.
+    lowest, highest: the distances j - i a query sees; None without a limit.
+    sums: whether the weights on each row of the table are asked for.
+  """
+
+  scale: float
+  first: int | None
+  num_diagonals: int
+  lowest: int | None
+  highest: int | None
+  sums: bool
+  rate: float
+  blocks: Blocks
+  num_warps: int
+  interpret: bool
+
+  @property
+  def left(self) -> int:
+    """Tiles whose distances are all below it are plain."""
+    ends = (self.first, None if self.highest is None else self.highest + 1)
+    return min((end for end in ends if end is not None), default=_FAR)
+
+  @property
+  def right(self) -> int:
+    """Tiles whose distances are all at least this are plain."""
+    return _FAR if self.first is None else self.first + self.num_diagonals
+
+  @property
+  def limits(self) -> tuple[int, int]:
+    """The distances a query sees."""
+    return (
+      -_FAR if self.lowest is None else self.lowest,
+      _FAR if self.highest is None else self.highest,
+    )
+
+  @property
+  def has_right(self) -> bool:
+    """Whether there is something to see right of the band."""
+    return self.first is not None and self.limits[1] >= self.right
+
+
+class Arrays(NamedTuple):
+  """Operands: queries and keys in whole blocks, the head width a power of 2."""
+
+  query: Float[Array, "B T N H"]
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K H"]
+  band_logits: Float[Array, "B N T R"] | None
+  visible: Int[Array, "B S"] | None
+  key_ends: Int[Array, " B"] | None  # one past the last visible key
+  query_segments: Int[Array, "B T"] | None
+  key_segments: Int[Array, "B S"] | None
+  seeds: Int[Array, "B N"] | None
+
+
+class Outputs(NamedTuple):
+  """Of the first kernel."""
+
+  output: Float[Array, "B T N H"]
+  log_sums: Float[Array, "B N T"]  # log2 sum_j 2^logit_ij, infinite where no key is seen
+  row_sums: Float[Array, "B N T"] | None  # of the weights that dropout leaves
+  # The logits of the band, and log2 of the sum right of it, dropout applied. Anything where no
+  # key is: there nothing is written.
+  band: Float[Array, "B N T R"] | None
+
+
+class Side(NamedTuple):
+  """What the gradient in a plain tile needs to know of its queries: left or right of the band."""
+
+  log_sums: Float[Array, "B N T"]
+  delta: Float[Array, "B N T"]
+  d_weights: Float[Array, "B N T"] | None  # added to dO_i . v_j, where something is dropped
+
+
+class Cotangents(NamedTuple):
+  """What the gradient kernels need besides `Arrays`. Mixed tiles take the left side's numbers."""
+
+  output: Float[Array, "B T N H"]
+  sums: Float[Array, "B N T R"] | None
+  left: Side
+  right: Side | None
+
+
+class Gradients(NamedTuple):
+  """Of the operands; those of keys and values still one for every query head."""
+
+  d_query: Float[Array, "B T N H"]
+  d_band_logits: Float[Array, "B N T R"] | None  # anything where no key is
+  d_key: Float[Array, "B S N H"]
+  d_value: Float[Array, "B S N H"]
+
+
+# The axes of every field.
+_SIDE = Side("BNT", "BNT", "BNT")
+ARRAYS = Arrays("BTNH", "BSKH", "BSKH", "BNTR", "BS", "B", "BT", "BS", "BN")
+OUTPUTS = Outputs("BTNH", "BNT", "BNT", "BNTR")
+COTANGENTS = Cotangents("BTNH", "BNTR", _SIDE, _SIDE)
+GRADIENTS = Gradients("BTNH", "BNTR", "BSNH", "BSNH")
+
+
+def named(tree: Any) -> dict[str, Any]:
+  """The leaves of one of the tuples above by the names of their fields."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {jax.tree_util.keystr(path, simple=True, separator=" "): leaf for path, leaf in leaves}
+
+
+AXES: dict[str, str] = {
+  name: axes
+  for tree in (ARRAYS, OUTPUTS, COTANGENTS, GRADIENTS)
+  for name, axes in named(tree).items()
+}
+
+
+def call(
+  kernel: Callable,
+  plan: Plan,
+  blocked: str,
+  blocks: tuple[int, int, int],
+  operands: tuple,
+  axes: tuple,
+  results: Any,
+  results_axes: Any,
+) -> Any:
+  """Runs a kernel for every block of one axis of every head, with the others whole."""
+  query, key = operands[0].query, operands[0].key
+  batch, length, heads, _ = query.shape
+  size, total = (blocks[0], length) if blocked == "T" else (blocks[1], key.shape[1])
+  group = heads // key.shape[2]
+
+  def spec(x, axes):
+    if x is None:
+      return None
+    one = {"B": None, "N": None, "K": None, blocked: size}
+    shape = tuple(one.get(axis, n) for axis, n in zip(axes, x.shape, strict=True))
+    index = lambda i, n, b: {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
+    return pl.BlockSpec(shape, lambda *at: tuple(index(*at).get(axis, 0) for axis in axes))
+
+  specs = functools.partial(jax.tree.map, spec, is_leaf=lambda x: x is None)
+  call = pl.pallas_call(
+    functools.partial(kernel, plan),
+    out_shape=(results,),
+    grid=(total // size, heads, batch),
+    in_specs=specs(operands, axes),
+    out_specs=(specs(results, results_axes),),
+    compiler_params=plgpu.CompilerParams(num_warps=plan.num_warps, num_stages=2),
+    interpret=plan.interpret,
+    name=kernel.__name__.strip("_"),
+  )
+  return call(*operands)[0]
+
+
+class Tile(NamedTuple):
+  """Pairs of some queries and some keys, and where they are in the references at hand."""
+
+  row: Array  # the first query
+  column: Array  # the first key
+  size: tuple[int, int]
+  queries: Any  # slices of references
+  keys: Any
+  mixed: bool
+
+  @property
+  def rows(self) -> Int[Array, "Q 1"]:
+    return self.row + _range(self.size[0])[:, None]
+
+  @property
+  def columns(self) -> Int[Array, "1 S"]:
+    return self.column + _range(self.size[1])[None]
+
+  @property
+  def distances(self) -> Int[Array, "Q S"]:
+    return self.columns - self.rows
+
+
+def _range(size: int) -> Int[Array, " {size}"]:
+  return jnp.arange(size, dtype=jnp.int32)
+
+
+def logits(plan: Plan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> Array:
+  """In base 2, less c_i right of the band."""
+  logits = dot(query, key, 1, 1) * (plan.scale * LOG2_E)
+  if tile.mixed and arrays.band_logits is not None:
+    logits += LOG2_E * gather(plan, arrays.band_logits, tile)
+  for shown in _conditions(plan, arrays, tile):
+    logits = jnp.where(shown, logits, HIDDEN)
+  return logits
+
+
+def _conditions(plan: Plan, arrays: Arrays, tile: Tile) -> list[Bool[Array, "#Q S"]]:
+  """Which pairs are to be seen; tiles without a hidden one are not asked where that is known."""
+  conditions = []
+  if plan.lowest is not None:
+    conditions.append(tile.distances >= plan.lowest)
+  if plan.highest is not None and (tile.mixed or plan.has_right):
+    conditions.append(tile.distances <= plan.highest)
+  if arrays.visible is not None:
+    conditions.append((arrays.visible[tile.keys] != 0)[None])
+  if arrays.query_segments is not None:
+    of_queries, of_keys = arrays.query_segments[tile.queries], arrays.key_segments[tile.keys]
+    conditions.append(of_queries[:, None] == of_keys[None])
+  return conditions
+
+
+def keep(plan: Plan, arrays: Arrays, tile: Tile) -> Bool[Array, "Q S"]:
+  """Which of the tile's weights dropout leaves."""
+  return dropout.keep(arrays.seeds[...], tile.rows, tile.columns, plan.rate)
+
+
+def gather(plan: Plan, reference: Any, tile: Tile) -> Array:
+  """Each pair's number in [T, R]; 0 left of the band."""
+  in_table = tile.distances >= plan.first
+  return plgpu.load(reference.at[_places(plan, tile)], mask=in_table, other=0.0)
+
+
+def scatter(plan: Plan, reference: Any, tile: Tile, x: Array) -> None:
+  """Puts the pairs' numbers into [T, R], but for the last column's, which have no place each."""
+  if plan.num_diagonals:
+    on_band = (tile.distances >= plan.first) & (tile.distances < plan.right)
+    plgpu.store(reference.at[_places(plan, tile)], x, mask=on_band)
+
+
+def _places(plan: Plan, tile: Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
+  """Indices into [T, R] references: the last column off the band, where none is scattered to."""
+  columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
+  columns = jnp.where(columns < 0, plan.num_diagonals, columns)
+  rows = tile.queries.start + _range(tile.size[0])[:, None]
+  return jnp.broadcast_to(rows, tile.size), columns
+
+
+def dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:
+  """The product over one axis of each, accumulated in float32 or wider."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  axes = (((axis_x,), (axis_y,)), ((), ()))
+  return lax.dot_general(x, y, axes, preferred_element_type=wide)
+
+
+def key_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
+  """Where the tiles of keys for a block of queries begin, are mixed, are right, and end."""
+  num_tiles = arrays.key.shape[0] // size[1]
+  if arrays.key_ends is not None:
+    num_tiles = lax.div(arrays.key_ends[...] + (size[1] - 1), jnp.int32(size[1]))
+  return _runs(start, size[0], size[1], num_tiles, *plan.limits, plan.left, plan.right)
+
+
+def query_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
+  """Where the tiles of queries for a block of keys begin, are mixed, are left, and end."""
+  num_tiles = jnp.int32(arrays.query.shape[0] // size[0])
+  if arrays.key_ends is not None:
+    num_tiles = jnp.where(start < arrays.key_ends[...], num_tiles, 0)
+  lowest, highest = plan.limits
+  return _runs(start, size[1], size[0], num_tiles, -highest, -lowest, 1 - plan.right, 1 - plan.left)
+
+
+def _runs(
+  start: Array,
+  block: int,
+  size: int,
+  num_tiles: Any,
+  lowest: int,
+  highest: int,
+  low: int,
+  high: int,
+) -> tuple[Array, Array, Array, Array]:
+  """Tiles of an axis for a block of the other: begin, end of the low, begin of the high, end.
+
+  A tile counts where some difference to the block is from `lowest` to `highest`; it is low where
+  all are less than `low`, high where all are at least `high`.
+  """
+  floor = lambda x: lax.div(jnp.maximum(x, 0), jnp.int32(size))
+  last = start + (block - 1)
+  end = jnp.minimum(floor(last + highest + size), num_tiles)
+  begin = jnp.minimum(floor(start + lowest), end)
+  low_end = jnp.clip(floor(start + low), begin, end)
+  high_begin = jnp.clip(floor(last + high + (size - 1)), low_end, end)
+  return begin, low_end, high_begin, end
