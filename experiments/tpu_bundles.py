@@ -7,7 +7,6 @@ that waits for nothing. A kernel is a loop over tiles with a branch for each kin
 whole call is the sum over its tiles of the bundles of the branches taken. A count, not a time.
 """
 
-import argparse
 import os
 import pathlib
 import re
@@ -15,48 +14,75 @@ import subprocess
 import sys
 import tempfile
 
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from experiments import command
+from relpos_jax import RelativePositions
+from relpos_jax.attention import pallas_tpu
+from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.errors import InputError
+
 _LONGEST = 8192  # the backward kernel takes more keys than that in several calls
 _HEADS, _WIDTH, _K = 8, 64, 16
 _TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
+# What libtpu reads where there is no TPU; it and JAX read it when they are loaded.
+_NO_TPU = dict(
+  JAX_PLATFORMS="cpu",
+  TPU_SKIP_MDS_QUERY="1",
+  TPU_ACCELERATOR_TYPE="v5litepod-4",
+  TPU_WORKER_HOSTNAMES="localhost",
+  ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+)
 _BUNDLE = re.compile(r"^ *(0x[0-9a-f]+|0) +([A-Z]{2})?: +>* *\{(.*)", re.M)
 
 
-def main() -> None:
+FLAGS = dict(
+  length=command.Flag(4096, "queries and keys"),
+  chip=command.Flag("v5e", ", ".join(_TOPOLOGIES)),
+  causal=command.Flag(False, "hide later keys"),
+  dump=command.Flag("", "compile one kernel into this folder (used by the command)"),
+  relations=command.Flag(False, "in that kernel"),
+)
+
+
+def main(length: int, chip: str, causal: bool, dump: str, relations: bool) -> None:
   """Prints a Markdown table, with a row for each kernel and direction."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--length", type=int, default=4096, help="queries and keys")
-  parser.add_argument("--chip", choices=_TOPOLOGIES, default="v5e")
-  parser.add_argument("--causal", action="store_true")
-  parser.add_argument("--dump", help="compile one kernel into this folder (used by the command)")
-  parser.add_argument("--relations", action="store_true")
-  arguments = parser.parse_args()
-  if not 2048 <= arguments.length <= _LONGEST:
-    parser.error(f"--length={arguments.length}; want 2048 to {_LONGEST}")
-  if arguments.dump:
-    _compile(arguments)
-    return
-  print(f"{arguments.chip}, T = {arguments.length}, H = {_WIDTH}, k = {_K}, bfloat16, one head\n")
+  if not 2048 <= length <= _LONGEST:
+    raise InputError(f"--length={length}: give 2048 to {_LONGEST}")
+  if chip not in _TOPOLOGIES:
+    raise InputError(f"--chip={chip}: give one of {', '.join(_TOPOLOGIES)}")
+  if dump:
+    _compile(length, chip, causal, relations)
+  else:
+    _print_table(length, chip, causal)
+
+
+def _print_table(length: int, chip: str, causal: bool) -> None:
+  print(f"{chip}, T = {length}, H = {_WIDTH}, k = {_K}, bfloat16, one head\n")
   print("| kernel | relations | start | tiles by kind | end | whole call | ratio |")
   print("|---|---|---|---|---|---|---|")
-  dumps = {relations: _dump(arguments, relations) for relations in (False, True)}
+  dumps = {relations: _dump(length, chip, causal, relations) for relations in (False, True)}
   for direction in ("forward", "backward"):
     plain = None
     for relations in (False, True):
-      start, tiles, end, total = _count(dumps[relations], direction, arguments, relations)
+      start, tiles, end, total = _count(dumps[relations], direction, length, causal, relations)
       plain = plain or total
       kinds = ", ".join(f"{name}: {bundles}" for name, bundles in tiles.items())
       row = [direction, "yes" if relations else "no", start, kinds, end, total]
       print(f"| {' | '.join(map(str, row))} | {total / plain:.3f} |")
 
 
-def _dump(arguments: argparse.Namespace, relations: bool) -> dict[str, str]:
+def _dump(length: int, chip: str, causal: bool, relations: bool) -> dict[str, str]:
   """The final bundles of both kernels, from a process of its own: libtpu reads flags once."""
   with tempfile.TemporaryDirectory() as folder:
     flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    command = [sys.executable, "-m", "experiments.tpu_bundles", f"--dump={folder}"]
-    command += [f"--length={arguments.length}", f"--chip={arguments.chip}"]
-    command += ["--causal"] * arguments.causal + ["--relations"] * relations
-    subprocess.run(command, env=os.environ | dict(LIBTPU_INIT_ARGS=flags), check=True)
+    call = [sys.executable, "-m", "experiments.tpu_bundles", f"--dump={folder}"]
+    call += [f"--length={length}", f"--chip={chip}"]
+    call += ["--causal"] * causal + ["--relations"] * relations
+    subprocess.run(call, env=os.environ | _NO_TPU | dict(LIBTPU_INIT_ARGS=flags), check=True)
     found = {}
     for direction in ("forward", "backward"):
       pattern = f"*relative_attention_{direction}*-final_bundles.txt"
@@ -65,54 +91,36 @@ def _dump(arguments: argparse.Namespace, relations: bool) -> dict[str, str]:
     return found
 
 
-def _compile(arguments: argparse.Namespace) -> None:
-  os.environ.update(
-    JAX_PLATFORMS="cpu",
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_ACCELERATOR_TYPE="v5litepod-4",
-    TPU_WORKER_HOSTNAMES="localhost",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-  )
-  import jax
-  import jax.numpy as jnp
-  from jax.experimental import topologies
-  from jax.sharding import SingleDeviceSharding
-
-  from relpos_jax import RelativePositions
-  from relpos_jax.attention import pallas_tpu
-  from relpos_jax.attention.inputs import gather_inputs
-
-  topology = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGIES[arguments.chip])
+def _compile(length: int, chip: str, causal: bool, relations: bool) -> None:
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGIES[chip])
   sharding = SingleDeviceSharding(topology.devices[0])
-  shape = (1, arguments.length, _HEADS, _WIDTH)
+  shape = (1, length, _HEADS, _WIDTH)
   array = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
   table = jax.ShapeDtypeStruct((2 * _K + 1, _WIDTH), jnp.float32, sharding=sharding)
 
   def output_and_gradients(query, key, value, *tables):
-    relations = RelativePositions(*tables) if tables else None
+    positions = RelativePositions(*tables) if tables else None
 
-    def attend(query, key, value, relations):
-      options = dict(relations=relations, is_causal=arguments.causal)
+    def attend(query, key, value, positions):
+      options = dict(relations=positions, is_causal=causal)
       return pallas_tpu.attention(gather_inputs(query, key, value, **options), interpret=False)
 
-    output, pull_back = jax.vjp(attend, query, key, value, relations)
+    output, pull_back = jax.vjp(attend, query, key, value, positions)
     return output, pull_back(output)
 
-  tables = (table, table) if arguments.relations else ()
+  tables = (table, table) if relations else ()
   jax.jit(output_and_gradients).lower(array, array, array, *tables).compile()
 
 
-def _count(dump: dict[str, str], direction: str, arguments: argparse.Namespace, relations: bool):
+def _count(dump: dict[str, str], direction: str, length: int, causal: bool, relations: bool):
   """Bundles of a block's start, of a tile of each kind, of a block's end, of a head's all."""
-  from relpos_jax.attention.pallas_tpu import BLOCK
-
   every_step, branches = _branches(dump[direction])
-  blocks = -(-arguments.length // BLOCK)
-  special = ([0, -1] if arguments.causal else [1, 0, -1]) if relations else []
-  if arguments.causal and not relations:
+  blocks = -(-length // pallas_tpu.BLOCK)
+  special = ([0, -1] if causal else [1, 0, -1]) if relations else []
+  if causal and not relations:
     special = [0]
   names = [*map(str, special), "others"]
-  if direction == "backward" and relations and not arguments.causal:
+  if direction == "backward" and relations and not causal:
     names[-1:] = ["others right", "others left"]
   # Sums over all queries are cleared at a head's start, and written at its end.
   once = dict(forward=0, backward=2 if relations else 1)[direction]
@@ -121,7 +129,7 @@ def _count(dump: dict[str, str], direction: str, arguments: argparse.Namespace, 
   rest = sum(branches) - start - sum(tiles.values()) - end
   total = rest + blocks * (start + end) + blocks**2 * every_step
   for offset in (key - query for query in range(blocks) for key in range(blocks)):
-    if arguments.causal and offset > 0:
+    if causal and offset > 0:
       continue
     side = "others right" if offset > 0 else "others left"
     other = side if side in tiles else "others"
@@ -159,4 +167,4 @@ def _branches(text: str) -> tuple[int, list[int]]:
 
 
 if __name__ == "__main__":
-  main()
+  command.run(main, FLAGS)

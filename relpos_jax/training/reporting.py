@@ -11,19 +11,24 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import rich.console
 import rich.progress
 import tensorboardX
 
 from relpos_jax.training.workdir import write_whole
 
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # what JAX calls the event
+_ENOUGH_STEPS = 5  # timed, before the time left is told
+
 
 class Reporter:
   """Writes metrics.jsonl, samples.txt and tensorboard/ in a run's folder, and shows the progress.
 
   On a terminal a bar, elsewhere a line now and then: step, loss, tokens per second, time left; on
-  stderr. The first step reported tells where the run goes on: what an interrupted run has already
-  written for that step and later ones is dropped, so that no step is there twice.
+  stderr. Steps during which something is compiled are not timed. The first step reported tells
+  where the run goes on: what an interrupted run has already written for that step and later ones is
+  dropped, so that no step is there twice.
 
   A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
   name, null where one is not finite.
@@ -67,22 +72,26 @@ class Reporter:
 
   def __enter__(self) -> "Reporter":
     self._display.start()
+    jax.monitoring.register_event_duration_secs_listener(self._listen)
     return self
 
   def __exit__(self, *_) -> None:
+    jax.monitoring.unregister_event_duration_listener(self._listen)
     self._display.stop()
     if self._tensorboard:
       self._tensorboard.close()
 
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports a step of training, counted from 1: its "loss", "num_tokens" and whatever else."""
-    self._speed.update(step, metrics["num_tokens"])
+    self._speed.update(metrics["num_tokens"])
     speed = self._speed.tokens_per_second
     if step % self._log_every == 0 or step == self._num_steps:
       self._write(step, metrics if speed is None else {**metrics, "tokens_per_second": speed})
     line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
     if speed is not None:
-      line += f"  {speed:,.0f} tokens/s  {self._speed.time_for(self._num_steps - step)} left"
+      line += f"  {speed:,.0f} tokens/s"
+    if self._speed.num_timed >= _ENOUGH_STEPS:
+      line += f"  {self._speed.time_for(self._num_steps - step)} left"
     self._display.update(step, line)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
@@ -100,6 +109,10 @@ class Reporter:
     tensorboard.add_text(tag, re.sub("^", "    ", text, flags=re.MULTILINE), step)
     self._display.print(text)
     self._speed.pause()
+
+  def _listen(self, event: str, seconds: float, **_) -> None:
+    if event == _COMPILED:
+      self._speed.pause()
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     tensorboard = self._open_tensorboard(step)
@@ -148,25 +161,31 @@ class _Speed:
   """Steps and tokens per second over the last half minute, pauses left out."""
 
   def __init__(self):
+    self.num_timed = 0
     self.steps_per_second = 0.0
-    self.tokens_per_second: float | None = None  # until there are two steps
-    self._samples = collections.deque()  # (time, step, tokens until then)
-    self._tokens = 0.0
+    self.tokens_per_second: float | None = None  # until a step is timed
+    self._last: float | None = None  # when the last step was done, if the next one is to be timed
+    self._seconds = self._tokens = 0.0  # of all timed steps
+    self._samples = collections.deque([(0.0, 0, 0.0)])  # (seconds, steps, tokens until then)
 
-  def update(self, step: int, num_tokens: float | int) -> None:
-    now = time.monotonic()
+  def update(self, num_tokens: float | int) -> None:
+    now, last = time.monotonic(), self._last
+    self._last = now
+    if last is None or now <= last:
+      return
+    self.num_timed += 1
+    self._seconds += now - last
     self._tokens += num_tokens
-    self._samples.append((now, step, self._tokens))
-    while now - self._samples[0][0] > 30 and len(self._samples) > 2:
+    self._samples.append((self._seconds, self.num_timed, self._tokens))
+    while self._seconds - self._samples[0][0] > 30 and len(self._samples) > 2:
       self._samples.popleft()
-    since, first_step, tokens = self._samples[0]
-    if now > since:
-      self.steps_per_second = (step - first_step) / (now - since)
-      self.tokens_per_second = (self._tokens - tokens) / (now - since)
+    since, steps, tokens = self._samples[0]
+    self.steps_per_second = (self.num_timed - steps) / (self._seconds - since)
+    self.tokens_per_second = (self._tokens - tokens) / (self._seconds - since)
 
   def pause(self) -> None:
-    """The time until the next step does not count."""
-    self._samples.clear()
+    """The time from the last step to the next does not count."""
+    self._last = None
 
   def time_for(self, num_steps: int) -> datetime.timedelta:
     return datetime.timedelta(seconds=round(num_steps / self.steps_per_second))

@@ -5,6 +5,7 @@ import json
 import re
 import time
 
+import jax
 import numpy as np
 import pytest
 import rich.console
@@ -149,6 +150,25 @@ def test_elsewhere_a_line_is_shown_now_and_then_and_the_last(tmp_path, clock):
   shown = output.getvalue().splitlines()
   assert [int(re.match(r"step (\d+)/100", line)[1]) for line in shown] == [12, 23, 27]
   assert shown[-1] == "step 27/100  loss 2.000  1,000 tokens/s  0:00:36 left"
+
+
+def test_time_left_knows_nothing_of_compiling_and_waits_for_five_steps(tmp_path, clock):
+  reporter, output = make_reporter(tmp_path, seconds=0.0)
+  with reporter:
+    for step in range(1, 21):
+      if step in (1, 2, 4, 12):
+        clock.now += 6.0
+        jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 6.0)
+      clock.now += 0.5
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+  lefts = {
+    int(line[1]): line[2]
+    for line in re.finditer(
+      r"step (\d+)/100 .*?(?:1,000 tokens/s  (.*) left)?\n", output.getvalue()
+    )
+  }
+  # Steps 3, 5, 6, 7 and 8 are timed.
+  assert lefts == {s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)}
 
 
 def test_lines_grow_rare_in_long_runs(tmp_path, clock):
