@@ -1,4 +1,4 @@
-"""A small Transformer on the embedded English-German corpus: minutes on two cores.
+"""A small Transformer on the embedded English-German corpus: five minutes on two cores.
 
   python -m experiments.train --config=configs/quickstart.py
 
