@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from relpos_jax import EdgeFeatures, EdgeLabels, RelativePositions, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 K, T, S = 2, 6, 7
 ANY_RELATION = ["reference", "per_position", "projected", None]
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 LABELS = np.clip(np.arange(S) - np.arange(T)[:, None], -K, K) + K
 
 
@@ -68,6 +71,67 @@ def test_one_hot_features_are_labels(implementation, heads):
     results(functools.partial(EdgeFeatures, one_hot), tables_of(heads), implementation),
     results(functools.partial(EdgeLabels, labels), tables_of(heads), "reference"),
   )
+
+
+@st.composite
+def calls(draw):
+  """Arrays, tables and options of a call with relations, and what makes the relation of tables."""
+  num_queries, num_keys, k = (
+    draw(st.integers(1, 7)),
+    draw(st.integers(1, 7)),
+    draw(st.integers(0, 3)),
+  )
+  batch, key_heads, group = (draw(st.integers(1, 2)) for _ in range(3))
+  heads, width = key_heads * group, draw(st.integers(1, 4))
+  generator = np.random.default_rng(draw(st.integers(0, 99)))
+  normal = lambda *shape: jnp.asarray(generator.normal(size=shape))
+  table = (2 * k + 1, *([heads] if draw(st.booleans()) else []), width)
+  arrays = dict(
+    query=normal(batch, num_queries, heads, width),
+    key=normal(batch, num_keys, key_heads, width),
+    value=normal(batch, num_keys, key_heads, width),
+    tables=draw(st.sampled_from([(True, True), (True, False), (False, True)])),
+  )
+  arrays["tables"] = tuple(normal(*table) if there else None for there in arrays["tables"])
+  if draw(st.booleans()):
+    arrays["bias"] = normal(batch, 1, num_queries, num_keys)
+  options = dict(is_causal=draw(st.booleans()))
+  if draw(st.booleans()):
+    options["mask"] = jnp.asarray(generator.random((batch, 1, num_queries, num_keys)) < 0.7)
+  beyond = draw(st.sampled_from(["clip", "zero"]))
+  rows = np.arange(num_keys) - np.arange(num_queries)[:, None] + k
+  labels = np.clip(rows, 0, 2 * k)
+  labels = labels if beyond == "clip" else np.where(labels == rows, labels, -1)
+  one_hot = jax.nn.one_hot(labels, 2 * k + 1, dtype=jnp.float64)
+  relations = (
+    functools.partial(RelativePositions, beyond=beyond),
+    functools.partial(EdgeLabels, labels),
+    functools.partial(EdgeFeatures, one_hot),
+  )
+  return arrays, options, relations
+
+
+# Law 8, on anything: compiling every example is what takes the time.
+@settings(max_examples=8, phases=(Phase.explicit, Phase.generate))
+@given(calls(), st.sampled_from(ANY_RELATION))
+def test_distances_labels_and_one_hot_features_are_one_relation(call, implementation):
+  arrays, options, relations = call
+
+  def output_and_gradients(relation, implementation):
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def run(arrays):
+      attend = lambda tables, **arrays: dot_product_attention(
+        **arrays, **options, relations=relation(*tables), implementation=implementation
+      )
+      output, pull_back = jax.vjp(lambda arrays: attend(**arrays), arrays)
+      return output, pull_back(random(*output.shape, seed=7))
+
+    return run(arrays)
+
+  of_positions, *of_edges = relations
+  wanted = output_and_gradients(of_positions, "reference")
+  for relation in of_edges:
+    assert_equal(output_and_gradients(relation, implementation), wanted)
 
 
 @pytest.mark.parametrize("implementation", ["per_position", "projected"])
