@@ -105,7 +105,7 @@ def test_many_blocks_equal_the_reference(name, biased):
     arrays["bias"] = jnp.asarray(np.random.default_rng(3).normal(size=shape))
   if "dropout_rate" in options:
     options = options | dict(dropout_key=jax.random.key(0))
-  blocked = functools.partial(chunked.attention, block=8, tile=16)
+  blocked = functools.partial(chunked.attention, block=8)
   actual, wanted = (results(arrays, f, **options) for f in (blocked, reference.attention))
   for array in wanted:
     if wanted[array] is not None:
@@ -114,7 +114,7 @@ def test_many_blocks_equal_the_reference(name, biased):
 
 def test_the_backward_pass_is_the_derivative():
   arrays = arrays_of(num_queries=9, num_keys=11, k=2)
-  blocked = functools.partial(chunked.attention, block=4, tile=4)
+  blocked = functools.partial(chunked.attention, block=4)
   run = jax.jit(lambda arrays: attend(arrays, blocked))
   check_grads(run, (arrays,), order=1, modes=["rev"])
 

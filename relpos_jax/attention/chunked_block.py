@@ -1,0 +1,320 @@
+"""A block of queries of one head and all of its keys: attention and gradients.
+
+The keys of a block are *near* or *far*. On the diagonals of near keys the relative term or what is
+hidden differs from pair to pair, and is looked up. All keys right of the near ones are alike, and
+so are all keys left of them (band.py): far pairs are plain attention, but for one number per query
+on the right, which is the logit of the band's last row, or minus infinity in causal attention.
+
+Near and far keys are of fixed numbers wherever the block lies, for the keys are laid out twice in
+a row: near ones from a place in the first copy on, far ones behind them, first those on the right
+and then, in the second copy, those on the left. The number on the right costs nothing: it is one
+more element of the query, which the keys of the first copy multiply by 1, those of the second by 0.
+
+Weights are [S, T], queries last: sums over keys then vectorise, and no product needs a transposed
+copy of them.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import dropout
+from relpos_jax.attention.band import Band
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.typing import Array, Bool, Float, Int, Shaped
+
+_LOW = 0.7 * float(jnp.finfo(jnp.float32).min)
+
+Arrays = dict[str, Array]
+
+
+class Plan(NamedTuple):
+  """What is known of a call before it is compiled.
+
+  Attributes:
+    block: the number of queries.
+    first, num_diagonals: of the band.
+    near: the distances j - i of the near keys, the first and the last.
+    has_band: whether there are relations.
+    with_sums: whether there is a value table.
+  """
+
+  block: int
+  first: int
+  num_diagonals: int
+  near: tuple[int, int]
+  has_band: bool
+  with_sums: bool
+  is_causal: bool
+  window: tuple[int, int] | None
+  dropout_rate: float
+
+  @property
+  def has_far(self) -> bool:
+    """Whether keys that are not near may be seen."""
+    return self.window is None
+
+  @property
+  def has_right(self) -> bool:
+    """Whether far keys on the right are not as those on the left."""
+    return self.has_band or self.is_causal
+
+
+class Keys(NamedTuple):
+  """A head's keys and values, twice in a row if some are far.
+
+  Then they have one more element than H: 1 in the first copy, 0 in the second (if `has_right`).
+  """
+
+  key: Float[Array, "P W"]
+  value: Float[Array, "P W"]
+  num_keys: int
+  num_near: int
+  width: int
+
+  @classmethod
+  def of(cls, plan: Plan, key: Float[Array, "S H"], value: Float[Array, "S H"]) -> "Keys":
+    num_keys, width = key.shape
+    low, high = plan.near
+    num_near = min(max(plan.block + high - low, 0), num_keys)
+    if plan.has_far and num_near < num_keys:
+      key, value = _twice(key, plan.has_right), _twice(value, plan.has_right)
+    return cls(key, value, num_keys, num_near, width)
+
+  def zeros(self) -> Arrays:
+    """Gradients to be added to."""
+    zeros = jnp.zeros((len(self.key), self.width), self.key.dtype)
+    return dict(d_key=zeros, d_value=zeros)
+
+  def once(self, grads: Arrays) -> Arrays:
+    """The gradients of S keys from those of both copies."""
+    if len(self.key) == self.num_keys:
+      return grads
+    return {name: x[: self.num_keys] + x[self.num_keys :] for name, x in grads.items()}
+
+
+class Piece(NamedTuple):
+  """The near or the far keys of a block of queries.
+
+  Attributes:
+    start: their place in the two copies.
+    rows, columns: which queries and which keys they are.
+    num_keys: of the sequence.
+  """
+
+  is_near: bool
+  start: Int[Array, ""]
+  key: Float[Array, "S W"]
+  value: Float[Array, "S W"]
+  rows: Int[Array, " T"]
+  columns: Int[Array, " S"]
+  num_keys: int
+
+  @property
+  def distances(self) -> Int[Array, "S T"]:
+    return self.columns[:, None] - self.rows
+
+
+def near_distances(inputs: Inputs, band: Band | None) -> tuple[int, int]:
+  """Between which distances relative terms, or what is hidden, differ from pair to pair."""
+  if inputs.window is not None:
+    left, right = inputs.window
+    return -left, min(right, 0) if inputs.is_causal else right
+  low, high = (1, 0) if band is None else (band.first, band.first + band.num_diagonals - 1)
+  return (min(low, 1), max(high, 0)) if inputs.is_causal else (low, high)
+
+
+def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
+  """Content, sums, row sums and logsumexp of a block's queries.
+
+  Zero, and a logsumexp of infinity, for a query that sees no key.
+  """
+  pieces = _pieces(plan, keys, row)
+  logits = [_logits(plan, block, piece, _look_up(plan, block, piece)) for piece in pieces]
+  lowest = jnp.full(plan.block, _LOW, logits[0].dtype)
+  largest = functools.reduce(jnp.maximum, (x.max(0) for x in logits), lowest)
+  weights = [jnp.exp(x - largest) for x in logits]
+  total = sum(x.sum(0) for x in weights)
+  saw_a_key = largest > 0.5 * _LOW
+  share = jnp.where(saw_a_key, 1 / jnp.where(saw_a_key, total, 1), 0)
+  kept = [_drop(plan, block, *pair) for pair in zip(pieces, weights, strict=True)]
+  row_sums = sum(x.sum(0) for x in kept) if "seeds" in block else total
+  outputs = dict(row_sums=row_sums, content=0)
+  if plan.with_sums:
+    outputs["sums"] = 0
+  for piece, weights in zip(pieces, kept, strict=True):
+    content, right = _sum_over_keys(piece.value, weights, keys.width)
+    outputs["content"] += content
+    if plan.with_sums:
+      outputs["sums"] += _sum_by_row(plan, piece, weights, right)
+  outputs = {name: (x.T * share).T for name, x in outputs.items()}
+  return outputs | dict(logsumexp=jnp.where(saw_a_key, largest + jnp.log(total), jnp.inf))
+
+
+def differentiate(
+  plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
+) -> tuple[Arrays, Arrays]:
+  """The gradients of a block's own arrays, and those of the keys with the block's share added."""
+  of_block = {name: 0 for name in ("query", "band_logits", "bias") if name in block}
+  for piece in _pieces(plan, keys, row):
+    of_own, of_piece = _differentiate_piece(plan, block, piece, keys.width)
+    of_block = {name: x + of_own[name] for name, x in of_block.items()}
+    of_keys = {name: _add_at(x, piece.start, of_piece[name]) for name, x in of_keys.items()}
+  return {f"d_{name}": x for name, x in of_block.items()}, of_keys
+
+
+def _differentiate_piece(
+  plan: Plan, block: Arrays, piece: Piece, width: int
+) -> tuple[Arrays, Arrays]:
+  looked_up = _look_up(plan, block, piece)
+  weights = jnp.exp(_logits(plan, block, piece, looked_up) - block["logsumexp"])
+  d_weights = _meet(piece.value, block["d_content"], _right(block, "d_sums"))
+  d_weights += looked_up.get("d_sums", 0) + block["d_row_sums"]
+  d_logits = weights * (_drop(plan, block, piece, d_weights) - block["mean"])
+  d_query, right = _sum_over_keys(piece.key, d_logits, width)
+  of_own = dict(query=d_query)
+  if "band_logits" in block:
+    of_own["band_logits"] = _sum_by_row(plan, piece, d_logits, right)
+  if "bias" in block:
+    pairs = lambda bias: jnp.broadcast_to(_of_pairs(bias, piece), d_logits.shape)
+    of_own["bias"] = jax.linear_transpose(pairs, block["bias"])(d_logits)[0]
+  return of_own, dict(
+    d_key=jnp.einsum("ST,TH->SH", d_logits, block["query"]),
+    d_value=jnp.einsum("ST,TH->SH", _drop(plan, block, piece, weights), block["d_content"]),
+  )
+
+
+# Near and far keys.
+
+
+def _twice(x: Float[Array, "S H"], with_place: bool) -> Float[Array, "P W"]:
+  """Twice in a row; with_place: and 1 behind the first copy's elements, 0 behind the second's."""
+  size, width = x.shape
+  # Written piece by piece: on a CPU a concatenation takes four times as long.
+  both = jnp.zeros((2 * size, width + with_place), x.dtype).at[:size, :width].set(x)
+  both = both.at[size:, :width].set(x)
+  return both.at[:size, width:].set(1)
+
+
+def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
+  """The keys of the block that begins at a row; the near ones, if there are any, come first."""
+  last, are_twice = keys.num_keys, len(keys.key) > keys.num_keys
+  start = jnp.clip(row + plan.near[0], 0, last if are_twice else last - keys.num_near)
+  rows = row + jnp.arange(plan.block)
+
+  def piece(start, size, is_near):
+    places = start + jnp.arange(size)
+    columns = jnp.where(places < keys.num_keys, places, places - keys.num_keys)
+    width = keys.width if is_near else keys.key.shape[1]
+    cut = lambda x: jax.lax.dynamic_slice(x, (start, jnp.zeros_like(start)), (size, width))
+    return Piece(is_near, start, cut(keys.key), cut(keys.value), rows, columns, keys.num_keys)
+
+  pieces = [piece(start, keys.num_near, True)] if keys.num_near else []
+  if are_twice:
+    pieces.append(piece(start + keys.num_near, keys.num_keys - keys.num_near, False))
+  return pieces
+
+
+def _meet(
+  keys: Float[Array, "S W"], queries: Float[Array, "T H"], right: Float[Array, " T"]
+) -> Float[Array, "S T"]:
+  """k_j . q_i, and q_i's number for the right where the keys have a place for it."""
+  if keys.shape[1] > queries.shape[1]:
+    queries = jnp.concatenate([queries, right[:, None]], axis=1)
+  return jnp.einsum("SW,TW->ST", keys, queries)
+
+
+def _sum_over_keys(
+  keys: Float[Array, "S W"], weights: Float[Array, "S T"], width: int
+) -> tuple[Float[Array, "T H"], Float[Array, " T"]]:
+  """sum_j w_ij k_j, and the sum of the w_ij on the right."""
+  sums_WT = jnp.einsum("SW,ST->WT", keys, weights)
+  return sums_WT[:width].T, sums_WT[width:].sum(0)
+
+
+def _right(block: Arrays, name: str) -> Float[Array, " T"]:
+  """A table's last row's numbers, which are those of all keys on the right."""
+  return block[name][:, -1] if name in block else jnp.zeros_like(block["query"][:, 0])
+
+
+def _look_up(plan: Plan, block: Arrays, piece: Piece) -> dict[str, Float[Array, "S T"]]:
+  """What near pairs find in the block's tables."""
+  tables = {name: block[name] for name in ("band_logits", "d_sums") if name in block}
+  if not piece.is_near or not tables:
+    return {}
+  # Both at once. A look-up with one use would become part of its loop over exponentials, and keep
+  # XLA's CPU compiler from computing several of them at a time.
+  tables_XTR = jnp.pad(jnp.stack([*tables.values()]), ((0, 0), (0, 0), (1, 0)))
+  num_rows = tables_XTR.shape[2]
+  labels = jnp.clip(piece.distances - plan.first + 1, 0, num_rows - 1)
+  index = (labels + num_rows * jnp.arange(plan.block)).reshape(-1)
+  found = tables_XTR.reshape(len(tables), -1).at[:, index].get(mode="promise_in_bounds")
+  return dict(zip(tables, found.reshape(-1, *labels.shape), strict=True))
+
+
+def _sum_by_row(
+  plan: Plan, piece: Piece, weights: Float[Array, "S T"], right: Float[Array, " T"]
+) -> Float[Array, "T R"]:
+  """The sums over the keys of each row of the band; right: over the far keys on the right."""
+  if not piece.is_near:
+    return jnp.zeros((plan.block, plan.num_diagonals + 1), weights.dtype).at[:, -1].set(right)
+  # A query has one key on each diagonal, if that lies within the sequence and the piece.
+  columns = piece.rows[:, None] + plan.first + jnp.arange(plan.num_diagonals)
+  places = (columns - piece.columns[0]) % piece.num_keys
+  is_there = (columns >= 0) & (columns < piece.num_keys) & (places < len(weights))
+  index = jnp.where(is_there, places, 0) * plan.block + jnp.arange(plan.block)[:, None]
+  found = weights.reshape(-1).at[index].get(mode="promise_in_bounds")
+  on_the_right = piece.distances >= plan.first + plan.num_diagonals
+  right = jnp.where(on_the_right, weights, 0).sum(0)
+  return jnp.concatenate([jnp.where(is_there, found, 0), right[:, None]], axis=1)
+
+
+# What is hidden or dropped.
+
+
+def _logits(plan: Plan, block: Arrays, piece: Piece, looked_up: Arrays) -> Float[Array, "S T"]:
+  """Very low for a pair that is hidden."""
+  right = _right(block, "band_logits")
+  if plan.is_causal:
+    right = jnp.full_like(right, _LOW)
+  logits = _meet(piece.key, block["query"], right)
+  if "band_logits" in looked_up:
+    logits += looked_up["band_logits"]
+  if "bias" in block:
+    logits += _of_pairs(block["bias"], piece)
+  visible = _visible(plan, block, piece)
+  return logits if visible is None else jnp.where(visible, logits, _LOW)
+
+
+def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "#S #T"] | None:
+  """None where all pairs are, but for far keys on the right in causal attention."""
+  names = "mask", "real_queries", "real_keys"
+  visible = [_of_pairs(block[name], piece) for name in names if name in block]
+  if "query_segments" in block:
+    visible.append(block["key_segments"][piece.columns, None] == block["query_segments"])
+  if plan.is_causal and piece.is_near:
+    visible.append(piece.distances <= 0)
+  if plan.window is not None:
+    left, right = plan.window
+    visible += [piece.distances >= -left, piece.distances <= right]
+  return functools.reduce(jnp.logical_and, visible) if visible else None
+
+
+def _of_pairs(x: Shaped[Array, "#T #P"], piece: Piece) -> Shaped[Array, "#S #T"]:
+  """The piece's part of an array of all pairs."""
+  return x.T if x.shape[1] == 1 else x.T[piece.columns]
+
+
+def _drop(plan: Plan, block: Arrays, piece: Piece, x: Float[Array, "S T"]) -> Float[Array, "S T"]:
+  """Zero where a weight is dropped, larger elsewhere."""
+  if "seeds" not in block:
+    return x
+  kept = dropout.keep(block["seeds"], piece.rows, piece.columns[:, None], plan.dropout_rate)
+  return jnp.where(kept, x / (1 - plan.dropout_rate), 0)
+
+
+def _add_at(x: Float[Array, "P H"], start: Int[Array, ""], dx: Float[Array, "S H"]) -> Array:
+  old = jax.lax.dynamic_slice_in_dim(x, start, len(dx))
+  return jax.lax.dynamic_update_slice_in_dim(x, old + dx, start, 0)
