@@ -23,7 +23,7 @@ AXES = dict(
   query="BTNH",
   key="BSKH",
   value="BSKH",
-  band_logits="BNTR",
+  band_logits="BTNR",
   bias="BNTS",
   mask="BNTS",
   real_queries="BNTS",
@@ -32,10 +32,10 @@ AXES = dict(
   key_segments="BS",
   seeds="BN",
   content="BTNH",
-  sums="BNTR",
-  row_sums="BNT",
-  logsumexp="BNT",
-  mean="BNT",
+  sums="BTNR",
+  row_sums="BTN",
+  logsumexp="BTN",
+  mean="BTN",
 )
 _COTANGENTS = "d_content", "d_sums", "d_row_sums", "mean"
 _STRETCHES = 4
@@ -57,9 +57,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
 
 
 def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> Plan:
-  # As measured on CPUs: products of fewer numbers than 2**17 do not use all cores, and the logits
-  # of many more leave the cache.
-  block = block or max(64, min(256, 2**21 // inputs.key.shape[1]))
+  block = block or _block(inputs.key.shape[1], inputs.is_causal)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
   return Plan(
     block=min(block, inputs.query.shape[1]),
@@ -72,6 +70,13 @@ def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> Plan:
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
   )
+
+
+def _block(num_keys: int, is_causal: bool) -> int:
+  """As measured on CPUs: a product of fewer than 2**17 numbers does not use all cores."""
+  if num_keys > 2**14:  # logits of many more numbers leave the cache
+    return max(64, 2**22 // num_keys)
+  return 256 if is_causal else max(256, 2**18 // num_keys)
 
 
 def _floats(inputs: Inputs, band: bands.Band | None) -> Arrays:
@@ -119,10 +124,10 @@ def _flash_forward(plan: Plan, floats: Arrays, hidden: Arrays):
 def _flash_backward(plan: Plan, residuals, cotangents: Arrays):
   floats, hidden, outputs, logsumexp = residuals
   # Of dp_ij, under p_ij.
-  mean = jnp.einsum("BTNH,BTNH->BNT", outputs["content"], cotangents["content"])
+  mean = jnp.einsum("BTNH,BTNH->BTN", outputs["content"], cotangents["content"])
   mean += outputs["row_sums"] * cotangents["row_sums"]
   if plan.with_sums:
-    mean += jnp.einsum("BNTR,BNTR->BNT", outputs["sums"], cotangents["sums"])
+    mean += jnp.einsum("BTNR,BTNR->BTN", outputs["sums"], cotangents["sums"])
   of_queries = dict(logsumexp=logsumexp, mean=mean) | _d(cotangents)
   grads = _on_each_device(functools.partial(_backward, plan), floats | hidden | of_queries)
   return {name: grads[f"d_{name}"] for name in floats}, None
@@ -171,27 +176,30 @@ def _forward(plan: Plan, arrays: Arrays) -> Arrays:
   full = lambda *shape: jnp.zeros((batch, *shape), arrays["query"].dtype)
   outputs = dict(
     content=full(num_queries, heads, width),
-    row_sums=full(heads, num_queries),
-    logsumexp=full(heads, num_queries),
-    **(dict(sums=full(heads, num_queries, num_rows)) if plan.with_sums else {}),
+    row_sums=full(num_queries, heads),
+    logsumexp=full(num_queries, heads),
+    **(dict(sums=full(num_queries, heads, num_rows)) if plan.with_sums else {}),
   )
 
   def of_head(index, outputs):
     head = _head(arrays, index)
+    of_head = _zeros_of_one_head(outputs)
     for stretch in _stretches(plan, arrays):
-      outputs = _attend_stretch(plan, arrays, head, stretch, outputs)
-    return outputs
+      of_head = _attend_stretch(plan, arrays, head, stretch, of_head)
+    return _put(outputs, of_head, head)
 
   return jax.lax.fori_loop(0, batch * heads, of_head, outputs)
 
 
-def _attend_stretch(plan: Plan, arrays: Arrays, head: Places, stretch: Stretch, outputs: Arrays):
+def _attend_stretch(
+  plan: Plan, arrays: Arrays, head: Places, stretch: Stretch, outputs: Arrays
+) -> Arrays:
   keys = _keys(plan, arrays, head, stretch)
 
   def of_block(number, outputs):
     row, _ = _rows(plan, stretch, number)
-    places = head | dict(T=(row, plan.block))
-    return _put(outputs, attend(plan, _cut(arrays, places), keys, row), places)
+    queries = dict(T=(row, plan.block))
+    return _put(outputs, attend(plan, _cut(arrays, head | queries), keys, row), queries)
 
   return jax.lax.fori_loop(0, _num_blocks(plan, stretch), of_block, outputs)
 
@@ -203,9 +211,10 @@ def _backward(plan: Plan, arrays: Arrays) -> Arrays:
 
   def of_head(index, grads):
     head = _head(arrays, index)
+    of_head = _zeros_of_one_head(grads)
     for stretch in _stretches(plan, arrays):
-      grads = _differentiate_stretch(plan, arrays, head, stretch, grads)
-    return grads
+      of_head = _differentiate_stretch(plan, arrays, head, stretch, of_head)
+    return _add(grads, of_head, head)
 
   return jax.lax.fori_loop(0, batch * heads, of_head, grads)
 
@@ -218,15 +227,15 @@ def _differentiate_stretch(
   def of_block(number, carry):
     grads, of_keys = carry
     row, is_new = _rows(plan, stretch, number)
-    places = head | dict(T=(row, plan.block))
-    block = _cut(arrays, places)
+    queries = dict(T=(row, plan.block))
+    block = _cut(arrays, head | queries)
     block |= {name: _where_new(is_new, block[name]) for name in block if name in _COTANGENTS}
     of_block, of_keys = differentiate(plan, block, keys, row, of_keys)
-    return _add(grads, of_block, places), of_keys
+    return _add(grads, of_block, queries), of_keys
 
   carry = grads, keys.zeros()
   grads, of_keys = jax.lax.fori_loop(0, _num_blocks(plan, stretch), of_block, carry)
-  return _add(grads, keys.once(of_keys), head | dict(S=(0, stretch.num_keys)))
+  return _add(grads, keys.once(of_keys), dict(S=(0, stretch.num_keys)))
 
 
 def _num_blocks(plan: Plan, stretch: Stretch) -> int:
@@ -275,9 +284,8 @@ def _put(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
   """The arrays with these parts in those places."""
 
   def put(name, part):
-    starts, _ = _corner(name, arrays[name].shape, places)
-    part = jnp.expand_dims(part, _of_one_head(name))
-    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
+    starts, sizes = _corner(name, arrays[name].shape, places)
+    return jax.lax.dynamic_update_slice(arrays[name], part.reshape(sizes), starts)
 
   return arrays | {name: put(name, part) for name, part in parts.items()}
 
@@ -285,7 +293,18 @@ def _put(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
 def _add(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
   """The arrays with these parts added in those places."""
   old = _cut({name: arrays[name] for name in parts}, places)
-  return _put(arrays, jax.tree.map(jnp.add, old, parts), places)
+  return _put(
+    arrays, {name: old[name] + parts[name].reshape(old[name].shape) for name in parts}, places
+  )
+
+
+def _zeros_of_one_head(arrays: Arrays) -> Arrays:
+  # Filled by blocks and then put in place: XLA would copy the larger arrays for every head if
+  # several loops one after the other wrote into them.
+  ones = lambda name, shape: [
+    1 if x in "BNK" else n for x, n in zip(_letters(name), shape, strict=True)
+  ]
+  return {name: jnp.zeros(ones(name, x.shape), x.dtype) for name, x in arrays.items()}
 
 
 def _corner(name: str, shape: tuple[int, ...], places: Places):
