@@ -132,7 +132,7 @@ def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays
   Zero, and a logsumexp of infinity, for a query that sees no key.
   """
   pieces = _pieces(plan, keys, row)
-  logits = [_logits(plan, block, piece, _look_up(plan, block, piece)) for piece in pieces]
+  logits = [_logits(plan, block, piece) for piece in pieces]
   lowest = jnp.full(plan.block, _LOW, logits[0].dtype)
   largest = functools.reduce(jnp.maximum, (x.max(0) for x in logits), lowest)
   weights = [jnp.exp(x - largest) for x in logits]
@@ -168,10 +168,11 @@ def differentiate(
 def _differentiate_piece(
   plan: Plan, block: Arrays, piece: Piece, width: int
 ) -> tuple[Arrays, Arrays]:
-  looked_up = _look_up(plan, block, piece)
-  weights = jnp.exp(_logits(plan, block, piece, looked_up) - block["logsumexp"])
+  weights = jnp.exp(_logits(plan, block, piece) - block["logsumexp"])
   d_weights = _meet(piece.value, block["d_content"], _right(block, "d_sums"))
-  d_weights += looked_up.get("d_sums", 0) + block["d_row_sums"]
+  if "d_sums" in block:
+    d_weights = _add_by_row(plan, piece, d_weights, block["d_sums"])
+  d_weights += block["d_row_sums"]
   d_logits = weights * (_drop(plan, block, piece, d_weights) - block["mean"])
   d_query, right = _sum_over_keys(piece.key, d_logits, width)
   of_own = dict(query=d_query)
@@ -239,49 +240,53 @@ def _right(block: Arrays, name: str) -> Float[Array, " T"]:
   return block[name][:, -1] if name in block else jnp.zeros_like(block["query"][:, 0])
 
 
-def _look_up(plan: Plan, block: Arrays, piece: Piece) -> dict[str, Float[Array, "S T"]]:
-  """What near pairs find in the block's tables."""
-  tables = {name: block[name] for name in ("band_logits", "d_sums") if name in block}
-  if not piece.is_near or not tables:
-    return {}
-  # Both at once. A look-up with one use would become part of its loop over exponentials, and keep
-  # XLA's CPU compiler from computing several of them at a time.
-  tables_XTR = jnp.pad(jnp.stack([*tables.values()]), ((0, 0), (0, 0), (1, 0)))
-  num_rows = tables_XTR.shape[2]
-  labels = jnp.clip(piece.distances - plan.first + 1, 0, num_rows - 1)
-  index = (labels + num_rows * jnp.arange(plan.block)).reshape(-1)
-  found = tables_XTR.reshape(len(tables), -1).at[:, index].get(mode="promise_in_bounds")
-  return dict(zip(tables, found.reshape(-1, *labels.shape), strict=True))
+def _add_by_row(
+  plan: Plan, piece: Piece, x: Float[Array, "S T"], rows: Float[Array, "T R"]
+) -> Float[Array, "S T"]:
+  """x with the number of each near pair's row of the band added."""
+  if not piece.is_near:
+    return x
+  # Only the diagonals are looked up: on a CPU a look-up costs as much as ten sums.
+  places, shape = _diagonals(plan, piece), x.shape
+  x = x.reshape(-1).at[places].add(rows[:, :-1], mode="drop").reshape(shape)
+  return x + jnp.where(_on_the_right(plan, piece), rows[:, -1], 0)
 
 
 def _sum_by_row(
-  plan: Plan, piece: Piece, weights: Float[Array, "S T"], right: Float[Array, " T"]
+  plan: Plan, piece: Piece, x: Float[Array, "S T"], right: Float[Array, " T"]
 ) -> Float[Array, "T R"]:
   """The sums over the keys of each row of the band; right: over the far keys on the right."""
   if not piece.is_near:
-    return jnp.zeros((plan.block, plan.num_diagonals + 1), weights.dtype).at[:, -1].set(right)
-  # A query has one key on each diagonal, if that lies within the sequence and the piece.
+    return jnp.zeros((plan.block, plan.num_diagonals + 1), x.dtype).at[:, -1].set(right)
+  diagonals = x.reshape(-1).at[_diagonals(plan, piece)].get(mode="fill", fill_value=0)
+  right = jnp.where(_on_the_right(plan, piece), x, 0).sum(0)
+  return jnp.concatenate([diagonals, right[:, None]], axis=1)
+
+
+def _diagonals(plan: Plan, piece: Piece) -> Int[Array, "T D"]:
+  """The place in [S T] of each query's key on each diagonal; beyond all if it has none."""
   columns = piece.rows[:, None] + plan.first + jnp.arange(plan.num_diagonals)
   places = (columns - piece.columns[0]) % piece.num_keys
-  is_there = (columns >= 0) & (columns < piece.num_keys) & (places < len(weights))
-  index = jnp.where(is_there, places, 0) * plan.block + jnp.arange(plan.block)[:, None]
-  found = weights.reshape(-1).at[index].get(mode="promise_in_bounds")
-  on_the_right = piece.distances >= plan.first + plan.num_diagonals
-  right = jnp.where(on_the_right, weights, 0).sum(0)
-  return jnp.concatenate([jnp.where(is_there, found, 0), right[:, None]], axis=1)
+  size = len(piece.columns)
+  is_there = (columns >= 0) & (columns < piece.num_keys) & (places < size)
+  return jnp.where(is_there, places, size) * plan.block + jnp.arange(plan.block)[:, None]
+
+
+def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
+  return piece.distances >= plan.first + plan.num_diagonals
 
 
 # What is hidden or dropped.
 
 
-def _logits(plan: Plan, block: Arrays, piece: Piece, looked_up: Arrays) -> Float[Array, "S T"]:
+def _logits(plan: Plan, block: Arrays, piece: Piece) -> Float[Array, "S T"]:
   """Very low for a pair that is hidden."""
   right = _right(block, "band_logits")
   if plan.is_causal:
     right = jnp.full_like(right, _LOW)
   logits = _meet(piece.key, block["query"], right)
-  if "band_logits" in looked_up:
-    logits += looked_up["band_logits"]
+  if "band_logits" in block:
+    logits = _add_by_row(plan, piece, logits, block["band_logits"])
   if "bias" in block:
     logits += _of_pairs(block["bias"], piece)
   visible = _visible(plan, block, piece)
