@@ -24,6 +24,7 @@ AXES = dict(
   key="BSKH",
   value="BSKH",
   band_logits="BTNR",
+  right_logits="BNT",
   bias="BNTS",
   mask="BNTS",
   real_queries="BNTS",
@@ -33,11 +34,12 @@ AXES = dict(
   seeds="BN",
   content="BTNH",
   sums="BTNR",
-  row_sums="BTN",
-  logsumexp="BTN",
-  mean="BTN",
+  right_sums="BNT",
+  row_sums="BNT",
+  logsumexp="BNT",
+  mean="BNT",
 )
-_COTANGENTS = "d_content", "d_sums", "d_row_sums", "mean"
+_COTANGENTS = "d_content", "d_sums", "d_right_sums", "d_row_sums", "mean"
 _STRETCHES = 4
 
 Arrays = dict[str, Array]
@@ -52,7 +54,9 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
   outputs = _flash(_plan(inputs, band, block), _floats(inputs, band), _hidden(inputs))
   output = outputs["content"]
   if band is not None and band.value is not None:
-    output += bands.relative_values(outputs["sums"], outputs["row_sums"], band)
+    right_sums, row_sums = (outputs[name].swapaxes(1, 2) for name in ("right_sums", "row_sums"))
+    sums = jnp.concatenate([outputs["sums"], right_sums[..., None]], -1)
+    output += bands.relative_values(sums, row_sums, band)
   return output.astype(inputs.value.dtype)
 
 
@@ -83,12 +87,17 @@ def _floats(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """What gradients are taken of. Wide, so that gradients are added up wide and rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   query = inputs.query.astype(wide)
-  has_keys = band is not None and band.key is not None
+  logits = right_logits = None
+  if band is not None and band.key is not None:
+    logits = bands.relative_logits(inputs._replace(query=query), band)
+    # Apart, because far pairs need no others.
+    logits, right_logits = logits[..., :-1], logits[..., -1].swapaxes(1, 2)
   return _given(
     query=query * jnp.asarray(inputs.scale, wide),
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
-    band_logits=bands.relative_logits(inputs._replace(query=query), band) if has_keys else None,
+    band_logits=logits,
+    right_logits=right_logits,
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
   )
 
@@ -124,10 +133,11 @@ def _flash_forward(plan: Plan, floats: Arrays, hidden: Arrays):
 def _flash_backward(plan: Plan, residuals, cotangents: Arrays):
   floats, hidden, outputs, logsumexp = residuals
   # Of dp_ij, under p_ij.
-  mean = jnp.einsum("BTNH,BTNH->BTN", outputs["content"], cotangents["content"])
+  mean = jnp.einsum("BTNH,BTNH->BNT", outputs["content"], cotangents["content"])
   mean += outputs["row_sums"] * cotangents["row_sums"]
   if plan.with_sums:
-    mean += jnp.einsum("BTNR,BTNR->BTN", outputs["sums"], cotangents["sums"])
+    mean += jnp.einsum("BTNR,BTNR->BNT", outputs["sums"], cotangents["sums"])
+    mean += outputs["right_sums"] * cotangents["right_sums"]
   of_queries = dict(logsumexp=logsumexp, mean=mean) | _d(cotangents)
   grads = _on_each_device(functools.partial(_backward, plan), floats | hidden | of_queries)
   return {name: grads[f"d_{name}"] for name in floats}, None
@@ -172,14 +182,15 @@ def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
 
 def _forward(plan: Plan, arrays: Arrays) -> Arrays:
   batch, num_queries, heads, width = arrays["query"].shape
-  num_rows = plan.num_diagonals + 1
   full = lambda *shape: jnp.zeros((batch, *shape), arrays["query"].dtype)
   outputs = dict(
     content=full(num_queries, heads, width),
-    row_sums=full(num_queries, heads),
-    logsumexp=full(num_queries, heads),
-    **(dict(sums=full(num_queries, heads, num_rows)) if plan.with_sums else {}),
+    row_sums=full(heads, num_queries),
+    logsumexp=full(heads, num_queries),
   )
+  if plan.with_sums:
+    outputs["sums"] = full(num_queries, heads, plan.num_diagonals)
+    outputs["right_sums"] = full(heads, num_queries)
 
   def of_head(index, outputs):
     head = _head(arrays, index)
@@ -206,7 +217,11 @@ def _attend_stretch(
 
 def _backward(plan: Plan, arrays: Arrays) -> Arrays:
   batch, _, heads, _ = arrays["query"].shape
-  names = [name for name in ("query", "key", "value", "band_logits", "bias") if name in arrays]
+  names = [
+    name
+    for name in ("query", "key", "value", "band_logits", "right_logits", "bias")
+    if name in arrays
+  ]
   grads = _d({name: jnp.zeros_like(arrays[name]) for name in names})
 
   def of_head(index, grads):
@@ -310,7 +325,7 @@ def _zeros_of_one_head(arrays: Arrays) -> Arrays:
 def _corner(name: str, shape: tuple[int, ...], places: Places):
   """Where a part begins, and its shape; an axis of size one stands for all."""
   axes = [
-    places.get(letter, (0, size)) if size > 1 else (0, 1)
+    places.get(letter, (0, size)) if size > 1 else (0, size)
     for letter, size in zip(_letters(name), shape, strict=True)
   ]
   starts, sizes = zip(*axes, strict=True)

@@ -143,12 +143,14 @@ def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays
   row_sums = sum(x.sum(0) for x in kept) if "seeds" in block else total
   outputs = dict(row_sums=row_sums, content=0)
   if plan.with_sums:
-    outputs["sums"] = 0
+    outputs |= dict(sums=0, right_sums=0)
   for piece, weights in zip(pieces, kept, strict=True):
     content, right = _sum_over_keys(piece.value, weights, keys.width)
     outputs["content"] += content
     if plan.with_sums:
-      outputs["sums"] += _sum_by_row(plan, piece, weights, right)
+      sums, right = _sum_by_row(plan, piece, weights, right)
+      outputs["sums"] += sums
+      outputs["right_sums"] += right
   outputs = {name: (x.T * share).T for name, x in outputs.items()}
   return outputs | dict(logsumexp=jnp.where(saw_a_key, largest + jnp.log(total), jnp.inf))
 
@@ -157,7 +159,8 @@ def differentiate(
   plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
 ) -> tuple[Arrays, Arrays]:
   """The gradients of a block's own arrays, and those of the keys with the block's share added."""
-  of_block = {name: 0 for name in ("query", "band_logits", "bias") if name in block}
+  names = "query", "band_logits", "right_logits", "bias"
+  of_block = {name: 0 for name in names if name in block}
   for piece in _pieces(plan, keys, row):
     of_own, of_piece = _differentiate_piece(plan, block, piece, keys.width)
     of_block = {name: x + of_own[name] for name, x in of_block.items()}
@@ -169,15 +172,16 @@ def _differentiate_piece(
   plan: Plan, block: Arrays, piece: Piece, width: int
 ) -> tuple[Arrays, Arrays]:
   weights = jnp.exp(_logits(plan, block, piece) - block["logsumexp"])
-  d_weights = _meet(piece.value, block["d_content"], _right(block, "d_sums"))
+  d_weights = _meet(piece.value, block["d_content"], _right(block, "d_right_sums"))
   if "d_sums" in block:
-    d_weights = _add_by_row(plan, piece, d_weights, block["d_sums"])
+    d_weights = _add_by_row(plan, piece, d_weights, block["d_sums"], block["d_right_sums"])
   d_weights += block["d_row_sums"]
   d_logits = weights * (_drop(plan, block, piece, d_weights) - block["mean"])
   d_query, right = _sum_over_keys(piece.key, d_logits, width)
   of_own = dict(query=d_query)
   if "band_logits" in block:
-    of_own["band_logits"] = _sum_by_row(plan, piece, d_logits, right)
+    sums = _sum_by_row(plan, piece, d_logits, right)
+    of_own["band_logits"], of_own["right_logits"] = sums
   if "bias" in block:
     pairs = lambda bias: jnp.broadcast_to(_of_pairs(bias, piece), d_logits.shape)
     of_own["bias"] = jax.linear_transpose(pairs, block["bias"])(d_logits)[0]
@@ -236,31 +240,33 @@ def _sum_over_keys(
 
 
 def _right(block: Arrays, name: str) -> Float[Array, " T"]:
-  """A table's last row's numbers, which are those of all keys on the right."""
-  return block[name][:, -1] if name in block else jnp.zeros_like(block["query"][:, 0])
+  return block[name] if name in block else jnp.zeros_like(block["query"][:, 0])
 
 
 def _add_by_row(
-  plan: Plan, piece: Piece, x: Float[Array, "S T"], rows: Float[Array, "T R"]
+  plan: Plan,
+  piece: Piece,
+  x: Float[Array, "S T"],
+  diagonals: Float[Array, "T D"],
+  right: Float[Array, " T"],
 ) -> Float[Array, "S T"]:
-  """x with the number of each near pair's row of the band added."""
+  """x with each near pair's number added: that of its diagonal, or of the right."""
   if not piece.is_near:
     return x
   # Only the diagonals are looked up: on a CPU a look-up costs as much as ten sums.
   places, shape = _diagonals(plan, piece), x.shape
-  x = x.reshape(-1).at[places].add(rows[:, :-1], mode="drop").reshape(shape)
-  return x + jnp.where(_on_the_right(plan, piece), rows[:, -1], 0)
+  x = x.reshape(-1).at[places].add(diagonals, mode="drop").reshape(shape)
+  return x + jnp.where(_on_the_right(plan, piece), right, 0)
 
 
 def _sum_by_row(
   plan: Plan, piece: Piece, x: Float[Array, "S T"], right: Float[Array, " T"]
-) -> Float[Array, "T R"]:
-  """The sums over the keys of each row of the band; right: over the far keys on the right."""
+) -> tuple[Float[Array, "T D"], Float[Array, " T"]]:
+  """The sums over the keys on each diagonal, and over those on the right: `right` if far."""
   if not piece.is_near:
-    return jnp.zeros((plan.block, plan.num_diagonals + 1), x.dtype).at[:, -1].set(right)
+    return jnp.zeros((plan.block, plan.num_diagonals), x.dtype), right
   diagonals = x.reshape(-1).at[_diagonals(plan, piece)].get(mode="fill", fill_value=0)
-  right = jnp.where(_on_the_right(plan, piece), x, 0).sum(0)
-  return jnp.concatenate([diagonals, right[:, None]], axis=1)
+  return diagonals, jnp.where(_on_the_right(plan, piece), x, 0).sum(0)
 
 
 def _diagonals(plan: Plan, piece: Piece) -> Int[Array, "T D"]:
@@ -281,12 +287,12 @@ def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
 
 def _logits(plan: Plan, block: Arrays, piece: Piece) -> Float[Array, "S T"]:
   """Very low for a pair that is hidden."""
-  right = _right(block, "band_logits")
+  right = _right(block, "right_logits")
   if plan.is_causal:
     right = jnp.full_like(right, _LOW)
   logits = _meet(piece.key, block["query"], right)
   if "band_logits" in block:
-    logits = _add_by_row(plan, piece, logits, block["band_logits"])
+    logits = _add_by_row(plan, piece, logits, block["band_logits"], block["right_logits"])
   if "bias" in block:
     logits += _of_pairs(block["bias"], piece)
   visible = _visible(plan, block, piece)
