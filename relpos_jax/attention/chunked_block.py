@@ -57,6 +57,11 @@ class Plan(NamedTuple):
     return self.window is None
 
   @property
+  def has_near(self) -> bool:
+    """Whether pairs differ at all."""
+    return self.has_right or not self.has_far
+
+  @property
   def has_right(self) -> bool:
     """Whether far keys on the right are not as those on the left."""
     return self.has_band or self.is_causal
@@ -65,7 +70,7 @@ class Plan(NamedTuple):
 class Keys(NamedTuple):
   """A head's keys and values, twice in a row if some are far.
 
-  Then they have one more element than H: 1 in the first copy, 0 in the second (if `has_right`).
+  Then they have one more element than H: 1 in the first copy, 0 in the second.
   """
 
   key: Float[Array, "P W"]
@@ -78,9 +83,9 @@ class Keys(NamedTuple):
   def of(cls, plan: Plan, key: Float[Array, "S H"], value: Float[Array, "S H"]) -> "Keys":
     num_keys, width = key.shape
     low, high = plan.near
-    num_near = min(max(plan.block + high - low, 0), num_keys)
-    if plan.has_far and num_near < num_keys:
-      key, value = _twice(key, plan.has_right), _twice(value, plan.has_right)
+    num_near = min(max(plan.block + high - low, 0), num_keys) if plan.has_near else 0
+    if plan.has_right and plan.has_far and num_near < num_keys:
+      key, value = _twice(key), _twice(value)
     return cls(key, value, num_keys, num_near, width)
 
   def zeros(self) -> Arrays:
@@ -194,19 +199,20 @@ def _differentiate_piece(
 # Near and far keys.
 
 
-def _twice(x: Float[Array, "S H"], with_place: bool) -> Float[Array, "P W"]:
-  """Twice in a row; with_place: and 1 behind the first copy's elements, 0 behind the second's."""
+def _twice(x: Float[Array, "S H"]) -> Float[Array, "P W"]:
+  """Twice in a row, with 1 behind the elements of the first copy, 0 behind those of the second."""
   size, width = x.shape
   # Written piece by piece: on a CPU a concatenation takes four times as long.
-  both = jnp.zeros((2 * size, width + with_place), x.dtype).at[:size, :width].set(x)
+  both = jnp.zeros((2 * size, width + 1), x.dtype).at[:size, :width].set(x)
   both = both.at[size:, :width].set(x)
   return both.at[:size, width:].set(1)
 
 
 def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
   """The keys of the block that begins at a row; the near ones, if there are any, come first."""
-  last, are_twice = keys.num_keys, len(keys.key) > keys.num_keys
-  start = jnp.clip(row + plan.near[0], 0, last if are_twice else last - keys.num_near)
+  are_twice = len(keys.key) > keys.num_keys
+  num_far = 0 if keys.num_near and not are_twice else keys.num_keys - keys.num_near
+  start = jnp.clip(row + plan.near[0], 0, len(keys.key) - keys.num_near - num_far)
   rows = row + jnp.arange(plan.block)
 
   def piece(start, size, is_near):
@@ -216,10 +222,8 @@ def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
     cut = lambda x: jax.lax.dynamic_slice(x, (start, jnp.zeros_like(start)), (size, width))
     return Piece(is_near, start, cut(keys.key), cut(keys.value), rows, columns, keys.num_keys)
 
-  pieces = [piece(start, keys.num_near, True)] if keys.num_near else []
-  if are_twice:
-    pieces.append(piece(start + keys.num_near, keys.num_keys - keys.num_near, False))
-  return pieces
+  near, far = (start, keys.num_near, True), (start + keys.num_near, num_far, False)
+  return [piece(*given) for given in (near, far) if given[1]]
 
 
 def _meet(
