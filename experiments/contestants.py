@@ -8,6 +8,7 @@ import jax
 
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
+from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.evaluation.cost import compile_program, with_gradients
 
@@ -76,13 +77,24 @@ def stock() -> Contestant:
 def implementation(name: str) -> Contestant:
   """One of ours, with relations."""
   what = f'`implementation="{name}"`'
-  return Contestant("keys and values", what, _prepare(functools.partial(_ours, name)))
+  attention = _on_its_device(name, functools.partial(_ours, name))
+  return Contestant("keys and values", what, _prepare(attention))
 
 
 def without_relations(name: str) -> Contestant:
   """One of ours, forced to do a call that has no relations."""
-  attention = lambda case, q, k, v, relations: _ours(name, case, q, k, v, None)
+  attention = _on_its_device(name, lambda case, q, k, v, _: _ours(name, case, q, k, v, None))
   return Contestant("none", f'`implementation="{name}"`, `relations=None`', _prepare(attention))
+
+
+def _on_its_device(name, attention):
+  def on_device(*arguments):
+    device = IMPLEMENTATIONS[name].device
+    if device not in (None, jax.default_backend()):
+      raise NotImplementedError(f"there is no {device.upper()}: it would be interpreted")
+    return attention(*arguments)
+
+  return on_device
 
 
 def _ours(name, case, query, key, value, relations):
