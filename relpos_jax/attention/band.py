@@ -64,18 +64,18 @@ def band_of(inputs: Inputs) -> Band | None:
   return Band(shifted(key), shifted(value), left_value, low + 1, high - low - 1)
 
 
-def relative_logits(inputs: Inputs, band: Band) -> Float[Array, "B T N R"]:
+def relative_logits(inputs: Inputs, band: Band) -> Float[Array, "B N T R"]:
   """scale * q_i . w'K_r, in float32 or wider."""
-  logits = softmax.product("BTNH,RNH->BTNR", inputs.query, band.key)
+  logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
   return logits * jnp.asarray(inputs.scale, logits.dtype)
 
 
 def relative_values(
-  sums: Float[Array, "B T N R"], row_sums: Float[Array, "B T N"], band: Band
+  sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: Band
 ) -> Float[Array, "B T N H"]:
   """sum_j p_ij aV_ij, from the weights on each row and the weights in all."""
-  output = softmax.product("BTNR,RNH->BTNH", sums, band.value)
-  return output + row_sums[..., None] * band.left_value
+  output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
+  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value
 
 
 def _ends(inputs: Inputs) -> tuple[int, int]:

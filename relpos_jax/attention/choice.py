@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
   Rule(
     "chunked",
     "sequences are long, and it never writes out their weights",
-    lambda inputs: inputs.key.shape[1] >= 512,
+    lambda inputs: inputs.key.shape[1] >= 128,
   ),
   Rule("projected", "it is the fastest of those that can do any call"),
 )

@@ -23,8 +23,8 @@ AXES = dict(
   query="BTNH",
   key="BSKH",
   value="BSKH",
-  band_logits="BTNR",
-  right_logits="BNT",
+  key_table="RNH",
+  value_table="RNH",
   bias="BNTS",
   mask="BNTS",
   real_queries="BNTS",
@@ -32,14 +32,16 @@ AXES = dict(
   query_segments="BT",
   key_segments="BS",
   seeds="BN",
-  content="BTNH",
-  sums="BTNR",
+  output="BTNH",
   right_sums="BNT",
   row_sums="BNT",
   logsumexp="BNT",
   mean="BNT",
+  # Of one head each, whether or not heads share a table.
+  d_key_table="BNRH",
+  d_value_table="BNRH",
 )
-_COTANGENTS = "d_content", "d_sums", "d_right_sums", "d_row_sums", "mean"
+_OF_QUERIES = "d_output", "mean", "right_sums", "row_sums"
 _STRETCHES = 4
 
 Arrays = dict[str, Array]
@@ -51,12 +53,7 @@ unsupported = bands.unsupported
 def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H"]:
   """Attention of so many queries at a time; None finds how many."""
   band = bands.band_of(inputs)
-  outputs = _flash(_plan(inputs, band, block), _floats(inputs, band), _hidden(inputs))
-  output = outputs["content"]
-  if band is not None and band.value is not None:
-    right_sums, row_sums = (outputs[name].swapaxes(1, 2) for name in ("right_sums", "row_sums"))
-    sums = jnp.concatenate([outputs["sums"], right_sums[..., None]], -1)
-    output += bands.relative_values(sums, row_sums, band)
+  output = _flash(_plan(inputs, band, block), _floats(inputs, band), _hidden(inputs))
   return output.astype(inputs.value.dtype)
 
 
@@ -69,7 +66,6 @@ def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> Plan:
     num_diagonals=num_diagonals,
     near=near_distances(inputs, band),
     has_band=band is not None,
-    with_sums=band is not None and band.value is not None,
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
@@ -86,18 +82,15 @@ def _block(num_keys: int, is_causal: bool) -> int:
 def _floats(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """What gradients are taken of. Wide, so that gradients are added up wide and rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  query = inputs.query.astype(wide)
-  logits = right_logits = None
-  if band is not None and band.key is not None:
-    logits = bands.relative_logits(inputs._replace(query=query), band)
-    # Apart, because far pairs need no others.
-    logits, right_logits = logits[..., :-1], logits[..., -1].swapaxes(1, 2)
+  value_table = None
+  if band is not None and band.value is not None:
+    value_table = jnp.concatenate([band.value, band.left_value[None]])
   return _given(
-    query=query * jnp.asarray(inputs.scale, wide),
+    query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
-    band_logits=logits,
-    right_logits=right_logits,
+    key_table=None if band is None else band.key,
+    value_table=value_table,
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
   )
 
@@ -119,27 +112,26 @@ def _given(**arrays: Array | None) -> Arrays:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(plan: Plan, floats: Arrays, hidden: Arrays) -> Arrays:
-  """Of every query: sum_j p_ij v_j, and the sums of p_ij by row of the band and in all."""
+def _flash(plan: Plan, floats: Arrays, hidden: Arrays) -> Float[Array, "B T N H"]:
   return _flash_forward(plan, floats, hidden)[0]
 
 
 def _flash_forward(plan: Plan, floats: Arrays, hidden: Arrays):
   outputs = _on_each_device(functools.partial(_forward, plan), floats | hidden)
-  logsumexp = outputs.pop("logsumexp")
-  return outputs, (floats, hidden, outputs, logsumexp)
+  return outputs["output"], (floats, hidden, outputs)
 
 
-def _flash_backward(plan: Plan, residuals, cotangents: Arrays):
-  floats, hidden, outputs, logsumexp = residuals
+def _flash_backward(plan: Plan, residuals, d_output: Float[Array, "B T N H"]):
+  floats, hidden, outputs = residuals
   # Of dp_ij, under p_ij.
-  mean = jnp.einsum("BTNH,BTNH->BNT", outputs["content"], cotangents["content"])
-  mean += outputs["row_sums"] * cotangents["row_sums"]
-  if plan.with_sums:
-    mean += jnp.einsum("BTNR,BTNR->BNT", outputs["sums"], cotangents["sums"])
-    mean += outputs["right_sums"] * cotangents["right_sums"]
-  of_queries = dict(logsumexp=logsumexp, mean=mean) | _d(cotangents)
-  grads = _on_each_device(functools.partial(_backward, plan), floats | hidden | of_queries)
+  mean = jnp.einsum("BTNH,BTNH->BNT", outputs.pop("output"), d_output)
+  arrays = floats | hidden | outputs | dict(d_output=d_output, mean=mean)
+  grads = _on_each_device(functools.partial(_backward, plan), arrays)
+  for name in ("d_key_table", "d_value_table"):
+    if name in grads:  # of every head of every sequence
+      shared = len(floats[name[2:]][0]) == 1
+      grads[name] = jnp.moveaxis(grads[name].sum(0), 0, 1)
+      grads[name] = grads[name].sum(1, keepdims=True) if shared else grads[name]
   return {name: grads[f"d_{name}"] for name in floats}, None
 
 
@@ -149,12 +141,8 @@ _flash.defvjp(_flash_forward, _flash_backward)
 def _on_each_device(kernel, arrays: Arrays) -> Arrays:
   if "bias" in arrays:  # whose gradient sums over batch and heads: left to the partitioner
     return kernel(arrays)
-  axes = AXES | {f"d_{name}": letters for name, letters in AXES.items()}
+  axes = {f"d_{name}": letters for name, letters in AXES.items()} | AXES
   return over_batch_and_heads(kernel, axes, arrays)
-
-
-def _d(arrays: Arrays) -> Arrays:
-  return {f"d_{name}": array for name, array in arrays.items()}
 
 
 # The loops over heads, stretches and blocks.
@@ -183,14 +171,9 @@ def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
 def _forward(plan: Plan, arrays: Arrays) -> Arrays:
   batch, num_queries, heads, width = arrays["query"].shape
   full = lambda *shape: jnp.zeros((batch, *shape), arrays["query"].dtype)
-  outputs = dict(
-    content=full(num_queries, heads, width),
-    row_sums=full(heads, num_queries),
-    logsumexp=full(heads, num_queries),
-  )
-  if plan.with_sums:
-    outputs["sums"] = full(num_queries, heads, plan.num_diagonals)
-    outputs["right_sums"] = full(heads, num_queries)
+  outputs = dict(output=full(num_queries, heads, width), logsumexp=full(heads, num_queries))
+  if "value_table" in arrays:
+    outputs |= dict(right_sums=full(heads, num_queries), row_sums=full(heads, num_queries))
 
   def of_head(index, outputs):
     head = _head(arrays, index)
@@ -216,13 +199,15 @@ def _attend_stretch(
 
 
 def _backward(plan: Plan, arrays: Arrays) -> Arrays:
-  batch, _, heads, _ = arrays["query"].shape
-  names = [
-    name
-    for name in ("query", "key", "value", "band_logits", "right_logits", "bias")
-    if name in arrays
-  ]
-  grads = _d({name: jnp.zeros_like(arrays[name]) for name in names})
+  batch, _, heads, width = arrays["query"].shape
+  shapes = {
+    name: arrays[name].shape for name in ("query", "key", "value", "bias") if name in arrays
+  }
+  for name in ("key_table", "value_table"):
+    if name in arrays:
+      shapes[name] = batch, heads, len(arrays[name]), width
+  dtype = arrays["query"].dtype
+  grads = {f"d_{name}": jnp.zeros(shape, dtype) for name, shape in shapes.items()}
 
   def of_head(index, grads):
     head = _head(arrays, index)
@@ -244,7 +229,7 @@ def _differentiate_stretch(
     row, is_new = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
     block = _cut(arrays, head | queries)
-    block |= {name: _where_new(is_new, block[name]) for name in block if name in _COTANGENTS}
+    block |= {name: _where_new(is_new, block[name]) for name in block if name in _OF_QUERIES}
     of_block, of_keys = differentiate(plan, block, keys, row, of_keys)
     return _add(grads, of_block, queries), of_keys
 
@@ -337,4 +322,4 @@ def _of_one_head(name: str) -> list[int]:
 
 
 def _letters(name: str) -> str:
-  return AXES[name.removeprefix("d_")]
+  return AXES.get(name) or AXES[name.removeprefix("d_")]

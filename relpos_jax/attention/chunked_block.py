@@ -38,7 +38,6 @@ class Plan(NamedTuple):
     first, num_diagonals: of the band.
     near: the distances j - i of the near keys, the first and the last.
     has_band: whether there are relations.
-    with_sums: whether there is a value table.
   """
 
   block: int
@@ -46,7 +45,6 @@ class Plan(NamedTuple):
   num_diagonals: int
   near: tuple[int, int]
   has_band: bool
-  with_sums: bool
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
@@ -132,12 +130,13 @@ def near_distances(inputs: Inputs, band: Band | None) -> tuple[int, int]:
 
 
 def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
-  """Content, sums, row sums and logsumexp of a block's queries.
+  """Output, row sums and logsumexp of a block's queries.
 
   Zero, and a logsumexp of infinity, for a query that sees no key.
   """
   pieces = _pieces(plan, keys, row)
-  logits = [_logits(plan, block, piece) for piece in pieces]
+  terms = _of_rows(block, "key_table", "query")
+  logits = [_logits(plan, block, piece, terms) for piece in pieces]
   lowest = jnp.full(plan.block, _LOW, logits[0].dtype)
   largest = functools.reduce(jnp.maximum, (x.max(0) for x in logits), lowest)
   weights = [jnp.exp(x - largest) for x in logits]
@@ -146,54 +145,73 @@ def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays
   share = jnp.where(saw_a_key, 1 / jnp.where(saw_a_key, total, 1), 0)
   kept = [_drop(plan, block, *pair) for pair in zip(pieces, weights, strict=True)]
   row_sums = sum(x.sum(0) for x in kept) if "seeds" in block else total
-  outputs = dict(row_sums=row_sums, content=0)
-  if plan.with_sums:
-    outputs |= dict(sums=0, right_sums=0)
+  output, sums = 0, 0
   for piece, weights in zip(pieces, kept, strict=True):
     content, right = _sum_over_keys(piece.value, weights, keys.width)
-    outputs["content"] += content
-    if plan.with_sums:
-      sums, right = _sum_by_row(plan, piece, weights, right)
-      outputs["sums"] += sums
-      outputs["right_sums"] += right
-  outputs = {name: (x.T * share).T for name, x in outputs.items()}
-  return outputs | dict(logsumexp=jnp.where(saw_a_key, largest + jnp.log(total), jnp.inf))
+    output += content
+    if "value_table" in block:
+      sums += _sum_by_row(plan, piece, weights, right)
+  outputs = dict(logsumexp=jnp.where(saw_a_key, largest + jnp.log(total), jnp.inf))
+  if "value_table" in block:
+    sums = jnp.concatenate([sums, row_sums[None]])
+    output += jnp.einsum("RT,RH->TH", sums, block["value_table"])
+    outputs |= dict(right_sums=sums[-2] * share, row_sums=sums[-1] * share)
+  return outputs | dict(output=output * share[:, None])
 
 
 def differentiate(
   plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
 ) -> tuple[Arrays, Arrays]:
   """The gradients of a block's own arrays, and those of the keys with the block's share added."""
-  names = "query", "band_logits", "right_logits", "bias"
-  of_block = {name: 0 for name in names if name in block}
+  of_block = {}
   for piece in _pieces(plan, keys, row):
     of_own, of_piece = _differentiate_piece(plan, block, piece, keys.width)
-    of_block = {name: x + of_own[name] for name, x in of_block.items()}
+    of_block = {name: x + of_block.get(name, 0) for name, x in of_own.items()}
     of_keys = {name: _add_at(x, piece.start, of_piece[name]) for name, x in of_keys.items()}
-  return {f"d_{name}": x for name, x in of_block.items()}, of_keys
+  if "key_table" in block:
+    d_terms = of_block.pop("d_terms")
+    of_block["d_query"] += jnp.einsum("RT,RH->TH", d_terms, block["key_table"])
+    of_block["d_key_table"] = jnp.einsum("RT,TH->RH", d_terms, block["query"])
+  if "value_table" in block:
+    sums = [of_block.pop("diagonal_sums"), block["right_sums"][None], block["row_sums"][None]]
+    d_table = jnp.einsum("RT,TH->RH", jnp.concatenate(sums), block["d_output"])
+    of_block["d_value_table"] = d_table
+  return of_block, of_keys
 
 
 def _differentiate_piece(
   plan: Plan, block: Arrays, piece: Piece, width: int
 ) -> tuple[Arrays, Arrays]:
-  weights = jnp.exp(_logits(plan, block, piece) - block["logsumexp"])
-  d_weights = _meet(piece.value, block["d_content"], _right(block, "d_right_sums"))
-  if "d_sums" in block:
-    d_weights = _add_by_row(plan, piece, d_weights, block["d_sums"], block["d_right_sums"])
-  d_weights += block["d_row_sums"]
+  """Gradients, and what those of the tables are made of; those of the piece's keys."""
+  terms, d_sums = _of_rows(block, "key_table", "query"), _of_rows(block, "value_table", "d_output")
+  weights = jnp.exp(_logits(plan, block, piece, terms) - block["logsumexp"])
+  kept = _drop(plan, block, piece, weights)
+  if d_sums is None:
+    d_weights = _meet(piece.value, block["d_output"])
+  else:
+    d_weights = _meet(piece.value, block["d_output"], d_sums[-2])
+    d_weights = _add_by_row(plan, piece, d_weights, d_sums[:-1]) + d_sums[-1]
   d_logits = weights * (_drop(plan, block, piece, d_weights) - block["mean"])
   d_query, right = _sum_over_keys(piece.key, d_logits, width)
-  of_own = dict(query=d_query)
-  if "band_logits" in block:
-    sums = _sum_by_row(plan, piece, d_logits, right)
-    of_own["band_logits"], of_own["right_logits"] = sums
+  of_own = dict(d_query=d_query)
+  if terms is not None:
+    of_own["d_terms"] = _sum_by_row(plan, piece, d_logits, right)
+  if d_sums is not None:
+    of_own["diagonal_sums"] = _sum_by_diagonal(plan, piece, kept)
   if "bias" in block:
     pairs = lambda bias: jnp.broadcast_to(_of_pairs(bias, piece), d_logits.shape)
-    of_own["bias"] = jax.linear_transpose(pairs, block["bias"])(d_logits)[0]
+    of_own["d_bias"] = jax.linear_transpose(pairs, block["bias"])(d_logits)[0]
   return of_own, dict(
     d_key=jnp.einsum("ST,TH->SH", d_logits, block["query"]),
-    d_value=jnp.einsum("ST,TH->SH", _drop(plan, block, piece, weights), block["d_content"]),
+    d_value=jnp.einsum("ST,TH->SH", kept, block["d_output"]),
   )
+
+
+def _of_rows(block: Arrays, table: str, queries: str) -> Float[Array, "R T"] | None:
+  """A table's rows times the block's queries; None without that table."""
+  if table not in block:
+    return None
+  return jnp.einsum("RH,TH->RT", block[table], block[queries])
 
 
 # Near and far keys.
@@ -227,10 +245,13 @@ def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
 
 
 def _meet(
-  keys: Float[Array, "S W"], queries: Float[Array, "T H"], right: Float[Array, " T"]
+  keys: Float[Array, "S W"],
+  queries: Float[Array, "T H"],
+  right: Float[Array, " T"] | float = 0.0,
 ) -> Float[Array, "S T"]:
-  """k_j . q_i, and q_i's number for the right where the keys have a place for it."""
+  """k_j . q_i, and the number for the right where the keys have a place for it."""
   if keys.shape[1] > queries.shape[1]:
+    right = jnp.broadcast_to(jnp.asarray(right, queries.dtype), len(queries))
     queries = jnp.concatenate([queries, right[:, None]], axis=1)
   return jnp.einsum("SW,TW->ST", keys, queries)
 
@@ -243,43 +264,40 @@ def _sum_over_keys(
   return sums_WT[:width].T, sums_WT[width:].sum(0)
 
 
-def _right(block: Arrays, name: str) -> Float[Array, " T"]:
-  return block[name] if name in block else jnp.zeros_like(block["query"][:, 0])
-
-
 def _add_by_row(
-  plan: Plan,
-  piece: Piece,
-  x: Float[Array, "S T"],
-  diagonals: Float[Array, "T D"],
-  right: Float[Array, " T"],
+  plan: Plan, piece: Piece, x: Float[Array, "S T"], rows: Float[Array, "R T"]
 ) -> Float[Array, "S T"]:
-  """x with each near pair's number added: that of its diagonal, or of the right."""
+  """x with the number of each near pair's row of the band added."""
   if not piece.is_near:
     return x
   # Only the diagonals are looked up: on a CPU a look-up costs as much as ten sums.
   places, shape = _diagonals(plan, piece), x.shape
-  x = x.reshape(-1).at[places].add(diagonals, mode="drop").reshape(shape)
-  return x + jnp.where(_on_the_right(plan, piece), right, 0)
+  x = x.reshape(-1).at[places].add(rows[:-1], mode="drop").reshape(shape)
+  return x + jnp.where(_on_the_right(plan, piece), rows[-1], 0)
 
 
 def _sum_by_row(
   plan: Plan, piece: Piece, x: Float[Array, "S T"], right: Float[Array, " T"]
-) -> tuple[Float[Array, "T D"], Float[Array, " T"]]:
-  """The sums over the keys on each diagonal, and over those on the right: `right` if far."""
+) -> Float[Array, "R T"]:
+  """The sums over the keys of each row of the band; right: over the far keys on the right."""
+  if piece.is_near:
+    right = jnp.where(_on_the_right(plan, piece), x, 0).sum(0)
+  return jnp.concatenate([_sum_by_diagonal(plan, piece, x), right[None]])
+
+
+def _sum_by_diagonal(plan: Plan, piece: Piece, x: Float[Array, "S T"]) -> Float[Array, "D T"]:
   if not piece.is_near:
-    return jnp.zeros((plan.block, plan.num_diagonals), x.dtype), right
-  diagonals = x.reshape(-1).at[_diagonals(plan, piece)].get(mode="fill", fill_value=0)
-  return diagonals, jnp.where(_on_the_right(plan, piece), x, 0).sum(0)
+    return jnp.zeros((plan.num_diagonals, plan.block), x.dtype)
+  return x.reshape(-1).at[_diagonals(plan, piece)].get(mode="fill", fill_value=0)
 
 
-def _diagonals(plan: Plan, piece: Piece) -> Int[Array, "T D"]:
+def _diagonals(plan: Plan, piece: Piece) -> Int[Array, "D T"]:
   """The place in [S T] of each query's key on each diagonal; beyond all if it has none."""
-  columns = piece.rows[:, None] + plan.first + jnp.arange(plan.num_diagonals)
+  columns = piece.rows + plan.first + jnp.arange(plan.num_diagonals)[:, None]
   places = (columns - piece.columns[0]) % piece.num_keys
   size = len(piece.columns)
   is_there = (columns >= 0) & (columns < piece.num_keys) & (places < size)
-  return jnp.where(is_there, places, size) * plan.block + jnp.arange(plan.block)[:, None]
+  return jnp.where(is_there, places, size) * plan.block + jnp.arange(plan.block)
 
 
 def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
@@ -289,14 +307,14 @@ def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
 # What is hidden or dropped.
 
 
-def _logits(plan: Plan, block: Arrays, piece: Piece) -> Float[Array, "S T"]:
-  """Very low for a pair that is hidden."""
-  right = _right(block, "right_logits")
-  if plan.is_causal:
-    right = jnp.full_like(right, _LOW)
-  logits = _meet(piece.key, block["query"], right)
-  if "band_logits" in block:
-    logits = _add_by_row(plan, piece, logits, block["band_logits"], block["right_logits"])
+def _logits(
+  plan: Plan, block: Arrays, piece: Piece, terms: Float[Array, "R T"] | None
+) -> Float[Array, "S T"]:
+  """Very low for a pair that is hidden. terms: relative ones, by row of the band."""
+  right = 0.0 if terms is None else terms[-1]
+  logits = _meet(piece.key, block["query"], _LOW if plan.is_causal else right)
+  if terms is not None:
+    logits = _add_by_row(plan, piece, logits, terms)
   if "bias" in block:
     logits += _of_pairs(block["bias"], piece)
   visible = _visible(plan, block, piece)

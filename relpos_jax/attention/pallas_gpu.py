@@ -77,8 +77,7 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
   output, sums, row_sums = _attend(plan, _arrays(inputs, band, blocks))
   output = output[:, :length, :, :width]
   if plan.sums:
-    sums, row_sums = (x[:, :, :length].swapaxes(1, 2) for x in (sums, row_sums))
-    output += bands.relative_values(sums, row_sums, band)
+    output += bands.relative_values(sums[:, :, :length], row_sums[:, :, :length], band)
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
@@ -124,7 +123,7 @@ def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
     query *= jnp.asarray(inputs.scale, query.dtype)
   logits = None
   if band is not None and band.key is not None:
-    logits = _padded(bands.relative_logits(inputs, band).swapaxes(1, 2), 2, block_T)
+    logits = _padded(bands.relative_logits(inputs, band), 2, block_T)
   visible = _visible_keys(inputs, block_S)
   segments = inputs.query_segment_ids, inputs.key_segment_ids
   return Arrays(
