@@ -127,15 +127,18 @@ def _flash_backward(plan: Plan, residuals, d_output: Float[Array, "B T N H"]):
   mean = jnp.einsum("BTNH,BTNH->BNT", outputs.pop("output"), d_output)
   arrays = floats | hidden | outputs | dict(d_output=d_output, mean=mean)
   grads = _on_each_device(functools.partial(_backward, plan), arrays)
-  for name in ("d_key_table", "d_value_table"):
-    if name in grads:  # of every head of every sequence
-      shared = len(floats[name[2:]][0]) == 1
-      grads[name] = jnp.moveaxis(grads[name].sum(0), 0, 1)
-      grads[name] = grads[name].sum(1, keepdims=True) if shared else grads[name]
-  return {name: grads[f"d_{name}"] for name in floats}, None
+  return {name: _shared(grads[f"d_{name}"], name, x.shape) for name, x in floats.items()}, None
 
 
 _flash.defvjp(_flash_forward, _flash_backward)
+
+
+def _shared(grad: Array, name: str, shape: tuple[int, ...]) -> Array:
+  """The gradient of a table from those of all heads of all sequences; others as they are."""
+  if not name.endswith("_table"):
+    return grad
+  grad_RNH = grad.sum(0).swapaxes(0, 1)
+  return grad_RNH if shape[1] > 1 else grad_RNH.sum(1, keepdims=True)
 
 
 def _on_each_device(kernel, arrays: Arrays) -> Arrays:

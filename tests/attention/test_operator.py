@@ -201,7 +201,8 @@ def test_default_positions_give_labels_without_a_batch_axis():
     (32, 32, 4, 32, True, "per_position"),
     (32, 32, 8, 64, False, "per_position"),
     (32, 32, 8, 64, True, "projected"),
-    (8, 128, 8, 64, False, "projected"),
+    (16, 96, 8, 64, False, "projected"),
+    (8, 128, 8, 64, False, "chunked"),
     (1, 2048, 8, 64, False, "chunked"),
   ],
 )
