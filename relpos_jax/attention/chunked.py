@@ -7,13 +7,14 @@ its end, so that most of what is hidden is never computed.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention.chunked_block import Keys, Plan, attend, differentiate, near_distances
+from relpos_jax.attention.chunked_block import Arrays, Keys, Plan, attend, differentiate
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import over_batch_and_heads
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
@@ -41,17 +42,18 @@ AXES = dict(
   d_key_table="BNRH",
   d_value_table="BNRH",
 )
+# Zero for a query, they make all of its share in the gradients zero.
 _OF_QUERIES = "d_output", "mean", "right_sums", "row_sums"
+# At most, in a causal call: n of them compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
 
-Arrays = dict[str, Array]
 Places = dict[str, tuple[ArrayLike, int]]  # of an axis letter: where to begin, and how many
 
 unsupported = bands.unsupported
 
 
 def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H"]:
-  """Attention of so many queries at a time; None finds how many."""
+  """Attention of `block` queries at a time; None finds how many."""
   band = bands.band_of(inputs)
   output = _flash(_plan(inputs, band, block), _floats(inputs, band), _hidden(inputs))
   return output.astype(inputs.value.dtype)
@@ -64,7 +66,6 @@ def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> Plan:
     block=min(block, inputs.query.shape[1]),
     first=first,
     num_diagonals=num_diagonals,
-    near=near_distances(inputs, band),
     has_band=band is not None,
     is_causal=inputs.is_causal,
     window=inputs.window,
@@ -84,6 +85,7 @@ def _floats(inputs: Inputs, band: bands.Band | None) -> Arrays:
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   value_table = None
   if band is not None and band.value is not None:
+    # The last row times the sum of all weights: one product with those by row.
     value_table = jnp.concatenate([band.value, band.left_value[None]])
   return _given(
     query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
@@ -113,19 +115,23 @@ def _given(**arrays: Array | None) -> Arrays:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _flash(plan: Plan, floats: Arrays, hidden: Arrays) -> Float[Array, "B T N H"]:
+  """Attention with a backward pass of its own, which computes the weights again."""
   return _flash_forward(plan, floats, hidden)[0]
 
 
-def _flash_forward(plan: Plan, floats: Arrays, hidden: Arrays):
+def _flash_forward(plan: Plan, floats: Arrays, hidden: Arrays) -> tuple[Array, tuple]:
   outputs = _on_each_device(functools.partial(_forward, plan), floats | hidden)
   return outputs["output"], (floats, hidden, outputs)
 
 
-def _flash_backward(plan: Plan, residuals, d_output: Float[Array, "B T N H"]):
+def _flash_backward(
+  plan: Plan, residuals: tuple, d_output: Float[Array, "B T N H"]
+) -> tuple[Arrays, None]:
   floats, hidden, outputs = residuals
-  # Of dp_ij, under p_ij.
-  mean = jnp.einsum("BTNH,BTNH->BNT", outputs.pop("output"), d_output)
-  arrays = floats | hidden | outputs | dict(d_output=d_output, mean=mean)
+  # sum_j p_ij dp_ij, whatever the p_ij were multiplied with.
+  mean = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
+  sums = {name: x for name, x in outputs.items() if name != "output"}
+  arrays = floats | hidden | sums | dict(d_output=d_output, mean=mean)
   grads = _on_each_device(functools.partial(_backward, plan), arrays)
   return {name: _shared(grads[f"d_{name}"], name, x.shape) for name, x in floats.items()}, None
 
@@ -141,7 +147,7 @@ def _shared(grad: Array, name: str, shape: tuple[int, ...]) -> Array:
   return grad_RNH if shape[1] > 1 else grad_RNH.sum(1, keepdims=True)
 
 
-def _on_each_device(kernel, arrays: Arrays) -> Arrays:
+def _on_each_device(kernel: Callable[[Arrays], Arrays], arrays: Arrays) -> Arrays:
   if "bias" in arrays:  # whose gradient sums over batch and heads: left to the partitioner
     return kernel(arrays)
   axes = {f"d_{name}": letters for name, letters in AXES.items()} | AXES
@@ -160,6 +166,7 @@ class Stretch(NamedTuple):
 
 
 def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
+  """All queries; in a causal call in parts of whole blocks, but for the last."""
   num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]
   if not plan.is_causal or not plan.has_far:
     return [Stretch(0, num_queries, num_keys)]
@@ -172,20 +179,26 @@ def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
 
 
 def _forward(plan: Plan, arrays: Arrays) -> Arrays:
-  batch, num_queries, heads, width = arrays["query"].shape
-  full = lambda *shape: jnp.zeros((batch, *shape), arrays["query"].dtype)
-  outputs = dict(output=full(num_queries, heads, width), logsumexp=full(heads, num_queries))
-  if "value_table" in arrays:
-    outputs |= dict(right_sums=full(heads, num_queries), row_sums=full(heads, num_queries))
+  """What `attend` says of a block, of all queries of all heads."""
 
-  def of_head(index, outputs):
+  def attend_head(index, outputs):
     head = _head(arrays, index)
     of_head = _zeros_of_one_head(outputs)
     for stretch in _stretches(plan, arrays):
       of_head = _attend_stretch(plan, arrays, head, stretch, of_head)
     return _put(outputs, of_head, head)
 
-  return jax.lax.fori_loop(0, batch * heads, of_head, outputs)
+  return jax.lax.fori_loop(0, _num_heads(arrays), attend_head, _no_outputs(arrays))
+
+
+def _no_outputs(arrays: Arrays) -> Arrays:
+  """Zeros in place of all outputs."""
+  batch, num_queries, heads, width = arrays["query"].shape
+  zeros = lambda *shape: jnp.zeros((batch, *shape), arrays["query"].dtype)
+  outputs = dict(output=zeros(num_queries, heads, width), logsumexp=zeros(heads, num_queries))
+  if "value_table" in arrays:
+    outputs |= dict(right_sums=zeros(heads, num_queries), row_sums=zeros(heads, num_queries))
+  return outputs
 
 
 def _attend_stretch(
@@ -193,33 +206,35 @@ def _attend_stretch(
 ) -> Arrays:
   keys = _keys(plan, arrays, head, stretch)
 
-  def of_block(number, outputs):
+  def attend_block(number, outputs):
     row, _ = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
     return _put(outputs, attend(plan, _cut(arrays, head | queries), keys, row), queries)
 
-  return jax.lax.fori_loop(0, _num_blocks(plan, stretch), of_block, outputs)
+  return jax.lax.fori_loop(0, _num_blocks(plan, stretch), attend_block, outputs)
 
 
 def _backward(plan: Plan, arrays: Arrays) -> Arrays:
-  batch, _, heads, width = arrays["query"].shape
-  shapes = {
-    name: arrays[name].shape for name in ("query", "key", "value", "bias") if name in arrays
-  }
-  for name in ("key_table", "value_table"):
-    if name in arrays:
-      shapes[name] = batch, heads, len(arrays[name]), width
-  dtype = arrays["query"].dtype
-  grads = {f"d_{name}": jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+  """The gradients of all `_floats`; those of tables for each head of each sequence."""
 
-  def of_head(index, grads):
+  def differentiate_head(index, grads):
     head = _head(arrays, index)
     of_head = _zeros_of_one_head(grads)
     for stretch in _stretches(plan, arrays):
       of_head = _differentiate_stretch(plan, arrays, head, stretch, of_head)
     return _add(grads, of_head, head)
 
-  return jax.lax.fori_loop(0, batch * heads, of_head, grads)
+  return jax.lax.fori_loop(0, _num_heads(arrays), differentiate_head, _no_grads(arrays))
+
+
+def _no_grads(arrays: Arrays) -> Arrays:
+  """Zeros in place of all gradients."""
+  batch, _, heads, width = arrays["query"].shape
+  same, tables = ("query", "key", "value", "bias"), ("key_table", "value_table")
+  shapes = {name: arrays[name].shape for name in same if name in arrays}
+  shapes |= {name: (batch, heads, len(arrays[name]), width) for name in tables if name in arrays}
+  dtype = arrays["query"].dtype
+  return {f"d_{name}": jnp.zeros(shape, dtype) for name, shape in shapes.items()}
 
 
 def _differentiate_stretch(
@@ -227,7 +242,7 @@ def _differentiate_stretch(
 ) -> Arrays:
   keys = _keys(plan, arrays, head, stretch)
 
-  def of_block(number, carry):
+  def differentiate_block(number, carry):
     grads, of_keys = carry
     row, is_new = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
@@ -237,15 +252,22 @@ def _differentiate_stretch(
     return _add(grads, of_block, queries), of_keys
 
   carry = grads, keys.zeros()
-  grads, of_keys = jax.lax.fori_loop(0, _num_blocks(plan, stretch), of_block, carry)
+  grads, of_keys = jax.lax.fori_loop(0, _num_blocks(plan, stretch), differentiate_block, carry)
   return _add(grads, keys.once(of_keys), dict(S=(0, stretch.num_keys)))
+
+
+def _num_heads(arrays: Arrays) -> int:
+  batch, _, heads, _ = arrays["query"].shape
+  return batch * heads
 
 
 def _num_blocks(plan: Plan, stretch: Stretch) -> int:
   return -(-(stretch.last - stretch.first) // plan.block)
 
 
-def _rows(plan: Plan, stretch: Stretch, number) -> tuple[Int[Array, ""], Bool[Array, " T"]]:
+def _rows(
+  plan: Plan, stretch: Stretch, number: Int[Array, ""]
+) -> tuple[Int[Array, ""], Bool[Array, " T"]]:
   """A block's first query, and which ones are new: the last block may begin before its place."""
   place = stretch.first + number * plan.block
   row = jnp.minimum(place, stretch.last - plan.block)
@@ -302,6 +324,7 @@ def _add(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
 
 
 def _zeros_of_one_head(arrays: Arrays) -> Arrays:
+  """Zeros in the shapes of one head's parts."""
   # Filled by blocks and then put in place: XLA would copy the larger arrays for every head if
   # several loops one after the other wrote into them.
   ones = lambda name, shape: [
@@ -310,7 +333,9 @@ def _zeros_of_one_head(arrays: Arrays) -> Arrays:
   return {name: jnp.zeros(ones(name, x.shape), x.dtype) for name, x in arrays.items()}
 
 
-def _corner(name: str, shape: tuple[int, ...], places: Places):
+def _corner(
+  name: str, shape: tuple[int, ...], places: Places
+) -> tuple[list[Int[Array, ""]], tuple[int, ...]]:
   """Where a part begins, and its shape; an axis of size one stands for all."""
   axes = [
     places.get(letter, (0, size)) if size > 1 else (0, size)
@@ -321,6 +346,7 @@ def _corner(name: str, shape: tuple[int, ...], places: Places):
 
 
 def _of_one_head(name: str) -> list[int]:
+  """Which axes are of size one in one head's part."""
   return [axis for axis, letter in enumerate(_letters(name)) if letter in "BNK"]
 
 

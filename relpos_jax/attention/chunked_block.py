@@ -12,6 +12,10 @@ more element of the query, which the keys of the first copy multiply by 1, those
 
 Weights are [S, T], queries last: sums over keys then vectorise, and no product needs a transposed
 copy of them.
+
+Letters of this file: T the block's queries, S the keys of a piece (all keys, in `Keys.of`), P the
+places in the two copies, W their width, H or H + 1, D the diagonals of the band, R its rows: one
+more, for the right. A value table has a last row besides, which all weights of a query share.
 """
 
 import functools
@@ -20,14 +24,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import dropout
-from relpos_jax.attention.band import Band
-from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention import dropout, masks
 from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
-_LOW = 0.7 * float(jnp.finfo(jnp.float32).min)
-
-Arrays = dict[str, Array]
+Arrays = dict[str, Array]  # by name: chunked.AXES has their axes
 
 
 class Plan(NamedTuple):
@@ -35,19 +35,27 @@ class Plan(NamedTuple):
 
   Attributes:
     block: the number of queries.
-    first, num_diagonals: of the band.
-    near: the distances j - i of the near keys, the first and the last.
+    first, num_diagonals: of the band: the first one's distance j - i, and how many.
     has_band: whether there are relations.
+    is_causal, window, dropout_rate: as of `Inputs`.
   """
 
   block: int
   first: int
   num_diagonals: int
-  near: tuple[int, int]
   has_band: bool
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
+
+  @property
+  def near(self) -> tuple[int, int]:
+    """The distances j - i of near keys, the first and the last: between them pairs differ."""
+    if self.window is not None:
+      left, right = self.window
+      return -left, 0 if self.is_causal else right
+    low, high = self.first, self.first + self.num_diagonals - 1
+    return (min(low, 1), max(high, 0)) if self.is_causal else (low, high)
 
   @property
   def has_far(self) -> bool:
@@ -66,9 +74,15 @@ class Plan(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """A head's keys and values, twice in a row if some are far.
+  """A head's keys and values, twice in a row if far keys on the right have a number of their own.
 
   Then they have one more element than H: 1 in the first copy, 0 in the second.
+
+  Attributes:
+    key, value: P is S, or 2 S where they are there twice.
+    num_keys: S.
+    num_near: how many of them are near, wherever the block lies.
+    width: H.
   """
 
   key: Float[Array, "P W"]
@@ -79,12 +93,17 @@ class Keys(NamedTuple):
 
   @classmethod
   def of(cls, plan: Plan, key: Float[Array, "S H"], value: Float[Array, "S H"]) -> "Keys":
+    """Laid out as the plan's blocks need them."""
     num_keys, width = key.shape
     low, high = plan.near
     num_near = min(max(plan.block + high - low, 0), num_keys) if plan.has_near else 0
     if plan.has_right and plan.has_far and num_near < num_keys:
       key, value = _twice(key), _twice(value)
     return cls(key, value, num_keys, num_near, width)
+
+  @property
+  def are_twice(self) -> bool:
+    return len(self.key) > self.num_keys
 
   def zeros(self) -> Arrays:
     """Gradients to be added to."""
@@ -93,7 +112,7 @@ class Keys(NamedTuple):
 
   def once(self, grads: Arrays) -> Arrays:
     """The gradients of S keys from those of both copies."""
-    if len(self.key) == self.num_keys:
+    if not self.are_twice:
       return grads
     return {name: x[: self.num_keys] + x[self.num_keys :] for name, x in grads.items()}
 
@@ -103,6 +122,7 @@ class Piece(NamedTuple):
 
   Attributes:
     start: their place in the two copies.
+    key, value: W is H if they are near, else as in the copies.
     rows, columns: which queries and which keys they are.
     num_keys: of the sequence.
   """
@@ -120,15 +140,6 @@ class Piece(NamedTuple):
     return self.columns[:, None] - self.rows
 
 
-def near_distances(inputs: Inputs, band: Band | None) -> tuple[int, int]:
-  """Between which distances relative terms, or what is hidden, differ from pair to pair."""
-  if inputs.window is not None:
-    left, right = inputs.window
-    return -left, min(right, 0) if inputs.is_causal else right
-  low, high = (1, 0) if band is None else (band.first, band.first + band.num_diagonals - 1)
-  return (min(low, 1), max(high, 0)) if inputs.is_causal else (low, high)
-
-
 def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
   """Output, row sums and logsumexp of a block's queries.
 
@@ -137,26 +148,32 @@ def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays
   pieces = _pieces(plan, keys, row)
   terms = _of_rows(block, "key_table", "query")
   logits = [_logits(plan, block, piece, terms) for piece in pieces]
-  lowest = jnp.full(plan.block, _LOW, logits[0].dtype)
+  lowest = jnp.full(plan.block, masks.LOWEST, logits[0].dtype)
   largest = functools.reduce(jnp.maximum, (x.max(0) for x in logits), lowest)
   weights = [jnp.exp(x - largest) for x in logits]
   total = sum(x.sum(0) for x in weights)
-  saw_a_key = largest > 0.5 * _LOW
+  saw_a_key = largest > 0.5 * masks.LOWEST
   share = jnp.where(saw_a_key, 1 / jnp.where(saw_a_key, total, 1), 0)
   kept = [_drop(plan, block, *pair) for pair in zip(pieces, weights, strict=True)]
   row_sums = sum(x.sum(0) for x in kept) if "seeds" in block else total
-  output, sums = 0, 0
-  for piece, weights in zip(pieces, kept, strict=True):
-    content, right = _sum_over_keys(piece.value, weights, keys.width)
-    output += content
-    if "value_table" in block:
-      sums += _sum_by_row(plan, piece, weights, right)
+  output, sums = _sum_pieces(plan, block, list(zip(pieces, kept, strict=True)), keys.width)
   outputs = dict(logsumexp=jnp.where(saw_a_key, largest + jnp.log(total), jnp.inf))
   if "value_table" in block:
     sums = jnp.concatenate([sums, row_sums[None]])
     output += jnp.einsum("RT,RH->TH", sums, block["value_table"])
     outputs |= dict(right_sums=sums[-2] * share, row_sums=sums[-1] * share)
   return outputs | dict(output=output * share[:, None])
+
+
+def _sum_pieces(
+  plan: Plan, block: Arrays, pieces: list[tuple[Piece, Float[Array, "_ T"]]], width: int
+) -> tuple[Float[Array, "T H"], Float[Array, "R T"] | None]:
+  """From the weights of all pieces: sum_j w_ij v_j and, for a value table, the w_ij by row."""
+  contents, rights = zip(*(_sum_over_keys(x.value, w, width) for x, w in pieces), strict=True)
+  if "value_table" not in block:
+    return sum(contents), None
+  by_row = (_sum_by_row(plan, *pair, right) for pair, right in zip(pieces, rights, strict=True))
+  return sum(contents), sum(by_row)
 
 
 def differentiate(
@@ -168,6 +185,11 @@ def differentiate(
     of_own, of_piece = _differentiate_piece(plan, block, piece, keys.width)
     of_block = {name: x + of_block.get(name, 0) for name, x in of_own.items()}
     of_keys = {name: _add_at(x, piece.start, of_piece[name]) for name, x in of_keys.items()}
+  return _differentiate_tables(block, of_block), of_keys
+
+
+def _differentiate_tables(block: Arrays, of_block: Arrays) -> Arrays:
+  """The gradients of tables, and the query's share in theirs, from what the pieces gave."""
   if "key_table" in block:
     d_terms = of_block.pop("d_terms")
     of_block["d_query"] += jnp.einsum("RT,RH->TH", d_terms, block["key_table"])
@@ -176,22 +198,21 @@ def differentiate(
     sums = [of_block.pop("diagonal_sums"), block["right_sums"][None], block["row_sums"][None]]
     d_table = jnp.einsum("RT,TH->RH", jnp.concatenate(sums), block["d_output"])
     of_block["d_value_table"] = d_table
-  return of_block, of_keys
+  return of_block
 
 
 def _differentiate_piece(
   plan: Plan, block: Arrays, piece: Piece, width: int
 ) -> tuple[Arrays, Arrays]:
-  """Gradients, and what those of the tables are made of; those of the piece's keys."""
+  """A piece's share in the gradients of its keys, and of the block's own arrays.
+
+  Of those, in place of the tables': "d_terms", by row, and the "diagonal_sums" of weights.
+  """
   terms, d_sums = _of_rows(block, "key_table", "query"), _of_rows(block, "value_table", "d_output")
   weights = jnp.exp(_logits(plan, block, piece, terms) - block["logsumexp"])
   kept = _drop(plan, block, piece, weights)
-  if d_sums is None:
-    d_weights = _meet(piece.value, block["d_output"])
-  else:
-    d_weights = _meet(piece.value, block["d_output"], d_sums[-2])
-    d_weights = _add_by_row(plan, piece, d_weights, d_sums[:-1]) + d_sums[-1]
-  d_logits = weights * (_drop(plan, block, piece, d_weights) - block["mean"])
+  d_weights = _drop(plan, block, piece, _d_kept(plan, block, piece, d_sums))
+  d_logits = weights * (d_weights - block["mean"])
   d_query, right = _sum_over_keys(piece.key, d_logits, width)
   of_own = dict(d_query=d_query)
   if terms is not None:
@@ -199,12 +220,28 @@ def _differentiate_piece(
   if d_sums is not None:
     of_own["diagonal_sums"] = _sum_by_diagonal(plan, piece, kept)
   if "bias" in block:
-    pairs = lambda bias: jnp.broadcast_to(_of_pairs(bias, piece), d_logits.shape)
-    of_own["d_bias"] = jax.linear_transpose(pairs, block["bias"])(d_logits)[0]
+    of_own["d_bias"] = _d_bias(block["bias"], piece, d_logits)
   return of_own, dict(
     d_key=jnp.einsum("ST,TH->SH", d_logits, block["query"]),
     d_value=jnp.einsum("ST,TH->SH", kept, block["d_output"]),
   )
+
+
+def _d_kept(
+  plan: Plan, block: Arrays, piece: Piece, d_sums: Float[Array, "R T"] | None
+) -> Float[Array, "S T"]:
+  """The gradients of weights as dropout leaves them."""
+  if d_sums is None:
+    return _meet(piece.value, block["d_output"])
+  d_kept = _meet(piece.value, block["d_output"], d_sums[-2])
+  return _add_by_row(plan, piece, d_kept, d_sums[:-1]) + d_sums[-1]
+
+
+def _d_bias(
+  bias: Float[Array, "#T #P"], piece: Piece, d_logits: Float[Array, "S T"]
+) -> Float[Array, "#T #P"]:
+  pairs = lambda bias: jnp.broadcast_to(_of_pairs(bias, piece), d_logits.shape)
+  return jax.linear_transpose(pairs, bias)(d_logits)[0]
 
 
 def _of_rows(block: Arrays, table: str, queries: str) -> Float[Array, "R T"] | None:
@@ -228,8 +265,8 @@ def _twice(x: Float[Array, "S H"]) -> Float[Array, "P W"]:
 
 def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
   """The keys of the block that begins at a row; the near ones, if there are any, come first."""
-  are_twice = len(keys.key) > keys.num_keys
-  num_far = 0 if keys.num_near and not are_twice else keys.num_keys - keys.num_near
+  # Of keys that are there once either all are far, or those that are not near are hidden.
+  num_far = 0 if keys.num_near and not keys.are_twice else keys.num_keys - keys.num_near
   start = jnp.clip(row + plan.near[0], 0, len(keys.key) - keys.num_near - num_far)
   rows = row + jnp.arange(plan.block)
 
@@ -240,8 +277,9 @@ def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
     cut = lambda x: jax.lax.dynamic_slice(x, (start, jnp.zeros_like(start)), (size, width))
     return Piece(is_near, start, cut(keys.key), cut(keys.value), rows, columns, keys.num_keys)
 
-  near, far = (start, keys.num_near, True), (start + keys.num_near, num_far, False)
-  return [piece(*given) for given in (near, far) if given[1]]
+  near = [piece(start, keys.num_near, True)] if keys.num_near else []
+  far = [piece(start + keys.num_near, num_far, False)] if num_far else []
+  return near + far
 
 
 def _meet(
@@ -312,13 +350,14 @@ def _logits(
 ) -> Float[Array, "S T"]:
   """Very low for a pair that is hidden. terms: relative ones, by row of the band."""
   right = 0.0 if terms is None else terms[-1]
-  logits = _meet(piece.key, block["query"], _LOW if plan.is_causal else right)
+  # In causal attention this is what hides far keys; `_visible` hides near ones.
+  logits = _meet(piece.key, block["query"], masks.LOWEST if plan.is_causal else right)
   if terms is not None:
     logits = _add_by_row(plan, piece, logits, terms)
   if "bias" in block:
     logits += _of_pairs(block["bias"], piece)
   visible = _visible(plan, block, piece)
-  return logits if visible is None else jnp.where(visible, logits, _LOW)
+  return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 
 
 def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "#S #T"] | None:
@@ -341,13 +380,15 @@ def _of_pairs(x: Shaped[Array, "#T #P"], piece: Piece) -> Shaped[Array, "#S #T"]
 
 
 def _drop(plan: Plan, block: Arrays, piece: Piece, x: Float[Array, "S T"]) -> Float[Array, "S T"]:
-  """Zero where a weight is dropped, larger elsewhere."""
+  """Zero where a weight is dropped, and 1 / (1 - rate) times as large elsewhere."""
   if "seeds" not in block:
     return x
   kept = dropout.keep(block["seeds"], piece.rows, piece.columns[:, None], plan.dropout_rate)
   return jnp.where(kept, x / (1 - plan.dropout_rate), 0)
 
 
-def _add_at(x: Float[Array, "P H"], start: Int[Array, ""], dx: Float[Array, "S H"]) -> Array:
+def _add_at(
+  x: Float[Array, "P H"], start: Int[Array, ""], dx: Float[Array, "S H"]
+) -> Float[Array, "P H"]:
   old = jax.lax.dynamic_slice_in_dim(x, start, len(dx))
   return jax.lax.dynamic_update_slice_in_dim(x, old + dx, start, 0)

@@ -6,6 +6,10 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Bool, Int
 
+# The logit of a hidden pair. Finite, so that a query that sees no key gives no NaN; logits below
+# half of it are taken for hidden.
+LOWEST = 0.7 * float(jnp.finfo(jnp.float32).min)
+
 
 def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
   """True where every given mask is True; None where no mask is given."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from relpos_jax.attention import masks
 from relpos_jax.attention import pallas_gpu_tiles as tiles
 from relpos_jax.attention.pallas_gpu_tiles import LOG2_E, Arrays, Outputs, Plan, Tile
 from relpos_jax.typing import Array, Float
@@ -79,7 +80,7 @@ def _empty(plan: Plan, arrays: Arrays, block: int, dtype: Any) -> _State:
   zeros = jnp.zeros(block, dtype)
   kept = zeros if plan.sums and plan.rate else None
   output = jnp.zeros((block, arrays.query.shape[1]), dtype)
-  return _State(jnp.full(block, tiles.HIDDEN, dtype), zeros, kept, None, output)
+  return _State(jnp.full(block, masks.LOWEST, dtype), zeros, kept, None, output)
 
 
 def _attend(
@@ -112,7 +113,7 @@ def _turn_to_the_band(plan: Plan, arrays: Arrays, state: _State) -> _State:
 
 def _finish(plan: Plan, state: _State, outputs: Outputs) -> None:
   """Divides; a query that sees no key has weights of zero."""
-  sees = state.maximum > tiles.HIDDEN / 2
+  sees = state.maximum > masks.LOWEST / 2
   total = jnp.where(sees, state.total, 1)
   of_output, of_row = (
     jnp.where(sees, 1 / (total * (1 - plan.rate)), 0),

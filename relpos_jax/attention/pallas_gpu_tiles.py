@@ -22,11 +22,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from relpos_jax.attention import dropout
+from relpos_jax.attention import dropout, masks
 from relpos_jax.typing import Array, Bool, Float, Int
 
 LOG2_E = math.log2(math.e)
-HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)
 _FAR = 2**30
 
 
@@ -231,7 +230,7 @@ def logits(plan: Plan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> 
   if tile.mixed and arrays.band_logits is not None:
     logits += LOG2_E * gather(plan, arrays.band_logits, tile)
   for shown in _conditions(plan, arrays, tile):
-    logits = jnp.where(shown, logits, HIDDEN)
+    logits = jnp.where(shown, logits, masks.LOWEST)
   return logits
 
 

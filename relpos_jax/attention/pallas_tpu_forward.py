@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from relpos_jax.attention import dropout
+from relpos_jax.attention import dropout, masks
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 
@@ -103,7 +103,7 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
 
 
 def _start(plan: Plan, operands, scratch) -> None:
-  lowest = jnp.asarray(tiles.LOWEST, scratch["output"].dtype)
+  lowest = jnp.asarray(masks.LOWEST, scratch["output"].dtype)
   clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
   if not plan.sees_right() or plan.num_blocks[0] > plan.num_blocks[1]:
     clear |= dict(right_sums=0, right_maximum=lowest)
@@ -227,9 +227,9 @@ def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
   sums = scratch["sums"][...].sum(1, keepdims=True)
   share, log_sum = 1 / sums, maximum + jnp.log(sums)
   if plan.window is not None or operands.keys() & {"key_visible", "query_segments"}:
-    sees_a_key = maximum > tiles.LOWEST / 2
+    sees_a_key = maximum > masks.LOWEST / 2
     share = jnp.where(sees_a_key, share, 0)
-    log_sum = jnp.where(sees_a_key, log_sum, -tiles.LOWEST)
+    log_sum = jnp.where(sees_a_key, log_sum, -masks.LOWEST)
   output = scratch["output"][...] * share[:, :1]
   rows = dict(log_sum=log_sum)
   if "value_table" in operands:

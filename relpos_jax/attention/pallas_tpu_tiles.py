@@ -18,14 +18,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from relpos_jax.attention import dropout
-
-# Logits of hidden keys. A maximum below half of it means that no key is seen.
-LOWEST = 0.7 * float(np.finfo(np.float32).min)
+from relpos_jax.attention import dropout, masks
 
 
 class Plan(NamedTuple):
@@ -219,7 +215,7 @@ def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
   if "query_segments" in operands:
     hidden.append(operands["query_segments"][0] != operands["key_segments"][0])
   for mask in hidden:
-    logits = jnp.where(mask, jnp.asarray(LOWEST, logits.dtype), logits)
+    logits = jnp.where(mask, jnp.asarray(masks.LOWEST, logits.dtype), logits)
   return logits
 
 

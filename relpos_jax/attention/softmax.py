@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import dropout
+from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.typing import Array, Bool, Float, Int
 
@@ -77,8 +77,7 @@ def _masked_softmax(
   """Softmax over the visible keys; a query that sees none gets weights of zero."""
   if visible is None:
     return jax.nn.softmax(logits)
-  lowest = 0.7 * float(jnp.finfo(jnp.float32).min)
-  weights = jax.nn.softmax(jnp.where(visible, logits, lowest))
+  weights = jax.nn.softmax(jnp.where(visible, logits, masks.LOWEST))
   return jnp.where(visible, weights, 0)
 
 
