@@ -78,6 +78,15 @@ def _long_on_a_gpu(inputs: Inputs) -> bool:
   return jax.default_backend() == "gpu" and inputs.key.shape[1] >= 256
 
 
+def _long_for_a_loop_over_heads(inputs: Inputs) -> bool:
+  """On a CPU at least 128 keys; elsewhere weights of 4 GiB, which is not measured yet."""
+  batch, num_queries, heads, _ = inputs.query.shape
+  num_keys = inputs.key.shape[1]
+  if jax.default_backend() == "cpu":
+    return num_keys >= 128
+  return batch * heads * num_queries * num_keys >= 2**30
+
+
 def _tables(inputs: Inputs) -> list[Array]:
   return jax.tree.leaves((inputs.relations.key, inputs.relations.value))
 
@@ -91,7 +100,6 @@ RULES: tuple[Rule, ...] = (
   ),
   Rule("pallas_tpu", "it is the one made for TPUs, and sequences are long", _long_on_a_tpu),
   Rule("pallas_gpu", "it is the one made for GPUs, and sequences are long", _long_on_a_gpu),
-  Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
   Rule(
     "per_position",
     "sequences are short, and the vectors it gathers no larger than the weights",
@@ -100,8 +108,9 @@ RULES: tuple[Rule, ...] = (
   Rule(
     "chunked",
     "sequences are long, and it never writes out their weights",
-    lambda inputs: inputs.key.shape[1] >= 128,
+    _long_for_a_loop_over_heads,
   ),
+  Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
   Rule("projected", "it is the fastest of those that can do any call"),
 )
 

@@ -43,7 +43,7 @@ AXES = dict(
   d_value_table="BNRH",
 )
 # Zero for a query, they make all of its share in the gradients zero.
-_OF_QUERIES = "d_output", "mean", "right_sums", "row_sums"
+_OF_QUERIES = "d_output", "mean"
 # At most, in a causal call: n of them compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
 

@@ -213,6 +213,13 @@ def test_the_choice_follows_the_measurements(batch, length, heads, width, per_he
   assert explanation.implementation == wanted
 
 
+@pytest.mark.parametrize(("length", "wanted"), [(32, "reference"), (2048, "chunked")])
+def test_dropout_without_relations_never_writes_out_long_weights(length, wanted):
+  array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
+  explanation = explain(array, array, array, dropout_rate=0.1, dropout_key=jax.random.key(0))
+  assert explanation.implementation == wanted
+
+
 @pytest.mark.parametrize(
   "arguments, options, message",
   [
