@@ -72,11 +72,9 @@ def test_prepared_data_are_text_of_the_right_split_and_side(languages):
     assert [pairs[i] for i in range(3)] == list(pairs)
 
 
-def test_prepared_data_need_no_tensorflow(request, monkeypatch):
-  with monkeypatch.context() as patch:
-    patch.setattr(importlib.util, "find_spec", lambda name: name)
-    request.getfixturevalue("small")
-    wmt14.load("en-de")
+@pytest.mark.usefixtures("small")
+def test_prepared_data_need_no_tensorflow(monkeypatch):
+  wmt14.load("en-de")
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   assert len(wmt14.load("de-en").splits["test"]) == 3
 
