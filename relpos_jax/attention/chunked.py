@@ -180,15 +180,23 @@ def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
 
 def _forward(plan: Plan, arrays: Arrays) -> Arrays:
   """What `attend` says of a block, of all queries of all heads."""
+  return _over_heads(plan, arrays, _no_outputs(arrays), _attend_stretch, _put)
 
-  def attend_head(index, outputs):
+
+def _over_heads(
+  plan: Plan, arrays: Arrays, results: Arrays, of_stretch: Callable, place: Callable
+) -> Arrays:
+  """The results, with each head's of all stretches put or added in its place."""
+
+  def of_head(index, results):
     head = _head(arrays, index)
-    of_head = _zeros_of_one_head(outputs)
+    mine = _zeros_of_one_head(results)
     for stretch in _stretches(plan, arrays):
-      of_head = _attend_stretch(plan, arrays, head, stretch, of_head)
-    return _put(outputs, of_head, head)
+      mine = of_stretch(plan, arrays, head, stretch, mine)
+    return place(results, mine, head)
 
-  return jax.lax.fori_loop(0, _num_heads(arrays), attend_head, _no_outputs(arrays))
+  batch, _, heads, _ = arrays["query"].shape
+  return jax.lax.fori_loop(0, batch * heads, of_head, results)
 
 
 def _no_outputs(arrays: Arrays) -> Arrays:
@@ -216,15 +224,7 @@ def _attend_stretch(
 
 def _backward(plan: Plan, arrays: Arrays) -> Arrays:
   """The gradients of all `_floats`; those of tables for each head of each sequence."""
-
-  def differentiate_head(index, grads):
-    head = _head(arrays, index)
-    of_head = _zeros_of_one_head(grads)
-    for stretch in _stretches(plan, arrays):
-      of_head = _differentiate_stretch(plan, arrays, head, stretch, of_head)
-    return _add(grads, of_head, head)
-
-  return jax.lax.fori_loop(0, _num_heads(arrays), differentiate_head, _no_grads(arrays))
+  return _over_heads(plan, arrays, _no_grads(arrays), _differentiate_stretch, _add)
 
 
 def _no_grads(arrays: Arrays) -> Arrays:
@@ -254,11 +254,6 @@ def _differentiate_stretch(
   carry = grads, keys.zeros()
   grads, of_keys = jax.lax.fori_loop(0, _num_blocks(plan, stretch), differentiate_block, carry)
   return _add(grads, keys.once(of_keys), dict(S=(0, stretch.num_keys)))
-
-
-def _num_heads(arrays: Arrays) -> int:
-  batch, _, heads, _ = arrays["query"].shape
-  return batch * heads
 
 
 def _num_blocks(plan: Plan, stretch: Stretch) -> int:
