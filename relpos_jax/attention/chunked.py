@@ -1,9 +1,9 @@
 """Attention by blocks in plain XLA: never a [T, S] tensor.
 
-One head at a time, a block of queries meets all of its keys (chunked_block.py). What a block needs
-is cut out of the arrays as they are, and what it gives is put in its place: nothing as large as
-the arrays is copied. A causal call is made in a few stretches of queries, each with the keys up to
-its end, so that most of what is hidden is never computed.
+A few heads at a time, a block of queries meets all of its keys (chunked_block.py). What a block
+needs is cut out of the arrays as they are, and what it gives is put in its place: nothing as large
+as the arrays is copied. A causal call is made in a few stretches of queries, each with the keys up
+to its end, so that most of what is hidden is never computed.
 """
 
 import functools
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention.chunked_block import Arrays, Keys, Plan, attend, differentiate
@@ -46,6 +47,8 @@ AXES = dict(
 _OF_QUERIES = "d_output", "mean"
 # At most, in a causal call: n of them compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
+# At most, of all heads of a block: enough for all cores, few enough for their caches.
+_PAIRS = 2**20
 
 Places = dict[str, tuple[ArrayLike, int]]  # of an axis letter: where to begin, and how many
 
@@ -186,17 +189,30 @@ def _forward(plan: Plan, arrays: Arrays) -> Arrays:
 def _over_heads(
   plan: Plan, arrays: Arrays, results: Arrays, of_stretch: Callable, place: Callable
 ) -> Arrays:
-  """The results, with each head's of all stretches put or added in its place."""
-
-  def of_head(index, results):
-    head = _head(arrays, index)
-    mine = _zeros_of_one_head(results)
-    for stretch in _stretches(plan, arrays):
-      mine = of_stretch(plan, arrays, head, stretch, mine)
-    return place(results, mine, head)
-
+  """The results, with those of a few heads after the other put or added in their place."""
   batch, _, heads, _ = arrays["query"].shape
-  return jax.lax.fori_loop(0, batch * heads, of_head, results)
+  num_heads = _num_heads(plan, arrays)
+
+  def of_heads(index, results):
+    some = _heads(arrays, index * num_heads, num_heads)
+    # Filled by blocks and then put in place: XLA would copy the larger arrays for every head if
+    # several loops one after the other wrote into them.
+    shapes = {name: _corner(name, x.shape, some)[1] for name, x in results.items()}
+    mine = {name: jnp.zeros(shapes[name], x.dtype) for name, x in results.items()}
+    for stretch in _stretches(plan, arrays):
+      mine = of_stretch(plan, arrays, some, stretch, mine)
+    return place(results, _cut(mine, {}), some)
+
+  return jax.lax.fori_loop(0, batch * heads // num_heads, of_heads, results)
+
+
+def _num_heads(plan: Plan, arrays: Arrays) -> int:
+  """How many at a time: heads that share a key are together, or a part of them is."""
+  heads, key_heads = arrays["query"].shape[2], arrays["key"].shape[2]
+  sharing = heads // key_heads
+  at_most = _PAIRS // (plan.block * arrays["key"].shape[1])
+  fits = lambda n: heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
+  return max(n for n in range(1, min(max(at_most, 1), heads) + 1) if fits(n))
 
 
 def _no_outputs(arrays: Arrays) -> Arrays:
@@ -210,14 +226,14 @@ def _no_outputs(arrays: Arrays) -> Arrays:
 
 
 def _attend_stretch(
-  plan: Plan, arrays: Arrays, head: Places, stretch: Stretch, outputs: Arrays
+  plan: Plan, arrays: Arrays, heads: Places, stretch: Stretch, outputs: Arrays
 ) -> Arrays:
-  keys = _keys(plan, arrays, head, stretch)
+  keys = _keys(plan, arrays, heads, stretch)
 
   def attend_block(number, outputs):
     row, _ = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
-    return _put(outputs, attend(plan, _cut(arrays, head | queries), keys, row), queries)
+    return _put(outputs, attend(plan, _cut(arrays, heads | queries), keys, row), queries)
 
   return jax.lax.fori_loop(0, _num_blocks(plan, stretch), attend_block, outputs)
 
@@ -238,15 +254,15 @@ def _no_grads(arrays: Arrays) -> Arrays:
 
 
 def _differentiate_stretch(
-  plan: Plan, arrays: Arrays, head: Places, stretch: Stretch, grads: Arrays
+  plan: Plan, arrays: Arrays, heads: Places, stretch: Stretch, grads: Arrays
 ) -> Arrays:
-  keys = _keys(plan, arrays, head, stretch)
+  keys = _keys(plan, arrays, heads, stretch)
 
   def differentiate_block(number, carry):
     grads, of_keys = carry
     row, is_new = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
-    block = _cut(arrays, head | queries)
+    block = _cut(arrays, heads | queries)
     block |= {name: _where_new(is_new, block[name]) for name in block if name in _OF_QUERIES}
     of_block, of_keys = differentiate(plan, block, keys, row, of_keys)
     return _add(grads, of_block, queries), of_keys
@@ -269,63 +285,57 @@ def _rows(
   return row, row + jnp.arange(plan.block) >= place
 
 
-def _where_new(is_new: Bool[Array, " T"], x: Float[Array, "T *R"]) -> Float[Array, "T *R"]:
+def _where_new(is_new: Bool[Array, " T"], x: Float[Array, "N T *R"]) -> Float[Array, "N T *R"]:
   """Zero for queries that an earlier block has seen: they are to be counted once."""
-  return jnp.where(jnp.expand_dims(is_new, range(1, x.ndim)), x, 0)
+  return jnp.where(jnp.expand_dims(is_new, range(1, x.ndim - 1)), x, 0)
 
 
-def _keys(plan: Plan, arrays: Arrays, head: Places, stretch: Stretch) -> Keys:
+def _keys(plan: Plan, arrays: Arrays, heads: Places, stretch: Stretch) -> Keys:
+  """Those a stretch may see, of each of the heads, whether or not heads share them."""
   whole = {name: arrays[name] for name in ("key", "value")}
-  return Keys.of(plan, **_cut(whole, head | dict(S=(0, stretch.num_keys))))
+  shared = _cut(whole, heads | dict(S=(0, stretch.num_keys)))
+  _, num_heads = heads["N"]
+  return Keys.of(plan, **{name: x.repeat(num_heads // len(x), 0) for name, x in shared.items()})
 
 
 # Cutting arrays by the letters of their axes.
 
 
-def _head(arrays: Arrays, index: Int[Array, ""]) -> Places:
-  """The place of one of all B N heads."""
+def _heads(arrays: Arrays, first: Int[Array, ""], num_heads: int) -> Places:
+  """The place of some heads of one sequence; first: among all B N."""
   heads, key_heads = arrays["query"].shape[2], arrays["key"].shape[2]
-  head = index % heads
-  return dict(B=(index // heads, 1), N=(head, 1), K=(head // (heads // key_heads), 1))
+  sharing = heads // key_heads
+  of_keys = first % heads // sharing, -(-num_heads // sharing)
+  return dict(B=(first // heads, 1), N=(first % heads, num_heads), K=of_keys)
 
 
 def _cut(arrays: Arrays, places: Places) -> Arrays:
-  """The part of each array in those places, without the axes of one head."""
+  """The part of each array in those places: heads first, and no axis for the batch."""
 
   def cut(name, array):
-    starts, sizes = _corner(name, array.shape, places)
-    part = jax.lax.dynamic_slice(array, starts, sizes)
-    return part.squeeze(_of_one_head(name))
+    part = jax.lax.dynamic_slice(array, *_corner(name, array.shape, places))
+    return part.transpose(_heads_first(name)).squeeze(_batch(name))
 
   return {name: cut(name, array) for name, array in arrays.items()}
 
 
 def _put(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
-  """The arrays with these parts in those places."""
+  """The arrays with these parts, as `_cut` gives them, in those places."""
 
   def put(name, part):
-    starts, sizes = _corner(name, arrays[name].shape, places)
-    return jax.lax.dynamic_update_slice(arrays[name], part.reshape(sizes), starts)
+    starts, _ = _corner(name, arrays[name].shape, places)
+    part = jnp.expand_dims(part, _batch(name)).transpose(np.argsort(_heads_first(name)))
+    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
 
   return arrays | {name: put(name, part) for name, part in parts.items()}
 
 
 def _add(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
-  """The arrays with these parts added in those places."""
+  """The arrays with these parts added in those places; summed first over heads that share one."""
   old = _cut({name: arrays[name] for name in parts}, places)
-  return _put(
-    arrays, {name: old[name] + parts[name].reshape(old[name].shape) for name in parts}, places
-  )
-
-
-def _zeros_of_one_head(arrays: Arrays) -> Arrays:
-  """Zeros in the shapes of one head's parts."""
-  # Filled by blocks and then put in place: XLA would copy the larger arrays for every head if
-  # several loops one after the other wrote into them.
-  ones = lambda name, shape: [
-    1 if x in "BNK" else n for x, n in zip(_letters(name), shape, strict=True)
-  ]
-  return {name: jnp.zeros(ones(name, x.shape), x.dtype) for name, x in arrays.items()}
+  sum_shared = lambda part, x: part.reshape(len(x), -1, *x.shape[1:]).sum(1)
+  new = {name: x + sum_shared(parts[name], x) for name, x in old.items()}
+  return _put(arrays, new, places)
 
 
 def _corner(
@@ -340,9 +350,14 @@ def _corner(
   return [jnp.int32(start) for start in starts], sizes
 
 
-def _of_one_head(name: str) -> list[int]:
-  """Which axes are of size one in one head's part."""
-  return [axis for axis, letter in enumerate(_letters(name)) if letter in "BNK"]
+def _heads_first(name: str) -> list[int]:
+  """The axes in the order of parts: the batch, heads, all others."""
+  letters = _letters(name)
+  return sorted(range(len(letters)), key=lambda axis: letters[axis] not in "BNK")
+
+
+def _batch(name: str) -> tuple[int, ...]:
+  return (0,) if "B" in _letters(name) else ()
 
 
 def _letters(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A block of queries of one head and all of its keys: attention and gradients.
+"""A block of queries of some heads and all of its keys: attention and gradients.
 
 The keys of a block are *near* or *far*. On the diagonals of near keys the relative term or what is
 hidden differs from pair to pair, and is looked up. All keys right of the near ones are alike, and
@@ -10,12 +10,13 @@ a row: near ones from a place in the first copy on, far ones behind them, first 
 and then, in the second copy, those on the left. The number on the right costs nothing: it is one
 more element of the query, which the keys of the first copy multiply by 1, those of the second by 0.
 
-Weights are [S, T], queries last: sums over keys then vectorise, and no product needs a transposed
+Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a transposed
 copy of them.
 
-Letters of this file: T the block's queries, S the keys of a piece (all keys, in `Keys.of`), P the
-places in the two copies, W their width, H or H + 1, D the diagonals of the band, R its rows: one
-more, for the right. A value table has a last row besides, which all weights of a query share.
+Letters of this file: N the heads, T the block's queries, S the keys of a piece (all keys, in
+`Keys.of`), P the places in the two copies, W their width, H or H + 1, D the diagonals of the band,
+R its rows: one more, for the right. A value table has a last row besides, which all weights of a
+query share. Tables are those of each head, or one [1, R, H] for all.
 """
 
 import functools
@@ -74,7 +75,7 @@ class Plan(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """A head's keys and values, twice in a row if far keys on the right have a number of their own.
+  """Some heads' keys and values, twice in a row if far keys on the right have a number of their own.
 
   Then they have one more element than H: 1 in the first copy, 0 in the second.
 
@@ -85,16 +86,16 @@ class Keys(NamedTuple):
     width: H.
   """
 
-  key: Float[Array, "P W"]
-  value: Float[Array, "P W"]
+  key: Float[Array, "N P W"]
+  value: Float[Array, "N P W"]
   num_keys: int
   num_near: int
   width: int
 
   @classmethod
-  def of(cls, plan: Plan, key: Float[Array, "S H"], value: Float[Array, "S H"]) -> "Keys":
+  def of(cls, plan: Plan, key: Float[Array, "N S H"], value: Float[Array, "N S H"]) -> "Keys":
     """Laid out as the plan's blocks need them."""
-    num_keys, width = key.shape
+    _, num_keys, width = key.shape
     low, high = plan.near
     num_near = min(max(plan.block + high - low, 0), num_keys) if plan.has_near else 0
     if plan.has_right and plan.has_far and num_near < num_keys:
@@ -103,18 +104,18 @@ class Keys(NamedTuple):
 
   @property
   def are_twice(self) -> bool:
-    return len(self.key) > self.num_keys
+    return self.key.shape[1] > self.num_keys
 
   def zeros(self) -> Arrays:
     """Gradients to be added to."""
-    zeros = jnp.zeros((len(self.key), self.width), self.key.dtype)
+    zeros = jnp.zeros((*self.key.shape[:2], self.width), self.key.dtype)
     return dict(d_key=zeros, d_value=zeros)
 
   def once(self, grads: Arrays) -> Arrays:
     """The gradients of S keys from those of both copies."""
     if not self.are_twice:
       return grads
-    return {name: x[: self.num_keys] + x[self.num_keys :] for name, x in grads.items()}
+    return {name: x[:, : self.num_keys] + x[:, self.num_keys :] for name, x in grads.items()}
 
 
 class Piece(NamedTuple):
@@ -129,8 +130,8 @@ class Piece(NamedTuple):
 
   is_near: bool
   start: Int[Array, ""]
-  key: Float[Array, "S W"]
-  value: Float[Array, "S W"]
+  key: Float[Array, "N S W"]
+  value: Float[Array, "N S W"]
   rows: Int[Array, " T"]
   columns: Int[Array, " S"]
   num_keys: int
@@ -148,26 +149,25 @@ def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays
   pieces = _pieces(plan, keys, row)
   terms = _of_rows(block, "key_table", "query")
   logits = [_logits(plan, block, piece, terms) for piece in pieces]
-  lowest = jnp.full(plan.block, masks.LOWEST, logits[0].dtype)
-  largest = functools.reduce(jnp.maximum, (x.max(0) for x in logits), lowest)
-  weights = [jnp.exp(x - largest) for x in logits]
-  total = sum(x.sum(0) for x in weights)
+  largest = functools.reduce(jnp.maximum, (x.max(1) for x in logits), masks.LOWEST)
+  weights = [jnp.exp(x - largest[:, None]) for x in logits]
+  total = sum(x.sum(1) for x in weights)
   saw_a_key = largest > 0.5 * masks.LOWEST
   share = jnp.where(saw_a_key, 1 / jnp.where(saw_a_key, total, 1), 0)
   kept = [_drop(plan, block, *pair) for pair in zip(pieces, weights, strict=True)]
-  row_sums = sum(x.sum(0) for x in kept) if "seeds" in block else total
+  row_sums = sum(x.sum(1) for x in kept) if "seeds" in block else total
   output, sums = _sum_pieces(plan, block, list(zip(pieces, kept, strict=True)), keys.width)
   outputs = dict(logsumexp=jnp.where(saw_a_key, largest + jnp.log(total), jnp.inf))
   if "value_table" in block:
-    sums = jnp.concatenate([sums, row_sums[None]])
-    output += jnp.einsum("RT,RH->TH", sums, block["value_table"])
-    outputs |= dict(right_sums=sums[-2] * share, row_sums=sums[-1] * share)
-  return outputs | dict(output=output * share[:, None])
+    sums = jnp.concatenate([sums, row_sums[:, None]], axis=1)
+    output += jnp.einsum("NRT,NRH->NTH", sums, block["value_table"])
+    outputs |= dict(right_sums=sums[:, -2] * share, row_sums=sums[:, -1] * share)
+  return outputs | dict(output=output * share[..., None])
 
 
 def _sum_pieces(
-  plan: Plan, block: Arrays, pieces: list[tuple[Piece, Float[Array, "_ T"]]], width: int
-) -> tuple[Float[Array, "T H"], Float[Array, "R T"] | None]:
+  plan: Plan, block: Arrays, pieces: list[tuple[Piece, Float[Array, "N _ T"]]], width: int
+) -> tuple[Float[Array, "N T H"], Float[Array, "N R T"] | None]:
   """From the weights of all pieces: sum_j w_ij v_j and, for a value table, the w_ij by row."""
   contents, rights = zip(*(_sum_over_keys(x.value, w, width) for x, w in pieces), strict=True)
   if "value_table" not in block:
@@ -192,11 +192,12 @@ def _differentiate_tables(block: Arrays, of_block: Arrays) -> Arrays:
   """The gradients of tables, and the query's share in theirs, from what the pieces gave."""
   if "key_table" in block:
     d_terms = of_block.pop("d_terms")
-    of_block["d_query"] += jnp.einsum("RT,RH->TH", d_terms, block["key_table"])
-    of_block["d_key_table"] = jnp.einsum("RT,TH->RH", d_terms, block["query"])
+    of_block["d_query"] += jnp.einsum("NRT,NRH->NTH", d_terms, block["key_table"])
+    of_block["d_key_table"] = jnp.einsum("NRT,NTH->NRH", d_terms, block["query"])
   if "value_table" in block:
-    sums = [of_block.pop("diagonal_sums"), block["right_sums"][None], block["row_sums"][None]]
-    d_table = jnp.einsum("RT,TH->RH", jnp.concatenate(sums), block["d_output"])
+    of_all = (block[name][:, None] for name in ("right_sums", "row_sums"))
+    sums = jnp.concatenate([of_block.pop("diagonal_sums"), *of_all], axis=1)
+    d_table = jnp.einsum("NRT,NTH->NRH", sums, block["d_output"])
     of_block["d_value_table"] = d_table
   return of_block
 
@@ -209,10 +210,10 @@ def _differentiate_piece(
   Of those, in place of the tables': "d_terms", by row, and the "diagonal_sums" of weights.
   """
   terms, d_sums = _of_rows(block, "key_table", "query"), _of_rows(block, "value_table", "d_output")
-  weights = jnp.exp(_logits(plan, block, piece, terms) - block["logsumexp"])
+  weights = jnp.exp(_logits(plan, block, piece, terms) - block["logsumexp"][:, None])
   kept = _drop(plan, block, piece, weights)
   d_weights = _drop(plan, block, piece, _d_kept(plan, block, piece, d_sums))
-  d_logits = weights * (d_weights - block["mean"])
+  d_logits = weights * (d_weights - block["mean"][:, None])
   d_query, right = _sum_over_keys(piece.key, d_logits, width)
   of_own = dict(d_query=d_query)
   if terms is not None:
@@ -222,59 +223,59 @@ def _differentiate_piece(
   if "bias" in block:
     of_own["d_bias"] = _d_bias(block["bias"], piece, d_logits)
   return of_own, dict(
-    d_key=jnp.einsum("ST,TH->SH", d_logits, block["query"]),
-    d_value=jnp.einsum("ST,TH->SH", kept, block["d_output"]),
+    d_key=jnp.einsum("NST,NTH->NSH", d_logits, block["query"]),
+    d_value=jnp.einsum("NST,NTH->NSH", kept, block["d_output"]),
   )
 
 
 def _d_kept(
-  plan: Plan, block: Arrays, piece: Piece, d_sums: Float[Array, "R T"] | None
-) -> Float[Array, "S T"]:
+  plan: Plan, block: Arrays, piece: Piece, d_sums: Float[Array, "N R T"] | None
+) -> Float[Array, "N S T"]:
   """The gradients of weights as dropout leaves them."""
   if d_sums is None:
     return _meet(piece.value, block["d_output"])
-  d_kept = _meet(piece.value, block["d_output"], d_sums[-2])
-  return _add_by_row(plan, piece, d_kept, d_sums[:-1]) + d_sums[-1]
+  d_kept = _meet(piece.value, block["d_output"], d_sums[:, -2])
+  return _add_by_row(plan, piece, d_kept, d_sums[:, :-1]) + d_sums[:, -1:]
 
 
 def _d_bias(
-  bias: Float[Array, "#T #P"], piece: Piece, d_logits: Float[Array, "S T"]
-) -> Float[Array, "#T #P"]:
+  bias: Float[Array, "#N #T #P"], piece: Piece, d_logits: Float[Array, "N S T"]
+) -> Float[Array, "#N #T #P"]:
   pairs = lambda bias: jnp.broadcast_to(_of_pairs(bias, piece), d_logits.shape)
   return jax.linear_transpose(pairs, bias)(d_logits)[0]
 
 
-def _of_rows(block: Arrays, table: str, queries: str) -> Float[Array, "R T"] | None:
+def _of_rows(block: Arrays, table: str, queries: str) -> Float[Array, "N R T"] | None:
   """A table's rows times the block's queries; None without that table."""
   if table not in block:
     return None
-  return jnp.einsum("RH,TH->RT", block[table], block[queries])
+  return jnp.einsum("NRH,NTH->NRT", block[table], block[queries])
 
 
 # Near and far keys.
 
 
-def _twice(x: Float[Array, "S H"]) -> Float[Array, "P W"]:
+def _twice(x: Float[Array, "N S H"]) -> Float[Array, "N P W"]:
   """Twice in a row, with 1 behind the elements of the first copy, 0 behind those of the second."""
-  size, width = x.shape
+  heads, size, width = x.shape
   # Written piece by piece: on a CPU a concatenation takes four times as long.
-  both = jnp.zeros((2 * size, width + 1), x.dtype).at[:size, :width].set(x)
-  both = both.at[size:, :width].set(x)
-  return both.at[:size, width:].set(1)
+  both = jnp.zeros((heads, 2 * size, width + 1), x.dtype).at[:, :size, :width].set(x)
+  both = both.at[:, size:, :width].set(x)
+  return both.at[:, :size, width:].set(1)
 
 
 def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
   """The keys of the block that begins at a row; the near ones, if there are any, come first."""
   # Of keys that are there once either all are far, or those that are not near are hidden.
   num_far = 0 if keys.num_near and not keys.are_twice else keys.num_keys - keys.num_near
-  start = jnp.clip(row + plan.near[0], 0, len(keys.key) - keys.num_near - num_far)
+  start = jnp.clip(row + plan.near[0], 0, keys.key.shape[1] - keys.num_near - num_far)
   rows = row + jnp.arange(plan.block)
 
   def piece(start, size, is_near):
     places = start + jnp.arange(size)
     columns = jnp.where(places < keys.num_keys, places, places - keys.num_keys)
-    width = keys.width if is_near else keys.key.shape[1]
-    cut = lambda x: jax.lax.dynamic_slice(x, (start, jnp.zeros_like(start)), (size, width))
+    width = keys.width if is_near else keys.key.shape[2]
+    cut = lambda x: jax.lax.dynamic_slice_in_dim(x[..., :width], start, size, axis=1)
     return Piece(is_near, start, cut(keys.key), cut(keys.value), rows, columns, keys.num_keys)
 
   near = [piece(start, keys.num_near, True)] if keys.num_near else []
@@ -283,59 +284,61 @@ def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
 
 
 def _meet(
-  keys: Float[Array, "S W"],
-  queries: Float[Array, "T H"],
-  right: Float[Array, " T"] | float = 0.0,
-) -> Float[Array, "S T"]:
+  keys: Float[Array, "N S W"],
+  queries: Float[Array, "N T H"],
+  right: Float[Array, "N T"] | float = 0.0,
+) -> Float[Array, "N S T"]:
   """k_j . q_i, and the number for the right where the keys have a place for it."""
-  if keys.shape[1] > queries.shape[1]:
-    right = jnp.broadcast_to(jnp.asarray(right, queries.dtype), len(queries))
-    queries = jnp.concatenate([queries, right[:, None]], axis=1)
-  return jnp.einsum("SW,TW->ST", keys, queries)
+  if keys.shape[2] > queries.shape[2]:
+    right = jnp.broadcast_to(jnp.asarray(right, queries.dtype), queries.shape[:2])
+    queries = jnp.concatenate([queries, right[..., None]], axis=-1)
+  return jnp.einsum("NSW,NTW->NST", keys, queries)
 
 
 def _sum_over_keys(
-  keys: Float[Array, "S W"], weights: Float[Array, "S T"], width: int
-) -> tuple[Float[Array, "T H"], Float[Array, " T"]]:
+  keys: Float[Array, "N S W"], weights: Float[Array, "N S T"], width: int
+) -> tuple[Float[Array, "N T H"], Float[Array, "N T"]]:
   """sum_j w_ij k_j, and the sum of the w_ij on the right."""
-  sums_WT = jnp.einsum("SW,ST->WT", keys, weights)
-  return sums_WT[:width].T, sums_WT[width:].sum(0)
+  sums_NWT = jnp.einsum("NSW,NST->NWT", keys, weights)
+  return sums_NWT[:, :width].swapaxes(1, 2), sums_NWT[:, width:].sum(1)
 
 
 def _add_by_row(
-  plan: Plan, piece: Piece, x: Float[Array, "S T"], rows: Float[Array, "R T"]
-) -> Float[Array, "S T"]:
+  plan: Plan, piece: Piece, x: Float[Array, "N S T"], rows: Float[Array, "N R T"]
+) -> Float[Array, "N S T"]:
   """x with the number of each near pair's row of the band added."""
   if not piece.is_near:
     return x
   # Only the diagonals are looked up: on a CPU a look-up costs as much as ten sums.
-  places, shape = _diagonals(plan, piece), x.shape
-  x = x.reshape(-1).at[places].add(rows[:-1], mode="drop").reshape(shape)
-  return x + jnp.where(_on_the_right(plan, piece), rows[-1], 0)
+  places, shape = _diagonals(plan, piece, x.shape), x.shape
+  x = x.reshape(-1).at[places].add(rows[:, :-1], mode="drop").reshape(shape)
+  return x + jnp.where(_on_the_right(plan, piece), rows[:, -1:], 0)
 
 
 def _sum_by_row(
-  plan: Plan, piece: Piece, x: Float[Array, "S T"], right: Float[Array, " T"]
-) -> Float[Array, "R T"]:
+  plan: Plan, piece: Piece, x: Float[Array, "N S T"], right: Float[Array, "N T"]
+) -> Float[Array, "N R T"]:
   """The sums over the keys of each row of the band; right: over the far keys on the right."""
   if piece.is_near:
-    right = jnp.where(_on_the_right(plan, piece), x, 0).sum(0)
-  return jnp.concatenate([_sum_by_diagonal(plan, piece, x), right[None]])
+    right = jnp.where(_on_the_right(plan, piece), x, 0).sum(1)
+  return jnp.concatenate([_sum_by_diagonal(plan, piece, x), right[:, None]], axis=1)
 
 
-def _sum_by_diagonal(plan: Plan, piece: Piece, x: Float[Array, "S T"]) -> Float[Array, "D T"]:
+def _sum_by_diagonal(plan: Plan, piece: Piece, x: Float[Array, "N S T"]) -> Float[Array, "N D T"]:
   if not piece.is_near:
-    return jnp.zeros((plan.num_diagonals, plan.block), x.dtype)
-  return x.reshape(-1).at[_diagonals(plan, piece)].get(mode="fill", fill_value=0)
+    return jnp.zeros((len(x), plan.num_diagonals, plan.block), x.dtype)
+  return x.reshape(-1).at[_diagonals(plan, piece, x.shape)].get(mode="fill", fill_value=0)
 
 
-def _diagonals(plan: Plan, piece: Piece) -> Int[Array, "D T"]:
-  """The place in [S T] of each query's key on each diagonal; beyond all if it has none."""
+def _diagonals(plan: Plan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "N D T"]:
+  """The place in x, [N S T], of each query's key on each diagonal; beyond all if it has none."""
+  heads, size, block = shape
   columns = piece.rows + plan.first + jnp.arange(plan.num_diagonals)[:, None]
   places = (columns - piece.columns[0]) % piece.num_keys
-  size = len(piece.columns)
   is_there = (columns >= 0) & (columns < piece.num_keys) & (places < size)
-  return jnp.where(is_there, places, size) * plan.block + jnp.arange(plan.block)
+  # One index for all heads: a look-up with an axis apart for them is slower on a CPU.
+  places_NDT = (size * jnp.arange(heads)[:, None, None] + places) * block + jnp.arange(block)
+  return jnp.where(is_there, places_NDT, heads * size * block)
 
 
 def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
@@ -346,10 +349,10 @@ def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
 
 
 def _logits(
-  plan: Plan, block: Arrays, piece: Piece, terms: Float[Array, "R T"] | None
-) -> Float[Array, "S T"]:
+  plan: Plan, block: Arrays, piece: Piece, terms: Float[Array, "N R T"] | None
+) -> Float[Array, "N S T"]:
   """Very low for a pair that is hidden. terms: relative ones, by row of the band."""
-  right = 0.0 if terms is None else terms[-1]
+  right = 0.0 if terms is None else terms[:, -1]
   # In causal attention this is what hides far keys; `_visible` hides near ones.
   logits = _meet(piece.key, block["query"], masks.LOWEST if plan.is_causal else right)
   if terms is not None:
@@ -360,7 +363,7 @@ def _logits(
   return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 
 
-def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "#S #T"] | None:
+def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"] | None:
   """None where all pairs are, but for far keys on the right in causal attention."""
   names = "mask", "real_queries", "real_keys"
   visible = [_of_pairs(block[name], piece) for name in names if name in block]
@@ -374,21 +377,25 @@ def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "#S #T"] | 
   return functools.reduce(jnp.logical_and, visible) if visible else None
 
 
-def _of_pairs(x: Shaped[Array, "#T #P"], piece: Piece) -> Shaped[Array, "#S #T"]:
+def _of_pairs(x: Shaped[Array, "#N #T #P"], piece: Piece) -> Shaped[Array, "#N #S #T"]:
   """The piece's part of an array of all pairs."""
-  return x.T if x.shape[1] == 1 else x.T[piece.columns]
+  x_NPT = x.swapaxes(1, 2)
+  return x_NPT if x_NPT.shape[1] == 1 else x_NPT[:, piece.columns]
 
 
-def _drop(plan: Plan, block: Arrays, piece: Piece, x: Float[Array, "S T"]) -> Float[Array, "S T"]:
+def _drop(
+  plan: Plan, block: Arrays, piece: Piece, x: Float[Array, "N S T"]
+) -> Float[Array, "N S T"]:
   """Zero where a weight is dropped, and 1 / (1 - rate) times as large elsewhere."""
   if "seeds" not in block:
     return x
-  kept = dropout.keep(block["seeds"], piece.rows, piece.columns[:, None], plan.dropout_rate)
+  seeds = block["seeds"][:, None, None]
+  kept = dropout.keep(seeds, piece.rows, piece.columns[:, None], plan.dropout_rate)
   return jnp.where(kept, x / (1 - plan.dropout_rate), 0)
 
 
 def _add_at(
-  x: Float[Array, "P H"], start: Int[Array, ""], dx: Float[Array, "S H"]
-) -> Float[Array, "P H"]:
-  old = jax.lax.dynamic_slice_in_dim(x, start, len(dx))
-  return jax.lax.dynamic_update_slice_in_dim(x, old + dx, start, 0)
+  x: Float[Array, "N P H"], start: Int[Array, ""], dx: Float[Array, "N S H"]
+) -> Float[Array, "N P H"]:
+  old = jax.lax.dynamic_slice_in_dim(x, start, dx.shape[1], axis=1)
+  return jax.lax.dynamic_update_slice_in_dim(x, old + dx, start, axis=1)

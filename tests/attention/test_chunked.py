@@ -164,9 +164,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_many_blocks_equal_the_reference(name):
+ALL = [(name, 2 ** (number % 3)) for number, name in enumerate(CASES)]  # 1, 2 or 4 heads at a time
+
+
+@pytest.mark.parametrize("name, num_heads", [*ALL, ("causal", 1), ("causal", 4)])
+def test_many_blocks_equal_the_reference(name, num_heads, monkeypatch):
   sizes, options = CASES[name]
+  monkeypatch.setattr(chunked, "_PAIRS", num_heads * 8 * sizes["num_keys"])
   arrays, options = arrays_of(**sizes), dict(options)
   if "mask" in options:
     shape = like_logits(options["mask"], sizes["num_queries"], sizes["num_keys"])
