@@ -10,8 +10,8 @@ a row: near ones from a place in the first copy on, far ones behind them, first 
 and then, in the second copy, those on the left. The number on the right costs nothing: it is one
 more element of the query, which the keys of the first copy multiply by 1, those of the second by 0.
 
-Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a transposed
-copy of them.
+Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
+transposed copy of them.
 
 Letters of this file: N the heads, T the block's queries, S the keys of a piece (all keys, in
 `Keys.of`), P the places in the two copies, W their width, H or H + 1, D the diagonals of the band,
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """Some heads' keys and values, twice in a row if far keys on the right have a number of their own.
+  """Heads' keys and values, twice in a row if far keys on the right have a number of their own.
 
   Then they have one more element than H: 1 in the first copy, 0 in the second.
 
