@@ -47,8 +47,8 @@ AXES = dict(
 _OF_QUERIES = "d_output", "mean"
 # At most, in a causal call: n of them compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
-# At most, of all heads of a block: enough for all cores, few enough for their caches.
-_PAIRS = 2**20
+# At most, of all heads of a block: enough work for all cores, and no more memory than that takes.
+_PAIRS = 2**21
 
 Places = dict[str, tuple[ArrayLike, int]]  # of an axis letter: where to begin, and how many
 
@@ -80,7 +80,7 @@ def _block(num_keys: int, is_causal: bool) -> int:
   """As measured on CPUs: a product of fewer than 2**17 numbers does not use all cores."""
   if num_keys > 2**14:  # logits of many more numbers leave the cache
     return max(64, 2**22 // num_keys)
-  return 256 if is_causal else max(256, 2**18 // num_keys)
+  return 256 if is_causal else 512
 
 
 def _floats(inputs: Inputs, band: bands.Band | None) -> Arrays:

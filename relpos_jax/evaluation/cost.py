@@ -69,16 +69,20 @@ def ratio_quartiles(
 
 
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function that takes a cotangent of the result first, and gives all gradients.
+  """The function that takes a cotangent of the result first, and gives result and gradients.
 
-  >>> float(with_gradients(lambda x: x**2)(1.0, 3.0)[0])
-  6.0
+  Both, as training needs both: a compiler would leave out what only the result needs.
+
+  >>> result, gradients = with_gradients(lambda x: x**2)(1.0, 3.0)
+  >>> float(result), float(gradients[0])
+  (9.0, 6.0)
   """
 
-  def gradients(cotangent, *arguments):
-    return jax.vjp(function, *arguments)[1](cotangent)
+  def both(cotangent, *arguments):
+    result, pull_back = jax.vjp(function, *arguments)
+    return result, pull_back(cotangent)
 
-  return gradients
+  return both
 
 
 class Program(NamedTuple):

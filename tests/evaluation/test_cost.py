@@ -42,9 +42,10 @@ def test_ratios_are_of_neighbours_not_of_medians():
   assert ratio_quartiles(list(2 * drifting), list(drifting)) == (2.0, 2.0, 2.0)
 
 
-def test_all_gradients_are_taken():
+def test_the_result_and_all_gradients_are_taken():
   x, y = jnp.arange(3.0), jnp.arange(3.0) + 5
-  gradients = with_gradients(lambda x, y: x * y)(jnp.ones(3), x, y)
+  result, gradients = with_gradients(lambda x, y: x * y)(jnp.ones(3), x, y)
+  np.testing.assert_array_equal(result, x * y)
   np.testing.assert_array_equal(gradients, [y, x])
 
 
