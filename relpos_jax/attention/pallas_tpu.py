@@ -36,7 +36,7 @@ _AXES = dict(
   value="BKsh",
   key_table="Nwh",
   value_table="Nwh",
-  log_sum="BNot",
+  logsumexp="BNot",
   sums="BNot",
   delta="BNot",
   seeds="BNop",
@@ -211,12 +211,12 @@ def _forward(plan: Plan, floats: Floats, masks: Masks):
 
 def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   floats, masks, outputs = residuals
-  wide = outputs["log_sum"].dtype
+  wide = outputs["logsumexp"].dtype
   output = outputs["output"].astype(wide)
   if "output_rest" in outputs:
     output += outputs["output_rest"].astype(wide)
   delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
-  rows = {name: outputs[name] for name in ("log_sum", "sums") if name in outputs}
+  rows = {name: outputs[name] for name in ("logsumexp", "sums") if name in outputs}
   operands = _given(floats._asdict()) | _masks(masks, queries_along=2) | rows
   grads = _backward_in_parts(plan, operands | dict(d_output=d_output, delta=delta))
   tables = (

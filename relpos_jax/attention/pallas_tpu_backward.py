@@ -35,7 +35,7 @@ def backward(
   )
   row = (1, plan.block)
   scratch = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
-  for name, sums in (("key", "slopes"), ("value", "weights")):
+  for name, sums in (("key", "d_logits"), ("value", "weights")):
     if f"{name}_table" in operands:
       shape = (batch, heads, plan.period, width)
       outputs[f"d_{name}_table"] = jax.ShapeDtypeStruct(shape, wide)
@@ -89,7 +89,7 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
     if name in ("key_table", "value_table"):
       per_head = lambda b, m, g, i, j: (head(m, g) if shape[0] > 1 else 0, 0, 0)
       return pl.BlockSpec((1, *shape[1:]), per_head)
-    if name in ("log_sum", "sums", "delta"):
+    if name in ("logsumexp", "sums", "delta"):
       return pl.BlockSpec((1, 1, 1, block), lambda b, m, g, i, j: (b, head(m, g), 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, 1, block), lambda b, m, g, i, j: (batch(b), 0, i))
@@ -131,7 +131,7 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
 
 def _start(plan: Plan, operands, scratch) -> None:
   """The relative logits of a block of queries, and the same of the output's gradient."""
-  for name in ("query", "band_slopes", "band_weights", "right_slopes", "right_weights"):
+  for name in ("query", "band_d_logits", "band_weights", "right_d_logits", "right_weights"):
     if name in scratch:
       scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
   for name, rows, scale in (("key", "query", plan.scale), ("value", "d_output", 1)):
@@ -152,8 +152,8 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_righ
   weights = tiles.product(key, query, (1, 1)) * plan.scale
   weights = _relative(plan, operands, scratch, "key", weights, offset)
   weights = tiles.hide(plan, weights, offset, operands, keys=0)
-  log_sum = operands["log_sum"][0, 0] - _right(scratch, "key", is_right)
-  weights = jnp.exp(weights - log_sum)
+  logsumexp = operands["logsumexp"][0, 0] - _right(scratch, "key", is_right)
+  weights = jnp.exp(weights - logsumexp)
   d_weights = tiles.product(value, d_output, (1, 1))
   d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
   common = _right(scratch, "value", is_right)
@@ -168,15 +168,15 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_righ
     weights = weights * share
   else:
     d_logits = weights * (d_weights - (delta - common))
-  for name, sums, collected in (("value", "weights", weights), ("key", "slopes", d_logits)):
+  for name, sums, collected in (("value", "weights", weights), ("key", "d_logits", d_logits)):
     if f"{name}_table" in operands:
       refs = scratch[f"band_{sums}"], scratch[f"right_{sums}"]
       _collect(plan, collected, offset, is_right, *refs)
-  low_weights, low_logits = (x.astype(query.dtype) for x in (weights, d_logits))
+  low_weights, low_d_logits = (x.astype(query.dtype) for x in (weights, d_logits))
   keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
   scratch["value"][keys] += tiles.product(low_weights, d_output, (1, 0))
-  scratch["key"][keys] += tiles.product(low_logits, query, (1, 0))
-  scratch["query"][...] += tiles.product(key, low_logits, (0, 0))
+  scratch["key"][keys] += tiles.product(low_d_logits, query, (1, 0))
+  scratch["query"][...] += tiles.product(key, low_d_logits, (0, 0))
 
 
 def _relative(plan: Plan, operands, scratch, name: str, tile, offset):
@@ -210,11 +210,11 @@ def _finish(plan: Plan, operands, outputs, scratch) -> None:
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
   number = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
   if "key_table" in operands:
-    slopes = tiles.skew_keys(plan, scratch["band_slopes"][...], -1)
-    slopes = jnp.where(number == plan.last_row, scratch["right_slopes"][...], slopes)
-    d_query += tiles.precise_product(operands["key_table"][0], slopes, (0, 0), query.dtype)
-    slopes = slopes.astype(query.dtype)
-    outputs["d_key_table"][0, 0] += tiles.product(slopes, query, (1, 0)) * plan.scale
+    d_logits = tiles.skew_keys(plan, scratch["band_d_logits"][...], -1)
+    d_logits = jnp.where(number == plan.last_row, scratch["right_d_logits"][...], d_logits)
+    d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
+    d_logits = d_logits.astype(query.dtype)
+    outputs["d_key_table"][0, 0] += tiles.product(d_logits, query, (1, 0)) * plan.scale
   if "value_table" in operands:
     weights = tiles.skew_keys(plan, scratch["band_weights"][...], -1)
     weights = jnp.where(number == plan.last_row, scratch["right_weights"][...], weights)

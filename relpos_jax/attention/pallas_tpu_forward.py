@@ -23,7 +23,7 @@ SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
 def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Output [B,N,T,H], its rounding error, log-sum-exp and sums of dropped weights [B,N,1,T].
+  """Output [B,N,T,H], its rounding error, logsumexp and sums of dropped weights [B,N,1,T].
 
   The last two in float32 or wider.
   """
@@ -32,7 +32,7 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
   wide = jnp.promote_types(query.dtype, jnp.float32)
   grid = (batch, heads, length // plan.block, key.shape[2] // plan.block)
   row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
-  outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype), log_sum=row)
+  outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype), logsumexp=row)
   if "value_table" in operands:
     outputs |= dict(sums=row)
   if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
@@ -81,7 +81,7 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
       return pl.BlockSpec((1, 1, block, shape[3]), lambda b, n, i, j: (b, n, i, 0))
     if name in ("key_table", "value_table"):
       return pl.BlockSpec((1, *shape[1:]), lambda b, n, i, j: (n if shape[0] > 1 else 0, 0, 0))
-    if name in ("log_sum", "sums"):
+    if name in ("logsumexp", "sums"):
       return pl.BlockSpec((1, 1, 1, block), lambda b, n, i, j: (b, n, 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, block, 1), lambda b, n, i, j: (batch(b), i, 0))
@@ -149,7 +149,7 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> N
     columns = tiles.split(logits, plan.lanes, 1)
     highest = functools.reduce(jnp.maximum, columns)
   new_maximum = jnp.maximum(maximum, highest.max(1, keepdims=True))
-  fade = jnp.exp(maximum - new_maximum)
+  correction = jnp.exp(maximum - new_maximum)
   if shifts:
     weights = jnp.exp(logits - reference(new_maximum))
     columns = tiles.split(weights, plan.lanes, 1)
@@ -157,18 +157,18 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> N
     columns = [jnp.exp(column - new_maximum) for column in columns]
     weights = jnp.concatenate(columns, 1)
   kept_sums = scratch["dropped_sums" if plan.dropout_rate else "sums"]
-  before = kept_sums[...] * fade
+  before = kept_sums[...] * correction
   scratch["maximum"][...] = new_maximum
   if plan.dropout_rate:
-    scratch["sums"][...] = scratch["sums"][...] * fade + sum(columns)
+    scratch["sums"][...] = scratch["sums"][...] * correction + sum(columns)
     kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
     weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
     columns = tiles.split(weights, plan.lanes, 1)
   kept_sums[...] = before + sum(columns)
   added = tiles.product(weights.astype(value.dtype), value, (1, 0))
-  scratch["output"][...] = scratch["output"][...] * fade[:, :1] + added
+  scratch["output"][...] = scratch["output"][...] * correction[:, :1] + added
   if special and offset >= 0 and "value_table" in operands and plan.sees_right():
-    _sum_right(plan, scratch, weights, fade, before, offset)
+    _sum_right(plan, scratch, weights, correction, before, offset)
     scratch["right_maximum"][...] = new_maximum
 
 
@@ -202,12 +202,12 @@ def _put_aside(plan: Plan, scratch, logits, offset) -> None:
     aside[piece.band] = jnp.where(inside, part, aside[piece.band])
 
 
-def _sum_right(plan: Plan, scratch, weights, fade, before, offset) -> None:
+def _sum_right(plan: Plan, scratch, weights, correction, before, offset) -> None:
   """At the diagonal all keys so far are right of the band, but for those counted off before."""
   sums = scratch["right_sums"]
   if offset > 0:
     for queries in _not_all_right(plan):
-      sums[queries] *= fade[queries]
+      sums[queries] *= correction[queries]
     for piece, inside in tiles.crossing(plan, offset, keys=1):
       sums[piece.queries] -= jnp.where(inside, weights[piece.rows, piece.columns], 0)
     return
@@ -217,7 +217,7 @@ def _sum_right(plan: Plan, scratch, weights, fade, before, offset) -> None:
     queries = strip[0].queries
     total = before[queries] + sum(part for of, part in right if of == queries)
     if queries.start in off:
-      total += sums[queries] * fade[queries]
+      total += sums[queries] * correction[queries]
     sums[queries] = total
 
 
@@ -225,13 +225,13 @@ def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
   """Divides by the sum of weights, and adds the value table's share."""
   maximum = scratch["maximum"][...]
   sums = scratch["sums"][...].sum(1, keepdims=True)
-  share, log_sum = 1 / sums, maximum + jnp.log(sums)
+  share, logsumexp = 1 / sums, maximum + jnp.log(sums)
   if plan.window is not None or operands.keys() & {"key_visible", "query_segments"}:
     sees_a_key = maximum > masks.LOWEST / 2
     share = jnp.where(sees_a_key, share, 0)
-    log_sum = jnp.where(sees_a_key, log_sum, -masks.LOWEST)
+    logsumexp = jnp.where(sees_a_key, logsumexp, -masks.LOWEST)
   output = scratch["output"][...] * share[:, :1]
-  rows = dict(log_sum=log_sum)
+  rows = dict(logsumexp=logsumexp)
   if "value_table" in operands:
     kept = (
       sums * share
