@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import dropout, masks
+from relpos_jax.attention import dropout, masks, softmax
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_backward import backward
 from relpos_jax.attention.pallas_gpu_forward import forward
@@ -77,7 +77,7 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
   output, sums, row_sums = _attend(plan, _arrays(inputs, band, blocks))
   output = output[:, :length, :, :width]
   if plan.sums:
-    output += bands.relative_values(sums[:, :, :length], row_sums[:, :, :length], band)
+    output += _relative_values(sums[:, :, :length], row_sums[:, :, :length], band)
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
@@ -123,7 +123,7 @@ def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
     query *= jnp.asarray(inputs.scale, query.dtype)
   logits = None
   if band is not None and band.key is not None:
-    logits = _padded(bands.relative_logits(inputs, band), 2, block_T)
+    logits = _padded(_relative_logits(inputs, band), 2, block_T)
   visible = _visible_keys(inputs, block_S)
   segments = inputs.query_segment_ids, inputs.key_segment_ids
   return Arrays(
@@ -136,6 +136,20 @@ def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
     *(_segments(x, len(query), n) for x, n in zip(segments, (block_T, block_S), strict=True)),
     inputs.dropout_seeds,
   )
+
+
+def _relative_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
+  """scale * q_i . w'K_r, in float32 or wider."""
+  logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
+  return logits * jnp.asarray(inputs.scale, logits.dtype)
+
+
+def _relative_values(
+  sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: bands.Band
+) -> Float[Array, "B T N H"]:
+  """sum_j p_ij aV_ij, from the weights on each row and the weights in all."""
+  output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
+  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value
 
 
 def _padded(x: Array, axis: int, block: int) -> Array:
