@@ -8,8 +8,8 @@ band there is then no relative term at all, and right of it the same one for eve
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
 P_ir the weight of query i on row r. (With dropout they sum to another number, which is kept.)
 
-Here are the tables w'. What is left for an implementation's tiles: to add q_i . w'_r on the band's
-band's diagonals, and to sum the weights by row, P.
+Here are the tables w'. What is left for the tiles of an implementation: to add q_i . w'_r on the
+diagonals of the band, and to sum the weights by row, P.
 """
 
 from typing import NamedTuple
