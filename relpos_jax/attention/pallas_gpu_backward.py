@@ -1,6 +1,7 @@
 """The backward kernels for GPUs: gradient of queries and band; of keys and values.
 
-Plain tiles right of the band with logsumexp_i - c_i and delta_i - dSums_i; mixed tiles; plain tiles left.
+Plain tiles right of the band with logsumexp_i - c_i and delta_i - dSums_i; mixed tiles; plain tiles
+left.
 """
 
 import functools

@@ -165,7 +165,7 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> N
 
 
 def _logits(plan: Plan, operands, scratch, query, key, offset):
-  """They lack c_i in tiles right of the diagonal's and, in that one, in sub-tiles right of the band."""
+  """They lack c_i in tiles right of the diagonal's; in that one, in sub-tiles right of the band."""
   logits = tiles.product(query, key, (1, 1)) * plan.scale
   if isinstance(offset, int) and "key_table" in operands:
     band, right = scratch["key_band"], scratch["key_right"]
