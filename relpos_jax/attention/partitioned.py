@@ -1,6 +1,6 @@
 """Kernels over a mesh: what the partitioner cannot look into runs on each device's own part.
 
-Batch and heads may be sharded, and nothing else: every other axis is made whole first.
+Batch and heads may be sharded, evenly, and nothing else: every other axis is made whole first.
 """
 
 import itertools
