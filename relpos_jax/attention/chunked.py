@@ -129,8 +129,6 @@ def _shared(grad: Array, name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _on_each_device(kernel: Callable[[Arrays], Arrays], arrays: Arrays) -> Arrays:
-  if "bias" in arrays:  # whose gradient sums over batch and heads: left to the partitioner
-    return kernel(arrays)
   axes = {f"d_{name}": letters for name, letters in places.AXES.items()} | places.AXES
   return over_batch_and_heads(kernel, axes, arrays)
 
