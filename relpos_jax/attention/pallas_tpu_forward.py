@@ -186,8 +186,9 @@ def _weights(plan: Plan, scratch, logits, offset):
 
 def _weights_at_the_diagonal(plan: Plan, logits, maximum, right):
   """The same where what is right of the band lacks c_i, as all before it did."""
+  maximum += right[...]
   highest, reference = _highest(plan, logits, right)
-  maximum, correction = _raised(maximum + right[...], highest)
+  maximum, correction = _raised(maximum, highest)
   weights = jnp.exp(logits - reference(maximum))
   return weights, tiles.split(weights, plan.lanes, 1), maximum, correction
 
