@@ -123,8 +123,9 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
 
   @pl.when((query_block == 0) & (step == 0))
   def _():
-    for name in set(outputs) & {"d_key_table", "d_value_table"}:
-      outputs[name][...] = jnp.zeros(outputs[name].shape, outputs[name].dtype)
+    for name in ("d_key_table", "d_value_table"):
+      if name in outputs:
+        outputs[name][...] = jnp.zeros(outputs[name].shape, outputs[name].dtype)
 
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)

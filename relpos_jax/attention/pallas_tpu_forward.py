@@ -121,8 +121,9 @@ def _start(plan: Plan, operands, scratch) -> None:
   clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
   if not plan.sees_right() or plan.num_blocks[0] > plan.num_blocks[1]:
     clear |= dict(right_sums=0, right_maximum=lowest)
-  for name in clear.keys() & scratch.keys():
-    scratch[name][...] = jnp.full(scratch[name].shape, clear[name], scratch[name].dtype)
+  for name, number in clear.items():  # not a set: the kernel is to be the same every time
+    if name in scratch:
+      scratch[name][...] = jnp.full(scratch[name].shape, number, scratch[name].dtype)
   if "right_sums" in scratch and "right_sums" not in clear:
     for queries in _not_all_right(plan):
       scratch["right_sums"][queries] = jnp.zeros((plan.height, plan.lanes), lowest.dtype)
@@ -186,8 +187,9 @@ def _weights(plan: Plan, scratch, logits, offset):
 
 def _weights_at_the_diagonal(plan: Plan, logits, maximum, right):
   """The same where what is right of the band lacks c_i, as all before it did."""
+  maximum += right[...]
   highest, reference = _highest(plan, logits, right)
-  maximum, correction = _raised(maximum + right[...], highest)
+  maximum, correction = _raised(maximum, highest)
   weights = jnp.exp(logits - reference(maximum))
   return weights, tiles.split(weights, plan.lanes, 1), maximum, correction
 
