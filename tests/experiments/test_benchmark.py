@@ -23,11 +23,11 @@ ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: "its devi
 def out(call, tmp_path_factory) -> pathlib.Path:
   """The folder of a small measurement; one of the implementations is for another device.
 
-  "projected", which is soon compiled, stands for the fused ones.
+  "projected", which is soon compiled, stands for the blockwise ones.
   """
   folder = tmp_path_factory.mktemp("benchmark") / "results"
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(measurement, "FUSED", ("projected",))
+    patch.setattr(measurement, "BLOCKWISE", ("projected",))
     patch.setitem(benchmark.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
     answer = call(
       *("benchmark", *TINY, "--seconds=0", "--lengths=8,16", "--memory_lengths=16,64"),
@@ -156,7 +156,7 @@ def test_short_cases_are_repeated_more_often():
   assert plan.repetitions == 30 and plan.pairs == [(AGAIN, STOCK)]
 
 
-def test_only_the_fused_are_held_against_others():
+def test_only_the_blockwise_are_held_against_others():
   names = [STOCK, AGAIN, "per_position", "chunked", "chunked (no relations)", "flex_attention"]
   against = [pair for pair in measurement.pairs_of(names) if pair[1] != STOCK]
   assert against == [("chunked", name) for name in (names[4], "per_position", "flex_attention")]
