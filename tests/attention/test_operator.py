@@ -249,9 +249,7 @@ def test_explain_says_that_without_relations_it_is_jax_nns_attention():
   explanation = explain(QUERY, KEY, KEY)
   assert explanation.implementation == "jax.nn"
   for name in ("reference", "per_position", "skew", "projected", "chunked"):
-    assert explanation.reasons[name] == (
-      "can do it, but relations=None is jax.nn's attention"
-    )
+    assert explanation.reasons[name] == ("can do it, but relations=None is jax.nn's attention")
 
 
 @pytest.mark.parametrize("device", ["tpu", "gpu"])
