@@ -12,7 +12,6 @@ OUT/tpu_bundles.json.
 """
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import pathlib
@@ -31,6 +30,7 @@ from experiments import bundles, command
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.pallas_tpu_tiles import Plan
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import environment
 
@@ -73,11 +73,11 @@ def main(lengths: str, chip: str, out: str) -> None:
   if chip not in CHIPS:
     raise InputError(f"--chip={chip}: give one of {', '.join(CHIPS)}")
   folder = _folder(out) if out else None
-  if importlib.util.find_spec("libtpu") is None:
-    raise InputError("libtpu, the TPU's compiler, is not installed: pip install -e '.[tpu]'")
+  version = _compiler_version()
   jax.config.update("jax_platforms", "cpu")
   counts = [row for call in calls for row in _count(call, chip)]
-  results = dict(environment=_environment(), chip=chip, counts=counts)
+  results = dict(environment=environment(), chip=chip, counts=counts)
+  results["environment"]["packages"]["libtpu"] = version
   print(report := _report(results))
   if folder:
     (folder / "tpu_bundles.json").write_text(json.dumps(results) + "\n", encoding="utf-8")
@@ -103,11 +103,11 @@ def _folder(out: str) -> pathlib.Path:
   return folder
 
 
-def _environment() -> dict[str, Any]:
-  """With the version of the TPU's compiler, which no other command needs."""
-  where = environment()
-  where["packages"]["libtpu"] = importlib.metadata.version("libtpu")
-  return where
+def _compiler_version() -> str:
+  try:
+    return importlib.metadata.version("libtpu")
+  except importlib.metadata.PackageNotFoundError as error:
+    raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'") from error
 
 
 # Counting ----------------------------------------------------------------------------------------
@@ -115,13 +115,17 @@ def _environment() -> dict[str, Any]:
 
 def _count(call: Call, chip: str) -> list[dict[str, Any]]:
   """A row for each direction."""
-  arrays = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), _arguments(call))
-  plan, _ = pallas_tpu.plan_of(_inputs(call, *arrays), interpret=False)
-  texts = _dump(call, chip)
+  plan = plan_of(call)
   return [
-    call._asdict() | dict(direction=direction) | bundles.count(plan, direction, of)._asdict()
-    for direction, of in texts.items()
+    call._asdict() | dict(direction=direction) | bundles.count(plan, direction, texts)._asdict()
+    for direction, texts in _dump(call, chip).items()
   ]
+
+
+def plan_of(call: Call, block: int = _BLOCK) -> Plan:
+  """The kernel's own plan of a call."""
+  arrays = [jnp.zeros(array.shape, array.dtype) for array in _arguments(call)]
+  return pallas_tpu.plan_of(_inputs(call, *arrays), interpret=False, block=block)[0]
 
 
 def _dump(call: Call, chip: str) -> dict[str, list[str]]:
