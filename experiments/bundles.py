@@ -22,12 +22,14 @@ class Count(NamedTuple):
   """The bundles of a kernel, for one head.
 
   Attributes:
+    every_step: of what runs for every tile, also for one that causality hides.
     start: of the start of a block of queries.
     tiles: of a tile, by its kind: its offset from the diagonal, or "others".
     end: of the end of a block of queries.
     whole_call: of all that is run.
   """
 
+  every_step: int
   start: int
   tiles: dict[str, int]
   end: int
@@ -59,16 +61,22 @@ def _count(plan: Plan, num_key_blocks: int, direction: str, text: str) -> Count:
   if len(sizes) != len(names):
     raise ValueError(f"the text has branches of {sizes} bundles; want those of {', '.join(names)}")
   once = dict(zip(names, sizes, strict=True))
-  num_blocks = plan.num_blocks[0]
-  steps = [
-    _kind(plan, direction, plan.key_block + key - query)
-    for query in range(num_blocks)
-    for key in range(num_key_blocks)
-  ]
   start, end = once.pop("start"), once.pop("end")
-  tiles = {name: once.pop(name) for name in _kinds(plan, direction)}
-  whole = every_step * len(steps) + sum(tiles[kind] for kind in steps if kind)
-  return Count(start, tiles, end, whole + num_blocks * (start + end) + sum(once.values()))
+  tiles = {kind: once.pop(kind) for kind in _kinds(plan, direction)}
+  steps = _steps(plan, num_key_blocks, direction)
+  of_tiles = len(steps) * every_step + sum(tiles[kind] for kind in steps if kind)
+  of_blocks = plan.num_blocks[0] * (start + end)
+  return Count(every_step, start, tiles, end, of_tiles + of_blocks + sum(once.values()))
+
+
+def _steps(plan: Plan, num_key_blocks: int, direction: str) -> list[str | None]:
+  """The kind of every tile of a call."""
+  offsets = (
+    plan.key_block + key - query
+    for query in range(plan.num_blocks[0])
+    for key in range(num_key_blocks)
+  )
+  return [_kind(plan, direction, offset) for offset in offsets]
 
 
 def _names(plan: Plan, direction: str) -> list[str]:

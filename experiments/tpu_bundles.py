@@ -180,12 +180,15 @@ def _inputs(call: Call, query, key, value, *tables) -> Inputs:
 _INTRO = f"""# What the TPU's kernel takes, in instructions
 
 Written by `python -m experiments.tpu_bundles`, whose `--help` says how it counts: bundles of
-instructions, made by the TPU's own compiler, for one head. No TPU has run them. H = {_WIDTH},
-k = {_K}, bfloat16. Start and end are those of a block of {_BLOCK} queries, a tile is {_BLOCK} by
-{_BLOCK}. Tiles near the diagonal have code of their own, here named for how many tiles right of it
-they are; the others share theirs. The ratio is to the same kernel without relations.
+instructions, made by the TPU's own compiler, for one head. No TPU has run them.
+H = {_WIDTH}, k = {_K}, bfloat16; a block of queries has {_BLOCK}, a tile is {_BLOCK} by {_BLOCK}.
+
+Start and end are those of a block of queries; every step is what each tile takes besides, such as
+the jumps over branches. Tiles near the diagonal have code of their own, here named for how many
+tiles right of it they are; the others share theirs. The ratio is to the same kernel without
+relations.
 """
-_HEAD = ("kernel", "relations", "start", "tiles by kind", "end", "whole call", "ratio")
+_HEAD = "kernel", "relations", "every step", "start", "tiles by kind", "end", "whole call", "ratio"
 
 
 def _report(results: Mapping[str, Any]) -> str:
@@ -207,15 +210,23 @@ def _header(results: Mapping[str, Any]) -> list[str]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-  """The cells of a row for each kernel and direction."""
-  lines = [_HEAD, ["---"] * len(_HEAD)]
+  """The cells of a row for each kernel, with and without relations."""
   plain = {row["direction"]: row["whole_call"] for row in rows if not row["relations"]}
-  for row in sorted(rows, key=lambda row: (row["direction"] == "backward", row["relations"])):
-    tiles = ", ".join(f"{kind}: {bundles:,}" for kind, bundles in row["tiles"].items())
-    sizes = (f"{row['start']:,}", tiles, f"{row['end']:,}", f"{row['whole_call']:,}")
-    ratio = row["whole_call"] / plain[row["direction"]]
-    lines.append([row["direction"], "yes" if row["relations"] else "no", *sizes, f"{ratio:.3f}"])
-  return lines
+  order = lambda row: (row["direction"] == "backward", row["relations"])
+  cells = [_cells(row, plain[row["direction"]]) for row in sorted(rows, key=order)]
+  return [_HEAD, ["---"] * len(_HEAD), *cells]
+
+
+def _cells(row: Mapping[str, Any], plain: int) -> list[str]:
+  tiles = ", ".join(f"{kind}: {bundles:,}" for kind, bundles in row["tiles"].items())
+  return [
+    row["direction"],
+    "yes" if row["relations"] else "no",
+    *(f"{row[part]:,}" for part in ("every_step", "start")),
+    tiles,
+    *(f"{row[part]:,}" for part in ("end", "whole_call")),
+    f"{row['whole_call'] / plain:.3f}",
+  ]
 
 
 if __name__ == "__main__":
