@@ -49,24 +49,7 @@ def describe_kind(is_causal: bool, backward: bool) -> str:
 
 
 def _section(name: str, results: Record, picture: str) -> str:
-  where, settings = results["environment"], results["settings"]
-  packages = ", ".join(
-    f"{name} {where['packages'][name] or 'absent'}" for name in ("jax", "jaxlib", "torch")
-  )
-  lines = [
-    f"## {name}",
-    "",
-    f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
-    f"Python {where['python']}, {packages}, commit {(where['git_commit'] or 'unknown')[:12]}. "
-    f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
-    f"k = {settings['max_distance']}, B T = {settings['tokens']:,}, "
-    f"{_repetitions(results['cases'])}.",
-    "",
-    f"```\n{where['command']}\n```",
-    "",
-    f"![Time and memory over length]({picture})",
-    "",
-  ]
+  lines = [f"## {name}", "", *_header(results), f"![Time and memory over length]({picture})", ""]
   cases, memory = results["cases"], results["memory"]
   for kind, of_kind in _by_kind(cases).items():
     lines += [f"### Time, {kind}", "", *_time_table(of_kind, results["contestants"]), ""]
@@ -81,6 +64,27 @@ def _section(name: str, results: Record, picture: str) -> str:
   if refusals := _refusals([*cases, *memory]):
     lines += ["### What was left out", "", *refusals, ""]
   return "\n".join(lines)
+
+
+def _header(results: Record) -> list[str]:
+  """Where, when and by what command it was measured, and what all cases have in common."""
+  where, settings = results["environment"], results["settings"]
+  return [
+    f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
+    f"Python {where['python']}, {_packages(where)}, "
+    f"commit {(where['git_commit'] or 'unknown')[:12]}. "
+    f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
+    f"k = {settings['max_distance']}, B T = {settings['tokens']:,}, "
+    f"{_repetitions(results['cases'])}.",
+    "",
+    f"```\n{where['command']}\n```",
+    "",
+  ]
+
+
+def _packages(where: Record) -> str:
+  versions = where["packages"]
+  return ", ".join(f"{name} {versions[name] or 'absent'}" for name in ("jax", "jaxlib", "torch"))
 
 
 def _repetitions(cases: Sequence[Record]) -> str:

@@ -98,20 +98,13 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
 def _cases(values: Mapping[str, Any]) -> tuple[list[Case], list[Case]]:
   """Those to time, of as many tokens each, and those of one sequence, to compile for memory."""
   tokens = values["tokens"]
-  lengths = [(_batch(length, tokens), length) for length in _numbers("lengths", values)]
-  alone = [(1, length) for length in _numbers("memory_lengths", values)]
+  flags = ("lengths", "memory_lengths")
+  lengths, alone = (command.lengths(flag, values[flag]) for flag in flags)
   same = {name: values[name] for name in ("heads", "width", "max_distance", "dtype")}
   kinds = _kinds(values["causal"], values["passes"])
   build = lambda sizes: [Case(*size, **same, **kind) for size in sizes for kind in kinds]
-  return build(lengths), build(alone)
-
-
-def _numbers(flag: str, values: Mapping[str, Any]) -> list[int]:
-  words = values[flag].split(",") if values[flag] else []
-  for word in words:
-    if not re.fullmatch("0*[1-9][0-9]*", word):
-      raise InputError(f"--{flag}: {word!r} is no length; want numbers such as 512,1024")
-  return [int(word) for word in words]
+  batches = [(_batch(length, tokens), length) for length in lengths]
+  return build(batches), build([(1, length) for length in alone])
 
 
 def _batch(length: int, tokens: int) -> int:

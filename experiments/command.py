@@ -90,6 +90,22 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
     raise InputError(f"{' '.join(str(error).split())} (--help shows the flags)") from error
 
 
+def lengths(name: str, text: str) -> list[int]:
+  """The value of a flag that names lengths, separated by commas.
+
+  Raises:
+    InputError: one is no number from 1 on.
+
+  >>> lengths("lengths", "512,1024")
+  [512, 1024]
+  """
+  words = text.split(",") if text else []
+  for word in words:
+    if not re.fullmatch("0*[1-9][0-9]*", word):
+      raise InputError(f"--{name}: {word!r} is no length; want numbers such as 512,1024")
+  return [int(word) for word in words]
+
+
 def _parse(flags, argv):
   values = absl_flags.FlagValues()
   for name, flag in flags.items():

@@ -14,7 +14,7 @@ from relpos_jax.evaluation.cost import compile_program, with_gradients
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 # Those that never hold [T, S] weights: each is also timed without relations.
-FUSED = ("chunked", "pallas_tpu", "pallas_gpu")
+BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")
 
 
 class Case(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 
 from experiments import contestants
 from experiments.attention_report import describe_kind
-from experiments.contestants import AGAIN, FUSED, STOCK, Case, Contestant, Prepared
+from experiments.contestants import AGAIN, BLOCKWISE, STOCK, Case, Contestant, Prepared
 from experiments.torch_peers import TORCH_PEERS
 from relpos_jax.evaluation.cost import Pair, compare, run_time
 
@@ -63,7 +63,7 @@ def entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str, 
   found = {STOCK: contestants.stock(), AGAIN: contestants.stock()}
   for name in implementations:
     found[name] = contestants.implementation(name)
-    if name in FUSED:
+    if name in BLOCKWISE:
       found[_bare(name)] = contestants.without_relations(name)
   return found | {name: PEERS[name] for name in peers}
 
@@ -73,9 +73,9 @@ def _bare(name: str) -> str:
 
 
 def pairs_of(names: Sequence[str]) -> list[Pair]:
-  """All against jax.nn; the fused ones also against what they should be held against."""
+  """All against jax.nn; the blockwise ones also against what they should be held against."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
-  for name in FUSED:
+  for name in BLOCKWISE:
     others = (_bare(name), "per_position", "flex_attention") if name in names else ()
     pairs += [(name, other) for other in others if other in names]
   return pairs

@@ -15,15 +15,21 @@ import numpy as np
 from experiments import contestants
 from experiments.contestants import Case, Contestant, Prepared
 
+# PyTorch's own limit for all that is compiled of one function; the other one is 8.
+_MOST_CASES = 256
 
-def _prepare(attention, scores_at_once: int):
-  """Makes attention(case, q, k, v, table) ready, which needs so many arrays [B, N, T, S]."""
+
+def _prepare(attention, num_inputs: int, scores_at_once: int):
+  """Makes attention(case, q, k, v, table) ready, which needs so many arrays [B, N, T, S].
+
+  It depends on the first `num_inputs` of them, all of which must have gradients.
+  """
 
   def prepare(case: Case) -> Prepared:
     torch = _torch()
     device = _device(torch)
     scores = case.batch * case.heads * case.length**2 * np.dtype("f4").itemsize
-    function = functools.partial(_run, torch, attention, case, device)
+    function = functools.partial(_run, torch, attention, num_inputs, case, device)
     needed = scores_at_once * scores if device == "cpu" else 0
     return Prepared(function, _peak(torch, function) if device == "cuda" else None, needed)
 
@@ -65,11 +71,11 @@ def _tensors(case: Case, device: str) -> tuple:
   return cotangent, [tensor.requires_grad_(case.backward) for tensor in inputs]
 
 
-def _run(torch, attention, case: Case, device: str):
+def _run(torch, attention, num_inputs: int, case: Case, device: str):
   cotangent, inputs = _tensors(case, device)
   result = attention(torch, case, *inputs)
   if case.backward:
-    result = torch.autograd.grad(result, inputs, cotangent, allow_unused=True)
+    result = torch.autograd.grad(result, inputs[:num_inputs], cotangent)
   if device == "cuda":
     torch.cuda.synchronize()
   return result
@@ -100,6 +106,7 @@ def _flex(torch, case, query, key, value, table):
   mask = _causal_mask(case.length, query.device.type) if case.is_causal else None
   with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+    warnings.filterwarnings("ignore", ".* attribute of a Tensor that is not a leaf")  # `buffer`'s
     return _flex_attention(query.device.type)(
       query, key, value, score_mod=add_relative_term, block_mask=mask
     )
@@ -107,10 +114,26 @@ def _flex(torch, case, query, key, value, table):
 
 @functools.lru_cache
 def _flex_attention(device: str):
+  """FlexAttention, compiled anew for each case; a RuntimeError where it cannot be.
+
+  Each case has shapes of its own, and after 8 of them PyTorch would give up: it would run the
+  others as written, all scores in memory, and their times would pass for the kernel's. Hence a
+  higher limit, and `fullgraph`, by which what is not compiled is an error.
+  """
   import torch
   from torch.nn.attention.flex_attention import flex_attention
 
-  return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=False)
+  torch._dynamo.config.recompile_limit = _MOST_CASES
+  if device != "cpu":
+    flex_attention = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+  def attention(*arguments, **options):
+    try:
+      return flex_attention(*arguments, **options)
+    except torch._dynamo.exc.FailOnRecompileLimitHit as error:  # is no RuntimeError
+      raise RuntimeError(f"it is compiled for {_MOST_CASES} cases at most") from error
+
+  return attention
 
 
 @functools.lru_cache
@@ -125,14 +148,14 @@ TORCH_PEERS: Mapping[str, Contestant] = {
   "torch_sdpa": Contestant(
     "none",
     "PyTorch's `scaled_dot_product_attention`",
-    _prepare(_sdpa, scores_at_once=1),
+    _prepare(_sdpa, num_inputs=3, scores_at_once=1),
     runs_to_prepare=True,
   ),
   "flex_attention": Contestant(
     "keys",
     "PyTorch's FlexAttention, the key term looked up in a captured `[B, N, T, 2k + 1]`; compiled "
     "on GPUs, on CPUs eager, which materialises all scores",
-    _prepare(_flex, scores_at_once=8),
+    _prepare(_flex, num_inputs=4, scores_at_once=8),
     runs_to_prepare=True,
   ),
 }

@@ -113,7 +113,7 @@ def attention(
     lanes: of a vector, 128 on TPUs; small in interpret mode, where they cost and bring nothing.
   """
   length = inputs.query.shape[1]
-  plan, tables = _plan(inputs, _interpret(interpret), block, lanes)
+  plan, tables = plan_of(inputs, _interpret(interpret), block, lanes)
   pad = lambda x, axis: _pad(x, plan.block, axis)
   heads_first = lambda x: pad(x.swapaxes(1, 2), 2)
   arrays = map(heads_first, (inputs.query, inputs.key, inputs.value))
@@ -133,8 +133,10 @@ def _interpret(interpret: bool | None) -> bool:
   return jax.default_backend() != "tpu" if interpret is None else interpret
 
 
-def _plan(inputs: Inputs, interpret: bool, block: int | None, lanes: int | None):
-  """The static facts of a call, and its tables."""
+def plan_of(
+  inputs: Inputs, interpret: bool, block: int | None = None, lanes: int | None = None
+) -> tuple[Plan, tuple[Array | None, Array | None]]:
+  """The static facts of a call, and its tables [#N, W, H] as `_periodic` lays them out."""
   lengths = inputs.query.shape[1], inputs.key.shape[1]
   largest_block, default_lanes = (16, 16) if interpret else (BLOCK, LANES)
   lanes = default_lanes if lanes is None else lanes

@@ -78,7 +78,7 @@ class Plan(NamedTuple):
       return False, True
     return not self.is_causal and keys - 1 > special[0], 1 - queries < special[-1]
 
-  def runs(self, offset: jax.Array) -> jax.Array | bool:
+  def runs(self, offset: jax.Array | int) -> jax.Array | bool:
     """Whether any key of the tile may be seen, for all that causality and window say."""
     seen = offset <= 0 if self.is_causal else True
     if self.window is not None:

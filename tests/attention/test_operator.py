@@ -245,6 +245,28 @@ def test_explain_says_what_would_be_interpreted_and_what_was_asked_for():
   assert forced["skew"] == "can do it, but pallas_tpu is asked for"
 
 
+def test_explain_says_that_without_relations_it_is_jax_nns_attention():
+  explanation = explain(QUERY, KEY, KEY)
+  assert explanation.implementation == "jax.nn"
+  for name in ("reference", "per_position", "skew", "projected", "chunked"):
+    assert explanation.reasons[name] == ("can do it, but relations=None is jax.nn's attention")
+
+
+@pytest.mark.parametrize("device", ["tpu", "gpu"])
+@pytest.mark.parametrize(("length", "kernel"), [(1024, True), (48, False)])
+def test_explain_calls_nothing_faster_where_nothing_is_measured(
+  monkeypatch, device, length, kernel
+):
+  monkeypatch.setattr(jax, "default_backend", lambda: device)
+  array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
+  table = jax.ShapeDtypeStruct((33, 64), jnp.float32)
+  explanation = explain(array, array, array, relations=RelativePositions(table, table))
+  assert (explanation.implementation == f"pallas_{device}") == kernel
+  better = f"{explanation.implementation} is preferred, not measured yet"
+  assert explanation.reasons["reference"] == f"can do it, but {better}"
+  assert "faster" not in str(explanation)
+
+
 def test_a_tree_of_relations_may_hold_anything():
   names = jax.tree.map(lambda table: "replicated", RELATIONS)
   assert names == RelativePositions("replicated", "replicated")

@@ -15,13 +15,13 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from experiments.tpu_bundles import CHIPS, NO_TPU
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.tpu
 
-CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 HEADS, K = 8, 16
 # Temporary bytes of forward and backward together, for each query and head: recorded are at most
 # 2947 (v5e, width 64, T = 32768), and 3074 at twice that length.
@@ -32,12 +32,7 @@ BUDGET = 3300
 def compiler():
   pytest.importorskip("libtpu")
   jax.config.update("jax_platforms", "cpu")
-  os.environ.update(
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_ACCELERATOR_TYPE="v5litepod-4",
-    TPU_WORKER_HOSTNAMES="localhost",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-  )
+  os.environ.update(NO_TPU)
 
 
 def _compile(chip, length, width, rows=2 * K + 1, dtype=jnp.bfloat16, key_heads=HEADS, **options):

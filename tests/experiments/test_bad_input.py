@@ -322,7 +322,13 @@ def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
 
 @pytest.mark.parametrize(
   "argument, words",
-  [("--length=5", "--length=5 2048"), ("--chip=v9", "--chip=v9 v5e, v6e, v5p")],
+  [
+    ("--lengths=512", "--lengths 512 1024"),
+    ("--lengths=4096,long", "--lengths 'long'"),
+    ("--lengths=", "--lengths 4096"),
+    ("--chip=v9", "--chip=v9 v5e, v6e, v5p"),
+    ("--out=/dev/null", "/dev/null --out"),
+  ],
 )
 def test_what_to_count_the_bundles_of(refused, tmp_path, argument, words):
   assert refused(tmp_path, words, "tpu_bundles", argument) == ""

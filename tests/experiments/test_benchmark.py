@@ -1,5 +1,6 @@
 """The benchmarks: what they leave, and that who cannot run is a row with the reason."""
 
+import functools
 import json
 import pathlib
 import sys
@@ -9,7 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import attention_report, benchmark, contestants, measurement, step_benchmark
+from experiments import (
+  attention_report,
+  benchmark,
+  contestants,
+  measurement,
+  step_benchmark,
+  torch_peers,
+)
 from experiments.contestants import AGAIN, STOCK, Case, Contestant, Prepared
 from relpos_jax.attention.choice import Implementation
 from relpos_jax.errors import InputError
@@ -23,11 +31,11 @@ ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: "its devi
 def out(call, tmp_path_factory) -> pathlib.Path:
   """The folder of a small measurement; one of the implementations is for another device.
 
-  "projected", which is soon compiled, stands for the fused ones.
+  "projected", which is soon compiled, stands for the blockwise ones.
   """
   folder = tmp_path_factory.mktemp("benchmark") / "results"
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(measurement, "FUSED", ("projected",))
+    patch.setattr(measurement, "BLOCKWISE", ("projected",))
     patch.setitem(benchmark.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
     answer = call(
       *("benchmark", *TINY, "--seconds=0", "--lengths=8,16", "--memory_lengths=16,64"),
@@ -156,7 +164,7 @@ def test_short_cases_are_repeated_more_often():
   assert plan.repetitions == 30 and plan.pairs == [(AGAIN, STOCK)]
 
 
-def test_only_the_fused_are_held_against_others():
+def test_only_the_blockwise_are_held_against_others():
   names = [STOCK, AGAIN, "per_position", "chunked", "chunked (no relations)", "flex_attention"]
   against = [pair for pair in measurement.pairs_of(names) if pair[1] != STOCK]
   assert against == [("chunked", name) for name in (names[4], "per_position", "flex_attention")]
@@ -187,10 +195,62 @@ def test_pytorch_computes_the_same(is_causal):
     np.testing.assert_allclose(found.swapaxes(1, 2), wanted, atol=1e-5)
 
 
-def test_pytorch_has_gradients():
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_pytorch_has_every_gradient(is_causal, monkeypatch):
+  flex = pytest.importorskip("torch.nn.attention.flex_attention")
+  # On CPUs it refuses to be differentiated, though what it runs there can be.
+  monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+  case = CASE._replace(is_causal=is_causal)
+  cotangent, *arrays, relations = contestants.arguments(case)
+  keys_only = relations.__class__(relations.key, None)
+  for name, attention, those in (
+    ("torch_sdpa", contestants._jax_nn, None),
+    ("flex_attention", partial(contestants._ours, "reference"), keys_only),
+  ):
+    _, pull_back = jax.vjp(partial(attention, case), *arrays, those)
+    *of_tokens, of_relations = pull_back(cotangent)
+    wanted = [gradient.swapaxes(1, 2) for gradient in of_tokens] + jax.tree.leaves(of_relations)
+    found = measurement.PEERS[name].prepare(case).run()
+    for gradient, of in zip(found, wanted, strict=True):
+      np.testing.assert_allclose(gradient, of, atol=1e-5)
+
+
+def test_without_a_gradient_there_is_no_time():
   pytest.importorskip("torch")
-  gradients = measurement.PEERS["torch_sdpa"].prepare(CASE).run()
-  assert [g is not None and g.abs().max() > 0 for g in gradients] == [True, True, True, False]
+  forgets_its_table = torch_peers._prepare(torch_peers._sdpa, num_inputs=4, scores_at_once=1)
+  row, runner = measurement._warm_up(Contestant("keys", "", forgets_its_table), CASE)
+  assert "to not have been used in the graph" in row["refused"] and runner is None
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+  """FlexAttention as on GPUs, but for code and the usual limit; what has been compiled so far."""
+  torch = pytest.importorskip("torch")
+  graphs = []
+  backend = lambda graph, inputs: graphs.append(graph) or graph.forward
+  monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+  make = torch_peers._flex_attention.__wrapped__
+  monkeypatch.setattr(torch_peers, "_flex_attention", functools.cache(lambda _: make("cuda")))
+  torch._dynamo.reset()
+  with torch._dynamo.config.patch(recompile_limit=2):
+    yield graphs
+
+
+def warm_up_flex_attention(length: int):
+  case = CASE._replace(length=length, is_causal=False, backward=False)
+  return measurement._warm_up(measurement.PEERS["flex_attention"], case)
+
+
+def test_flex_attention_is_compiled_for_every_case(compiled):
+  for number, length in enumerate(range(4, 8), 1):
+    row, runner = warm_up_flex_attention(length)
+    assert runner and len(compiled) == number, row
+
+
+def test_flex_attention_that_is_not_compiled_has_no_time(compiled, monkeypatch):
+  monkeypatch.setattr(torch_peers, "_MOST_CASES", 2)
+  *_, (row, runner) = map(warm_up_flex_attention, (4, 5, 6))
+  assert "compiled for 2 cases at most" in row["refused"] and runner is None
 
 
 def test_without_pytorch_its_rows_say_so(monkeypatch):
