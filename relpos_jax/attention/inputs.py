@@ -24,10 +24,13 @@ from relpos_jax.attention.validation import (
   check_scale,
   check_segment_pair,
   check_shapes,
+  check_sharding,
   check_tokens_like,
   check_window,
 )
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+
+_FARTHEST = jnp.iinfo(jnp.int32).max  # no two tokens are farther apart
 
 
 class Inputs(NamedTuple):
@@ -110,6 +113,9 @@ def gather_inputs(
   """Checks the operator's arguments and fills in the defaults."""
   query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
   check_shapes(query, key, value)
+  if relations is not None:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+      check_sharding(name, array)
   check_dropout(dropout_rate, dropout_key)
   check_segment_pair(query_segment_ids, key_segment_ids)
   *batch, num_queries, heads, width = query.shape
@@ -176,8 +182,8 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   if size is None:
     return None
   check_window(size)
-  left, right = (size, size) if isinstance(size, int) else size
-  return left, right
+  left, right = size if isinstance(size, tuple) else (size, size)
+  return min(int(left), _FARTHEST), min(int(right), _FARTHEST)
 
 
 def _relations(

@@ -81,8 +81,8 @@ def _masked_softmax(
   logits = jnp.maximum(logits, masks.LOWEST)  # a bias may hide keys too
   if visible is not None:
     logits = jnp.where(visible, logits, masks.LOWEST)
-  sees_a_key = logits.max(-1, keepdims=True) > masks.LOWEST / 2
-  return jnp.where(sees_a_key, jax.nn.softmax(logits), 0)
+  sees_none = logits.max(-1, keepdims=True) <= masks.LOWEST / 2  # not so where there is a NaN
+  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
 
 
 def _dropout(

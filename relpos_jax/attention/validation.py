@@ -117,10 +117,20 @@ def check_lengths(name: str, lengths: Array, shape: tuple[int, ...]) -> None:
     raise ValueError(f"{name} has dtype {lengths.dtype}; want integers")
 
 
+def check_sharding(name: str, array: Array) -> None:
+  """Shardings of explicit mesh axes are part of a type, which products with tables do not keep."""
+  spec = jax.typeof(array).sharding.spec
+  if any(axis is not None for axis in spec):
+    raise ValueError(
+      f"{name} is sharded over explicit mesh axes, {spec}; make the mesh with "
+      "axis_types=(jax.sharding.AxisType.Auto,) * its number of axes"
+    )
+
+
 def check_window(size: object) -> None:
   """A distance, or one to the left and one to the right."""
   sides = size if isinstance(size, tuple) else (size, size)
-  if len(sides) != 2 or not all(isinstance(side, int) and side >= 0 for side in sides):
+  if len(sides) != 2 or not all(isinstance(side, numbers.Integral) and side >= 0 for side in sides):
     raise ValueError(f"local_window_size is {size!r}; want None, or one or two integers >= 0")
 
 

@@ -180,7 +180,7 @@ def _positions(
   if query_positions is None and num_queries != num_keys:
     raise ValueError(
       f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown (in "
-      "cached decoding flax does not say): give input_positions or query_positions"
+      "cached decoding flax does not say): give query_positions by nnx.view, or input_positions"
     )
   if key_positions is None and num_queries == num_keys:
     return query_positions, query_positions

@@ -485,3 +485,13 @@ def test_a_bias_hides_as_a_mask_does(name, lowest):
   biased, masked = run(low, {}), run(arrays, dict(mask=jnp.asarray(~hidden)))
   assert_close(biased, masked, str(name))
   assert not biased["output"][:, 1].any()
+
+
+@pytest.mark.parametrize("name", ANY_MASK)
+def test_what_is_not_a_number_stays_so(name):
+  """Also where a mask hides other pairs: a model that diverged must not look healthy."""
+  case = Case(is_causal=True)
+  arrays = case.arrays()
+  arrays["query"] = arrays["query"].at[0, 3, 0, 0].set(jnp.nan)
+  output = attend(arrays, case.options(), implementation=name)
+  assert np.isnan(output[0, 3, 0]).all() and np.isnan(output).sum() == case.width

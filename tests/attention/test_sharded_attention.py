@@ -98,3 +98,11 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
     return jnp.pad(output, ((0, 2), (0, 0), (0, 0), (0, 0)), constant_values=1)
 
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, stays=False)
+
+
+def test_explicit_mesh_axes_are_refused():
+  mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+  query = jax.device_put(jnp.ones((2, 3, 1, 4)), NamedSharding(mesh, PartitionSpec("data")))
+  table = RelativePositions(jnp.ones((3, 4)), None)
+  with pytest.raises(ValueError, match=r"query is sharded over explicit .*AxisType.Auto"):
+    dot_product_attention(query, query, query, relations=table)
