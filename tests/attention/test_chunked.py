@@ -6,20 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from jax.test_util import check_grads
 
 from relpos_jax import RelativePositions
 from relpos_jax.attention import chunked, reference
 from relpos_jax.attention.inputs import gather_inputs
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
-
+pytestmark = pytest.mark.usefixtures("float64")
 
 def arrays_of(
   num_queries,
@@ -66,7 +60,7 @@ def attend(arrays, attention, beyond="clip", left=None, **options):
 def results(arrays, attention, **options):
   """The output, and the gradients for a random cotangent."""
 
-  @functools.partial(jax.jit, compiler_options=QUICK)
+  @quickly
   def run(arrays):
     output, pull_back = jax.vjp(lambda arrays: attend(arrays, attention, **options), arrays)
     cotangent = jnp.asarray(np.random.default_rng(7).normal(size=output.shape))

@@ -7,25 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from relpos_jax import RelativePositions, attention_weights, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 ALL = [*IMPLEMENTATIONS, None]
 ANY_POSITIONS = ["reference", "per_position", "projected", None]  # the others need 0, 1, 2, ...
 ANY_MASK = [name for name in ALL if not str(name).startswith("pallas")]  # and any bias
 TOLERANCE = dict(rtol=0, atol=1e-10)
-# Every example is a new shape: compiling is what takes the time.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +112,7 @@ def gradients(loss, arrays, options, implementation):
   """Of a function of the output, which may be several numbers: one gradient each."""
   dynamic, static = _split(options | dict(implementation=implementation))
 
-  @functools.partial(jax.jit, compiler_options=QUICK)
+  @quickly
   def run(arrays, dynamic):
     call = lambda arrays: loss(_call(arrays, "clip", None, dynamic | dict(static)))
     return jax.jacrev(call)(arrays)
@@ -139,12 +134,12 @@ def _call(arrays, beyond, left, options):
   return dot_product_attention(**arrays, **options, relations=relations)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
+@functools.partial(quickly, static_argnums=(2, 3, 4))
 def _compiled(arrays, dynamic, beyond, left, static):
   return _call(arrays, beyond, left, dynamic | dict(static))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
+@functools.partial(quickly, static_argnums=(2, 3, 4))
 def _outputs_and_gradients(arrays, dynamic, beyond, static, implementations):
   results = {}
   for name in implementations:
@@ -246,7 +241,7 @@ def test_without_relations_it_is_jax_nn(case):
   case = dataclasses.replace(case, **plain)
   arrays = case.arrays()
 
-  @functools.partial(jax.jit, compiler_options=QUICK)
+  @quickly
   def wanted(arrays):
     call = functools.partial(jax.nn.dot_product_attention, is_causal=case.is_causal)
     output, pull_back = jax.vjp(lambda arrays: call(**arrays), arrays)

@@ -6,22 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from relpos_jax import EdgeFeatures, EdgeLabels, RelativePositions, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 K, T, S = 2, 6, 7
 ANY_RELATION = ["reference", "per_position", "projected", None]
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 LABELS = np.clip(np.arange(S) - np.arange(T)[:, None], -K, K) + K
-
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def random(*shape, seed=0):
@@ -118,7 +114,7 @@ def test_distances_labels_and_one_hot_features_are_one_relation(call, implementa
   arrays, options, relations = call
 
   def output_and_gradients(relation, implementation):
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @quickly
     def run(arrays):
       attend = lambda tables, **arrays: dot_product_attention(
         **arrays, **options, relations=relation(*tables), implementation=implementation
