@@ -4,5 +4,9 @@ import functools
 
 import jax
 
-_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_OPTIONS = {
+  "xla_backend_optimization_level": 0,
+  "xla_llvm_disable_expensive_passes": True,
+  "xla_cpu_use_fusion_emitters": False,
+}
 quickly = functools.partial(jax.jit, compiler_options=_OPTIONS)

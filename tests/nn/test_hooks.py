@@ -1,6 +1,5 @@
 """One line puts relative positions into somebody else's NNX model."""
 
-import functools
 import inspect
 
 import jax
