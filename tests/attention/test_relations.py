@@ -1,4 +1,4 @@
-"""Labelled and featured edges, and the arguments that hide pairs as in jax.nn."""
+"""Labelled and featured edges, and the arguments that hide pairs."""
 
 import functools
 
@@ -205,24 +205,6 @@ def test_the_others_refuse_edges_by_name(name):
     dot_product_attention(
       QUERY, KEY, KEY, relations=EdgeLabels(LABELS, TABLE, None), implementation=name
     )
-
-
-# Lengths and windows mean what they mean in jax.nn.
-HIDING = {
-  "lengths": dict(query_seq_lengths=np.int32([6, 3]), key_value_seq_lengths=np.int32([5, 7])),
-  "window": dict(local_window_size=2),
-  "a window of two sides": dict(local_window_size=(3, 1), is_causal=True),
-}
-
-
-@pytest.mark.parametrize("name", HIDING)
-@pytest.mark.parametrize("implementation", ["reference", "per_position", "projected", "chunked"])
-def test_hiding_as_in_jax_nn(name, implementation):
-  random32 = lambda *shape, seed=0: random(*shape, seed=seed).astype(jnp.float32)
-  arrays = random32(2, T, 4, 8), random32(2, S, 4, 8), random32(2, S, 4, 8, seed=1)
-  wanted = jax.nn.dot_product_attention(*arrays, **HIDING[name])
-  actual = dot_product_attention(*arrays, implementation=implementation, **HIDING[name])
-  np.testing.assert_allclose(actual, wanted, atol=1e-5)
 
 
 BAD = {
