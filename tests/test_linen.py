@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import quickly
 from flax import linen as nn
 from flax import nnx, traverse_util
 
@@ -15,10 +16,6 @@ import relpos_jax.linen
 import relpos_jax.nn
 from relpos_jax import attention_weights
 from relpos_jax.linen import RelativeAttention
-
-# Compiling is what takes the time.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-quickly = functools.partial(jax.jit, compiler_options=QUICK)
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
 RANDOM = np.random.default_rng(0)

@@ -7,25 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from relpos_jax import RelativePositions, attention_weights, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 ALL = [*IMPLEMENTATIONS, None]
 ANY_POSITIONS = ["reference", "per_position", "projected", None]  # the others need 0, 1, 2, ...
 ANY_MASK = [name for name in ALL if not str(name).startswith("pallas")]  # and any bias
 TOLERANCE = dict(rtol=0, atol=1e-10)
-# Every example is a new shape: compiling is what takes the time.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +112,7 @@ def gradients(loss, arrays, options, implementation):
   """Of a function of the output, which may be several numbers: one gradient each."""
   dynamic, static = _split(options | dict(implementation=implementation))
 
-  @functools.partial(jax.jit, compiler_options=QUICK)
+  @quickly
   def run(arrays, dynamic):
     call = lambda arrays: loss(_call(arrays, "clip", None, dynamic | dict(static)))
     return jax.jacrev(call)(arrays)
@@ -139,37 +134,54 @@ def _call(arrays, beyond, left, options):
   return dot_product_attention(**arrays, **options, relations=relations)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
+@functools.partial(quickly, static_argnums=(2, 3, 4))
 def _compiled(arrays, dynamic, beyond, left, static):
   return _call(arrays, beyond, left, dynamic | dict(static))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
-def _outputs_and_gradients(arrays, dynamic, beyond, static, implementations):
+@functools.partial(quickly, static_argnums=(3, 4, 5))
+def _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implementations):
   results = {}
   for name in implementations:
     options = dynamic | dict(static, implementation=name)
     function = lambda arrays, options=options: _call(arrays, beyond, None, options)
     output, pull_back = jax.vjp(function, arrays)
-    results[str(name)] = dict(output=output, **pull_back(_cotangent(output))[0])
-  return results
+    results[name] = dict(output=output, **pull_back(cotangent)[0])
+  return [results[name] for name in implementations]
 
 
-def _cotangent(output):
-  return jnp.asarray(np.random.default_rng(7).normal(size=output.shape))
+def cotangent_of(arrays):
+  """A random one, of the output."""
+  query = arrays["query"]
+  return jnp.asarray(np.random.default_rng(7).normal(size=query.shape), query.dtype)
 
 
-def results_of(case, implementations, **more):
-  """Of each implementation: the output, and the gradients for a random cotangent."""
-  dynamic, static = _split(case.options() | more)
-  arrays = case.arrays()
-  return _outputs_and_gradients(arrays, dynamic, case.beyond, static, tuple(implementations))
+def results_of_each(implementations, arrays, options, beyond="clip", cotangent=None):
+  """By implementation: the output, and the gradients for the cotangent, or a random one."""
+  dynamic, static = _split(options)
+  cotangent = cotangent_of(arrays) if cotangent is None else cotangent
+  implementations = tuple(implementations)
+  results = _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implementations)
+  return dict(zip(implementations, results, strict=True))
 
 
-def assert_close(actual: dict, wanted: dict, whose: str):
+def results_of(implementation, *arguments, **options):
+  """Those of one."""
+  return results_of_each([implementation], *arguments, **options)[implementation]
+
+
+def assert_close(actual: dict, wanted: dict, whose: str | None = "", atol=1e-10):
   assert actual.keys() == wanted.keys()
   for name in wanted:
-    np.testing.assert_allclose(actual[name], wanted[name], **TOLERANCE, err_msg=f"{whose} {name}")
+    np.testing.assert_allclose(
+      actual[name], wanted[name], rtol=0, atol=atol, err_msg=f"{whose} {name}"
+    )
+
+
+def reordered(arrays: dict, queries, keys) -> dict:
+  """Arrays or results with their tokens in these orders."""
+  orders = dict(query=queries, output=queries, key=keys, value=keys)
+  return {name: x[:, orders[name]] if name in orders else x for name, x in arrays.items()}
 
 
 def equations(case: Case) -> np.ndarray:
@@ -217,10 +229,10 @@ def _row(table, case: Case, distance: int, head: int):
 def test_all_implementations_are_the_papers_equations(positions, case):
   case = dataclasses.replace(case, positions=positions)
   able = (ANY_MASK if case.biased else ALL) if positions == "default" else ANY_POSITIONS
-  results = results_of(case, able)
+  results = results_of_each(able, case.arrays(), case.options(), case.beyond)
   np.testing.assert_allclose(results["reference"]["output"], equations(case), **TOLERANCE)
   for name in able:
-    assert_close(results[str(name)], results["reference"], str(name))
+    assert_close(results[name], results["reference"], name)
 
 
 @pytest.mark.parametrize("implementation", ALL)
@@ -238,64 +250,97 @@ def test_tables_need_not_be_symmetric(implementation):
   )
 
 
-# Law 2.
-@settings(max_examples=6, phases=WITHOUT_SHRINKING)
-@given(case=CASES)
-def test_without_relations_it_is_jax_nn(case):
-  plain = dict(keys=False, values=False, segmented=False, masked=False, positions="default")
-  case = dataclasses.replace(case, **plain)
-  arrays = case.arrays()
+# Law 2. For a query that sees no key jax.nn averages the values: here each query sees one.
+RANDOM = np.random.default_rng(0)
+PLAIN = {
+  "a bias and a mask of pairs": (
+    dict(num_queries=4, num_keys=7, group=2, biased=True),
+    dict(mask=(RANDOM.random((2, 4, 4, 7)) < 0.5) | np.eye(4, 7, dtype=bool)),
+  ),
+  "a mask of keys, causal": (
+    dict(num_queries=7, num_keys=4, group=3, is_causal=True),
+    dict(mask=(RANDOM.random((2, 1, 1, 4)) < 0.5) | (np.arange(4) == 0)),
+  ),
+  "lengths": (
+    dict(num_queries=6, num_keys=7),
+    dict(query_seq_lengths=np.int32([6, 3]), key_value_seq_lengths=np.int32([5, 7])),
+  ),
+  "a window of two sides": (dict(num_queries=6, num_keys=7), dict(local_window_size=(1, 3))),
+  "a window, causal": (
+    dict(num_queries=7, num_keys=7, is_causal=True),
+    dict(local_window_size=2),
+  ),
+}
 
-  @functools.partial(jax.jit, compiler_options=QUICK)
-  def wanted(arrays):
-    call = functools.partial(jax.nn.dot_product_attention, is_causal=case.is_causal)
-    output, pull_back = jax.vjp(lambda arrays: call(**arrays), arrays)
-    return dict(output=output, **pull_back(_cotangent(output))[0])
 
-  assert_close(results_of(case, [None])["None"], wanted(arrays), "without relations")
+@pytest.mark.parametrize("name", PLAIN)
+def test_without_relations_it_is_jax_nn(name):
+  """In float32: jax.nn has its softmax in nothing wider."""
+  sizes, options = PLAIN[name]
+  case = Case(keys=False, values=False, **sizes)
+  arrays = {name: x.astype(jnp.float32) for name, x in case.arrays().items()}
+  arrayed = {n: jnp.asarray(x) for n, x in options.items() if isinstance(x, np.ndarray)}
+  options = case.options() | options | arrayed
+
+  @quickly
+  def results_of_jax_nn(arrays):
+    call = lambda arrays: jax.nn.dot_product_attention(**arrays, **options)
+    output, pull_back = jax.vjp(call, arrays)
+    return dict(output=output, **pull_back(cotangent_of(arrays))[0])
+
+  wanted = results_of_jax_nn(arrays)
+  able = ANY_MASK if case.biased else ALL
+  for implementation, actual in results_of_each(able, arrays, options).items():
+    assert_close(actual, wanted, implementation, atol=1e-5)
+
+
+SIZES = (
+  dict(num_queries=6, num_keys=6, is_causal=True),
+  dict(num_queries=4, num_keys=7, group=2, per_head=True),
+)
 
 
 # Law 3.
 @pytest.mark.parametrize("implementation", ALL)
-@pytest.mark.parametrize("per_head", [True, False])
-def test_k_0_adds_a_constant(implementation, per_head):
-  case = Case(k=0, per_head=per_head, is_causal=True)
-  arrays = case.arrays()
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_k_0_adds_a_constant(implementation, sizes):
+  case = Case(k=0, **sizes)
+  arrays, options = case.arrays(), case.options()
   plain = {name: x for name, x in arrays.items() if not name.endswith("table")}
-  np.testing.assert_allclose(
-    attend(arrays, case.options(), implementation=implementation),
-    attend(plain, case.options()) + arrays["value_table"][0],
-    atol=1e-6,  # jax.nn has its softmax in float32
-  )
+  wanted = results_of("reference", plain, options)
+  wanted["output"] += arrays["value_table"][0]
+  wanted["key_table"] = jnp.zeros_like(arrays["key_table"])
+  wanted["value_table"] = cotangent_of(arrays).sum((0, 1) if case.per_head else (0, 1, 2))[None]
+  assert_close(results_of(implementation, arrays, options), wanted)
 
 
 # Law 4.
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_shifting_all_positions_changes_nothing(implementation, is_causal):
-  case = Case(is_causal=is_causal, num_queries=6, num_keys=6)
-  run = functools.partial(attend, case.arrays(), implementation=implementation)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_shifting_all_positions_changes_nothing(implementation, sizes):
+  case = Case(**sizes)
+  run = functools.partial(results_of, implementation, case.arrays())
   shifted = case.options() | dict(
-    query_positions=jnp.arange(6) + 1000, key_positions=jnp.arange(6) + 1000
+    query_positions=jnp.arange(case.num_queries) + 1000,
+    key_positions=jnp.arange(case.num_keys) + 1000,
   )
-  np.testing.assert_allclose(run(options=shifted), run(options=case.options()), **TOLERANCE)
+  assert_close(run(shifted), run(case.options()))
 
 
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
-def test_permuting_tokens_with_their_positions_permutes_the_output(implementation):
-  case = Case(num_queries=6, num_keys=6, is_causal=True)
-  order = jnp.asarray(np.random.default_rng(0).permutation(6))
-  arrays = case.arrays()
-  permuted = arrays | {name: arrays[name][:, order] for name in ("query", "key", "value")}
-  positions = case.options() | dict(query_positions=order, key_positions=order)
-  np.testing.assert_allclose(
-    attend(permuted, positions, implementation=implementation),
-    attend(arrays, case.options(), implementation=implementation)[:, order],
-    **TOLERANCE,
-  )
-  still = case.options() | dict(query_positions=jnp.arange(6), key_positions=jnp.arange(6))
-  moved = attend(permuted, still, implementation=implementation)
-  assert not np.allclose(moved, attend(permuted, positions, implementation=implementation))
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_permuting_tokens_with_their_positions_permutes_the_output(implementation, sizes):
+  case = Case(**sizes)
+  arrays, cotangent = case.arrays(), cotangent_of(case.arrays())
+  permutation = np.random.default_rng(0).permutation
+  queries, keys = (jnp.asarray(permutation(n)) for n in (case.num_queries, case.num_keys))
+  permuted = reordered(arrays, queries, keys)
+  positions = case.options() | dict(query_positions=queries, key_positions=keys)
+  moved = results_of(implementation, permuted, positions, cotangent=cotangent[:, queries])
+  whole = results_of(implementation, arrays, case.options())
+  assert_close(moved, reordered(whole, queries, keys))
+  still = results_of(implementation, permuted, case.options())
+  assert not np.allclose(moved["output"], still["output"])
 
 
 # Law 5.
@@ -376,42 +421,48 @@ def test_decoding_equals_the_full_pass(implementation, chunks):
 
 # Law 7.
 @pytest.mark.parametrize("implementation", ALL)
-def test_clip_equals_zero_when_the_table_covers_the_sequence(implementation):
-  case = Case(k=4, num_queries=5, num_keys=5)
-  run = functools.partial(attend, case.arrays(), {}, implementation=implementation)
-  np.testing.assert_allclose(run(beyond="clip"), run(beyond="zero"), **TOLERANCE)
-  short = Case(k=3, num_queries=5, num_keys=5)
-  run = functools.partial(attend, short.arrays(), {}, implementation=implementation)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_clip_equals_zero_when_the_table_covers_the_sequence(implementation, sizes):
+  farthest = max(sizes["num_queries"], sizes["num_keys"]) - 1
+  case = Case(k=farthest, **sizes)
+  clipped = results_of("reference", case.arrays(), case.options(), "clip")
+  assert_close(results_of(implementation, case.arrays(), case.options(), "zero"), clipped)
+  short = Case(k=farthest - 1, **sizes)
+  run = functools.partial(attend, short.arrays(), short.options(), implementation="reference")
   assert not np.allclose(run(beyond="clip"), run(beyond="zero"))
 
 
 @pytest.mark.parametrize("implementation", ALL)
-def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation):
-  case = Case(k=2, num_queries=7, num_keys=7)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation, sizes):
+  """And a row that repeats has the gradients of all that it is repeated in."""
+  case = Case(k=2, **sizes)
   arrays = case.arrays()
-  full = arrays | {
-    name: jnp.pad(arrays[name], ((4, 4), (0, 0)), mode="edge")
-    for name in ("key_table", "value_table")
-  }
-  np.testing.assert_allclose(
-    attend(arrays, {}, implementation=implementation),
-    attend(full, {}, "zero", implementation),
-    **TOLERANCE,
-  )
+  repeat_ends = lambda table: table[jnp.clip(jnp.arange(13), 4, 8) - 4]
+  tables = {name: arrays[name] for name in ("key_table", "value_table")}
+  full, pull_back = jax.vjp(functools.partial(jax.tree.map, repeat_ends), tables)
+  wanted = results_of("reference", arrays | full, case.options(), "zero")
+  (of_tables,) = pull_back({name: wanted[name] for name in tables})
+  assert_close(results_of(implementation, arrays, case.options()), wanted | of_tables)
 
 
 # Law 9.
 @pytest.mark.parametrize("implementation", ALL)
-def test_positions_are_signed(implementation):
-  case = Case(num_queries=6, num_keys=6)
-  arrays = case.arrays()
-  run = lambda arrays: attend(arrays, {}, implementation=implementation)
-  sequence = {name: arrays[name][:, ::-1] for name in ("query", "key", "value")}
-  tables = {name: arrays[name][::-1] for name in ("key_table", "value_table")}
+@pytest.mark.parametrize("sizes", [dict(k=2), dict(k=6, group=2, per_head=True)], ids=str)
+def test_positions_are_signed(implementation, sizes):
+  case = Case(num_queries=6, num_keys=6, **sizes)
+  arrays, cotangent = case.arrays(), cotangent_of(case.arrays())
+  backward = jnp.arange(6)[::-1]
+  turn = lambda arrays: reordered(arrays, backward, backward)
+  turn_tables = lambda arrays: (
+    arrays | {name: arrays[name][::-1] for name in ("key_table", "value_table")}
+  )
+  run = functools.partial(results_of, implementation, options={})
   whole = run(arrays)
-  np.testing.assert_allclose(run(arrays | sequence | tables)[:, ::-1], whole, **TOLERANCE)
-  assert not np.allclose(run(arrays | sequence)[:, ::-1], whole)
-  assert not np.allclose(run(arrays | tables), whole)
+  both = run(turn_tables(turn(arrays)), cotangent=cotangent[:, backward])
+  assert_close(both, turn_tables(turn(whole)))
+  for turned in (turn(run(turn(arrays))), run(turn_tables(arrays))):
+    assert not np.allclose(turned["output"], whole["output"])
 
 
 @pytest.mark.parametrize("implementation", ANY_MASK)
@@ -455,9 +506,10 @@ def test_the_same_dropped_weights_feed_both_values(implementation):
 
 def test_dropout_is_the_same_in_every_implementation():
   case = Case(is_causal=True)
-  results = results_of(case, ALL, dropout_rate=0.3, dropout_key=jax.random.key(1))
+  options = case.options() | dict(dropout_rate=0.3, dropout_key=jax.random.key(1))
+  results = results_of_each(ALL, case.arrays(), options)
   for name in ALL:
-    assert_close(results[str(name)], results["reference"], str(name))
+    assert_close(results[name], results["reference"], name)
 
 
 def test_dropped_weights_are_the_weights_in_expectation():

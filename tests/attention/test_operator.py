@@ -1,9 +1,12 @@
 """What the operator accepts, and what it says of what it does not."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 
 from relpos_jax import (
   EdgeLabels,
@@ -20,6 +23,7 @@ QUERY = np.ones((2, 5, 4, 8), np.float32)
 KEY = np.ones((2, 7, 2, 8), np.float32)
 TABLE = np.ones((5, 8), np.float32)
 RELATIONS = RelativePositions(TABLE, TABLE)
+OWN_VJP = ["chunked", "pallas_tpu", "pallas_gpu"]
 
 
 def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
@@ -273,16 +277,56 @@ def test_a_tree_of_relations_may_hold_anything():
   assert jax.tree.leaves(RelativePositions(None, TABLE, "zero", left=1))[0] is TABLE
 
 
-def test_it_maps_and_differentiates_forward():
-  """Those with a VJP of their own only backward."""
-  table = jnp.asarray(TABLE)
-  for name in IMPLEMENTATIONS:
-    run = lambda query, name=name: dot_product_attention(
-      query, KEY, KEY, relations=RelativePositions(table, table), implementation=name
-    )
-    queries = jnp.stack([jnp.asarray(QUERY)] * 3)
-    assert jax.eval_shape(jax.vmap(run), queries).shape == queries.shape
-    if name in ("chunked", "pallas_gpu"):
-      continue
-    forward = lambda query, run=run: jax.jvp(run, (query,), (query,))[1]
-    assert jax.eval_shape(forward, queries[0]).shape == QUERY.shape
+def random_arrays(seed):
+  """All that gradients are taken of."""
+  random = np.random.default_rng(seed).normal
+  shapes = dict(query=QUERY, key=KEY, value=KEY, key_table=TABLE, value_table=TABLE)
+  return {name: jnp.asarray(random(size=array.shape)) for name, array in shapes.items()}
+
+
+def call_named(implementation, arrays):
+  relations = RelativePositions(arrays["key_table"], arrays["value_table"])
+  sequences = (arrays[name] for name in ("query", "key", "value"))
+  return call(*sequences, relations, implementation=implementation)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("implementation", [x for x in IMPLEMENTATIONS if x not in OWN_VJP])
+def test_it_differentiates_forward(implementation):
+  """As much as `reference` does backward."""
+  arrays, steps = random_arrays(0), random_arrays(1)
+  run = functools.partial(call_named, implementation)
+  _, change = quickly(lambda *pair: jax.jvp(run, *pair))((arrays,), (steps,))
+  slopes = quickly(jax.jacrev(functools.partial(call_named, "reference")))(arrays)
+  changes = [jnp.tensordot(slopes[name], step, step.ndim) for name, step in steps.items()]
+  np.testing.assert_allclose(change, sum(changes), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", OWN_VJP)
+def test_those_with_a_vjp_of_their_own_refuse_to_differentiate_forward(implementation):
+  arrays = random_arrays(0)
+  run = functools.partial(call_named, implementation)
+  change = jax.jit(lambda arrays, steps: jax.jvp(run, (arrays,), (steps,))[1])
+  with pytest.raises(TypeError, match="forward-mode"):
+    change.lower(arrays, arrays)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
+def test_it_maps(implementation):
+  """Two calls at once that share some arrays: output and gradients of each are its own."""
+  shared = {name: random_arrays(2)[name] for name in ("key", "value_table")}
+  calls = [random_arrays(seed) | shared for seed in range(2)]
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *calls) | shared
+  axes = {name: None if name in shared else 0 for name in stacked}
+
+  def output_and_gradients(implementation, arrays):
+    output, pull_back = jax.vjp(functools.partial(call_named, implementation), arrays)
+    return dict(output=output, **pull_back(jnp.cos(output))[0])
+
+  run = functools.partial(output_and_gradients, implementation)
+  mapped = quickly(jax.vmap(run, in_axes=(axes,)))(stacked)
+  alone = quickly(functools.partial(output_and_gradients, "reference"))
+  for number, arrays in enumerate(calls):
+    for name, wanted in alone(arrays).items():
+      np.testing.assert_allclose(mapped[name][number], wanted, rtol=0, atol=1e-10, err_msg=name)

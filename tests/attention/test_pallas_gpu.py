@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from jax.test_util import check_grads
 
@@ -14,7 +15,6 @@ from relpos_jax.attention import pallas_gpu, reference
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_gpu_tiles import Blocks
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))
 RANDOM = np.random.default_rng(0)
 KEY_MASK = RANDOM.random((2, 1, 1, 14)) < 0.6
@@ -85,42 +85,42 @@ def in_small_blocks(inputs):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("float64")
 def test_it_is_exact(name):
   """Output and all gradients, of several blocks, against `reference`."""
   options = dict(CASES[name])
   sizes = {n: options.pop(n) for n in [*options] if n in arrays_of.__kwdefaults__}
-  with jax.enable_x64(True):
-    arrays = arrays_of(**sizes)
+  arrays = arrays_of(**sizes)
 
-    @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
-    def output_and_gradients(attention, arrays):
-      call = functools.partial(attend, attention, **options)
-      output, pull_back = jax.vjp(call, arrays)
-      cotangent = np.random.default_rng(7).normal(size=output.shape)
-      return dict(output=output, **pull_back(jnp.asarray(cotangent))[0])
+  @functools.partial(quickly, static_argnums=0)
+  def output_and_gradients(attention, arrays):
+    call = functools.partial(attend, attention, **options)
+    output, pull_back = jax.vjp(call, arrays)
+    cotangent = np.random.default_rng(7).normal(size=output.shape)
+    return dict(output=output, **pull_back(jnp.asarray(cotangent))[0])
 
-    wanted = output_and_gradients(reference.attention, arrays)
-    actual = output_and_gradients(in_small_blocks, arrays)
-    for name in wanted:
-      np.testing.assert_allclose(actual[name], wanted[name], rtol=0, atol=1e-10, err_msg=name)
+  wanted = output_and_gradients(reference.attention, arrays)
+  actual = output_and_gradients(in_small_blocks, arrays)
+  for name in wanted:
+    np.testing.assert_allclose(actual[name], wanted[name], rtol=0, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.usefixtures("float64")
 def test_its_gradients_are_those_of_its_output():
-  with jax.enable_x64(True):
-    arrays = arrays_of(queries=6, keys=6)
-    call = functools.partial(attend, in_small_blocks)
-    check_grads(jax.jit(call), (arrays,), order=1, modes=["rev"])
+  arrays = arrays_of(queries=6, keys=6)
+  call = functools.partial(attend, in_small_blocks)
+  check_grads(jax.jit(call), (arrays,), order=1, modes=["rev"])
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_scale_may_be_traced():
-  with jax.enable_x64(True):
-    arrays = arrays_of(queries=6, keys=6)
+  arrays = arrays_of(queries=6, keys=6)
 
-    def slope(attention):
-      call = lambda scale: (attend(attention, arrays, scale=scale) ** 2).sum()
-      return jax.jit(jax.grad(call))(0.3)
+  def slope(attention):
+    call = lambda scale: (attend(attention, arrays, scale=scale) ** 2).sum()
+    return jax.jit(jax.grad(call))(0.3)
 
-    np.testing.assert_allclose(slope(in_small_blocks), slope(reference.attention), rtol=1e-10)
+  np.testing.assert_allclose(slope(in_small_blocks), slope(reference.attention), rtol=1e-10)
 
 
 def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient():
@@ -128,7 +128,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient():
   segments = dict(query_segment_ids=np.arange(6) == 2, key_segment_ids=np.zeros(6))
   segments = {name: jnp.asarray(x, jnp.int32) for name, x in segments.items()}
 
-  @functools.partial(jax.jit, compiler_options=QUICK)
+  @quickly
   def output_and_gradients(arrays):
     output, pull_back = jax.vjp(lambda x: attend(in_small_blocks, x, **segments), arrays)
     return output, pull_back(jnp.zeros_like(output).at[:, 2].set(1))[0]

@@ -9,22 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from jax.test_util import check_grads
 
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import pallas_tpu, reference
 from relpos_jax.attention.inputs import gather_inputs
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 BATCH, WIDTH = 2, 4
 TINY = dict(block=8, lanes=4)
-# Every case is a compilation: that is what takes the time.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def _arrays(queries=20, keys=20, heads=1, key_heads=1, rows=5, tables="kv", per_head=False):
@@ -49,7 +44,7 @@ def _attend(arrays, attention, left=None, beyond="clip", **options):
 
 
 def _output_and_gradients(arrays, attention, options):
-  @functools.partial(jax.jit, compiler_options=QUICK)
+  @quickly
   def run(arrays):
     output, pull_back = jax.vjp(lambda x: _attend(x, attention, **options), arrays)
     cotangent = np.random.default_rng(1).normal(size=output.shape)
@@ -140,7 +135,7 @@ def test_mapped_over_an_axis_of_the_callers():
     x, x, x, implementation="pallas_tpu", key_value_seq_lengths=jnp.array([5, 9])
   )
   stacked = jnp.stack([query, query[::-1]])
-  mapped = jax.jit(jax.vmap(call), compiler_options=QUICK)(stacked)
+  mapped = quickly(jax.vmap(call))(stacked)
   np.testing.assert_allclose(mapped[1], call(stacked[1]), atol=1e-12)
 
 

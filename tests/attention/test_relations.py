@@ -1,4 +1,4 @@
-"""Labelled and featured edges, and the arguments that hide pairs as in jax.nn."""
+"""Labelled and featured edges, and the arguments that hide pairs."""
 
 import functools
 
@@ -6,22 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from relpos_jax import EdgeFeatures, EdgeLabels, RelativePositions, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 K, T, S = 2, 6, 7
 ANY_RELATION = ["reference", "per_position", "projected", None]
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 LABELS = np.clip(np.arange(S) - np.arange(T)[:, None], -K, K) + K
-
-
-@pytest.fixture(autouse=True)
-def float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def random(*shape, seed=0):
@@ -118,7 +114,7 @@ def test_distances_labels_and_one_hot_features_are_one_relation(call, implementa
   arrays, options, relations = call
 
   def output_and_gradients(relation, implementation):
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @quickly
     def run(arrays):
       attend = lambda tables, **arrays: dot_product_attention(
         **arrays, **options, relations=relation(*tables), implementation=implementation
@@ -209,24 +205,6 @@ def test_the_others_refuse_edges_by_name(name):
     dot_product_attention(
       QUERY, KEY, KEY, relations=EdgeLabels(LABELS, TABLE, None), implementation=name
     )
-
-
-# Lengths and windows mean what they mean in jax.nn.
-HIDING = {
-  "lengths": dict(query_seq_lengths=np.int32([6, 3]), key_value_seq_lengths=np.int32([5, 7])),
-  "window": dict(local_window_size=2),
-  "a window of two sides": dict(local_window_size=(3, 1), is_causal=True),
-}
-
-
-@pytest.mark.parametrize("name", HIDING)
-@pytest.mark.parametrize("implementation", ["reference", "per_position", "projected", "chunked"])
-def test_hiding_as_in_jax_nn(name, implementation):
-  random32 = lambda *shape, seed=0: random(*shape, seed=seed).astype(jnp.float32)
-  arrays = random32(2, T, 4, 8), random32(2, S, 4, 8), random32(2, S, 4, 8, seed=1)
-  wanted = jax.nn.dot_product_attention(*arrays, **HIDING[name])
-  actual = dot_product_attention(*arrays, implementation=implementation, **HIDING[name])
-  np.testing.assert_allclose(actual, wanted, atol=1e-5)
 
 
 BAD = {

@@ -1,6 +1,5 @@
 """One line puts relative positions into somebody else's NNX model."""
 
-import functools
 import inspect
 
 import jax
@@ -8,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import quickly
 from flax import nnx
 
 from relpos_jax import attention_weights, dot_product_attention
 from relpos_jax.nn import RelativeAttention, RelativePositionTables
-
-# Compiling is what takes the time.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-quickly = functools.partial(jax.jit, compiler_options=QUICK)
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
 RANDOM = np.random.default_rng(0)
