@@ -183,7 +183,10 @@ CASES = {
 
 
 def assert_exact(sizes, options, block=8, num_heads=4):
-  """With so many queries in a block, and so many heads at a time or the next fewer that may be."""
+  """With so many queries in a block, and so many heads at a time or the next fewer that may be.
+
+  More heads under a window, of whose keys a block meets few.
+  """
   arrays, options = arrays_of(**sizes), dict(options)
   num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]
   if options.get("mask") is not None:

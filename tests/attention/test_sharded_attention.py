@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import quickly
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from relpos_jax import RelativePositions, dot_product_attention
@@ -14,7 +15,6 @@ from relpos_jax.attention import chunked
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Of the axes by letter; others have size 1.
 SIZES = dict(B=8, T=24, S=24, N=4, K=2, H=16, R=9)
 HEADS_TOO = dict(B="data", N="model", K="model")
@@ -37,7 +37,7 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True):
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
   place = lambda letters: NamedSharding(mesh, PartitionSpec(*map(along.get, letters)))
   places = {name: place(letters) for name, letters in axes.items()}
-  jit = functools.partial(jax.jit, output_and_gradients, compiler_options=QUICK)
+  jit = functools.partial(quickly, output_and_gradients)
   sharded = jit(in_shardings=(places,), out_shardings=(place("BTNH"), places))
   compiled = sharded.lower(arrays).compile()
   moves = "(all-gather|all-to-all|collective-permute)"
