@@ -138,7 +138,7 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
       for rule in RULES
       if rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
     )
-  if implementation not in IMPLEMENTATIONS:
+  if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
   if reason := _unsupported(implementation, inputs):
@@ -195,7 +195,7 @@ def explain(
   pallas_tpu: positions are given; it needs the default ones, 0, 1, 2, ...
   pallas_gpu: positions are given; it needs the default ones, 0, 1, 2, ...
   """
-  _check_names(options)
+  check_names("explain", options)
   inputs = _abstract_inputs((query, key, value, bias, mask), options)
   rule = choose(inputs, implementation)
   chosen = rule.implementation
@@ -213,13 +213,14 @@ def _better(rule: Rule) -> str:
   return (rule.others if known else PREFERRED).format(rule.implementation)
 
 
-def _check_names(options: dict) -> None:
+def check_names(function: str, options: Mapping[str, object]) -> None:
+  """Raises TypeError at the first option that the operator has not."""
   known = inspect.signature(gather_inputs).parameters
   for name in options:
     if name not in known:
       wanted = ", ".join(known)
       raise TypeError(
-        f"explain() got an unexpected keyword argument {name!r}; want one of {wanted}"
+        f"{function}() got an unexpected keyword argument {name!r}; want one of {wanted}"
       )
 
 

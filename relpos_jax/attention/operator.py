@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import projected, softmax
-from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
+from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, check_names, choose
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike
@@ -128,6 +128,7 @@ def attention_weights(
          [0.33333334, 0.33333334, 0.33333334, 0.        ],
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
+  check_names("attention_weights", options)
   inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
   if not inputs.query.size or not inputs.key.size:
     *batch, num_queries, heads, _ = jnp.shape(query)

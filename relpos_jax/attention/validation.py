@@ -184,8 +184,9 @@ def _check_relative_positions(relations: RelativePositions, num_rows: int) -> No
   if relations.left is None and num_rows % 2 == 0:
     name = "relations.value" if relations.key is None else "relations.key"
     raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
-  if relations.left is not None and relations.left not in range(num_rows):
-    raise ValueError(f"relations.left is {relations.left}; want 0 to {num_rows - 1}, a table row")
+  left = relations.left
+  if left is not None and not (isinstance(left, numbers.Integral) and left in range(num_rows)):
+    raise ValueError(f"relations.left is {left!r}; want 0 to {num_rows - 1}, a table row")
   if relations.beyond not in ("clip", "zero"):
     raise ValueError(f'relations.beyond is {relations.beyond!r}; want "clip" or "zero"')
 
@@ -229,8 +230,8 @@ def check_scale(scale: ArrayLike) -> None:
 
 def check_dropout(rate: float, key: ArrayLike | None) -> None:
   """A rate in [0, 1), and a key where something is dropped."""
-  if not 0 <= rate < 1:
-    raise ValueError(f"dropout_rate is {rate}; want 0 <= rate < 1")
+  if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+    raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
   if rate > 0 and key is None:
     raise ValueError(f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key")
   if key is not None and not _is_key(key):

@@ -183,6 +183,7 @@ def _style(number: int, is_quiet: bool) -> dict[str, Any]:
     color=_COLOURS[number % len(_COLOURS)],
     linestyle="--" if is_quiet else "-",
     marker=_MARKERS[number % len(_MARKERS)],
+    markerfacecolor="white" if is_quiet else None,
     zorder=2 if is_quiet else 3,
   )
 
