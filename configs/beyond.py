@@ -1,4 +1,4 @@
-"""Beyond the table: distances above k clipped to its outermost rows, or without a term.
+"""Beyond the table: distances above k have its outermost rows, or no term.
 
   python -m experiments.sweep --config=configs/beyond.py
   python -m experiments.sweep --config=configs/beyond.py:published

@@ -72,14 +72,19 @@ def _rows(file: command.ConfigFile) -> list[tuple[str, dict[str, Any]]]:
   if not hasattr(file.module, "sweep"):
     raise InputError(f"{path} has no sweep(), a generator of (row, changes): see configs/table1.py")
   try:
-    rows = [(row, dict(changes)) for row, changes in file.module.sweep()]
+    rows = [*file.module.sweep()]
   except Exception as error:
     raise command.mistake_in(path, error) from error
   if not rows:
     raise InputError(f"{path}: sweep() has no rows")
-  for row, _ in rows:
-    if not slug(row):
-      raise InputError(f"{path}: the row {row!r} needs a letter or digit in its name")
+  for row in rows:
+    match row:
+      case (str(name), dict()) if slug(name):
+        continue
+    raise InputError(
+      f"{path}: sweep() yields {row!r}: give a row's name, with a letter or digit in it, and its "
+      'changes, as in ("k=4", {"model.max_distance": 4})'
+    )
   return rows
 
 

@@ -109,7 +109,7 @@ class Progress:
     for word in ("failed", "submitted"):
       text += f", {words.count(word)} {word}" if word in words else ""
     left = self.time_left()
-    return text if left is None else f"{text}, {left} left"
+    return f"{text}, {left} left" if left else text
 
   def time_left(self) -> datetime.timedelta | None:
     """Until all cells that run here are finished."""

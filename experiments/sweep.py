@@ -61,7 +61,7 @@ FLAGS = dict(
 )
 
 _KEPT_LINES = 40  # of a failed cell's output
-_POLL_SECONDS, _READ_SECONDS = 0.05, 2.0
+_POLL_SECONDS, _READ_SECONDS, _SECONDS_TO_STOP = 0.05, 2.0, 10.0
 
 
 def main(
@@ -206,9 +206,7 @@ def core_shares(number: int) -> list[set[int]]:
   return [{cores[(size * i + j) % len(cores)] for j in range(size) if cores} for i in range(number)]
 
 
-def _start(
-  cell: Cell, place: int, cores: set[int], parallel: int, progress: Progress
-) -> _Running:
+def _start(cell: Cell, place: int, cores: set[int], parallel: int, progress: Progress) -> _Running:
   cell.workdir.parent.mkdir(parents=True, exist_ok=True)
   cell.beside(".error.txt").unlink(missing_ok=True)
   variables = dict(os.environ)
@@ -261,10 +259,11 @@ def _stop(processes: Sequence[subprocess.Popen]) -> None:
     process.send_signal(signal.SIGINT)
   try:
     for process in processes:
-      process.wait(timeout=30)
+      process.wait(_SECONDS_TO_STOP)
   except (KeyboardInterrupt, subprocess.TimeoutExpired):
     for process in processes:
       process.kill()
+      process.wait()
 
 
 # Jobs on a cluster --------------------------------------------------------------------------------

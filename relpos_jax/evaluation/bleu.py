@@ -104,9 +104,7 @@ def sentence_statistics(
   array([[4, 4, 3, 2, 1, 0]])
   """
   # The effective order concerns the score alone, and without it sacreBLEU advises to use it.
-  metric = sacrebleu.BLEU(
-    lowercase=lowercase, tokenize=tokenize, force=True, effective_order=True
-  )
+  metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True, effective_order=True)
   scores = [
     metric.sentence_score(hypothesis, [reference])
     for hypothesis, reference in zip(hypotheses, references, strict=True)

@@ -44,7 +44,7 @@ def digest(config: Mapping[str, Any]) -> str:
   files does not count.
 
   >>> digest(dict(name="a", seed=0, model=dict(rate=0.0)))
-  'b68f5f8d7be6'
+  'b3928472355f'
   >>> digest(dict(model=dict(rate=0), seed=0)) == digest(dict(seed=0, model=dict(rate=0.0)))
   True
   """
@@ -115,7 +115,7 @@ def _budget(config: Mapping[str, Any], metrics: list[Mapping[str, Any]]) -> dict
 
 def to_line(record: Mapping[str, Any]) -> str:
   """A record as a line of a results file."""
-  return json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
+  return json.dumps(record, separators=(",", ":")) + "\n"
 
 
 def from_line(line: str) -> dict[str, Any]:

@@ -116,5 +116,5 @@ def test_statistics_are_no_occasion_for_a_warning(caplog):
 
 
 def test_statistics_need_aligned_texts():
-  with pytest.raises(ValueError, match="shorter|longer"):
+  with pytest.raises(ValueError, match=r"shorter|longer"):
     sentence_statistics(["a"], ["a", "b"])

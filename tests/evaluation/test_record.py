@@ -31,7 +31,9 @@ METRICS = [
   dict(step=10, time=250.0, loss=3.0, tokens_per_second=1100.0),
   dict(step=10, time=280.0, valid_loss=3.0, valid_bleu=2.5),
 ]
-SCORES = dict(test=dict(sacrebleu=3.0, paper_bleu=3.5, signatures=dict(sacrebleu="a", paper_bleu="b")))
+SCORES = dict(
+  test=dict(sacrebleu=3.0, paper_bleu=3.5, signatures=dict(sacrebleu="a", paper_bleu="b"))
+)
 
 
 def record():

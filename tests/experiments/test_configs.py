@@ -9,6 +9,7 @@ import pathlib
 import re
 import shlex
 import textwrap
+from unittest import mock
 
 import jax
 import numpy as np
@@ -16,8 +17,7 @@ import pytest
 from flax import nnx
 
 from configs import default
-from experiments import cells, command
-from experiments.cells import plan_cells
+from experiments import command
 from experiments.train import schedule
 from experiments.validation import changes, model_config, validate
 from relpos_jax.data.batching import Batches
@@ -185,22 +185,31 @@ def test_the_brief_recipe_is_the_short_one_in_three_tenths_of_the_updates():
     assert steps(brief) == 0.3 * steps(short)
 
 
-def plan(name: str, num_seeds: int = 1):
-  """The cells of a sweep, with the changes of their rows."""
+def plan(name: str) -> list[cells_module.Cell]:
+  """The cells of a sweep with its first seed, without a look whether they are valid."""
   file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])["config"]
-  cells = plan_cells(file, num_seeds, pathlib.Path("runs"))
-  configs = [
-    command.parse(dict(config=command.CONFIG), cell.command[3:-1])["config"] for cell in cells
-  ]
-  return dict(zip([cell.row for cell in cells], configs, strict=True)), cells
+  with mock.patch.object(cells_module, "validate"):
+    return cells_module.plan_cells(file, 1, pathlib.Path("runs"))
+
+
+def rows(name: str) -> dict:
+  """The config of each row."""
+  arguments = {cell.row: cell.command[3:-1] for cell in plan(name)}
+  flags = dict(config=command.CONFIG)
+  return {row: command.parse(flags, words)["config"] for row, words in arguments.items()}
+
+
+def test_every_cell_is_valid():
+  configs = [config for name in SWEEPS for config in rows(f"{name}.py").values()]
+  for config in {digest(config.to_dict()): config for config in configs}.values():
+    validate(config)
 
 
 @pytest.mark.parametrize("name", SWEEP_FILES)
 def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
   """All rows are the base cell but for the model; every sweep of Multi30k has the same one."""
-  configs, _ = plan(name)
   base = load(name)
-  for config in configs.values():
+  for config in rows(name).values():
     changed = changes(config, base)
     assert all(key.startswith("model.") for key in changed), changed
   if "embedded" not in name:
@@ -211,7 +220,7 @@ def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
 
 def test_the_rows_are_those_of_the_papers_tables():
   model = lambda name, *keys: {
-    row: tuple(config.model[key] for key in keys) for row, config in plan(name)[0].items()
+    row: tuple(config.model[key] for key in keys) for row, config in rows(name).items()
   }
   assert model("table1.py", "positions") == {
     name: (name,) for name in ("relative", "sinusoidal", "both", "none")
@@ -238,7 +247,7 @@ def test_the_rows_are_those_of_the_papers_tables():
 
 def test_what_several_tables_have_in_common_is_trained_once():
   """The base cell is a row of five of them, no positions of two, k = 4 of two."""
-  digests = [cell.digest for name in SWEEPS[:-1] for cell in plan(f"{name}.py")[1]]
+  digests = [cell.digest for name in SWEEPS[:-1] for cell in plan(f"{name}.py")]
   counts = collections.Counter(digests)
   base = digest(load("multi30k.py:brief").to_dict())
   assert counts[base] == 5 and sorted(counts.values())[:-1] == [1] * 13 + [2, 2]
@@ -263,8 +272,9 @@ def test_18516_pairs_are_that_short_with_the_published_vocabulary(shared_data):
   folder = shared_data / "multi30k" / "bpe10k_en-de"
 
   def lengths(split):
-    sides = [gzip.open(folder / f"{split}.{side}.gz", "rt", encoding="utf-8") for side in ("en", "de")]
-    return np.array([[len(line.split()) for line in pair] for pair in zip(*sides, strict=True)])
+    texts = (gzip.decompress((folder / f"{split}.{side}.gz").read_bytes()) for side in ("en", "de"))
+    columns = ([len(line.split()) for line in text.decode().split("\n")[:-1]] for text in texts)
+    return np.column_stack([*columns])
 
   longest = load("lengths.py").batches.max_length - 1
   assert (lengths("train").max(1) <= longest).sum() == 18_516

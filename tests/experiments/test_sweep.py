@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from experiments import cells as cells_module
-from experiments import command, sweep, train
+from experiments import command, progress, sweep, train
 from experiments.cells import plan_cells
 from relpos_jax.evaluation.record import digest, read_records
 
@@ -264,14 +264,13 @@ def test_the_results_are_whole_after_each_cell(room, swept, monkeypatch):
 
 
 def test_an_interrupt_ends_the_trainings_and_keeps_what_is_finished(room, swept, monkeypatch):
-  sleep = sweep.time.sleep
-
-  def interrupt_when_it_hangs(seconds):
-    sleep(seconds)
+  def interrupt_when_it_hangs(workdir, word):
     if (room / "hanging").exists():
       raise KeyboardInterrupt
+    return progress.State(word)
 
-  monkeypatch.setattr(sweep.time, "sleep", interrupt_when_it_hangs)
+  monkeypatch.setattr(sweep, "read_state", interrupt_when_it_hangs)
+  monkeypatch.setattr(sweep, "_READ_SECONDS", 0.0)
   answer = swept(do={"k-2-seed0": "hang"})
   assert (answer.status, answer.err.splitlines()[-1]) == (130, "interrupted")
   assert names(room) == ALL[:2] and results(room) == [("k=1", 0)]
@@ -384,9 +383,10 @@ def test_a_cluster_that_is_not_there_is_named(swept):
 def test_a_dry_run_prints_the_commands_of_what_is_to_be_done_and_writes_nothing(
   room, swept, contents
 ):
-  swept(do={"k-4-seed1": "fail", "k-2-seed0": "fail"})
+  fail = {"k-4-seed1": "fail", "k-2-seed0": "fail"}
+  swept(do=fail)
   before = contents(room)
-  answer = swept("--dry_run")
+  answer = swept("--dry_run", do=fail)
   assert (answer.status, answer.err) == (0, "")
   commands = [line for line in answer.out.splitlines() if line.startswith("python")]
   assert [line.rpartition("/")[2] for line in commands] == ["k-2-seed0", "k-4-seed1"]
@@ -423,8 +423,10 @@ def refused(answer, words: str) -> None:
     ("('a', {}), ('b', {'name': 'x'})", "'a' 'b' same config"),
     ("('a', {'model.widht': 64}),", "cell a-seed0 unknown config.model.widht config.model.width?"),
     ("('a', {'model.width': 'x'}),", "cell a-seed0 --config.model.width=x int"),
-    ("('=', {}),", "three.py '=' letter"),
-    ("('a', 3),", "three.py line"),
+    ("('=', {}),", "three.py yields ('=', {}): letter"),
+    ("('a', 3),", "three.py yields ('a', 3): changes"),
+    ("('a', {}, {}), 'b'", "three.py yields ('a', {}, {}): changes"),
+    ("'b'", "three.py yields 'b': changes"),
     ("(1 / 0, 3),", "three.py line division by zero"),
     ("", "three.py no rows"),
   ],
