@@ -7,8 +7,8 @@
 Multi30k's pairs of at most 15 tokens a side train, and all of the test split is scored: the records
 tell the length of each sentence. The end mark counts in `config.batches.max_length`, hence 16, and
 not in the records. With the published vocabulary (`bpe10k_en-de`) 18,516 of the 29,000 pairs are so
-short, and 267 of the 1,000 test sources are longer, 329 of the test pairs by their longer side; with
-the vocabulary learned here, 18,053, 281 and 346.
+short; longer are 267 of the 1,000 test sources, and 329 of the test pairs by their longer side.
+With the vocabulary learned here it is 18,053, 281 and 346.
 
 `embedded` is the quickstart on the embedded corpus: sentences of up to 30 words train, and those of
 its split `long` have 31 to 60. The other arguments are the recipes of `configs/multi30k.py`.

@@ -1,4 +1,4 @@
-"""Who shares the tables: each head has its own or all have one, and each layer or all.
+"""Shared tables: each head's own or those of all heads, a layer's own or those of all.
 
   python -m experiments.sweep --config=configs/sharing.py
   python -m experiments.sweep --config=configs/sharing.py:published
