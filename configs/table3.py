@@ -1,4 +1,4 @@
-"""Table 3 at a small scale: relative positions in keys and values, in either, in neither.
+"""Table 3 at a small scale: relative positions in keys, values, both, neither.
 
   python -m experiments.sweep --config=configs/table3.py
   python -m experiments.sweep --config=configs/table3.py:published
