@@ -159,9 +159,9 @@ class _Book:
 
 
 def _finished(cell: Cell, record: Mapping[str, Any]) -> State:
-  _, loss, valid_bleu = record["curve"][-1]
+  loss = read_state(cell.workdir, "finished").loss  # none where the folder is not here
   test_bleu = record["scores"].get("test", {}).get("sacrebleu")
-  return State("finished", cell.num_steps, loss, valid_bleu, test_bleu)
+  return State("finished", cell.num_steps, loss, record["curve"][-1][2], test_bleu)
 
 
 # Trainings on this machine ------------------------------------------------------------------------
