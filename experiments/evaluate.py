@@ -63,11 +63,12 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     print("no test pairs to score: give --config.data.pairs.test=source_file,target_file")
   else:
     _write_results(workdir, rows, seconds)
-    _write_record(workdir, rows, sentences)
     print("", plain_text(bleu_table(rows)), plain_text(samples(examples)), sep="\n\n", end="\n\n")
     source, _, translation = _of_middling_length(examples)
     pictures.append(draw_attention(run, source, translation, workdir / "attention.png"))
   print("pictures:", *pictures)
+  if rows:
+    _write_record(workdir, rows, sentences)
 
 
 def score(

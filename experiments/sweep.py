@@ -237,8 +237,7 @@ def _on(cores: set[int]) -> Iterator[None]:
 
 def _settle(cell: Cell, status: int, book: _Book, progress: Progress) -> None:
   """Enters a cell that has ended, or keeps what it said."""
-  record = own_record(cell) if status == 0 else None
-  if record:
+  if record := own_record(cell):  # the last thing that a training writes
     book.add(cell, record)
     book.write()
     progress.update(cell.name, _finished(cell, record))
