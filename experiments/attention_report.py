@@ -111,7 +111,10 @@ def _time_table(cases: Sequence[Record], contestants: Record) -> list[str]:
 
 def _stock_milliseconds(case: Record) -> str:
   runs = _stock_seconds(case)
-  return f"{1e3 * np.median(runs):.3g} ms" if runs else "-"
+  if not runs:
+    return "-"
+  milliseconds = 1e3 * np.median(runs)
+  return f"{milliseconds:.1f} ms" if milliseconds < 100 else f"{milliseconds:,.0f} ms"
 
 
 def _stock_seconds(case: Record) -> list[float]:

@@ -1,16 +1,58 @@
-"""What the README shows runs."""
+"""What the README shows runs, and its figures are those of the results."""
 
+import json
 import pathlib
 import re
 
-README = pathlib.Path(__file__).parents[1] / "README.md"
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+# What runs on CPUs unless another is asked for.
+FASTEST = {32: "per_position", 128: "chunked", 512: "chunked", 1024: "chunked", 4096: "chunked"}
 
 
 def test_the_readmes_examples_run():
-  blocks = re.findall(r"^```python\n(.*?)^```", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+  blocks = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
   names = {}
   for block in blocks:
     exec(block, names)
-  assert len(blocks) == 3
+  assert len(blocks) == 2
   assert names["z"].shape == names["q"].shape and names["y"].shape == (2, 10, 512)
-  assert names["labelled"].shape == names["featured"].shape == names["q"].shape
+
+
+@pytest.mark.parametrize("row, is_causal", [("time", False), ("time, causal", True)])
+def test_the_readmes_times_are_the_measured_ones(row, is_causal):
+  cases = _backward_cases(is_causal)
+  assert _row(row) == [
+    f"{_ratio_to_stock(cases[length], FASTEST[length]):.2f}" for length in FASTEST
+  ]
+
+
+def test_the_readmes_memory_is_the_measured_one():
+  cases = _backward_cases(is_causal=False)
+  assert _row("memory") == [_memory_ratio(cases[length], FASTEST[length]) for length in FASTEST]
+
+
+def _row(name):
+  cells = re.search(rf"^\| {name} \| (.*) \|$", README, re.MULTILINE)[1]
+  return cells.split(" | ")
+
+
+def _backward_cases(is_causal):
+  files = (ROOT / "results" / "attention").glob("cpu*.json")
+  cases = [case for file in files for case in json.loads(file.read_text("utf-8"))["cases"]]
+  return {
+    case["length"]: case for case in cases if case["backward"] and case["is_causal"] == is_causal
+  }
+
+
+def _ratio_to_stock(case, name):
+  pair = next(pair for pair in case["pairs"] if (pair["name"], pair["against"]) == (name, "jax.nn"))
+  return np.median(np.divide(pair["seconds"], pair["against_seconds"]))
+
+
+def _memory_ratio(case, name):
+  ours, stock = (case["contestants"][of]["temporary_bytes"] for of in (name, "jax.nn"))
+  return f"{ours / stock:.2f}" if ours > stock else f"1/{stock / ours:.0f}"

@@ -8,7 +8,8 @@ band there is then no relative term at all, and right of it the same one for eve
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
 P_ir the weight of query i on row r. (With dropout they sum to another number, which is kept.)
 
-What is left for the tiles: to add the band's logits, [B, N, T, R], and to give back the sums P.
+Here are the tables w'. What is left for the tiles of an implementation: to add q_i . w'_r on the
+diagonals of the band, and to sum the weights by row, P.
 """
 
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import softmax
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float
@@ -62,20 +62,6 @@ def band_of(inputs: Inputs) -> Band | None:
   shifted = lambda table: None if table is None else table[1:] - table[:1]
   left_value = None if value is None else value[0]
   return Band(shifted(key), shifted(value), left_value, low + 1, high - low - 1)
-
-
-def relative_logits(inputs: Inputs, band: Band) -> Float[Array, "B N T R"]:
-  """scale * q_i . w'K_r, in float32 or wider."""
-  logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
-  return logits * jnp.asarray(inputs.scale, logits.dtype)
-
-
-def relative_values(
-  sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: Band
-) -> Float[Array, "B T N H"]:
-  """sum_j p_ij aV_ij, from the weights on each row and the weights in all."""
-  output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
-  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value
 
 
 def _ends(inputs: Inputs) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Attention by blocks in plain XLA: never a [T, S] tensor.
 
 A few heads at a time, a block of queries meets all of its keys (chunked_block.py). What a block
-needs is cut out of the arrays as they are, and what it gives is put in its place: nothing as large
-as the arrays is copied. A causal call is made in a few stretches of queries, each with the keys up
-to its end, so that most of what is hidden is never computed.
+needs is cut out of the arrays, and what it gives is put in its place (chunked_places.py): no array
+is transposed or padded as a whole. A causal call is made in a few stretches of queries, each with
+the keys up to its end, so that most of what is hidden is never computed.
 """
 
 import functools
@@ -12,45 +12,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention.chunked_block import Arrays, Keys, Plan, attend, differentiate
+from relpos_jax.attention import chunked_places as places
+from relpos_jax.attention.chunked_block import attend, differentiate
+from relpos_jax.attention.chunked_keys import Arrays, Keys, Plan
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import over_batch_and_heads
-from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+from relpos_jax.typing import Array, Bool, Float, Int
 
-# A letter for each axis; a gradient "d_x" has those of "x". T and S of size 1 stand for all.
-AXES = dict(
-  query="BTNH",
-  key="BSKH",
-  value="BSKH",
-  key_table="RNH",
-  value_table="RNH",
-  bias="BNTS",
-  mask="BNTS",
-  real_queries="BNTS",
-  real_keys="BNTS",
-  query_segments="BT",
-  key_segments="BS",
-  seeds="BN",
-  output="BTNH",
-  right_sums="BNT",
-  row_sums="BNT",
-  logsumexp="BNT",
-  mean="BNT",
-  # Of one head each, whether or not heads share a table.
-  d_key_table="BNRH",
-  d_value_table="BNRH",
-)
 # Zero for a query, they make all of its share in the gradients zero.
-_OF_QUERIES = "d_output", "mean"
+_OF_QUERIES = "d_output", "delta"
 # At most, in a causal call: n of them compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
-# At most, of all heads of a block: enough work for all cores, and no more memory than that takes.
+# Pairs of all heads of a block, at most, unless one head alone has more. As measured on four cores:
+# a product of fewer than 2**17 numbers does not use them all, and twice these leave their cache.
 _PAIRS = 2**21
-
-Places = dict[str, tuple[ArrayLike, int]]  # of an axis letter: where to begin, and how many
 
 unsupported = bands.unsupported
 
@@ -63,7 +40,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
 
 
 def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> Plan:
-  block = block or _block(inputs.key.shape[1], inputs.is_causal)
+  block = block or _block(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
   return Plan(
     block=min(block, inputs.query.shape[1]),
@@ -76,11 +53,12 @@ def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> Plan:
   )
 
 
-def _block(num_keys: int, is_causal: bool) -> int:
-  """As measured on CPUs: a product of fewer than 2**17 numbers does not use all cores."""
-  if num_keys > 2**14:  # logits of many more numbers leave the cache
-    return max(64, 2**22 // num_keys)
-  return 256 if is_causal else 512
+def _block(inputs: Inputs) -> int:
+  """How many queries at a time; fewer in a causal call, where the longest row of a block counts."""
+  block = 256 if inputs.is_causal else 512
+  while inputs.window is None and block > 64 and block * inputs.key.shape[1] > 2 * _PAIRS:
+    block //= 2
+  return block
 
 
 def _floats(inputs: Inputs, band: bands.Band | None) -> Arrays:
@@ -132,9 +110,9 @@ def _flash_backward(
 ) -> tuple[Arrays, None]:
   floats, hidden, outputs = residuals
   # sum_j p_ij dp_ij, whatever the p_ij were multiplied with.
-  mean = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
+  delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
   sums = {name: x for name, x in outputs.items() if name != "output"}
-  arrays = floats | hidden | sums | dict(d_output=d_output, mean=mean)
+  arrays = floats | hidden | sums | dict(d_output=d_output, delta=delta)
   grads = _on_each_device(functools.partial(_backward, plan), arrays)
   return {name: _shared(grads[f"d_{name}"], name, x.shape) for name, x in floats.items()}, None
 
@@ -151,9 +129,7 @@ def _shared(grad: Array, name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _on_each_device(kernel: Callable[[Arrays], Arrays], arrays: Arrays) -> Arrays:
-  if "bias" in arrays:  # whose gradient sums over batch and heads: left to the partitioner
-    return kernel(arrays)
-  axes = {f"d_{name}": letters for name, letters in AXES.items()} | AXES
+  axes = {f"d_{name}": letters for name, letters in places.AXES.items()} | places.AXES
   return over_batch_and_heads(kernel, axes, arrays)
 
 
@@ -183,13 +159,13 @@ def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
 
 def _forward(plan: Plan, arrays: Arrays) -> Arrays:
   """What `attend` says of a block, of all queries of all heads."""
-  return _over_heads(plan, arrays, _no_outputs(arrays), _attend_stretch, _put)
+  return _over_heads(plan, arrays, _no_outputs(arrays), _attend_stretch, places.put)
 
 
 def _over_heads(
   plan: Plan, arrays: Arrays, results: Arrays, of_stretch: Callable, place: Callable
 ) -> Arrays:
-  """The results, with those of a few heads after the other put or added in their place."""
+  """The results of all stretches, of a few heads at a time, put or added in their `place`."""
   batch, _, heads, _ = arrays["query"].shape
   num_heads = _num_heads(plan, arrays)
 
@@ -197,20 +173,19 @@ def _over_heads(
     some = _heads(arrays, index * num_heads, num_heads)
     # Filled by blocks and then put in place: XLA would copy the larger arrays for every head if
     # several loops one after the other wrote into them.
-    shapes = {name: _corner(name, x.shape, some)[1] for name, x in results.items()}
-    mine = {name: jnp.zeros(shapes[name], x.dtype) for name, x in results.items()}
+    mine = places.zeros(results, some)
     for stretch in _stretches(plan, arrays):
       mine = of_stretch(plan, arrays, some, stretch, mine)
-    return place(results, _cut(mine, {}), some)
+    return place(results, places.cut(mine, {}), some)
 
   return jax.lax.fori_loop(0, batch * heads // num_heads, of_heads, results)
 
 
 def _num_heads(plan: Plan, arrays: Arrays) -> int:
-  """How many at a time: heads that share a key are together, or a part of them is."""
+  """As many as `_PAIRS` allows; those that share a key are together, or some of them are."""
   heads, key_heads = arrays["query"].shape[2], arrays["key"].shape[2]
   sharing = heads // key_heads
-  at_most = _PAIRS // (plan.block * arrays["key"].shape[1])
+  at_most = _PAIRS // (plan.block * plan.num_met(arrays["key"].shape[1]))
   fits = lambda n: heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
   return max(n for n in range(1, min(max(at_most, 1), heads) + 1) if fits(n))
 
@@ -226,21 +201,22 @@ def _no_outputs(arrays: Arrays) -> Arrays:
 
 
 def _attend_stretch(
-  plan: Plan, arrays: Arrays, heads: Places, stretch: Stretch, outputs: Arrays
+  plan: Plan, arrays: Arrays, heads: places.Place, stretch: Stretch, outputs: Arrays
 ) -> Arrays:
   keys = _keys(plan, arrays, heads, stretch)
 
   def attend_block(number, outputs):
     row, _ = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
-    return _put(outputs, attend(plan, _cut(arrays, heads | queries), keys, row), queries)
+    of_block = attend(plan, _block_of(arrays, heads | queries), keys, row)
+    return places.put(outputs, of_block, queries)
 
   return jax.lax.fori_loop(0, _num_blocks(plan, stretch), attend_block, outputs)
 
 
 def _backward(plan: Plan, arrays: Arrays) -> Arrays:
   """The gradients of all `_floats`; those of tables for each head of each sequence."""
-  return _over_heads(plan, arrays, _no_grads(arrays), _differentiate_stretch, _add)
+  return _over_heads(plan, arrays, _no_grads(arrays), _differentiate_stretch, places.add)
 
 
 def _no_grads(arrays: Arrays) -> Arrays:
@@ -254,7 +230,7 @@ def _no_grads(arrays: Arrays) -> Arrays:
 
 
 def _differentiate_stretch(
-  plan: Plan, arrays: Arrays, heads: Places, stretch: Stretch, grads: Arrays
+  plan: Plan, arrays: Arrays, heads: places.Place, stretch: Stretch, grads: Arrays
 ) -> Arrays:
   keys = _keys(plan, arrays, heads, stretch)
 
@@ -262,14 +238,14 @@ def _differentiate_stretch(
     grads, of_keys = carry
     row, is_new = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
-    block = _cut(arrays, heads | queries)
+    block = _block_of(arrays, heads | queries)
     block |= {name: _where_new(is_new, block[name]) for name in block if name in _OF_QUERIES}
     of_block, of_keys = differentiate(plan, block, keys, row, of_keys)
-    return _add(grads, of_block, queries), of_keys
+    return places.add(grads, of_block, queries), of_keys
 
   carry = grads, keys.zeros()
   grads, of_keys = jax.lax.fori_loop(0, _num_blocks(plan, stretch), differentiate_block, carry)
-  return _add(grads, keys.once(of_keys), dict(S=(0, stretch.num_keys)))
+  return places.add(grads, keys.once(of_keys), dict(S=(0, stretch.num_keys)))
 
 
 def _num_blocks(plan: Plan, stretch: Stretch) -> int:
@@ -290,75 +266,23 @@ def _where_new(is_new: Bool[Array, " T"], x: Float[Array, "N T *R"]) -> Float[Ar
   return jnp.where(jnp.expand_dims(is_new, range(1, x.ndim - 1)), x, 0)
 
 
-def _keys(plan: Plan, arrays: Arrays, heads: Places, stretch: Stretch) -> Keys:
+def _block_of(arrays: Arrays, place: places.Place) -> Arrays:
+  """What a block needs beside the keys."""
+  rest = {name: x for name, x in arrays.items() if name not in ("key", "value")}
+  return places.cut(rest, place)
+
+
+def _keys(plan: Plan, arrays: Arrays, heads: places.Place, stretch: Stretch) -> Keys:
   """Those a stretch may see, of each of the heads, whether or not heads share them."""
   whole = {name: arrays[name] for name in ("key", "value")}
-  shared = _cut(whole, heads | dict(S=(0, stretch.num_keys)))
+  shared = places.cut(whole, heads | dict(S=(0, stretch.num_keys)))
   _, num_heads = heads["N"]
   return Keys.of(plan, **{name: x.repeat(num_heads // len(x), 0) for name, x in shared.items()})
 
 
-# Cutting arrays by the letters of their axes.
-
-
-def _heads(arrays: Arrays, first: Int[Array, ""], num_heads: int) -> Places:
+def _heads(arrays: Arrays, first: Int[Array, ""], num_heads: int) -> places.Place:
   """The place of some heads of one sequence; first: among all B N."""
   heads, key_heads = arrays["query"].shape[2], arrays["key"].shape[2]
   sharing = heads // key_heads
   of_keys = first % heads // sharing, -(-num_heads // sharing)
   return dict(B=(first // heads, 1), N=(first % heads, num_heads), K=of_keys)
-
-
-def _cut(arrays: Arrays, places: Places) -> Arrays:
-  """The part of each array in those places: heads first, and no axis for the batch."""
-
-  def cut(name, array):
-    part = jax.lax.dynamic_slice(array, *_corner(name, array.shape, places))
-    return part.transpose(_heads_first(name)).squeeze(_batch(name))
-
-  return {name: cut(name, array) for name, array in arrays.items()}
-
-
-def _put(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
-  """The arrays with these parts, as `_cut` gives them, in those places."""
-
-  def put(name, part):
-    starts, _ = _corner(name, arrays[name].shape, places)
-    part = jnp.expand_dims(part, _batch(name)).transpose(np.argsort(_heads_first(name)))
-    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
-
-  return arrays | {name: put(name, part) for name, part in parts.items()}
-
-
-def _add(arrays: Arrays, parts: Arrays, places: Places) -> Arrays:
-  """The arrays with these parts added in those places; summed first over heads that share one."""
-  old = _cut({name: arrays[name] for name in parts}, places)
-  sum_shared = lambda part, x: part.reshape(len(x), -1, *x.shape[1:]).sum(1)
-  new = {name: x + sum_shared(parts[name], x) for name, x in old.items()}
-  return _put(arrays, new, places)
-
-
-def _corner(
-  name: str, shape: tuple[int, ...], places: Places
-) -> tuple[list[Int[Array, ""]], tuple[int, ...]]:
-  """Where a part begins, and its shape; an axis of size one stands for all."""
-  axes = [
-    places.get(letter, (0, size)) if size > 1 else (0, size)
-    for letter, size in zip(_letters(name), shape, strict=True)
-  ]
-  starts, sizes = zip(*axes, strict=True)
-  return [jnp.int32(start) for start in starts], sizes
-
-
-def _heads_first(name: str) -> list[int]:
-  """The axes in the order of parts: the batch, heads, all others."""
-  letters = _letters(name)
-  return sorted(range(len(letters)), key=lambda axis: letters[axis] not in "BNK")
-
-
-def _batch(name: str) -> tuple[int, ...]:
-  return (0,) if "B" in _letters(name) else ()
-
-
-def _letters(name: str) -> str:
-  return AXES.get(name) or AXES[name.removeprefix("d_")]

@@ -1,144 +1,21 @@
 """A block of queries of some heads and all of its keys: attention and gradients.
 
-The keys of a block are *near* or *far*. On the diagonals of near keys the relative term or what is
-hidden differs from pair to pair, and is looked up. All keys right of the near ones are alike, and
-so are all keys left of them (band.py): far pairs are plain attention, but for one number per query
-on the right, which is the logit of the band's last row, or minus infinity in causal attention.
-
-Near and far keys are of fixed numbers wherever the block lies, for the keys are laid out twice in
-a row: near ones from a place in the first copy on, far ones behind them, first those on the right
-and then, in the second copy, those on the left. The number on the right costs nothing: it is one
-more element of the query, which the keys of the first copy multiply by 1, those of the second by 0.
-
 Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
 transposed copy of them.
 
-Letters of this file: N the heads, T the block's queries, S the keys of a piece (all keys, in
-`Keys.of`), P the places in the two copies, W their width, H or H + 1, D the diagonals of the band,
-R its rows: one more, for the right. A value table has a last row besides, which all weights of a
-query share. Tables are those of each head, or one [1, R, H] for all.
+Letters, beside those of chunked_keys.py: D the diagonals of the band, R its rows: one more, for the
+right. A value table has a last row besides, which all weights of a query share. Tables are those
+of each head, or one [1, R, H] for all.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
+from relpos_jax.attention.chunked_keys import Arrays, Keys, Piece, Plan, near_and_far
 from relpos_jax.typing import Array, Bool, Float, Int, Shaped
-
-Arrays = dict[str, Array]  # by name: chunked.AXES has their axes
-
-
-class Plan(NamedTuple):
-  """What is known of a call before it is compiled.
-
-  Attributes:
-    block: the number of queries.
-    first, num_diagonals: of the band: the first one's distance j - i, and how many.
-    has_band: whether there are relations.
-    is_causal, window, dropout_rate: as of `Inputs`.
-  """
-
-  block: int
-  first: int
-  num_diagonals: int
-  has_band: bool
-  is_causal: bool
-  window: tuple[int, int] | None
-  dropout_rate: float
-
-  @property
-  def near(self) -> tuple[int, int]:
-    """The distances j - i of near keys, the first and the last: between them pairs differ."""
-    if self.window is not None:
-      left, right = self.window
-      return -left, 0 if self.is_causal else right
-    low, high = self.first, self.first + self.num_diagonals - 1
-    return (min(low, 1), max(high, 0)) if self.is_causal else (low, high)
-
-  @property
-  def has_far(self) -> bool:
-    """Whether keys that are not near may be seen."""
-    return self.window is None
-
-  @property
-  def has_near(self) -> bool:
-    """Whether pairs differ at all."""
-    return self.has_right or not self.has_far
-
-  @property
-  def has_right(self) -> bool:
-    """Whether far keys on the right are not as those on the left."""
-    return self.has_band or self.is_causal
-
-
-class Keys(NamedTuple):
-  """Heads' keys and values, twice in a row if far keys on the right have a number of their own.
-
-  Then they have one more element than H: 1 in the first copy, 0 in the second.
-
-  Attributes:
-    key, value: P is S, or 2 S where they are there twice.
-    num_keys: S.
-    num_near: how many of them are near, wherever the block lies.
-    width: H.
-  """
-
-  key: Float[Array, "N P W"]
-  value: Float[Array, "N P W"]
-  num_keys: int
-  num_near: int
-  width: int
-
-  @classmethod
-  def of(cls, plan: Plan, key: Float[Array, "N S H"], value: Float[Array, "N S H"]) -> "Keys":
-    """Laid out as the plan's blocks need them."""
-    _, num_keys, width = key.shape
-    low, high = plan.near
-    num_near = min(max(plan.block + high - low, 0), num_keys) if plan.has_near else 0
-    if plan.has_right and plan.has_far and num_near < num_keys:
-      key, value = _twice(key), _twice(value)
-    return cls(key, value, num_keys, num_near, width)
-
-  @property
-  def are_twice(self) -> bool:
-    return self.key.shape[1] > self.num_keys
-
-  def zeros(self) -> Arrays:
-    """Gradients to be added to."""
-    zeros = jnp.zeros((*self.key.shape[:2], self.width), self.key.dtype)
-    return dict(d_key=zeros, d_value=zeros)
-
-  def once(self, grads: Arrays) -> Arrays:
-    """The gradients of S keys from those of both copies."""
-    if not self.are_twice:
-      return grads
-    return {name: x[:, : self.num_keys] + x[:, self.num_keys :] for name, x in grads.items()}
-
-
-class Piece(NamedTuple):
-  """The near or the far keys of a block of queries.
-
-  Attributes:
-    start: their place in the two copies.
-    key, value: W is H if they are near, else as in the copies.
-    rows, columns: which queries and which keys they are.
-    num_keys: of the sequence.
-  """
-
-  is_near: bool
-  start: Int[Array, ""]
-  key: Float[Array, "N S W"]
-  value: Float[Array, "N S W"]
-  rows: Int[Array, " T"]
-  columns: Int[Array, " S"]
-  num_keys: int
-
-  @property
-  def distances(self) -> Int[Array, "S T"]:
-    return self.columns[:, None] - self.rows
 
 
 def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
@@ -146,23 +23,23 @@ def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays
 
   Zero, and a logsumexp of infinity, for a query that sees no key.
   """
-  pieces = _pieces(plan, keys, row)
+  pieces = near_and_far(plan, keys, row)
   terms = _of_rows(block, "key_table", "query")
   logits = [_logits(plan, block, piece, terms) for piece in pieces]
   largest = functools.reduce(jnp.maximum, (x.max(1) for x in logits), masks.LOWEST)
   weights = [jnp.exp(x - largest[:, None]) for x in logits]
   total = sum(x.sum(1) for x in weights)
-  saw_a_key = largest > 0.5 * masks.LOWEST
-  share = jnp.where(saw_a_key, 1 / jnp.where(saw_a_key, total, 1), 0)
+  sees_a_key = largest > 0.5 * masks.LOWEST
+  inverse_total = jnp.where(sees_a_key, 1 / jnp.where(sees_a_key, total, 1), 0)
   kept = [_drop(plan, block, *pair) for pair in zip(pieces, weights, strict=True)]
   row_sums = sum(x.sum(1) for x in kept) if "seeds" in block else total
   output, sums = _sum_pieces(plan, block, list(zip(pieces, kept, strict=True)), keys.width)
-  outputs = dict(logsumexp=jnp.where(saw_a_key, largest + jnp.log(total), jnp.inf))
+  outputs = dict(logsumexp=jnp.where(sees_a_key, largest + jnp.log(total), jnp.inf))
   if "value_table" in block:
     sums = jnp.concatenate([sums, row_sums[:, None]], axis=1)
     output += jnp.einsum("NRT,NRH->NTH", sums, block["value_table"])
-    outputs |= dict(right_sums=sums[:, -2] * share, row_sums=sums[:, -1] * share)
-  return outputs | dict(output=output * share[..., None])
+    outputs |= dict(right_sums=sums[:, -2] * inverse_total, row_sums=sums[:, -1] * inverse_total)
+  return outputs | dict(output=output * inverse_total[..., None])
 
 
 def _sum_pieces(
@@ -181,7 +58,7 @@ def differentiate(
 ) -> tuple[Arrays, Arrays]:
   """The gradients of a block's own arrays, and those of the keys with the block's share added."""
   of_block = {}
-  for piece in _pieces(plan, keys, row):
+  for piece in near_and_far(plan, keys, row):
     of_own, of_piece = _differentiate_piece(plan, block, piece, keys.width)
     of_block = {name: x + of_block.get(name, 0) for name, x in of_own.items()}
     of_keys = {name: _add_at(x, piece.start, of_piece[name]) for name, x in of_keys.items()}
@@ -213,7 +90,7 @@ def _differentiate_piece(
   weights = jnp.exp(_logits(plan, block, piece, terms) - block["logsumexp"][:, None])
   kept = _drop(plan, block, piece, weights)
   d_weights = _drop(plan, block, piece, _d_kept(plan, block, piece, d_sums))
-  d_logits = weights * (d_weights - block["mean"][:, None])
+  d_logits = weights * (d_weights - block["delta"][:, None])
   d_query, right = _sum_over_keys(piece.key, d_logits, width)
   of_own = dict(d_query=d_query)
   if terms is not None:
@@ -233,8 +110,8 @@ def _d_kept(
 ) -> Float[Array, "N S T"]:
   """The gradients of weights as dropout leaves them."""
   if d_sums is None:
-    return _meet(piece.value, block["d_output"])
-  d_kept = _meet(piece.value, block["d_output"], d_sums[:, -2])
+    return _scores(piece.value, block["d_output"])
+  d_kept = _scores(piece.value, block["d_output"], d_sums[:, -2])
   return _add_by_row(plan, piece, d_kept, d_sums[:, :-1]) + d_sums[:, -1:]
 
 
@@ -252,38 +129,10 @@ def _of_rows(block: Arrays, table: str, queries: str) -> Float[Array, "N R T"] |
   return jnp.einsum("NRH,NTH->NRT", block[table], block[queries])
 
 
-# Near and far keys.
+# Terms and sums by row of the band.
 
 
-def _twice(x: Float[Array, "N S H"]) -> Float[Array, "N P W"]:
-  """Twice in a row, with 1 behind the elements of the first copy, 0 behind those of the second."""
-  heads, size, width = x.shape
-  # Written piece by piece: on a CPU a concatenation takes four times as long.
-  both = jnp.zeros((heads, 2 * size, width + 1), x.dtype).at[:, :size, :width].set(x)
-  both = both.at[:, size:, :width].set(x)
-  return both.at[:, :size, width:].set(1)
-
-
-def _pieces(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
-  """The keys of the block that begins at a row; the near ones, if there are any, come first."""
-  # Of keys that are there once either all are far, or those that are not near are hidden.
-  num_far = 0 if keys.num_near and not keys.are_twice else keys.num_keys - keys.num_near
-  start = jnp.clip(row + plan.near[0], 0, keys.key.shape[1] - keys.num_near - num_far)
-  rows = row + jnp.arange(plan.block)
-
-  def piece(start, size, is_near):
-    places = start + jnp.arange(size)
-    columns = jnp.where(places < keys.num_keys, places, places - keys.num_keys)
-    width = keys.width if is_near else keys.key.shape[2]
-    cut = lambda x: jax.lax.dynamic_slice_in_dim(x[..., :width], start, size, axis=1)
-    return Piece(is_near, start, cut(keys.key), cut(keys.value), rows, columns, keys.num_keys)
-
-  near = [piece(start, keys.num_near, True)] if keys.num_near else []
-  far = [piece(start + keys.num_near, num_far, False)] if num_far else []
-  return near + far
-
-
-def _meet(
+def _scores(
   keys: Float[Array, "N S W"],
   queries: Float[Array, "N T H"],
   right: Float[Array, "N T"] | float = 0.0,
@@ -354,7 +203,7 @@ def _logits(
   """Very low for a pair that is hidden. terms: relative ones, by row of the band."""
   right = 0.0 if terms is None else terms[:, -1]
   # In causal attention this is what hides far keys; `_visible` hides near ones.
-  logits = _meet(piece.key, block["query"], masks.LOWEST if plan.is_causal else right)
+  logits = _scores(piece.key, block["query"], masks.LOWEST if plan.is_causal else right)
   if terms is not None:
     logits = _add_by_row(plan, piece, logits, terms)
   if "bias" in block:

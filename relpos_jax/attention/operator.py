@@ -44,7 +44,7 @@ def dot_product_attention(
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
     key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
     value: `[B, S, K, H]`.
-    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
+    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`. One below -1.2e38 hides.
     mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
     relations: what a_ij is.
     scale: factor of the content and of the relative term, `H**-0.5` by default.

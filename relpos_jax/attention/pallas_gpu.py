@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import dropout, masks
+from relpos_jax.attention import dropout, masks, softmax
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_backward import backward
 from relpos_jax.attention.pallas_gpu_forward import forward
@@ -77,7 +77,7 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
   output, sums, row_sums = _attend(plan, _arrays(inputs, band, blocks))
   output = output[:, :length, :, :width]
   if plan.sums:
-    output += bands.relative_values(sums[:, :, :length], row_sums[:, :, :length], band)
+    output += _relative_values(sums[:, :, :length], row_sums[:, :, :length], band)
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
@@ -123,7 +123,7 @@ def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
     query *= jnp.asarray(inputs.scale, query.dtype)
   logits = None
   if band is not None and band.key is not None:
-    logits = _padded(bands.relative_logits(inputs, band), 2, block_T)
+    logits = _padded(_relative_logits(inputs, band), 2, block_T)
   visible = _visible_keys(inputs, block_S)
   segments = inputs.query_segment_ids, inputs.key_segment_ids
   return Arrays(
@@ -136,6 +136,20 @@ def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
     *(_segments(x, len(query), n) for x, n in zip(segments, (block_T, block_S), strict=True)),
     inputs.dropout_seeds,
   )
+
+
+def _relative_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
+  """scale * q_i . w'K_r, in float32 or wider."""
+  logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
+  return logits * jnp.asarray(inputs.scale, logits.dtype)
+
+
+def _relative_values(
+  sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: bands.Band
+) -> Float[Array, "B T N H"]:
+  """sum_j p_ij aV_ij, from the weights on each row and the weights in all."""
+  output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
+  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value
 
 
 def _padded(x: Array, axis: int, block: int) -> Array:
@@ -178,16 +192,16 @@ def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
   if plan.sums:
     row_sums = outputs.row_sums
     if row_sums is None:
-      row_sums = jnp.isfinite(outputs.log_sums).astype(outputs.log_sums.dtype)
+      row_sums = jnp.isfinite(outputs.logsumexp).astype(outputs.logsumexp.dtype)
     sums = _sums(plan, arrays, outputs)
   results = outputs.output, sums, row_sums
-  return results, (arrays, outputs.log_sums, *results)
+  return results, (arrays, outputs.logsumexp, *results)
 
 
 def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
-  arrays, log_sums, output, sums, row_sums = residuals
+  arrays, logsumexp, output, sums, row_sums = residuals
   d_output, d_sums, d_row_sums = d_results
-  wide = log_sums.dtype
+  wide = logsumexp.dtype
   delta = jnp.einsum("BTNH,BTNH->BNT", d_output.astype(wide), output.astype(wide))
   if plan.sums:
     delta += (d_sums * sums).sum(-1)
@@ -195,7 +209,7 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
     d_row_sums = None  # they are constant
   elif plan.sums:
     delta += d_row_sums * row_sums
-  left = Side(log_sums, delta, d_row_sums)
+  left = Side(logsumexp, delta, d_row_sums)
   right = _right_side(plan, arrays, left, d_sums) if plan.has_right else None
   cotangents = Cotangents(d_output.astype(arrays.value.dtype), d_sums, left, right)
   gradients = functools.partial(backward, plan)
@@ -222,19 +236,19 @@ def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
 
 def _right_side(plan: Plan, arrays: Arrays, left: Side, d_sums: Array | None) -> Side:
   """Right of the band all weights of a query have one more term in the logit, one in dP."""
-  log_sums, delta, d_weights = left
+  logsumexp, delta, d_weights = left
   if arrays.band_logits is not None:
-    log_sums -= LOG2_E * arrays.band_logits[..., -1]
+    logsumexp -= LOG2_E * arrays.band_logits[..., -1]
   if not plan.sums:
-    return Side(log_sums, delta, d_weights)
+    return Side(logsumexp, delta, d_weights)
   if plan.rate:
-    return Side(log_sums, delta, d_weights + d_sums[..., -1])
-  return Side(log_sums, delta - d_sums[..., -1], None)
+    return Side(logsumexp, delta, d_weights + d_sums[..., -1])
+  return Side(logsumexp, delta - d_sums[..., -1], None)
 
 
 def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
   """Each query's weights on the rows of the table."""
-  sums = jnp.exp2(outputs.band - outputs.log_sums[..., None])
+  sums = jnp.exp2(outputs.band - outputs.logsumexp[..., None])
   shape = outputs.band.shape
   kept = _seen_on_band(plan, arrays, shape)
   if plan.rate:

@@ -1,6 +1,7 @@
 """The backward kernels for GPUs: gradient of queries and band; of keys and values.
 
-Plain tiles right of the band with lse_i - c_i and delta_i - dSums_i; mixed tiles; plain tiles left.
+Plain tiles right of the band with logsumexp_i - c_i and delta_i - dSums_i; mixed tiles; plain tiles
+left.
 """
 
 import functools
@@ -107,8 +108,8 @@ def _d_logits(
 ) -> tuple[Array, Array]:
   """The tile's weights, those dropped left out, and the gradient of its logits."""
   of = cotangents.right if side == "right" else cotangents.left
-  log_sums, delta = of.log_sums[tile.queries], of.delta[tile.queries]
-  weights = jnp.exp2(tiles.logits(plan, arrays, tile, query, key) - log_sums[:, None])
+  logsumexp, delta = of.logsumexp[tile.queries], of.delta[tile.queries]
+  weights = jnp.exp2(tiles.logits(plan, arrays, tile, query, key) - logsumexp[:, None])
   d_weights = tiles.dot(d_output, value, 1, 1)
   if tile.mixed and plan.sums:
     d_weights += tiles.gather(plan, cotangents.sums, tile)

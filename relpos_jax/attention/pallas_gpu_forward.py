@@ -63,7 +63,7 @@ def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
     return _attend(plan, arrays, tile, state, logits, arrays.value[keys])
 
   begin, left_end, right_begin, end = tiles.key_tiles(plan, arrays, start, (block, size))
-  state = _empty(plan, arrays, block, outputs.log_sums.dtype)
+  state = _empty(plan, arrays, block, outputs.logsumexp.dtype)
   if plan.has_right:
     state = lax.fori_loop(right_begin, end, functools.partial(visit, False), state)
   state = _turn_to_the_band(plan, arrays, state)
@@ -88,17 +88,17 @@ def _attend(
 ) -> _State:
   """The state after one more tile."""
   maximum = jnp.maximum(state.maximum, logits.max(1))
-  shrink = jnp.exp2(state.maximum - maximum)
+  correction = jnp.exp2(state.maximum - maximum)
   weights = jnp.exp2(logits - maximum[:, None])
-  total = state.total * shrink + weights.sum(1)
+  total = state.total * correction + weights.sum(1)
   kept, right = state.kept, state.right
   if plan.rate:
     weights = jnp.where(tiles.keep(plan, arrays, tile), weights, 0)
   if kept is not None:
-    kept = kept * shrink + weights.sum(1)
+    kept = kept * correction + weights.sum(1)
   if right is not None:
-    right = right * shrink + jnp.where(tile.distances >= plan.right, weights, 0).sum(1)
-  output = state.output * shrink[:, None] + tiles.dot(weights.astype(value.dtype), value, 1, 0)
+    right = right * correction + jnp.where(tile.distances >= plan.right, weights, 0).sum(1)
+  output = state.output * correction[:, None] + tiles.dot(weights.astype(value.dtype), value, 1, 0)
   return _State(maximum, total, kept, right, output)
 
 
@@ -120,6 +120,6 @@ def _finish(plan: Plan, state: _State, outputs: Outputs) -> None:
     jnp.where(sees, jnp.log2(total) + state.maximum, math.inf),
   )
   outputs.output[...] = (state.output * of_output[:, None]).astype(outputs.output.dtype)
-  outputs.log_sums[...] = of_row
+  outputs.logsumexp[...] = of_row
   if outputs.row_sums is not None:
     outputs.row_sums[...] = state.kept * of_output

@@ -8,7 +8,7 @@ reference. Every (i, r) of the band is of one j, so what is given back by rows o
 scattered there, without atomics; its last row, all keys further right, is summed.
 
 Logits are in base 2 in here. A hidden pair has a very low one, so that nothing is ever infinite
-but the log-sum-exp of a query that sees no key.
+but the logsumexp of a query that sees no key.
 """
 
 import functools
@@ -105,7 +105,7 @@ class Outputs(NamedTuple):
   """Of the first kernel."""
 
   output: Float[Array, "B T N H"]
-  log_sums: Float[Array, "B N T"]  # log2 sum_j 2^logit_ij, infinite where no key is seen
+  logsumexp: Float[Array, "B N T"]  # log2 sum_j 2^logit_ij, infinite where no key is seen
   row_sums: Float[Array, "B N T"] | None  # of the weights that dropout leaves
   # The logits of the band, and log2 of the sum right of it, dropout applied. Anything where no
   # key is: there nothing is written.
@@ -115,7 +115,7 @@ class Outputs(NamedTuple):
 class Side(NamedTuple):
   """What the gradient in a plain tile needs to know of its queries: left or right of the band."""
 
-  log_sums: Float[Array, "B N T"]
+  logsumexp: Float[Array, "B N T"]
   delta: Float[Array, "B N T"]
   d_weights: Float[Array, "B N T"] | None  # added to dO_i . v_j, where something is dropped
 

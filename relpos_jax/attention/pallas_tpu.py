@@ -36,7 +36,7 @@ _AXES = dict(
   value="BKsh",
   key_table="Nwh",
   value_table="Nwh",
-  log_sum="BNot",
+  logsumexp="BNot",
   sums="BNot",
   delta="BNot",
   seeds="BNop",
@@ -204,20 +204,20 @@ def _attend(plan: Plan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]
 
 
 def _forward(plan: Plan, floats: Floats, masks: Masks):
-  operands = _given(floats._asdict()) | _masks(masks, queries_along=1)
+  operands = _operands(floats, masks, queries_along=1)
   outputs = over_batch_and_heads(functools.partial(forward, plan), AXES[1], operands)
   return outputs["output"], (floats, masks, outputs)
 
 
 def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   floats, masks, outputs = residuals
-  wide = outputs["log_sum"].dtype
+  wide = outputs["logsumexp"].dtype
   output = outputs["output"].astype(wide)
   if "output_rest" in outputs:
     output += outputs["output_rest"].astype(wide)
   delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
-  rows = {name: outputs[name] for name in ("log_sum", "sums") if name in outputs}
-  operands = _given(floats._asdict()) | _masks(masks, queries_along=2) | rows
+  rows = {name: outputs[name] for name in ("logsumexp", "sums") if name in outputs}
+  operands = _operands(floats, masks, queries_along=2) | rows
   grads = _backward_in_parts(plan, operands | dict(d_output=d_output, delta=delta))
   tables = (
     None if table is None else _shared(grads[f"d_{name}"].sum(0), len(table))
@@ -259,8 +259,8 @@ def _shared(d_table: Float[Array, "N W H"], heads: int) -> Float[Array, "#N W H"
   return d_table if heads > 1 else d_table.sum(0, keepdims=True)
 
 
-def _masks(masks: Masks, queries_along: int) -> dict[str, Array]:
-  """As columns and rows: what belongs to queries along axis 1 or 2 of the arrays."""
+def _operands(floats: Floats, masks: Masks, queries_along: int) -> dict[str, Array]:
+  """By name, masks as columns and rows: what belongs to queries along axis 1 or 2."""
   other = dict(query_segments=3 - queries_along)
   arrays = {
     name: None if x is None else jnp.expand_dims(x, other.get(name, queries_along))
@@ -268,7 +268,7 @@ def _masks(masks: Masks, queries_along: int) -> dict[str, Array]:
     if name != "seeds"
   }
   seeds = None if masks.seeds is None else masks.seeds[:, :, None, None]
-  return _given(arrays | dict(seeds=seeds))
+  return _given(floats._asdict() | arrays | dict(seeds=seeds))
 
 
 def _given(arrays: dict) -> dict:

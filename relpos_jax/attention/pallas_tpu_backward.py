@@ -24,31 +24,10 @@ def backward(
   plan: Plan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.Array]:
   """Gradients of query (in `dtype`), key, value and, for each of the batch, of the tables."""
-  query, key = operands["query"], operands["key"]
-  batch, heads, length, width = query.shape
-  key_heads, num_keys = key.shape[1:3]
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  outputs = dict(
-    d_query=jax.ShapeDtypeStruct(query.shape, dtype),
-    d_key=jax.ShapeDtypeStruct(key.shape, key.dtype),
-    d_value=jax.ShapeDtypeStruct(key.shape, key.dtype),
-  )
-  row = (1, plan.block)
-  scratch = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
-  for name, sums in (("key", "slopes"), ("value", "weights")):
-    if f"{name}_table" in operands:
-      shape = (batch, heads, plan.period, width)
-      outputs[f"d_{name}_table"] = jax.ShapeDtypeStruct(shape, wide)
-      band = (plan.period, plan.block)
-      scratch |= {
-        f"{name}_band": band,
-        f"{name}_right": row,
-        f"band_{sums}": band,
-        f"right_{sums}": row,
-      }
-  if "value_table" in operands:
-    scratch |= dict(value_left=row)
+  batch, heads, length, _ = operands["query"].shape
+  key_heads, num_keys = operands["key"].shape[1:3]
   grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
+  outputs = _outputs(plan, operands, dtype)
   specs = functools.partial(_block_specs, plan, grid[2], grid[4])
   return pl.pallas_call(
     functools.partial(_kernel, plan),
@@ -56,13 +35,44 @@ def backward(
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
     out_shape=outputs,
-    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
+    scratch_shapes=[_scratch(plan, operands)],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=SEMANTICS, vmem_limit_bytes=VMEM_BYTES
     ),
     interpret=plan.interpret,
     name="relative_attention_backward",
   )(operands)
+
+
+def _outputs(
+  plan: Plan, operands: dict, dtype: jax.typing.DTypeLike
+) -> dict[str, jax.ShapeDtypeStruct]:
+  query, key = operands["query"], operands["key"]
+  batch, heads, _, width = query.shape
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  of_keys = jax.ShapeDtypeStruct(key.shape, key.dtype)
+  of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
+  tables = [name for name in ("key_table", "value_table") if name in operands]
+  return dict(
+    d_query=jax.ShapeDtypeStruct(query.shape, dtype),
+    d_key=of_keys,
+    d_value=of_keys,
+    **{f"d_{name}": of_table for name in tables},
+  )
+
+
+def _scratch(plan: Plan, operands: dict) -> dict:
+  """Sums that stay on the chip, and for each table a block's products with it and sums by row."""
+  num_keys, width = operands["key"].shape[2:]
+  band, row = (plan.period, plan.block), (1, plan.block)
+  shapes = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
+  if "key_table" in operands:
+    shapes |= dict(key_band=band, key_right=row, band_d_logits=band, right_d_logits=row)
+  if "value_table" in operands:
+    shapes |= dict(value_band=band, value_right=row, band_weights=band, right_weights=row)
+    shapes |= dict(value_left=row)
+  wide = jnp.promote_types(operands["query"].dtype, jnp.float32)
+  return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
 def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> dict:
@@ -89,7 +99,7 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
     if name in ("key_table", "value_table"):
       per_head = lambda b, m, g, i, j: (head(m, g) if shape[0] > 1 else 0, 0, 0)
       return pl.BlockSpec((1, *shape[1:]), per_head)
-    if name in ("log_sum", "sums", "delta"):
+    if name in ("logsumexp", "sums", "delta"):
       return pl.BlockSpec((1, 1, 1, block), lambda b, m, g, i, j: (b, head(m, g), 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, 1, block), lambda b, m, g, i, j: (batch(b), 0, i))
@@ -131,7 +141,7 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
 
 def _start(plan: Plan, operands, scratch) -> None:
   """The relative logits of a block of queries, and the same of the output's gradient."""
-  for name in ("query", "band_slopes", "band_weights", "right_slopes", "right_weights"):
+  for name in ("query", "band_d_logits", "band_weights", "right_d_logits", "right_weights"):
     if name in scratch:
       scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
   for name, rows, scale in (("key", "query", plan.scale), ("value", "d_output", 1)):
@@ -146,37 +156,53 @@ def _start(plan: Plan, operands, scratch) -> None:
 
 
 def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_right) -> None:
+  """Adds one tile's share to the sums of all gradients; `offset` is static as in the forward."""
   query, key, value, d_output = (
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
   )
-  weights = tiles.product(key, query, (1, 1)) * plan.scale
-  weights = _relative(plan, operands, scratch, "key", weights, offset)
-  weights = tiles.hide(plan, weights, offset, operands, keys=0)
-  log_sum = operands["log_sum"][0, 0] - _right(scratch, "key", is_right)
-  weights = jnp.exp(weights - log_sum)
+  weights = _weights(plan, operands, scratch, query, key, offset, is_right)
+  d_weights, common = _d_weights(plan, operands, scratch, value, d_output, offset, is_right)
+  delta = operands["delta"][0, 0]
+  if plan.dropout_rate:
+    share = _share(plan, operands, query_block, key_block).astype(weights.dtype)
+    d_logits = weights * ((d_weights + common) * share - delta)
+    weights = weights * share
+  else:
+    d_logits = weights * (d_weights - (delta - common))
+  for name, sums, collected in (("value", "weights", weights), ("key", "d_logits", d_logits)):
+    if f"{name}_table" in operands:
+      refs = scratch[f"band_{sums}"], scratch[f"right_{sums}"]
+      _collect(plan, collected, offset, is_right, *refs)
+  low_weights, low_d_logits = (x.astype(query.dtype) for x in (weights, d_logits))
+  keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
+  scratch["value"][keys] += tiles.product(low_weights, d_output, (1, 0))
+  scratch["key"][keys] += tiles.product(low_d_logits, query, (1, 0))
+  scratch["query"][...] += tiles.product(key, low_d_logits, (0, 0))
+
+
+def _weights(plan: Plan, operands, scratch, query, key, offset, is_right):
+  logits = tiles.product(key, query, (1, 1)) * plan.scale
+  logits = _relative(plan, operands, scratch, "key", logits, offset)
+  logits = tiles.hide(plan, logits, offset, operands, keys=0)
+  logsumexp = operands["logsumexp"][0, 0] - _right(scratch, "key", is_right)
+  return jnp.exp(logits - logsumexp)
+
+
+def _d_weights(plan: Plan, operands, scratch, value, d_output, offset, is_right):
+  """Their gradient, but for what all keys have in common, which comes with it."""
   d_weights = tiles.product(value, d_output, (1, 1))
   d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
   common = _right(scratch, "value", is_right)
   if "value_table" in operands:
     common = common + scratch["value_left"][...]
-  delta = operands["delta"][0, 0]
-  if plan.dropout_rate:
-    global_block = plan.key_block + key_block
-    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, global_block, keys=0)
-    share = jnp.where(kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
-    d_logits = weights * ((d_weights + common) * share - delta)
-    weights = weights * share
-  else:
-    d_logits = weights * (d_weights - (delta - common))
-  for name, sums, collected in (("value", "weights", weights), ("key", "slopes", d_logits)):
-    if f"{name}_table" in operands:
-      refs = scratch[f"band_{sums}"], scratch[f"right_{sums}"]
-      _collect(plan, collected, offset, is_right, *refs)
-  low_weights, low_logits = (x.astype(query.dtype) for x in (weights, d_logits))
-  keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
-  scratch["value"][keys] += tiles.product(low_weights, d_output, (1, 0))
-  scratch["key"][keys] += tiles.product(low_logits, query, (1, 0))
-  scratch["query"][...] += tiles.product(key, low_logits, (0, 0))
+  return d_weights, common
+
+
+def _share(plan: Plan, operands, query_block, key_block):
+  """What dropout multiplies the weights with."""
+  global_block = plan.key_block + key_block
+  kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, global_block, keys=0)
+  return jnp.where(kept, 1 / (1 - plan.dropout_rate), 0)
 
 
 def _relative(plan: Plan, operands, scratch, name: str, tile, offset):
@@ -210,11 +236,11 @@ def _finish(plan: Plan, operands, outputs, scratch) -> None:
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
   number = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
   if "key_table" in operands:
-    slopes = tiles.skew_keys(plan, scratch["band_slopes"][...], -1)
-    slopes = jnp.where(number == plan.last_row, scratch["right_slopes"][...], slopes)
-    d_query += tiles.precise_product(operands["key_table"][0], slopes, (0, 0), query.dtype)
-    slopes = slopes.astype(query.dtype)
-    outputs["d_key_table"][0, 0] += tiles.product(slopes, query, (1, 0)) * plan.scale
+    d_logits = tiles.skew_keys(plan, scratch["band_d_logits"][...], -1)
+    d_logits = jnp.where(number == plan.last_row, scratch["right_d_logits"][...], d_logits)
+    d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
+    d_logits = d_logits.astype(query.dtype)
+    outputs["d_key_table"][0, 0] += tiles.product(d_logits, query, (1, 0)) * plan.scale
   if "value_table" in operands:
     weights = tiles.skew_keys(plan, scratch["band_weights"][...], -1)
     weights = jnp.where(number == plan.last_row, scratch["right_weights"][...], weights)

@@ -23,28 +23,14 @@ SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
 def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Output [B,N,T,H], its rounding error, log-sum-exp and sums of dropped weights [B,N,1,T].
+  """Output [B,N,T,H], its rounding error, logsumexp and sums of dropped weights [B,N,1,T].
 
   The last two in float32 or wider.
   """
   query, key = operands["query"], operands["key"]
-  batch, heads, length, width = query.shape
-  wide = jnp.promote_types(query.dtype, jnp.float32)
+  batch, heads, length, _ = query.shape
   grid = (batch, heads, length // plan.block, key.shape[2] // plan.block)
-  row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
-  outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype), log_sum=row)
-  if "value_table" in operands:
-    outputs |= dict(sums=row)
-  if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
-    outputs |= dict(output_rest=outputs["output"])
-  tile = (plan.block, plan.lanes)
-  scratch = dict(output=(plan.block, width), maximum=tile, sums=tile)
-  if "key_table" in operands:
-    scratch |= dict(key_band=(plan.block, plan.period), key_right=tile)
-  if "value_table" in operands:
-    scratch |= dict(band_logits=(plan.block, plan.period), right_sums=tile, right_maximum=tile)
-  if plan.dropout_rate:
-    scratch |= dict(dropped_sums=tile)
+  outputs = _outputs(operands)
   specs = functools.partial(block_specs, plan, heads // key.shape[1], grid[3])
   return pl.pallas_call(
     functools.partial(_kernel, plan),
@@ -52,11 +38,39 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
     out_shape=outputs,
-    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
+    scratch_shapes=[_scratch(plan, operands)],
     compiler_params=pltpu.CompilerParams(dimension_semantics=SEMANTICS),
     interpret=plan.interpret,
     name="relative_attention_forward",
   )(operands)
+
+
+def _outputs(operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
+  query = operands["query"]
+  batch, heads, length, _ = query.shape
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
+  outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype), logsumexp=row)
+  if "value_table" in operands:
+    outputs |= dict(sums=row)
+  if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
+    outputs |= dict(output_rest=outputs["output"])
+  return outputs
+
+
+def _scratch(plan: Plan, operands: dict) -> dict:
+  """What stays on the chip while a block of queries meets its keys."""
+  query = operands["query"]
+  tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
+  shapes = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
+  if "key_table" in operands:
+    shapes |= dict(key_band=band, key_right=tile)
+  if "value_table" in operands:
+    shapes |= dict(band_logits=band, right_sums=tile, right_maximum=tile)
+  if plan.dropout_rate:
+    shapes |= dict(dropped_sums=tile)
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
 def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> dict:
@@ -81,7 +95,7 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
       return pl.BlockSpec((1, 1, block, shape[3]), lambda b, n, i, j: (b, n, i, 0))
     if name in ("key_table", "value_table"):
       return pl.BlockSpec((1, *shape[1:]), lambda b, n, i, j: (n if shape[0] > 1 else 0, 0, 0))
-    if name in ("log_sum", "sums"):
+    if name in ("logsumexp", "sums"):
       return pl.BlockSpec((1, 1, 1, block), lambda b, n, i, j: (b, n, 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, block, 1), lambda b, n, i, j: (batch(b), i, 0))
@@ -129,47 +143,64 @@ def _not_all_right(plan: Plan) -> list[slice]:
 
 def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> None:
   """One tile of the online softmax; `offset` is static where the tile touches the band."""
-  special = isinstance(offset, int)
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
-  logits = tiles.product(query, key, (1, 1)) * plan.scale
-  relative = special and "key_table" in operands
-  if relative:
-    band, right = scratch["key_band"], scratch["key_right"]
-    logits = tiles.add_band(plan, logits, offset, band, right, keys=1, all_right=False)
-  logits = tiles.hide(plan, logits, offset, operands, keys=1)
-  if special and "value_table" in operands:
+  logits = _logits(plan, operands, scratch, query, key, offset)
+  by_row = isinstance(offset, int) and "value_table" in operands
+  if by_row:
     _put_aside(plan, scratch, logits, offset)
-  # At the diagonal what is right of the band lacks c_i, as all before it did.
-  shifts = relative and offset == 0 and plan.sees_right()
-  maximum = scratch["maximum"][...]
-  if shifts:
-    maximum += scratch["key_right"][...]
-    highest, reference = _highest(plan, logits, scratch["key_right"])
-  else:
-    columns = tiles.split(logits, plan.lanes, 1)
-    highest = functools.reduce(jnp.maximum, columns)
-  new_maximum = jnp.maximum(maximum, highest.max(1, keepdims=True))
-  fade = jnp.exp(maximum - new_maximum)
-  if shifts:
-    weights = jnp.exp(logits - reference(new_maximum))
-    columns = tiles.split(weights, plan.lanes, 1)
-  else:
-    columns = [jnp.exp(column - new_maximum) for column in columns]
-    weights = jnp.concatenate(columns, 1)
+  weights, columns, maximum, correction = _weights(plan, scratch, logits, offset)
   kept_sums = scratch["dropped_sums" if plan.dropout_rate else "sums"]
-  before = kept_sums[...] * fade
-  scratch["maximum"][...] = new_maximum
+  before = kept_sums[...] * correction
+  scratch["maximum"][...] = maximum
   if plan.dropout_rate:
-    scratch["sums"][...] = scratch["sums"][...] * fade + sum(columns)
-    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
-    weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
+    scratch["sums"][...] = scratch["sums"][...] * correction + sum(columns)
+    weights = _drop(plan, operands, query_block, key_block, weights)
     columns = tiles.split(weights, plan.lanes, 1)
   kept_sums[...] = before + sum(columns)
   added = tiles.product(weights.astype(value.dtype), value, (1, 0))
-  scratch["output"][...] = scratch["output"][...] * fade[:, :1] + added
-  if special and offset >= 0 and "value_table" in operands and plan.sees_right():
-    _sum_right(plan, scratch, weights, fade, before, offset)
-    scratch["right_maximum"][...] = new_maximum
+  scratch["output"][...] = scratch["output"][...] * correction[:, :1] + added
+  if by_row and offset >= 0 and plan.sees_right():
+    _sum_right(plan, scratch, weights, correction, before, offset)
+    scratch["right_maximum"][...] = maximum
+
+
+def _logits(plan: Plan, operands, scratch, query, key, offset):
+  """They lack c_i in tiles right of the diagonal's; in that one, in sub-tiles right of the band."""
+  logits = tiles.product(query, key, (1, 1)) * plan.scale
+  if isinstance(offset, int) and "key_table" in operands:
+    band, right = scratch["key_band"], scratch["key_right"]
+    logits = tiles.add_band(plan, logits, offset, band, right, keys=1, all_right=False)
+  return tiles.hide(plan, logits, offset, operands, keys=1)
+
+
+def _weights(plan: Plan, scratch, logits, offset):
+  """Weights, whole and by `lanes` columns; the new maximum; what corrects sums of the old one."""
+  maximum = scratch["maximum"][...]
+  if isinstance(offset, int) and offset == 0 and "key_right" in scratch and plan.sees_right():
+    return _weights_at_the_diagonal(plan, logits, maximum, scratch["key_right"])
+  columns = tiles.split(logits, plan.lanes, 1)
+  new_maximum, correction = _raised(maximum, functools.reduce(jnp.maximum, columns))
+  columns = [jnp.exp(column - new_maximum) for column in columns]
+  return jnp.concatenate(columns, 1), columns, new_maximum, correction
+
+
+def _weights_at_the_diagonal(plan: Plan, logits, maximum, right):
+  """The same where what is right of the band lacks c_i, as all before it did."""
+  highest, reference = _highest(plan, logits, right)
+  maximum, correction = _raised(maximum + right[...], highest)
+  weights = jnp.exp(logits - reference(maximum))
+  return weights, tiles.split(weights, plan.lanes, 1), maximum, correction
+
+
+def _raised(maximum, highest):
+  """The maximum of what was seen and what is new, and what the weights so far are to be times."""
+  raised = jnp.maximum(maximum, highest.max(1, keepdims=True))
+  return raised, jnp.exp(maximum - raised)
+
+
+def _drop(plan: Plan, operands, query_block, key_block, weights):
+  kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
+  return jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
 
 
 def _highest(plan: Plan, logits, right):
@@ -202,12 +233,12 @@ def _put_aside(plan: Plan, scratch, logits, offset) -> None:
     aside[piece.band] = jnp.where(inside, part, aside[piece.band])
 
 
-def _sum_right(plan: Plan, scratch, weights, fade, before, offset) -> None:
+def _sum_right(plan: Plan, scratch, weights, correction, before, offset) -> None:
   """At the diagonal all keys so far are right of the band, but for those counted off before."""
   sums = scratch["right_sums"]
   if offset > 0:
     for queries in _not_all_right(plan):
-      sums[queries] *= fade[queries]
+      sums[queries] *= correction[queries]
     for piece, inside in tiles.crossing(plan, offset, keys=1):
       sums[piece.queries] -= jnp.where(inside, weights[piece.rows, piece.columns], 0)
     return
@@ -217,7 +248,7 @@ def _sum_right(plan: Plan, scratch, weights, fade, before, offset) -> None:
     queries = strip[0].queries
     total = before[queries] + sum(part for of, part in right if of == queries)
     if queries.start in off:
-      total += sums[queries] * fade[queries]
+      total += sums[queries] * correction[queries]
     sums[queries] = total
 
 
@@ -225,13 +256,13 @@ def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
   """Divides by the sum of weights, and adds the value table's share."""
   maximum = scratch["maximum"][...]
   sums = scratch["sums"][...].sum(1, keepdims=True)
-  share, log_sum = 1 / sums, maximum + jnp.log(sums)
+  share, logsumexp = 1 / sums, maximum + jnp.log(sums)
   if plan.window is not None or operands.keys() & {"key_visible", "query_segments"}:
     sees_a_key = maximum > masks.LOWEST / 2
     share = jnp.where(sees_a_key, share, 0)
-    log_sum = jnp.where(sees_a_key, log_sum, -masks.LOWEST)
+    logsumexp = jnp.where(sees_a_key, logsumexp, -masks.LOWEST)
   output = scratch["output"][...] * share[:, :1]
-  rows = dict(log_sum=log_sum)
+  rows = dict(logsumexp=logsumexp)
   if "value_table" in operands:
     kept = (
       sums * share

@@ -1,9 +1,10 @@
 """Kernels over a mesh: what the partitioner cannot look into runs on each device's own part.
 
-Batch and heads may be sharded, and nothing else: every other axis is made whole first.
+Batch and heads may be sharded, evenly, and nothing else: every other axis is made whole first.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -18,7 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.typing import Array
 
-Shapes = Mapping[str, tuple[int, ...]]
+# The mesh axes of each letter.
+Specs = Mapping[str, tuple[str, ...]]
 
 
 def over_batch_and_heads(
@@ -31,7 +33,8 @@ def over_batch_and_heads(
   Under `jax.vmap` the calls are made one after the other.
 
   Args:
-    kernel: a function of named arrays that treats all of the batch and all heads alike.
+    kernel: a function of named arrays that treats all of the batch and all heads alike. What has
+      size 1 in a result, and not in the query, is summed over: the gradient of a shared bias.
     axes: a letter for each axis of each operand and result: B batch, N heads, K key heads (N a
       multiple of K); others are not sharded. Of size 1 an axis is shared.
     operands: the arrays, with a "query" and a "key" among them.
@@ -48,30 +51,43 @@ def over_batch_and_heads(
     place = lambda arrays: tuple(
       NamedSharding(mesh, _spec(specs, axes[name], array.shape)) for name, array in arrays.items()
     )
-    return mesh, whole.fun, place(results), place(operands)
+
+    def part(*arrays):
+      """The results of one device; a sum is that of all devices."""
+      over = lambda name: _summed_over(specs, axes[name], results[name].shape)
+      outputs = zip(results, whole.fun(*arrays), strict=True)
+      return tuple(jax.lax.psum(output, over(name)) for name, output in outputs)
+
+    return mesh, part, place(results), place(operands)
 
   whole.def_partition(partition=partition, sharding_rule=_rule(axes, operands, results))
   outputs = sequential_vmap(whole)(*operands.values())
   return dict(zip(results, outputs, strict=True))
 
 
-def _specs(axes: Mapping[str, str], given: dict, mesh: Mesh) -> dict:
-  """The mesh axes of each letter: those of the query, where the key heads can be cut as often."""
+def _specs(axes: Mapping[str, str], given: dict, mesh: Mesh) -> Specs:
+  """The mesh axes of each letter: the query's, where they cut batch and key heads evenly."""
+  size = lambda letter, name: given[name].shape[axes[name].index(letter)]
   spec = given["query"].sharding.spec
   of_query = dict(zip(axes["query"], (*spec, *[None] * 4), strict=False))
-  heads = of_query["N"]
-  names = (heads,) if isinstance(heads, str) else heads or ()
-  parts = 1
-  for name in names:
-    parts *= mesh.shape[name]
-  key_heads = given["key"].shape[axes["key"].index("K")]
-  heads = heads if key_heads % parts == 0 else None
-  return {"B": of_query["B"], "N": heads, "K": heads}
+
+  def even(names: str | tuple[str, ...] | None, size: int) -> tuple[str, ...]:
+    names = (names,) if isinstance(names, str) else names or ()
+    return names if size % math.prod(mesh.shape[name] for name in names) == 0 else ()
+
+  batch, heads = even(of_query["B"], size("B", "query")), even(of_query["N"], size("K", "key"))
+  return {"B": batch, "N": heads, "K": heads}
 
 
-def _spec(specs: dict, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
-  sharded = (specs.get(x) if n > 1 else None for x, n in zip(letters, shape, strict=True))
+def _spec(specs: Specs, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
+  sharded = (specs.get(x) or None if n > 1 else None for x, n in zip(letters, shape, strict=True))
   return PartitionSpec(*sharded)
+
+
+def _summed_over(specs: Specs, letters: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+  """The mesh axes that cut the query where a result has size 1."""
+  shared = (specs.get(x, ()) for x, n in zip(letters, shape, strict=True) if n == 1)
+  return tuple(itertools.chain(*shared))
 
 
 def _rule(axes: Mapping[str, str], operands: dict, results: dict) -> SdyShardingRule:

@@ -39,7 +39,10 @@ def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[
   logits *= jnp.asarray(inputs.scale, logits.dtype)
   if inputs.bias is not None:
     logits += inputs.bias.astype(logits.dtype)
-  return _masked_softmax(logits, inputs.visible())
+  visible = inputs.visible()
+  if visible is None and inputs.bias is None:
+    return jax.nn.softmax(logits)
+  return _masked_softmax(logits, visible)
 
 
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
@@ -75,10 +78,11 @@ def _masked_softmax(
   logits: Float[Array, "B N T S"], visible: Bool[Array, "#B #N #T #S"] | None
 ) -> Float[Array, "B N T S"]:
   """Softmax over the visible keys; a query that sees none gets weights of zero."""
-  if visible is None:
-    return jax.nn.softmax(logits)
-  weights = jax.nn.softmax(jnp.where(visible, logits, masks.LOWEST))
-  return jnp.where(visible, weights, 0)
+  logits = jnp.maximum(logits, masks.LOWEST)  # a bias may hide keys too
+  if visible is not None:
+    logits = jnp.where(visible, logits, masks.LOWEST)
+  sees_a_key = logits.max(-1, keepdims=True) > masks.LOWEST / 2
+  return jnp.where(sees_a_key, jax.nn.softmax(logits), 0)
 
 
 def _dropout(

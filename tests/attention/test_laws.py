@@ -469,3 +469,19 @@ def test_dropped_weights_are_the_weights_in_expectation():
   )
   mean = jax.jit(lambda keys: jax.vmap(drop)(keys).mean(0))(keys)
   np.testing.assert_allclose(mean, attend(case.arrays(), options), atol=0.1)
+
+
+@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf])
+@pytest.mark.parametrize("name", ANY_MASK)
+def test_a_bias_hides_as_a_mask_does(name, lowest):
+  """Also where it hides all keys of a query."""
+  arrays = Case(biased=True).arrays()
+  hidden = np.zeros((2, 1, 5, 5), bool)
+  hidden[:, :, 1] = hidden[0, 0, 2, 3] = True
+  low = arrays | dict(bias=jnp.where(hidden, lowest, arrays["bias"]))
+  run = lambda arrays, dynamic: _outputs_and_gradients(arrays, dynamic, "clip", (), (name,))[
+    str(name)
+  ]
+  biased, masked = run(low, {}), run(arrays, dict(mask=jnp.asarray(~hidden)))
+  assert_close(biased, masked, str(name))
+  assert not biased["output"][:, 1].any()
