@@ -69,6 +69,7 @@ def test_the_digest_does_not_depend_on_what_changes_no_result(same):
     changed(seed=2),
     changed(model=dict(rate=0.1)),
     changed(model=dict(keys=False)),
+    changed(model=dict(keys=1)),
     changed(model=dict(layers=(2, 1))),
     changed(model=dict(name="x")),
     changed(data=dict(source="pairs")),
