@@ -80,8 +80,7 @@ def main(
   sweep, cells = sweep_name(config), plan_cells(config, seeds, pathlib.Path(out))
   jobs = {cell.name: submission(submit, sweep, cell) for cell in cells} if submit else {}
   book = _Book(pathlib.Path(results), sweep, cells)
-  submitted = [cell for cell in cells if cell.beside(".submitted").exists()]
-  waiting = [cell for cell in cells if cell.name not in book.records and cell not in submitted]
+  waiting = [cell for cell in cells if cell.name not in book.records and not _is_submitted(cell)]
   for note in book.notes:
     print(note)
   if dry_run:
@@ -90,16 +89,16 @@ def main(
     return
   book.write()
   with Progress(cells) as progress:
-    for cell in cells:
-      if cell.name in book.records:
-        progress.update(cell.name, _finished(cell, book.records[cell.name]))
-      elif cell in submitted:
-        progress.update(cell.name, read_state(cell.workdir, "submitted"))
+    _show_what_is_done(cells, book, progress)
     if submit:
       _submit(waiting, jobs, progress)
     else:
       _run(waiting, parallel, book, progress)
   _tell(sweep, cells, progress, book)
+
+
+def _is_submitted(cell: Cell) -> bool:
+  return cell.beside(".submitted").exists()
 
 
 def _leave_the_accelerator_to_the_cells(num_devices: int) -> None:
@@ -156,6 +155,14 @@ class _Book:
         write_whole(self.path, text)
     except OSError as error:
       raise InputError(f"cannot write {self.path} ({error.strerror}): give --results") from error
+
+
+def _show_what_is_done(cells: Sequence[Cell], book: _Book, progress: Progress) -> None:
+  for cell in cells:
+    if cell.name in book.records:
+      progress.update(cell.name, _finished(cell, book.records[cell.name]))
+    elif _is_submitted(cell):
+      progress.update(cell.name, read_state(cell.workdir, "submitted"))
 
 
 def _finished(cell: Cell, record: Mapping[str, Any]) -> State:
