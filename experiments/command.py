@@ -9,6 +9,7 @@ import pathlib
 import re
 import sys
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,15 @@ class Flag(NamedTuple):
 
 
 CONFIG = Flag(None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of it")
+SWEEP = Flag(None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells")
+
+
+class ConfigFile(NamedTuple):
+  """What `SWEEP` gives: a config file as it was named, its module, and its config, as changed."""
+
+  name: str
+  module: types.ModuleType
+  config: ConfigDict
 
 
 def run(
@@ -49,7 +59,8 @@ def run(
 
   Args:
     main: the command.
-    flags: by name; `CONFIG` gives `main` the `ConfigDict` of the file that the user names.
+    flags: by name; `CONFIG` gives `main` the `ConfigDict` of the file that the user names, and
+      `SWEEP` the `ConfigFile`.
     argv: the arguments; those of the command line by default.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
@@ -91,10 +102,10 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
 
 
 def _parse(flags, argv):
-  values = absl_flags.FlagValues()
+  values, files = absl_flags.FlagValues(), {}
   for name, flag in flags.items():
-    if flag is CONFIG:
-      argv = _define_config(name, argv, values)
+    if flag in (CONFIG, SWEEP):
+      argv, files[name] = _define_config(name, argv, values)
     else:
       kind = str if flag.default is None else type(flag.default)
       _DEFINE[kind](name, flag.default, flag.help, flag_values=values)
@@ -104,7 +115,10 @@ def _parse(flags, argv):
   for name, flag in flags.items():
     if flag.default is None and values[name].value in (None, ""):
       raise InputError(f"missing --{name}: {flag.help}")
-  return {name: values[name].value for name in flags}
+  result = {name: values[name].value for name in flags}
+  for name in [name for name in files if flags[name] == SWEEP]:
+    result[name] = files[name]._replace(config=result[name])
+  return result
 
 
 _DEFINE = {
@@ -116,22 +130,25 @@ _DEFINE = {
 
 
 def _define_config(name, argv, values):
-  """Loads the config that `argv` names, defines the flags that change it, returns the others."""
+  """Loads the config that `argv` names, and defines the flags that change it.
+
+  Returns the other arguments, and the file.
+  """
   first = absl_flags.FlagValues()
   file = absl_flags.DEFINE_string(name, None, "", flag_values=first)
   argv = first(argv, known_only=True)
   if not file.value:
     raise InputError(f"missing --{name}=FILE: {_available()}")
-  config = _load_config(file.value)
+  loaded = _load_config(file.value)
   for argument in argv:
     change = re.match(rf"--?(?:no)?{name}\.([^=]*)", argument)
-    if change and not has_key(change[1], config):
-      raise unknown_key(change[1], config)
-  config_flags.DEFINE_config_dict(name, config, flag_values=values, sys_argv=argv)
-  return argv
+    if change and not has_key(change[1], loaded.config):
+      raise unknown_key(change[1], loaded.config)
+  config_flags.DEFINE_config_dict(name, loaded.config, flag_values=values, sys_argv=argv)
+  return argv, loaded
 
 
-def _load_config(file: str) -> ConfigDict:
+def _load_config(file: str) -> ConfigFile:
   path, _, argument = file.partition(":")
   if not pathlib.Path(path).is_file():
     raise InputError(f"no config file {path!r}: {_available()}")
@@ -143,12 +160,17 @@ def _load_config(file: str) -> ConfigDict:
   except InputError:
     raise
   except Exception as error:
-    raise InputError(f"{_place(error, path)}: {' '.join(str(error).split())}") from error
+    raise mistake_in(path, error) from error
   if not isinstance(config, ConfigDict):
     raise InputError(
       f"{path}: get_config() must return a ConfigDict, not a {type(config).__name__}"
     )
-  return config.lock()
+  return ConfigFile(file, module, config.lock())
+
+
+def mistake_in(path: str, error: Exception) -> InputError:
+  """What a config file raised, in one line with its own."""
+  return InputError(f"{_place(error, path)}: {' '.join(str(error).split())}")
 
 
 def _call(get_config, path, arguments):
@@ -185,7 +207,7 @@ def _help(main, flags) -> str:
   for name, flag in flags.items():
     default = "" if flag.default in (None, "") else f" (default: {flag.default})"
     lines.append(f"  --{name:12} {flag.help}{default}")
-  if CONFIG in flags.values():
+  if {CONFIG, SWEEP} & {*flags.values()}:
     lines += ["", "Configs:", *(f"  {name:22} {line}" for name, line in _configs())]
     lines += ["", "configs/default.py explains every KEY; the others, their ARGUMENTs."]
   return "\n".join(lines)

@@ -3,7 +3,8 @@
   python -m experiments.evaluate --workdir=runs/quickstart
 
 Prints a table and sample translations, and draws the learning curves and an attention map. The
-run's folder gets results.json, the pictures, and each split's translations.
+run's folder gets results.json, the pictures, each split's translations and, where its training is
+finished, record.json: the run's line in a sweep's results.
 """
 
 import json
@@ -11,18 +12,23 @@ import pathlib
 import time
 from collections.abc import Sequence
 
+import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from configs import default
 from experiments import command
-from experiments.run import Run, load_data, load_run, make_translator
+from experiments.run import Run, encode_pairs, load_data, load_run, make_translator
+from experiments.validation import changes
+from relpos_jax.data.batching import pair_lengths
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.evaluation.attention import attention_panels
-from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu
+from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
 from relpos_jax.evaluation.pictures import attention_heatmap, learning_curves
+from relpos_jax.evaluation.record import make_record, to_line
 from relpos_jax.evaluation.report import BleuRow, bleu_table, plain_text, samples
 from relpos_jax.training.reporting import read_metrics
-from relpos_jax.training.workdir import check_writable
+from relpos_jax.training.workdir import check_writable, read_json, write_whole
 
 FLAGS = dict(workdir=command.Flag(None, "the folder of a training run"))
 _NUM_SAMPLES = 5
@@ -40,7 +46,7 @@ def main(workdir: str) -> None:
 def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
   """Translates the test splits; prints scores, sample translations and the pictures' paths."""
   translate = make_translator(run)
-  rows, seconds = [], {}
+  rows, seconds, sentences = [], {}, {}
   for split in [name for name in ("test", "long") if name in corpus.splits]:
     sources, references = zip(*corpus.splits[split], strict=True)
     start = time.perf_counter()
@@ -49,6 +55,7 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     text = "".join(f"{line}\n" for line in translations)
     workdir.joinpath(f"{split}.translations.txt").write_text(text, encoding="utf-8")
     rows.append(score(run.config, split, translations, references))
+    sentences[split] = count_sentences(run, corpus.splits[split], translations)
     if split == "test":
       examples = [*zip(sources, references, translations, strict=True)][:_NUM_SAMPLES]
   pictures = [learning_curves(read_metrics(workdir), workdir / "learning_curves.png")]
@@ -60,6 +67,8 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     source, _, translation = _of_middling_length(examples)
     pictures.append(draw_attention(run, source, translation, workdir / "attention.png"))
   print("pictures:", *pictures)
+  if rows:
+    _write_record(workdir, rows, sentences)
 
 
 def score(
@@ -77,6 +86,16 @@ def score(
       tokenized=config.data.moses,
     ),
   )
+
+
+def count_sentences(
+  run: Run, pairs: Sequence[tuple[str, str]], translations: Sequence[str]
+) -> list[list[int]]:
+  """Each sentence's row in the record: its length in tokens, and what sacreBLEU counts in it."""
+  lengths = pair_lengths(*encode_pairs(run.tokenizers, pairs)) - 1  # the end mark
+  references = [reference for _, reference in pairs]
+  counts = sentence_statistics(translations, references, **run.config.evaluation)
+  return np.column_stack([lengths, counts]).tolist()
 
 
 def draw_attention(run: Run, source: str, translation: str, path: str | pathlib.Path):
@@ -98,6 +117,31 @@ def _write_results(workdir: pathlib.Path, rows: Sequence[BleuRow], seconds) -> N
   workdir.joinpath("results.json").write_text(
     json.dumps(results, indent=2) + "\n", encoding="utf-8"
   )
+
+
+def _write_record(workdir: pathlib.Path, rows: Sequence[BleuRow], sentences) -> None:
+  """Writes record.json, by which a sweep knows a finished run; not of one stopped on the way."""
+  config = ConfigDict(read_json(workdir / "config.json"))
+  metrics = read_metrics(workdir)
+  if not metrics or metrics[-1]["step"] != config.training.num_steps:
+    return
+  scores = {
+    row.split: dict(
+      sacrebleu=row.sacrebleu.value,
+      paper_bleu=row.paper.value,
+      signatures=dict(sacrebleu=row.sacrebleu.signature, paper_bleu=row.paper.signature),
+    )
+    for row in rows
+  }
+  record = make_record(
+    config.to_dict(),
+    changes(config, default.get_config()),
+    read_json(workdir / "environment.json"),
+    metrics,
+    scores,
+    sentences,
+  )
+  write_whole(workdir / "record.json", to_line(record))
 
 
 def _of_middling_length(examples):

@@ -74,7 +74,7 @@ def make_batches(
   config: ConfigDict, corpus: Corpus, tokenizers: Tokenizers, num_devices: int
 ) -> tuple[Batches, Batches]:
   """Batches of the training split, endless and shuffled, and of the valid split, in order."""
-  train, valid = (_encode_pairs(tokenizers, corpus.splits[name]) for name in ("train", "valid"))
+  train, valid = (encode_pairs(tokenizers, corpus.splits[name]) for name in ("train", "valid"))
   make = functools.partial(
     Batches,
     boundaries=bucket_boundaries(
@@ -86,8 +86,8 @@ def make_batches(
   return make(*train, seed=config.seed), make(*valid, seed=None)
 
 
-def _encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
-  # Without the space around them, as the translator reads lines.
+def encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
+  """Token ids of both sides, ending in EOS, without the space around lines, as translating does."""
   return tuple(
     encode(tokenizer, (pair[side].strip() for pair in pairs))
     for side, tokenizer in enumerate(tokenizers)

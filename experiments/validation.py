@@ -66,7 +66,7 @@ def validate(config: ConfigDict) -> None:
     InputError: names the first value that is wrong, and the remedy.
   """
   check_types(config, default.get_config())
-  values = _flatten(config)
+  values = flatten(config)
   for name, choices in _CHOICES.items():
     if values[name] not in choices:
       raise InputError(f"config.{name} is {values[name]!r}: choose one of {', '.join(choices)}")
@@ -151,7 +151,7 @@ def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
   ...
   relpos_jax.errors.InputError: config.model.width must be of type int, not True (bool)
   """
-  values, wanted = _flatten(config), _flatten(defaults)
+  values, wanted = flatten(config), flatten(defaults)
   for name in values:
     if name not in wanted:
       raise unknown_key(name, defaults)
@@ -185,7 +185,7 @@ def unknown_key(name: str, config: ConfigDict) -> InputError:
   >>> print(unknown_key("model.widht", ConfigDict(dict(model=dict(width=512)))))
   unknown config.model.widht: did you mean config.model.width?
   """
-  names = list(_flatten(config))
+  names = list(flatten(config))
   close = difflib.get_close_matches(name, names, n=1)
   same_last_part = [known for known in names if known.split(".")[-1] == name.split(".")[-1]]
   for known in [*same_last_part, *close]:
@@ -193,11 +193,27 @@ def unknown_key(name: str, config: ConfigDict) -> InputError:
   return InputError(f"unknown config.{name}: configs/default.py explains every key there is")
 
 
-def _flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
+  """The values of `config` by dotted key that differ from those of `base`.
+
+  >>> base = ConfigDict(dict(seed=0, model=dict(width=512, rate=0.1)))
+  >>> changes(ConfigDict(dict(seed=0, model=dict(width=128, rate=0.1))), base)
+  {'model.width': 128}
+  """
+  before = flatten(base)
+  return {
+    name: value
+    for name, value in flatten(config).items()
+    if name not in before or value != before[name]
+  }
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+  """Every value by its dotted key; a group without any is its own value."""
   flat = {}
   for key, value in config.items():
     group = isinstance(value, ConfigDict) and len(value)
-    flat |= _flatten(value, f"{prefix}{key}.") if group else {f"{prefix}{key}": value}
+    flat |= flatten(value, f"{prefix}{key}.") if group else {f"{prefix}{key}": value}
   return flat
 
 

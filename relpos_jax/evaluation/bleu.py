@@ -4,8 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import sacrebleu
 import sacremoses
+
+from relpos_jax.typing import Int
 
 
 class Score(NamedTuple):
@@ -80,6 +83,34 @@ def paper_bleu(
   metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
   value, signature = _score(metric, list(map(tokens, hypotheses)), list(map(tokens, references)))
   return Score(value, signature.replace("tok:none", f"tok:moses-{language}+hyphens"))
+
+
+def sentence_statistics(
+  hypotheses: Sequence[str],
+  references: Sequence[str],
+  *,
+  tokenize: str = "13a",
+  lowercase: bool = False,
+) -> Int[np.ndarray, "sentences 6"]:
+  """What sacreBLEU counts in each sentence: tokens, the reference's, and matching 1- to 4-grams.
+
+  Their sums over any selection of sentences give its BLEU (`sacrebleu.BLEU.compute_bleu`): of all
+  of them that of `corpus_bleu`. The n-grams of a hypothesis of L tokens are max(0, L - n + 1).
+
+  Raises:
+    ValueError: different numbers of hypotheses and references.
+
+  >>> sentence_statistics(["Ein Hund schläft."], ["Der Hund schläft."])
+  array([[4, 4, 3, 2, 1, 0]])
+  """
+  # The effective order concerns the score alone, and without it sacreBLEU advises to use it.
+  metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True, effective_order=True)
+  scores = [
+    metric.sentence_score(hypothesis, [reference])
+    for hypothesis, reference in zip(hypotheses, references, strict=True)
+  ]
+  rows = [[score.sys_len, score.ref_len, *score.counts] for score in scores]
+  return np.array(rows, int).reshape(-1, 6)
 
 
 def split_hyphens(line: str) -> str:

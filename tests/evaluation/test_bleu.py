@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
+import sacrebleu
 
-from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu
+from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
 
 HYPOTHESES = [
   "Der Hund läuft über saftig-grünes Gras vor einem weißen Zaun.",
@@ -85,3 +87,34 @@ def test_tokens_are_not_tokenised_again():
   hypotheses, references = ["Ein Hund schläft tief."], ["Ein Hund schläft tief ."]
   assert paper_bleu(hypotheses, references, "de").value == pytest.approx(100.0)
   assert paper_bleu(hypotheses, references, "de", tokenized=True).value < 90.0
+
+
+@pytest.mark.parametrize("options", [dict(), dict(tokenize="none"), dict(lowercase=True)])
+@pytest.mark.parametrize("chosen", [[0, 1, 2], [1], [2, 0, 0]])
+def test_the_sentences_statistics_sum_up_to_the_bleu_of_any_selection(options, chosen):
+  hypotheses, references = ([texts[i] for i in chosen] for texts in (HYPOTHESES, REFERENCES))
+  rows = sentence_statistics(HYPOTHESES, REFERENCES, **options)[chosen]
+  totals = np.maximum(0, rows[:, :1] - np.arange(4)).sum(0)
+  hypothesis_length, reference_length, *matches = rows.sum(0)
+  score = sacrebleu.BLEU.compute_bleu(
+    matches, totals.tolist(), hypothesis_length, reference_length, smooth_method="exp"
+  ).score
+  assert score == corpus_bleu(hypotheses, references, **options).value
+
+
+def test_statistics_of_empty_and_short_sentences():
+  assert sentence_statistics(["", "a b"], ["a", "a b c"]).tolist() == [
+    [0, 1, 0, 0, 0, 0],
+    [2, 3, 2, 1, 0, 0],
+  ]
+  assert sentence_statistics([], []).shape == (0, 6)
+
+
+def test_statistics_are_no_occasion_for_a_warning(caplog):
+  sentence_statistics(["Ein Hund schläft ."] * 200, ["Der Hund schläft ."] * 200)
+  assert not caplog.records
+
+
+def test_statistics_need_aligned_texts():
+  with pytest.raises(ValueError, match=r"shorter|longer"):
+    sentence_statistics(["a"], ["a", "b"])

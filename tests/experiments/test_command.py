@@ -78,6 +78,18 @@ def test_config_may_be_a_word_of_its_own_and_changes_may_come_first(capsys, conf
   assert run(capsys, main, "--config.model.width", "3", "--config", config_file)[0] == 0
 
 
+def test_a_sweep_gets_the_file_with_its_module_and_its_changed_config(capsys, config_file):
+  with open(config_file, "a") as file:
+    file.write("\n\ndef sweep():\n  yield 'a', {}\n")
+  found = []
+  arguments = (f"--config={config_file}:large", "--config.model.rate=1")
+  flags = FLAGS | dict(config=command.SWEEP)
+  assert run(capsys, lambda config, **_: found.append(config), *arguments, flags=flags)[0] == 0
+  (file,) = found
+  assert file.name == f"{config_file}:large" and [*file.module.sweep()] == [("a", {})]
+  assert (file.config.model.width, file.config.model.rate) == (64, 1.0)
+
+
 def test_main_cannot_add_keys_to_the_config(capsys, config_file):
   def main(config, **_):
     with pytest.raises(AttributeError):
@@ -174,8 +186,10 @@ def test_an_interrupt_is_one_line_and_status_130(capsys):
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_teaches_the_command_its_flags_and_the_configs(capsys, config_file, word):
-  status, out, err = run(capsys, never, "--beam_size=wide", word)
+@pytest.mark.parametrize("kind", [command.CONFIG, command.SWEEP])
+def test_help_teaches_the_command_its_flags_and_the_configs(capsys, config_file, word, kind):
+  flags = FLAGS | dict(config=kind)
+  status, out, err = run(capsys, never, "--beam_size=wide", word, flags=flags)
   assert (status, err) == (0, "")
   assert __doc__.strip() in out
   assert all(f"--{name}" in out for name in FLAGS) and "(default: 4)" in out

@@ -1,19 +1,29 @@
 """Every config is valid, and those of the paper hold the paper's numbers."""
 
+import collections
+import gzip
 import importlib
 import inspect
 import itertools
+import pathlib
 import re
+import shlex
 import textwrap
+from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 
 from configs import default
+from experiments import cells as cells_module
 from experiments import command
 from experiments.train import schedule
-from experiments.validation import model_config, validate
+from experiments.validation import changes, model_config, validate
+from relpos_jax.data.batching import Batches
+from relpos_jax.data.tokenizer import EOS
+from relpos_jax.evaluation.record import digest
 from relpos_jax.models.seq2seq import Transformer
 
 VOCABULARY = 32_768  # "about", says the paper
@@ -44,7 +54,11 @@ def in_the_repository(monkeypatch, request):
 WMT14 = [*itertools.product(("base", "big"), ("ende", "enfr"), ("relative", "sinusoidal"))]
 WMT14 = [",".join([*words, recipe]) for words in WMT14 for recipe in ("v1", "v2")]
 POSITIONS = ("relative", "sinusoidal", "both", "none")
-MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, ("short", "published"))]
+RECIPES = ("brief", "short", "published")
+MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, RECIPES)]
+SWEEPS = ("table1", "table2", "table3", "sharing", "beyond", "lengths")
+SWEEP_FILES = [f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")]
+SWEEP_FILES.append("lengths.py:embedded")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +67,7 @@ MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, ("short", 
     *("default.py", "quickstart.py", "multi30k.py", "wmt14.py"),
     *(f"multi30k.py:{argument}" for argument in MULTI30K),
     *(f"wmt14.py:{argument}" for argument in WMT14),
+    *("lengths.py:published", "lengths.py:embedded"),
   ],
 )
 def test_every_config_is_valid(name):
@@ -61,7 +76,7 @@ def test_every_config_is_valid(name):
 
 def test_no_two_experiments_share_a_folder():
   files = [f"multi30k.py:{x}" for x in MULTI30K] + [f"wmt14.py:{x}" for x in WMT14]
-  names = [load(name).name for name in [*files, "default.py", "quickstart.py"]]
+  names = [load(name).name for name in [*files, *SWEEP_FILES, "default.py", "quickstart.py"]]
   assert len({*names}) == len(names)
 
 
@@ -160,6 +175,115 @@ def test_multi30k_is_the_literatures_small_transformer():
   assert rates(short, 1000) == pytest.approx([0.004])
 
 
+def test_the_brief_recipe_is_the_short_one_in_three_tenths_of_the_updates():
+  brief, short = load("multi30k.py:brief"), load("multi30k.py:short")
+  assert set(changes(brief, short)) == {
+    *("name", "training.num_steps", "training.warmup_steps"),
+    *("training.eval_every", "training.save_every"),
+  }
+  shared = lambda config: config.training.save_every * config.decoding.average_checkpoints
+  for steps in (lambda c: c.training.num_steps, lambda c: c.training.warmup_steps, shared):
+    assert steps(brief) == 0.3 * steps(short)
+
+
+def plan(name: str) -> list[cells_module.Cell]:
+  """The cells of a sweep with its first seed, without a look whether they are valid."""
+  file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])["config"]
+  with mock.patch.object(cells_module, "validate"):
+    return cells_module.plan_cells(file, 1, pathlib.Path("runs"))
+
+
+def rows(name: str) -> dict:
+  """The config of each row."""
+  arguments = {cell.row: cell.command[3:-1] for cell in plan(name)}
+  flags = dict(config=command.CONFIG)
+  return {row: command.parse(flags, words)["config"] for row, words in arguments.items()}
+
+
+def test_every_cell_is_valid():
+  configs = [config for name in SWEEPS for config in rows(f"{name}.py").values()]
+  for config in {digest(config.to_dict()): config for config in configs}.values():
+    validate(config)
+
+
+@pytest.mark.parametrize("name", SWEEP_FILES)
+def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
+  """All rows are the base cell but for the model; every sweep of Multi30k has the same one."""
+  base = load(name)
+  for config in rows(name).values():
+    changed = changes(config, base)
+    assert all(key.startswith("model.") for key in changed), changed
+  if "embedded" not in name:
+    recipe = "published" if "published" in name else "brief"
+    expected = {"name"} | ({"batches.max_length"} if "lengths" in name else set())
+    assert set(changes(base, load(f"multi30k.py:{recipe}"))) == expected
+
+
+def test_the_rows_are_those_of_the_papers_tables():
+  model = lambda name, *keys: {
+    row: tuple(config.model[key] for key in keys) for row, config in rows(name).items()
+  }
+  assert model("table1.py", "positions") == {
+    name: (name,) for name in ("relative", "sinusoidal", "both", "none")
+  }
+  assert model("table2.py", "positions", "max_distance") == {
+    f"k={k}": ("relative", k) for k in (0, 1, 2, 4, 16, 64)
+  }
+  assert model("table3.py", "positions", "relative_keys", "relative_values") == {
+    "keys and values": ("relative", True, True),
+    "keys": ("relative", True, False),
+    "values": ("relative", False, True),
+    "neither": ("none", True, True),
+  }
+  assert {*model("sharing.py", "tables_per_head", "tables_per_layer").values()} == {
+    *itertools.product((True, False), repeat=2)
+  }
+  assert {*model("beyond.py", "max_distance", "beyond").values()} == {
+    *itertools.product((4, 16), ("clip", "zero"))
+  }
+  assert [*model("lengths.py", "positions", "max_distance").values()] == [
+    *(("relative", 4), ("relative", 16), ("sinusoidal", 16), ("none", 16))
+  ]
+
+
+def test_what_several_tables_have_in_common_is_trained_once():
+  """The base cell is a row of five of them, no positions of two, k = 4 of two."""
+  digests = [cell.digest for name in SWEEPS[:-1] for cell in plan(f"{name}.py")]
+  counts = collections.Counter(digests)
+  base = digest(load("multi30k.py:brief").to_dict())
+  assert counts[base] == 5 and sorted(counts.values())[:-1] == [1] * 13 + [2, 2]
+
+
+def test_pairs_longer_than_15_tokens_do_not_train_for_the_length_curves():
+  """The end mark counts in batches.max_length."""
+  assert load("lengths.py").batches.max_length == load("lengths.py:published").batches.max_length
+  config = load("lengths.py")
+  batches = Batches(
+    [[5] * length + [EOS] for length in (1, 14, 15, 16)],
+    [[5, EOS]] * 4,
+    boundaries=(config.batches.max_length,),
+    token_budget=config.batches.tokens,
+    seed=0,
+  )
+  assert batches.dropped == 1
+
+
+def test_18516_pairs_are_that_short_with_the_published_vocabulary(shared_data):
+  """SOURCES.md; 267 test pairs are longer by their source alone, 329 by their longer side."""
+  folder = shared_data / "multi30k" / "bpe10k_en-de"
+
+  def lengths(split):
+    texts = (gzip.decompress((folder / f"{split}.{side}.gz").read_bytes()) for side in ("en", "de"))
+    columns = ([len(line.split()) for line in text.decode().split("\n")[:-1]] for text in texts)
+    return np.column_stack([*columns])
+
+  longest = load("lengths.py").batches.max_length - 1
+  assert (lengths("train").max(1) <= longest).sum() == 18_516
+  test = lengths("test.2016")
+  assert ((test[:, 0] > longest).sum(), (test[:, 0] > 20).sum()) == (267, 80)
+  assert (test.max(1) > longest).sum() == 329
+
+
 def test_multi30k_has_the_published_number_of_parameters():
   """2,568,192 with the authors' vocabulary and sinusoids (SOURCES): all but the embeddings."""
   config = load("multi30k.py:sinusoidal")
@@ -191,11 +315,11 @@ def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
   assert config.data.pairs.valid == "valid.en,valid.de"
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "translate", "report"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "translate", "report", "sweep"])
 def test_help_teaches_by_examples_that_parse(call, name):
   answer = call(name, "--help")
   assert (answer.status, answer.err, answer.num_compilations) == (0, "", 0)
   assert all(len(line) <= 110 for line in answer.out.splitlines())
   examples = re.findall(rf"python -m experiments\.{name} ([^\n>]*)", answer.out.replace("\\\n", ""))
   flags = importlib.import_module(f"experiments.{name}").FLAGS
-  assert examples and all(command.parse(flags, example.split()) for example in examples)
+  assert examples and all(command.parse(flags, shlex.split(example)) for example in examples)

@@ -1,22 +1,27 @@
 """The command evaluate repeats what the end of the training found."""
 
 import json
+import math
 import shutil
 
 import jax
 import numpy as np
 import PIL.Image
 import pytest
+import sacrebleu
 
 from experiments.run import load_run
+from relpos_jax.data.tokenizer import encode, load_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
+from relpos_jax.evaluation.record import digest, from_line
+from relpos_jax.training.reporting import read_metrics
 
 
 @pytest.fixture(scope="module")
 def evaluated(workdir, call, tmp_path_factory):
   """A copy of the run's folder without its results, and what the command said of it."""
   copy = tmp_path_factory.mktemp("evaluated") / "run"
-  made = shutil.ignore_patterns("results.json", "*.translations.txt", "*.png")
+  made = shutil.ignore_patterns("results.json", "record.json", "*.translations.txt", "*.png")
   shutil.copytree(workdir, copy, ignore=made)
   return copy, call("evaluate", f"--workdir={copy}")
 
@@ -57,3 +62,51 @@ def test_the_mean_of_the_last_checkpoints_is_scored(workdir, parameters):
   for ours, (a, b) in zip(jax.tree.leaves(mean), last_two, strict=True):
     np.testing.assert_allclose(ours, (a + b) / 2, rtol=1e-6, atol=1e-8)
     assert not np.array_equal(a, b)
+
+
+def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
+  record = from_line((workdir / "record.json").read_text("utf-8"))
+  names = ("config", "environment", "results")
+  config, environment, results = (
+    json.loads((workdir / f"{name}.json").read_text("utf-8")) for name in names
+  )
+  assert (record["sweep"], record["row"], record["seed"]) == ("", "tiny", 0)
+  assert record["digest"] == digest(config)
+  assert record["config"]["model.width"] == 16 and "model.norm" not in record["config"]
+  assert (record["commit"], record["date"]) == (environment["git_commit"], environment["date"])
+  assert record["budget"]["updates"] == 12 and record["budget"]["tokens_per_update"] == 128
+  for kind in ("sacrebleu", "paper_bleu"):
+    assert record["scores"]["test"][kind] == results["test"][kind]["value"]
+    assert record["scores"]["test"]["signatures"][kind] == results["test"][kind]["signature"]
+  assert record["curve"] == [
+    [line["step"], line["valid_loss"], line["valid_bleu"]]
+    for line in read_metrics(workdir)
+    if "valid_loss" in line
+  ]
+
+
+def test_the_records_sentences_are_those_of_the_test_split(workdir, data):
+  """Their lengths are of the longer side without its end mark; their sums give the score."""
+  record = from_line((workdir / "record.json").read_text("utf-8"))
+  rows = np.array(record["sentences"]["test"])
+  tokenizers = load_tokenizers(workdir)
+  lines = [(data / f"test.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
+  sides = [encode(t, text).lengths for t, text in zip(tokenizers, lines, strict=True)]
+  assert rows[:, 0].tolist() == [max(pair) - 1 for pair in zip(*sides, strict=True)]
+  lengths, counts = rows[:, 1:3].sum(0), rows[:, 3:].sum(0)
+  totals = np.maximum(0, rows[:, 1:2] - np.arange(4)).sum(0)
+  bleu = sacrebleu.BLEU.compute_bleu(
+    counts.tolist(), totals.tolist(), *lengths.tolist(), smooth_method="exp"
+  )
+  assert math.isclose(bleu.score, record["scores"]["test"]["sacrebleu"])
+
+
+def test_a_run_that_stopped_on_the_way_gets_no_record(workdir, call, tmp_path):
+  """It would count as finished, and in a table."""
+  copy = shutil.copytree(workdir, tmp_path / "run")
+  config = json.loads((copy / "config.json").read_text("utf-8"))
+  config["training"]["num_steps"] = 1000
+  (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+  (copy / "record.json").unlink()
+  assert call("evaluate", f"--workdir={copy}").status == 0
+  assert not (copy / "record.json").exists() and (copy / "results.json").exists()

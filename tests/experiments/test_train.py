@@ -28,6 +28,7 @@ def test_the_folder_holds_all_of_the_run(workdir):
     *("config.json", "environment.json", "tokenizer.json", "checkpoints"),
     *("metrics.jsonl", "tensorboard", "samples.txt"),
     *("results.json", "test.translations.txt", "learning_curves.png", "attention.png"),
+    "record.json",
   }
   assert {path.name for path in (workdir / "checkpoints").iterdir()} == {"6", "9", "12"}
   assert [path.name.split(".")[0] for path in (workdir / "tensorboard").iterdir()] == ["events"]
@@ -91,7 +92,8 @@ def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypa
   assert again.out.partition("split")[2] == answer.out.partition("split")[2]
   after = contents(workdir)
   changed = {name for name in before | after if before.get(name) != after.get(name)}
-  assert changed <= {"environment.json", "results.json"}  # the date, and seconds
+  # The date, and seconds.
+  assert changed <= {"environment.json", "results.json", "record.json"}
 
 
 def test_a_run_that_was_stopped_and_killed_equals_one_that_was_not(

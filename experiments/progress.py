@@ -1,0 +1,138 @@
+"""The progress table of a sweep."""
+
+import datetime
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import rich.console
+import rich.live
+import rich.table
+from rich.text import Text
+
+from experiments.cells import Cell
+from relpos_jax.training.reporting import read_metrics
+
+
+class State(NamedTuple):
+  """How far a cell is."""
+
+  word: str = "waiting"  # running, finished, failed, submitted
+  step: int = 0
+  loss: float | None = None
+  valid_bleu: float | None = None
+  test_bleu: float | None = None  # when finished
+
+
+def read_state(workdir: pathlib.Path, word: str) -> State:
+  """What the metrics of a run's folder say, none where there are none yet."""
+  last = {}
+  for line in read_metrics(workdir):
+    last |= {name: value for name, value in line.items() if value is not None}
+  return State(word, last.get("step", 0), last.get("loss"), last.get("valid_bleu"))
+
+
+class Progress:
+  """A table of all cells on a terminal; elsewhere a line for each change, and one now and then.
+
+  The time left is that of the updates left at the pace of this sweep so far, all its cells and
+  their evaluations together; none is told before there are updates to go by.
+  """
+
+  def __init__(
+    self,
+    cells: Sequence[Cell],
+    *,
+    console: rich.console.Console | None = None,
+    seconds: float = 60.0,
+  ):
+    """Shows nothing yet.
+
+    Args:
+      cells: in the order of the table.
+      console: stderr by default.
+      seconds: between two lines that tell of running cells, where there is no terminal.
+    """
+    self._console = console or rich.console.Console(stderr=True)
+    self._seconds = seconds
+    self._num_steps = {cell.name: cell.num_steps for cell in cells}
+    self._states = {cell.name: State() for cell in cells}
+    self._first_steps: dict[str, int] = {}  # of cells that run here, when they started
+    self._started = self._last_shown = time.monotonic()
+    self._live = rich.live.Live(console=self._console, auto_refresh=False, transient=False)
+
+  def __enter__(self) -> "Progress":
+    self._started = time.monotonic()
+    if self._console.is_terminal:
+      self._live.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._console.is_terminal:
+      self._live.stop()
+
+  @property
+  def states(self) -> Mapping[str, State]:
+    """Of each cell by name."""
+    return self._states
+
+  def update(self, name: str, state: State) -> None:
+    """Tells the state of a cell."""
+    before, self._states[name] = self._states[name], state
+    if state.word == "running":
+      self._first_steps.setdefault(name, state.step)
+    if self._console.is_terminal:
+      self._live.update(self.table(), refresh=True)
+    elif state.word != before.word:
+      self._print(name)
+    elif time.monotonic() - self._last_shown > self._seconds:
+      self._last_shown = time.monotonic()
+      for running in [name for name, state in self._states.items() if state.word == "running"]:
+        self._print(running)
+
+  def table(self) -> rich.table.Table:
+    """All cells, and beneath them how many are done and the time left."""
+    table = rich.table.Table(caption=self.summary(), caption_justify="left")
+    table.add_column("cell")
+    table.add_column("state")
+    for name in ("step", "loss", "valid BLEU", "test BLEU"):
+      table.add_column(name, justify="right")
+    for name in self._states:
+      table.add_row(*map(Text, self._cells_of(name)))
+    return table
+
+  def summary(self) -> str:
+    """Such as "3 of 12 finished, 1 failed, 0:10:00 left"."""
+    words = [state.word for state in self._states.values()]
+    text = f"{words.count('finished')} of {len(words)} finished"
+    for word in ("failed", "submitted"):
+      text += f", {words.count(word)} {word}" if word in words else ""
+    left = self.time_left()
+    return f"{text}, {left} left" if left else text
+
+  def time_left(self) -> datetime.timedelta | None:
+    """Until all cells that run here are finished."""
+    done = sum(self._states[name].step - first for name, first in self._first_steps.items())
+    left = sum(
+      self._num_steps[name] - state.step
+      for name, state in self._states.items()
+      if state.word in ("waiting", "running")
+    )
+    if done <= 0:
+      return None
+    return datetime.timedelta(seconds=round(left * (time.monotonic() - self._started) / done))
+
+  def _cells_of(self, name: str) -> list[str]:
+    state = self._states[name]
+    step = f"{state.step}/{self._num_steps[name]}" if state.step else ""
+    numbers = ((state.loss, ".3f"), (state.valid_bleu, ".1f"), (state.test_bleu, ".2f"))
+    return [name, state.word, step, *("" if x is None else format(x, form) for x, form in numbers)]
+
+  def _print(self, name: str) -> None:
+    names = ("", "", "step ", "loss ", "valid BLEU ", "test BLEU ")
+    cells = zip(names, self._cells_of(name), strict=True)
+    line = "  ".join(f"{column}{text}" for column, text in cells if text)
+    self._console.print(
+      f"{line}  ({self.summary()})", markup=False, highlight=False, soft_wrap=True
+    )

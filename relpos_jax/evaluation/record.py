@@ -1,0 +1,156 @@
+"""The record of a finished run: one line of JSON, from which all tables and curves are made.
+
+A record is a dict of
+
+  sweep, row, seed    which cell of which sweep it is; a run of its own has no sweep, "", and its
+                      config's name for a row
+  digest              of the config: what was run, see `digest`
+  config              the values by dotted key that differ from those of configs/default.py
+  commit, date        of the code, and when the run was started for the last time
+  hardware, packages  what it ran on, in words, and versions by name
+  budget              updates, tokens_per_update, minutes, tokens_per_second
+  scores              by split: sacrebleu, paper_bleu, and the signatures of both
+  sentences           by split, a row a sentence: length (the longer of source and reference in
+                      tokens of the vocabulary, without the end mark), hyp_len, ref_len and the
+                      matches c1 to c4 of `bleu.sentence_statistics`
+  curve               rows of step, valid_loss, valid_bleu
+
+The sentences' numbers suffice for BLEU of any selection of them, by bootstrap or by length; no text
+of the data is in a record.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from relpos_jax.errors import InputError
+
+KEYS = (
+  *("sweep", "row", "seed", "digest", "config", "commit", "date", "hardware", "packages"),
+  *("budget", "scores", "sentences", "curve"),
+)
+# What a run is called, and where its data lie: the sums of Multi30k's files are checked.
+_INCIDENTAL = ("name", "data.multi30k.path")
+
+
+def digest(config: Mapping[str, Any]) -> str:
+  """The first 12 letters of the SHA-256 of a config's values, without its name.
+
+  Equal for configs of equal values, whatever the order of their keys. The folder of Multi30k's
+  files does not count.
+
+  >>> digest(dict(name="a", seed=0, model=dict(rate=0.0)))
+  'b3928472355f'
+  >>> digest(dict(model=dict(rate=0), seed=0)) == digest(dict(seed=0, model=dict(rate=0.0)))
+  True
+  """
+  text = json.dumps(_comparable(config), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Integers as floats: where a float belongs, 0 and 0.0 are the same value."""
+  result = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      result[key] = _comparable(value, f"{prefix}{key}.")
+    elif prefix + key not in _INCIDENTAL:
+      result[key] = float(value) if type(value) is int else value
+  return result
+
+
+def make_record(
+  config: Mapping[str, Any],
+  changes: Mapping[str, Any],
+  environment: Mapping[str, Any],
+  metrics: Iterable[Mapping[str, Any]],
+  scores: Mapping[str, Any],
+  sentences: Mapping[str, list[list[int]]],
+) -> dict[str, Any]:
+  """The record of a run that belongs to no sweep.
+
+  Args:
+    config: all values, as in the run's config.json.
+    changes: those by dotted key that differ from the defaults.
+    environment: as in the run's environment.json.
+    metrics: the lines of the run's metrics.jsonl.
+    scores, sentences: by split, as in the record.
+  """
+  metrics = [*metrics]
+  return dict(
+    sweep="",
+    row=config["name"],
+    seed=config["seed"],
+    digest=digest(config),
+    config={name: value for name, value in changes.items() if name not in _INCIDENTAL},
+    commit=environment["git_commit"],
+    date=environment["date"],
+    hardware="{devices}, {cpu_cores} cores of {cpu}".format_map(environment),
+    packages=dict(python=environment["python"], **environment["packages"]),
+    budget=_budget(config, metrics),
+    scores=dict(scores),
+    sentences=dict(sentences),
+    curve=[
+      [line["step"], line["valid_loss"], line["valid_bleu"]]
+      for line in metrics
+      if "valid_loss" in line
+    ],
+  )
+
+
+def _budget(config: Mapping[str, Any], metrics: list[Mapping[str, Any]]) -> dict[str, Any]:
+  """Minutes are from the first step to the last evaluation, pauses included."""
+  speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
+  return dict(
+    updates=metrics[-1]["step"],
+    tokens_per_update=config["batches"]["tokens"],
+    minutes=round((metrics[-1]["time"] - metrics[0]["time"]) / 60, 2),
+    tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
+  )
+
+
+def to_line(record: Mapping[str, Any]) -> str:
+  """A record as a line of a results file."""
+  return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def from_line(line: str) -> dict[str, Any]:
+  """A record from its line.
+
+  Raises:
+    ValueError: the line is not a whole record.
+
+  >>> from_line('{"sweep":"table1","row":"rel')
+  Traceback (most recent call last):
+  ...
+  ValueError: half-written or no JSON
+  """
+  try:
+    record = json.loads(line)
+  except ValueError:
+    raise ValueError("half-written or no JSON") from None
+  missing = [key for key in KEYS if not isinstance(record, dict) or key not in record]
+  if missing:
+    raise ValueError(f"not a record: no {missing[0]!r}")
+  return record
+
+
+def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
+  """The records of a results file, a line each; none where there is no file.
+
+  Raises:
+    InputError: names the first line that is not a whole record.
+  """
+  path = pathlib.Path(path)
+  records = []
+  lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+  for number, line in enumerate(lines, start=1):
+    try:
+      records.append(from_line(line))
+    except ValueError as error:
+      raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
+  return records
