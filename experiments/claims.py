@@ -65,13 +65,14 @@ def differences(rows: Sequence[str], compare: Compare) -> str:
 def no_gain(first: str, second: str, compare: Compare) -> str:
   """Whether `first` is above `second`, of which the paper says that it is not."""
   comparison = compare(first, second)
-  gains = comparison.is_clear() and comparison.difference.mean > 0
-  told = (
-    "is above it beyond the spread, unlike" if gains else "is not above it beyond the spread, as"
-  )
-  return (
-    f"Against {second}, {first} {told} in the paper ({markdown.signed(comparison.difference)})."
-  )
+  difference = comparison.difference
+  if difference.half_width is None:
+    told = "may or may not be above it: the paper says it is not"
+  elif comparison.is_clear() and difference.mean > 0:
+    told = "is above it beyond the spread, unlike in the paper"
+  else:
+    told = "is not above it beyond the spread, as in the paper"
+  return f"Against {second}, {first} {told} ({markdown.signed(difference)})."
 
 
 def lone_seeds(seeds: Mapping[str, int]) -> str:

@@ -154,6 +154,8 @@ class TestNumbers:
     section = text[text.index("## Table 1") :]
     assert "One seed of all rows: no interval" in section
     assert "Whether the paper's ordering holds is not to be seen" in section
+    assert "both may or may not be above it" in section
+    assert "beyond the spread (" not in section and "as in the paper" not in section
 
   def test_another_split_has_a_column_of_its_own(self, tmp_path, records):
     records = copy.deepcopy(records)
