@@ -238,6 +238,12 @@ class TestSentences:
       "The paper has no such table. Here, beyond the spread: clip, k=4 over zero, k=4: +"
     )
 
+  def test_a_row_is_compared_with_its_own_counterpart(self, tmp_path):
+    rows = {"clip, k=4": 0.8, "zero, k=4": 0.6, "clip, k=16": 0.8, "zero, k=16": 0.8}
+    (main,) = tables_in(text_of(tmp_path, invent_sweep("beyond", rows)))
+    others = {row[""]: row["difference"].partition(" from ")[2] for row in main}
+    assert others["zero, k=4"] == "clip, k=4" and others["zero, k=16"] == "clip, k=16"
+
   def test_sinusoids_beside_relative_positions(self, tmp_path, whole):
     assert "Against relative, both is not above it beyond the spread, as in the paper (" in whole[0]
     told = self.sentence(tmp_path, ROWS | dict(both=0.9), "table1")
