@@ -255,6 +255,8 @@ class TestSentences:
     none = invent_sweep("table1", dict(none=0.5))
     text = text_of(tmp_path, none, invent_sweep("table2", {"k=0": 0.7}))
     assert "k=0 of table2 over none of table1: +" in text and "or a mistake." in text
+    lone = invent_sweep("table2", {"k=0": 0.7}, num_seeds=1)
+    assert "of a single seed, so nothing is said." in text_of(tmp_path, none, lone)
 
   def test_k_0_is_not_held_against_runs_of_another_setting(self, tmp_path):
     none = invent_sweep("table1", dict(none=0.5))
