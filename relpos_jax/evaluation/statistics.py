@@ -11,7 +11,7 @@ from relpos_jax.evaluation.bleu import bleu_of_counts
 from relpos_jax.typing import Float, Int
 
 _SEED = 12345  # sacreBLEU's own
-_Values = Sequence[float] | Float[np.ndarray, "values"]
+_Values = Sequence[float] | Float[np.ndarray, "_"]  # of any number: seeds may differ
 
 
 class Interval(NamedTuple):

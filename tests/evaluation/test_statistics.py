@@ -161,6 +161,15 @@ def test_clear_is_what_neither_seeds_nor_sentences_explain(mean, half_width, p_v
   assert Comparison(Interval(mean, half_width), p_value).is_clear() == is_clear
 
 
+def test_rows_of_different_numbers_of_seeds_are_compared():
+  draws = draw_sentences(60, 20)
+  two, three = (
+    score_seeds(np.stack([counts_of(0.6, seed) for seed in range(n)]), draws) for n in (2, 3)
+  )
+  expected = difference_interval(list(two.seeds), list(three.seeds))
+  assert compare_scores(two, three).difference == expected and expected.half_width
+
+
 def test_scores_of_one_seed_are_never_clearly_apart():
   samples = np.linspace(9, 11, 100)
   good, bad = Scores(np.array([50.0]), 5 * samples), Scores(np.array([10.0]), samples)
