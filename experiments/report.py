@@ -1,100 +1,116 @@
-r"""Writes the results of finished runs into one Markdown table.
+r"""Writes the report of the sweeps from their raw results: tables, sentences and pictures.
 
-  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal,runs/none \
-      --out=results/multi30k.md
+  python -m experiments.report
+  python -m experiments.report --results=elsewhere
+  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal,runs/none
 
-Every number comes from the runs' own files: results.json, metrics.jsonl, environment.json and
-config.json. Minutes are those from the first step of training to the last, evaluations on the way
-included, and tokens a second are target tokens, the median over training.
+RESULTS/runs/*.jsonl are read, a sweep each, as `python -m experiments.sweep` leaves them;
+RESULTS/report.md and RESULTS/report/*.png are written anew. No number comes from elsewhere but the
+paper's. With --workdirs, a table of these runs' own folders is printed instead.
 """
 
 import pathlib
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
-
-from experiments import command
+from experiments import command, markdown, paper, workdir_table
+from experiments.report_tables import section
+from experiments.results import Record, Table, read_tables, setting
+from experiments.scored import main_split, score_table
 from relpos_jax.errors import InputError
-from relpos_jax.training.reporting import read_metrics
-from relpos_jax.training.workdir import read_json
+from relpos_jax.evaluation.statistics import Comparison, compare_scores
+from relpos_jax.training.workdir import write_whole
 
 FLAGS = dict(
-  workdirs=command.Flag(None, "the folders of finished runs, separated by commas"),
-  out=command.Flag("-", "the Markdown file to write; - prints"),
+  results=command.Flag("results", "the folder of runs/*.jsonl, report.md and report/*.png"),
+  workdirs=command.Flag("", "instead, the folders of finished runs, separated by commas"),
+  out=command.Flag("-", "the Markdown file to write for --workdirs; - prints"),
 )
-_COLUMNS = (
-  "| run | positions | updates | minutes | tokens/s | valid loss | sacreBLEU | paper's BLEU |\n"
-  "|---|---|---|---|---|---|---|---|"
-)
+_INTRO = f"""# The paper's tables at a small scale
+
+Written by `python -m experiments.report` from `runs/*.jsonl`, a line a run; nothing is typed by
+hand but the paper's numbers. Those are of other data and {paper.BUDGET}: only the
+order of rows is to be compared.
+
+A number is the mean over seeds, and after ± half its 95% interval by Student's t; one seed has no
+interval. A difference is of two means, its interval by Welch's t. p is the paired bootstrap's over
+the test sentences (1,000 samples, the mean over seeds in each). A difference is called beyond the
+spread where its interval leaves out zero and p is below 0.05, and not claimed otherwise; each pair
+is judged by itself, with no allowance for how many there are. In pictures a line is the mean over
+seeds, its band reaches from the lowest to the highest.
+"""
 
 
-def main(workdirs: str, out: str) -> None:
-  """One row a run, then how each was made."""
-  runs = [read_run(pathlib.Path(name)) for name in workdirs.split(",")]
-  signatures = {run["results"]["test"][kind]["signature"] for run in runs for kind in _SCORES}
-  text = "\n".join(
-    [_COLUMNS, *map(_row, runs), "", *sorted(signatures), "", *map(_provenance, runs)]
-  )
-  if out == "-":
-    print(text)
+def main(results: str, workdirs: str, out: str) -> None:
+  """The report, or the table of some runs."""
+  if workdirs:
+    workdir_table.main(workdirs, out)
     return
   try:
-    pathlib.Path(out).parent.mkdir(parents=True, exist_ok=True)
-    pathlib.Path(out).write_text(text + "\n", encoding="utf-8")
+    print(write(pathlib.Path(results)))
   except OSError as error:
-    raise InputError(f"cannot write --out={out} ({error.strerror}): give another file") from error
+    raise InputError(f"cannot write into {results} ({error.strerror}): give --results") from error
 
 
-def read_run(workdir: pathlib.Path) -> dict[str, Any]:
-  """What a finished run's folder says.
+def write(folder: pathlib.Path) -> pathlib.Path:
+  """Writes folder/report.md and its pictures from folder/runs/*.jsonl; returns the former.
 
   Raises:
-    InputError: a file of it is missing or damaged, or its training ended without an evaluation.
+    InputError: there are no records, or a damaged one.
   """
-  names = ("config", "environment", "results")
-  for name in names:
-    if not (workdir / f"{name}.json").exists():
-      raise InputError(f"no {name}.json in {workdir}: name the folder of a finished run")
-  run = {name: read_json(workdir / f"{name}.json") for name in names}
-  metrics = read_metrics(workdir)
-  for number in ("tokens_per_second", "valid_loss"):
-    if not _numbers(metrics, number):
-      raise InputError(
-        f"no {number} in {workdir / 'metrics.jsonl'}: name the folder of a finished run"
-      )
-  return run | dict(metrics=metrics)
+  tables = read_tables(folder / "runs")
+  (folder / "report").mkdir(exist_ok=True)
+  lines = [_INTRO]
+  for sweep in paper.in_order(list(tables)):
+    lines += section(tables[sweep], folder)
+  lines += _without_positions(tables)
+  write_whole(folder / "report.md", "\n".join(lines))
+  return folder / "report.md"
 
 
-_SCORES = ("sacrebleu", "paper_bleu")
+# k = 0 -------------------------------------------------------------------------------------------
 
 
-def _row(run: dict[str, Any]) -> str:
-  metrics, test = run["metrics"], run["results"]["test"]
-  cells = [
-    run["config"]["name"],
-    run["config"]["model"]["positions"],
-    f"{metrics[-1]['step']:,}",
-    f"{(metrics[-1]['time'] - metrics[0]['time']) / 60:.1f}",
-    f"{np.median(_numbers(metrics, 'tokens_per_second')):,.0f}",
-    f"{_numbers(metrics, 'valid_loss')[-1]:.3f}",
-    *(f"{test[kind]['value']:.2f}" for kind in _SCORES),
+def _without_positions(tables: Mapping[str, Table]) -> list[str]:
+  """The check that clipping at 0, where all positions are alike, is no positions."""
+  lines = [
+    line for table in tables.values() if "k=0" in table.rows for line in _check(table, tables)
   ]
-  return f"| {' | '.join(cells)} |"
+  return ["## A check: k = 0 is no positions", "", *lines, ""] if lines else []
 
 
-def _numbers(metrics: list[dict[str, Any]], name: str) -> list[float]:
-  """The values of this name, in order of steps."""
-  return [line[name] for line in metrics if line.get(name) is not None]
+def _check(table: Table, tables: Mapping[str, Table]) -> list[str]:
+  for row in ("neither", "none"):
+    for other in tables.values():
+      if row in other.rows and _all_else(table.rows["k=0"][0]) == _all_else(other.rows[row][0]):
+        return [_check_line(table, other, row)]
+  return [f"For k=0 of {table.sweep} there is no run without positions in the same setting."]
 
 
-def _provenance(run: dict[str, Any]) -> str:
-  where = run["environment"]
-  packages = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "flax"))
-  return (
-    f"- {run['config']['name']}: {where['date'][:10]}, {where['devices']}, {where['cpu_cores']} "
-    f"cores of {where['cpu']}, Python {where['python']}, {packages}, commit "
-    f"{(where['git_commit'] or 'unknown')[:12]}"
+def _all_else(record: Record) -> tuple[dict, dict]:
+  """The setting, and the config but for seed and positions."""
+  config = dict(record["config"])
+  for name in ("seed", "model.positions", "model.max_distance"):
+    config.pop(name, None)
+  return setting(record), config
+
+
+def _check_line(table: Table, other: Table, row: str) -> str:
+  difference, p_value = comparison = _compare(table, other, row)
+  told = (
+    "beyond the spread, which chance does in one of twenty, or a mistake"
+    if comparison.is_clear()
+    else "inside the spread, as it must be"
   )
+  if difference.half_width is None:
+    told = "of a single seed, so nothing is said"
+  names = f"k=0 of {table.sweep} over {row} of {other.sweep}"
+  return f"{names}: {markdown.signed(difference)}, p = {p_value:.3f}: {told}."
+
+
+def _compare(table: Table, other: Table, row: str) -> Comparison:
+  split = main_split(table)
+  scores = [score_table(of, [split]).rows for of in (table, other)]
+  return compare_scores(scores[0]["k=0"], scores[1][row])
 
 
 if __name__ == "__main__":

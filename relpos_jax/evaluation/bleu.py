@@ -8,7 +8,7 @@ import numpy as np
 import sacrebleu
 import sacremoses
 
-from relpos_jax.typing import Int
+from relpos_jax.typing import Float, Int
 
 
 class Score(NamedTuple):
@@ -94,7 +94,7 @@ def sentence_statistics(
 ) -> Int[np.ndarray, "sentences 6"]:
   """What sacreBLEU counts in each sentence: tokens, the reference's, and matching 1- to 4-grams.
 
-  Their sums over any selection of sentences give its BLEU (`sacrebleu.BLEU.compute_bleu`): of all
+  Their sums over any selection of sentences give its BLEU (`bleu_of_counts`): of all
   of them that of `corpus_bleu`. The n-grams of a hypothesis of L tokens are max(0, L - n + 1).
 
   Raises:
@@ -120,6 +120,27 @@ def split_hyphens(line: str) -> str:
   'ein E ##AT##-##AT## Mail ##AT##-##AT## Konto - und ein 9 ##AT##-##AT## zu ##AT##-##AT## 5-Tag'
   """
   return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+
+
+def sentence_counts(statistics: Int[np.ndarray, "sentences 6"]) -> Int[np.ndarray, "sentences 10"]:
+  """`sentence_statistics`, and beside them how many 1- to 4-grams each translation has.
+
+  >>> sentence_counts(np.array([[3, 4, 2, 1, 0, 0]])).tolist()
+  [[3, 4, 2, 1, 0, 0, 3, 2, 1, 0]]
+  """
+  totals = np.maximum(statistics[:, :1] - np.arange(4), 0)
+  return np.concatenate([statistics, totals], axis=1)
+
+
+def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:
+  """sacreBLEU, smoothed as `corpus_bleu` is, of sums of `sentence_counts`.
+
+  >>> float(bleu_of_counts(np.array([5, 5, 5, 4, 3, 2, 5, 4, 3, 2])).round())
+  100.0
+  """
+  flat = counts.reshape(-1, 10).tolist()
+  scores = [sacrebleu.BLEU.compute_bleu(c[2:6], c[6:], c[0], c[1], "exp").score for c in flat]
+  return np.array(scores).reshape(counts.shape[:-1])
 
 
 def _score(metric: sacrebleu.BLEU, hypotheses, references) -> Score:

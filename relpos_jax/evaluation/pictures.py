@@ -1,5 +1,6 @@
-"""Pictures: how a run learned, where it looks, and what attention costs over length."""
+"""Pictures: how runs learn, where they look, what attention costs, and scores over length."""
 
+import math
 import pathlib
 import textwrap
 import warnings
@@ -46,6 +47,15 @@ class CostPanel(NamedTuple):
   title: str
   measure: str
   curves: Mapping[str, Sequence[tuple[float, float]]]
+
+
+class SpreadPanel(NamedTuple):
+  """Curves with their spread: points (x, lowest, middle, highest) for each name."""
+
+  x: str
+  y: str
+  curves: Mapping[str, Sequence[tuple[float, float, float, float]]]
+  mark: tuple[float, str] | None = None  # a broken line at this x, and its words
 
 
 def learning_curves(metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Path) -> pathlib.Path:
@@ -171,6 +181,58 @@ def cost_curves(
     handles = [lines[name] for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
   return _save(figure, path)
+
+
+def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pathlib.Path:
+  """Draws curves, each in a band from its lowest to its highest, side by side, under one legend.
+
+  Args:
+    panels: a name has the same colour in all of them.
+    path: the picture's file; its suffix says the format.
+
+  Returns:
+    The path.
+
+  >>> import tempfile
+  >>> points = [(500, 9.0, 10.0, 10.5), (1000, 19.5, 20.0, 21.0)]
+  >>> panel = SpreadPanel("step", "BLEU", {"k=4": points})
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   spread_curves([panel], folder + "/spread.png").name
+  'spread.png'
+  """
+  names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+  size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / max(1, len(panels)))
+  figure = Figure(size, dpi=_DPI, layout="constrained")
+  grid = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
+  for ax, panel in zip(grid, panels, strict=False):
+    for name, points in panel.curves.items():
+      _draw_spread(ax, name, points, _style(names.index(name), is_quiet=False))
+    _draw_mark(ax, panel.mark)
+    ax.set(xlabel=panel.x, ylabel=panel.y)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _clean(ax)
+  lines = {line.get_label(): line for ax in grid for line in ax.lines}
+  if names:
+    handles = [lines[name] for name in names]
+    rows = math.ceil(len(names) / (3 * len(panels)))
+    columns = math.ceil(len(names) / rows)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+  return _save(figure, path)
+
+
+def _draw_spread(ax: Axes, name: str, points, style: Mapping[str, Any]) -> None:
+  x, low, middle, high = np.array(points, float).reshape(-1, 4).T
+  ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+  ax.plot(x, middle, label=name, **_MARKED, **style)
+
+
+def _draw_mark(ax: Axes, mark: tuple[float, str] | None) -> None:
+  if mark is None:
+    return
+  ax.axvline(mark[0], color=_QUIET, linestyle=":", linewidth=1.2, zorder=1)
+  place: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
+  ax.annotate(mark[1], (mark[0], 1), xytext=(4, -2), va="top", color=_QUIET, fontsize=8, **place)
 
 
 def _kind(name: str) -> str:

@@ -13,10 +13,12 @@ from relpos_jax.evaluation import pictures
 from relpos_jax.evaluation.pictures import (
   CostPanel,
   Panel,
+  SpreadPanel,
   _smooth,
   attention_heatmap,
   cost_curves,
   learning_curves,
+  spread_curves,
 )
 
 RECORDS = [
@@ -136,6 +138,34 @@ def test_costs_are_drawn_over_length_with_one_legend(words_of):
 @pytest.mark.parametrize("rows", [[], [[]], [[CostPanel("forward", "MiB", {})]]])
 def test_costs_of_nothing(rows, tmp_path):
   assert cost_curves(rows, [], tmp_path / "cost.png").stat().st_size > 0
+
+
+def test_spreads_are_drawn_side_by_side_with_one_legend(words_of):
+  points = [(500, 1.0, 2.0, 4.0), (1000, 3.0, 4.0, 5.0)]
+  loss = SpreadPanel("updates", "loss", {"k=4": points, "k=16 (all)": points})
+  bleu = SpreadPanel("updates", "BLEU", {"none": points[:1]}, mark=(750.0, "longest"))
+  words = words_of(spread_curves, [loss, bleu])
+  assert {"loss", "BLEU", "longest", "1,000"} <= set(words) and words.count("updates") == 2
+  names = ("k=4", "k=16 (all)", "none")
+  assert [word for word in words if word in names] == [*names]
+
+
+def test_a_band_reaches_from_the_lowest_to_the_highest(tmp_path):
+  def height_of_colour(low: float, high: float) -> int:
+    points = [(x, low, 50.0, high) for x in (0, 1)]
+    limits = SpreadPanel("x", "y", {"a": [(0, 0, 0, 0), (1, 100, 100, 100)], "b": points})
+    image = matplotlib.image.imread(spread_curves([limits], tmp_path / "spread.png"))
+    middle = image[:, image.shape[1] // 2, :3]
+    return int(np.sum(middle[:, 2] - middle[:, 0] > 0.05))
+
+  narrow, wide = height_of_colour(45.0, 55.0), height_of_colour(20.0, 55.0)
+  assert 2.5 < wide / narrow < 4.5
+
+
+@pytest.mark.parametrize("curves", [None, {}, {"a": []}])
+def test_spreads_of_nothing(curves, tmp_path):
+  panels = [] if curves is None else [SpreadPanel("x", "y", curves)]
+  assert spread_curves(panels, tmp_path / "spread.png").stat().st_size > 0
 
 
 def test_what_cannot_be_drawn(tmp_path):

@@ -52,6 +52,18 @@ def test_a_row_says_what_the_runs_own_files_say(call, workdir):
   assert all(scores[kind]["signature"] in answer.out for kind in ("sacrebleu", "paper_bleu"))
 
 
+def test_the_record_of_a_run_is_one_that_the_report_of_sweeps_reads(call, workdir, tmp_path):
+  record = json.loads((workdir / "record.json").read_text()) | dict(sweep="mine")
+  (tmp_path / "runs").mkdir()
+  (tmp_path / "runs" / "mine.jsonl").write_text(json.dumps(record) + "\n")
+  answer = call("report", f"--results={tmp_path}")
+  assert (answer.status, answer.err) == (0, "")
+  text = (tmp_path / "report.md").read_text()
+  scores = json.loads((workdir / "results.json").read_text())["test"]
+  assert f"| {scores['sacrebleu']['value']:.2f} | {scores['paper_bleu']['value']:.2f} |" in text
+  assert "12 updates of 128 tokens" in text and "BLEU of 6 sentences of test" in text
+
+
 def test_runs_stand_in_the_order_given_and_in_the_file_named(call, workdir, run_copy, tmp_path):
   config = json.loads((run_copy / "config.json").read_text()) | dict(name="other")
   (run_copy / "config.json").write_text(json.dumps(config))

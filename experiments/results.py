@@ -1,0 +1,181 @@
+"""The raw results of sweeps, and which of their runs may stand in one table."""
+
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs import default
+from relpos_jax.errors import InputError
+from relpos_jax.evaluation.bleu import bleu_of_counts, sentence_counts
+from relpos_jax.evaluation.record import read_records
+
+Record = Mapping[str, Any]
+
+_KINDS: dict[str, type] = dict(
+  **dict.fromkeys(("sweep", "row", "digest", "hardware", "date"), str),
+  **dict.fromkeys(("config", "packages", "budget", "scores", "sentences"), dict),
+  seed=int,
+  curve=list,
+)
+
+
+class Table(NamedTuple):
+  """The runs of each row of a sweep, all of one setting, and lines about those set apart."""
+
+  sweep: str
+  rows: Mapping[str, Sequence[Record]]
+  apart: Sequence[str]
+
+  def records(self) -> list[Record]:
+    """All that stand in it."""
+    return [record for runs in self.rows.values() for record in runs]
+
+
+def read_tables(folder: pathlib.Path) -> dict[str, Table]:
+  """The table of each FOLDER/SWEEP.jsonl, by sweep.
+
+  Runs of another commit, budget, hardware, BLEU or test set than most of a sweep are set apart, and
+  so are those of another config than most of their row.
+
+  Raises:
+    InputError: there are no records, or one is half-written, twice there or not what it says.
+  """
+  records = {file.stem: _read_file(file) for file in sorted(folder.glob("*.jsonl"))}
+  tables = {sweep: _table(sweep, of_sweep) for sweep, of_sweep in records.items() if of_sweep}
+  if not tables:
+    raise InputError(
+      f"no records in {folder}/*.jsonl: run a sweep first, with "
+      "python -m experiments.sweep --config=configs/table1.py"
+    )
+  return tables
+
+
+def config_value(record: Record, name: str) -> Any:
+  """The value of a dotted key of a run's config."""
+  otherwise = functools.reduce(getattr, name.split("."), default.get_config())
+  return record["config"].get(name, otherwise)
+
+
+def split_counts(record: Record, split: str) -> np.ndarray:
+  """`sentence_counts` of a split: integers [sentences, 10]."""
+  return sentence_counts(np.array(record["sentences"][split])[:, 1:])
+
+
+def split_lengths(record: Record, split: str) -> np.ndarray:
+  """The length of each sentence of a split: the tokens of its longer side."""
+  return np.array(record["sentences"][split])[:, 0]
+
+
+def setting(record: Record) -> dict[str, str]:
+  """What all runs of a table have in common, in words."""
+  budget, scores = record["budget"], record["scores"]
+  return dict(
+    commit=(record["commit"] or "unknown")[:12],
+    devices=record["hardware"].partition(",")[0],
+    updates=f"{budget['updates']:,}",
+    tokens=f"{budget['tokens_per_update']:,}",
+    BLEU=", ".join(sorted({s for of in scores.values() for s in of["signatures"].values()})),
+    sentences=", ".join(_describe_split(*split) for split in sorted(record["sentences"].items())),
+  )
+
+
+def _describe_split(name: str, sentences: Sequence[Sequence[int]]) -> str:
+  """Its size, and letters that tell it from others: of what no translation changes."""
+  fixed = [(length, ref_len) for length, _, ref_len, *_ in sentences]
+  letters = hashlib.sha256(json.dumps(fixed).encode()).hexdigest()[:6]
+  return f"{len(fixed):,} of {name} ({letters})"
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+def _read_file(file: pathlib.Path) -> list[Record]:
+  records = read_records(file)
+  seen: dict[tuple[str, int], int] = {}
+  for number, record in enumerate(records, start=1):
+    try:
+      _check(record, file.stem)
+    except (KeyError, TypeError, ValueError) as error:
+      raise InputError(f"{file}, line {number}: {error}: restore or delete that line") from error
+    cell = record["row"], record["seed"]
+    if cell in seen:
+      raise InputError(
+        f"{file}, lines {seen[cell]} and {number}: both are {cell[0]}, seed {cell[1]}: delete one"
+      )
+    seen[cell] = number
+  return records
+
+
+def _check(record: Record, sweep: str) -> None:
+  """Raises KeyError, TypeError or ValueError unless a record is whole and agrees with itself."""
+  for name, kind in _KINDS.items():
+    if not isinstance(record[name], kind):
+      raise ValueError(f"{name!r} is no {kind.__name__}")
+  if record["sweep"] != sweep:
+    raise ValueError(f"its sweep is {record['sweep']!r}")
+  for name in ("updates", "tokens_per_update", "minutes"):
+    if not isinstance(record["budget"].get(name), int | float):
+      raise ValueError(f"no number {name!r} in its budget")
+  if np.array(record["curve"], float).shape[1:] not in ((), (3,)):
+    raise ValueError("its curve is no rows of three numbers")
+  if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
+    raise ValueError("its scores and its sentences are of different splits")
+  for split in record["scores"]:
+    _check_split(record, split)
+
+
+def _check_split(record: Record, split: str) -> None:
+  of, sentences = record["scores"][split], record["sentences"][split]
+  if not sentences or any([type(x) for x in row] != 7 * [int] for row in sentences):
+    raise ValueError(f"the sentences of {split} are not seven whole numbers each")
+  for name in ("sacrebleu", "paper_bleu"):
+    if not isinstance(of.get(name), int | float) or name not in of["signatures"]:
+      raise ValueError(f"no number {name!r} with its signature in the scores of {split}")
+  value = float(bleu_of_counts(split_counts(record, split).sum(axis=0)))
+  if abs(value - of["sacrebleu"]) > 0.01:
+    raise ValueError(f"the sentences of {split} give BLEU {value:.2f}, not {of['sacrebleu']:.2f}")
+
+
+# Setting apart -----------------------------------------------------------------------------------
+
+
+def _table(sweep: str, records: Sequence[Record]) -> Table:
+  kept, apart = _keep_most(records, setting)
+  rows = {}
+  for row in dict.fromkeys(record["row"] for record in records):
+    runs, others = _keep_most([record for record in kept if record["row"] == row], _config_of_row)
+    apart += others
+    if runs:
+      rows[row] = sorted(runs, key=lambda record: record["seed"])
+  return Table(sweep, rows, apart)
+
+
+def _config_of_row(record: Record) -> dict[str, str]:
+  """The config's changed values but the seed, which each run has its own."""
+  config = {f"config.{name}": json.dumps(value) for name, value in record["config"].items()}
+  config.pop("config.seed", None)
+  return dict(sorted(config.items()))
+
+
+def _keep_most(
+  records: Sequence[Record], describe: Callable[[Record], dict[str, str]]
+) -> tuple[list[Record], list[str]]:
+  """The records of the setting that most have, the latest of such; and lines about the others."""
+  groups: dict[str, list[Record]] = {}
+  for record in records:
+    groups.setdefault(json.dumps(describe(record)), []).append(record)
+  by_size = lambda group: (len(group), max(record["date"] for record in group))
+  kept = max(groups.values(), key=by_size, default=[])
+  others = [record for group in groups.values() if group is not kept for record in group]
+  return kept, [_why_apart(record, describe(record), describe(kept[0])) for record in others]
+
+
+def _why_apart(record: Record, own: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+  names = [name for name in {**own, **wanted} if own.get(name) != wanted.get(name)]
+  reasons = [f"{n} {own.get(n, 'unset')}, not {wanted.get(n, 'unset')}" for n in names]
+  return f"{record['row']}, seed {record['seed']}: {'; '.join(reasons)}"

@@ -1,0 +1,175 @@
+"""What the scores of a few seeds on a thousand sentences allow to say."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from relpos_jax.evaluation.bleu import bleu_of_counts
+from relpos_jax.typing import Float, Int
+
+_SEED = 12345  # sacreBLEU's own
+_Values = Sequence[float] | Float[np.ndarray, "_"]  # of any number: seeds may differ
+
+
+class Interval(NamedTuple):
+  """A mean and half the width of its confidence interval, None where a single value has none."""
+
+  mean: float
+  half_width: float | None
+
+
+class Scores(NamedTuple):
+  """BLEU of one system: of each seed, and of each bootstrap sample, the mean over seeds."""
+
+  seeds: Float[np.ndarray, "seeds"]
+  samples: Float[np.ndarray, "samples"]
+
+
+class Comparison(NamedTuple):
+  """How much one system is above another, and the chance of that if they were equal."""
+
+  difference: Interval
+  p_value: float
+
+  def is_clear(self) -> bool:
+    """Whether neither the spread over seeds nor the choice of sentences may explain it.
+
+    The 95% interval of the difference leaves out zero, and the paired bootstrap's p is below 5%.
+
+    >>> Comparison(Interval(0.5, half_width=0.4), p_value=0.01).is_clear()
+    True
+    """
+    mean, half_width = self.difference
+    return half_width is not None and abs(mean) > half_width and self.p_value < 0.05
+
+
+def student_interval(values: _Values, confidence: float = 0.95) -> Interval:
+  """The mean of independent values, such as the scores of seeds, by Student's t.
+
+  Raises:
+    ValueError: there are no values.
+
+  >>> mean, half_width = student_interval([1.0, 2.0, 3.0])
+  >>> f"{mean:.1f} ± {half_width:.3f}"
+  '2.0 ± 2.484'
+  """
+  mean, square = _mean_and_square_error(values)
+  if square is None:
+    return Interval(mean, None)
+  return Interval(mean, _quantile(len(values) - 1.0, confidence) * math.sqrt(square))
+
+
+def difference_interval(first: _Values, second: _Values, confidence: float = 0.95) -> Interval:
+  """The mean of `first` less that of `second`, by Welch's t: their spreads may differ.
+
+  Raises:
+    ValueError: one has no values.
+
+  >>> difference_interval([5.0, 5.0], [2.0])
+  Interval(mean=3.0, half_width=None)
+  """
+  (mean, square), (other, other_square) = map(_mean_and_square_error, (first, second))
+  if square is None or other_square is None:
+    return Interval(mean - other, None)
+  total = square + other_square
+  if not total:
+    return Interval(mean - other, 0.0)
+  freedom = total**2 / (square**2 / (len(first) - 1) + other_square**2 / (len(second) - 1))
+  return Interval(mean - other, _quantile(freedom, confidence) * math.sqrt(total))
+
+
+def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
+  if len(values) == 0:
+    raise ValueError("no values: give at least one")
+  square = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else None
+  return float(np.mean(values)), square
+
+
+def _quantile(freedom: float, confidence: float) -> float:
+  return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def draw_sentences(
+  num_sentences: int, num_samples: int = 1000, seed: int = _SEED
+) -> Int[np.ndarray, "samples sentences"]:
+  """How often each sentence is in each bootstrap sample, which has as many sentences.
+
+  The samples are those that sacreBLEU's own test takes.
+
+  >>> draw_sentences(5, 3).sum(axis=1)
+  array([5, 5, 5])
+  """
+  drawn = np.random.default_rng(seed).choice(num_sentences, (num_samples, num_sentences))
+  drawn += num_sentences * np.arange(num_samples)[:, None]
+  return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+
+
+def score_seeds(
+  counts: Int[np.ndarray, "seeds sentences 10"], draws: Int[np.ndarray, "samples sentences"]
+) -> Scores:
+  """BLEU of a system from `sentence_counts` of each seed, and `draw_sentences`."""
+  # In float64 products run on BLAS, and sums of counts are exact.
+  sums = np.einsum("sn,knc->ksc", draws.astype(float), counts.astype(float), optimize=True)
+  return Scores(
+    bleu_of_counts(counts.sum(axis=1)), bleu_of_counts(np.rint(sums).astype(int)).mean(axis=0)
+  )
+
+
+def compare_scores(first: Scores, second: Scores) -> Comparison:
+  """How much `first` is above `second`: Welch's interval over seeds, paired bootstrap's p.
+
+  Both were scored on the same draws of the same sentences.
+  """
+  difference = difference_interval(first.seeds, second.seeds)
+  return Comparison(difference, paired_p_value(first.samples, second.samples, difference.mean))
+
+
+def paired_p_value(
+  first: Float[np.ndarray, "samples"], second: Float[np.ndarray, "samples"], difference: float
+) -> float:
+  """The chance of such a difference between two systems that are equal: the paired bootstrap.
+
+  Koehn 2004, as sacreBLEU computes it: the samples' differences, centred, against the one observed.
+
+  Args:
+    first: BLEU of one system on the samples.
+    second: that of the other on the same samples.
+    difference: between the two on the sentences themselves.
+
+  >>> paired_p_value(np.array([2.0, 3.0, 5.0]), np.array([1.0, 1.0, 1.0]), 1.5)
+  0.5
+  """
+  sampled = np.abs(first - second)
+  exceeding = np.sum(sampled - sampled.mean() > abs(difference))
+  return (int(exceeding) + 1) / (len(sampled) + 1)
+
+
+def length_bands(
+  lengths: Int[np.ndarray, "sentences"], trained: int, smallest: int
+) -> list[tuple[int, int]]:
+  """Parts lengths into bands (first, last), none with lengths on both sides of `trained`.
+
+  Each is the narrowest with `smallest` sentences; fewer, at the end of a side, join the one before.
+
+  >>> length_bands(np.array([3, 4, 4, 5, 6, 7, 9]), trained=5, smallest=2)
+  [(3, 5), (6, 9)]
+  """
+  sides = lengths[lengths <= trained], lengths[lengths > trained]
+  return [band for side in sides for band in _bands(side, smallest)]
+
+
+def _bands(lengths: Int[np.ndarray, "sentences"], smallest: int) -> list[tuple[int, int]]:
+  bands: list[tuple[int, int]] = []
+  inside: list[int] = []
+  for length in np.sort(lengths).tolist():
+    if len(inside) >= smallest and length > inside[-1]:
+      bands.append((inside[0], inside[-1]))
+      inside = []
+    inside.append(length)
+  if not inside:
+    return bands
+  first = bands.pop()[0] if bands and len(inside) < smallest else inside[0]
+  return [*bands, (first, inside[-1])]

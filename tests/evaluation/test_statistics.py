@@ -1,0 +1,199 @@
+"""Statistics against tables, against sacreBLEU on texts, and by their properties."""
+
+import math
+
+import numpy as np
+import pytest
+import sacrebleu
+import scipy.stats
+from sacrebleu.significance import PairedTest
+
+from relpos_jax.evaluation.bleu import (
+  bleu_of_counts,
+  corpus_bleu,
+  sentence_counts,
+  sentence_statistics,
+)
+from relpos_jax.evaluation.statistics import (
+  Comparison,
+  Interval,
+  Scores,
+  compare_scores,
+  difference_interval,
+  draw_sentences,
+  length_bands,
+  paired_p_value,
+  score_seeds,
+  student_interval,
+)
+
+WORDS = ("der", "die", "ein", "Hund", "Mann", "Kind", "sieht", "hört", "auf", "dem", "Platz", "und")
+
+
+def make_texts(quality: float, seed: int, num_sentences: int = 60):
+  """References, and translations of them that keep so large a part of the words."""
+  rng = np.random.default_rng(0)
+  references = [list(rng.choice(WORDS, rng.integers(1, 14))) for _ in range(num_sentences)]
+  rng = np.random.default_rng(seed)
+  kept = [[w if rng.random() < quality else "x" for w in words] for words in references]
+  hypotheses = [words[: max(1, len(words) - rng.integers(3))] for words in kept]
+  return [" ".join(words) for words in hypotheses], [" ".join(words) for words in references]
+
+
+def counts_of_texts(hypotheses, references):
+  return sentence_counts(sentence_statistics(hypotheses, references, tokenize="none"))
+
+
+def counts_of(quality: float, seed: int):
+  return counts_of_texts(*make_texts(quality, seed))
+
+
+class TestIntervals:
+  def test_student_by_the_table(self):
+    """t of 2 degrees of freedom is 4.303; of 9, 2.262."""
+    assert student_interval([1.0, 2.0, 3.0]) == pytest.approx((2, 4.303 / math.sqrt(3)), abs=1e-3)
+    mean, half_width = student_interval(list(map(float, range(10))))
+    deviation = math.sqrt(sum((x - 4.5) ** 2 for x in range(10)) / 9)
+    assert (mean, half_width) == pytest.approx((4.5, 2.262 * deviation / math.sqrt(10)), abs=1e-3)
+
+  def test_one_seed_has_no_interval(self):
+    assert student_interval([3.5]) == (3.5, None)
+    assert difference_interval([3.5], [1.0, 2.0]) == (2.0, None)
+    assert difference_interval([3.5, 4.5], [1.0]) == (3.0, None)
+
+  def test_nothing_has_no_mean(self):
+    with pytest.raises(ValueError, match="no values"):
+      student_interval([])
+
+  def test_student_covers_the_truth_as_often_as_it_says(self):
+    draws = np.random.default_rng(0).normal(size=(2000, 3))
+    covered = np.mean([abs(mean) < half for mean, half in map(student_interval, draws)])
+    assert 0.93 < covered < 0.97
+
+  def test_welch_is_scipys(self):
+    first, second = [1.0, 2.0, 4.0], [3.0, 3.5, 3.2, 9.0]
+    theirs = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    mean, half_width = difference_interval(first, second)
+    assert (mean - half_width, mean + half_width) == pytest.approx((theirs.low, theirs.high))
+
+  def test_welch_of_values_without_any_spread(self):
+    assert difference_interval([2.0, 2.0], [1.0, 1.0]) == (1.0, 0.0)
+
+
+class TestCounts:
+  def test_sums_of_sentences_give_the_bleu_of_the_corpus(self):
+    for seed, quality in enumerate((0.0, 0.3, 0.8, 1.0)):
+      texts = make_texts(quality, seed)
+      counts = counts_of_texts(*texts).sum(axis=0)
+      assert bleu_of_counts(counts) == pytest.approx(corpus_bleu(*texts, tokenize="none").value)
+
+  def test_smoothed_as_the_corpus_is(self):
+    texts = ["Ein Hund schläft ."], ["Der Hund schläft ."]
+    expected = corpus_bleu(*texts, tokenize="none").value
+    assert bleu_of_counts(counts_of_texts(*texts)[0]) == pytest.approx(expected) and expected > 0
+
+  def test_of_any_number_of_axes(self):
+    counts = np.stack([counts_of(0.5, 1), counts_of(0.9, 2)])
+    scores = bleu_of_counts(counts)
+    assert scores.shape == counts.shape[:-1]
+    assert scores[1, 7] == bleu_of_counts(counts[1, 7])
+
+
+class TestPairedBootstrap:
+  @pytest.mark.parametrize("quality", [0.5, 0.56, 0.7])
+  def test_one_seed_is_sacrebleus_own_test_on_texts(self, quality):
+    first, references = make_texts(quality, seed=1)
+    second, _ = make_texts(0.55, seed=2)
+    metric = dict(BLEU=sacrebleu.BLEU(tokenize="none"))
+    test = PairedTest([("b", second), ("a", first)], metric, [references], "bs", n_samples=200)
+    theirs = test()[1]["BLEU"][1]
+    draws = draw_sentences(len(references), 200)
+    a, b = (score_seeds(counts_of_texts(text, references)[None], draws) for text in (first, second))
+    assert a.seeds[0] == pytest.approx(theirs.score)
+    assert a.samples.mean() == pytest.approx(theirs.mean)
+    assert compare_scores(a, b).p_value == pytest.approx(theirs.p_value)
+
+  def test_seeds_are_averaged_sample_by_sample(self):
+    counts, draws = np.stack([counts_of(0.5, 1), counts_of(0.9, 2)]), draw_sentences(60, 20)
+    both = score_seeds(counts, draws)
+    first, second = (score_seeds(one[None], draws) for one in counts)
+    np.testing.assert_allclose(both.samples, (first.samples + second.samples) / 2)
+    np.testing.assert_array_equal(both.seeds, [first.seeds[0], second.seeds[0]])
+
+  def test_a_sample_is_of_whole_sentences_drawn_again_and_again(self):
+    draws = draw_sentences(40, 500)
+    assert draws.shape == (500, 40) and set(draws.sum(axis=1)) == {40}
+    assert (draws == draw_sentences(40, 500)).all() and (draws != draw_sentences(40, 500, 1)).any()
+    assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.25)
+
+  def test_equal_systems_are_seldom_told_apart(self):
+    draws = draw_sentences(60, 200)
+    scores = [score_seeds(counts_of(0.6, seed)[None], draws) for seed in range(24)]
+    p_values = [compare_scores(*scores[i : i + 2]).p_value for i in range(0, 24, 2)]
+    assert np.mean([p < 0.05 for p in p_values]) <= 0.25
+    better = score_seeds(counts_of(0.95, 99)[None], draws)
+    assert all(compare_scores(better, worse).p_value < 0.01 for worse in scores)
+
+  def test_the_order_of_the_two_is_only_a_sign(self):
+    draws = draw_sentences(60, 100)
+    a, b = (score_seeds(np.stack([counts_of(q, s) for s in (1, 2, 3)]), draws) for q in (0.5, 0.6))
+    there, back = compare_scores(a, b), compare_scores(b, a)
+    assert there.p_value == back.p_value
+    assert there.difference.mean == pytest.approx(-back.difference.mean)
+    assert there.difference.half_width == pytest.approx(back.difference.half_width)
+
+  def test_no_p_value_is_zero(self):
+    assert paired_p_value(np.full(9, 50.0), np.zeros(9), 50.0) == 0.1
+
+
+@pytest.mark.parametrize(
+  "mean, half_width, p_value, is_clear",
+  [
+    (1.0, 0.5, 0.01, True),
+    (-1.0, 0.5, 0.01, True),
+    (1.0, 1.5, 0.01, False),
+    (1.0, 0.5, 0.06, False),
+    (1.0, None, 0.01, False),
+    (0.0, 0.0, 0.01, False),
+  ],
+)
+def test_clear_is_what_neither_seeds_nor_sentences_explain(mean, half_width, p_value, is_clear):
+  assert Comparison(Interval(mean, half_width), p_value).is_clear() == is_clear
+
+
+def test_rows_of_different_numbers_of_seeds_are_compared():
+  draws = draw_sentences(60, 20)
+  two, three = (
+    score_seeds(np.stack([counts_of(0.6, seed) for seed in range(n)]), draws) for n in (2, 3)
+  )
+  expected = difference_interval(list(two.seeds), list(three.seeds))
+  assert compare_scores(two, three).difference == expected and expected.half_width
+
+
+def test_scores_of_one_seed_are_never_clearly_apart():
+  samples = np.linspace(9, 11, 100)
+  good, bad = Scores(np.array([50.0]), 5 * samples), Scores(np.array([10.0]), samples)
+  assert not compare_scores(good, bad).is_clear()
+
+
+class TestLengthBands:
+  @pytest.mark.parametrize("trained", [0, 1, 15, 22, 40, 99])
+  @pytest.mark.parametrize("smallest", [1, 30, 200, 5000])
+  def test_every_length_is_in_one_band_and_no_band_on_both_sides(self, trained, smallest):
+    lengths = np.random.default_rng(trained).poisson(14, 1000) + 1
+    bands = length_bands(lengths, trained, smallest)
+    for length in lengths:
+      assert sum(first <= length <= last for first, last in bands) == 1
+    assert not any(first <= trained < last for first, last in bands)
+    assert bands == sorted(bands)
+
+  def test_bands_are_narrow_and_not_small(self):
+    lengths = np.random.default_rng(1).poisson(14, 1000) + 1
+    size = lambda first, last: int(np.sum((lengths >= first) & (lengths <= last)))
+    bands = length_bands(lengths, 15, 50)
+    assert len(bands) > 8 and all(size(*band) >= 50 for band in bands)
+    ends = {max(last for _, last in bands), max(last for _, last in bands if last <= 15)}
+    assert all(size(first, last - 1) < 50 for first, last in bands if last not in ends)
+
+  def test_no_sentences(self):
+    assert length_bands(np.array([], int), 15, 10) == []
