@@ -19,3 +19,10 @@ def shared_data() -> pathlib.Path:
   if not _SHARED_DATA.is_dir():
     pytest.skip(f"no data sets in {_SHARED_DATA}")
   return _SHARED_DATA
+
+
+@pytest.fixture
+def float64():
+  """Arrays of float64: pytestmark = pytest.mark.usefixtures("float64")."""
+  with jax.enable_x64(True):
+    yield

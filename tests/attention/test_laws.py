@@ -531,10 +531,8 @@ def test_a_bias_hides_as_a_mask_does(name, lowest):
   hidden = np.zeros((2, 1, 5, 5), bool)
   hidden[:, :, 1] = hidden[0, 0, 2, 3] = True
   low = arrays | dict(bias=jnp.where(hidden, lowest, arrays["bias"]))
-  run = lambda arrays, dynamic: _outputs_and_gradients(arrays, dynamic, "clip", (), (name,))[
-    str(name)
-  ]
-  biased, masked = run(low, {}), run(arrays, dict(mask=jnp.asarray(~hidden)))
+  biased = results_of(name, low, {})
+  masked = results_of(name, arrays, dict(mask=jnp.asarray(~hidden)))
   assert_close(biased, masked, str(name))
   assert not biased["output"][:, 1].any()
 
