@@ -1,1 +1,1 @@
-"""Thin commands: train, evaluate, translate."""
+"""Thin commands, and packages of what the larger ones are made of."""

@@ -28,9 +28,10 @@ from typing import Any
 
 import jax
 
-from experiments import attention_report, command, measurement
-from experiments.contestants import Case
-from experiments.measurement import PEERS, Effort
+from experiments import command
+from experiments.benchmarks import measurement, tables
+from experiments.benchmarks.contestants import Case
+from experiments.benchmarks.measurement import PEERS, Effort
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import environment
@@ -76,7 +77,7 @@ def main(**values: Any) -> None:
     results = dict(environment=_environment(), settings=values)
     for measured in measurement.measure(cases, memory_cases, entrants, effort):
       file.write_text(json.dumps(results | measured) + "\n", encoding="utf-8")
-  attention_report.write(pathlib.Path(values["out"]))
+  tables.write(pathlib.Path(values["out"]))
 
 
 def _environment() -> dict[str, Any]:

@@ -12,10 +12,11 @@ paper's. With --workdirs, a table of these runs' own folders is printed instead.
 import pathlib
 from collections.abc import Mapping
 
-from experiments import command, markdown, paper, workdir_table
-from experiments.report_tables import section
-from experiments.results import Record, Table, read_tables, setting
-from experiments.scored import main_split, score_table
+from experiments import command
+from experiments.reports import markdown, paper
+from experiments.reports.results import Record, Table, read_tables, setting
+from experiments.reports.scored import main_split, score_table
+from experiments.reports.tables import section
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.statistics import Comparison, compare_scores
 from relpos_jax.training.workdir import write_whole
@@ -43,7 +44,7 @@ seeds, its band reaches from the lowest to the highest.
 def main(results: str, workdirs: str, out: str) -> None:
   """The report, or the table of some runs."""
   if workdirs:
-    workdir_table.main(workdirs, out)
+    workdirs.main(workdirs, out)
     return
   try:
     print(write(pathlib.Path(results)))

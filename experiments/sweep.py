@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments import command
-from experiments.cells import (
+from experiments.sweeps.cells import (
   Cell,
   Known,
   own_record,
@@ -45,7 +45,7 @@ from experiments.cells import (
   submission,
   sweep_name,
 )
-from experiments.progress import Progress, State, read_state
+from experiments.sweeps.progress import Progress, State, read_state
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import to_line
 from relpos_jax.training.workdir import environment, write_whole

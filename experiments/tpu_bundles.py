@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from experiments import bundles, command
+from experiments import command
+from experiments.benchmarks import bundles
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import Inputs, gather_inputs

@@ -10,15 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import (
-  attention_report,
-  benchmark,
-  contestants,
-  measurement,
-  step_benchmark,
-  torch_peers,
-)
-from experiments.contestants import AGAIN, STOCK, Case, Contestant, Prepared
+from experiments import benchmark, step_benchmark
+from experiments.benchmarks import contestants, measurement, tables, torch_peers
+from experiments.benchmarks.contestants import AGAIN, STOCK, Case, Contestant, Prepared
 from relpos_jax.attention.choice import Implementation
 from relpos_jax.errors import InputError
 
@@ -100,9 +94,9 @@ def test_the_report_is_written_anew_from_the_files_alone(call, out, results):
 
 def test_tables_are_tables(out):
   blocks = (out / "attention.md").read_text().split("\n\n")
-  tables = [block.splitlines() for block in blocks if block.startswith("|")]
-  assert len(tables) == 1 + 1 + 1 + 1
-  for lines in tables:
+  markdown_tables = [block.splitlines() for block in blocks if block.startswith("|")]
+  assert len(markdown_tables) == 1 + 1 + 1 + 1
+  for lines in markdown_tables:
     assert len({line.count("|") for line in lines}) == 1
 
 
@@ -132,7 +126,7 @@ def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag,
 
 def test_a_report_of_nothing(tmp_path):
   with pytest.raises(InputError, match=r"no results in .* measure first"):
-    attention_report.write(tmp_path)
+    tables.write(tmp_path)
 
 
 # Rows --------------------------------------------------------------------------------------------

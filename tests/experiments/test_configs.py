@@ -17,8 +17,8 @@ import pytest
 from flax import nnx
 
 from configs import default
-from experiments import cells as cells_module
 from experiments import command
+from experiments.sweeps import cells as cells_module
 from experiments.train import schedule
 from experiments.validation import changes, model_config, validate
 from relpos_jax.data.batching import Batches

@@ -11,9 +11,10 @@ import sys
 
 import pytest
 
-from experiments import cells as cells_module
-from experiments import command, progress, sweep, train
-from experiments.cells import plan_cells
+from experiments import command, sweep, train
+from experiments.sweeps import cells as cells_module
+from experiments.sweeps import progress
+from experiments.sweeps.cells import plan_cells
 from relpos_jax.evaluation.record import digest, read_records
 
 CONFIG_FILE = '''"""Three rows of a small model."""

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from experiments import paper, report, report_lengths, report_tables
-from experiments.results import read_tables
+from experiments import report
+from experiments.reports import lengths, paper
+from experiments.reports import tables as table_sections
+from experiments.reports.results import read_tables
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 ROWS = dict(relative=0.8, sinusoidal=0.7, both=0.8, none=0.55)
@@ -87,7 +89,7 @@ def pictures_in(text: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
   """They cost most of the time; `whole` has drawn them."""
-  for module in (report_tables, report_lengths):
+  for module in (table_sections, lengths):
     monkeypatch.setattr(module, "spread_curves", lambda panels, path: path)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from experiments import contestants
-from experiments.contestants import Case, Contestant, Prepared
+from experiments.benchmarks import contestants
+from experiments.benchmarks.contestants import Case, Contestant, Prepared
 
 # PyTorch's own limit for all that is compiled of one function; the other one is 8.
 _MOST_CASES = 256

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.results import Record, Table, split_counts, split_lengths
+from experiments.reports.results import Record, Table, split_counts, split_lengths
 from relpos_jax.evaluation.statistics import (
   Comparison,
   Scores,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from experiments import claims, markdown
-from experiments.results import Table, config_value, split_lengths
-from experiments.scored import Scored, inside, lengths_of, score_table, splits_of
+from experiments.reports import claims, markdown
+from experiments.reports.results import Table, config_value, split_lengths
+from experiments.reports.scored import Scored, inside, lengths_of, score_table, splits_of
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 from relpos_jax.evaluation.statistics import Scores, length_bands, student_interval
 

@@ -8,9 +8,9 @@ import pathlib
 import pytest
 import rich.console
 
-from experiments import progress as progress_module
-from experiments.cells import Cell
-from experiments.progress import Progress, State, read_state
+from experiments.sweeps import progress as progress_module
+from experiments.sweeps.cells import Cell
+from experiments.sweeps.progress import Progress, State, read_state
 
 CELLS = [
   Cell(name, name, 0, name, 100, pathlib.Path("runs") / name, ("python",))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.contestants import AGAIN, STOCK
+from experiments.benchmarks.contestants import AGAIN, STOCK
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_quartiles
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments import markdown
+from experiments.reports import markdown
 from relpos_jax.evaluation.statistics import Comparison
 
 Compare = Callable[[str, str], Comparison]

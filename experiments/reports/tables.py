@@ -5,11 +5,11 @@ import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments import claims, markdown
-from experiments.paper import Published, published
-from experiments.report_lengths import length_section
-from experiments.results import Record, Table, config_value, setting
-from experiments.scored import Scored, main_split, score_table, splits_of
+from experiments.reports import claims, markdown
+from experiments.reports.lengths import length_section
+from experiments.reports.paper import Published, published
+from experiments.reports.results import Record, Table, config_value, setting
+from experiments.reports.scored import Scored, main_split, score_table, splits_of
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 
 _PACKAGES = ("python", "jax", "flax")

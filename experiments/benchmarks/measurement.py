@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments import contestants
-from experiments.attention_report import describe_kind
-from experiments.contestants import AGAIN, BLOCKWISE, STOCK, Case, Contestant, Prepared
-from experiments.torch_peers import TORCH_PEERS
+from experiments.benchmarks import contestants
+from experiments.benchmarks.contestants import AGAIN, BLOCKWISE, STOCK, Case, Contestant, Prepared
+from experiments.benchmarks.tables import describe_kind
+from experiments.benchmarks.torch_peers import TORCH_PEERS
 from relpos_jax.evaluation.cost import Pair, compare, run_time
 
 PEERS: Mapping[str, Contestant] = contestants.JAX_PEERS | TORCH_PEERS

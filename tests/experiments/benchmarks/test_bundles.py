@@ -13,7 +13,8 @@ import re
 import numpy as np
 import pytest
 
-from experiments import bundles, tpu_bundles
+from experiments import tpu_bundles
+from experiments.benchmarks import bundles
 from experiments.tpu_bundles import Call
 
 _FILES = pathlib.Path(__file__).parent.glob("bundles/*.txt")

@@ -11,7 +11,7 @@ import rich.live
 import rich.table
 from rich.text import Text
 
-from experiments.cells import Cell
+from experiments.sweeps.cells import Cell
 from relpos_jax.training.reporting import read_metrics
 
 

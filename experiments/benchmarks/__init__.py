@@ -1,0 +1,1 @@
+"""What `experiments.benchmark` and `experiments.tpu_bundles` are made of."""

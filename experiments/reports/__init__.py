@@ -1,0 +1,1 @@
+"""What `experiments.report` is made of: records read, compared and told."""
