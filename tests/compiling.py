@@ -1,12 +1,22 @@
-"""For tests: a compiler that tries less hard. Every new shape compiles, and that takes the time."""
+"""For tests: how hard the compiler tries. Every new shape compiles, and that takes the time.
+
+All the tests compile quickly (conftest.py says so before jax starts), but for what they say of the
+compiled program itself: its memory, its text.
+"""
 
 import functools
 
 import jax
 
-_OPTIONS = {
+QUICK = {
   "xla_backend_optimization_level": 0,
   "xla_llvm_disable_expensive_passes": True,
   "xla_cpu_use_fusion_emitters": False,
 }
-quickly = functools.partial(jax.jit, compiler_options=_OPTIONS)
+AS_USERS_DO = {
+  "xla_backend_optimization_level": 3,
+  "xla_llvm_disable_expensive_passes": False,
+  "xla_cpu_use_fusion_emitters": True,
+}
+quickly = functools.partial(jax.jit, compiler_options=QUICK)
+as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
