@@ -1,7 +1,7 @@
 """For tests: how hard the compiler tries. Every new shape compiles, and that takes the time.
 
-All the tests compile quickly (conftest.py says so before jax starts), but for what they say of the
-compiled program itself: its memory, its text.
+All tests compile quickly (conftest.py says so before jax starts), but for what they say of the
+program itself: its memory, its text, what it rounds.
 """
 
 import functools
@@ -18,5 +18,8 @@ AS_USERS_DO = {
   "xla_llvm_disable_expensive_passes": False,
   "xla_cpu_use_fusion_emitters": True,
 }
+# The same operations are fused and rounded as users have it; only their machine code is plain.
+FUSING = QUICK | {"xla_cpu_use_fusion_emitters": True}
 quickly = functools.partial(jax.jit, compiler_options=QUICK)
 as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
+fusing = functools.partial(jax.jit, compiler_options=FUSING)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import as_users_do, quickly
+from compiling import fusing, quickly
 
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
@@ -47,8 +47,8 @@ def _output_and_gradients(arrays, implementation):
   return dict(output=output, **pull_back(cotangent)[0])
 
 
-# What is rounded where is the compiler's choice too.
-_low = as_users_do(_output_and_gradients, static_argnums=1)
+# What is rounded where is the compiler's choice too: which operations it fuses.
+_low = fusing(_output_and_gradients, static_argnums=1)
 _high = quickly(_output_and_gradients, static_argnums=1)
 
 
