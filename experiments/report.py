@@ -44,7 +44,7 @@ seeds, its band reaches from the lowest to the highest.
 def main(results: str, workdirs: str, out: str) -> None:
   """The report, or the table of some runs."""
   if workdirs:
-    workdirs.main(workdirs, out)
+    runs.main(workdirs, out)
     return
   try:
     print(write(pathlib.Path(results)))
