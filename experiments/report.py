@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Mapping
 
 from experiments import command
-from experiments.reports import markdown, paper
+from experiments.reports import markdown, paper, runs
 from experiments.reports.results import Record, Table, read_tables, setting
 from experiments.reports.scored import main_split, score_table
 from experiments.reports.tables import section
@@ -44,7 +44,7 @@ seeds, its band reaches from the lowest to the highest.
 def main(results: str, workdirs: str, out: str) -> None:
   """The report, or the table of some runs."""
   if workdirs:
-    workdirs.main(workdirs, out)
+    runs.main(workdirs, out)
     return
   try:
     print(write(pathlib.Path(results)))

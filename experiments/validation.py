@@ -217,8 +217,10 @@ def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
   """Every value by its dotted key; a group without any is its own value."""
   flat = {}
   for key, value in config.items():
-    group = isinstance(value, ConfigDict) and len(value)
-    flat |= flatten(value, f"{prefix}{key}.") if group else {f"{prefix}{key}": value}
+    if isinstance(value, ConfigDict):
+      flat |= flatten(value, f"{prefix}{key}.") or {f"{prefix}{key}": {}}
+    else:
+      flat[prefix + key] = value
   return flat
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from configs import default
 from experiments import command
 from experiments.validation import changes, validate
 from relpos_jax.errors import InputError
@@ -110,7 +111,7 @@ def _cell(
     name,
     row,
     seed,
-    digest(config.to_dict()),
+    digest(changes(config, default.get_config())),
     config.training.num_steps,
     folder / name,
     (*TRAIN, *arguments, f"--workdir={folder / name}"),

@@ -4,7 +4,7 @@ A record is a dict of
 
   sweep, row, seed    which cell of which sweep it is; a run of its own has no sweep, "", and its
                       config's name for a row
-  digest              of the config: what was run, see `digest`
+  digest              of `config`: what was run
   config              the values by dotted key that differ from those of configs/default.py
   commit, date        of the code, and when the run was started for the last time
   hardware, packages  what it ran on, in words, and versions by name
@@ -37,30 +37,24 @@ KEYS = (
 _INCIDENTAL = ("name", "data.multi30k.path")
 
 
-def digest(config: Mapping[str, Any]) -> str:
-  """The first 12 letters of the SHA-256 of a config's values, without its name.
+def digest(changes: Mapping[str, Any]) -> str:
+  """The first 12 letters of the SHA-256 of a config's values that differ from the defaults.
 
-  Equal for configs of equal values, whatever the order of their keys. The folder of Multi30k's
-  files does not count.
+  Thus a new key, whose default is what was done before, leaves the digests of old records as they
+  are. Names and the folder of Multi30k's files do not count, nor does the order of the keys.
 
-  >>> digest(dict(name="a", seed=0, model=dict(rate=0.0)))
-  'b3928472355f'
-  >>> digest(dict(model=dict(rate=0), seed=0)) == digest(dict(seed=0, model=dict(rate=0.0)))
+  >>> digest({"name": "a", "model.rate": 0.0})
+  'b52a29831b1c'
+  >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
   """
-  text = json.dumps(_comparable(config), sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:12]
+  # Where a float belongs, 0 and 0.0 are the same value.
+  values = {key: float(x) if type(x) is int else x for key, x in _telling(changes).items()}
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Integers as floats: where a float belongs, 0 and 0.0 are the same value."""
-  result = {}
-  for key, value in config.items():
-    if isinstance(value, Mapping):
-      result[key] = _comparable(value, f"{prefix}{key}.")
-    elif prefix + key not in _INCIDENTAL:
-      result[key] = float(value) if type(value) is int else value
-  return result
+def _telling(changes: Mapping[str, Any]) -> dict[str, Any]:
+  return {key: value for key, value in changes.items() if key not in _INCIDENTAL}
 
 
 def make_record(
@@ -85,8 +79,8 @@ def make_record(
     sweep="",
     row=config["name"],
     seed=config["seed"],
-    digest=digest(config),
-    config={name: value for name, value in changes.items() if name not in _INCIDENTAL},
+    digest=digest(changes),
+    config=_telling(changes),
     commit=environment["git_commit"],
     date=environment["date"],
     hardware="{devices}, {cpu_cores} cores of {cpu}".format_map(environment),

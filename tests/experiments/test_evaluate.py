@@ -9,8 +9,11 @@ import numpy as np
 import PIL.Image
 import pytest
 import sacrebleu
+from ml_collections import ConfigDict
 
+from configs import default
 from experiments.run import load_run
+from experiments.validation import changes
 from relpos_jax.data.tokenizer import encode, load_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
 from relpos_jax.evaluation.record import digest, from_line
@@ -71,7 +74,7 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
     json.loads((workdir / f"{name}.json").read_text("utf-8")) for name in names
   )
   assert (record["sweep"], record["row"], record["seed"]) == ("", "tiny", 0)
-  assert record["digest"] == digest(config)
+  assert record["digest"] == digest(changes(ConfigDict(config), default.get_config()))
   assert record["config"]["model.width"] == 16 and "model.norm" not in record["config"]
   assert (record["commit"], record["date"]) == (environment["git_commit"], environment["date"])
   assert record["budget"]["updates"] == 12 and record["budget"]["tokens_per_update"] == 128

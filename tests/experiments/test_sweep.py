@@ -6,15 +6,18 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from configs import default
 from experiments import command, sweep, train
 from experiments.sweeps import cells as cells_module
 from experiments.sweeps import progress
 from experiments.sweeps.cells import plan_cells
+from experiments.validation import changes
 from relpos_jax.evaluation.record import digest, read_records
 
 CONFIG_FILE = '''"""Three rows of a small model."""
@@ -264,17 +267,28 @@ def test_the_results_are_whole_after_each_cell(room, swept, monkeypatch):
   assert seen == [0, 1, 2, 3]
 
 
-def test_an_interrupt_ends_the_trainings_and_keeps_what_is_finished(room, swept, monkeypatch):
-  def interrupt_when_it_hangs(workdir, word):
+def interrupt():
+  raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+  "end, status",
+  [(interrupt, 130), (lambda: os.kill(os.getpid(), signal.SIGTERM), 143)],
+)
+def test_what_ends_a_sweep_ends_the_trainings_and_keeps_what_is_finished(
+  room, swept, monkeypatch, end, status
+):
+  def end_when_it_hangs(workdir, word):
     if (room / "hanging").exists():
-      raise KeyboardInterrupt
+      end()
     return progress.State(word)
 
-  monkeypatch.setattr(sweep, "read_state", interrupt_when_it_hangs)
+  monkeypatch.setattr(sweep, "read_state", end_when_it_hangs)
   monkeypatch.setattr(sweep, "_READ_SECONDS", 0.0)
-  answer = swept(do={"k-2-seed0": "hang"})
-  assert (answer.status, answer.err.splitlines()[-1]) == (130, "interrupted")
+  handler = signal.getsignal(signal.SIGTERM)
+  assert swept(do={"k-2-seed0": "hang"}).status == status
   assert names(room) == ALL[:2] and results(room) == [("k=1", 0)]
+  assert signal.getsignal(signal.SIGTERM) is handler
   with pytest.raises(ProcessLookupError):
     os.kill(calls(room)[-1]["pid"], 0)
 
@@ -528,7 +542,7 @@ def test_the_commands_are_those_of_trainings_with_the_cells_configs(call, tiny_s
     assert values["workdir"] == f"{tmp_path}/runs/tiny/k-2-seed{seed}"
     file = command.parse(dict(config=command.SWEEP), [f"--config={tiny_sweep}"])["config"]
     cell = plan_cells(file, 3, tmp_path / "runs")[seed]
-    assert digest(values["config"].to_dict()) == cell.digest
+    assert digest(changes(values["config"], default.get_config())) == cell.digest
 
 
 def test_the_sweep_itself_stays_off_the_accelerator_and_may_ask_for_many_devices(tiny_sweep):

@@ -37,7 +37,7 @@ def test_values_of_the_default_type_pass(key, value):
     ("layers", 3, "tuple of int"),
     ("layers", [3, 4], "tuple of int"),
     ("layers", (3, "a"), "tuple of int"),
-    ("rest", 3, "ConfigDict"),
+    ("rest", 3, "dict"),
   ],
 )
 def test_a_value_of_another_type_is_named_with_the_type_wanted(key, value, wanted):
