@@ -1,5 +1,6 @@
 """Eight simulated devices for every test, and the real data sets where they are at hand."""
 
+import gc
 import os
 import pathlib
 
@@ -11,6 +12,8 @@ from compiling import QUICK
 jax.config.update("jax_num_cpu_devices", 8)
 hypothesis.settings.register_profile("same every time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same every time")
+# What tracing leaves is mostly in use still: to look through all of it so often is 6 % of the time.
+gc.set_threshold(20_000)
 
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
