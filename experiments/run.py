@@ -18,6 +18,7 @@ from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import Tokenizers, encode, load_tokenizers, train_tokenizer
 from relpos_jax.decoding.translator import Translator
 from relpos_jax.errors import InputError
+from relpos_jax.evaluation.bleu import join_subwords
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import data_mesh, replicate
@@ -44,9 +45,18 @@ def load_data(config: ConfigDict) -> Corpus:
   corpus = load_corpus(data.source, **options)
   if "valid" not in corpus.splits:
     raise InputError("no validation pairs: give --config.data.pairs.valid=source_file,target_file")
+  _check_mark(config.evaluation.subword_mark, corpus)
   if data.moses or data.lowercase:
     corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
   return corpus
+
+
+def _check_mark(mark: str, corpus: Corpus) -> None:
+  if mark and all(join_subwords(target, mark) == target for _, target in corpus.splits["train"]):
+    raise InputError(
+      f"config.evaluation.subword_mark is {mark!r}, in which no training target's subword ends: "
+      "give the mark that is in the text, or none"
+    )
 
 
 def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
@@ -133,7 +143,9 @@ def load_run(workdir: str | pathlib.Path) -> Run:
 def _load_config(path: pathlib.Path) -> ConfigDict:
   if not path.is_file():
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
-  config = ConfigDict(read_json(path))
+  config = default.get_config()  # whose values are those of keys younger than the run
+  with config.ignore_type():
+    config.update(read_json(path))
   check_types(config, default.get_config())
   return config
 

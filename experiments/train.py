@@ -18,8 +18,9 @@ import sys
 import jax
 from ml_collections import ConfigDict
 
+from configs import default
 from experiments import command
-from experiments.evaluate import evaluate
+from experiments.evaluate import evaluate, joined
 from experiments.run import (
   Run,
   init_params,
@@ -57,7 +58,7 @@ def main(config: ConfigDict, workdir: str) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   validate(config)
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
-  claim_workdir(workdir, config.to_dict())
+  claim_workdir(workdir, config.to_dict(), default.get_config().to_dict())
   corpus = load_data(config)
   for note in corpus.notes:
     print(note)
@@ -148,7 +149,8 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
     total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
     translations = translator(sources, state.params)
     bleu = corpus_bleu(translations, references, **run.config.evaluation)
-    examples = plain_text(samples([*zip(sources, references, translations, strict=True)][:_SHOWN]))
+    shown = [*zip(sources, references, translations, strict=True)][:_SHOWN]
+    examples = plain_text(samples([joined(run.config, triple) for triple in shown]))
     step = int(state.step)
     reporter.values(step, dict(valid_loss=total / num_tokens, valid_bleu=bleu.value))
     reporter.text(step, "valid", examples)
