@@ -31,7 +31,7 @@ from relpos_jax.evaluation.bleu import (
 )
 from relpos_jax.evaluation.pictures import attention_heatmap, learning_curves
 from relpos_jax.evaluation.record import make_record, to_line
-from relpos_jax.evaluation.report import BleuRow, bleu_table, plain_text, samples
+from relpos_jax.evaluation.report import BleuRow, Sample, bleu_table, plain_text, samples
 from relpos_jax.training.reporting import read_metrics
 from relpos_jax.training.workdir import check_writable, read_json, write_whole
 
@@ -68,7 +68,7 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     print("no test pairs to score: give --config.data.pairs.test=source_file,target_file")
   else:
     _write_results(workdir, rows, seconds)
-    shown = samples([joined(run.config, triple) for triple in examples])
+    shown = samples([Sample(*joined(run.config, triple)) for triple in examples])
     print("", plain_text(bleu_table(rows)), plain_text(shown), sep="\n\n", end="\n\n")
     source, _, translation = _of_middling_length(examples)
     pictures.append(draw_attention(run, source, translation, workdir / "attention.png"))

@@ -37,7 +37,7 @@ from relpos_jax.data.batching import Batches, prefetch
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.tokenizer import BOS, Tokenizers, load_tokenizers, save_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
-from relpos_jax.evaluation.report import plain_text, samples
+from relpos_jax.evaluation.report import Sample, plain_text, samples
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
@@ -150,7 +150,7 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
     translations = translator(sources, state.params)
     bleu = corpus_bleu(translations, references, **run.config.evaluation)
     shown = [*zip(sources, references, translations, strict=True)][:_SHOWN]
-    examples = plain_text(samples([joined(run.config, triple) for triple in shown]))
+    examples = plain_text(samples([Sample(*joined(run.config, triple)) for triple in shown]))
     step = int(state.step)
     reporter.values(step, dict(valid_loss=total / num_tokens, valid_bleu=bleu.value))
     reporter.text(step, "valid", examples)

@@ -18,6 +18,7 @@ from flax import nnx
 
 from configs import default
 from experiments import command
+from experiments.run import learn_tokenizers, load_data
 from experiments.sweeps import cells as cells_module
 from experiments.train import schedule
 from experiments.validation import changes, model_config, validate
@@ -35,8 +36,8 @@ def load(name: str, *changes: str):
   return command.parse(dict(config=command.CONFIG), arguments)["config"]
 
 
-def num_parameters(config) -> int:
-  make = lambda: Transformer(model_config(config, VOCABULARY, VOCABULARY), rngs=nnx.Rngs(0))
+def num_parameters(config, vocabulary=VOCABULARY) -> int:
+  make = lambda: Transformer(model_config(config, vocabulary, vocabulary), rngs=nnx.Rngs(0))
   shapes = nnx.state(nnx.eval_shape(make), nnx.Param)
   return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
@@ -60,6 +61,7 @@ WMT14 = [",".join([*words, recipe]) for words in WMT14 for recipe in ("v1", "v2"
 POSITIONS = ("relative", "sinusoidal", "both", "none")
 RECIPES = ("brief", "short", "published")
 MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, RECIPES)]
+PREPARED = ("sinusoidal,published,prepared", "relative,published,prepared", "prepared")
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond", "lengths")
 SWEEP_FILES = [f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")]
 SWEEP_FILES.append("lengths.py:embedded")
@@ -69,7 +71,7 @@ SWEEP_FILES.append("lengths.py:embedded")
   "name",
   [
     *("default.py", "quickstart.py", "multi30k.py", "wmt14.py"),
-    *(f"multi30k.py:{argument}" for argument in MULTI30K),
+    *(f"multi30k.py:{argument}" for argument in (*MULTI30K, PREPARED[0])),
     *(f"wmt14.py:{argument}" for argument in WMT14),
     *("lengths.py:published", "lengths.py:embedded"),
   ],
@@ -79,7 +81,7 @@ def test_every_config_is_valid(name):
 
 
 def test_no_two_experiments_share_a_folder():
-  files = [f"multi30k.py:{x}" for x in MULTI30K] + [f"wmt14.py:{x}" for x in WMT14]
+  files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
   names = [load(name).name for name in [*files, *SWEEP_FILES, "default.py", "quickstart.py"]]
   assert len({*names}) == len(names)
 
@@ -177,6 +179,31 @@ def test_multi30k_is_the_literatures_small_transformer():
     0.1,
   )
   assert rates(short, 1000) == pytest.approx([0.004])
+
+
+def test_the_prepared_text_is_orthogonal_to_positions_and_recipe():
+  text = dict.fromkeys(("data.moses", "data.lowercase"), False)
+  text |= {"data.multi30k.prepared": True, "evaluation.subword_mark": "@@"}
+  text["vocabulary.kind"] = "words"
+  for argument in ("none,brief", "sinusoidal,published"):
+    changed = changes(load(f"multi30k.py:prepared,{argument}"), load(f"multi30k.py:{argument}"))
+    assert {key: changed[key] for key in changed if key != "name"} == text
+  base = load("table1.py:prepared")
+  assert {*changes(base, load("multi30k.py:prepared,brief"))} == {"name"}
+  assert {*changes(load("table1.py:published,prepared"), base)} > {"training.num_steps"}
+
+
+def test_the_prepared_texts_vocabulary_and_parameters_are_the_published_ones(shared_data):
+  """fairseq counts four special tokens, and 9,712 is a multiple of 8: its padding adds nothing.
+
+  Its attention has a bias in each of four projections, in three attentions a layer of each side.
+  """
+  folder = shared_data / "multi30k" / "bpe10k_en-de"
+  config = load("multi30k.py:sinusoidal,published,prepared", f"data.multi30k.path={folder}")
+  source, target = learn_tokenizers(config, load_data(config))
+  assert source is target and source.get_vocab_size() == 9712 == 4 + 9708
+  biases = (4 + 2 * 4) * 4 * 128
+  assert num_parameters(config, 9712) + biases == 2_568_192
 
 
 def test_the_brief_recipe_is_the_short_one_in_three_tenths_of_the_updates():
