@@ -69,10 +69,9 @@ def make_plan(
   config: ConfigDict, topology: str, mesh: jax.sharding.Mesh, shapes: Sequence[Shape]
 ) -> dict[str, Any]:
   """All that a file of results/plans holds, but for its name."""
-  _, state = first_state(config, mesh)
-  steps = [_step(config, mesh, shape) for shape in shapes]
   where = environment()
   where["packages"]["libtpu"] = compiler_version()
+  _, state = first_state(config, mesh)
   return dict(
     environment=where,
     topology=topology,
@@ -81,7 +80,7 @@ def make_plan(
     config=config.to_dict(),
     parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
     num_steps=config.training.num_steps,
-    steps=steps,
+    steps=[_step(config, mesh, shape) for shape in shapes],
   )
 
 

@@ -115,7 +115,7 @@ def plan_model(
   return nnx.split(nnx.eval_shape(_model(config, source_vocab_size, target_vocab_size)))
 
 
-def shapes_on(mesh: jax.sharding.Mesh, tree: PyTree) -> PyTree:
+def shapes_on(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, tree: PyTree) -> PyTree:
   """The shapes of a tree of arrays of which every device has a copy."""
   place = everywhere(mesh)
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)

@@ -17,6 +17,7 @@ from relpos_jax.training.sharding import by_rows
 from relpos_jax.training.step import TrainState, init_state
 
 Shape = tuple[int, int]
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 _NUM_PAIRS = 100_000
 
@@ -35,7 +36,7 @@ def mock_batches(config: ConfigDict, num_devices: int) -> Batches:
   return batch_maker(config, pair_lengths(*pairs), num_devices)(*pairs, seed=config.seed)
 
 
-def first_state(config: ConfigDict, mesh: jax.sharding.Mesh) -> tuple[Any, TrainState]:
+def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
   """The model and, as shapes on a mesh, the state before the first step of its training."""
   size = config.vocabulary.size
   graphdef, params = plan_model(config, size, size)
@@ -43,7 +44,7 @@ def first_state(config: ConfigDict, mesh: jax.sharding.Mesh) -> tuple[Any, Train
   return graphdef, shapes_on(mesh, jax.eval_shape(start, params))
 
 
-def batch_of(shape: Shape, mesh: jax.sharding.Mesh) -> Batch:
+def batch_of(shape: Shape, mesh: AnyMesh) -> Batch:
   """A batch of [rows, tokens] as shapes, as training puts it on a mesh."""
   tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_rows(mesh))
   return Batch(tokens, tokens)

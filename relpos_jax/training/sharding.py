@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.errors import InputError
 from relpos_jax.typing import PyTree
@@ -26,12 +26,12 @@ def data_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
   return jax.make_mesh((num_devices,), ("data",), (AxisType.Auto,), devices=devices[:num_devices])
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
+def everywhere(mesh: Mesh | AbstractMesh) -> NamedSharding:
   """Of what every device has a copy of: parameters, and the optimiser's state."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def by_rows(mesh: Mesh) -> NamedSharding:
+def by_rows(mesh: Mesh | AbstractMesh) -> NamedSharding:
   """Of what is split over the devices by its rows: batches."""
   return NamedSharding(mesh, PartitionSpec("data"))
 

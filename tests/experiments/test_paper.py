@@ -219,12 +219,11 @@ CHIPS = AbstractMesh((NUM_CHIPS,), ("data",), (AxisType.Auto,), abstract_device=
 
 def keeps_its_shapes(config, shape) -> bool:
   """Whether two steps on batches of a shape give a state like the first, for eight chips."""
-  mesh = data_mesh(NUM_CHIPS)
-  graphdef, state = first_state(config, mesh)
+  graphdef, state = first_state(config, CHIPS)
   step = make_step(config, graphdef)
   with use_abstract_mesh(CHIPS):
-    once, _ = jax.eval_shape(step, state, batch_of(shape, mesh))
-    twice, metrics = jax.eval_shape(step, once, batch_of(shape, mesh))
+    once, _ = jax.eval_shape(step, state, batch_of(shape, CHIPS))
+    twice, metrics = jax.eval_shape(step, once, batch_of(shape, CHIPS))
   assert {*metrics} == {"loss", "grad_norm", "num_tokens"}
   assert all(value.shape == () for value in metrics.values())
   like = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)

@@ -17,7 +17,7 @@ from relpos_jax.training.sharding import data_mesh
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 SMALL = (
   *("model.num_layers=1", "model.width=64", "model.num_heads=2", "model.feed_forward=96"),
-  *("vocabulary.size=500", "batches.num_shapes=2"),
+  *("vocabulary.size=500", "batches.num_shapes=2", "model.dtype=float32"),
 )
 
 
@@ -38,19 +38,24 @@ def planned(fast):
   """A plan for the eight simulated devices, as if they were chips."""
   with pytest.MonkeyPatch.context() as patch, fast():
     patch.setattr(plan, "compiler_version", lambda: "none")
-    config = small_config("batches.tokens=512", "batches.max_length=32")
+    soon = ("positions=none", "dropout_rate=0", "embedding_dropout_rate=0")
+    changes = [f"model.{change}" for change in soon]
+    config = small_config("batches.tokens=256", "batches.max_length=16", *changes)
     mesh = data_mesh()
     shapes = compiling.mock_batches(config, mesh.size).shapes
     return plan.make_plan(config, "v5e:2x4", mesh, shapes[-1:]) | dict(name="wmt14-small")
 
 
 def test_the_gradients_alone_are_summed_over_the_chips(planned):
-  """Each parameter's, float32, and the loss, its tokens and their like."""
+  """Each parameter's, float32, with the loss and the number of its tokens.
+
+  The embedding's comes from source, target and softmax: three sums, if XLA does not join them.
+  """
   (step,) = planned["steps"]
   rows = step["collectives"]
   assert {*rows} == report.EXPECTED
-  others = rows["all-reduce"]["num_bytes"] - 4 * planned["parameters"]
-  assert 0 < others < 100
+  others = rows["all-reduce"]["num_bytes"] - 4 * planned["parameters"] - 2 * 4
+  assert others in (0, 4 * 500 * 64, 2 * 4 * 500 * 64)
 
 
 def test_a_chip_holds_the_state_and_its_rows(planned):
@@ -80,23 +85,34 @@ def test_the_batches_are_of_the_tokens_and_devices_of_the_config():
 # --- the page -------------------------------------------------------------------------------------
 
 
-def test_the_page_is_written_anew_from_its_files():
-  plans = report.read(RESULTS / "plans")
-  assert [each["name"] for each in plans] == [
-    *("wmt14-base-ende-relative-v1", "wmt14-base-ende-sinusoidal-v1"),
-    *("wmt14-big-ende-relative-v1", "wmt14-big-ende-sinusoidal-v1"),
-  ]
-  assert (RESULTS / "wmt14.md").read_text("utf-8") == report.page("wmt14", plans)
+def test_files_and_page_are_written_together(planned, tmp_path):
+  """A page is of all plans whose names begin alike; tables of them all are in it."""
+  folder = plan._folder(str(tmp_path))
+  for name in ("other-small", "wmt14-small", "wmt14-again"):
+    plan._write(folder, dict(planned, name=name))
+  plans = report.read(folder)
+  assert [each["name"] for each in plans] == ["other-small", "wmt14-again", "wmt14-small"]
+  assert (tmp_path / "wmt14.md").read_text("utf-8") == report.page("wmt14", plans[1:])
+  assert report.tables(plans[1:]) in (tmp_path / "wmt14.md").read_text("utf-8")
 
 
-def test_what_the_page_holds_was_expected():
-  """Gradients are summed and nothing else is sent; every model fits, and relations cost little."""
-  plans = {each["name"]: each for each in report.read(RESULTS / "plans")}
-  for each in plans.values():
-    for step in each["steps"]:
-      assert {*step["collectives"]} == report.EXPECTED
-      assert step["collectives"]["all-reduce"]["num_bytes"] >= 4 * each["parameters"]
-      assert step["peak_bytes"] <= roofline.CHIPS[each["chip"]].hbm
+PLANS = report.read(RESULTS / "plans")
+
+
+@pytest.mark.parametrize("title", sorted({each["name"].partition("-")[0] for each in PLANS}))
+def test_the_page_in_results_is_written_anew_from_its_files(title):
+  """By hand: no figure."""
+  plans = [each for each in PLANS if each["name"].partition("-")[0] == title]
+  assert (RESULTS / f"{title}.md").read_text("utf-8") == report.page(title, plans)
+
+
+@pytest.mark.parametrize("each", PLANS, ids=lambda each: each["name"])
+def test_what_the_results_hold_was_expected(each):
+  """Gradients are summed, nothing else is sent, and it fits."""
+  for step in each["steps"]:
+    assert {*step["collectives"]} == report.EXPECTED
+    assert step["collectives"]["all-reduce"]["num_bytes"] >= 4 * each["parameters"]
+    assert step["peak_bytes"] <= roofline.CHIPS[each["chip"]].hbm
 
 
 def test_tables_are_tables(planned):
@@ -116,7 +132,8 @@ def test_a_step_that_does_not_fit_is_a_row_with_the_compilers_words(planned):
 
 def test_what_is_not_counted_is_said(planned):
   (step,) = planned["steps"]
-  assert "loops" not in report.tables([planned]).partition("## Est")[0].partition("\n| ")[2]
+  plain = dict(planned, steps=[step | dict(num_loops=0, num_kernels=0)])
+  assert "\n- " not in report.tables([plain])
   rows = step["collectives"] | {"all-gather": step["collectives"]["all-reduce"]}
   odd = dict(planned, steps=[step | dict(num_loops=2, num_kernels=3, collectives=rows)])
   text = report.tables([odd])
@@ -134,8 +151,8 @@ def test_what_is_not_counted_is_said(planned):
     (["topology=v5e"], "--topology=v5e shape v5e:2x4"),
     (["topology=v5e:2x"], "--topology=v5e:2x shape"),
     (["shapes=some"], "--shapes=some longest all"),
-    (["config.batches.tokens=1000"], "config.batches.tokens is 1000 8 devices 2048"),
-    (["config.training.num_microbatches=99"], "32768 99 microbatches"),
+    (["config.batches.tokens=100"], "config.batches.tokens is 100 8 devices 128"),
+    (["config.training.num_microbatches=999"], "32768 999 microbatches"),
     (["config.model.num_heads=3"], "config.model num_heads, 3"),
     (["out=/dev/null"], "/dev/null --out"),
   ],
@@ -143,6 +160,7 @@ def test_what_is_not_counted_is_said(planned):
 def test_a_mistake_is_one_line_and_nothing_is_compiled(call, monkeypatch, request, flags, words):
   monkeypatch.chdir(request.config.rootpath)
   monkeypatch.setattr(plan, "compiler_version", lambda: "none")
+  flags = ["config.batches.max_length=16", "config.model.positions=none", *flags]
   answer = call("plan", "--config=configs/wmt14.py", *(f"--{flag}" for flag in flags))
   assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer.err
   assert not [word for word in words.split() if word not in answer.err], answer.err
@@ -182,8 +200,7 @@ def test_a_step_compiles_for_eight_chips(length, tmp_path, call, monkeypatch, re
   found = json.loads((tmp_path / "plans" / "small.json").read_text())
   (step,) = found["steps"]
   assert step["length"] == length and {*step["collectives"]} == report.EXPECTED
-  others = step["collectives"]["all-reduce"]["num_bytes"] - 4 * found["parameters"]
-  assert 0 <= others < 1000
+  assert step["collectives"]["all-reduce"]["num_bytes"] >= 4 * found["parameters"]
   assert (step["num_kernels"] > 0) == (length == 1024)
   assert answer.out.strip() in (tmp_path / "small.md").read_text()
 
