@@ -34,6 +34,7 @@ ALL = [
   ",".join(x) for x in itertools.product(SIZES, LANGUAGES, ("relative", "sinusoidal"), RECIPES)
 ]
 NUM_CHIPS = 8
+ONE_LAYER = "model.num_layers=1"  # of each stack: soon traced
 
 
 @pytest.fixture(autouse=True)
@@ -60,21 +61,27 @@ def shapes(argument: str, *changes: str) -> dict:
 TABLES = dict(base=(33, 8, 64), big=(17, 64))
 
 
-@pytest.mark.parametrize("argument", ["base,relative,v1", "big,relative,v2", "base,sinusoidal,v1"])
+@pytest.mark.parametrize("argument", ["base,relative,v1", "big,relative,v2"])
 def test_every_self_attention_has_two_tables_of_its_own_and_cross_attention_none(argument):
-  size, positions, _ = argument.split(",")
+  size = argument.partition(",")[0]
   tables = {path: shape for path, shape in shapes(argument).items() if "tables" in path}
   places = {
     (stack, "layers", layer, "self_attention", "tables", name)
     for stack, layer, name in itertools.product(("encoder", "decoder"), range(6), ("key", "value"))
   }
-  assert tables == (dict.fromkeys(places, TABLES[size]) if positions == "relative" else {})
+  assert tables == dict.fromkeys(places, TABLES[size])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sinusoidal_models_have_no_tables(size):
+  """In any layer: they are alike."""
+  assert not [path for path in shapes(f"{size},sinusoidal", ONE_LAYER) if "tables" in path]
 
 
 @pytest.mark.parametrize("size, limit", [("base", 0.105), ("big", 0.272)])
 def test_tables_start_in_the_glorot_range(size, limit):
   """Uniform over [R, N*H] = [33, 512] and [17, 64]: within sqrt(6 / (rows + columns))."""
-  config = load(f"{size},relative")
+  config = load(f"{size},relative", ONE_LAYER)
   values = model_config(config, VOCABULARY, VOCABULARY)
 
   @jax.jit  # all but the tables falls away
@@ -83,18 +90,18 @@ def test_tables_start_in_the_glorot_range(size, limit):
     return [leaf for path, leaf in jax.tree.leaves_with_path(nnx.state(model)) if _is_table(path)]
 
   tables = np.stack(draw(jax.random.key(0)))
-  assert tables.shape == (24, *TABLES[size])
+  assert tables.shape == (4, *TABLES[size])
   rows, *columns = TABLES[size]
   exact = math.sqrt(6 / (rows + math.prod(columns)))
   assert limit == round(exact, 3)
   assert 0.999 * exact < np.abs(tables).max() <= exact
-  assert np.allclose(tables.std(axis=0).mean(), exact / 3**0.5, rtol=0.03)
-  assert abs(tables.mean()) < 0.01 * exact
+  assert np.allclose(tables.std(), exact / 3**0.5, rtol=0.03)
+  assert abs(tables.mean()) < 0.03 * exact
   # Every row and head has the same range, and no two tables are alike.
   for axis in range(1, tables.ndim):
     others = tuple(x for x in range(tables.ndim) if x != axis)
-    assert np.abs(tables).max(axis=others).min() > 0.9 * exact
-  assert len(np.unique(tables.reshape(24, -1)[:, 0])) == 24
+    assert np.abs(tables).max(axis=others).min() > 0.8 * exact
+  assert len(np.unique(tables.reshape(4, -1)[:, 0])) == 4
 
 
 def _is_table(path) -> bool:
@@ -106,17 +113,17 @@ def _is_table(path) -> bool:
 
 def test_both_feed_forward_widths_of_base():
   """1,024 as printed, 2,048 as in the code: the other parameters are the same."""
-  printed = shapes("base,relative,v1")
-  code = shapes("base,relative,v1", "model.feed_forward=2048")
+  printed = shapes("base", ONE_LAYER)
+  code = shapes("base", ONE_LAYER, "model.feed_forward=2048")
   of = lambda params, name: {
     shape for path, shape in params.items() if path[-3:] == ("feed_forward", name, "kernel")
   }
   assert (of(printed, "hidden"), of(printed, "out")) == ({(512, 1024)}, {(1024, 512)})
   assert (of(code, "hidden"), of(code, "out")) == ({(512, 2048)}, {(2048, 512)})
   differ = {path for path in printed | code if printed.get(path) != code.get(path)}
-  assert len(differ) == 12 * 3 and all("feed_forward" in path for path in differ)
+  assert len(differ) == 2 * 3 and all("feed_forward" in path for path in differ)
   size = lambda params: sum(map(math.prod, params.values()))
-  assert size(code) - size(printed) == 12 * (2 * 512 * 1024 + 1024)
+  assert size(code) - size(printed) == 2 * (2 * 512 * 1024 + 1024)
 
 
 # --- dropout --------------------------------------------------------------------------------------
@@ -142,7 +149,7 @@ def test_dropout_is_where_the_recipe_has_it(argument):
   Both recipes: embeddings and the outputs of sub-layers. v2: after the ReLU and on attention
   weights too, of which a number for each row and head is drawn.
   """
-  config = load(argument, "model.num_layers=2")
+  config = load(argument, ONE_LAYER)
   graphdef, params = plan_model(config, VOCABULARY, VOCABULARY)
 
   def logits(params, source, target):
@@ -156,10 +163,10 @@ def test_dropout_is_where_the_recipe_has_it(argument):
     (ROWS, SOURCE, width): encoder,
     (ROWS, TARGET, width): decoder,
   }
-  expected = of_stack(model.width, 1 + 2 * 2, 1 + 2 * 3)
+  expected = of_stack(model.width, 1 + 2, 1 + 3)
   if argument.endswith("v2"):
-    expected |= of_stack(model.feed_forward, 2, 2)
-    expected |= {(ROWS, model.num_heads): 2 + 2 * 2}
+    expected |= of_stack(model.feed_forward, 1, 1)
+    expected |= {(ROWS, model.num_heads): 1 + 2}
   assert drawn == expected
 
 
@@ -211,8 +218,8 @@ def test_all_trainings_have_the_same_batches_of_32768_tokens():
 
 
 # Each with one of the eight shapes; the languages change nothing but rates of dropout.
-STEPS = ["base,relative,v1", "base,relative,v2", "base,sinusoidal,v1", "base,sinusoidal,v2"]
-STEPS += [argument.replace("base", "big") for argument in STEPS]
+STEPS = ["base,relative,v1", "base,relative,v2", "base,sinusoidal,v2", "base,sinusoidal,v1"]
+STEPS += ["big,sinusoidal,v1", "big,sinusoidal,v2", "big,relative,v2", "big,relative,v1"]
 CHIP = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 CHIPS = AbstractMesh((NUM_CHIPS,), ("data",), (AxisType.Auto,), abstract_device=CHIP)
 
@@ -230,10 +237,10 @@ def keeps_its_shapes(config, shape) -> bool:
   return jax.tree.all(jax.tree.map(like, state, twice))
 
 
-@pytest.mark.parametrize("number, argument", [*enumerate(STEPS)])
+@pytest.mark.parametrize("number, argument", [*enumerate(STEPS)][::2])
 def test_two_steps_have_the_shapes_of_a_state(number, argument):
   """At full width, of one layer a stack."""
-  assert keeps_its_shapes(load(argument, "model.num_layers=1"), batch_shapes()[number])
+  assert keeps_its_shapes(load(argument, ONE_LAYER), batch_shapes()[number])
 
 
 @pytest.mark.slow
