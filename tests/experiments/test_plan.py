@@ -108,10 +108,10 @@ def test_the_page_in_results_is_written_anew_from_its_files(title):
 
 @pytest.mark.parametrize("each", PLANS, ids=lambda each: each["name"])
 def test_what_the_results_hold_was_expected(each):
-  """Gradients are summed, nothing else is sent, and it fits."""
+  """Gradients are summed, those of matrices in bfloat16; nothing else is sent, and it fits."""
   for step in each["steps"]:
     assert {*step["collectives"]} == report.EXPECTED
-    assert step["collectives"]["all-reduce"]["num_bytes"] >= 4 * each["parameters"]
+    assert step["collectives"]["all-reduce"]["num_bytes"] >= 2 * each["parameters"]
     assert step["peak_bytes"] <= roofline.CHIPS[each["chip"]].hbm
 
 
