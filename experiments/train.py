@@ -16,6 +16,8 @@ import pathlib
 import sys
 
 import jax
+import optax
+from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
@@ -87,7 +89,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
   config = run.config.training
   train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  optimizer = optimizers.adam(schedule(run.config))
+  optimizer = make_optimizer(run.config)
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
     Reporter(workdir, config.num_steps) as reporter,
@@ -99,7 +101,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     batches = prefetch(train_batches, int(state.step), config.num_steps)
     train(
       state,
-      _train_step(run, optimizer),
+      make_step(run.config, run.graphdef),
       map(functools.partial(shard_rows, mesh=run.mesh), batches),
       num_steps=config.num_steps,
       report=reporter.step,
@@ -120,16 +122,21 @@ def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
   return state
 
 
-def _train_step(run: Run, optimizer):
-  config = run.config.training
+def make_step(config: ConfigDict, graphdef: nnx.GraphDef):
+  """The training step of a config, compiled at its first call for each shape of batch."""
   return make_train_step(
-    run.graphdef,
-    optimizer,
+    graphdef,
+    make_optimizer(config),
     bos=BOS,
-    label_smoothing=config.label_smoothing,
-    num_microbatches=config.num_microbatches,
-    dropout_key=jax.random.key(run.config.seed, impl=config.prng),
+    label_smoothing=config.training.label_smoothing,
+    num_microbatches=config.training.num_microbatches,
+    dropout_key=jax.random.key(config.seed, impl=config.training.prng),
   )
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+  """Adam at the learning rates of a config."""
+  return optimizers.adam(schedule(config))
 
 
 def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter):

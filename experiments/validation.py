@@ -60,8 +60,10 @@ _NUMBERS = (
 )
 
 
-def validate(config: ConfigDict) -> None:
+def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   """Holds a config against the meaning of its values, in a second and without any data.
+
+  `num_devices`: those of the mesh; by default those of `config.training` that are here.
 
   Raises:
     InputError: names the first value that is wrong, and the remedy.
@@ -78,7 +80,7 @@ def validate(config: ConfigDict) -> None:
   _check_languages(config.data)
   _check_subwords(config)
   _check_together(config)
-  _check_rows(config)
+  _check_rows(config, num_devices)
   _check_model(config)
 
 
@@ -124,11 +126,12 @@ def _check_together(config: ConfigDict) -> None:
     )
 
 
-def _check_rows(config: ConfigDict) -> None:
+def _check_rows(config: ConfigDict, num_devices: int | None) -> None:
   """Every batch, that of the longest pairs too, is divided over devices and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
-  num_devices, num_parts = config.training.num_devices, config.training.num_microbatches
-  num_devices = data_mesh(None if num_devices == -1 else num_devices).size
+  num_parts, wanted = config.training.num_microbatches, config.training.num_devices
+  if num_devices is None:
+    num_devices = data_mesh(None if wanted == -1 else wanted).size
   if tokens // longest < num_devices * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
