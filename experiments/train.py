@@ -109,6 +109,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
       save=lambda state: checkpoints.save(int(state.step), state),
       eval_every=config.eval_every,
       save_every=config.save_every,
+      max_skipped=config.max_skipped,
     )
 
 

@@ -129,21 +129,22 @@ def _interrupt_at(step):
   return interrupted
 
 
-def test_training_stops_where_the_loss_is_no_number_and_keeps_finite_parameters(
+def test_steps_that_are_not_finite_are_skipped_and_too_many_stop_with_finite_parameters(
   train, parameters, tmp_path
 ):
-  changes = ("learning_rate=1e38", "save_every=1", "warmup_steps=1")
-  arguments = [f"--config.training.{change}" for change in changes]
-  for _ in range(2):  # again: it stops at the same place
-    answer = train(tmp_path, *arguments)
-    assert answer.status == 1 and "Traceback" not in answer.err
-    message = answer.err.splitlines()[-1]
-    assert message.startswith(
-      "stopped: step 2: loss nan, gradient norm nan on batch 1 of shape 14x9"
-    )
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
-    assert all(np.isfinite(leaf).all() for leaf in parameters(tmp_path, 1))
+  changes = ("learning_rate=1e38", "warmup_steps=1", "max_skipped=4")
+  answer = train(tmp_path, *(f"--config.training.{change}" for change in changes))
+  assert answer.status == 1 and "Traceback" not in answer.err
+  *_, shown, message = answer.err.splitlines()
+  assert shown.startswith("step 5/12  loss nan") and shown.endswith("4 skipped")
+  assert message.startswith(
+    "stopped: step 5: loss nan, gradient norm nan on batch 4 of shape 14x9, number 4 skipped in a "
+  )
+  assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+  assert all(np.isfinite(leaf).all() for leaf in parameters(tmp_path, 3))
   assert not (tmp_path / "results.json").exists()
+  lines = [(line["step"], line["skipped"], line["loss"] is None) for line in metrics(tmp_path)]
+  assert lines == [(1, 0, False), *((step, 1, True) for step in range(2, 6))]
 
 
 def test_other_choices_train_too(train, data, tmp_path):
