@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from relpos_jax.training.step import TrainState
+from relpos_jax.training.stopping import Stop, Stopped
 
 
 class NonFiniteError(RuntimeError):
@@ -24,6 +25,7 @@ def train(
   eval_every: int,
   save_every: int,
   max_skipped: int = 10,
+  stop: Stop | None = None,
 ) -> TrainState:
   """Trains from `state.step` to `num_steps`.
 
@@ -33,27 +35,36 @@ def train(
     report: called with each step, counted from 1, and its metrics.
     save, evaluate: called every `save_every` and `eval_every` steps, and after the last; save goes
       first, so that nothing is lost if evaluating fails.
+    stop: looked at after each step; what `evaluate` does may look at it too, and return early.
     max_skipped: so many steps skipped in a row end the training.
 
   Raises:
     NonFiniteError: names the step and its batch; the parameters are those before the steps skipped.
+    Stopped: `stop` was reached, and the step reached is saved.
   """
+  stop = stop or Stop()
   num_skipped = 0  # in a row
   in_flight = collections.deque()
   for step in range(int(state.step) + 1, num_steps + 1):
     batch = next(batches)
     state, metrics = train_step(state, batch)
-    in_flight.append((step, batch, metrics))
+    in_flight.append((step, batch, metrics, stop.ask()))
     last = step == num_steps
     evaluate_now, save_now = (last or step % every == 0 for every in (eval_every, save_every))
     # One step stays in flight, so that the device need not wait for the host to read its metrics.
     num_to_keep = 0 if evaluate_now or save_now else 1
-    while len(in_flight) > num_to_keep:
-      num_skipped = _settle(*in_flight.popleft(), report, num_skipped, max_skipped)
+    while len(in_flight) > (0 if stop.reached else num_to_keep):
+      *done, answer = in_flight.popleft()
+      num_skipped = _settle(*done, report, num_skipped, max_skipped)
+      stop.hear(answer)
     if save_now:
       save(state)
-    if evaluate_now:
+    if evaluate_now and not stop.reached:
       evaluate(state)
+    if stop.reached:
+      if not save_now:
+        save(state)
+      raise Stopped(f"at step {step}")
   return state
 
 

@@ -82,6 +82,10 @@ class Reporter:
     if self._tensorboard:
       self._tensorboard.close()
 
+  def go_on_after(self, step: int) -> None:
+    """Keeps what is written for this step, to be added to, and drops what is of later ones."""
+    self._open_tensorboard(step + 1)
+
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports a step of training, counted from 1: its "loss", "num_tokens" and whatever else.
 
@@ -163,6 +167,24 @@ def _drop_from(step: int, workdir: pathlib.Path) -> None:
     headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
     later = (header.start() for header in headers if int(header[1]) >= step)
     write_whole(samples, text[: next(later, len(text))])
+
+
+class NoReporter:
+  """Says and writes nothing: for the other processes of a run."""
+
+  def __enter__(self) -> "NoReporter":
+    return self
+
+  def __exit__(self, *_) -> None:
+    pass
+
+  def go_on_after(self, step: int) -> None: ...
+
+  def step(self, step: int, metrics: Mapping[str, float | int]) -> None: ...
+
+  def values(self, step: int, values: Mapping[str, float | int]) -> None: ...
+
+  def text(self, step: int, tag: str, text: str) -> None: ...
 
 
 class _Speed:
