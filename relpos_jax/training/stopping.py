@@ -27,8 +27,7 @@ class Stop:
   >>> with Stop() as stop:
   ...   stop.waits = True
   ...   signal.raise_signal(signal.SIGTERM)
-  ...   stop.hear(stop.ask())
-  ...   print(stop.reached)
+  ...   print(stop.hear(stop.ask()))
   True
   """
 
