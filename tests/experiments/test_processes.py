@@ -1,4 +1,4 @@
-"""The command train in several processes. Slow: pytest -m slow tests/experiments/test_processes.py"""
+"""The command train in several processes: pytest -m slow tests/experiments/test_processes.py"""
 
 import os
 import pathlib
@@ -15,27 +15,17 @@ pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def launch(processes, workdir, data, num_steps):
+def launch(processes, workdir, data, *changes):
   """Trains the tiny config in so many processes of one device each; returns what they said."""
+  launcher = ("python", "-m", "experiments.launch", f"--processes={processes}", "--")
   train = ("python", "-m", "experiments.train", f"--config={data}/tiny.py", f"--workdir={workdir}")
-  changes = ("--config.training.num_devices=-1", f"--config.training.num_steps={num_steps}")
-  answer = subprocess.run(
-    [
-      sys.executable,
-      "-m",
-      "experiments.launch",
-      f"--processes={processes}",
-      "--",
-      *train,
-      *changes,
-    ],
+  return subprocess.run(
+    [sys.executable, *launcher[1:], *train, *changes],
     env=dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1"),
     cwd=ROOT,
     capture_output=True,
     text=True,
   )
-  assert answer.returncode == 0, answer.stderr
-  return answer
 
 
 def losses(workdir):
@@ -48,23 +38,20 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_speak
   workdir, data, tmp_path
 ):
   """The four go on from what the two have saved."""
-  run = tmp_path / "run"
-  two, four = launch(2, run, data, 6), launch(4, run, data, 12)
-  assert f"{run} is trained to step 6\n" in four.stdout
-  np.testing.assert_allclose(losses(run), losses(workdir), rtol=0, atol=1e-5)
-  for answer in (two, four):
+  run, everywhere = tmp_path / "run", "--config.training.num_devices=-1"
+  answers = [
+    launch(2, run, data, everywhere, "--config.training.num_steps=6"),
+    launch(4, run, data, everywhere),
+  ]
+  for answer in answers:
+    assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("training: 1 shapes") == answer.stdout.count("pictures:") == 1
+  assert f"{run} is trained to step 6\n" in answers[1].stdout
+  np.testing.assert_allclose(losses(run), losses(workdir), rtol=0, atol=1e-5)
   assert {path.name for path in run.iterdir()} == {path.name for path in workdir.iterdir()}
 
 
 def test_fewer_devices_than_processes_are_refused_by_all(data, tmp_path):
-  train = ("python", "-m", "experiments.train", f"--config={data}/tiny.py", f"--workdir={tmp_path}")
-  answer = subprocess.run(
-    [sys.executable, "-m", "experiments.launch", "--processes=2", "--", *train],
-    env=dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1"),
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert answer.returncode == 2
+  answer = launch(2, tmp_path / "run", data)
+  assert answer.returncode == 2 and not (tmp_path / "run").exists()
   assert "config.training.num_devices is 1, which leaves 1 of 2 processes without" in answer.stderr
