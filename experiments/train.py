@@ -48,7 +48,13 @@ from relpos_jax.evaluation.report import Sample, plain_text, samples
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
-from relpos_jax.training.processes import is_first, join_processes, one_voice, wait_for_all
+from relpos_jax.training.processes import (
+  check_same,
+  is_first,
+  join_processes,
+  one_voice,
+  wait_for_all,
+)
 from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import replicate, shard_rows
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
@@ -124,29 +130,36 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path, stop: Stop | N
     state = _first_state(run, optimizer, checkpoints)
     report_valid = _report_valid(run, corpus, valid_batches, reporter, stop)
     lacks_evaluation = _lacks_evaluation(config, int(state.step), workdir)
-    wait_for_all("read")  # before the first of them writes
+    check_same("the first batch", train_batches[0])  # and wait, before one of them writes
     _write_what_it_is(run, workdir)
     stop.waits = True
     if lacks_evaluation:
       reporter.go_on_after(int(state.step))
       report_valid(state)
-    batches = prefetch(train_batches, int(state.step), config.num_steps)
-    train(
-      state,
-      make_step(run.config, run.graphdef),
-      map(functools.partial(shard_rows, mesh=run.mesh), batches),
-      num_steps=config.num_steps,
-      report=reporter.step,
-      evaluate=report_valid,
-      save=lambda state: checkpoints.save(int(state.step), state),
-      eval_every=config.eval_every,
-      save_every=config.save_every,
-      max_skipped=config.max_skipped,
-      stop=stop,
-    )
+    _train_from(state, run, train_batches, reporter.step, report_valid, checkpoints, stop)
     stop.waits = False
     if stop.hear(stop.ask()):
       raise Stopped(f"at step {config.num_steps}")
+
+
+def _train_from(
+  state: TrainState, run: Run, batches: Batches, report, evaluate, checkpoints: Checkpoints, stop
+) -> None:
+  config = run.config.training
+  arrays = prefetch(batches, int(state.step), config.num_steps)
+  train(
+    state,
+    make_step(run.config, run.graphdef),
+    map(functools.partial(shard_rows, mesh=run.mesh), arrays),
+    num_steps=config.num_steps,
+    report=report,
+    evaluate=evaluate,
+    save=lambda state: checkpoints.save(int(state.step), state),
+    eval_every=config.eval_every,
+    save_every=config.save_every,
+    max_skipped=config.max_skipped,
+    stop=stop,
+  )
 
 
 def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> bool:

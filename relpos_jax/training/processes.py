@@ -2,9 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 from relpos_jax.errors import InputError
@@ -76,6 +78,14 @@ def wait_for_all(name: str) -> None:
   """Waits until every process is at the place of this name."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
+
+
+def check_same(what: str, arrays: Sequence[np.ndarray]) -> None:
+  """Waits for all processes, and raises InputError where these arrays are not the same in each."""
+  if jax.process_count() > 1:
+    digest = zlib.crc32(b"".join(array.tobytes() for array in arrays))
+    if len({*multihost_utils.process_allgather(np.uint32(digest)).tolist()}) > 1:
+      raise InputError(f"{what} is not the same in all processes: give all the same files")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import train
-from relpos_jax.training.processes import join_processes, wait_for_all
+from relpos_jax.training.processes import check_same, join_processes
 from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
 from relpos_jax.training.step import TrainState
 from relpos_jax.training.stopping import Stop, Stopped
@@ -54,7 +54,7 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
     state = replicate(TrainState(jnp.int32(0), jnp.ones(4), ()), mesh)
     if checkpoints.latest_step() is not None:
       state = checkpoints.restore(like=state)
-    wait_for_all("read")
+    check_same("the first batch", batch(0))
     stop.waits = True
     with contextlib.suppress(Stopped):
       train(
