@@ -221,7 +221,7 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
     losses = []
     for batch in prefetch(batches, 0, batches.num_per_epoch):
       losses.append(eval_step(state.params, place(batch)))
-      if stop.hear(stop.ask()):
+      if stop.hear(stop.ask(losses[-1])):
         return
     total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
     translations = translator(sources, state.params)

@@ -48,7 +48,7 @@ def train(
   for step in range(int(state.step) + 1, num_steps + 1):
     batch = next(batches)
     state, metrics = train_step(state, batch)
-    in_flight.append((step, batch, metrics, stop.ask()))
+    in_flight.append((step, batch, metrics, stop.ask(metrics)))
     last = step == num_steps
     evaluate_now, save_now = (last or step % every == 0 for every in (eval_every, save_every))
     # One step stays in flight, so that the device need not wait for the host to read its metrics.

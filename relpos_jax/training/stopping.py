@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from relpos_jax.typing import Array, Bool
+from relpos_jax.typing import Array, Bool, PyTree
 
 
 class Stopped(Exception):  # noqa: N818: nothing went wrong
@@ -46,13 +46,20 @@ class Stop:
     if self._before is not None:
       signal.signal(signal.SIGTERM, self._before)
 
-  def ask(self) -> Bool[Array, ""] | None:
-    """Whether any of several processes was asked to end: an array that is not waited for."""
+  def ask(self, after: PyTree = ()) -> Bool[Array, ""] | None:
+    """Whether any of several processes was asked to end: an array that is not waited for.
+
+    `after` are arrays of what was last computed.
+    """
     if jax.process_count() == 1:
       return None
+    one_by_one = jax.default_backend() == "cpu"  # where two reductions at once may block each other
+    if one_by_one:
+      jax.block_until_ready(after)
     place, any_of = _over_processes()
     flags = np.array([self._asked])
-    return any_of(jax.make_array_from_callback((jax.process_count(),), place, lambda _: flags))
+    answer = any_of(jax.make_array_from_callback((jax.process_count(),), place, lambda _: flags))
+    return jax.block_until_ready(answer) if one_by_one else answer
 
   def hear(self, answer: Bool[Array, ""] | None) -> bool:
     """Waits for the answer; returns `reached`."""
