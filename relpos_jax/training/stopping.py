@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from relpos_jax.typing import Array, Bool, PyTree
 
 
-class Stopped(Exception):  # noqa: N818: nothing went wrong
+class Stopped(Exception):
   """The run was asked to end, and has saved what there was to save."""
 
 
