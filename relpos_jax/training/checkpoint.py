@@ -3,28 +3,22 @@
 import contextlib
 import functools
 import itertools
-import json
-import logging
 import pathlib
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import manifest, shelf
-from relpos_jax.training.manifest import Damage
+from relpos_jax.training import manifest, processes, quiet, shelf
+from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
 
-# Orbax logs every phase of every save, and errors that it raises as well: not for the user's eyes.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-
+quiet.quieten()
 
 # Why a read fails though the checkpoint may be good: nothing is set aside for these.
 _NOT_DAMAGE = (MemoryError, PermissionError, jax.errors.JaxRuntimeError)
@@ -68,6 +62,7 @@ class Checkpoints:
     self.folder = pathlib.Path(folder)
     self._keep = keep
     self._under_way = (0, 0)  # the step that is being written, and the bytes it needs
+    self._told_of_age = False
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -106,20 +101,20 @@ class Checkpoints:
       InputError: the disk is full, now or when the save before went on; older ones stay good.
       ValueError: `step` is not after all those saved.
     """
-    arrays = _by_name(state)
+    arrays = by_name(state)
     self.steps()  # The save before must be done before room is looked for.
     self.check_room(state)
     items = ocp.args.Composite(
       state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest.make_manifest(arrays))
     )
-    self._under_way = step, _num_bytes(arrays)
+    self._under_way = step, manifest.num_bytes(arrays)
     with self._writing():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
 
   def check_room(self, like: PyTree) -> None:
     """Raises InputError unless the disk has room for such a state once more."""
-    shelf.check_room(self.folder, _num_bytes(_by_name(like)))
+    shelf.check_room(self.folder, manifest.num_bytes(by_name(like)))
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """The state at `step`, or the newest good one; damaged ones are set aside.
@@ -132,10 +127,16 @@ class Checkpoints:
     Raises:
       InputError: there is no such checkpoint, or none that is good, or it is of something else.
     """
-    if step is not None and step not in (steps := self.steps()):
+    steps = self.steps()
+    if step is not None and step not in steps:
       there = ", ".join(map(str, steps)) or "none"
       raise InputError(f"no checkpoint of step {step} in {self.folder}: there are {there}")
-    return next(self._good(like, field, None if step is None else [step]))
+    for state in self._good(steps if step is None else [step], like, field):
+      return state
+    if step is None:
+      raise self._none_good()
+    there = ", ".join(map(str, self.steps())) or "none"
+    raise InputError(f"checkpoint {self.folder / str(step)} is damaged: there are {there}")
 
   def average(self, num: int, *, like: PyTree, field: str = "params") -> PyTree:
     """The mean of a field over the last `num` good checkpoints, or all if there are fewer.
@@ -148,10 +149,14 @@ class Checkpoints:
     if num < 1:
       raise ValueError(f"num must be at least 1, not {num}")
     total, count = None, 0
-    for part in itertools.islice(self._good(like, field), num):
+    for part in itertools.islice(self._good(self.steps(), like, field), num):
       total, count = part if total is None else _add(total, part), count + 1
+    if not count:
+      raise self._none_good()
     if count < num:
-      _tell(f"{self.folder} has {count} good checkpoints: the mean is of these, not of {num}")
+      processes.tell(
+        f"{self.folder} has {count} good checkpoints: the mean is of these, not of {num}"
+      )
     mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
     return jax.jit(lambda total: jax.tree.map(mean, total, like))(total)
 
@@ -188,26 +193,21 @@ class Checkpoints:
         shutil.rmtree(unfinished, ignore_errors=True)
       raise shelf.no_room(self.folder / str(step), needed) from error
 
-  def _good(self, like: PyTree, field: str, steps: list[int] | None = None) -> Iterator[PyTree]:
-    """The states that are good, newest first; the others are set aside on the way."""
-    wanted = {name: _abstract(leaf) for name, leaf in _by_name(like, field).items()}
-    found = False
-    for step in reversed(self.steps() if steps is None else steps):
+  def _good(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
+    """The states of those steps that are good, newest first; others are set aside on the way."""
+    wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
+    for step in reversed(steps):
       arrays = self._read_or_set_aside(step, wanted, field)
       if arrays is not None:
-        found = True
         yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
-    if not found:
-      raise self._none_good()
 
   def _none_good(self) -> InputError:
-    damaged = [path.name for path in shelf.aside(self.folder)]
+    damaged = [path.name for path in shelf.aside(self.folder)] + [*map(str, self.steps())]
     if not damaged:
       return InputError(f"no checkpoint in {self.folder}: train first, or give another --workdir")
-    left = ", ".join(map(str, self.steps())) or "none"
     return InputError(
-      f"no good checkpoint in {self.folder}: {', '.join(damaged)} set aside (see reason.txt in each)"
-      f", left to be tried: {left}: put back a good copy, or delete {self.folder} to start anew"
+      f"no good checkpoint in {self.folder}: damaged are {', '.join(damaged)}: "
+      "put back a good copy, or delete that folder to start anew"
     )
 
   def _read_or_set_aside(self, step: int, wanted: Mapping, field: str) -> Mapping | None:
@@ -217,21 +217,21 @@ class Checkpoints:
         arrays = self._read(step, wanted, field)
       except Damage as damage:
         problem = str(damage)
-      if not _anywhere(problem is not None):
+      if not processes.anywhere(problem is not None):
         return arrays
-    if (self.folder / str(step)).is_dir():
-      self._set_aside(step, problem or "another process found it damaged")
+    if processes.anywhere((self.folder / str(step)).is_dir()):
+      self._set_aside(step, problem or "another process found it so")
     return None
 
   def _set_aside(self, step: int, reason: str) -> None:
     path = self.folder / str(step)
     try:
-      where = f"set aside as {shelf.set_aside(path, reason).name}" if _is_first() else ""
+      where = f"set aside as {shelf.set_aside(path, reason).name}" if processes.is_first() else ""
     except OSError as error:
-      where = f"passed over ({error.strerror})"
-    _anywhere(False)  # None goes on before the first process has renamed it.
+      where = f"passed over, for it cannot be set aside ({error.strerror})"
+    processes.anywhere(False)  # None goes on before the first process has renamed it.
     self._manager.reload()
-    _tell(f"checkpoint {path} is damaged: {reason}: {where}")
+    processes.tell(f"checkpoint {path} is damaged: {reason}: {where}")
 
   def _read(self, step: int, wanted: Mapping, field: str) -> Mapping:
     """The arrays of a step, compared with the manifest and its digests."""
@@ -240,13 +240,14 @@ class Checkpoints:
     self._compare(step, entries, wanted)
     arrays = self._read_arrays(step, wanted, ocp.checkpoint_utils.construct_restore_args(wanted))
     manifest.check_arrays(arrays, entries)
-    if not all(entry.digest for entry in entries.values()):
-      _tell_once(f"checkpoints in {self.folder} are older than digests: they cannot be verified")
+    if not all(entry.digest for entry in entries.values()) and not self._told_of_age:
+      self._told_of_age = True
+      processes.tell(f"checkpoints in {self.folder} are older than digests: none to verify them by")
     return arrays
 
   def _entries(self, step: int) -> dict[str, manifest.Entry]:
     path = self.folder / str(step)
-    if not (path / "manifest").is_dir() and _is_foreign(path):
+    if not (path / "manifest").is_dir() and shelf.is_foreign(path):
       raise InputError(
         f"checkpoint {path} was not saved by relpos_jax (it has no manifest): "
         "delete this folder, or give another --workdir"
@@ -273,8 +274,9 @@ class Checkpoints:
     try:
       return self._manager.restore(step, args=ocp.args.Composite(**item))[name]
     except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
-      reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-      if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(str(error)):
+      quiet.quieten_reads_left_behind()
+      reason = _innermost(error)
+      if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(reason):
         path = self.folder / str(step)
         raise InputError(
           f"checkpoint {path} cannot be read ({reason}): this need not be damage, see to it first"
@@ -282,54 +284,17 @@ class Checkpoints:
       raise Damage(f"its {name} cannot be read ({reason})") from error
 
 
+def _innermost(error: BaseException) -> str:
+  """What went wrong first, without the pages that TensorStore adds."""
+  while error.__cause__ is not None:
+    error = error.__cause__
+  text = re.split(r"\[tensorstore_spec|\[source locations|See full TensorStore", str(error))[0]
+  return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+
+
 @jax.jit
 def _add(total: PyTree, part: PyTree) -> PyTree:
   return jax.tree.map(lambda t, x: t.astype(jnp.float32) + x.astype(jnp.float32), total, part)
-
-
-def _by_name(tree: PyTree, field: str = "") -> dict[str, object]:
-  """The leaves by their dotted paths."""
-  field_path = (jax.tree_util.GetAttrKey(field),) if field else ()
-  paths, _ = jax.tree.flatten_with_path(tree)
-  name = lambda path: jax.tree_util.keystr(field_path + path, simple=True, separator=".")
-  leaves = {name(path): leaf for path, leaf in paths}
-  if len(leaves) != len(paths):
-    raise ValueError("two leaves of the state have the same name: rename a key that has a dot")
-  return leaves
-
-
-def _num_bytes(arrays: Mapping) -> int:
-  """What a checkpoint takes of a disk at most; arrays that can be are stored smaller."""
-  blocks = 4096 * (len(arrays) + 16)  # a file takes whole blocks, and there are a dozen small ones
-  return blocks + sum(array.size * array.dtype.itemsize for array in arrays.values())
-
-
-def _is_foreign(path: pathlib.Path) -> bool:
-  """Whether another program saved a checkpoint: Orbax keeps the names of what was saved."""
-  try:
-    metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
-    return "manifest" not in (metadata["item_handlers"] or {})
-  except (OSError, ValueError, KeyError, TypeError):
-    return False
-
-
-def _is_first() -> bool:
-  return jax.process_index() == 0
-
-
-def _anywhere(flag: bool) -> bool:
-  """Whether `flag` is true in any process; all of them wait for each other."""
-  if jax.process_count() == 1:
-    return flag
-  return bool(multihost_utils.process_allgather(np.array(flag)).any())
-
-
-def _tell(line: str) -> None:
-  if _is_first():
-    print(line, file=sys.stderr)
-
-
-_tell_once = functools.cache(_tell)
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:

@@ -25,10 +25,10 @@ def digest(array: Array | np.ndarray) -> str:
   change goes unnoticed with a probability of about 2**-64. Shape and dtype are not part of it. It
   guards against accidents, not against people.
 
-  Computed where the array is, in one pass: of a sharded array only two sums travel.
+  Computed where the array is, in one pass: of a sharded array only the sums of its parts travel.
 
   >>> digest(jnp.zeros(3)), digest(-jnp.zeros(3))
-  ('', '')
+  ('6651a214a3ff51cb', '6e16dc5376a617ef')
   """
   return digests({"": array})[""]
 
@@ -58,7 +58,7 @@ def device_sums(array: Array) -> tuple[Integer[Array, ""], Integer[Array, ""]]:
   index = jnp.zeros(words.shape, jnp.uint32)
   for axis, stride in enumerate(strides):
     index += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
-  # One reduction of both: XLA would otherwise write the mixed words to memory, at a tenth the speed.
+  # One reduction of both, or XLA writes the mixed words to memory, at a tenth of the speed.
   zero, add = np.uint32(0), lambda x, y: (x[0] + y[0], x[1] + y[1])
   return lax.reduce(_mixed(words, index), (zero, zero), add, tuple(range(words.ndim)))
 

@@ -1,6 +1,7 @@
 """A folder of checkpoints as files: its steps, what was set aside of them, and room for more."""
 
 import errno
+import json
 import pathlib
 import re
 import shutil
@@ -53,6 +54,15 @@ def _reason(file: pathlib.Path) -> str:
     return " ".join(file.read_text(encoding="utf-8").split())
   except (OSError, ValueError):
     return "no reason is on file"
+
+
+def is_foreign(path: pathlib.Path) -> bool:
+  """Whether another program saved a checkpoint: Orbax keeps the names of what was saved."""
+  try:
+    metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
+    return "manifest" not in (metadata["item_handlers"] or {})
+  except (OSError, ValueError, KeyError, TypeError):
+    return False
 
 
 def num_bytes(path: pathlib.Path) -> int:
