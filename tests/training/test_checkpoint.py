@@ -379,6 +379,13 @@ def test_the_manifest_itself_is_verified(copied, capsys, name, entry):
   assert "its manifest is not what was saved" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", [..., None, np.zeros(2, np.int32), np.zeros(3, np.int16)])
+def test_what_comes_back_must_be_an_array_of_its_kind(value):
+  for entries in ({"w": manifest.Entry("int32[3]")}, {"w": manifest.Entry("int32[3]", "0" * 16)}):
+    with pytest.raises(Damage, match=r"w is not what was saved: .*, not int32\[3\]"):
+      manifest.check_arrays({"w": value}, entries)
+
+
 def test_older_checkpoints_without_digests_are_read_with_a_note(copied, capsys):
   for step in (1, 2, 3):
     edit_manifest(copied, step, lambda m: {name: kind for name, (kind, _) in m["arrays"].items()})
