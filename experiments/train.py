@@ -178,11 +178,14 @@ def _write_what_it_is(run: Run, workdir: pathlib.Path) -> None:
 
 
 def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
-  """That of the last checkpoint, if there is one."""
+  """That of the newest good checkpoint, if there is any checkpoint."""
   start = lambda: init_state(init_params(run), optimizer)
-  if checkpoints.latest_step() is None:
+  like = shapes_on(run.mesh, jax.eval_shape(start))
+  is_new = checkpoints.latest_step() is None
+  checkpoints.check_room(like)
+  if is_new:
     return replicate(start(), run.mesh)
-  state = checkpoints.restore(like=shapes_on(run.mesh, jax.eval_shape(start)))
+  state = checkpoints.restore(like=like)
   print(f"{checkpoints.folder.parent} is trained to step {int(state.step)}")
   return state
 

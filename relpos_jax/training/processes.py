@@ -1,7 +1,8 @@
-"""One run in several processes: how they find each other, and which of them writes."""
+"""One run in several processes: how they find each other, decide and speak."""
 
 import contextlib
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -86,6 +87,23 @@ def check_same(what: str, arrays: Sequence[np.ndarray]) -> None:
     digest = zlib.crc32(b"".join(array.tobytes() for array in arrays))
     if len({*multihost_utils.process_allgather(np.uint32(digest)).tolist()}) > 1:
       raise InputError(f"{what} is not the same in all processes: give all the same files")
+
+
+def anywhere(flag: bool) -> bool:
+  """Whether `flag` is true in any process; all of them call this, and wait for each other.
+
+  >>> anywhere(False), anywhere(True)
+  (False, True)
+  """
+  if jax.process_count() == 1:
+    return flag
+  return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def tell(line: str) -> None:
+  """Prints a line on stderr, once for all processes."""
+  if is_first():
+    print(line, file=sys.stderr)
 
 
 @contextlib.contextmanager
