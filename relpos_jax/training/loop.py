@@ -61,6 +61,8 @@ def train(
       save(state)
     if evaluate_now and not stop.reached:
       evaluate(state)
+    if evaluate_now or save_now:  # which may have taken long
+      stop.hear(stop.ask())
     if stop.reached:
       if not save_now:
         save(state)

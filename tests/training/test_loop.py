@@ -1,6 +1,7 @@
 """What the loop does at which step, and when it stops."""
 
 import itertools
+import signal
 from collections.abc import Set
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from relpos_jax.data.batching import Batch
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.step import TrainState
+from relpos_jax.training.stopping import Stop, Stopped
 
 
 def numbered_batches(start: int = 0):
@@ -37,7 +39,7 @@ class Recorder:
     )
     return state._replace(step=jnp.int32(step)), metrics
 
-  def train(self, *, start=0, num_steps, eval_every=100, save_every=100, max_skipped=1):
+  def train(self, *, start=0, num_steps, eval_every=100, save_every=100, max_skipped=1, stop=None):
     state = TrainState(jnp.int32(start), params={}, opt_state=())
     return train(
       state,
@@ -50,6 +52,7 @@ class Recorder:
       eval_every=eval_every,
       save_every=save_every,
       max_skipped=max_skipped,
+      stop=stop,
     )
 
   def steps(self, kind: str) -> list[int]:
@@ -125,3 +128,25 @@ def test_the_last_step_can_be_one_too_many():
   with pytest.raises(NonFiniteError):
     recorder.train(num_steps=3, max_skipped=1)
   assert not recorder.steps("save")
+
+
+@pytest.mark.parametrize("at", ["report", "evaluate", "save"])
+@pytest.mark.parametrize("save_every", [2, 5, 100])
+def test_sigterm_saves_the_step_reached_once_and_evaluates_no_more(at, save_every):
+  """Whatever was going on: all steps are reported, and the last one is the one saved."""
+  recorder = Recorder()
+
+  class Terminating(list):
+    def append(self, event):
+      super().append(event)
+      if event[0] == at and event[1] >= 3 and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        signal.raise_signal(signal.SIGTERM)  # a second one would kill
+
+  recorder.events = Terminating()
+  with Stop() as stop, pytest.raises(Stopped) as raised:
+    stop.waits = True
+    recorder.train(num_steps=1000, eval_every=5, save_every=save_every, stop=stop)
+  last = dict(report=4, evaluate=5, save={2: 4, 5: 5, 100: 100}[save_every])[at]
+  assert str(raised.value) == f"at step {last}"
+  assert recorder.steps("report") == [*range(1, last + 1)] == [x + 1 for x in recorder.batches]
+  assert recorder.steps("save").count(last) == 1 and recorder.steps("save")[-1] == last
