@@ -39,6 +39,7 @@ def over_batch_and_heads(
       multiple of K); others are not sharded. Of size 1 an axis is shared.
     operands: the arrays, with a "query" and a "key" among them.
   """
+  kernel = jax.jit(kernel, inline=True)  # traced once, not for its shapes and again for its results
   results = jax.eval_shape(kernel, operands)
 
   @custom_partitioning
