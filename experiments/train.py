@@ -181,12 +181,13 @@ def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
   """That of the newest good checkpoint, if there is any checkpoint."""
   start = lambda: init_state(init_params(run), optimizer)
   like = shapes_on(run.mesh, jax.eval_shape(start))
-  is_new = checkpoints.latest_step() is None
-  checkpoints.check_room(like)
-  if is_new:
+  if checkpoints.latest_step() is None:
+    checkpoints.check_room(like)
     return replicate(start(), run.mesh)
   state = checkpoints.restore(like=like)
   print(f"{checkpoints.folder.parent} is trained to step {int(state.step)}")
+  if int(state.step) < run.config.training.num_steps:
+    checkpoints.check_room(like)
   return state
 
 

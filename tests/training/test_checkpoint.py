@@ -328,6 +328,18 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
     assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
 
 
+@pytest.mark.parametrize("lost", ["manifest", "state", "*"])
+def test_a_partial_step_is_set_aside(copied, capfd, lost):
+  for path in (copied / "3").glob(lost):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+  with Checkpoints(copied) as checkpoints:
+    assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
+    assert names(copied) == ["1", "2", "damaged-3"]
+    checkpoints.save(3, make_state(3))
+    assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
+  assert capfd.readouterr().err.count("\n") == 1
+
+
 def test_where_all_are_damaged_there_is_no_fresh_start(copied, capsys):
   for step in (1, 2, 3):
     flip(copied, step)
@@ -393,6 +405,7 @@ def test_older_checkpoints_without_digests_are_read_with_a_note(copied, capsys):
   for _ in range(2):
     assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
   assert capsys.readouterr().err.count("older than digests") == 1
+  assert "older than digests" in checkpoints.examine(3)
   assert names(copied) == ["1", "2", "3"]
 
 
