@@ -81,6 +81,7 @@ def get_config() -> ConfigDict:
         eval_every=2000,
         save_every=2000,
         keep_checkpoints=20,
+        max_skipped=10,  # so many steps in a row with a loss or gradient not finite end the run
         num_samples=100,  # valid sentences translated greedily at each evaluation
       ),
       decoding=dict(

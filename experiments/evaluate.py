@@ -12,6 +12,8 @@ import pathlib
 import time
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
@@ -32,6 +34,7 @@ from relpos_jax.evaluation.bleu import (
 from relpos_jax.evaluation.pictures import attention_heatmap, learning_curves
 from relpos_jax.evaluation.record import make_record, to_line
 from relpos_jax.evaluation.report import BleuRow, Sample, bleu_table, plain_text, samples
+from relpos_jax.training.processes import is_first
 from relpos_jax.training.reporting import read_metrics
 from relpos_jax.training.workdir import check_writable, read_json, write_whole
 
@@ -57,12 +60,17 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     start = time.perf_counter()
     translations = translate(sources)
     seconds[split] = round(time.perf_counter() - start, 1)
+    if not is_first():
+      continue
     text = "".join(f"{line}\n" for line in joined(run.config, translations))
     workdir.joinpath(f"{split}.translations.txt").write_text(text, encoding="utf-8")
     rows.append(score(run.config, split, translations, references))
     sentences[split] = count_sentences(run, corpus.splits[split], translations)
     if split == "test":
       examples = [*zip(sources, references, translations, strict=True)][:_NUM_SAMPLES]
+  if not is_first():
+    return
+  run = run._replace(params=_here(run.params))
   pictures = [learning_curves(read_metrics(workdir), workdir / "learning_curves.png")]
   if not rows:
     print("no test pairs to score: give --config.data.pairs.test=source_file,target_file")
@@ -75,6 +83,11 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
   print("pictures:", *pictures)
   if rows:
     _write_record(workdir, rows, sentences)
+
+
+def _here(params):
+  """Copies that are this process's alone."""
+  return jax.tree.map(jnp.asarray, jax.device_get(params))
 
 
 def joined(config: ConfigDict, lines: Sequence[str]) -> list[str]:

@@ -8,7 +8,11 @@ r"""Trains a translation model, scores it and draws what it learned.
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
-The folder --workdir holds all of the run; the same command again goes on where it stopped.
+The folder --workdir holds all of the run; the same command again goes on where it stopped. SIGTERM
+saves and ends it with status 0.
+
+In several processes the first prints and writes. Each is started with this command, as srun and
+mpirun do; experiments/launch/ has recipes.
 """
 
 import functools
@@ -38,38 +42,67 @@ from experiments.validation import validate
 from relpos_jax.data.batching import Batches, prefetch
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.tokenizer import BOS, Tokenizers, load_tokenizers, save_tokenizers
+from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import corpus_bleu
 from relpos_jax.evaluation.report import Sample, plain_text, samples
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
-from relpos_jax.training.reporting import Reporter
+from relpos_jax.training.processes import (
+  check_same,
+  is_first,
+  join_processes,
+  one_voice,
+  wait_for_all,
+)
+from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import replicate, shard_rows
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
+from relpos_jax.training.stopping import Stop, Stopped
 from relpos_jax.training.workdir import claim_workdir, write_run_files
 
 FLAGS = dict(
   config=command.CONFIG,
   workdir=command.Flag("", "the run's folder; runs/NAME with the config's name if not given"),
+  distributed=command.Flag(False, "one of several processes that JAX finds: Cloud TPU VMs, GKE"),
 )
 
 _SHOWN = 3  # sample translations at each evaluation
 
 
-def main(config: ConfigDict, workdir: str) -> None:
+def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
-  validate(config)
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
+  join_processes(distributed)
+  with one_voice(), Stop() as stop:
+    try:
+      _train_and_evaluate(config, workdir, stop)
+    except NonFiniteError as error:
+      sys.exit(f"stopped: {error}")
+    except Stopped as stopped:
+      print(" ".join(f"stopped by SIGTERM {stopped}".split()) + ": the same command goes on")
+
+
+def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
+  validate(config)
   claim_workdir(workdir, config.to_dict(), default.get_config().to_dict())
   corpus = load_data(config)
   for note in corpus.notes:
     print(note)
   run = plan_run(config, _tokenizers(config, corpus, workdir))
-  try:
-    run_training(run, corpus, workdir)
-  except NonFiniteError as error:
-    sys.exit(f"stopped: {error}")
+  _check_processes(run)
+  run_training(run, corpus, workdir, stop)
   evaluate(with_average(run, workdir), corpus, workdir)
+  wait_for_all("evaluated")
+
+
+def _check_processes(run: Run) -> None:
+  missing = jax.process_count() - len({d.process_index for d in run.mesh.devices.flat})
+  if missing:
+    raise InputError(
+      f"config.training.num_devices is {run.mesh.size}, which leaves {missing} of "
+      f"{jax.process_count()} processes without any: give -1, for all"
+    )
 
 
 def _tokenizers(config: ConfigDict, corpus: Corpus, workdir: pathlib.Path) -> Tokenizers:
@@ -81,44 +114,80 @@ def _has_tokenizers(workdir: pathlib.Path) -> bool:
   return any(workdir.glob("tokenizer*.json"))
 
 
-def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
+def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path, stop: Stop | None = None) -> None:
   """Puts the parts of `config.training` together and trains.
 
   Nothing is written before all that may be a user's mistake has been looked at.
   """
-  config = run.config.training
+  config, stop = run.config.training, stop or Stop()
   train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   optimizer = make_optimizer(run.config)
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
-    Reporter(workdir, config.num_steps) as reporter,
+    Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
   ):
     state = _first_state(run, optimizer, checkpoints)
+    report_valid = _report_valid(run, corpus, valid_batches, reporter, stop)
+    lacks_evaluation = _lacks_evaluation(config, int(state.step), workdir)
+    check_same("the first batch", train_batches[0])  # and wait, before one of them writes
+    _write_what_it_is(run, workdir)
+    stop.waits = True
+    if lacks_evaluation:
+      reporter.go_on_after(int(state.step))
+      report_valid(state)
+    _train_from(state, run, train_batches, reporter.step, report_valid, checkpoints, stop)
+    stop.waits = False
+    if stop.hear(stop.ask()):
+      raise Stopped(f"at step {config.num_steps}")
+
+
+def _train_from(
+  state: TrainState, run: Run, batches: Batches, report, evaluate, checkpoints: Checkpoints, stop
+) -> None:
+  config = run.config.training
+  arrays = prefetch(batches, int(state.step), config.num_steps)
+  train(
+    state,
+    make_step(run.config, run.graphdef),
+    map(functools.partial(shard_rows, mesh=run.mesh), arrays),
+    num_steps=config.num_steps,
+    report=report,
+    evaluate=evaluate,
+    save=lambda state: checkpoints.save(int(state.step), state),
+    eval_every=config.eval_every,
+    save_every=config.save_every,
+    max_skipped=config.max_skipped,
+    stop=stop,
+  )
+
+
+def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> bool:
+  """Whether the run was stopped after this step and before the evaluation that was due."""
+  if step == 0 or (step % config.eval_every and step < config.num_steps):
+    return False
+  lines = read_metrics(workdir)
+  return not any(line["step"] == step and "valid_loss" in line for line in lines)
+
+
+def _write_what_it_is(run: Run, workdir: pathlib.Path) -> None:
+  if is_first():
     write_run_files(workdir, run.config.to_dict())
     if not _has_tokenizers(workdir):
       save_tokenizers(run.tokenizers, workdir)
-    batches = prefetch(train_batches, int(state.step), config.num_steps)
-    train(
-      state,
-      make_step(run.config, run.graphdef),
-      map(functools.partial(shard_rows, mesh=run.mesh), batches),
-      num_steps=config.num_steps,
-      report=reporter.step,
-      evaluate=_report_valid(run, corpus, valid_batches, reporter),
-      save=lambda state: checkpoints.save(int(state.step), state),
-      eval_every=config.eval_every,
-      save_every=config.save_every,
-    )
 
 
 def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
-  """That of the last checkpoint, if there is one."""
+  """That of the newest good checkpoint, if there is any checkpoint."""
   start = lambda: init_state(init_params(run), optimizer)
+  like = shapes_on(run.mesh, jax.eval_shape(start))
   if checkpoints.latest_step() is None:
+    checkpoints.check_room(like)
     return replicate(start(), run.mesh)
-  state = checkpoints.restore(like=shapes_on(run.mesh, jax.eval_shape(start)))
+  state = checkpoints.restore(like=like)
   print(f"{checkpoints.folder.parent} is trained to step {int(state.step)}")
+  if int(state.step) < run.config.training.num_steps:
+    checkpoints.check_room(like)
   return state
 
 
@@ -139,8 +208,11 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
   return optimizers.adam(schedule(config))
 
 
-def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter):
-  """What each evaluation during training does: the valid loss, and BLEU of some sentences."""
+def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter, stop: Stop):
+  """What each evaluation during training does: the valid loss, and BLEU of some sentences.
+
+  One that is asked to stop reports nothing.
+  """
   eval_step = make_eval_step(
     run.graphdef, bos=BOS, label_smoothing=run.config.training.label_smoothing
   )
@@ -150,11 +222,15 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
   sources, references = zip(*some, strict=True)
 
   def report_valid(state: TrainState) -> None:
-    losses = [
-      eval_step(state.params, place(batch)) for batch in prefetch(batches, 0, batches.num_per_epoch)
-    ]
+    losses = []
+    for batch in prefetch(batches, 0, batches.num_per_epoch):
+      losses.append(eval_step(state.params, place(batch)))
+      if stop.hear(stop.ask(losses[-1])):
+        return
     total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
     translations = translator(sources, state.params)
+    if stop.hear(stop.ask()):
+      return
     bleu = corpus_bleu(translations, references, **run.config.evaluation)
     shown = [*zip(sources, references, translations, strict=True)][:_SHOWN]
     examples = plain_text(samples([Sample(*joined(run.config, triple)) for triple in shown]))

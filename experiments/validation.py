@@ -41,7 +41,8 @@ _NUMBERS = (
       *("model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
       *("training.num_steps", "training.warmup_steps", "training.num_microbatches"),
       *("training.eval_every", "training.save_every", "training.keep_checkpoints"),
-      *("training.num_samples", "decoding.beam_size", "decoding.average_checkpoints"),
+      *("training.max_skipped", "training.num_samples"),
+      *("decoding.beam_size", "decoding.average_checkpoints"),
     ),
   ),
   (

@@ -66,6 +66,7 @@ class Reporter:
     self._workdir = pathlib.Path(workdir)
     self._num_steps = num_steps
     self._log_every = log_every or max(1, num_steps // 1000)
+    self._num_skipped = 0  # since this start
     self._speed = _Speed()
     self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
     self._tensorboard = None
@@ -81,17 +82,28 @@ class Reporter:
     if self._tensorboard:
       self._tensorboard.close()
 
+  def go_on_after(self, step: int) -> None:
+    """Keeps what is written for this step, to be added to, and drops what is of later ones."""
+    self._open_tensorboard(step + 1)
+
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
-    """Reports a step of training, counted from 1: its "loss", "num_tokens" and whatever else."""
+    """Reports a step of training, counted from 1: its "loss", "num_tokens" and whatever else.
+
+    A step that was "skipped" is always kept, and counted.
+    """
     self._speed.update(metrics["num_tokens"])
     speed = self._speed.tokens_per_second
-    if step % self._log_every == 0 or step == self._num_steps:
+    skipped = metrics.get("skipped", 0)
+    self._num_skipped += skipped
+    if step % self._log_every == 0 or step == self._num_steps or skipped:
       self._write(step, metrics if speed is None else {**metrics, "tokens_per_second": speed})
     line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
     if speed is not None:
       line += f"  {speed:,.0f} tokens/s"
     if self._speed.num_timed >= _ENOUGH_STEPS:
       line += f"  {self._speed.time_for(self._num_steps - step)} left"
+    if self._num_skipped:
+      line += f"  {self._num_skipped} skipped"
     self._display.update(step, line)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
@@ -155,6 +167,24 @@ def _drop_from(step: int, workdir: pathlib.Path) -> None:
     headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
     later = (header.start() for header in headers if int(header[1]) >= step)
     write_whole(samples, text[: next(later, len(text))])
+
+
+class NoReporter:
+  """Says and writes nothing: for the other processes of a run."""
+
+  def __enter__(self) -> "NoReporter":
+    return self
+
+  def __exit__(self, *_) -> None:
+    pass
+
+  def go_on_after(self, step: int) -> None: ...
+
+  def step(self, step: int, metrics: Mapping[str, float | int]) -> None: ...
+
+  def values(self, step: int, values: Mapping[str, float | int]) -> None: ...
+
+  def text(self, step: int, tag: str, text: str) -> None: ...
 
 
 class _Speed:

@@ -37,7 +37,9 @@ def make_train_step(
 
   The gradient is that of the mean loss over the batch's target tokens, whatever the number of
   microbatches it is summed over. Dropout is a function of `dropout_key` and the step alone.
-  Metrics: loss (nats a target token), grad_norm, num_tokens.
+  Metrics: loss (nats a target token), grad_norm, num_tokens, skipped. Where the loss or the norm is
+  not finite, the step is skipped (1): its number goes by, and with it its batch; parameters and
+  optimiser stay what they were.
   """
 
   def summed_loss(params, batch, key):
@@ -56,7 +58,12 @@ def make_train_step(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = dict(loss=loss * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
-    return TrainState(state.step + 1, params, opt_state), metrics
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    metrics["skipped"] = 1 - finite.astype(jnp.int32)
+    # Not optax.apply_if_finite: it lets the last of too many through.
+    choose = lambda new, old: jnp.where(finite, new, old)
+    new, old = (params, opt_state), (state.params, state.opt_state)
+    return TrainState(state.step + 1, *jax.tree.map(choose, new, old)), metrics
 
   return jax.jit(train_step, donate_argnums=0)
 

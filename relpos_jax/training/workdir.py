@@ -23,6 +23,7 @@ MAY_CHANGE = (
   "training.save_every",
   "training.keep_checkpoints",
   "training.num_samples",
+  "training.max_skipped",
   "decoding",
   "evaluation",
 )

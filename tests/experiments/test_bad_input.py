@@ -266,9 +266,41 @@ def test_a_foreign_checkpoint(train_refused, refused, run_copy):
 
 def test_a_checkpoint_of_another_program(train_refused, refused, run_copy):
   shutil.rmtree(run_copy / "checkpoints" / "12" / "manifest")
+  metadata = run_copy / "checkpoints" / "12" / "_CHECKPOINT_METADATA"
+  metadata.write_text(metadata.read_text().replace('"manifest"', '"metrics"'))
   words = "checkpoint 12 not saved by relpos_jax"
   train_refused(words)
   refused(run_copy, words, "translate", f"--workdir={run_copy}", stdin=b"a cat\n")
+
+
+def test_checkpoints_that_were_all_set_aside(train_refused, refused, run_copy):
+  """A fresh start in their place would hide that something was lost."""
+  for path in (run_copy / "checkpoints").iterdir():
+    path.rename(path.with_name(f"damaged-{path.name}"))
+  words = "no good checkpoint run/checkpoints damaged-12, damaged-6, damaged-9 a good copy"
+  train_refused(words)
+  refused(run_copy, words, "evaluate", f"--workdir={run_copy}")
+
+
+def test_a_disk_without_room_for_a_checkpoint(train_refused, monkeypatch):
+  usage = shutil.disk_usage("/")._replace(free=1234)
+  monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+  train_refused("no room run/checkpoints bytes 1,234 are free")
+
+
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    ([], "missing --workdir"),
+    (["--workdir=nowhere"], "no checkpoints nowhere/checkpoints --workdir"),
+    (["--workdir=RUN", "--prune=-1"], "--prune 1 or more"),
+    (["--workdir=RUN", "--damaged"], "--prune 1 or more"),
+    (["--workdir=RUN", "--prune=all"], "--prune=all int"),
+  ],
+)
+def test_what_checkpoints_to_look_at(refused, workdir, arguments, words):
+  arguments = [argument.replace("RUN", str(workdir)) for argument in arguments]
+  refused(workdir, words, "checkpoints", *arguments)
 
 
 @pytest.mark.parametrize("name", ["evaluate", "translate"])

@@ -1,6 +1,7 @@
 """The command train: what a run leaves, and that it goes on where it stopped."""
 
 import json
+import signal
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import PIL.Image
 import pytest
 
 from experiments import train as train_command
+from experiments.run import make_translator
 from relpos_jax.training.reporting import read_metrics
 
 
@@ -101,7 +103,7 @@ def test_a_run_that_was_stopped_and_killed_equals_one_that_was_not(
 ):
   straight = workdir
   with monkeypatch.context() as patch:
-    patch.setattr(train_command.Reporter, "step", _interrupt_at(8))
+    patch.setattr(train_command.Reporter, "step", _interrupt_at(8, _raise_interrupt))
     killed = train(tmp_path, "--config.training.num_steps=11")
   assert (killed.status, killed.err.splitlines()[-1]) == (130, "interrupted")
   assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"3", "6"}
@@ -118,32 +120,81 @@ def test_a_run_that_was_stopped_and_killed_equals_one_that_was_not(
     assert (tmp_path / name).read_bytes() == (straight / name).read_bytes()
 
 
-def _interrupt_at(step):
+def _interrupt_at(step, interrupt):
   report = train_command.Reporter.step
 
   def interrupted(self, now, metrics):
     if now == step:
-      raise KeyboardInterrupt
+      interrupt()
     report(self, now, metrics)
 
   return interrupted
 
 
-def test_training_stops_where_the_loss_is_no_number_and_keeps_finite_parameters(
+def _raise_interrupt():
+  raise KeyboardInterrupt
+
+
+def _terminate():
+  signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_saves_and_the_same_command_goes_on_to_the_same_end(
+  workdir, train, parameters, tmp_path, monkeypatch
+):
+  straight, handler = workdir, signal.getsignal(signal.SIGTERM)
+  with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
+    patch.setattr(train_command, "make_translator", _translator_that_is_terminated)
+    answer = train(tmp_path, "--config.training.save_every=4")
+  assert (answer.status, answer.out.splitlines()[-1]) == (
+    0,
+    "stopped by SIGTERM at step 6: the same command goes on",
+  )
+  assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"4", "6"}
+  assert not (tmp_path / "samples.txt").exists()
+
+  with monkeypatch.context() as patch:
+    patch.setattr(train_command.Reporter, "step", _interrupt_at(7, _terminate))
+    answer = train(tmp_path)
+  assert answer.status == 0 and "SIGTERM at step 8:" in answer.out.splitlines()[-1]
+  assert metrics(tmp_path)[-1]["step"] == 8 and not (tmp_path / "record.json").exists()
+
+  assert train(tmp_path).status == 0
+  assert signal.getsignal(signal.SIGTERM) == handler
+  for ours, theirs in zip(parameters(tmp_path, 12), parameters(straight, 12), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+  assert metrics(tmp_path) == metrics(straight) and results(tmp_path) == results(straight)
+  assert (tmp_path / "samples.txt").read_bytes() == (straight / "samples.txt").read_bytes()
+
+
+def _translator_that_is_terminated(*arguments, **changes):
+  translator = make_translator(*arguments, **changes)
+  return lambda *inputs: _terminate() or translator(*inputs)
+
+
+def test_sigterm_before_the_first_step_ends_at_once(train, tmp_path, monkeypatch):
+  monkeypatch.setattr(train_command, "load_data", lambda _: _terminate())
+  answer = train(tmp_path)
+  assert (answer.status, answer.err) == (0, "")
+  assert answer.out == "stopped by SIGTERM: the same command goes on\n"
+
+
+def test_steps_that_are_not_finite_are_skipped_and_too_many_stop_with_finite_parameters(
   train, parameters, tmp_path
 ):
-  changes = ("learning_rate=1e38", "save_every=1", "warmup_steps=1")
-  arguments = [f"--config.training.{change}" for change in changes]
-  for _ in range(2):  # again: it stops at the same place
-    answer = train(tmp_path, *arguments)
-    assert answer.status == 1 and "Traceback" not in answer.err
-    message = answer.err.splitlines()[-1]
-    assert message.startswith(
-      "stopped: step 2: loss nan, gradient norm nan on batch 1 of shape 14x9"
-    )
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
-    assert all(np.isfinite(leaf).all() for leaf in parameters(tmp_path, 1))
+  changes = ("learning_rate=1e38", "warmup_steps=1", "max_skipped=4")
+  answer = train(tmp_path, *(f"--config.training.{change}" for change in changes))
+  assert answer.status == 1 and "Traceback" not in answer.err
+  *_, shown, message = answer.err.splitlines()
+  assert shown.startswith("step 5/12  loss nan") and shown.endswith("4 skipped")
+  assert message.startswith(
+    "stopped: step 5: loss nan, gradient norm nan on batch 4 of shape 14x9, number 4 skipped in a "
+  )
+  assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+  assert all(np.isfinite(leaf).all() for leaf in parameters(tmp_path, 3))
   assert not (tmp_path / "results.json").exists()
+  lines = [(line["step"], line["skipped"], line["loss"] is None) for line in metrics(tmp_path)]
+  assert lines == [(1, 0, False), *((step, 1, True) for step in range(2, 6))]
 
 
 def test_other_choices_train_too(train, data, tmp_path):

@@ -1,7 +1,8 @@
 """What the loop does at which step, and when it stops."""
 
 import itertools
-import re
+import signal
+from collections.abc import Set
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from relpos_jax.data.batching import Batch
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.step import TrainState
+from relpos_jax.training.stopping import Stop, Stopped
 
 
 def numbered_batches(start: int = 0):
@@ -21,21 +23,23 @@ def numbered_batches(start: int = 0):
 class Recorder:
   """A training step that learns nothing, and all that the loop asked for, in order."""
 
-  def __init__(self, bad_step: int = 0, bad_metric: str = "loss", bad_value: float = np.nan):
-    self.bad = {bad_metric: jnp.float32(bad_value)}
-    self.bad_step = bad_step
+  def __init__(self, skipped: Set[int] = frozenset()):
+    self.skipped = skipped
     self.batches, self.events = [], []
 
   def train_step(self, state: TrainState, batch: Batch):
     self.batches.append(int(batch.source[0, 0]))
     step = int(state.step) + 1
+    skip = step in self.skipped
     metrics = dict(
-      loss=jnp.float32(1 / step), grad_norm=jnp.float32(step), num_tokens=jnp.int32(10 * step)
+      loss=jnp.float32(np.nan if skip else 1 / step),
+      grad_norm=jnp.float32(np.inf if skip else step),
+      num_tokens=jnp.int32(10 * step),
+      skipped=jnp.int32(skip),
     )
-    metrics |= self.bad if step == self.bad_step else {}
     return state._replace(step=jnp.int32(step)), metrics
 
-  def train(self, *, start: int = 0, num_steps: int, eval_every: int = 100, save_every: int = 100):
+  def train(self, *, start=0, num_steps, eval_every=100, save_every=100, max_skipped=1, stop=None):
     state = TrainState(jnp.int32(start), params={}, opt_state=())
     return train(
       state,
@@ -47,6 +51,8 @@ class Recorder:
       save=lambda state: self.events.append(("save", int(state.step))),
       eval_every=eval_every,
       save_every=save_every,
+      max_skipped=max_skipped,
+      stop=stop,
     )
 
   def steps(self, kind: str) -> list[int]:
@@ -101,24 +107,46 @@ def test_a_run_that_ended_does_nothing_more():
   assert not recorder.events and not recorder.batches
 
 
-@pytest.mark.parametrize("metric", ["loss", "grad_norm"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("save_every", [1, 3, 5, 100])
-def test_a_number_that_is_none_stops_with_step_and_batch_and_saves_nothing_of_it(
-  metric, value, save_every
-):
-  recorder = Recorder(bad_step=5, bad_metric=metric, bad_value=value)
+def test_so_many_steps_skipped_in_a_row_stop_with_step_and_batch():
+  recorder = Recorder(skipped={2, 3, 5, 6, 7})
   with pytest.raises(NonFiniteError) as raised:
-    recorder.train(num_steps=9, save_every=save_every)
+    recorder.train(num_steps=9, max_skipped=3)
   message = str(raised.value)
-  assert re.match(r"step 5: loss (nan|inf|0.2)\S*, gradient norm (nan|inf|5.0)", message)
-  assert "batch 4 of shape 2x4" in message and "\n" not in message
-  assert recorder.steps("report") == [1, 2, 3, 4]
-  assert recorder.steps("save") == [step for step in (1, 2, 3, 4) if step % save_every == 0]
+  assert message.startswith("step 7: loss nan, gradient norm inf on batch 6 of shape 2x4, number 3")
+  assert "\n" not in message
+  assert recorder.steps("report") == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_last_step_that_is_not_finite_is_not_saved():
-  recorder = Recorder(bad_step=3)
+def test_fewer_in_a_row_are_reported_and_training_goes_on():
+  recorder = Recorder(skipped={2, 3, 5, 6, 8})
+  recorder.train(num_steps=9, max_skipped=3, save_every=3)
+  assert recorder.steps("report") == [*range(1, 10)] and recorder.steps("save") == [3, 6, 9]
+
+
+def test_the_last_step_can_be_one_too_many():
+  recorder = Recorder(skipped={3})
   with pytest.raises(NonFiniteError):
-    recorder.train(num_steps=3)
+    recorder.train(num_steps=3, max_skipped=1)
   assert not recorder.steps("save")
+
+
+@pytest.mark.parametrize("at", ["report", "evaluate", "save"])
+@pytest.mark.parametrize("save_every", [2, 5, 100])
+def test_sigterm_saves_the_step_reached_once_and_evaluates_no_more(at, save_every):
+  """Whatever was going on: all steps are reported, and the last one is the one saved."""
+  recorder = Recorder()
+
+  class Terminating(list):
+    def append(self, event):
+      super().append(event)
+      if event[0] == at and event[1] >= 3 and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        signal.raise_signal(signal.SIGTERM)  # a second one would kill
+
+  recorder.events = Terminating()
+  with Stop() as stop, pytest.raises(Stopped) as raised:
+    stop.waits = True
+    recorder.train(num_steps=1000, eval_every=5, save_every=save_every, stop=stop)
+  last = dict(report=4, evaluate=5, save={2: 4, 5: 5, 100: 100}[save_every])[at]
+  assert str(raised.value) == f"at step {last}"
+  assert recorder.steps("report") == [*range(1, last + 1)] == [x + 1 for x in recorder.batches]
+  assert recorder.steps("save").count(last) == 1 and recorder.steps("save")[-1] == last

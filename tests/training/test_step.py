@@ -10,7 +10,9 @@ from flax import nnx
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training import step as step_module
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.loss import cross_entropy
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
@@ -199,4 +201,60 @@ def test_parts_filled_up_with_padding_sum_to_the_whole(sgd_step):
 def test_a_batch_of_padding_changes_nothing(sgd_step):
   grads, metrics = gradient(sgd_step, keep(copy_task(0), np.s_[:0]))
   assert not grads.any()
-  assert metrics == dict(loss=0.0, grad_norm=0.0, num_tokens=0)
+  assert metrics == dict(loss=0.0, grad_norm=0.0, num_tokens=0, skipped=0)
+
+
+# --- steps that are not finite --------------------------------------------------------------------
+
+SPOILT = 3  # the step whose batch has one bad token
+
+
+def spoil(batch: Batch) -> Batch:
+  """One target of the sixth row is a token that `spoilt_loss` cannot bear."""
+  target = batch.target.copy()
+  target[5, 0] = 11
+  return batch._replace(target=target)
+
+
+def spoilt_loss(value: float):
+  """Cross-entropy that is `value` for token 11, and so is its gradient."""
+
+  def loss(logits, targets, **options):
+    factor = jnp.where(targets == 11, value, 1.0)[..., None]
+    return cross_entropy(logits * factor, targets, **options)
+
+  return loss
+
+
+def leave_out(state: TrainState) -> TrainState:
+  return state._replace(step=state.step + 1)
+
+
+@pytest.mark.parametrize("num_devices, num_microbatches, value", [(8, 1, np.inf), (1, 4, np.nan)])
+def test_a_step_that_is_not_finite_is_as_if_left_out(
+  num_devices, num_microbatches, value, monkeypatch
+):
+  monkeypatch.setattr(step_module, "cross_entropy", spoilt_loss(value))
+  train_step = make_train_step(
+    make_model(**DROPOUT)[0],
+    ADAM,
+    bos=BOS,
+    label_smoothing=0.1,
+    num_microbatches=num_microbatches,
+    dropout_key=jax.random.key(0),
+  )
+  mesh = data_mesh(num_devices)
+  skipping, leaving_out = start(ADAM, num_devices), start(ADAM, num_devices)
+  for step in range(6):
+    batch = copy_task(step)
+    batch = Batch(*(np.where(side == 11, 10, side) for side in batch))
+    if step == SPOILT:
+      leaving_out = replicate(leave_out(leaving_out), mesh)
+      batch = spoil(batch)
+    else:
+      leaving_out, _ = train_step(leaving_out, shard_rows(batch, mesh))
+    skipping, metrics = train_step(skipping, shard_rows(batch, mesh))
+    assert int(metrics["skipped"]) == (step == SPOILT)
+    assert np.isfinite(float(metrics["loss"]) + float(metrics["grad_norm"])) == (step != SPOILT)
+  jax.tree.map(np.testing.assert_array_equal, skipping, leaving_out)
+  assert int(skipping.step) == 6 and np.isfinite(jax.tree.leaves(skipping.params)[0]).all()

@@ -1,0 +1,92 @@
+"""A folder of checkpoints as files: its steps, what was set aside of them, and room for more."""
+
+import errno
+import json
+import pathlib
+import re
+import shutil
+
+from relpos_jax.errors import InputError
+
+# What a failed write says when there is no room: of the file system, of the user, for one file.
+_NO_ROOM = re.compile("No space left on device|Disk quota exceeded|File too large")
+_NO_ROOM_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def numbered(folder: pathlib.Path) -> list[int]:
+  """The steps there are folders of, whole or not, in order.
+
+  >>> numbered(pathlib.Path("nowhere"))
+  []
+  """
+  if not folder.is_dir():
+    return []
+  names = (path.name for path in folder.iterdir() if path.is_dir())
+  return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def set_aside(path: pathlib.Path, reason: str) -> pathlib.Path:
+  """Renames the folder of a step to `damaged-STEP`, with the reason in a file; returns the new one.
+
+  Raises:
+    OSError: it cannot be renamed.
+  """
+  new = path.with_name(f"damaged-{path.name}")
+  count = 1
+  while new.exists():
+    count += 1
+    new = path.with_name(f"damaged-{path.name}-{count}")
+  path.rename(new)
+  new.joinpath("reason.txt").write_text(f"{reason}\n", encoding="utf-8")
+  return new
+
+
+def aside(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+  """The folders that were set aside, each with its reason."""
+  if not folder.is_dir():
+    return {}
+  paths = [path for path in sorted(folder.iterdir()) if re.match(r"damaged-\d", path.name)]
+  return {path: _reason(path / "reason.txt") for path in paths}
+
+
+def _reason(file: pathlib.Path) -> str:
+  try:
+    return " ".join(file.read_text(encoding="utf-8").split())
+  except (OSError, ValueError):
+    return "no reason is on file"
+
+
+def is_foreign(path: pathlib.Path) -> bool:
+  """Whether another program saved a checkpoint: Orbax keeps the names of what was saved."""
+  try:
+    metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
+    return "manifest" not in (metadata["item_handlers"] or {})
+  except (OSError, ValueError, KeyError, TypeError):
+    return False
+
+
+def num_bytes(path: pathlib.Path) -> int:
+  """Of all files in a folder."""
+  return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def check_room(folder: pathlib.Path, needed: int) -> None:
+  """Raises InputError unless the file system has `needed` bytes left for the folder."""
+  there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  if shutil.disk_usage(there).free < needed:
+    raise no_room(folder, needed)
+
+
+def no_room(folder: pathlib.Path, needed: int) -> InputError:
+  """The error of a checkpoint for which there is no room."""
+  there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  free = shutil.disk_usage(there).free
+  return InputError(
+    f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {free:,} are free: "
+    "make room and go on with the same command; the checkpoints there are stay good"
+  )
+
+
+def is_no_room(error: BaseException) -> bool:
+  """Whether a write failed because the disk, or the user's part of it, is full."""
+  return getattr(error, "errno", None) in _NO_ROOM_CODES or bool(_NO_ROOM.search(str(error)))

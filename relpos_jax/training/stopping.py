@@ -1,0 +1,82 @@
+"""What a run does when it is asked to end: SIGTERM, as schedulers and clouds send it."""
+
+import functools
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from relpos_jax.typing import Array, Bool, PyTree
+
+
+class Stopped(Exception):
+  """The run was asked to end, and has saved what there was to save."""
+
+
+class Stop:
+  """Hears SIGTERM between `with` and its end; a second one kills.
+
+  At once a `Stopped` is raised, but where `waits` is true: there a step of training is not to be
+  cut short. Those that train look at `reached` after each step, and one process's signal stops all
+  at the same step: `ask` after a step, in every process, and `hear` the answer when the step's
+  metrics are read.
+
+  >>> with Stop() as stop:
+  ...   stop.waits = True
+  ...   signal.raise_signal(signal.SIGTERM)
+  ...   print(stop.hear(stop.ask()))
+  True
+  """
+
+  def __init__(self):
+    self.waits = False
+    self.reached = False  # and all processes know
+    self._asked = False  # this process was
+    self._before = None
+
+  def __enter__(self) -> "Stop":
+    if threading.current_thread() is threading.main_thread():  # as Python wants it
+      self._before = signal.signal(signal.SIGTERM, self._note)
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._before is not None:
+      signal.signal(signal.SIGTERM, self._before)
+
+  def ask(self, after: PyTree = ()) -> Bool[Array, ""] | None:
+    """Whether any of several processes was asked to end: an array that is not waited for.
+
+    `after` are arrays of what was last computed.
+    """
+    if jax.process_count() == 1:
+      return None
+    one_by_one = jax.default_backend() == "cpu"  # where two reductions at once may block each other
+    if one_by_one:
+      jax.block_until_ready(after)
+    place, any_of = _over_processes()
+    flags = np.array([self._asked])
+    answer = any_of(jax.make_array_from_callback((jax.process_count(),), place, lambda _: flags))
+    return jax.block_until_ready(answer) if one_by_one else answer
+
+  def hear(self, answer: Bool[Array, ""] | None) -> bool:
+    """Waits for the answer; returns `reached`."""
+    self.reached |= self._asked if answer is None else bool(answer)
+    return self.reached
+
+  def _note(self, *_) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    self._asked = True
+    if not self.waits:
+      raise Stopped
+
+
+@functools.cache
+def _over_processes():
+  """Where each process has a flag of its own, and what tells all of them whether any is true."""
+  firsts = {device.process_index: device for device in reversed(jax.devices())}
+  mesh = Mesh([firsts[i] for i in range(jax.process_count())], ("process",))
+  place = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+  return place("process"), jax.jit(jnp.any, out_shardings=place())

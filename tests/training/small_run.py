@@ -1,0 +1,87 @@
+"""A training so small that its processes cost little more than their start.
+
+  python tests/training/small_run.py FOLDER NUM_STEPS [PROCESS SIGNAL STEP]
+
+Prints its losses by step as JSON. A process sends itself a signal when it reports a step.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.loop import train
+from relpos_jax.training.processes import check_same, join_processes
+from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
+from relpos_jax.training.step import TrainState
+from relpos_jax.training.stopping import Stop, Stopped
+
+
+class Rows(NamedTuple):
+  target: jax.Array
+
+
+def batch(step: int) -> Rows:
+  return Rows(np.random.default_rng(step).normal(size=(8, 4)).astype(np.float32))
+
+
+@jax.jit
+def train_step(state: TrainState, batch: Rows):
+  loss = lambda w: jnp.mean((jnp.tanh(batch.target) @ w - 1) ** 2)
+  value, gradient = jax.value_and_grad(loss)(state.params)
+  metrics = dict(loss=value, grad_norm=jnp.float32(1), num_tokens=jnp.int32(8), skipped=0)
+  return TrainState(state.step + 1, state.params - 0.1 * gradient, ()), metrics
+
+
+def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: None):
+  """Trains from the last checkpoint, if any; returns losses by step."""
+  mesh = data_mesh(num_devices)
+  losses = {}
+
+  def report(step, metrics):
+    losses[step] = metrics["loss"]
+    at(step)
+
+  with Stop() as stop, Checkpoints(folder) as checkpoints:
+    state = replicate(TrainState(jnp.int32(0), jnp.ones(4), ()), mesh)
+    if checkpoints.latest_step() is not None:
+      state = checkpoints.restore(like=state)
+    check_same("the first batch", batch(0))
+    stop.waits = True
+    with contextlib.suppress(Stopped):
+      train(
+        state,
+        train_step,
+        (shard_rows(batch(step), mesh) for step in itertools.count(int(state.step))),
+        num_steps=num_steps,
+        report=report,
+        evaluate=lambda state: None,
+        save=lambda state: checkpoints.save(int(state.step), state),
+        eval_every=1000,
+        save_every=1000,
+        stop=stop,
+      )
+  return losses
+
+
+def main(folder: str, num_steps: str, process="0", signal="0", step="0") -> None:
+  join_processes()
+
+  def at(now):
+    if signal != "0" and (jax.process_index(), now) == (int(process), int(step)):
+      os.kill(os.getpid(), int(signal))
+
+  losses = run(pathlib.Path(folder), int(num_steps), at=at)
+  print(json.dumps(dict(process=jax.process_index(), losses=losses)))
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""Several processes on one machine train as one does, and end together."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from relpos_jax.errors import InputError
+from relpos_jax.training.processes import is_one_of_several, join_processes
+from tests.training import small_run
+
+ROOT = pathlib.Path(__file__).parents[2]
+CPU = dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2", PYTHONPATH=str(ROOT))
+
+
+def slurm(process: int, number: int) -> dict[str, str]:
+  """What srun tells a task of a step on this machine; nothing else tells where the others are."""
+  return dict(
+    SLURM_JOB_ID=str(os.getpid()),  # of which JAX makes the port
+    SLURM_NTASKS=str(number),
+    SLURM_PROCID=str(process),
+    SLURM_LOCALID=str(process),
+    SLURM_STEP_NODELIST="localhost",
+    SLURM_STEP_NUM_NODES="1",
+  )
+
+
+def start(*arguments, number: int = 2) -> list[subprocess.Popen]:
+  command = [sys.executable, small_run.__file__, *map(str, arguments)]
+  return [
+    subprocess.Popen(
+      command,
+      env=dict(os.environ, **CPU, **slurm(process, number)),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    for process in range(number)
+  ]
+
+
+def answers(processes):
+  """Each process's losses by step."""
+  texts = [process.communicate(timeout=120) for process in processes]
+  assert [process.returncode for process in processes] == [0] * len(processes), texts
+  lines = [line for out, _ in texts for line in out.splitlines() if line.startswith("{")]
+  found = {answer["process"]: answer["losses"] for answer in map(json.loads, lines)}
+  return [{int(k): v for k, v in found[i].items()} for i in range(len(processes))]
+
+
+def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_path):
+  """SIGTERM to either stops both at one step, and it is saved."""
+  straight = small_run.run(tmp_path / "straight", 20, num_devices=4)
+  folder = tmp_path / "checkpoints"
+  losses = small_run.run(folder, 3, num_devices=4)
+
+  first, second = answers(start(folder, 20, 1, int(signal.SIGTERM), 6))
+  assert first == second and 6 <= max(first) < 10
+  assert sorted(path.name for path in folder.iterdir()) == ["3", str(max(first))]
+
+  losses |= first | small_run.run(folder, 20, num_devices=2)
+  assert [*losses] == [*range(1, 21)]
+  np.testing.assert_allclose([*losses.values()], [*straight.values()], rtol=0, atol=1e-5)
+  assert straight[20] < straight[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_worker_ends_the_other_within_15_seconds(victim, tmp_path):
+  processes = start(tmp_path / "checkpoints", 10**9, victim, int(signal.SIGKILL), 6)
+  assert processes[victim].wait(120) == -signal.SIGKILL
+  died = time.monotonic()
+  assert processes[1 - victim].wait(60) in (-signal.SIGABRT, 1)
+  assert time.monotonic() - died < 15
+  for process in processes:
+    process.communicate()
+
+
+def test_where_the_environment_names_others_or_is_wrong():
+  assert is_one_of_several(slurm(0, 2)) and is_one_of_several({"OMPI_COMM_WORLD_SIZE": "4"})
+  batch_script = {k: v for k, v in slurm(0, 2).items() if "STEP" not in k}
+  for alone in ({}, slurm(0, 1), batch_script, {"OMPI_COMM_WORLD_SIZE": "1"}):
+    assert not is_one_of_several(alone)
+    join_processes(env=alone)
+  with pytest.raises(InputError, match="JAX_PROCESS_ID is 'x'"):
+    join_processes(env=dict(JAX_COORDINATOR_ADDRESS="localhost:1", JAX_PROCESS_ID="x"))

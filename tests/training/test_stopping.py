@@ -1,0 +1,53 @@
+"""SIGTERM is heard once, where it should be, and its handler is put back."""
+
+import signal
+import threading
+
+import pytest
+
+from relpos_jax.training.stopping import Stop, Stopped
+
+
+def terminate():
+  signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def before():
+  """The handler of whoever calls."""
+  handler = lambda *_: None
+  old = signal.signal(signal.SIGTERM, handler)
+  yield handler
+  signal.signal(signal.SIGTERM, old)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_one_signal_stops_a_second_kills_and_the_handler_is_put_back(waits, before):
+  with Stop() as stop:
+    stop.waits = waits
+    if waits:
+      terminate()
+    else:
+      with pytest.raises(Stopped):
+        terminate()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert not stop.reached and stop.hear(stop.ask()) and stop.reached
+  assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_nothing_is_reached_without_a_signal(before):
+  with Stop() as stop:
+    assert not stop.hear(stop.ask()) and not stop.reached
+  assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_in_another_thread_signals_are_left_alone(before):
+  def use():
+    with Stop() as stop:
+      heard.append((stop.hear(stop.ask()), signal.getsignal(signal.SIGTERM)))
+
+  heard = []
+  thread = threading.Thread(target=use)
+  thread.start()
+  thread.join()
+  assert heard == [(False, before)]
