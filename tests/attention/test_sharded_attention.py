@@ -1,4 +1,4 @@
-"""Law 11: sharded over batch and heads the result is one device's, and nothing big moves."""
+"""Law 11: sharded over batch, heads or the sequence the result is one device's."""
 
 import functools
 import re
@@ -11,12 +11,12 @@ from compiling import quickly
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from relpos_jax import RelativePositions, dot_product_attention
-from relpos_jax.attention import chunked
+from relpos_jax.attention import chunked, pallas_tpu
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
 # Of the axes by letter; others have size 1.
-SIZES = dict(B=8, T=24, S=24, N=4, K=2, H=16, R=9)
+SIZES = dict(B=8, T=24, S=24, P=24, N=4, K=2, H=16, R=9)
 HEADS_TOO = dict(B="data", N="model", K="model")
 BATCH_ALONE = dict(B=("data", "model"))
 
@@ -24,7 +24,7 @@ BATCH_ALONE = dict(B=("data", "model"))
 def check_eight_devices_equal_one(attend, axes, along, stays=True):
   """For `attend` of a dict of arrays with these axes.
 
-  along: the mesh axes of a letter; stays: whether nothing may move.
+  along: the mesh axes of a letter; stays: whether nothing may move. Returns the compiled text.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
@@ -48,6 +48,7 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True):
     strict=True,
   ):
     np.testing.assert_allclose(eight, one, rtol=1e-4, atol=1e-4)
+  return compiled.as_text()
 
 
 def call(attention, arrays, **options):
@@ -58,6 +59,10 @@ def call(attention, arrays, **options):
 
 def in_blocks(*args, **options):
   return chunked.attention(gather_inputs(*args, **options), block=8)
+
+
+def in_tiles(*args, **options):
+  return pallas_tpu.attention(gather_inputs(*args, **options), block=2, lanes=2)
 
 
 @pytest.mark.parametrize("table", ["RH", "RNH"])
@@ -98,6 +103,49 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
     return jnp.pad(output, ((0, 2), (0, 0), (0, 0), (0, 0)), constant_values=1)
 
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, stays=False)
+
+
+ALONG_A_SEQUENCE = dict(T="data", S="data", N="model", K="model")
+
+
+@pytest.mark.parametrize(
+  "heads, implementation, is_causal",
+  [
+    ("N", "chunked", True),
+    ("K", "chunked", False),
+    ("N", "pallas_tpu", False),
+    ("K", "pallas_tpu", True),
+  ],
+)
+def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal):
+  """Of keys and values all are gathered, their gradients scattered; queries stay."""
+  key = f"BS{heads}H"
+  axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
+  options = dict(is_causal=is_causal)
+  attention = in_blocks if implementation == "chunked" else in_tiles
+  if implementation == "chunked":
+    axes |= dict(bias="BNTP")
+  elif heads == "K":
+    options |= dict(query_segment_ids=jnp.arange(24) // 7, key_segment_ids=jnp.arange(24) // 7)
+  if heads == "K":
+    options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+  attend = lambda arrays: call(attention, arrays, **options)
+  text = check_eight_devices_equal_one(attend, axes, ALONG_A_SEQUENCE, stays=False)
+  moved = lambda name: re.findall(rf"= f32\[([\d,]+)\]\S* {name}(?:-start)?\(", text)
+  gathered = dict(chunked="8,24,{},16", pallas_tpu="8,{},24,16")[implementation]
+  assert set(moved("all-gather")) == {gathered.format(SIZES[heads] // 2)}
+  assert len(moved("reduce-scatter")) == 2 and not moved("all-to-all")
+
+
+def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
+  """T = 24 over four devices, S = 21."""
+  axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table="RNH", value_table="RH")
+
+  def attend(arrays):
+    fewer = {name: arrays[name][:, :21] for name in ("key", "value")}
+    return call(in_blocks, arrays | fewer)
+
+  check_eight_devices_equal_one(attend, axes, dict(T="data", N="model"), stays=False)
 
 
 def test_explicit_mesh_axes_are_refused():
