@@ -2,6 +2,10 @@
 
 Batch, heads and queries may be sharded, evenly, and nothing else: every other axis is made whole
 first. Where queries are sharded, a sequence lies on several devices: each gathers all of its keys.
+
+What is cut by which axes of the mesh is known in one of two ways. With a mesh in context
+(`jax.set_mesh`) by the axes' names, `AXIS_NAMES`. Without one it is as the query is sharded; for
+that the compiler asks, which on TPUs it does not (JAX's issue 38196): set the mesh there.
 """
 
 import itertools
@@ -17,10 +21,13 @@ from jax.experimental.custom_partitioning import (
   SdyShardingRule,
   custom_partitioning,
 )
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from relpos_jax.typing import Array, ArrayLike
+
+# What the axes of a mesh in context cut: B batch, N heads, T queries.
+AXIS_NAMES = dict(B=("data", "fsdp"), N=("tensor", "model"), T=("sequence",))
 
 Arrays = dict[str, Array]
 # The mesh axes that cut the axis of a letter.
@@ -49,59 +56,103 @@ def over_devices(
     tile: queries that stay together.
   """
   results = jax.eval_shape(lambda operands: kernel(operands, 0), operands)
-
-  def outputs(arrays, first_query=0):
-    found = kernel(dict(zip(operands, arrays, strict=True)), first_query)
-    return tuple(found[name] for name in results)
-
-  @custom_partitioning
-  def whole(*arrays):
-    return outputs(arrays)
-
-  def partition(mesh, given, _):
-    cut = _cut(axes, dict(zip(operands, given, strict=True)), mesh, tile)
-    ends = {name: _End.of(cut, axes[name], results[name], mesh) for name in results}
-    specs = lambda arrays: (_spec(cut, axes[name], array.shape) for name, array in arrays.items())
-    place = lambda specs: tuple(NamedSharding(mesh, spec) for spec in specs)
-
-    def part(*arrays):
-      """The results of one device; a sum is that of all devices."""
-      found = outputs(arrays, _first_query(cut, axes, dict(zip(operands, arrays, strict=True))))
-      return tuple(end.total(x) for end, x in zip(ends.values(), found, strict=True))
-
-    return mesh, part, place(end.spec for end in ends.values()), place(specs(operands))
-
-  whole.def_partition(partition=partition, sharding_rule=_rule(axes, operands, results))
-  found = sequential_vmap(whole)(*operands.values())
+  call = _Call(kernel, axes, {name: x.shape for name, x in operands.items()}, results, tile)
+  mesh = jax.sharding.get_abstract_mesh()
+  names = {name for name in itertools.chain(*AXIS_NAMES.values()) if _is_free(mesh, name)}
+  function = call.over(mesh, names) if names else call.as_sharded()
+  found = sequential_vmap(function)(*operands.values())
   return dict(zip(results, found, strict=True))
 
 
-def _cut(axes: Mapping[str, str], given: dict, mesh: Mesh, tile: int) -> Cut:
-  """The mesh axes of each letter: the query's, where they cut it and the key heads evenly."""
-  size = lambda letter, name: given[name].shape[axes[name].index(letter)]
-  spec = given["query"].sharding.spec
-  of_query = dict(zip(axes["query"], (*spec, *[None] * 4), strict=False))
+def _is_free(mesh: AbstractMesh, name: str) -> bool:
+  """Whether the mesh has this axis, and nobody has cut by it before."""
+  types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+  return types.get(name) == AxisType.Auto and mesh.shape[name] > 1
 
-  def even(letter: str, size: int, together: int = 1) -> tuple[str, ...]:
-    names = of_query.get(letter)
-    names = (names,) if isinstance(names, str) else names or ()
-    return names if size % (together * math.prod(mesh.shape[x] for x in names)) == 0 else ()
 
-  heads = even("N", size("K", "key"))
-  queries = even("T", size("T", "query"), tile) if "T" in axes["query"] else ()
-  return {"B": even("B", size("B", "query")), "N": heads, "K": heads, "T": queries}
+class _Call(NamedTuple):
+  """The arguments of `over_devices`: shapes of operands, and what the kernel makes of them."""
+
+  kernel: Callable[[Arrays, ArrayLike], Arrays]
+  axes: Mapping[str, str]
+  operands: Mapping[str, tuple[int, ...]]
+  results: Mapping[str, jax.ShapeDtypeStruct]
+  tile: int
+
+  def over(self, mesh: AbstractMesh, names: set[str]) -> Callable:
+    """The call, cut by axes of the mesh in context, of these names."""
+    wanted = {letter: tuple(n for n in some if n in names) for letter, some in AXIS_NAMES.items()}
+    cut = self.cut(wanted, mesh)
+    ends = self.ends(cut, mesh)
+    return jax.shard_map(
+      self.part(cut, ends),
+      in_specs=self.specs(cut),
+      out_specs=tuple(end.spec for end in ends),
+      axis_names=names,
+      check_vma=False,
+    )
+
+  def as_sharded(self) -> Callable:
+    """The call, cut as the compiler finds the query sharded."""
+    whole = custom_partitioning(lambda *arrays: self.outputs(arrays, 0))
+
+    def partition(mesh, given, _):
+      spec = given[[*self.operands].index("query")].sharding.spec
+      tuples = ((x,) if isinstance(x, str) else x or () for x in (*spec, *[None] * 4))
+      cut = self.cut(dict(zip(self.axes["query"], tuples, strict=False)), mesh)
+      ends = self.ends(cut, mesh)
+      place = lambda specs: tuple(NamedSharding(mesh, spec) for spec in specs)
+      return mesh, self.part(cut, ends), place(end.spec for end in ends), place(self.specs(cut))
+
+    rule = _rule(self.axes, self.operands, {name: x.shape for name, x in self.results.items()})
+    whole.def_partition(partition=partition, sharding_rule=rule)
+    return whole
+
+  def cut(self, wanted: Cut, mesh: Mesh | AbstractMesh) -> Cut:
+    """The mesh axes wanted, where they cut the query and the key heads evenly."""
+
+    def even(letter: str, array: str, together: int = 1) -> tuple[str, ...]:
+      names = wanted.get(letter[0], ())
+      size = self.operands[array][self.axes[array].index(letter[-1])]
+      return names if size % (together * math.prod(mesh.shape[x] for x in names)) == 0 else ()
+
+    heads = even("NK", "key")
+    queries = even("T", "query", self.tile) if "T" in self.axes["query"] else ()
+    return {"B": even("B", "query"), "N": heads, "K": heads, "T": queries}
+
+  def specs(self, cut: Cut) -> tuple[PartitionSpec, ...]:
+    """Of the operands."""
+    return tuple(_spec(cut, self.axes[name], shape) for name, shape in self.operands.items())
+
+  def ends(self, cut: Cut, mesh: Mesh | AbstractMesh) -> tuple["_End", ...]:
+    """Of the results."""
+    return tuple(_End.of(cut, self.axes[name], x, mesh) for name, x in self.results.items())
+
+  def part(self, cut: Cut, ends: tuple["_End", ...]) -> Callable:
+    """What one device does with its parts of the operands; a sum is that of all devices."""
+
+    def of_one_device(*arrays):
+      found = self.outputs(arrays, self.first_query(cut, arrays))
+      return tuple(end.total(x) for end, x in zip(ends, found, strict=True))
+
+    return of_one_device
+
+  def first_query(self, cut: Cut, arrays: tuple[Array, ...]) -> ArrayLike:
+    """The number of a device's first query; 0, and known before compiling, if it has all."""
+    if not cut["T"]:
+      return 0
+    query = arrays[[*self.operands].index("query")]
+    return jax.lax.axis_index(cut["T"]) * query.shape[self.axes["query"].index("T")]
+
+  def outputs(self, arrays: tuple[Array, ...], first_query: ArrayLike) -> tuple[Array, ...]:
+    """The kernel's, in the order of the results."""
+    found = self.kernel(dict(zip(self.operands, arrays, strict=True)), first_query)
+    return tuple(found[name] for name in self.results)
 
 
 def _spec(cut: Cut, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
   sharded = (cut.get(x) or None if n > 1 else None for x, n in zip(letters, shape, strict=True))
   return PartitionSpec(*sharded)
-
-
-def _first_query(cut: Cut, axes: Mapping[str, str], arrays: Arrays) -> ArrayLike:
-  """The number of a device's first query; 0, and known before compiling, if it has all."""
-  if not cut["T"]:
-    return 0
-  return jax.lax.axis_index(cut["T"]) * arrays["query"].shape[axes["query"].index("T")]
 
 
 class _End(NamedTuple):
@@ -118,7 +169,9 @@ class _End(NamedTuple):
   spec: PartitionSpec
 
   @classmethod
-  def of(cls, cut: Cut, letters: str, result: jax.ShapeDtypeStruct, mesh: Mesh) -> "_End":
+  def of(
+    cls, cut: Cut, letters: str, result: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh
+  ) -> "_End":
     shape, keys = result.shape, letters.find("S")
     shared = (cut.get(x, ()) for x, n in zip(letters, shape, strict=True) if n == 1)
     summed, spec = tuple(itertools.chain(*shared)), _spec(cut, letters, shape)
@@ -137,9 +190,9 @@ class _End(NamedTuple):
     return x.astype(self.dtype)
 
 
-def _rule(axes: Mapping[str, str], operands: dict, results: dict) -> SdyShardingRule:
+def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdyShardingRule:
   """How shardings spread: along B, T, N and K, a head axis N of K groups where K < N."""
-  query, key = (dict(zip(axes[n], operands[n].shape, strict=True)) for n in ("query", "key"))
+  query, key = (dict(zip(axes[n], operands[n], strict=True)) for n in ("query", "key"))
   grouped = 1 < key["K"] < query["N"]
   heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
   ones, whole = itertools.count(), {}  # in the order in which they appear
@@ -151,10 +204,10 @@ def _rule(axes: Mapping[str, str], operands: dict, results: dict) -> SdySharding
       whole[letter] = None
     return heads.get(letter, letter)
 
-  mapping = lambda array, letters: ArrayMapping(*map(factor, letters, array.shape))
+  mapping = lambda shape, letters: ArrayMapping(*map(factor, letters, shape))
   mappings = [
-    tuple(mapping(array, axes[name]) for name, array in arrays.items())
-    for arrays in (operands, results)
+    tuple(mapping(shape, axes[name]) for name, shape in shapes.items())
+    for shapes in (operands, results)
   ]
   sizes = dict(G=query["N"] // key["K"]) if grouped else {}
   return SdyShardingRule(*mappings, need_replication_factors=tuple(whole), **sizes)

@@ -1,5 +1,6 @@
 """Law 11: sharded over batch, heads or the sequence the result is one device's."""
 
+import contextlib
 import functools
 import re
 
@@ -21,10 +22,11 @@ HEADS_TOO = dict(B="data", N="model", K="model")
 BATCH_ALONE = dict(B=("data", "model"))
 
 
-def check_eight_devices_equal_one(attend, axes, along, stays=True):
+def check_eight_devices_equal_one(attend, axes, along, stays=True, in_context=False):
   """For `attend` of a dict of arrays with these axes.
 
-  along: the mesh axes of a letter; stays: whether nothing may move. Returns the compiled text.
+  along: the mesh axes of a letter; stays: whether nothing may move; in_context:
+  whether the mesh is set. Returns the compiled text.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
@@ -34,12 +36,14 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True):
     output, pull_back = jax.vjp(attend, arrays)
     return output, *pull_back(output)
 
-  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+  names = ("sequence" if "T" in along else "data", "model")
+  mesh = jax.make_mesh((4, 2), names, axis_types=(AxisType.Auto,) * 2)
   place = lambda letters: NamedSharding(mesh, PartitionSpec(*map(along.get, letters)))
   places = {name: place(letters) for name, letters in axes.items()}
   jit = functools.partial(quickly, output_and_gradients)
   sharded = jit(in_shardings=(places,), out_shardings=(place("BTNH"), places))
-  compiled = sharded.lower(arrays).compile()
+  with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+    compiled = sharded.lower(arrays).compile()
   moves = "(all-gather|all-to-all|collective-permute)"
   assert not stays or not re.findall(rf"= .*? {moves}(?:-start)?\(", compiled.as_text())
   for one, eight in zip(
@@ -76,6 +80,14 @@ def test_eight_devices_equal_one(implementation, table):
   check_eight_devices_equal_one(attend, axes, HEADS_TOO)
 
 
+@pytest.mark.parametrize("along", [HEADS_TOO, BATCH_ALONE])
+def test_a_mesh_in_context_says_what_is_cut(along):
+  """By the names of its axes, where the compiler does not ask; also where they do not fit."""
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
+  attend = lambda arrays: call(in_tiles, arrays, is_causal=True)
+  check_eight_devices_equal_one(attend, axes, along, along is HEADS_TOO, in_context=True)
+
+
 @pytest.mark.parametrize(
   "bias, heads, along",
   [(bias, heads, HEADS_TOO) for bias in ("BNTS", "1NTS", "11TS") for heads in "NK"]
@@ -105,19 +117,15 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, stays=False)
 
 
-ALONG_A_SEQUENCE = dict(T="data", S="data", N="model", K="model")
+ALONG_A_SEQUENCE = dict(T="sequence", S="sequence", N="model", K="model")
 
 
+@pytest.mark.parametrize("in_context", [False, True])
 @pytest.mark.parametrize(
   "heads, implementation, is_causal",
-  [
-    ("N", "chunked", True),
-    ("K", "chunked", False),
-    ("N", "pallas_tpu", False),
-    ("K", "pallas_tpu", True),
-  ],
+  [("N", "chunked", True), ("K", "chunked", False), ("K", "pallas_tpu", True)],
 )
-def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal):
+def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, in_context):
   """Of keys and values all are gathered, their gradients scattered; queries stay."""
   key = f"BS{heads}H"
   axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
@@ -130,10 +138,12 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal)
   if heads == "K":
     options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
   attend = lambda arrays: call(attention, arrays, **options)
-  text = check_eight_devices_equal_one(attend, axes, ALONG_A_SEQUENCE, stays=False)
+  along = ALONG_A_SEQUENCE
+  text = check_eight_devices_equal_one(attend, axes, along, stays=False, in_context=in_context)
   moved = lambda name: re.findall(rf"= f32\[([\d,]+)\]\S* {name}(?:-start)?\(", text)
-  gathered = dict(chunked="8,24,{},16", pallas_tpu="8,{},24,16")[implementation]
-  assert set(moved("all-gather")) == {gathered.format(SIZES[heads] // 2)}
+  sizes = lambda shape: sorted(map(int, shape.split(",")))
+  keys = sorted([SIZES["B"], SIZES["S"], SIZES[heads] // 2, SIZES["H"]])
+  assert all(sizes(shape) == keys for shape in moved("all-gather"))
   assert len(moved("reduce-scatter")) == 2 and not moved("all-to-all")
 
 
@@ -145,7 +155,7 @@ def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide()
     fewer = {name: arrays[name][:, :21] for name in ("key", "value")}
     return call(in_blocks, arrays | fewer)
 
-  check_eight_devices_equal_one(attend, axes, dict(T="data", N="model"), stays=False)
+  check_eight_devices_equal_one(attend, axes, dict(T="sequence", N="model"), stays=False)
 
 
 def test_explicit_mesh_axes_are_refused():
