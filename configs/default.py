@@ -28,13 +28,16 @@ def get_config() -> ConfigDict:
         moses=False,  # normalise and tokenise as Moses does, before the vocabulary is trained
         lowercase=False,
         embedded=dict(seed=0, train_size=20_000),
-        multi30k=dict(path=""),  # a folder of the captions' .gz files; empty: download them
+        multi30k=dict(
+          path="",  # a folder of the captions' files; empty: download them
+          prepared=False,  # the published baseline's files: Moses tokens, lower case, subwords
+        ),
         wmt14=dict(),
         # Each "source_file,target_file" or one "file.tsv", plain or .gz.
         pairs=dict(train="", valid="", test=""),
       ),
       vocabulary=dict(
-        kind="bpe",  # or wordpiece
+        kind="bpe",  # or wordpiece; words: of text that is tokenised already
         size=32_768,
         joint=True,  # one for both languages, or one each
       ),
@@ -89,6 +92,7 @@ def get_config() -> ConfigDict:
       evaluation=dict(
         tokenize="13a",  # sacreBLEU's; none where data.moses is on
         lowercase=False,
+        subword_mark="",  # ends a subword in the data, as @@; words are joined before scoring
       ),
     )
   )

@@ -4,7 +4,10 @@
   python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
 
 Arguments, separated by commas and in any order: base or big; ende or enfr; relative or sinusoidal;
-v1 or v2 (below). Made for eight accelerators: 4,096 tokens on each.
+v1 or v2 (below). Made for eight accelerators: 4,096 tokens on each; what they need of a TPU's chips
+says
+
+  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
 
 The paper leaves open which of two recipes its code used. v1 (September 2017): post-norm, dropout on
 embeddings and sub-layers only, warmup 4,000 and rate 1. v2 (October 2017): pre-norm, dropout on

@@ -19,14 +19,19 @@ from ml_collections import ConfigDict
 from configs import default
 from experiments import command
 from experiments.run import Run, encode_pairs, load_data, load_run, make_translator
-from experiments.validation import changes
+from experiments.validation import changes, is_prepared
 from relpos_jax.data.batching import pair_lengths
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.evaluation.attention import attention_panels
-from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
+from relpos_jax.evaluation.bleu import (
+  corpus_bleu,
+  join_subwords,
+  paper_bleu,
+  sentence_statistics,
+)
 from relpos_jax.evaluation.pictures import attention_heatmap, learning_curves
 from relpos_jax.evaluation.record import make_record, to_line
-from relpos_jax.evaluation.report import BleuRow, bleu_table, plain_text, samples
+from relpos_jax.evaluation.report import BleuRow, Sample, bleu_table, plain_text, samples
 from relpos_jax.training.reporting import read_metrics
 from relpos_jax.training.workdir import check_writable, read_json, write_whole
 
@@ -52,7 +57,7 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     start = time.perf_counter()
     translations = translate(sources)
     seconds[split] = round(time.perf_counter() - start, 1)
-    text = "".join(f"{line}\n" for line in translations)
+    text = "".join(f"{line}\n" for line in joined(run.config, translations))
     workdir.joinpath(f"{split}.translations.txt").write_text(text, encoding="utf-8")
     rows.append(score(run.config, split, translations, references))
     sentences[split] = count_sentences(run, corpus.splits[split], translations)
@@ -63,12 +68,18 @@ def evaluate(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     print("no test pairs to score: give --config.data.pairs.test=source_file,target_file")
   else:
     _write_results(workdir, rows, seconds)
-    print("", plain_text(bleu_table(rows)), plain_text(samples(examples)), sep="\n\n", end="\n\n")
+    shown = samples([Sample(*joined(run.config, triple)) for triple in examples])
+    print("", plain_text(bleu_table(rows)), plain_text(shown), sep="\n\n", end="\n\n")
     source, _, translation = _of_middling_length(examples)
     pictures.append(draw_attention(run, source, translation, workdir / "attention.png"))
   print("pictures:", *pictures)
   if rows:
     _write_record(workdir, rows, sentences)
+
+
+def joined(config: ConfigDict, lines: Sequence[str]) -> list[str]:
+  """Lines for people to read: words, where the model has marked subwords."""
+  return [join_subwords(line, config.evaluation.subword_mark) for line in lines]
 
 
 def score(
@@ -83,7 +94,8 @@ def score(
       translations,
       references,
       config.data.languages.partition("-")[2],
-      tokenized=config.data.moses,
+      tokenized=config.data.moses or is_prepared(config),
+      subword_mark=config.evaluation.subword_mark,
     ),
   )
 

@@ -5,8 +5,8 @@ import pathlib
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from configs import default
@@ -18,9 +18,10 @@ from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import Tokenizers, encode, load_tokenizers, train_tokenizer
 from relpos_jax.decoding.translator import Translator
 from relpos_jax.errors import InputError
+from relpos_jax.evaluation.bleu import join_subwords
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import data_mesh, replicate
+from relpos_jax.training.sharding import data_mesh, everywhere, replicate
 from relpos_jax.training.workdir import read_json
 from relpos_jax.typing import PyTree
 
@@ -44,9 +45,18 @@ def load_data(config: ConfigDict) -> Corpus:
   corpus = load_corpus(data.source, **options)
   if "valid" not in corpus.splits:
     raise InputError("no validation pairs: give --config.data.pairs.valid=source_file,target_file")
+  _check_mark(config.evaluation.subword_mark, corpus)
   if data.moses or data.lowercase:
     corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
   return corpus
+
+
+def _check_mark(mark: str, corpus: Corpus) -> None:
+  if mark and all(join_subwords(target, mark) == target for _, target in corpus.splits["train"]):
+    raise InputError(
+      f"config.evaluation.subword_mark is {mark!r}, in which no training target's subword ends: "
+      "give the mark that is in the text, or none"
+    )
 
 
 def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
@@ -75,15 +85,21 @@ def make_batches(
 ) -> tuple[Batches, Batches]:
   """Batches of the training split, endless and shuffled, and of the valid split, in order."""
   train, valid = (encode_pairs(tokenizers, corpus.splits[name]) for name in ("train", "valid"))
-  make = functools.partial(
+  make = batch_maker(config, pair_lengths(*train), num_devices)
+  return make(*train, seed=config.seed), make(*valid, seed=None)
+
+
+def batch_maker(config: ConfigDict, lengths: np.ndarray, num_devices: int):
+  """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths."""
+  boundaries = bucket_boundaries(
+    lengths, config.batches.num_shapes, max_length=config.batches.max_length
+  )
+  return functools.partial(
     Batches,
-    boundaries=bucket_boundaries(
-      pair_lengths(*train), config.batches.num_shapes, max_length=config.batches.max_length
-    ),
+    boundaries=boundaries,
     token_budget=config.batches.tokens,
     multiple_of=num_devices * config.training.num_microbatches,
   )
-  return make(*train, seed=config.seed), make(*valid, seed=None)
 
 
 def encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
@@ -96,27 +112,38 @@ def encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
 
 def plan_run(config: ConfigDict, tokenizers: Tokenizers) -> Run:
   """The model of `config.model` on the devices of `config.training`, parameters still shapes."""
-  graphdef, shapes = nnx.split(nnx.eval_shape(_model(config, tokenizers)))
+  graphdef, shapes = plan_model(config, *_vocab_sizes(tokenizers))
   num_devices = config.training.num_devices
   mesh = data_mesh(None if num_devices == -1 else num_devices)
   return Run(config, tokenizers, mesh, graphdef, shapes_on(mesh, shapes))
 
 
-def shapes_on(mesh: jax.sharding.Mesh, tree: PyTree) -> PyTree:
+def plan_model(
+  config: ConfigDict, source_vocab_size: int, target_vocab_size: int
+) -> tuple[nnx.GraphDef, nnx.State]:
+  """The model of `config.model`, and its parameters' shapes."""
+  return nnx.split(nnx.eval_shape(_model(config, source_vocab_size, target_vocab_size)))
+
+
+def shapes_on(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, tree: PyTree) -> PyTree:
   """The shapes of a tree of arrays of which every device has a copy."""
-  everywhere = NamedSharding(mesh, PartitionSpec())
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tree)
+  place = everywhere(mesh)
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
 
 
 def init_params(run: Run) -> nnx.State:
   """Random parameters, a function of `config.seed` alone."""
-  init = lambda key: nnx.state(_model(run.config, run.tokenizers, key)())
+  init = lambda key: nnx.state(_model(run.config, *_vocab_sizes(run.tokenizers), key)())
   return replicate(jax.jit(init)(jax.random.key(run.config.seed)), run.mesh)
 
 
-def _model(config: ConfigDict, tokenizers: Tokenizers, seed=0):
-  source, target = (tokenizer.get_vocab_size() for tokenizer in tokenizers)
-  return lambda: Transformer(model_config(config, source, target), rngs=nnx.Rngs(seed))
+def _vocab_sizes(tokenizers: Tokenizers) -> tuple[int, ...]:
+  return tuple(tokenizer.get_vocab_size() for tokenizer in tokenizers)
+
+
+def _model(config: ConfigDict, source_vocab_size: int, target_vocab_size: int, seed=0):
+  values = model_config(config, source_vocab_size, target_vocab_size)
+  return lambda: Transformer(values, rngs=nnx.Rngs(seed))
 
 
 def load_run(workdir: str | pathlib.Path) -> Run:
@@ -133,7 +160,9 @@ def load_run(workdir: str | pathlib.Path) -> Run:
 def _load_config(path: pathlib.Path) -> ConfigDict:
   if not path.is_file():
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
-  config = ConfigDict(read_json(path))
+  config = default.get_config()  # whose values are those of keys younger than the run
+  with config.ignore_type():
+    config.update(read_json(path))
   check_types(config, default.get_config())
   return config
 

@@ -184,6 +184,7 @@ def _run(cells: Sequence[Cell], parallel: int, book: _Book, progress: Progress) 
   """Runs the cells in order, so many at once, and enters each that finishes."""
   waiting, running, last_read = collections.deque(cells), [], 0.0
   cores = core_shares(parallel)
+  before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
     while waiting or running:
       while waiting and len(running) < parallel:
@@ -199,6 +200,7 @@ def _run(cells: Sequence[Cell], parallel: int, book: _Book, progress: Progress) 
           progress.update(one.cell.name, read_state(one.cell.workdir, "running"))
   finally:
     _stop([one.process for one in running])
+    signal.signal(signal.SIGTERM, before)
 
 
 def core_shares(number: int) -> list[set[int]]:
@@ -260,9 +262,9 @@ def _fail(cell: Cell, lines: Sequence[str], progress: Progress) -> None:
 
 
 def _stop(processes: Sequence[subprocess.Popen]) -> None:
-  """Interrupts what still runs, as from the keyboard; a second interrupt kills it."""
+  """Ends what still runs; an interrupt meanwhile kills it."""
   for process in processes:
-    process.send_signal(signal.SIGINT)
+    process.terminate()  # an interrupt is not heard by what a shell has started in the background
   try:
     for process in processes:
       process.wait(_SECONDS_TO_STOP)

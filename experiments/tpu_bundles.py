@@ -11,7 +11,6 @@ Prints Markdown tables. With --out it also writes OUT/tpu_bundles.md and, with a
 OUT/tpu_bundles.json.
 """
 
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -28,6 +27,7 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmarks import bundles
+from experiments.planning.topology import NO_TPU, compiler_version
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import Inputs, gather_inputs
@@ -36,14 +36,6 @@ from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import environment
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
-# What libtpu reads where there is no TPU; it and JAX read it when they are loaded.
-NO_TPU = dict(
-  JAX_PLATFORMS="cpu",
-  TPU_SKIP_MDS_QUERY="1",
-  TPU_ACCELERATOR_TYPE="v5litepod-4",
-  TPU_WORKER_HOSTNAMES="localhost",
-  ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-)
 _HEADS, _WIDTH, _K = 8, 64, 16
 _BLOCK = pallas_tpu.BLOCK
 _SHORTEST = 2 * _BLOCK  # shorter ones are no loop
@@ -74,7 +66,7 @@ def main(lengths: str, chip: str, out: str) -> None:
   if chip not in CHIPS:
     raise InputError(f"--chip={chip}: give one of {', '.join(CHIPS)}")
   folder = _folder(out) if out else None
-  version = _compiler_version()
+  version = compiler_version()
   jax.config.update("jax_platforms", "cpu")
   counts = [row for call in calls for row in _count(call, chip)]
   results = dict(environment=environment(), chip=chip, counts=counts)
@@ -102,13 +94,6 @@ def _folder(out: str) -> pathlib.Path:
   except OSError as error:
     raise InputError(f"cannot use {folder} ({error.strerror}): give another --out") from error
   return folder
-
-
-def _compiler_version() -> str:
-  try:
-    return importlib.metadata.version("libtpu")
-  except importlib.metadata.PackageNotFoundError as error:
-    raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'") from error
 
 
 # Counting ----------------------------------------------------------------------------------------

@@ -16,10 +16,13 @@ import pathlib
 import sys
 
 import jax
+import optax
+from flax import nnx
 from ml_collections import ConfigDict
 
+from configs import default
 from experiments import command
-from experiments.evaluate import evaluate
+from experiments.evaluate import evaluate, joined
 from experiments.run import (
   Run,
   init_params,
@@ -36,7 +39,7 @@ from relpos_jax.data.batching import Batches, prefetch
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.tokenizer import BOS, Tokenizers, load_tokenizers, save_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
-from relpos_jax.evaluation.report import plain_text, samples
+from relpos_jax.evaluation.report import Sample, plain_text, samples
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
@@ -57,7 +60,7 @@ def main(config: ConfigDict, workdir: str) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   validate(config)
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
-  claim_workdir(workdir, config.to_dict())
+  claim_workdir(workdir, config.to_dict(), default.get_config().to_dict())
   corpus = load_data(config)
   for note in corpus.notes:
     print(note)
@@ -86,7 +89,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
   config = run.config.training
   train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  optimizer = optimizers.adam(schedule(run.config))
+  optimizer = make_optimizer(run.config)
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
     Reporter(workdir, config.num_steps) as reporter,
@@ -98,7 +101,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     batches = prefetch(train_batches, int(state.step), config.num_steps)
     train(
       state,
-      _train_step(run, optimizer),
+      make_step(run.config, run.graphdef),
       map(functools.partial(shard_rows, mesh=run.mesh), batches),
       num_steps=config.num_steps,
       report=reporter.step,
@@ -119,16 +122,21 @@ def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
   return state
 
 
-def _train_step(run: Run, optimizer):
-  config = run.config.training
+def make_step(config: ConfigDict, graphdef: nnx.GraphDef):
+  """The training step of a config, compiled at its first call for each shape of batch."""
   return make_train_step(
-    run.graphdef,
-    optimizer,
+    graphdef,
+    make_optimizer(config),
     bos=BOS,
-    label_smoothing=config.label_smoothing,
-    num_microbatches=config.num_microbatches,
-    dropout_key=jax.random.key(run.config.seed, impl=config.prng),
+    label_smoothing=config.training.label_smoothing,
+    num_microbatches=config.training.num_microbatches,
+    dropout_key=jax.random.key(config.seed, impl=config.training.prng),
   )
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+  """Adam at the learning rates of a config."""
+  return optimizers.adam(schedule(config))
 
 
 def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter):
@@ -148,7 +156,8 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
     total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
     translations = translator(sources, state.params)
     bleu = corpus_bleu(translations, references, **run.config.evaluation)
-    examples = plain_text(samples([*zip(sources, references, translations, strict=True)][:_SHOWN]))
+    shown = [*zip(sources, references, translations, strict=True)][:_SHOWN]
+    examples = plain_text(samples([Sample(*joined(run.config, triple)) for triple in shown]))
     step = int(state.step)
     reporter.values(step, dict(valid_loss=total / num_tokens, valid_bleu=bleu.value))
     reporter.text(step, "valid", examples)

@@ -4,7 +4,8 @@
   python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
   python -m experiments.translate --workdir=runs/quickstart --input=FILE --plot=attention.png
 
-The text is UTF-8. The last command also draws where the model looked in the first sentence.
+The text is UTF-8, and in subwords if that of the training was (`prepared`, or one's own). The last
+command also draws where the model looked in the first sentence.
 """
 
 import itertools
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterator
 
 from experiments import command
-from experiments.evaluate import draw_attention
+from experiments.evaluate import draw_attention, joined
 from experiments.run import load_run, make_translator, normalize_input
 from relpos_jax.data.pairs import read_lines
 from relpos_jax.errors import InputError
@@ -41,7 +42,7 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
   for chunk in _chunks(lines, 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE):
     chunk = normalize_input(run.config, chunk)
     translations = translate(chunk)
-    print(*translations, sep="\n", flush=True)
+    print(*joined(run.config, translations), sep="\n", flush=True)
     first = next((pair for pair in zip(chunk, translations, strict=True) if pair[0].strip()), None)
     if plot and first:
       print(f"drew {draw_attention(run, *first, plot)}", file=sys.stderr)

@@ -13,13 +13,14 @@ from ml_collections import ConfigDict
 
 from configs import default
 from relpos_jax.data.corpus import SOURCES
+from relpos_jax.data.tokenizer import KINDS
 from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.sharding import data_mesh
 
 _CHOICES = {
   "data.source": SOURCES,
-  "vocabulary.kind": ("bpe", "wordpiece"),
+  "vocabulary.kind": KINDS,
   "training.schedule": ("paper", "inverse_sqrt"),
   "training.prng": ("threefry2x32", "rbg", "unsafe_rbg"),
   # Those of sacreBLEU that need no further package or download.
@@ -59,8 +60,10 @@ _NUMBERS = (
 )
 
 
-def validate(config: ConfigDict) -> None:
+def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   """Holds a config against the meaning of its values, in a second and without any data.
+
+  `num_devices`: those of the mesh; by default those of `config.training` that are here.
 
   Raises:
     InputError: names the first value that is wrong, and the remedy.
@@ -75,8 +78,9 @@ def validate(config: ConfigDict) -> None:
       if not fits(values[name]):
         raise InputError(f"config.{name} is {values[name]}: give a number {wanted}")
   _check_languages(config.data)
+  _check_subwords(config)
   _check_together(config)
-  _check_rows(config)
+  _check_rows(config, num_devices)
   _check_model(config)
 
 
@@ -85,6 +89,28 @@ def _check_languages(data: ConfigDict) -> None:
     raise InputError(f"config.data.languages is {data.languages!r}: give from-to, as en-de")
   if data.source == "embedded" and data.languages != "en-de":
     raise InputError(f"config.data.languages is {data.languages!r}: the embedded corpus is en-de")
+
+
+def _check_subwords(config: ConfigDict) -> None:
+  mark, prepared = config.evaluation.subword_mark, is_prepared(config)
+  if re.search(r"\s", mark):
+    raise InputError(
+      f"config.evaluation.subword_mark is {mark!r}: give what stands before the space, as @@"
+    )
+  if prepared and not mark:
+    raise InputError(
+      "config.data.multi30k.prepared is text in subwords: set config.evaluation.subword_mark=@@"
+    )
+  if mark and config.data.moses:
+    raise InputError(
+      f"config.data.moses would part {mark} from its subword: set config.data.moses=False, "
+      "or config.evaluation.subword_mark to nothing"
+    )
+
+
+def is_prepared(config: ConfigDict) -> bool:
+  """Whether the text is the published baseline's, in Moses tokens and subwords."""
+  return config.data.source == "multi30k" and config.data.multi30k.prepared
 
 
 def _check_together(config: ConfigDict) -> None:
@@ -100,11 +126,12 @@ def _check_together(config: ConfigDict) -> None:
     )
 
 
-def _check_rows(config: ConfigDict) -> None:
+def _check_rows(config: ConfigDict, num_devices: int | None) -> None:
   """Every batch, that of the longest pairs too, is divided over devices and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
-  num_devices, num_parts = config.training.num_devices, config.training.num_microbatches
-  num_devices = data_mesh(None if num_devices == -1 else num_devices).size
+  num_parts, wanted = config.training.num_microbatches, config.training.num_devices
+  if num_devices is None:
+    num_devices = data_mesh(None if wanted == -1 else wanted).size
   if tokens // longest < num_devices * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "

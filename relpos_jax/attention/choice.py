@@ -16,6 +16,7 @@ from relpos_jax.attention import (
   skew,
 )
 from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.platform import target_platform
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, ArrayLike
 
@@ -31,8 +32,8 @@ class Implementation(NamedTuple):
   device: str | None = None
 
   def is_interpreted(self) -> bool:
-    """Whether its device is not here."""
-    return self.device not in (None, jax.default_backend())
+    """Whether its device is not the one compiled for."""
+    return self.device not in (None, target_platform())
 
 
 # What `implementation=` may name.
@@ -79,19 +80,19 @@ def _gathered_is_small(inputs: Inputs) -> bool:
 def _long_on_a_tpu(inputs: Inputs) -> bool:
   """At least one whole tile of the kernel. Not measured yet."""
   pairs = inputs.query.shape[1] * inputs.key.shape[1]
-  return jax.default_backend() == "tpu" and pairs >= 512**2
+  return target_platform() == "tpu" and pairs >= 512**2
 
 
 def _long_on_a_gpu(inputs: Inputs) -> bool:
   """Long enough that weights [T, S] would be most of the memory's traffic. Not measured yet."""
-  return jax.default_backend() == "gpu" and inputs.key.shape[1] >= 256
+  return target_platform() == "gpu" and inputs.key.shape[1] >= 256
 
 
 def _long_for_a_loop_over_heads(inputs: Inputs) -> bool:
   """On a CPU at least 128 keys; elsewhere weights of 4 GiB, which is not measured yet."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
-  if jax.default_backend() == "cpu":
+  if target_platform() == "cpu":
     return num_keys >= 128
   return batch * heads * num_queries * num_keys >= 2**30
 
@@ -209,7 +210,7 @@ def explain(
 
 def _better(rule: Rule) -> str:
   """What the one chosen has over the others, as far as is known here."""
-  known = jax.default_backend() in MEASURED or rule.others != FASTER
+  known = target_platform() in MEASURED or rule.others != FASTER
   return (rule.others if known else PREFERRED).format(rule.implementation)
 
 

@@ -28,6 +28,7 @@ from relpos_jax.attention.pallas_gpu_tiles import (
   named,
 )
 from relpos_jax.attention.partitioned import over_devices
+from relpos_jax.attention.platform import target_platform
 from relpos_jax.typing import Array, Bool, Float, Int
 
 _SIDE = 16  # of the smallest product of tiles
@@ -84,7 +85,7 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
 
 
 def _on_gpu() -> bool:
-  return jax.default_backend() == "gpu"
+  return target_platform() == "gpu"
 
 
 def _power_of_2(size: int) -> int:

@@ -16,6 +16,7 @@ from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 from relpos_jax.attention.partitioned import over_devices
+from relpos_jax.attention.platform import target_platform
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
@@ -107,8 +108,8 @@ def attention(
 
   Args:
     inputs: the call.
-    interpret: whether to run in interpret mode, by default exactly where there is no TPU. False
-      compiles for a TPU that is not there (`jax.experimental.topologies`).
+    interpret: whether to run in interpret mode, by default exactly where the platform is no TPU.
+      False compiles for a TPU that is not there (`jax.experimental.topologies`).
     block: queries and keys of a tile; a multiple of `lanes`.
     lanes: of a vector, 128 on TPUs; small in interpret mode, where they cost and bring nothing.
   """
@@ -130,7 +131,7 @@ def attention(
 
 
 def _interpret(interpret: bool | None) -> bool:
-  return jax.default_backend() != "tpu" if interpret is None else interpret
+  return target_platform() != "tpu" if interpret is None else interpret
 
 
 def plan_of(

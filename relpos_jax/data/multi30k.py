@@ -10,6 +10,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
+from relpos_jax.data import multi30k_prepared
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.prepared import (
   check_reachable,
@@ -55,13 +56,14 @@ _FILES = {
 _STEMS = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
 
 
-def load(languages: str = "en-de", path: str = "") -> Corpus:
+def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Corpus:
   """Captions of Multi30k: 29,000 pairs to train, 1,014 valid, 1,000 test (test_2016_flickr).
 
   Cased and untokenised, in upstream's order. Elliott et al. 2016 (German), 2017 (French).
   `languages` is "en-de", "de-en", "en-fr" or "fr-en". Prepared once under TFDS_DATA_DIR (default
   ~/tensorflow_datasets) from the upstream repository, 1.3 MB, or from the files of the same names
-  in the folder `path`; either way their sha256 must be the recorded ones.
+  in the folder `path`; either way their sha256 must be the recorded ones. `prepared` gives the text
+  of the published baseline instead: see `relpos_jax.data.multi30k_prepared`.
 
   Raises InputError for unknown languages, a missing or wrong file, no network.
 
@@ -69,6 +71,8 @@ def load(languages: str = "en-de", path: str = "") -> Corpus:
   >>> corpus.splits["valid"][0]  # doctest: +SKIP
   ('A group of men are loading cotton onto a truck', 'Eine Gruppe von Männern lädt ...')
   """
+  if prepared:
+    return multi30k_prepared.load(languages, path)
   pair = split_languages(languages, LANGUAGES)
   folder = pathlib.Path(path).expanduser() if path else None
   if folder:

@@ -65,7 +65,7 @@ def read_lines(path: pathlib.Path) -> list[str]:
   Splits at \\n alone, unlike str.splitlines and readline: U+2028, U+0085 or a lone \\r inside a
   sentence would shift all pairs after it. Raises InputError: missing, unreadable, empty, not UTF-8.
   """
-  content = _read(path).removeprefix(_BOM)
+  content = read_content(path).removeprefix(_BOM)
   if not content:
     raise InputError(f"empty file {path}: give a sentence a line")
   try:
@@ -76,7 +76,8 @@ def read_lines(path: pathlib.Path) -> list[str]:
   return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def _read(path: pathlib.Path) -> bytes:
+def read_content(path: pathlib.Path) -> bytes:
+  """What a file, plain or gzip, holds. Raises InputError: missing, unreadable, damaged."""
   try:
     content = path.read_bytes()
     return gzip.decompress(content) if content.startswith(_GZIP) else content

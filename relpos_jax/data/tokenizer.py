@@ -1,9 +1,13 @@
-"""Subword vocabularies: text to token ids and back, without loss.
+"""Vocabularies: text to token ids and back.
 
-Both kinds see bytes, not characters, so no text is unknown. A line gets one space in front, which
-decoding takes away again: a word is the same token at the start of a line as inside it, and every
-space of the line comes back. Tokens never cross from letters to digits, signs or white space, so
-text that spells a special token ("</s>") gives ordinary tokens.
+The subword kinds, bpe and wordpiece, see bytes, not characters, so no text is unknown and none is
+lost. A line gets one space in front, which decoding takes away again: a word is the same token at
+the start of a line as inside it, and every space of the line comes back. Tokens never cross from
+letters to digits, signs or white space, so text that spells a special token ("</s>") gives ordinary
+tokens.
+
+The kind words is for text that is tokenised already, into subwords too: a token is what stands
+between white space. Those that are not in the vocabulary, or spell a special token, are unknown.
 """
 
 import codecs
@@ -29,6 +33,7 @@ from relpos_jax.data.ragged import Ragged
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Integer
 
+KINDS = ("bpe", "wordpiece", "words")
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 _SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -40,6 +45,9 @@ _WORDS = (
   r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"
 ).replace("1,N", f"1,{_LONGEST_WORD}")
 _LINES_AT_ONCE = 16_384
+_END = processors.TemplateProcessing(
+  single=f"$A {_SPECIAL[EOS]}", special_tokens=[(_SPECIAL[EOS], EOS)]
+)
 _JOINT = ("tokenizer.json",)
 _SEPARATE = ("tokenizer.source.json", "tokenizer.target.json")
 
@@ -54,29 +62,33 @@ class Tokenizers(NamedTuple):
 
 
 def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
-  """Learns a subword vocabulary. The same lines give the same vocabulary.
+  """Learns a vocabulary. The same lines give the same one, for words in any order.
 
   Args:
     lines: the text to learn from; for a joint vocabulary that of both languages.
     kind: "bpe" (Sennrich et al. 2016: merges in the order learned) or "wordpiece" (Schuster and
-      Nakajima 2012, as HF tokenizers has it: the same training, then longest match first).
-    size: entries, special tokens and the 256 bytes included. Fewer come back where no further pair
-      of tokens occurs twice.
+      Nakajima 2012, as HF tokenizers has it: the same training, then longest match first), or
+      "words": the most frequent tokens between white space, of equally frequent ones the first by
+      code points.
+    size: entries, special tokens included, and the 256 bytes but for words. Fewer come back where
+      no further pair of tokens occurs twice, or the text has no more words.
 
   Raises:
-    InputError: unknown kind, or a size without room for the special tokens and bytes.
+    InputError: unknown kind, or a size without room for the special tokens and bytes, or one word.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann"])[0])
   ['▁ein', '▁Mann', '</s>']
   """
-  if kind not in ("bpe", "wordpiece"):
-    raise InputError(f"unknown kind of tokenizer {kind!r}: choose 'bpe' or 'wordpiece'")
-  smallest = len(_SPECIAL) + len(_ALPHABET)
-  if size < smallest:
+  if kind not in KINDS:
+    raise InputError(f"unknown kind of tokenizer {kind!r}: choose one of {', '.join(KINDS)}")
+  others, what = (1, "one word") if kind == "words" else (len(_ALPHABET), "the bytes")
+  if size < (smallest := len(_SPECIAL) + others):
     raise InputError(
-      f"vocabulary size {size}: choose at least {smallest}, the special tokens and the bytes"
+      f"vocabulary size {size}: choose at least {smallest}, the special tokens and {what}"
     )
+  if kind == "words":
+    return _train_words(lines, size)
   settings: dict[str, Any] = dict(
     vocab_size=size,
     min_frequency=2,
@@ -107,10 +119,26 @@ def _pipeline(model: models.Model) -> Tokenizer:
       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
   )
-  tokenizer.post_processor = processors.TemplateProcessing(
-    single=f"$A {_SPECIAL[EOS]}", special_tokens=[(_SPECIAL[EOS], EOS)]
-  )
+  tokenizer.post_processor = _END
   tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+  return tokenizer
+
+
+def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
+  counter = Tokenizer(models.WordLevel())
+  counter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  # Without special tokens: one that occurs as a word would lose its id.
+  counter.train_from_iterator(
+    lines, trainers.WordLevelTrainer(vocab_size=size, show_progress=False)
+  )
+  ids = counter.get_vocab()
+  entries = [*_SPECIAL, *(word for word in sorted(ids, key=ids.get) if word not in _SPECIAL)]
+  vocabulary = {entry: i for i, entry in enumerate(entries[:size])}
+  tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL[UNK]))
+  special = Regex(rf"(?<!\S)(?:{'|'.join(_SPECIAL)})(?!\S)")
+  tokenizer.normalizer = normalizers.Replace(special, _SPECIAL[UNK])
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  tokenizer.post_processor = _END
   return tokenizer
 
 
@@ -145,7 +173,7 @@ def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
 
   `decode(tokenizer, encode(tokenizer, [line])[0]) == line` for every line: its case, spaces (at
   both ends, and several in a row) and accents as they were written. Bytes that form no character
-  (a model may write any) become U+FFFD.
+  (a model may write any) become U+FFFD. Words come back with one space between them.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> decode(tokenizer, encode(tokenizer, ["Ein  Mann , <s> !"])[0])
@@ -163,15 +191,17 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
   """The text of each token, to label plots with: a space is written "▁", so it starts a word.
 
   A character whose bytes lie in several tokens is shown with the last of them; a token that only
-  begins a character is "…".
+  begins a character is "…". Tokens of the kind words are shown as they are.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann"], "bpe", size=300)
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann, müde"])[0])
   ['▁ein', '▁Mann', ',', '▁', 'm', '…', 'ü', 'd', 'e', '</s>']
   """
-  decoder = codecs.getincrementaldecoder("utf-8")("replace")
   names = map(tokenizer.id_to_token, np.asarray(ids).tolist())
   tokens = [name or _SPECIAL[UNK] for name in names]
+  if isinstance(tokenizer.model, models.WordLevel):
+    return tokens
+  decoder = codecs.getincrementaldecoder("utf-8")("replace")
   return [
     token if token in _SPECIAL else decoder.decode(_to_bytes(token)).replace(" ", "▁") or "…"
     for token in tokens

@@ -24,6 +24,7 @@ def corpus_bleu(
   *,
   tokenize: str = "13a",
   lowercase: bool = False,
+  subword_mark: str = "",
 ) -> Score:
   """sacreBLEU (Post 2018) of a corpus against one reference a sentence.
 
@@ -32,6 +33,8 @@ def corpus_bleu(
     references: as many, in the same order.
     tokenize: sacreBLEU's tokeniser; "none" for text that is tokenised already.
     lowercase: compares lower-cased text.
+    subword_mark: what the text's subwords end in; `join_subwords` joins them first. The signature
+      is that of the joined text.
 
   Raises:
     ValueError: different numbers of hypotheses and references, or none.
@@ -43,7 +46,7 @@ def corpus_bleu(
   'nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp'
   """
   metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
-  return _score(metric, hypotheses, references)
+  return _score(metric, *_joined(hypotheses, references, subword_mark))
 
 
 def paper_bleu(
@@ -52,6 +55,7 @@ def paper_bleu(
   language: str,
   *,
   tokenized: bool = False,
+  subword_mark: str = "",
 ) -> Score:
   """The paper's BLEU: Moses tokens, hyphens split, cased, not smoothed, as multi-bleu.perl counts.
 
@@ -63,6 +67,7 @@ def paper_bleu(
     references: as many, in the same order.
     language: whose Moses rules hold, such as "de".
     tokenized: the text consists of Moses tokens already: only hyphens are split.
+    subword_mark: as in `corpus_bleu`.
 
   Raises:
     ValueError: different numbers of hypotheses and references, or none.
@@ -81,7 +86,8 @@ def paper_bleu(
     return split_hyphens(line)
 
   metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
-  value, signature = _score(metric, list(map(tokens, hypotheses)), list(map(tokens, references)))
+  texts = _joined(hypotheses, references, subword_mark)
+  value, signature = _score(metric, *(list(map(tokens, lines)) for lines in texts))
   return Score(value, signature.replace("tok:none", f"tok:moses-{language}+hyphens"))
 
 
@@ -91,6 +97,7 @@ def sentence_statistics(
   *,
   tokenize: str = "13a",
   lowercase: bool = False,
+  subword_mark: str = "",
 ) -> Int[np.ndarray, "sentences 6"]:
   """What sacreBLEU counts in each sentence: tokens, the reference's, and matching 1- to 4-grams.
 
@@ -107,10 +114,21 @@ def sentence_statistics(
   metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True, effective_order=True)
   scores = [
     metric.sentence_score(hypothesis, [reference])
-    for hypothesis, reference in zip(hypotheses, references, strict=True)
+    for hypothesis, reference in zip(*_joined(hypotheses, references, subword_mark), strict=True)
   ]
   rows = [[score.sys_len, score.ref_len, *score.counts] for score in scores]
   return np.array(rows, int).reshape(-1, 6)
+
+
+def join_subwords(line: str, mark: str) -> str:
+  """The words of a line in subwords that end in `mark` where their word goes on.
+
+  Sennrich et al. 2016 mark them "@@". An empty mark leaves the line as it is.
+
+  >>> join_subwords("ein anst@@ arr@@ t@@ er hund@@", "@@")
+  'ein anstarrter hund'
+  """
+  return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
 
 
 def split_hyphens(line: str) -> str:
@@ -141,6 +159,13 @@ def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:
   flat = counts.reshape(-1, 10).tolist()
   scores = [sacrebleu.BLEU.compute_bleu(c[2:6], c[6:], c[0], c[1], "exp").score for c in flat]
   return np.array(scores).reshape(counts.shape[:-1])
+
+
+def _joined(hypotheses, references, mark: str) -> tuple[list[str], list[str]]:
+  hypotheses, references = (
+    [join_subwords(line, mark) for line in x] for x in (hypotheses, references)
+  )
+  return hypotheses, references
 
 
 def _score(metric: sacrebleu.BLEU, hypotheses, references) -> Score:

@@ -30,10 +30,13 @@ MAY_CHANGE = (
 _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool:
+def claim_workdir(
+  workdir: str | os.PathLike, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> bool:
   """Finds that the folder is new, empty, or holds the run of this very config, to be continued.
 
-  Only the keys of `MAY_CHANGE` may differ from those of the run. Files whose names begin with a dot
+  Only the keys of `MAY_CHANGE` may differ from those of the run; a key younger than the run had the
+  value of `defaults`. Files whose names begin with a dot
   do not count. Nothing is made or changed: a folder that is not there must be one that can be made.
 
   Returns:
@@ -64,7 +67,7 @@ def claim_workdir(workdir: str | os.PathLike, config: Mapping[str, Any]) -> bool
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return False
-  _compare(workdir, read_json(workdir / "config.json"), config)
+  _compare(workdir, _flatten(defaults or {}) | _flatten(read_json(workdir / "config.json")), config)
   return True
 
 
@@ -75,7 +78,7 @@ def check_writable(workdir: pathlib.Path) -> None:
 
 
 def _compare(workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  old, new = _flatten(old), _flatten(new)
+  new = _flatten(new)
   for name in new | old:
     there, here = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
     if there != here and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):

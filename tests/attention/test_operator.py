@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import quickly
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from relpos_jax import (
   EdgeLabels,
@@ -269,6 +270,43 @@ def test_explain_calls_nothing_faster_where_nothing_is_measured(
   better = f"{explanation.implementation} is preferred, not measured yet"
   assert explanation.reasons["reference"] == f"can do it, but {better}"
   assert "faster" not in str(explanation)
+
+
+@pytest.mark.parametrize("platform, name", [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu")])
+def test_what_runs_follows_the_platform_of_the_mesh_in_context(platform, name):
+  """Long sequences go to the kernel of the chips compiled for, and to none of another's."""
+  chip = AbstractDevice(device_kind="chip", num_cores=1, platform=platform)
+  mesh = AbstractMesh((8,), ("data",), (AxisType.Auto,), abstract_device=chip)
+  array = jax.ShapeDtypeStruct((8, 1024, 8, 64), jnp.bfloat16)
+  table = jax.ShapeDtypeStruct((33, 64), jnp.float32)
+  relations = RelativePositions(table, table)
+  here = explain(array, array, array, relations=relations)
+  with use_abstract_mesh(mesh):
+    there = explain(array, array, array, relations=relations)
+  assert (here.implementation, there.implementation) == ("chunked", f"pallas_{name}")
+  assert "interpreted" not in there.reasons[f"pallas_{name}"]
+  assert explain(array, array, array, relations=relations) == here
+
+
+def test_a_function_traced_for_two_platforms_is_traced_twice():
+  """JAX keeps both traces: what was chosen for the one does not run on the other."""
+  chip = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+  mesh = AbstractMesh((1,), ("data",), (AxisType.Auto,), abstract_device=chip)
+  table = jax.ShapeDtypeStruct((5, 64), jnp.float32)
+  chosen = []
+
+  @jax.jit
+  def function(array):
+    relations = RelativePositions(table, table)
+    chosen.append(explain(array, array, array, relations=relations).implementation)
+    return array
+
+  array = jax.ShapeDtypeStruct((1, 512, 1, 64), jnp.bfloat16)
+  function.trace(array)
+  with use_abstract_mesh(mesh):
+    function.trace(array)
+  function.trace(array)
+  assert chosen == ["chunked", "pallas_tpu"]
 
 
 def test_a_tree_of_relations_may_hold_anything():

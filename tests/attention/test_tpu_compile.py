@@ -15,7 +15,8 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from experiments.tpu_bundles import CHIPS, NO_TPU
+from experiments.planning.topology import NO_TPU
+from experiments.tpu_bundles import CHIPS
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs

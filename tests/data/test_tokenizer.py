@@ -1,4 +1,4 @@
-"""Laws of the subword vocabularies: text comes back, special tokens cannot be forged."""
+"""Laws of the vocabularies: text comes back, special tokens cannot be forged."""
 
 import pathlib
 
@@ -94,7 +94,7 @@ def test_a_size_without_room_for_bytes_is_refused():
 
 
 def test_an_unknown_kind_is_refused():
-  with pytest.raises(InputError, match="'unigram': choose 'bpe' or 'wordpiece'"):
+  with pytest.raises(InputError, match="'unigram': choose one of bpe, wordpiece, words"):
     tok.train_tokenizer(LINES, "unigram", size=400)
 
 
@@ -149,6 +149,44 @@ def test_pieces_survive_bytes_that_form_no_character():
   half = tok.encode(TOKENIZERS["bpe"], ["ö"])[0].tolist()[1:2]
   assert tok.pieces(TOKENIZERS["bpe"], [*half, *half, tok.PAD]) == ["…", "�", "<pad>"]
   assert tok.decode(TOKENIZERS["bpe"], half) == "�"
+
+
+WORDS = ["ein anst@@ arr@@ ter hund .", "ein\thund\u3000. </s> ▁x …"]
+SPACES = [" ", "\t", "\r", "\u00a0", "\u2028", "\u3000", "\x85"]
+
+
+@given(
+  words=st.lists(st.sampled_from([*" ".join(WORDS).split(), "neu", "<unk>", "<pad>", "a<s>"])),
+  space=st.sampled_from(SPACES),
+)
+def test_words_come_back_but_for_unknown_ones_and_those_that_spell_special_tokens(words, space):
+  tokenizer = tok.train_tokenizer(WORDS, "words", size=100)
+  *ids, last = tok.encode(tokenizer, [space.join(words)])[0].tolist()
+  assert last == tok.EOS and not {*ids} & {tok.PAD, tok.BOS, tok.EOS}
+  known = {*" ".join(WORDS).split()} - {"</s>"}
+  expected = [word if word in known else "<unk>" for word in words]
+  assert tok.decode(tokenizer, [tok.BOS, *ids, last, *ids]) == " ".join(expected)
+  assert tok.pieces(tokenizer, [*ids, last]) == [*expected, "</s>"]
+
+
+@pytest.mark.parametrize("lines", [["</s> c b b a a a", "ä z"], ["z ä a", "a b", "b a c </s>"]])
+def test_the_most_frequent_words_stay_and_of_equal_ones_the_first_by_code_points(lines):
+  for size, entries in (5, "a"), (6, "ab"), (7, "abc"), (8, "abcz"), (9, "abczä"), (99, "abczä"):
+    tokenizer = tok.train_tokenizer(iter(lines), "words", size)
+    assert tokenizer.get_vocab() == {x: i for i, x in enumerate([*tok._SPECIAL, *entries])}
+
+
+def test_words_need_room_for_one():
+  with pytest.raises(InputError, match=r"size 4: choose at least 5, the .* and one word"):
+    tok.train_tokenizer(WORDS, "words", size=4)
+
+
+def test_a_vocabulary_of_words_comes_back(tmp_path):
+  tokenizer = tok.train_tokenizer(WORDS, "words", size=100)
+  tok.save_tokenizers(tok.Tokenizers(tokenizer, tokenizer), tmp_path)
+  loaded = tok.load_tokenizers(tmp_path)
+  assert loaded.source is loaded.target and loaded.source.to_str() == tokenizer.to_str()
+  assert roundtrip(loaded.source, "hund arr@@ neu </s>") == "hund arr@@ <unk> <unk>"
 
 
 def test_separate_tokenizers_come_back(tmp_path):

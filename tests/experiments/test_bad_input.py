@@ -158,6 +158,23 @@ def test_an_implementation_that_cannot_do_what_was_asked(train_refused, monkeypa
   )
 
 
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (["vocabulary.kind=words", "vocabulary.size=4"], "vocabulary size 4 at least 5, one word"),
+    (["evaluation.subword_mark=@@ "], "config.evaluation.subword_mark '@@ ' before the space"),
+    (["evaluation.subword_mark=@@"], "config.evaluation.subword_mark '@@' no training target's"),
+    (["evaluation.subword_mark=@@", "data.moses"], "config.data.moses @@ subword_mark nothing"),
+    (
+      ["data.source=multi30k", "data.multi30k.prepared", "data.multi30k.path=/no"],
+      "config.data.multi30k.prepared config.evaluation.subword_mark=@@",
+    ),
+  ],
+)
+def test_subwords_that_are_not_there_or_would_be_lost(train_refused, changes, words):
+  train_refused(words, *(f"--config.{change}" for change in changes))
+
+
 # Data --------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from configs import default
 from experiments import command
+from experiments.run import learn_tokenizers, load_data
 from experiments.sweeps import cells as cells_module
 from experiments.train import schedule
 from experiments.validation import changes, model_config, validate
@@ -27,6 +28,7 @@ from relpos_jax.evaluation.record import digest
 from relpos_jax.models.seq2seq import Transformer
 
 VOCABULARY = 32_768  # "about", says the paper
+ENTRIES = 9712  # of the published vocabulary of Multi30k
 
 
 def load(name: str, *changes: str):
@@ -35,8 +37,8 @@ def load(name: str, *changes: str):
   return command.parse(dict(config=command.CONFIG), arguments)["config"]
 
 
-def num_parameters(config) -> int:
-  make = lambda: Transformer(model_config(config, VOCABULARY, VOCABULARY), rngs=nnx.Rngs(0))
+def num_parameters(config, vocabulary=VOCABULARY) -> int:
+  make = lambda: Transformer(model_config(config, vocabulary, vocabulary), rngs=nnx.Rngs(0))
   shapes = nnx.state(nnx.eval_shape(make), nnx.Param)
   return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
@@ -60,6 +62,7 @@ WMT14 = [",".join([*words, recipe]) for words in WMT14 for recipe in ("v1", "v2"
 POSITIONS = ("relative", "sinusoidal", "both", "none")
 RECIPES = ("brief", "short", "published")
 MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, RECIPES)]
+PREPARED = ("sinusoidal,published,prepared", "relative,published,prepared", "prepared")
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond", "lengths")
 SWEEP_FILES = [f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")]
 SWEEP_FILES.append("lengths.py:embedded")
@@ -69,7 +72,7 @@ SWEEP_FILES.append("lengths.py:embedded")
   "name",
   [
     *("default.py", "quickstart.py", "multi30k.py", "wmt14.py"),
-    *(f"multi30k.py:{argument}" for argument in MULTI30K),
+    *(f"multi30k.py:{argument}" for argument in (*MULTI30K, PREPARED[0])),
     *(f"wmt14.py:{argument}" for argument in WMT14),
     *("lengths.py:published", "lengths.py:embedded"),
   ],
@@ -79,7 +82,7 @@ def test_every_config_is_valid(name):
 
 
 def test_no_two_experiments_share_a_folder():
-  files = [f"multi30k.py:{x}" for x in MULTI30K] + [f"wmt14.py:{x}" for x in WMT14]
+  files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
   names = [load(name).name for name in [*files, *SWEEP_FILES, "default.py", "quickstart.py"]]
   assert len({*names}) == len(names)
 
@@ -162,7 +165,8 @@ def test_multi30k_is_the_literatures_small_transformer():
     config = load(f"multi30k.py:{argument}")
     model = config.model
     assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (4, 128, 4, 256)
-    assert (model.norm, model.positions) == ("post", argument.partition(",")[0])
+    positions, _, recipe = argument.partition(",")
+    assert (model.norm, model.positions) == ("pre" if recipe == "brief" else "post", positions)
     assert config.vocabulary.to_dict() == dict(kind="bpe", size=10_000, joint=True)
     assert config.data.moses and config.data.lowercase and config.evaluation.tokenize == "none"
   published = load("multi30k.py:sinusoidal,published")
@@ -179,15 +183,27 @@ def test_multi30k_is_the_literatures_small_transformer():
   assert rates(short, 1000) == pytest.approx([0.004])
 
 
-def test_the_brief_recipe_is_the_short_one_in_three_tenths_of_the_updates():
+def test_the_prepared_text_is_orthogonal_to_positions_and_recipe():
+  text = dict.fromkeys(("data.moses", "data.lowercase"), False)
+  text |= {"data.multi30k.prepared": True, "evaluation.subword_mark": "@@"}
+  text["vocabulary.kind"] = "words"
+  for argument in ("none,brief", "sinusoidal,published"):
+    changed = changes(load(f"multi30k.py:prepared,{argument}"), load(f"multi30k.py:{argument}"))
+    assert {key: changed[key] for key in changed if key != "name"} == text
+  base = load("table1.py:prepared")
+  assert {*changes(base, load("multi30k.py:prepared,brief"))} == {"name"}
+  assert {*changes(load("table1.py:published,prepared"), base)} > {"training.num_steps"}
+
+
+def test_the_brief_recipe_is_the_short_one_in_a_fifth_of_the_updates():
   brief, short = load("multi30k.py:brief"), load("multi30k.py:short")
   assert set(changes(brief, short)) == {
-    *("name", "training.num_steps", "training.warmup_steps"),
-    *("training.eval_every", "training.save_every"),
+    *("name", "model.norm", "model.dropout_rate", "model.embedding_dropout_rate"),
+    *("training.num_steps", "training.warmup_steps", "training.eval_every", "training.save_every"),
   }
   shared = lambda config: config.training.save_every * config.decoding.average_checkpoints
-  for steps in (lambda c: c.training.num_steps, lambda c: c.training.warmup_steps, shared):
-    assert steps(brief) == 0.3 * steps(short)
+  for steps in (lambda c: c.training.num_steps, shared):
+    assert steps(brief) == steps(short) / 5
 
 
 def plan(name: str) -> list[cells_module.Cell]:
@@ -289,13 +305,17 @@ def test_18516_pairs_are_that_short_with_the_published_vocabulary(shared_data):
 
 
 def test_multi30k_has_the_published_number_of_parameters():
-  """2,568,192 with the authors' vocabulary and sinusoids (SOURCES): all but the embeddings."""
-  config = load("multi30k.py:sinusoidal")
-  embeddings = VOCABULARY * config.model.width
-  published = 2_568_192
-  rest = num_parameters(config) - embeddings
-  assert (published - rest) % config.model.width == 0
-  assert 9_500 < (published - rest) / config.model.width < 10_500
+  """But for the authors' biases: of four projections, in one attention a layer and two more."""
+  biases = 4 * (1 + 2) * 4 * 128
+  assert num_parameters(load("multi30k.py:sinusoidal"), ENTRIES) + biases == 2_568_192
+
+
+def test_the_prepared_text_gives_the_published_vocabulary(shared_data):
+  """fairseq counts four special tokens too, and has nothing to add to a multiple of 8."""
+  folder = shared_data / "multi30k" / "bpe10k_en-de"
+  config = load("multi30k.py:sinusoidal,published,prepared", f"data.multi30k.path={folder}")
+  source, target = learn_tokenizers(config, load_data(config))
+  assert source is target and source.get_vocab_size() == ENTRIES == 8 * 1214
 
 
 def test_quickstart_needs_no_download():

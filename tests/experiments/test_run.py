@@ -1,9 +1,12 @@
 """From a config and a corpus to the parts of a run."""
 
+import json
+
 import numpy as np
 import pytest
 
 from configs import quickstart
+from experiments import run as run_module
 from experiments.run import learn_tokenizers, make_batches
 from relpos_jax.data.corpus import Corpus
 
@@ -22,3 +25,11 @@ def test_training_sees_lines_as_translating_does_without_the_space_around_them(s
     assert ours.num_per_epoch == theirs.num_per_epoch
     for step in range(ours.num_per_epoch):
       np.testing.assert_array_equal(ours[step], theirs[step])
+
+
+def test_a_run_from_before_a_key_was_there_has_its_default(tmp_path):
+  config = quickstart.get_config()
+  values = json.loads(json.dumps(config.to_dict()))
+  del values["evaluation"]["subword_mark"], values["data"]["multi30k"]
+  (tmp_path / "config.json").write_text(json.dumps(values))
+  assert run_module._load_config(tmp_path / "config.json").to_dict() == config.to_dict()

@@ -6,6 +6,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -266,17 +267,28 @@ def test_the_results_are_whole_after_each_cell(room, swept, monkeypatch):
   assert seen == [0, 1, 2, 3]
 
 
-def test_an_interrupt_ends_the_trainings_and_keeps_what_is_finished(room, swept, monkeypatch):
-  def interrupt_when_it_hangs(workdir, word):
+def interrupt():
+  raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+  "end, status",
+  [(interrupt, 130), (lambda: os.kill(os.getpid(), signal.SIGTERM), 143)],
+)
+def test_what_ends_a_sweep_ends_the_trainings_and_keeps_what_is_finished(
+  room, swept, monkeypatch, end, status
+):
+  def end_when_it_hangs(workdir, word):
     if (room / "hanging").exists():
-      raise KeyboardInterrupt
+      end()
     return progress.State(word)
 
-  monkeypatch.setattr(sweep, "read_state", interrupt_when_it_hangs)
+  monkeypatch.setattr(sweep, "read_state", end_when_it_hangs)
   monkeypatch.setattr(sweep, "_READ_SECONDS", 0.0)
-  answer = swept(do={"k-2-seed0": "hang"})
-  assert (answer.status, answer.err.splitlines()[-1]) == (130, "interrupted")
+  handler = signal.getsignal(signal.SIGTERM)
+  assert swept(do={"k-2-seed0": "hang"}).status == status
   assert names(room) == ALL[:2] and results(room) == [("k=1", 0)]
+  assert signal.getsignal(signal.SIGTERM) is handler
   with pytest.raises(ProcessLookupError):
     os.kill(calls(room)[-1]["pid"], 0)
 

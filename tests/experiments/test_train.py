@@ -86,7 +86,7 @@ def test_the_log_says_what_was_left_out_of_both_splits_and_what_will_be_compiled
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
   workdir, answer = training
   before = contents(workdir)
-  monkeypatch.setattr(train_command, "_train_step", lambda *_: pytest.fail)
+  monkeypatch.setattr(train_command, "make_step", lambda *_: pytest.fail)
   again = train(workdir)
   assert (again.status, f"{workdir} is trained to step 12\n" in again.out) == (0, True)
   assert again.out.partition("split")[2] == answer.out.partition("split")[2]

@@ -51,6 +51,18 @@ def test_a_new_folder_is_made_with_the_first_files_of_a_run(tmp_path):
   assert claim_workdir(folder, CONFIG) is True
 
 
+def test_a_key_younger_than_the_run_had_its_default(tmp_path):
+  write_run_files(tmp_path, CONFIG)
+  for value, taken in (0, True), (1, False):
+    config = changed(model=dict(younger=value))
+    if taken:
+      assert claim_workdir(tmp_path, config, dict(seed=5, model=dict(width=1, younger=0)))
+    else:
+      with pytest.raises(InputError, match=r"model\.younger is 0 there and 1 here"):
+        claim_workdir(tmp_path, config, dict(model=dict(younger=0)))
+  assert "model.younger is absent there" in refusal(tmp_path, changed(model=dict(younger=0)))
+
+
 def test_hidden_files_do_not_count(tmp_path):
   (tmp_path / ".DS_Store").touch()
   assert claim_workdir(tmp_path, CONFIG) is False

@@ -1,0 +1,153 @@
+"""What chips send each other in a step: the collectives in a compiled program's text."""
+
+import collections
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+KINDS = (
+  "all-reduce",
+  "all-gather",
+  "reduce-scatter",
+  "all-to-all",
+  "collective-permute",
+  "collective-broadcast",
+)
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(-start)?\(")
+_CALLEES = re.compile(r"(?:calls|body)=%?([\w.-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\]")
+
+
+class Collective(NamedTuple):
+  """One collective of a program.
+
+  Attributes:
+    kind: one of `KINDS`.
+    num_bytes: of its result on one chip; of a reduce-scatter, of its operand.
+    num_chips: that take part together.
+    times: that it runs in a step.
+  """
+
+  kind: str
+  num_bytes: int
+  num_chips: int
+  times: int
+
+  @property
+  def sent_bytes(self) -> float:
+    """What a chip sends each time, in a ring over those that take part.
+
+    >>> Collective("all-reduce", 800, num_chips=8, times=1).sent_bytes
+    1400.0
+    """
+    if self.kind in ("collective-permute", "collective-broadcast"):
+      return float(self.num_bytes)
+    rounds = 2 if self.kind == "all-reduce" else 1
+    return rounds * self.num_bytes * (self.num_chips - 1) / self.num_chips
+
+
+def find(text: str, num_chips: int) -> list[Collective]:
+  """The collectives of a compiled program (`Compiled.as_text()`) that runs on `num_chips`.
+
+  In a loop they run as often as its body does, once if the compiler did not say how often.
+  """
+  computations = _computations(text)
+  times = _times(computations)
+  return [
+    collective
+    for name, lines in computations.items()
+    for collective in _in_lines(lines, num_chips, times[name])
+  ]
+
+
+def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
+  """How often each kind runs in a step, its bytes, and those that a chip sends for it."""
+  total = collections.defaultdict(lambda: dict(times=0, num_bytes=0, sent_bytes=0.0))
+  for collective in found:
+    row, times = total[collective.kind], collective.times
+    row["times"] += times
+    row["num_bytes"] += times * collective.num_bytes
+    row["sent_bytes"] += times * collective.sent_bytes
+  return dict(total)
+
+
+def num_loops(text: str) -> int:
+  """The loops of a compiled program, of which compilers count one pass."""
+  return len(re.findall(r" while\(", text))
+
+
+def _computations(text: str) -> dict[str, list[str]]:
+  """The lines of each computation, the callers after those they call, the entry last."""
+  computations, lines = {}, []
+  for line in text.splitlines():
+    if head := _COMPUTATION.match(line):
+      lines = computations[head[2]] = []
+    else:
+      lines.append(line)
+  return computations
+
+
+def _times(computations: Mapping[str, Sequence[str]]) -> collections.Counter:
+  """How often each computation runs."""
+  times = collections.Counter({name: 1 for name in list(computations)[-1:]})
+  for name in reversed(computations):
+    for line in computations[name]:
+      trips = _TRIPS.search(line)
+      for callee in _CALLEES.findall(line):
+        times[callee] += times[name] * (int(trips[1]) if trips else 1)
+  return times
+
+
+def _in_lines(lines: Iterable[str], num_chips: int, times: int) -> Iterator[Collective]:
+  for line in lines:
+    if found := _COLLECTIVE.search(line):
+      kind, starts = found[2], bool(found[3])
+      chips = _num_chips(line, num_chips)
+      num_bytes = _bytes(_result(found[1], kind) if starts else found[1])
+      yield Collective(kind, num_bytes * (chips if kind == "reduce-scatter" else 1), chips, times)
+
+
+def _result(shape: str, kind: str) -> str:
+  """Of the shape of a collective that starts: operands and results, and what goes with them."""
+  return shape if kind == "all-reduce" else _parts(shape)[1]
+
+
+def _parts(shape: str) -> list[str]:
+  """
+  >>> _parts("((f32[2]{0}, u8[3]{0}), f32[4,2]{1,0})")
+  ['(f32[2]{0}, u8[3]{0})', ' f32[4,2]{1,0}']
+  """
+  parts, depth = [""], 0
+  for letter in shape[1:-1]:
+    depth += (letter in "([{") - (letter in ")]}")
+    if letter == "," and not depth:
+      parts.append("")
+    else:
+      parts[-1] += letter
+  return parts
+
+
+def _bytes(shape: str) -> int:
+  """
+  >>> _bytes("(f32[2,3]{1,0:T(8,128)}, bf16[5]{0}, pred[])")
+  35
+  """
+  sizes = (math.prod(map(int, filter(None, dims.split(",")))) for _, dims in _ARRAY.findall(shape))
+  kinds = (kind for kind, _ in _ARRAY.findall(shape))
+  return sum(size * _width(kind) for size, kind in zip(sizes, kinds, strict=True))
+
+
+def _width(kind: str) -> int:
+  return 1 if kind == "pred" else math.ceil(int(re.sub(r"\D", "", kind)) / 8)
+
+
+def _num_chips(line: str, num_chips: int) -> int:
+  """Of one group: replica_groups={{0,1},{2,3}}, or [2,2]<=[4], two groups of two."""
+  if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+    return listed[1].count(",") + 1
+  if tiled := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
+    return int(tiled[1])
+  return num_chips

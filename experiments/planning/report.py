@@ -1,0 +1,189 @@
+"""The page of plans: what the compiler says of a step, and estimates from it."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from experiments.planning import roofline
+from experiments.planning.roofline import CHIPS, Estimate
+from relpos_jax.errors import InputError
+
+Plan = Mapping[str, Any]
+
+# What data parallelism needs: the gradients' sum.
+EXPECTED = {"all-reduce"}
+
+_INTRO = """Written by `python -m experiments.plan`: the training step as `experiments.train`
+makes it, compiled by the TPU's own compiler for chips that are not there. **Nothing ran, no time
+was measured.** All figures are of one chip and one step. Batches are of the shapes that mocked
+lengths of sentences get, those of the longest sentences where there is one.
+"""
+_COUNTED = """## What the compiler says
+
+The peak is what it sets aside in the chip's memory, for arguments (parameters, Adam's moments, the
+batch) and temporary arrays. Operations and traffic are its own count, which leaves Pallas calls
+out and counts a loop's body once; traffic between chips is read in the compiled program.
+"""
+_ESTIMATED = """## Estimates
+
+Each part's time were it all that bounds the step, at the chip's peak figures below; the network as
+a ring over two links of a chip. A step takes no less than the longest of the three, and where
+nothing goes on beside anything else, at peak, their sum; real steps do not reach the peaks.
+"""
+
+
+def read(folder: pathlib.Path) -> list[Plan]:
+  """The plans in a folder's files, by name.
+
+  Raises:
+    InputError: a file cannot be read.
+  """
+  plans = []
+  for path in sorted(folder.glob("*.json")):
+    try:
+      plans.append(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+      raise InputError(f"cannot read {path} ({error}): delete it, and plan again") from error
+  return plans
+
+
+def page(title: str, plans: Sequence[Plan]) -> str:
+  """The Markdown page of some plans."""
+  commands = "\n".join(plan["environment"]["command"] for plan in plans)
+  parts = [f"# {title}\n", _INTRO, *_versions(plans), f"```\n{commands}\n```\n", tables(plans)]
+  return "\n".join(parts)
+
+
+def tables(plans: Sequence[Plan]) -> str:
+  """The tables of some plans, in Markdown."""
+  steps = [(plan, step) for plan in plans for step in plan["steps"]]
+  chips = dict.fromkeys(plan["chip"] for plan in plans)
+  return "\n".join(
+    [
+      *(_COUNTED, *_table(_COUNTED_HEAD, [_counted(*step) for step in steps]), *_notes(steps)),
+      *(_ESTIMATED, *_table(_ESTIMATED_HEAD, [_estimated(*step) for step in steps])),
+      *_table(_CHIP_HEAD, [_chip(name) for name in chips]),
+    ]
+  )
+
+
+def estimate(plan: Plan, step: Mapping[str, Any]) -> Estimate:
+  """The roofline of a step."""
+  return roofline.estimate(
+    CHIPS[plan["chip"]],
+    flops=step["flops"],
+    hbm_bytes=step["hbm_bytes"],
+    sent_bytes=sum(row["sent_bytes"] for row in step["collectives"].values()),
+  )
+
+
+def _versions(plans: Iterable[Plan]) -> list[str]:
+  versions = {
+    (
+      where["date"][:10],
+      where["python"],
+      *(where["packages"][name] for name in ("jax", "libtpu")),
+      (where["git_commit"] or "unknown")[:12],
+    )
+    for where in (plan["environment"] for plan in plans)
+  }
+  line = "{}, Python {}, jax {}, libtpu {}, commit {}.\n"
+  return [line.format(*version) for version in sorted(versions)]
+
+
+_COUNTED_HEAD = (
+  *("training", "chips", "parameters", "batch", "arguments", "temporary", "peak", "chip has"),
+  *("fits", "10^12 operations", "traffic with memory", "between chips"),
+)
+
+
+def _counted(plan: Plan, step: Mapping[str, Any]) -> list[str]:
+  has = CHIPS[plan["chip"]].hbm
+  front = [*_name(plan), f"{plan['parameters']:,}", _batch(step)]
+  if step["refused"]:
+    return [*front, "", "", step["refused"], _gigabytes(has), "no", "", "", ""]
+  return [
+    *front,
+    *(_gigabytes(step[f"{part}_bytes"]) for part in ("argument", "temporary", "peak")),
+    _gigabytes(has),
+    "yes" if step["peak_bytes"] <= has else "no",
+    f"{step['flops'] / 1e12:.2f}",
+    _gigabytes(step["hbm_bytes"]),
+    ", ".join(
+      f"{kind}: {_gigabytes(row['num_bytes'])} in {row['times']}"
+      for kind, row in step["collectives"].items()
+    ),
+  ]
+
+
+def _notes(steps) -> list[str]:
+  """What a reader of the counts must know."""
+  lines = []
+  for plan, step in steps:
+    unexpected = {*step.get("collectives", ())} - EXPECTED
+    notes = [
+      f"{step.get('num_loops')} loops, of which one pass is counted" * bool(step.get("num_loops")),
+      f"{step.get('num_kernels')} Pallas calls, not counted" * bool(step.get("num_kernels")),
+      f"unexpected: {', '.join(sorted(unexpected))}" * bool(unexpected),
+    ]
+    if any(notes):
+      lines.append(f"- {plan['name']}, {_batch(step)}: {'; '.join(filter(None, notes))}")
+  return [*lines, ""] if lines else []
+
+
+_ESTIMATED_HEAD = (
+  *("training", "chips", "batch", "arithmetic", "memory", "network", "bound by"),
+  *("a step, estimate", "all updates, estimate"),
+)
+
+
+def _estimated(plan: Plan, step: Mapping[str, Any]) -> list[str]:
+  front = [*_name(plan), _batch(step)]
+  if step["refused"]:
+    return [*front, *[""] * 6]
+  seconds = estimate(plan, step)
+  bounds = seconds.least, seconds.one_by_one
+  return [
+    *front,
+    *(f"{1000 * part:.1f} ms" for part in seconds),
+    seconds.bound,
+    "{:.1f} to {:.1f} ms".format(*(1000 * bound for bound in bounds)),
+    "{:.1f} to {:.1f} h".format(*(plan["num_steps"] * bound / 3600 for bound in bounds)),
+  ]
+
+
+_CHIP_HEAD = "chip", "operations a second", "memory", "its bandwidth", "links", "source"
+
+
+def _chip(name: str) -> list[str]:
+  chip = CHIPS[name]
+  return [
+    name,
+    f"{chip.flops / 1e12:.0f} * 10^12, bfloat16",
+    _gigabytes(chip.hbm),
+    f"{_gigabytes(chip.hbm_bandwidth)}/s",
+    f"{chip.links} of {_gigabytes(chip.link_bandwidth)}/s, one way",
+    chip.source,
+  ]
+
+
+def _name(plan: Plan) -> list[str]:
+  return [plan["name"], f"{plan['num_chips']} x {plan['chip']} ({plan['topology']})"]
+
+
+def _batch(step: Mapping[str, Any]) -> str:
+  return f"{step['rows']} x {step['length']}"
+
+
+def _gigabytes(num_bytes: float) -> str:
+  """
+  >>> _gigabytes(16e9), _gigabytes(123_456_789)
+  ('16 GB', '0.123 GB')
+  """
+  return f"{num_bytes / 1e9:.3g} GB" if num_bytes < 1e12 else f"{num_bytes / 1e9:,.0f} GB"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+  cells = [head, ["---"] * len(head), *rows]
+  return [*(f"| {' | '.join(row)} |" for row in cells), ""]

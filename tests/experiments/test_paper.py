@@ -1,0 +1,283 @@
+"""The paper's own models at their full size: what holds by their shapes, and two steps of training.
+
+`pytest -m slow tests/experiments/test_paper.py -n0` makes the steps: minutes, and 12 GB.
+"""
+
+import collections
+import functools
+import itertools
+import math
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
+from experiments import command
+from experiments.evaluate import score
+from experiments.planning.compiling import batch_of, first_state, mock_batches
+from experiments.run import Run, plan_model, with_average
+from experiments.train import make_optimizer, make_step
+from experiments.validation import model_config
+from relpos_jax.data.batching import Batch
+from relpos_jax.models.seq2seq import Transformer
+from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.step import TrainState, init_state
+
+VOCABULARY = 32_768
+SIZES, LANGUAGES, RECIPES = ("base", "big"), ("ende", "enfr"), ("v1", "v2")
+ALL = [
+  ",".join(x) for x in itertools.product(SIZES, LANGUAGES, ("relative", "sinusoidal"), RECIPES)
+]
+NUM_CHIPS = 8
+ONE_LAYER = "model.num_layers=1"  # of each stack: soon traced
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+def load(argument: str, *changes: str):
+  """The config of one of the paper's trainings, as the commands have it."""
+  arguments = [f"--config=configs/wmt14.py:{argument}", *(f"--config.{x}" for x in changes)]
+  return command.parse(dict(config=command.CONFIG), arguments)["config"]
+
+
+@functools.cache
+def shapes(argument: str, *changes: str) -> dict:
+  """The shape of every parameter by its path."""
+  _, params = plan_model(load(argument, *changes), VOCABULARY, VOCABULARY)
+  return {path: leaf.shape for path, leaf in nnx.to_flat_state(params)}
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+# Per head at k = 16, and shared by the heads at k = 8.
+TABLES = dict(base=(33, 8, 64), big=(17, 64))
+
+
+@pytest.mark.parametrize("argument", ["base,relative,v1", "big,relative,v2"])
+def test_every_self_attention_has_two_tables_of_its_own_and_cross_attention_none(argument):
+  size = argument.partition(",")[0]
+  tables = {path: shape for path, shape in shapes(argument).items() if "tables" in path}
+  places = {
+    (stack, "layers", layer, "self_attention", "tables", name)
+    for stack, layer, name in itertools.product(("encoder", "decoder"), range(6), ("key", "value"))
+  }
+  assert tables == dict.fromkeys(places, TABLES[size])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sinusoidal_models_have_no_tables(size):
+  """In any layer: they are alike."""
+  assert not [path for path in shapes(f"{size},sinusoidal", ONE_LAYER) if "tables" in path]
+
+
+@pytest.mark.parametrize("size, limit", [("base", 0.105), ("big", 0.272)])
+def test_tables_start_in_the_glorot_range(size, limit):
+  """Uniform over [R, N*H] = [33, 512] and [17, 64]: within sqrt(6 / (rows + columns))."""
+  config = load(f"{size},relative", ONE_LAYER)
+  values = model_config(config, VOCABULARY, VOCABULARY)
+
+  @jax.jit  # all but the tables falls away
+  def draw(key):
+    model = Transformer(values, rngs=nnx.Rngs(key))
+    return [leaf for path, leaf in jax.tree.leaves_with_path(nnx.state(model)) if _is_table(path)]
+
+  tables = np.stack(draw(jax.random.key(0)))
+  assert tables.shape == (4, *TABLES[size])
+  rows, *columns = TABLES[size]
+  exact = math.sqrt(6 / (rows + math.prod(columns)))
+  assert limit == round(exact, 3)
+  assert 0.999 * exact < np.abs(tables).max() <= exact
+  assert np.allclose(tables.std(), exact / 3**0.5, rtol=0.03)
+  assert abs(tables.mean()) < 0.03 * exact
+  # Every row and head has the same range, and no two tables are alike.
+  for axis in range(1, tables.ndim):
+    others = tuple(x for x in range(tables.ndim) if x != axis)
+    assert np.abs(tables).max(axis=others).min() > 0.8 * exact
+  assert len(np.unique(tables.reshape(4, -1)[:, 0])) == 4
+
+
+def _is_table(path) -> bool:
+  return "tables" in jax.tree_util.keystr(path)
+
+
+# --- feed-forward ---------------------------------------------------------------------------------
+
+
+def test_both_feed_forward_widths_of_base():
+  """1,024 as printed, 2,048 as in the code: the other parameters are the same."""
+  printed = shapes("base", ONE_LAYER)
+  code = shapes("base", ONE_LAYER, "model.feed_forward=2048")
+  of = lambda params, name: {
+    shape for path, shape in params.items() if path[-3:] == ("feed_forward", name, "kernel")
+  }
+  assert (of(printed, "hidden"), of(printed, "out")) == ({(512, 1024)}, {(1024, 512)})
+  assert (of(code, "hidden"), of(code, "out")) == ({(512, 2048)}, {(2048, 512)})
+  differ = {path for path in printed | code if printed.get(path) != code.get(path)}
+  assert len(differ) == 2 * 3 and all("feed_forward" in path for path in differ)
+  size = lambda params: sum(map(math.prod, params.values()))
+  assert size(code) - size(printed) == 2 * (2 * 512 * 1024 + 1024)
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+ROWS, SOURCE, TARGET = 2, 5, 7
+
+
+def random_bits(jaxpr) -> collections.Counter:
+  """How often a program draws random bits of each shape."""
+  found = collections.Counter()
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "random_bits":
+      found[equation.params["shape"]] += 1
+    for inner in jax.extend.core.jaxprs_in_params(equation.params):
+      found += random_bits(inner)
+  return found
+
+
+@pytest.mark.parametrize("argument", [f"{size},{recipe}" for size in SIZES for recipe in RECIPES])
+def test_dropout_is_where_the_recipe_has_it(argument):
+  """The shapes of what is drawn tell the place: [rows, tokens, width] for each of its masks.
+
+  Both recipes: embeddings and the outputs of sub-layers. v2: after the ReLU and on attention
+  weights too, of which a number for each row and head is drawn.
+  """
+  config = load(argument, ONE_LAYER)
+  graphdef, params = plan_model(config, VOCABULARY, VOCABULARY)
+
+  def logits(params, source, target):
+    rngs = nnx.Rngs(dropout=jax.random.key(0))
+    return nnx.merge(graphdef, params)(source, target, rngs)
+
+  tokens = (jax.ShapeDtypeStruct((ROWS, length), jnp.int32) for length in (SOURCE, TARGET))
+  drawn = random_bits(jax.make_jaxpr(logits)(params, *tokens).jaxpr)
+  model = config.model
+  of_stack = lambda width, encoder, decoder: {
+    (ROWS, SOURCE, width): encoder,
+    (ROWS, TARGET, width): decoder,
+  }
+  expected = of_stack(model.width, 1 + 2, 1 + 3)
+  if argument.endswith("v2"):
+    expected |= of_stack(model.feed_forward, 1, 1)
+    expected |= {(ROWS, model.num_heads): 1 + 2}
+  assert drawn == expected
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("languages, target", [("ende", "de"), ("enfr", "fr")])
+def test_both_bleus_are_scored(languages, target):
+  """Moses tokens of the target language with split hyphens, and sacreBLEU; both know case."""
+  config = load(f"base,{languages}")
+  references = ["Die Test-Sätze sind kurz , sagt man .", "Noch ein Satz , der länger ist ."]
+  same = score(config, "test", references, references)
+  assert (same.sacrebleu.value, same.paper.value) == (pytest.approx(100), pytest.approx(100))
+  assert f"moses-{target}+hyphens" in same.paper.signature
+  assert "tok:13a" in same.sacrebleu.signature and "case:mixed" in same.sacrebleu.signature
+  lower = score(config, "test", [line.lower() for line in references], references)
+  assert lower.sacrebleu.value < 90 and lower.paper.value < 90
+  assert lower.sacrebleu.value != lower.paper.value
+
+
+def test_the_mean_of_the_last_20_of_22_checkpoints_is_what_big_translates_with(tmp_path):
+  config = load("big")
+  mesh = data_mesh(1)
+  values = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
+  state = lambda step: TrainState(jnp.int32(step), dict(w=jnp.asarray(values[step])), ())
+  with Checkpoints(tmp_path / "checkpoints", keep=config.training.keep_checkpoints) as checkpoints:
+    for step in range(22):
+      checkpoints.save(step, state(step))
+  run = Run(config, None, mesh, None, state(0).params)
+  np.testing.assert_allclose(with_average(run, tmp_path).params["w"], values[2:].mean(0), rtol=1e-5)
+
+
+# --- two steps ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def batch_shapes() -> tuple:
+  """Of every training of the paper: they have the same batches."""
+  return mock_batches(load(""), NUM_CHIPS).shapes
+
+
+def test_all_trainings_have_the_same_batches_of_32768_tokens():
+  batches = [load(argument).batches.to_dict() for argument in ALL]
+  assert all(each == batches[0] for each in batches)
+  assert len(batch_shapes()) == 8 and batch_shapes()[-1][1] == 256
+  for rows, length in batch_shapes():
+    assert rows % NUM_CHIPS == 0
+    assert 0.99 < rows * length / 32_768 < 1 + NUM_CHIPS * length / 32_768
+
+
+# Each with one of the eight shapes; the languages change nothing but rates of dropout.
+STEPS = ["base,relative,v1", "base,relative,v2", "base,sinusoidal,v2", "base,sinusoidal,v1"]
+STEPS += ["big,sinusoidal,v1", "big,sinusoidal,v2", "big,relative,v2", "big,relative,v1"]
+CHIP = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+CHIPS = AbstractMesh((NUM_CHIPS,), ("data",), (AxisType.Auto,), abstract_device=CHIP)
+
+
+def keeps_its_shapes(config, shape) -> bool:
+  """Whether two steps on batches of a shape give a state like the first, for eight chips."""
+  graphdef, state = first_state(config, CHIPS)
+  step = make_step(config, graphdef)
+  with use_abstract_mesh(CHIPS):
+    once, _ = jax.eval_shape(step, state, batch_of(shape, CHIPS))
+    twice, metrics = jax.eval_shape(step, once, batch_of(shape, CHIPS))
+  assert {*metrics} == {"loss", "grad_norm", "num_tokens"}
+  assert all(value.shape == () for value in metrics.values())
+  like = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
+  return jax.tree.all(jax.tree.map(like, state, twice))
+
+
+@pytest.mark.parametrize("number, argument", [*enumerate(STEPS)][::2])
+def test_two_steps_have_the_shapes_of_a_state(number, argument):
+  """At full width, of one layer a stack."""
+  assert keeps_its_shapes(load(argument, ONE_LAYER), batch_shapes()[number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, argument", [*enumerate(STEPS)])
+def test_two_steps_of_the_whole_model_have_the_shapes_of_a_state(number, argument):
+  assert keeps_its_shapes(load(argument), batch_shapes()[number])
+
+
+def one_chips_share(config, shape) -> Batch:
+  """Random tokens in place of a chip's rows of the first batch of a shape."""
+  batches = mock_batches(config, NUM_CHIPS)
+  batch = next(batches[i] for i in range(1000) if batches[i].source.shape == shape)
+  random = np.random.default_rng(0)
+  fill = lambda tokens: np.where(tokens, random.integers(4, VOCABULARY, tokens.shape), tokens)
+  return jax.tree.map(lambda tokens: fill(tokens)[: shape[0] // NUM_CHIPS].astype(np.int32), batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argument", ["base,relative", "big,relative"])
+def test_two_steps_train_the_whole_model(argument):
+  """On the share of one chip of a batch of the longest sentences: 4,096 tokens."""
+  config = load(argument)
+  values = model_config(config, VOCABULARY, VOCABULARY)
+  graphdef, params = nnx.split(jax.jit(lambda: Transformer(values, rngs=nnx.Rngs(0)))())
+  before = jax.tree.map(np.asarray, params)
+  state, step = init_state(params, make_optimizer(config)), make_step(config, graphdef)
+  batch, losses = one_chips_share(config, batch_shapes()[-1]), []
+  assert batch.source.size == 4096
+  for _ in range(2):
+    state, metrics = step(state, batch)
+    losses.append(float(metrics["loss"]))
+  # The loss leaves out the entropy of the smoothed targets.
+  entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (VOCABULARY - 1))
+  least = math.log(VOCABULARY) - entropy
+  assert all(least - 0.5 < loss < least + 1.5 for loss in losses)
+  unchanged = jax.tree.map(lambda x, y: np.array_equal(x, y), before, state.params)
+  assert not jax.tree.leaves_with_path(jax.tree.map(lambda same: same or None, unchanged))
+  moments = jax.tree.leaves_with_path(state.opt_state[0].nu)
+  tables = [leaf for path, leaf in moments if _is_table(path)]
+  assert len(tables) == 24 and all((table > 0).all() for table in tables)
