@@ -35,7 +35,7 @@ from experiments.planning.compiling import (
 from experiments.planning.topology import chips, compiler_version, leave_tpus_alone, parse
 from experiments.validation import validate
 from relpos_jax.errors import InputError
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import make_mesh
 from relpos_jax.training.workdir import check_writable, environment, write_whole
 
 FLAGS = dict(
@@ -51,13 +51,13 @@ def main(config: ConfigDict, topology: str, shapes: str, out: str, name: str) ->
   """Checks the flags, compiles, prints the tables, and writes them if told where."""
   if shapes not in ("longest", "all"):
     raise InputError(f"--shapes={shapes}: give longest or all")
-  num_chips = parse(topology).num_chips
+  parse(topology)
   compiler_version()
   leave_tpus_alone()
-  validate(config, num_chips)
+  mesh = make_mesh(**config.mesh, devices=chips(topology))
+  validate(config, mesh)
   folder = _folder(out) if out else None
-  mesh = data_mesh(devices=chips(topology))
-  wanted = mock_batches(config, mesh.size).shapes
+  wanted = mock_batches(config, mesh).shapes
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
   plan["name"] = name or config.name
   print(report.tables([plan]))

@@ -31,7 +31,6 @@ from experiments.run import (
   make_batches,
   make_translator,
   plan_run,
-  shapes_on,
   with_average,
 )
 from experiments.validation import validate
@@ -44,7 +43,7 @@ from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.reporting import Reporter
-from relpos_jax.training.sharding import replicate, shard_rows
+from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
 from relpos_jax.training.workdir import claim_workdir, write_run_files
 
@@ -66,7 +65,8 @@ def main(config: ConfigDict, workdir: str) -> None:
     print(note)
   run = plan_run(config, _tokenizers(config, corpus, workdir))
   try:
-    run_training(run, corpus, workdir)
+    with jax.set_mesh(run.mesh):
+      run_training(run, corpus, workdir)
   except NonFiniteError as error:
     sys.exit(f"stopped: {error}")
   evaluate(with_average(run, workdir), corpus, workdir)
@@ -87,7 +87,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
   Nothing is written before all that may be a user's mistake has been looked at.
   """
   config = run.config.training
-  train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
+  train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   optimizer = make_optimizer(run.config)
   with (
@@ -102,7 +102,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path) -> None:
     train(
       state,
       make_step(run.config, run.graphdef),
-      map(functools.partial(shard_rows, mesh=run.mesh), batches),
+      map(functools.partial(put_batch, mesh=run.mesh), batches),
       num_steps=config.num_steps,
       report=reporter.step,
       evaluate=_report_valid(run, corpus, valid_batches, reporter),
@@ -116,7 +116,7 @@ def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
   """That of the last checkpoint, if there is one."""
   start = lambda: init_state(init_params(run), optimizer)
   if checkpoints.latest_step() is None:
-    return replicate(start(), run.mesh)
+    return put_parameters(start(), run.mesh)
   state = checkpoints.restore(like=shapes_on(run.mesh, jax.eval_shape(start)))
   print(f"{checkpoints.folder.parent} is trained to step {int(state.step)}")
   return state
@@ -145,7 +145,7 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
     run.graphdef, bos=BOS, label_smoothing=run.config.training.label_smoothing
   )
   translator = make_translator(run, beam_size=1)
-  place = functools.partial(shard_rows, mesh=run.mesh)
+  place = functools.partial(put_batch, mesh=run.mesh)
   some = corpus.splits["valid"][: run.config.training.num_samples]
   sources, references = zip(*some, strict=True)
 

@@ -16,7 +16,7 @@ from relpos_jax.data.corpus import SOURCES
 from relpos_jax.data.tokenizer import KINDS
 from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import AnyMesh, make_mesh, num_rows_together
 
 _CHOICES = {
   "data.source": SOURCES,
@@ -60,10 +60,10 @@ _NUMBERS = (
 )
 
 
-def validate(config: ConfigDict, num_devices: int | None = None) -> None:
+def validate(config: ConfigDict, mesh: AnyMesh | None = None) -> None:
   """Holds a config against the meaning of its values, in a second and without any data.
 
-  `num_devices`: those of the mesh; by default those of `config.training` that are here.
+  `mesh`: by default that of `config.mesh` over the devices here.
 
   Raises:
     InputError: names the first value that is wrong, and the remedy.
@@ -80,7 +80,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   _check_languages(config.data)
   _check_subwords(config)
   _check_together(config)
-  _check_rows(config, num_devices)
+  _check_mesh(config, mesh or make_mesh(**config.mesh))
   _check_model(config)
 
 
@@ -126,18 +126,23 @@ def _check_together(config: ConfigDict) -> None:
     )
 
 
-def _check_rows(config: ConfigDict, num_devices: int | None) -> None:
-  """Every batch, that of the longest pairs too, is divided over devices and microbatches."""
+def _check_mesh(config: ConfigDict, mesh: AnyMesh) -> None:
+  """Every batch, that of the longest pairs too, is divided over the mesh and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
-  num_parts, wanted = config.training.num_microbatches, config.training.num_devices
-  if num_devices is None:
-    num_devices = data_mesh(None if wanted == -1 else wanted).size
-  if tokens // longest < num_devices * num_parts:
+  together, num_parts = num_rows_together(mesh), config.training.num_microbatches
+  longest += -longest % mesh.shape["sequence"]
+  if tokens // longest < together * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
-      f"{longest}, which {num_devices} devices and {num_parts} microbatches cannot divide: give "
-      f"{longest * num_devices * num_parts} tokens or more, or lower config.training.num_devices"
+      f"{longest}, which {together} devices and {num_parts} microbatches cannot divide: give "
+      f"{longest * together * num_parts} tokens or more, or lower config.mesh.data"
     )
+  for name in ("num_heads", "feed_forward"):
+    if config.model[name] % mesh.shape["tensor"]:
+      raise InputError(
+        f"config.mesh.tensor is {mesh.shape['tensor']}: give a divisor of config.model.{name}, "
+        f"{config.model[name]}"
+      )
 
 
 def model_config(config: ConfigDict, source_vocab_size: int, target_vocab_size: int):

@@ -57,17 +57,18 @@ def over_devices(
   """
   results = jax.eval_shape(lambda operands: kernel(operands, 0), operands)
   call = _Call(kernel, axes, {name: x.shape for name, x in operands.items()}, results, tile)
-  mesh = jax.sharding.get_abstract_mesh()
-  names = {name for name in itertools.chain(*AXIS_NAMES.values()) if _is_free(mesh, name)}
-  function = call.over(mesh, names) if names else call.as_sharded()
+  names = free_names()
+  function = call.over(jax.sharding.get_abstract_mesh(), names) if names else call.as_sharded()
   found = sequential_vmap(function)(*operands.values())
   return dict(zip(results, found, strict=True))
 
 
-def _is_free(mesh: AbstractMesh, name: str) -> bool:
-  """Whether the mesh has this axis, and nobody has cut by it before."""
+def free_names() -> set[str]:
+  """Of `AXIS_NAMES`, the axes of the mesh in context by which nobody has cut before."""
+  mesh = jax.sharding.get_abstract_mesh()
   types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-  return types.get(name) == AxisType.Auto and mesh.shape[name] > 1
+  known = itertools.chain(*AXIS_NAMES.values())
+  return {name for name in known if types.get(name) == AxisType.Auto and mesh.shape[name] > 1}
 
 
 class _Call(NamedTuple):

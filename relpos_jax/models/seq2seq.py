@@ -11,6 +11,7 @@ from flax import nnx
 from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.nn.blocks import FeedForward, Residual
 from relpos_jax.nn.cache import KVCache
+from relpos_jax.nn.placement import in_place, whole_rows
 from relpos_jax.nn.positions import RelativePositionTables, sinusoids
 from relpos_jax.typing import Array, Bool, Float, Int
 
@@ -190,7 +191,8 @@ class Embedding(nnx.Module):
   ) -> Float[Array, "B T D"]:
     """Embeds tokens at `positions`, 0, 1, 2, ... if not given."""
     width = self.table.shape[1]
-    x = jnp.take(self.table[...], tokens, axis=0, mode="clip") * width**0.5
+    x = jnp.take(whole_rows(self.table[...]), tokens, axis=0, mode="clip")
+    x = in_place(x * width**0.5)
     if self.sinusoidal:
       positions = jnp.arange(tokens.shape[1]) if positions is None else positions
       x += sinusoids(positions, width)

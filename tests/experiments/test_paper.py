@@ -25,7 +25,7 @@ from experiments.validation import model_config
 from relpos_jax.data.batching import Batch
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import make_mesh
 from relpos_jax.training.step import TrainState, init_state
 
 VOCABULARY = 32_768
@@ -189,7 +189,7 @@ def test_both_bleus_are_scored(languages, target):
 
 def test_the_mean_of_the_last_20_of_22_checkpoints_is_what_big_translates_with(tmp_path):
   config = load("big")
-  mesh = data_mesh(1)
+  mesh = make_mesh(1)
   values = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
   state = lambda step: TrainState(jnp.int32(step), dict(w=jnp.asarray(values[step])), ())
   with Checkpoints(tmp_path / "checkpoints", keep=config.training.keep_checkpoints) as checkpoints:

@@ -12,7 +12,7 @@ import pytest
 
 from experiments import command, plan
 from experiments.planning import compiling, report, roofline, topology
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import make_mesh
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 SMALL = (
@@ -41,7 +41,7 @@ def planned(fast):
     soon = ("positions=none", "dropout_rate=0", "embedding_dropout_rate=0")
     changes = [f"model.{change}" for change in soon]
     config = small_config("batches.tokens=256", "batches.max_length=16", *changes)
-    mesh = data_mesh()
+    mesh = make_mesh()
     shapes = compiling.mock_batches(config, mesh.size).shapes
     return plan.make_plan(config, "v5e:2x4", mesh, shapes[-1:]) | dict(name="wmt14-small")
 

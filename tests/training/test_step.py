@@ -12,7 +12,7 @@ from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.optimizer import adam, inverse_sqrt
-from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
+from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
 
 DROPOUT = dict.fromkeys(
@@ -39,7 +39,7 @@ def start(optimizer, num_devices: int = 1) -> TrainState:
   generator = np.random.default_rng(0)
   fill = lambda leaf: jnp.asarray(0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
   params = jax.tree.map(fill, make_model()[1])
-  return replicate(init_state(params, optimizer), data_mesh(num_devices))
+  return put_parameters(init_state(params, optimizer), make_mesh(num_devices))
 
 
 def copy_task(step: int) -> Batch:
@@ -64,7 +64,7 @@ def run(train_step, state: TrainState, start: int, stop: int, num_devices: int =
   """The state after steps start to stop - 1, and their losses."""
   losses = []
   for step in range(start, stop):
-    state, metrics = train_step(state, shard_rows(copy_task(step), data_mesh(num_devices)))
+    state, metrics = train_step(state, put_batch(copy_task(step), make_mesh(num_devices)))
     losses.append(float(metrics["loss"]))
   return state, losses
 
@@ -102,17 +102,17 @@ def test_stopping_and_resuming_changes_no_bit(train_step, tmp_path):
 
 
 def test_dropout_is_new_at_each_step_and_the_same_when_repeated(train_step):
-  batch = shard_rows(copy_task(0), data_mesh(1))
+  batch = put_batch(copy_task(0), make_mesh(1))
   losses = []
   for step in (0, 0, 1):
-    state = start(ADAM)._replace(step=replicate(jnp.int32(step), data_mesh(1)))
+    state = start(ADAM)._replace(step=put_parameters(jnp.int32(step), make_mesh(1)))
     losses.append(float(train_step(state, batch)[1]["loss"]))
   assert losses[0] == losses[1] != losses[2]
 
 
 def test_the_old_state_is_given_up(train_step):
   state = start(ADAM)
-  train_step(state, shard_rows(copy_task(0), data_mesh(1)))
+  train_step(state, put_batch(copy_task(0), make_mesh(1)))
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
