@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 from typing import Literal, get_args, get_origin
@@ -153,17 +154,21 @@ def model_config(config: ConfigDict, source_vocab_size: int, target_vocab_size: 
 
 def _check_model(config: ConfigDict) -> None:
   """Traces training and decoding without computing: what the operator refuses, it refuses here."""
-
-  def trace(tokens):
+  try:
     one_layer = dataclasses.replace(model_config(config, 8, 8), num_layers=1)  # all are alike
-    model = Transformer(one_layer, rngs=nnx.Rngs(0))
+    _trace(one_layer, config.batches.max_length)
+  except (ValueError, NotImplementedError) as error:
+    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+
+
+@functools.cache  # for the cells of a sweep: many have one model
+def _trace(config: TransformerConfig, length: int) -> None:
+  def run(tokens):
+    model = Transformer(config, rngs=nnx.Rngs(0))
     model(tokens, tokens, rngs=nnx.Rngs(dropout=0))
     return model.decode(tokens[:, :1], model.init_cache(1, 1), model.remember(tokens))
 
-  try:
-    jax.eval_shape(trace, jax.ShapeDtypeStruct((1, config.batches.max_length), jnp.int32))
-  except (ValueError, NotImplementedError) as error:
-    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+  jax.eval_shape(run, jax.ShapeDtypeStruct((1, length), jnp.int32))
 
 
 def check_types(config: ConfigDict, defaults: ConfigDict) -> None:

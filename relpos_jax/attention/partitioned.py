@@ -55,8 +55,13 @@ def over_devices(
     operands: the arrays, with a "query" and a "key" among them.
     tile: queries that stay together.
   """
-  results = jax.eval_shape(lambda operands: kernel(operands, 0), operands)
-  call = _Call(kernel, axes, {name: x.shape for name, x in operands.items()}, results, tile)
+  # Traced once, not for its shapes and again for its results.
+  of_all = jax.jit(lambda operands: kernel(operands, 0), inline=True)
+  some = lambda operands, first_query: (
+    of_all(operands) if isinstance(first_query, int) else kernel(operands, first_query)
+  )
+  results = jax.eval_shape(of_all, operands)
+  call = _Call(some, axes, {name: x.shape for name, x in operands.items()}, results, tile)
   names = free_names()
   function = call.over(jax.sharding.get_abstract_mesh(), names) if names else call.as_sharded()
   found = sequential_vmap(function)(*operands.values())

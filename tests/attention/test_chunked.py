@@ -182,10 +182,11 @@ CASES = {
 }
 
 
-def assert_exact(sizes, options, block=8, num_heads=4):
+def assert_exact(sizes, options, block=8, num_heads=4, num_stretches=2):
   """With so many queries in a block, and so many heads at a time or the next fewer that may be.
 
-  More heads under a window, of whose keys a block meets few.
+  More heads under a window, of whose keys a block meets few. A causal call has as many loops to be
+  compiled as stretches, one after the other.
   """
   arrays, options = arrays_of(**sizes), dict(options)
   num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]
@@ -195,6 +196,7 @@ def assert_exact(sizes, options, block=8, num_heads=4):
   if "dropout_rate" in options:
     options["dropout_key"] = jax.random.key(0)
   with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(chunked, "_STRETCHES", num_stretches)
     patch.setattr(chunked, "_PAIRS", num_heads * min(block, num_queries) * num_keys)
     actual = results(arrays, functools.partial(chunked.attention, block=block), **options)
   wanted = results(arrays, reference.attention, **options)
@@ -203,13 +205,13 @@ def assert_exact(sizes, options, block=8, num_heads=4):
       np.testing.assert_allclose(actual[name], x, rtol=0, atol=1e-10, err_msg=name)
 
 
-ALL = [(name, 2 ** (number % 3)) for number, name in enumerate(CASES)]  # 1, 2 or 4 heads at a time
-AGAIN = [("causal", 1), ("causal", 4), ("three queries a key head", 6)]
+ALL = [(name, 2 ** (number % 3), 2) for number, name in enumerate(CASES)]  # 1, 2 or 4 heads a time
+AGAIN = [("causal", 1, 4), ("causal", 4, 3), ("three queries a key head", 6, 2)]
 
 
-@pytest.mark.parametrize("name, num_heads", [*ALL, *AGAIN])
-def test_many_blocks_equal_the_reference(name, num_heads):
-  assert_exact(*CASES[name], num_heads=num_heads)
+@pytest.mark.parametrize("name, num_heads, num_stretches", [*ALL, *AGAIN])
+def test_many_blocks_equal_the_reference(name, num_heads, num_stretches):
+  assert_exact(*CASES[name], num_heads=num_heads, num_stretches=num_stretches)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -247,9 +249,14 @@ def calls(draw):
 
 # Compiling every example is what takes the time.
 @settings(max_examples=30, phases=(Phase.explicit, Phase.generate))
-@given(call=calls(), block=st.integers(1, 9), num_heads=st.integers(1, 6))
-def test_any_call_equals_the_reference(call, block, num_heads):
-  assert_exact(*call, block, num_heads)
+@given(
+  call=calls(),
+  block=st.integers(1, 9),
+  num_heads=st.integers(1, 6),
+  num_stretches=st.integers(1, 3),
+)
+def test_any_call_equals_the_reference(call, block, num_heads, num_stretches):
+  assert_exact(*call, block, num_heads, num_stretches)
 
 
 def test_the_backward_pass_is_the_derivative():
