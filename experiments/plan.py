@@ -51,12 +51,12 @@ def main(config: ConfigDict, topology: str, shapes: str, out: str, name: str) ->
   """Checks the flags, compiles, prints the tables, and writes them if told where."""
   if shapes not in ("longest", "all"):
     raise InputError(f"--shapes={shapes}: give longest or all")
-  parse(topology)
+  num_chips = parse(topology).num_chips
   compiler_version()
   leave_tpus_alone()
-  mesh = make_mesh(**config.mesh, devices=chips(topology))
-  validate(config, mesh)
+  validate(config, num_chips)
   folder = _folder(out) if out else None
+  mesh = make_mesh(**config.mesh, devices=chips(topology))
   wanted = mock_batches(config, mesh).shapes
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
   plan["name"] = name or config.name

@@ -106,7 +106,7 @@ def batch_maker(config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh):
     Batches,
     boundaries=boundaries,
     token_budget=config.batches.tokens,
-    multiple_of=num_rows_together(mesh) * config.training.num_microbatches,
+    multiple_of=num_rows_together(mesh.shape) * config.training.num_microbatches,
   )
 
 

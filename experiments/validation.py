@@ -5,6 +5,7 @@ import difflib
 import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import Literal, get_args, get_origin
 
 import jax
@@ -17,7 +18,7 @@ from relpos_jax.data.corpus import SOURCES
 from relpos_jax.data.tokenizer import KINDS
 from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.sharding import AnyMesh, make_mesh, num_rows_together
+from relpos_jax.training.sharding import mesh_sizes, num_rows_together
 
 _CHOICES = {
   "data.source": SOURCES,
@@ -61,10 +62,10 @@ _NUMBERS = (
 )
 
 
-def validate(config: ConfigDict, mesh: AnyMesh | None = None) -> None:
+def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   """Holds a config against the meaning of its values, in a second and without any data.
 
-  `mesh`: by default that of `config.mesh` over the devices here.
+  `num_devices`: that the mesh may have; by default those here.
 
   Raises:
     InputError: names the first value that is wrong, and the remedy.
@@ -81,7 +82,7 @@ def validate(config: ConfigDict, mesh: AnyMesh | None = None) -> None:
   _check_languages(config.data)
   _check_subwords(config)
   _check_together(config)
-  _check_mesh(config, mesh or make_mesh(**config.mesh))
+  _check_mesh(config, mesh_sizes(num_devices or jax.device_count(), **config.mesh))
   _check_model(config)
 
 
@@ -127,11 +128,11 @@ def _check_together(config: ConfigDict) -> None:
     )
 
 
-def _check_mesh(config: ConfigDict, mesh: AnyMesh) -> None:
+def _check_mesh(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Every batch, that of the longest pairs too, is divided over the mesh and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
-  together, num_parts = num_rows_together(mesh), config.training.num_microbatches
-  longest += -longest % mesh.shape["sequence"]
+  together, num_parts = num_rows_together(sizes), config.training.num_microbatches
+  longest += -longest % sizes["sequence"]
   if tokens // longest < together * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
@@ -139,9 +140,9 @@ def _check_mesh(config: ConfigDict, mesh: AnyMesh) -> None:
       f"{longest * together * num_parts} tokens or more, or lower config.mesh.data"
     )
   for name in ("num_heads", "feed_forward"):
-    if config.model[name] % mesh.shape["tensor"]:
+    if config.model[name] % sizes["tensor"]:
       raise InputError(
-        f"config.mesh.tensor is {mesh.shape['tensor']}: give a divisor of config.model.{name}, "
+        f"config.mesh.tensor is {sizes['tensor']}: give a divisor of config.model.{name}, "
         f"{config.model[name]}"
       )
 

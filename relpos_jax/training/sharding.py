@@ -10,7 +10,7 @@ Results do not depend on the mesh. On a mesh of one axis, `data`, every device h
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -55,13 +55,17 @@ def make_mesh(
   {'data': 1, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
   """
   devices = jax.devices() if devices is None else list(devices)
-  sizes = _sizes(dict(data=data, fsdp=fsdp, tensor=tensor, sequence=sequence), len(devices))
-  return jax.make_mesh(
-    sizes, AXES, (AxisType.Auto,) * len(AXES), devices=devices[: math.prod(sizes)]
-  )
+  sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
+  devices = devices[: math.prod(sizes.values())]
+  return jax.make_mesh((*sizes.values(),), AXES, (AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def _sizes(wanted: dict[str, int], num_devices: int) -> tuple[int, ...]:
+def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:
+  """The sizes of `make_mesh` with as many devices, which need not be there.
+
+  >>> mesh_sizes(8, data=-1, fsdp=2, tensor=1, sequence=1)
+  {'data': 4, 'fsdp': 2, 'tensor': 1, 'sequence': 1}
+  """
   told = ", ".join(f"{name}={size}" for name, size in wanted.items())
   given = [size for size in wanted.values() if size != -1]
   if len(given) < len(wanted) - 1 or any(size < 1 for size in given):
@@ -69,12 +73,16 @@ def _sizes(wanted: dict[str, int], num_devices: int) -> tuple[int, ...]:
   rest, over = divmod(num_devices, math.prod(given))
   if rest == 0 or (over and len(given) < len(wanted)):
     raise InputError(f"a mesh of {told} does not fit {num_devices} devices: change config.mesh")
-  return tuple(rest if size == -1 else size for size in wanted.values())
+  return {name: rest if size == -1 else size for name, size in wanted.items()}
 
 
-def num_rows_together(mesh: AnyMesh) -> int:
-  """What the rows of a batch must be a multiple of."""
-  return math.prod(mesh.shape[name] for name in ROWS)
+def num_rows_together(sizes: Mapping[str, int]) -> int:
+  """What the rows of a batch must be a multiple of, on a mesh of these sizes.
+
+  >>> num_rows_together(dict(data=4, fsdp=2, tensor=2, sequence=1))
+  8
+  """
+  return math.prod(sizes[name] for name in ROWS)
 
 
 def everywhere(mesh: AnyMesh) -> NamedSharding:
@@ -95,7 +103,7 @@ def of_parameters(tree: PyTree, mesh: AnyMesh) -> PyTree:
   >>> mesh = make_mesh(data=1)
   >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
   >>> of_parameters(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
-  {'feed_forward': {'hidden': {'kernel': NamedSharding(...'fsdp', 'tensor'...)}}}
+  {'feed_forward': {'hidden': {'kernel': NamedSharding(...)}}}
   """
   place = lambda path, x: NamedSharding(mesh, _spec(_dotted(path), x.shape, mesh))
   return jax.tree.map_with_path(place, tree)
@@ -107,11 +115,15 @@ def _dotted(path: tuple) -> str:
 
 
 def _spec(path: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
+  """Axes of size 1 cut nothing and are left out, so that a mesh has one spec for one placement."""
   for pattern, names in RULES:
     if re.search(f"{pattern}$", path) and len(names) == len(shape):
-      fits = lambda name, size: name is not None and size % mesh.shape[name] == 0
-      pairs = zip(names, shape, strict=True)
-      return PartitionSpec(*(name if fits(name, size) else None for name, size in pairs))
+      sizes = [1 if name is None else mesh.shape[name] for name in names]
+      cut = [
+        n if size > 1 and x % size == 0 else None
+        for n, size, x in zip(names, sizes, shape, strict=True)
+      ]
+      return PartitionSpec(*cut) if any(cut) else PartitionSpec()
   return PartitionSpec()
 
 
@@ -119,6 +131,18 @@ def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
   """The shapes of a tree of parameters, or of a training state, placed by `RULES`."""
   struct = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
   return jax.tree.map(struct, tree, of_parameters(tree, mesh))
+
+
+def keep_in_place(tree: PyTree) -> PyTree:
+  """A tree of parameters, or a training state, being computed, placed by `RULES` on the mesh in
+  context: the compiler would put some elsewhere, and compile the next step again.
+
+  Without a mesh in context, as it is.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if not {*AXES} <= {*mesh.axis_names}:
+    return tree
+  return jax.lax.with_sharding_constraint(tree, of_parameters(tree, mesh))
 
 
 def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:

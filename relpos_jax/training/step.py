@@ -8,6 +8,7 @@ import optax
 from flax import nnx
 
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
+from relpos_jax.training.sharding import keep_in_place
 from relpos_jax.typing import Array, Int, Key, PyTree
 
 
@@ -56,7 +57,7 @@ def make_train_step(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = dict(loss=loss * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
-    return TrainState(state.step + 1, params, opt_state), metrics
+    return keep_in_place(TrainState(state.step + 1, params, opt_state)), metrics
 
   return jax.jit(train_step, donate_argnums=0)
 

@@ -139,7 +139,7 @@ def test_the_name_of_a_config_or_its_argument(refused, tmp_path, config, words):
       ["mesh.data=8", "batches.tokens=127"],
       "config.batches.tokens is 127 7 rows max_length 16 8 devices 128 config.mesh.data",
     ),
-    (["mesh.fsdp=3"], "mesh of data=1, fsdp=3"),
+    (["mesh.fsdp=9"], "mesh of data=1, fsdp=9 8 devices"),
     (["mesh.data=2", "mesh.tensor=-1", "mesh.fsdp=-1"], "mesh of at most one -1"),
     (["mesh.tensor=4"], "config.mesh.tensor is 4 divisor config.model.num_heads, 2"),
     (["batches.tokens=15"], "config.batches.tokens is 15 0 rows 1 devices 16"),
