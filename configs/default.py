@@ -67,6 +67,13 @@ def get_config() -> ConfigDict:
         dtype="float32",  # or bfloat16; parameters stay float32
         implementation="",  # of attention; empty: the fastest
       ),
+      # Devices along each axis of the mesh; one may be -1, the rest.
+      mesh=dict(
+        data=-1,  # batches
+        fsdp=1,  # batches, and parameters
+        tensor=1,  # heads, and the feed-forward's hidden width
+        sequence=1,  # tokens of a sequence
+      ),
       training=dict(
         num_steps=100_000,
         # paper: learning_rate * width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5);
@@ -76,7 +83,6 @@ def get_config() -> ConfigDict:
         warmup_steps=4000,
         label_smoothing=0.1,
         num_microbatches=1,  # gradients are summed over so many parts of a batch
-        num_devices=-1,  # of the mesh axis `data`; -1: all
         prng="threefry2x32",  # or unsafe_rbg: faster dropout, different on other meshes
         eval_every=2000,
         save_every=2000,

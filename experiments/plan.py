@@ -35,7 +35,7 @@ from experiments.planning.compiling import (
 from experiments.planning.topology import chips, compiler_version, leave_tpus_alone, parse
 from experiments.validation import validate
 from relpos_jax.errors import InputError
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import make_mesh
 from relpos_jax.training.workdir import check_writable, environment, write_whole
 
 FLAGS = dict(
@@ -56,8 +56,8 @@ def main(config: ConfigDict, topology: str, shapes: str, out: str, name: str) ->
   leave_tpus_alone()
   validate(config, num_chips)
   folder = _folder(out) if out else None
-  mesh = data_mesh(devices=chips(topology))
-  wanted = mock_batches(config, mesh.size).shapes
+  mesh = make_mesh(**config.mesh, devices=chips(topology))
+  wanted = mock_batches(config, mesh).shapes
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
   plan["name"] = name or config.name
   print(report.tables([plan]))

@@ -21,9 +21,14 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import join_subwords
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import data_mesh, everywhere, replicate
+from relpos_jax.training.sharding import (
+  AnyMesh,
+  make_mesh,
+  num_rows_together,
+  put_parameters,
+  shapes_on,
+)
 from relpos_jax.training.workdir import read_json
-from relpos_jax.typing import PyTree
 
 
 class Run(NamedTuple):
@@ -81,24 +86,27 @@ def learn_tokenizers(config: ConfigDict, corpus: Corpus) -> Tokenizers:
 
 
 def make_batches(
-  config: ConfigDict, corpus: Corpus, tokenizers: Tokenizers, num_devices: int
+  config: ConfigDict, corpus: Corpus, tokenizers: Tokenizers, mesh: AnyMesh
 ) -> tuple[Batches, Batches]:
   """Batches of the training split, endless and shuffled, and of the valid split, in order."""
   train, valid = (encode_pairs(tokenizers, corpus.splits[name]) for name in ("train", "valid"))
-  make = batch_maker(config, pair_lengths(*train), num_devices)
+  make = batch_maker(config, pair_lengths(*train), mesh)
   return make(*train, seed=config.seed), make(*valid, seed=None)
 
 
-def batch_maker(config: ConfigDict, lengths: np.ndarray, num_devices: int):
+def batch_maker(config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh):
   """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths."""
   boundaries = bucket_boundaries(
-    lengths, config.batches.num_shapes, max_length=config.batches.max_length
+    lengths,
+    config.batches.num_shapes,
+    max_length=config.batches.max_length,
+    multiple_of=mesh.shape["sequence"],
   )
   return functools.partial(
     Batches,
     boundaries=boundaries,
     token_budget=config.batches.tokens,
-    multiple_of=num_devices * config.training.num_microbatches,
+    multiple_of=num_rows_together(mesh.shape) * config.training.num_microbatches,
   )
 
 
@@ -111,10 +119,9 @@ def encode_pairs(tokenizers: Tokenizers, pairs) -> tuple[Ragged, Ragged]:
 
 
 def plan_run(config: ConfigDict, tokenizers: Tokenizers) -> Run:
-  """The model of `config.model` on the devices of `config.training`, parameters still shapes."""
+  """The model of `config.model` on the devices of `config.mesh`, parameters still shapes."""
   graphdef, shapes = plan_model(config, *_vocab_sizes(tokenizers))
-  num_devices = config.training.num_devices
-  mesh = data_mesh(None if num_devices == -1 else num_devices)
+  mesh = make_mesh(**config.mesh)
   return Run(config, tokenizers, mesh, graphdef, shapes_on(mesh, shapes))
 
 
@@ -125,16 +132,10 @@ def plan_model(
   return nnx.split(nnx.eval_shape(_model(config, source_vocab_size, target_vocab_size)))
 
 
-def shapes_on(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, tree: PyTree) -> PyTree:
-  """The shapes of a tree of arrays of which every device has a copy."""
-  place = everywhere(mesh)
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
-
-
 def init_params(run: Run) -> nnx.State:
   """Random parameters, a function of `config.seed` alone."""
   init = lambda key: nnx.state(_model(run.config, *_vocab_sizes(run.tokenizers), key)())
-  return replicate(jax.jit(init)(jax.random.key(run.config.seed)), run.mesh)
+  return put_parameters(jax.jit(init)(jax.random.key(run.config.seed)), run.mesh)
 
 
 def _vocab_sizes(tokenizers: Tokenizers) -> tuple[int, ...]:
@@ -153,7 +154,7 @@ def load_run(workdir: str | pathlib.Path) -> Run:
     InputError: no run there, or a part of it is missing or damaged.
   """
   config = _load_config(pathlib.Path(workdir, "config.json"))
-  config.training.num_devices = -1
+  config.mesh = default.get_config().mesh
   return with_average(plan_run(config, load_tokenizers(workdir)), workdir)
 
 

@@ -35,7 +35,6 @@ from experiments.run import (
   make_batches,
   make_translator,
   plan_run,
-  shapes_on,
   with_average,
 )
 from experiments.validation import validate
@@ -56,7 +55,7 @@ from relpos_jax.training.processes import (
   wait_for_all,
 )
 from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
-from relpos_jax.training.sharding import replicate, shard_rows
+from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
 from relpos_jax.training.stopping import Stop, Stopped
 from relpos_jax.training.workdir import claim_workdir, write_run_files
@@ -91,7 +90,8 @@ def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -
     print(note)
   run = plan_run(config, _tokenizers(config, corpus, workdir))
   _check_processes(run)
-  run_training(run, corpus, workdir, stop)
+  with jax.set_mesh(run.mesh):
+    run_training(run, corpus, workdir, stop)
   evaluate(with_average(run, workdir), corpus, workdir)
   wait_for_all("evaluated")
 
@@ -100,8 +100,8 @@ def _check_processes(run: Run) -> None:
   missing = jax.process_count() - len({d.process_index for d in run.mesh.devices.flat})
   if missing:
     raise InputError(
-      f"config.training.num_devices is {run.mesh.size}, which leaves {missing} of "
-      f"{jax.process_count()} processes without any: give -1, for all"
+      f"a mesh of {run.mesh.size} devices leaves {missing} of "
+      f"{jax.process_count()} processes without any: give --config.mesh.data=-1, for all"
     )
 
 
@@ -120,7 +120,7 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path, stop: Stop | N
   Nothing is written before all that may be a user's mistake has been looked at.
   """
   config, stop = run.config.training, stop or Stop()
-  train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh.size)
+  train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   optimizer = make_optimizer(run.config)
   with (
@@ -150,7 +150,7 @@ def _train_from(
   train(
     state,
     make_step(run.config, run.graphdef),
-    map(functools.partial(shard_rows, mesh=run.mesh), arrays),
+    map(functools.partial(put_batch, mesh=run.mesh), arrays),
     num_steps=config.num_steps,
     report=report,
     evaluate=evaluate,
@@ -183,7 +183,7 @@ def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
   like = shapes_on(run.mesh, jax.eval_shape(start))
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
-    return replicate(start(), run.mesh)
+    return put_parameters(start(), run.mesh)
   state = checkpoints.restore(like=like)
   print(f"{checkpoints.folder.parent} is trained to step {int(state.step)}")
   if int(state.step) < run.config.training.num_steps:
@@ -217,7 +217,7 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
     run.graphdef, bos=BOS, label_smoothing=run.config.training.label_smoothing
   )
   translator = make_translator(run, beam_size=1)
-  place = functools.partial(shard_rows, mesh=run.mesh)
+  place = functools.partial(put_batch, mesh=run.mesh)
   some = corpus.splits["valid"][: run.config.training.num_samples]
   sources, references = zip(*some, strict=True)
 

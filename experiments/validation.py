@@ -5,6 +5,7 @@ import difflib
 import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import Literal, get_args, get_origin
 
 import jax
@@ -17,7 +18,7 @@ from relpos_jax.data.corpus import SOURCES
 from relpos_jax.data.tokenizer import KINDS
 from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import mesh_sizes, num_rows_together
 
 _CHOICES = {
   "data.source": SOURCES,
@@ -65,7 +66,7 @@ _NUMBERS = (
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   """Holds a config against the meaning of its values, in a second and without any data.
 
-  `num_devices`: those of the mesh; by default those of `config.training` that are here.
+  `num_devices`: that the mesh may have; by default those here.
 
   Raises:
     InputError: names the first value that is wrong, and the remedy.
@@ -82,7 +83,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   _check_languages(config.data)
   _check_subwords(config)
   _check_together(config)
-  _check_rows(config, num_devices)
+  _check_mesh(config, mesh_sizes(num_devices or jax.device_count(), **config.mesh))
   _check_model(config)
 
 
@@ -128,18 +129,23 @@ def _check_together(config: ConfigDict) -> None:
     )
 
 
-def _check_rows(config: ConfigDict, num_devices: int | None) -> None:
-  """Every batch, that of the longest pairs too, is divided over devices and microbatches."""
+def _check_mesh(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+  """Every batch, that of the longest pairs too, is divided over the mesh and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
-  num_parts, wanted = config.training.num_microbatches, config.training.num_devices
-  if num_devices is None:
-    num_devices = data_mesh(None if wanted == -1 else wanted).size
-  if tokens // longest < num_devices * num_parts:
+  together, num_parts = num_rows_together(sizes), config.training.num_microbatches
+  longest += -longest % sizes["sequence"]
+  if tokens // longest < together * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
-      f"{longest}, which {num_devices} devices and {num_parts} microbatches cannot divide: give "
-      f"{longest * num_devices * num_parts} tokens or more, or lower config.training.num_devices"
+      f"{longest}, which {together} devices and {num_parts} microbatches cannot divide: give "
+      f"{longest * together * num_parts} tokens or more, or lower config.mesh.data"
     )
+  for name in ("num_heads", "feed_forward"):
+    if config.model[name] % sizes["tensor"]:
+      raise InputError(
+        f"config.mesh.tensor is {sizes['tensor']}: give a divisor of config.model.{name}, "
+        f"{config.model[name]}"
+      )
 
 
 def model_config(config: ConfigDict, source_vocab_size: int, target_vocab_size: int):

@@ -8,21 +8,20 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.planning import collectives
-from experiments.run import batch_maker, plan_model, shapes_on
+from experiments.run import batch_maker, plan_model
 from experiments.train import make_optimizer, make_step
 from relpos_jax.data.batching import Batch, Batches, pair_lengths
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import UNK
-from relpos_jax.training.sharding import by_rows
+from relpos_jax.training.sharding import AnyMesh, of_batches, shapes_on
 from relpos_jax.training.step import TrainState, init_state
 
 Shape = tuple[int, int]
-AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 _NUM_PAIRS = 100_000
 
 
-def mock_batches(config: ConfigDict, num_devices: int) -> Batches:
+def mock_batches(config: ConfigDict, mesh: AnyMesh) -> Batches:
   """Batches of sentences that nobody wrote, of the shapes that such lengths get in training.
 
   Pairs of log-normal lengths around 24 tokens, the target's by a fifth longer or shorter: not
@@ -33,7 +32,7 @@ def mock_batches(config: ConfigDict, num_devices: int) -> Batches:
   sides = lengths, lengths * random.lognormal(0, 0.2, _NUM_PAIRS)
   rows = [np.clip(side, 2, None).astype(int) for side in sides]
   pairs = [Ragged.joined(np.full(side.sum(), UNK, np.uint16), side) for side in rows]
-  return batch_maker(config, pair_lengths(*pairs), num_devices)(*pairs, seed=config.seed)
+  return batch_maker(config, pair_lengths(*pairs), mesh)(*pairs, seed=config.seed)
 
 
 def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
@@ -46,7 +45,7 @@ def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
 
 def batch_of(shape: Shape, mesh: AnyMesh) -> Batch:
   """A batch of [rows, tokens] as shapes, as training puts it on a mesh."""
-  tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_rows(mesh))
+  tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=of_batches(mesh))
   return Batch(tokens, tokens)
 
 

@@ -18,8 +18,8 @@ from relpos_jax.attention import chunked_places as places
 from relpos_jax.attention.chunked_block import attend, differentiate
 from relpos_jax.attention.chunked_keys import Arrays, Keys, Plan
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import over_batch_and_heads
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.attention.partitioned import over_devices
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 # Zero for a query, they make all of its share in the gradients zero.
 _OF_QUERIES = "d_output", "delta"
@@ -128,9 +128,9 @@ def _shared(grad: Array, name: str, shape: tuple[int, ...]) -> Array:
   return grad_RNH if shape[1] > 1 else grad_RNH.sum(1, keepdims=True)
 
 
-def _on_each_device(kernel: Callable[[Arrays], Arrays], arrays: Arrays) -> Arrays:
+def _on_each_device(kernel: Callable[[Arrays, ArrayLike], Arrays], arrays: Arrays) -> Arrays:
   axes = {f"d_{name}": letters for name, letters in places.AXES.items()} | places.AXES
-  return over_batch_and_heads(kernel, axes, arrays)
+  return over_devices(kernel, axes, arrays)
 
 
 # The loops over heads, stretches and blocks.
@@ -144,10 +144,13 @@ class Stretch(NamedTuple):
   num_keys: int
 
 
-def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
-  """All queries; in a causal call in parts of whole blocks, but for the last."""
+def _stretches(plan: Plan, arrays: Arrays, first_query: ArrayLike) -> list[Stretch]:
+  """All queries; in a causal call in parts of whole blocks, but for the last.
+
+  Not where devices share the queries: what they run is the same, and the last needs all keys.
+  """
   num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]
-  if not plan.is_causal or not plan.has_far:
+  if not plan.is_causal or not plan.has_far or isinstance(first_query, jax.Array):
     return [Stretch(0, num_queries, num_keys)]
   step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
   firsts = range(0, num_queries, step)
@@ -157,16 +160,22 @@ def _stretches(plan: Plan, arrays: Arrays) -> list[Stretch]:
   ]
 
 
-def _forward(plan: Plan, arrays: Arrays) -> Arrays:
+def _forward(plan: Plan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """What `attend` says of a block, of all queries of all heads."""
-  return _over_heads(plan, arrays, _no_outputs(arrays), _attend_stretch, places.put)
+  return _over_heads(plan, arrays, first_query, _no_outputs(arrays), _attend_stretch, places.put)
 
 
 def _over_heads(
-  plan: Plan, arrays: Arrays, results: Arrays, of_stretch: Callable, place: Callable
+  plan: Plan,
+  arrays: Arrays,
+  first_query: ArrayLike,
+  results: Arrays,
+  of_stretch: Callable,
+  place: Callable,
 ) -> Arrays:
   """The results of all stretches, of a few heads at a time, put or added in their `place`."""
-  batch, _, heads, _ = arrays["query"].shape
+  batch, num_queries, heads, _ = arrays["query"].shape
+  plan = plan._replace(block=min(plan.block, num_queries))
   num_heads = _num_heads(plan, arrays)
 
   def of_heads(index, results):
@@ -174,8 +183,8 @@ def _over_heads(
     # Filled by blocks and then put in place: XLA would copy the larger arrays for every head if
     # several loops one after the other wrote into them.
     mine = places.zeros(results, some)
-    for stretch in _stretches(plan, arrays):
-      mine = of_stretch(plan, arrays, some, stretch, mine)
+    for stretch in _stretches(plan, arrays, first_query):
+      mine = of_stretch(plan, arrays, first_query, some, stretch, mine)
     return place(results, places.cut(mine, {}), some)
 
   return jax.lax.fori_loop(0, batch * heads // num_heads, of_heads, results)
@@ -201,22 +210,28 @@ def _no_outputs(arrays: Arrays) -> Arrays:
 
 
 def _attend_stretch(
-  plan: Plan, arrays: Arrays, heads: places.Place, stretch: Stretch, outputs: Arrays
+  plan: Plan,
+  arrays: Arrays,
+  first_query: ArrayLike,
+  heads: places.Place,
+  stretch: Stretch,
+  outputs: Arrays,
 ) -> Arrays:
   keys = _keys(plan, arrays, heads, stretch)
 
   def attend_block(number, outputs):
     row, _ = _rows(plan, stretch, number)
     queries = dict(T=(row, plan.block))
-    of_block = attend(plan, _block_of(arrays, heads | queries), keys, row)
+    of_block = attend(plan, _block_of(arrays, heads | queries), keys, first_query + row)
     return places.put(outputs, of_block, queries)
 
   return jax.lax.fori_loop(0, _num_blocks(plan, stretch), attend_block, outputs)
 
 
-def _backward(plan: Plan, arrays: Arrays) -> Arrays:
+def _backward(plan: Plan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """The gradients of all `_floats`; those of tables for each head of each sequence."""
-  return _over_heads(plan, arrays, _no_grads(arrays), _differentiate_stretch, places.add)
+  grads = _no_grads(arrays)
+  return _over_heads(plan, arrays, first_query, grads, _differentiate_stretch, places.add)
 
 
 def _no_grads(arrays: Arrays) -> Arrays:
@@ -230,7 +245,12 @@ def _no_grads(arrays: Arrays) -> Arrays:
 
 
 def _differentiate_stretch(
-  plan: Plan, arrays: Arrays, heads: places.Place, stretch: Stretch, grads: Arrays
+  plan: Plan,
+  arrays: Arrays,
+  first_query: ArrayLike,
+  heads: places.Place,
+  stretch: Stretch,
+  grads: Arrays,
 ) -> Arrays:
   keys = _keys(plan, arrays, heads, stretch)
 
@@ -240,7 +260,7 @@ def _differentiate_stretch(
     queries = dict(T=(row, plan.block))
     block = _block_of(arrays, heads | queries)
     block |= {name: _where_new(is_new, block[name]) for name in block if name in _OF_QUERIES}
-    of_block, of_keys = differentiate(plan, block, keys, row, of_keys)
+    of_block, of_keys = differentiate(plan, block, keys, first_query + row, of_keys)
     return places.add(grads, of_block, queries), of_keys
 
   carry = grads, keys.zeros()

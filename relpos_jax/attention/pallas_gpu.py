@@ -27,7 +27,7 @@ from relpos_jax.attention.pallas_gpu_tiles import (
   Side,
   named,
 )
-from relpos_jax.attention.partitioned import over_batch_and_heads
+from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.attention.platform import target_platform
 from relpos_jax.typing import Array, Bool, Float, Int
 
@@ -231,7 +231,7 @@ def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
   arrays = {name: x for operand in operands for name, x in named(operand).items()}
   in_order = lambda of: structure.unflatten([of[name] for name in arrays])
   results = jax.eval_shape(function, *operands)
-  found = over_batch_and_heads(lambda of: named(function(*in_order(of))), AXES, arrays)
+  found = over_devices(lambda of, _: named(function(*in_order(of))), AXES, arrays)
   return jax.tree.structure(results).unflatten([found[name] for name in named(results)])
 
 

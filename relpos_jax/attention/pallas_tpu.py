@@ -15,9 +15,9 @@ from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import Plan
-from relpos_jax.attention.partitioned import over_batch_and_heads
+from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.attention.platform import target_platform
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
 BLOCK = 512
@@ -26,30 +26,30 @@ KEYS_A_CALL = 8192
 MAX_ROWS = 2048
 MAX_WIDTH = 256
 
-# A letter for each axis of each array, see `over_batch_and_heads`, where queries are along axis 1
+# A letter for each axis of each array, see `over_devices`, where queries are along axis 1
 # of the masks, in the forward kernel, and where they are along axis 2, in the backward one.
 _AXES = dict(
-  query="BNth",
-  d_output="BNth",
-  output="BNth",
-  output_rest="BNth",
-  key="BKsh",
-  value="BKsh",
+  query="BNTh",
+  d_output="BNTh",
+  output="BNTh",
+  output_rest="BNTh",
+  key="BKSh",
+  value="BKSh",
   key_table="Nwh",
   value_table="Nwh",
-  logsumexp="BNot",
-  sums="BNot",
-  delta="BNot",
+  logsumexp="BNoT",
+  sums="BNoT",
+  delta="BNoT",
   seeds="BNop",
-  d_query="BNth",
-  d_key="BKsh",
-  d_value="BKsh",
+  d_query="BNTh",
+  d_key="BKSh",
+  d_value="BKSh",
   d_key_table="BNwh",
   d_value_table="BNwh",
 )
 AXES = {
-  1: _AXES | dict(key_visible="Bos", query_segments="Bto", key_segments="Bos"),
-  2: _AXES | dict(key_visible="Bso", query_segments="Bot", key_segments="Bso"),
+  1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
+  2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
 }
 
 
@@ -208,7 +208,8 @@ def _attend(plan: Plan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]
 
 def _forward(plan: Plan, floats: Floats, masks: Masks):
   operands = _operands(floats, masks, queries_along=1)
-  outputs = over_batch_and_heads(functools.partial(forward, plan), AXES[1], operands)
+  kernel = lambda of, first_query: forward(plan, _placed(plan, of, first_query))
+  outputs = over_devices(kernel, AXES[1], operands, tile=plan.block)
   return outputs["output"], (floats, masks, outputs)
 
 
@@ -221,7 +222,9 @@ def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
   rows = {name: outputs[name] for name in ("logsumexp", "sums") if name in outputs}
   operands = _operands(floats, masks, queries_along=2) | rows
-  grads = _backward_in_parts(plan, operands | dict(d_output=d_output, delta=delta))
+  operands |= dict(d_output=d_output, delta=delta)
+  kernel = functools.partial(_backward_in_parts, plan)
+  grads = over_devices(kernel, AXES[2], operands, tile=plan.block)
   tables = (
     None if table is None else _shared(grads[f"d_{name}"].sum(0), len(table))
     for name, table in (("key_table", floats.key_table), ("value_table", floats.value_table))
@@ -229,17 +232,26 @@ def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   return Floats(*(grads[name] for name in ("d_query", "d_key", "d_value")), *tables), None
 
 
-def _backward_in_parts(plan: Plan, operands: dict[str, Array]) -> dict[str, Array]:
+def _placed(plan: Plan, operands: dict[str, Array], first_query: ArrayLike) -> dict[str, Array]:
+  """With the number of the first block of queries, where a device has some of them."""
+  if isinstance(first_query, int):
+    return operands
+  return operands | dict(first_block=jnp.int32(first_query // plan.block).reshape(1, 1))
+
+
+def _backward_in_parts(
+  plan: Plan, operands: dict[str, Array], first_query: ArrayLike
+) -> dict[str, Array]:
   """The gradients, of at most `KEYS_A_CALL` keys in a call, whose other gradients add up."""
   dtype = operands["query"].dtype
+  operands = _placed(plan, operands, first_query)
   step = _up(KEYS_A_CALL, plan.block)
   starts = range(0, operands["key"].shape[2], step)
   wide = dtype if len(starts) == 1 else jnp.promote_types(dtype, jnp.float32)
   of_keys, total = [], {}
   for start in starts:
-    kernel = functools.partial(backward, plan._replace(key_block=start // plan.block), dtype=wide)
     part = {name: _some_keys(name, array, start, step) for name, array in operands.items()}
-    grads = over_batch_and_heads(kernel, AXES[2], part)
+    grads = backward(plan._replace(key_block=start // plan.block), part, dtype=wide)
     of_keys.append([grads.pop(name) for name in ("d_key", "d_value")])
     total = {name: total.get(name, 0) + grad for name, grad in grads.items()}
     # One call after the other, lest all their gradients of queries be in memory at once.
@@ -251,7 +263,7 @@ def _backward_in_parts(plan: Plan, operands: dict[str, Array]) -> dict[str, Arra
 
 
 def _some_keys(name: str, array: Array, start: int, size: int) -> Array:
-  axis = AXES[2][name].find("s")
+  axis = AXES[2].get(name, "").find("S")
   if axis < 0:
     return array
   return jax.lax.slice_in_dim(array, start, min(start + size, array.shape[axis]), axis=axis)

@@ -50,7 +50,8 @@ def _outputs(
   query, key = operands["query"], operands["key"]
   batch, heads, _, width = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
-  of_keys = jax.ShapeDtypeStruct(key.shape, key.dtype)
+  # Those of several devices are summed wide.
+  of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
   of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
   tables = [name for name in ("key_table", "value_table") if name in operands]
   return dict(
@@ -82,7 +83,9 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
   def keys(i, step):
     """A tile that does not run needs no keys but its neighbour's."""
     j = num_key_blocks - 1 - step
-    return jnp.clip(i - plan.key_block, 0, j) if plan.is_causal else j
+    # Where a device has some of the queries, their number is not known here.
+    known = plan.is_causal and "first_block" not in arrays
+    return jnp.clip(i - plan.key_block, 0, j) if known else j
 
   def spec(name):
     shape = arrays[name].shape
@@ -105,6 +108,8 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
       return pl.BlockSpec((1, 1, block), lambda b, m, g, i, j: (batch(b), 0, i))
     if name in ("key_segments", "key_visible"):
       return pl.BlockSpec((1, block, 1), lambda b, m, g, i, j: (batch(b), keys(i, j), 0))
+    if name == "first_block":
+      return pl.BlockSpec(memory_space=pltpu.SMEM)
     assert name == "seeds"
     return pl.BlockSpec((1, 1, 1, 1), lambda b, m, g, i, j: (b, head(m, g), 0, 0))
 
@@ -112,16 +117,16 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
 
 
 def _kernel(plan: Plan, operands, outputs, scratch) -> None:
-  group, query_block, step = (pl.program_id(axis) for axis in (2, 3, 4))
+  group, query_step, step = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_step = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
-  key_block = last_step - step
+  query_block, key_block = query_step + tiles.first_block(operands), last_step - step
 
-  @pl.when((group == 0) & (query_block == 0) & (step == 0))
+  @pl.when((group == 0) & (query_step == 0) & (step == 0))
   def _():
     for name in ("key", "value"):
       scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
 
-  @pl.when((query_block == 0) & (step == 0))
+  @pl.when((query_step == 0) & (step == 0))
   def _():
     for name in ("d_key_table", "d_value_table"):
       if name in outputs:
@@ -134,7 +139,7 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
   tiles.dispatch(plan, offset, tile, by_side=bool(relative))
   pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch))
 
-  @pl.when((group == last_group) & (query_block == last_query) & (step == last_step))
+  @pl.when((group == last_group) & (query_step == last_query) & (step == last_step))
   def _():
     outputs["d_key"][0, 0] = (scratch["key"][...] * plan.scale).astype(outputs["d_key"].dtype)
     outputs["d_value"][0, 0] = scratch["value"][...].astype(outputs["d_value"].dtype)

@@ -80,7 +80,8 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
   def keys(i, step):
     """From the right to the left. A tile that does not run needs no keys but its neighbour's."""
     j = num_key_blocks - 1 - step
-    return jnp.minimum(i, j) if plan.is_causal else j
+    # Where a device has some of the queries, their number is not known here.
+    return jnp.minimum(i, j) if plan.is_causal and "first_block" not in arrays else j
 
   def spec(name):
     shape = arrays[name].shape
@@ -101,6 +102,8 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
       return pl.BlockSpec((1, block, 1), lambda b, n, i, j: (batch(b), i, 0))
     if name in ("key_segments", "key_visible"):
       return pl.BlockSpec((1, 1, block), lambda b, n, i, j: (batch(b), 0, keys(i, j)))
+    if name == "first_block":
+      return pl.BlockSpec(memory_space=pltpu.SMEM)
     assert name == "seeds"
     return pl.BlockSpec((1, 1, 1, 1), lambda b, n, i, j: (b, head(n), 0, 0))
 
@@ -108,7 +111,7 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
 
 
 def _kernel(plan: Plan, operands, outputs, scratch) -> None:
-  query_block, step = pl.program_id(2), pl.program_id(3)
+  query_block, step = pl.program_id(2) + tiles.first_block(operands), pl.program_id(3)
   key_block = pl.num_programs(3) - 1 - step
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)

@@ -264,6 +264,11 @@ def right_of_band(plan: Plan, tile, offset: int, keys: int) -> list[tuple[slice,
   return found
 
 
+def first_block(operands: dict) -> jax.Array | int:
+  """The number of a device's first block of queries."""
+  return operands["first_block"][0, 0] if "first_block" in operands else 0
+
+
 def keep(plan: Plan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
   """Which weights of a tile are not dropped."""
   count = functools.partial(jax.lax.broadcasted_iota, jnp.int32)

@@ -27,7 +27,7 @@ class Translator:
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
     extra_length: a translation has at most this many tokens more than its source.
     token_budget: padded source tokens in a batch.
-    mesh: with the axis `data`, over which a batch's rows are spread; one device if None.
+    mesh: over all of whose devices a batch's rows are spread; one device if None.
   """
 
   def __init__(
@@ -91,8 +91,8 @@ def _over_devices(search: Callable, mesh: Mesh) -> Callable:
   sharded = jax.shard_map(
     search,
     mesh=mesh,
-    in_specs=(PartitionSpec(), PartitionSpec("data")),
-    out_specs=PartitionSpec("data"),
+    in_specs=(PartitionSpec(), PartitionSpec(mesh.axis_names)),
+    out_specs=PartitionSpec(mesh.axis_names),
     check_vma=False,
   )
   gather = NamedSharding(mesh, PartitionSpec())

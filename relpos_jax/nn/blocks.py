@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.nn.attention import kernel_init
+from relpos_jax.nn.placement import in_place
 from relpos_jax.typing import Array, Float
 
 
@@ -69,5 +70,5 @@ class Residual(nnx.Module):
     self, x: Float[Array, "*B D"], y: Float[Array, "*B D"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "*B D"]:
     """Joins the sub-layer's output `y` to its way around."""
-    x = x + self.dropout(y, deterministic=rngs is None, rngs=rngs)
+    x = x + self.dropout(in_place(y), deterministic=rngs is None, rngs=rngs)
     return x if self.pre_norm else self.norm(x)

@@ -1,6 +1,16 @@
-"""Where arrays live: one mesh axis, `data`, over all devices of all processes."""
+"""Where arrays live: a mesh of four axes, and which of them cuts what.
 
-from collections.abc import Sequence
+  data      the batch
+  fsdp      the batch too, and what there is of parameters and optimiser state
+  tensor    attention's heads, and the feed-forward's hidden width
+  sequence  the tokens of a sequence
+
+Results do not depend on the mesh. On a mesh of one axis, `data`, every device has all parameters.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -8,41 +18,140 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from relpos_jax.errors import InputError
 from relpos_jax.typing import PyTree
 
+AXES = ("data", "fsdp", "tensor", "sequence")
+ROWS = ("data", "fsdp")
 
-def data_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh with the axis `data` over the first `num_devices` devices, or all.
+# What cuts each axis of a parameter, by the end of its dotted path; the first that fits. So it is
+# for the optimiser's moments, whose paths end alike. All others are whole on every device.
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+  (r"\.tables\.\w+", (None, "tensor", None)),  # [R, N, H]; [R, H], of all heads, is whole
+  (r"attention\.(query|key|value)\.kernel", ("fsdp", "tensor", None)),  # [D, N, H]
+  (r"attention\.out\.kernel", ("tensor", None, "fsdp")),  # [N, H, D]
+  (r"feed_forward\.hidden\.kernel", ("fsdp", "tensor")),  # [D, F]
+  (r"feed_forward\.hidden\.bias", ("tensor",)),  # [F]
+  (r"feed_forward\.out\.kernel", ("tensor", "fsdp")),  # [F, D]
+  (r"(embedding|softmax)\.table", ("tensor", "fsdp")),  # [V, D]
+)
 
-  The devices are those there are, or those given, such as a topology's.
+AnyMesh = Mesh | AbstractMesh
 
-  Raises InputError when there are fewer devices.
 
-  >>> dict(data_mesh(1).shape)
-  {'data': 1}
+def make_mesh(
+  data: int = -1,
+  fsdp: int = 1,
+  tensor: int = 1,
+  sequence: int = 1,
+  *,
+  devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+  """A mesh of these sizes, over the first devices there are, or of those given.
+
+  One size may be -1: it takes the rest.
+
+  Raises:
+    InputError: a size is no size, two take the rest, or devices are too few or left over.
+
+  >>> dict(make_mesh(data=1).shape)
+  {'data': 1, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
   """
   devices = jax.devices() if devices is None else list(devices)
-  num_devices = len(devices) if num_devices is None else num_devices
-  if not 1 <= num_devices <= len(devices):
-    raise InputError(f"num_devices is {num_devices}: choose 1 to {len(devices)}, those there are")
-  return jax.make_mesh((num_devices,), ("data",), (AxisType.Auto,), devices=devices[:num_devices])
+  sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
+  devices = devices[: math.prod(sizes.values())]
+  return jax.make_mesh((*sizes.values(),), AXES, (AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def everywhere(mesh: Mesh | AbstractMesh) -> NamedSharding:
-  """Of what every device has a copy of: parameters, and the optimiser's state."""
+def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:
+  """The sizes of `make_mesh` with as many devices, which need not be there.
+
+  >>> mesh_sizes(8, data=-1, fsdp=2, tensor=1, sequence=1)
+  {'data': 4, 'fsdp': 2, 'tensor': 1, 'sequence': 1}
+  """
+  told = ", ".join(f"{name}={size}" for name, size in wanted.items())
+  given = [size for size in wanted.values() if size != -1]
+  if len(given) < len(wanted) - 1 or any(size < 1 for size in given):
+    raise InputError(f"a mesh of {told}: give sizes of at least 1, and at most one -1, the rest")
+  rest, over = divmod(num_devices, math.prod(given))
+  if rest == 0 or (over and len(given) < len(wanted)):
+    raise InputError(f"a mesh of {told} does not fit {num_devices} devices: change config.mesh")
+  return {name: rest if size == -1 else size for name, size in wanted.items()}
+
+
+def num_rows_together(sizes: Mapping[str, int]) -> int:
+  """What the rows of a batch must be a multiple of, on a mesh of these sizes.
+
+  >>> num_rows_together(dict(data=4, fsdp=2, tensor=2, sequence=1))
+  8
+  """
+  return math.prod(sizes[name] for name in ROWS)
+
+
+def everywhere(mesh: AnyMesh) -> NamedSharding:
+  """Of what every device has a copy of."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def by_rows(mesh: Mesh | AbstractMesh) -> NamedSharding:
-  """Of what is split over the devices by its rows: batches."""
-  return NamedSharding(mesh, PartitionSpec("data"))
+def of_batches(mesh: AnyMesh) -> NamedSharding:
+  """Of arrays [rows, tokens]."""
+  return NamedSharding(mesh, PartitionSpec(ROWS, "sequence"))
 
 
-def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Puts a copy of every array on every device."""
-  return jax.device_put(tree, everywhere(mesh))
+def of_parameters(tree: PyTree, mesh: AnyMesh) -> PyTree:
+  """The sharding of every leaf of a tree of parameters, or of a training state, by `RULES`.
+
+  An axis that its part of the mesh does not divide is whole.
+
+  >>> mesh = make_mesh(data=1)
+  >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
+  >>> of_parameters(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
+  {'feed_forward': {'hidden': {'kernel': NamedSharding(...)}}}
+  """
+  place = lambda path, x: NamedSharding(mesh, _spec(_dotted(path), x.shape, mesh))
+  return jax.tree.map_with_path(place, tree)
 
 
-def shard_rows(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Splits the rows of host arrays over the devices; every process gives all of them."""
-  sharding = by_rows(mesh)
+def _dotted(path: tuple) -> str:
+  """With no `value`, which ends the paths of a model's variables."""
+  return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+
+
+def _spec(path: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
+  """Axes of size 1 cut nothing and are left out, so that a mesh has one spec for one placement."""
+  for pattern, names in RULES:
+    if re.search(f"{pattern}$", path) and len(names) == len(shape):
+      sizes = [1 if name is None else mesh.shape[name] for name in names]
+      cut = [
+        n if size > 1 and x % size == 0 else None
+        for n, size, x in zip(names, sizes, shape, strict=True)
+      ]
+      return PartitionSpec(*cut) if any(cut) else PartitionSpec()
+  return PartitionSpec()
+
+
+def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
+  """The shapes of a tree of parameters, or of a training state, placed by `RULES`."""
+  struct = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+  return jax.tree.map(struct, tree, of_parameters(tree, mesh))
+
+
+def keep_in_place(tree: PyTree) -> PyTree:
+  """A tree of parameters, or a training state, being computed, placed by `RULES` on the mesh in
+  context: the compiler would put some elsewhere, and compile the next step again.
+
+  Without a mesh in context, as it is.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if not {*AXES} <= {*mesh.axis_names}:
+    return tree
+  return jax.lax.with_sharding_constraint(tree, of_parameters(tree, mesh))
+
+
+def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
+  """Puts the arrays of a tree of parameters, or of a training state, where `RULES` say."""
+  return jax.device_put(tree, of_parameters(tree, mesh))
+
+
+def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
+  """Splits host arrays [rows, tokens] over the devices; every process gives all of them."""
+  sharding = of_batches(mesh)
   place = lambda x: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
   return jax.tree.map(place, tree)

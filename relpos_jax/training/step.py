@@ -8,6 +8,7 @@ import optax
 from flax import nnx
 
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
+from relpos_jax.training.sharding import keep_in_place
 from relpos_jax.typing import Array, Int, Key, PyTree
 
 
@@ -63,7 +64,8 @@ def make_train_step(
     # Not optax.apply_if_finite: it lets the last of too many through.
     choose = lambda new, old: jnp.where(finite, new, old)
     new, old = (params, opt_state), (state.params, state.opt_state)
-    return TrainState(state.step + 1, *jax.tree.map(choose, new, old)), metrics
+    state = TrainState(state.step + 1, *jax.tree.map(choose, new, old))
+    return keep_in_place(state), metrics
 
   return jax.jit(train_step, donate_argnums=0)
 

@@ -18,6 +18,7 @@ from relpos_jax.errors import InputError
 
 # What a run may be continued with changed: keys, or groups of them, that no step depends on.
 MAY_CHANGE = (
+  "mesh",
   "training.num_steps",
   "training.eval_every",
   "training.save_every",

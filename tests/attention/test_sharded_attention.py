@@ -1,5 +1,6 @@
-"""Law 11: sharded over batch and heads the result is one device's, and nothing big moves."""
+"""Law 11: sharded over batch, heads or the sequence the result is one device's."""
 
+import contextlib
 import functools
 import re
 
@@ -11,20 +12,21 @@ from compiling import quickly
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from relpos_jax import RelativePositions, dot_product_attention
-from relpos_jax.attention import chunked
+from relpos_jax.attention import chunked, pallas_tpu
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
 # Of the axes by letter; others have size 1.
-SIZES = dict(B=8, T=24, S=24, N=4, K=2, H=16, R=9)
+SIZES = dict(B=8, T=24, S=24, P=24, N=4, K=2, H=16, R=9)
 HEADS_TOO = dict(B="data", N="model", K="model")
 BATCH_ALONE = dict(B=("data", "model"))
 
 
-def check_eight_devices_equal_one(attend, axes, along, stays=True):
+def check_eight_devices_equal_one(attend, axes, along, stays=True, in_context=False):
   """For `attend` of a dict of arrays with these axes.
 
-  along: the mesh axes of a letter; stays: whether nothing may move.
+  along: the mesh axes of a letter; stays: whether nothing may move; in_context:
+  whether the mesh is set. Returns the compiled text.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
@@ -34,12 +36,14 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True):
     output, pull_back = jax.vjp(attend, arrays)
     return output, *pull_back(output)
 
-  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+  names = ("sequence" if "T" in along else "data", "model")
+  mesh = jax.make_mesh((4, 2), names, axis_types=(AxisType.Auto,) * 2)
   place = lambda letters: NamedSharding(mesh, PartitionSpec(*map(along.get, letters)))
   places = {name: place(letters) for name, letters in axes.items()}
   jit = functools.partial(quickly, output_and_gradients)
   sharded = jit(in_shardings=(places,), out_shardings=(place("BTNH"), places))
-  compiled = sharded.lower(arrays).compile()
+  with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+    compiled = sharded.lower(arrays).compile()
   moves = "(all-gather|all-to-all|collective-permute)"
   assert not stays or not re.findall(rf"= .*? {moves}(?:-start)?\(", compiled.as_text())
   for one, eight in zip(
@@ -48,6 +52,7 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True):
     strict=True,
   ):
     np.testing.assert_allclose(eight, one, rtol=1e-4, atol=1e-4)
+  return compiled.as_text()
 
 
 def call(attention, arrays, **options):
@@ -60,6 +65,10 @@ def in_blocks(*args, **options):
   return chunked.attention(gather_inputs(*args, **options), block=8)
 
 
+def in_tiles(*args, **options):
+  return pallas_tpu.attention(gather_inputs(*args, **options), block=2, lanes=2)
+
+
 @pytest.mark.parametrize("table", ["RH", "RNH"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_eight_devices_equal_one(implementation, table):
@@ -69,6 +78,14 @@ def test_eight_devices_equal_one(implementation, table):
   options = dict(is_causal=True, implementation=implementation)
   attend = lambda arrays: call(dot_product_attention, arrays, **options)
   check_eight_devices_equal_one(attend, axes, HEADS_TOO)
+
+
+@pytest.mark.parametrize("along", [HEADS_TOO, BATCH_ALONE])
+def test_a_mesh_in_context_says_what_is_cut(along):
+  """By the names of its axes, where the compiler does not ask; also where they do not fit."""
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
+  attend = lambda arrays: call(in_tiles, arrays, is_causal=True)
+  check_eight_devices_equal_one(attend, axes, along, along is HEADS_TOO, in_context=True)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +115,47 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
     return jnp.pad(output, ((0, 2), (0, 0), (0, 0), (0, 0)), constant_values=1)
 
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, stays=False)
+
+
+ALONG_A_SEQUENCE = dict(T="sequence", S="sequence", N="model", K="model")
+
+
+@pytest.mark.parametrize("in_context", [False, True])
+@pytest.mark.parametrize(
+  "heads, implementation, is_causal",
+  [("N", "chunked", True), ("K", "chunked", False), ("K", "pallas_tpu", True)],
+)
+def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, in_context):
+  """Of keys and values all are gathered, their gradients scattered; queries stay."""
+  key = f"BS{heads}H"
+  axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
+  options = dict(is_causal=is_causal)
+  attention = in_blocks if implementation == "chunked" else in_tiles
+  if implementation == "chunked":
+    axes |= dict(bias="BNTP")
+  elif heads == "K":
+    options |= dict(query_segment_ids=jnp.arange(24) // 7, key_segment_ids=jnp.arange(24) // 7)
+  if heads == "K":
+    options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+  attend = lambda arrays: call(attention, arrays, **options)
+  along = ALONG_A_SEQUENCE
+  text = check_eight_devices_equal_one(attend, axes, along, stays=False, in_context=in_context)
+  moved = lambda name: re.findall(rf"= f32\[([\d,]+)\]\S* {name}(?:-start)?\(", text)
+  sizes = lambda shape: sorted(map(int, shape.split(",")))
+  keys = sorted([SIZES["B"], SIZES["S"], SIZES[heads] // 2, SIZES["H"]])
+  assert all(sizes(shape) == keys for shape in moved("all-gather"))
+  assert len(moved("reduce-scatter")) == 2 and not moved("all-to-all")
+
+
+def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
+  """T = 24 over four devices, S = 21."""
+  axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table="RNH", value_table="RH")
+
+  def attend(arrays):
+    fewer = {name: arrays[name][:, :21] for name in ("key", "value")}
+    return call(in_blocks, arrays | fewer)
+
+  check_eight_devices_equal_one(attend, axes, dict(T="sequence", N="model"), stays=False)
 
 
 def test_explicit_mesh_axes_are_refused():

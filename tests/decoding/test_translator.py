@@ -9,7 +9,7 @@ from flax import nnx
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
 from relpos_jax.decoding.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.sharding import data_mesh, replicate
+from relpos_jax.training.sharding import make_mesh, put_parameters
 
 WORDS = ["ein", "eine", "Mann", "Hund", "Haus", "geht", "sieht", "schläft", "und", "aber", "dort"]
 OPTIONS = dict(extra_length=6, token_budget=64)
@@ -84,8 +84,8 @@ def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
 
 def test_eight_devices_translate_as_one(model, translations):
   graphdef, params = model
-  mesh = data_mesh(8)
-  translator = Translator(graphdef, replicate(params, mesh), TOKENIZERS, mesh=mesh, **OPTIONS)
+  mesh = make_mesh(8)
+  translator = Translator(graphdef, put_parameters(params, mesh), TOKENIZERS, mesh=mesh, **OPTIONS)
   assert [translator([line])[0] for line in SHORT] == translations
   assert translator(SHORT) == translations
 

@@ -40,7 +40,7 @@ def get_config():
   config.model.update(num_layers=1, width=16, num_heads=2, feed_forward=16, max_distance=2)
   config.training.update(num_steps=12, schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
   config.training.update(eval_every=6, save_every=3, keep_checkpoints=3, num_samples=2)
-  config.training.num_devices = 1
+  config.mesh.data = 1
   config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=2)
   return config
 '''

@@ -132,13 +132,16 @@ def test_the_name_of_a_config_or_its_argument(refused, tmp_path, config, words):
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (["training.num_devices=9"], "num_devices is 9 1 to 8"),
-    (["training.num_devices=0"], "num_devices is 0 1 to 8"),
-    (["training.num_devices=-2"], "num_devices is -2 1 to 8"),
+    (["mesh.data=9"], "mesh of data=9 8 devices config.mesh"),
+    (["mesh.data=0"], "mesh of data=0 at least 1"),
+    (["mesh.data=-2"], "mesh of data=-2 at least 1"),
     (
-      ["training.num_devices=8", "batches.tokens=127"],
-      "config.batches.tokens is 127 7 rows max_length 16 8 devices 128 config.training.num_devices",
+      ["mesh.data=8", "batches.tokens=127"],
+      "config.batches.tokens is 127 7 rows max_length 16 8 devices 128 config.mesh.data",
     ),
+    (["mesh.fsdp=9"], "mesh of data=1, fsdp=9 8 devices"),
+    (["mesh.data=2", "mesh.tensor=-1", "mesh.fsdp=-1"], "mesh of at most one -1"),
+    (["mesh.tensor=4"], "config.mesh.tensor is 4 divisor config.model.num_heads, 2"),
     (["batches.tokens=15"], "config.batches.tokens is 15 0 rows 1 devices 16"),
     (["training.num_microbatches=9"], "8 rows 9 microbatches 144"),
   ],

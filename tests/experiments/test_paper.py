@@ -25,7 +25,7 @@ from experiments.validation import model_config
 from relpos_jax.data.batching import Batch
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import AXES, make_mesh
 from relpos_jax.training.step import TrainState, init_state
 
 VOCABULARY = 32_768
@@ -189,7 +189,7 @@ def test_both_bleus_are_scored(languages, target):
 
 def test_the_mean_of_the_last_20_of_22_checkpoints_is_what_big_translates_with(tmp_path):
   config = load("big")
-  mesh = data_mesh(1)
+  mesh = make_mesh(1)
   values = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
   state = lambda step: TrainState(jnp.int32(step), dict(w=jnp.asarray(values[step])), ())
   with Checkpoints(tmp_path / "checkpoints", keep=config.training.keep_checkpoints) as checkpoints:
@@ -205,7 +205,7 @@ def test_the_mean_of_the_last_20_of_22_checkpoints_is_what_big_translates_with(t
 @functools.cache
 def batch_shapes() -> tuple:
   """Of every training of the paper: they have the same batches."""
-  return mock_batches(load(""), NUM_CHIPS).shapes
+  return mock_batches(load(""), CHIPS).shapes
 
 
 def test_all_trainings_have_the_same_batches_of_32768_tokens():
@@ -221,7 +221,8 @@ def test_all_trainings_have_the_same_batches_of_32768_tokens():
 STEPS = ["base,relative,v1", "base,relative,v2", "base,sinusoidal,v2", "base,sinusoidal,v1"]
 STEPS += ["big,sinusoidal,v1", "big,sinusoidal,v2", "big,relative,v2", "big,relative,v1"]
 CHIP = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
-CHIPS = AbstractMesh((NUM_CHIPS,), ("data",), (AxisType.Auto,), abstract_device=CHIP)
+SIZES = (NUM_CHIPS, 1, 1, 1)
+CHIPS = AbstractMesh(SIZES, AXES, (AxisType.Auto,) * 4, abstract_device=CHIP)
 
 
 def keeps_its_shapes(config, shape) -> bool:
@@ -251,7 +252,7 @@ def test_two_steps_of_the_whole_model_have_the_shapes_of_a_state(number, argumen
 
 def one_chips_share(config, shape) -> Batch:
   """Random tokens in place of a chip's rows of the first batch of a shape."""
-  batches = mock_batches(config, NUM_CHIPS)
+  batches = mock_batches(config, CHIPS)
   batch = next(batches[i] for i in range(1000) if batches[i].source.shape == shape)
   random = np.random.default_rng(0)
   fill = lambda tokens: np.where(tokens, random.integers(4, VOCABULARY, tokens.shape), tokens)

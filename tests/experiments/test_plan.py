@@ -12,7 +12,7 @@ import pytest
 
 from experiments import command, plan
 from experiments.planning import compiling, report, roofline, topology
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import make_mesh
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 SMALL = (
@@ -41,8 +41,8 @@ def planned(fast):
     soon = ("positions=none", "dropout_rate=0", "embedding_dropout_rate=0")
     changes = [f"model.{change}" for change in soon]
     config = small_config("batches.tokens=256", "batches.max_length=16", *changes)
-    mesh = data_mesh()
-    shapes = compiling.mock_batches(config, mesh.size).shapes
+    mesh = make_mesh()
+    shapes = compiling.mock_batches(config, mesh).shapes
     return plan.make_plan(config, "v5e:2x4", mesh, shapes[-1:]) | dict(name="wmt14-small")
 
 
@@ -75,7 +75,7 @@ def test_the_operations_are_those_of_the_matrices(planned):
 
 def test_the_batches_are_of_the_tokens_and_devices_of_the_config():
   config = small_config("batches.num_shapes=8")
-  shapes = compiling.mock_batches(config, 8).shapes
+  shapes = compiling.mock_batches(config, make_mesh()).shapes
   assert len(shapes) == 8 and shapes[-1][1] == config.batches.max_length
   for rows, length in shapes:
     assert rows % 8 == 0 and rows * length < config.batches.tokens + 8 * length

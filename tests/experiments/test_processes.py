@@ -38,7 +38,7 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_speak
   workdir, data, tmp_path
 ):
   """The four go on from what the two have saved."""
-  run, everywhere = tmp_path / "run", "--config.training.num_devices=-1"
+  run, everywhere = tmp_path / "run", "--config.mesh.data=-1"
   answers = [
     launch(2, run, data, everywhere, "--config.training.num_steps=6"),
     launch(4, run, data, everywhere),
@@ -54,4 +54,4 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_speak
 def test_fewer_devices_than_processes_are_refused_by_all(data, tmp_path):
   answer = launch(2, tmp_path / "run", data)
   assert answer.returncode == 2 and not (tmp_path / "run").exists()
-  assert "config.training.num_devices is 1, which leaves 1 of 2 processes without" in answer.stderr
+  assert "a mesh of 1 devices leaves 1 of 2 processes without" in answer.stderr

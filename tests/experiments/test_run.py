@@ -9,6 +9,7 @@ from configs import quickstart
 from experiments import run as run_module
 from experiments.run import learn_tokenizers, make_batches
 from relpos_jax.data.corpus import Corpus
+from relpos_jax.training.sharding import make_mesh
 
 PAIRS = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")] * 4
 
@@ -19,8 +20,10 @@ def test_training_sees_lines_as_translating_does_without_the_space_around_them(s
   config = quickstart.get_config()
   plain = Corpus(dict(train=PAIRS, valid=PAIRS))
   tokenizers = learn_tokenizers(config, plain)
-  wanted = make_batches(config, plain, tokenizers, num_devices=1)
-  found = make_batches(config, Corpus(dict(train=spaced, valid=spaced)), tokenizers, num_devices=1)
+  wanted = make_batches(config, plain, tokenizers, make_mesh(data=1))
+  found = make_batches(
+    config, Corpus(dict(train=spaced, valid=spaced)), tokenizers, make_mesh(data=1)
+  )
   for ours, theirs in zip(found, wanted, strict=True):
     assert ours.num_per_epoch == theirs.num_per_epoch
     for step in range(ours.num_per_epoch):

@@ -61,7 +61,7 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(
 def test_scores_and_samples_during_training_are_of_words(run, monkeypatch):
   monkeypatch.setattr(train_module, "make_eval_step", lambda *_, **__: lambda *_: (3.0, 2.0))
   monkeypatch.setattr(train_module, "prefetch", lambda *_: [None])
-  monkeypatch.setattr(train_module, "shard_rows", lambda batch, mesh: batch)
+  monkeypatch.setattr(train_module, "put_batch", lambda batch, mesh: batch)
   reporter = mock.Mock()
   report = train_module._report_valid(run, Corpus(dict(valid=PAIRS)), mock.Mock(), reporter)
   report(types.SimpleNamespace(step=7, params=None))

@@ -552,7 +552,7 @@ def test_the_sweep_itself_stays_off_the_accelerator_and_may_ask_for_many_devices
     "try: command.run(sweep.main, sweep.FLAGS, sys.argv[1:])\n"
     "except SystemExit as end: print(end.code, jax.default_backend(), jax.device_count())"
   )
-  changes = "--config.training.num_devices=3", "--config.batches.tokens=270"
+  changes = "--config.mesh.data=3", "--config.batches.tokens=270"
   variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
   answer = subprocess.run(
     [sys.executable, "-c", code, f"--config={tiny_sweep}", "--dry_run", *changes],

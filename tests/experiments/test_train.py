@@ -209,7 +209,7 @@ def test_other_choices_train_too(train, data, tmp_path):
     *("--config.vocabulary.kind=wordpiece", "--noconfig.vocabulary.joint"),
     *("--config.batches.tokens=270", "--config.training.warmup_steps=1"),
     *("--noconfig.model.share_embeddings", "--config.model.dtype=bfloat16"),
-    *("--config.training.num_devices=2", "--config.training.num_microbatches=2"),
+    *("--config.mesh.data=2", "--config.training.num_microbatches=2"),
     *("--config.training.schedule=paper", "--config.training.prng=unsafe_rbg"),
     *("--config.training.num_steps=2", "--config.decoding.average_checkpoints=1"),
   )

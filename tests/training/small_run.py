@@ -20,7 +20,7 @@ import numpy as np
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import train
 from relpos_jax.training.processes import check_same, join_processes
-from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
+from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import TrainState
 from relpos_jax.training.stopping import Stop, Stopped
 
@@ -43,7 +43,7 @@ def train_step(state: TrainState, batch: Rows):
 
 def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: None):
   """Trains from the last checkpoint, if any; returns losses by step."""
-  mesh = data_mesh(num_devices)
+  mesh = make_mesh(-1 if num_devices is None else num_devices)
   losses = {}
 
   def report(step, metrics):
@@ -51,7 +51,7 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
     at(step)
 
   with Stop() as stop, Checkpoints(folder) as checkpoints:
-    state = replicate(TrainState(jnp.int32(0), jnp.ones(4), ()), mesh)
+    state = put_parameters(TrainState(jnp.int32(0), jnp.ones(4), ()), mesh)
     if checkpoints.latest_step() is not None:
       state = checkpoints.restore(like=state)
     check_same("the first batch", batch(0))
@@ -60,7 +60,7 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
       train(
         state,
         train_step,
-        (shard_rows(batch(step), mesh) for step in itertools.count(int(state.step))),
+        (put_batch(batch(step), mesh) for step in itertools.count(int(state.step))),
         num_steps=num_steps,
         report=report,
         evaluate=lambda state: None,

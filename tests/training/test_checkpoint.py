@@ -24,7 +24,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.training import manifest
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.manifest import Damage
-from relpos_jax.training.sharding import data_mesh
+from relpos_jax.training.sharding import make_mesh
 from relpos_jax.typing import PyTree
 
 
@@ -453,7 +453,7 @@ def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatc
 
 def test_parameters_are_the_same_bits_on_8_then_4_then_2_then_8_devices(tmp_path):
   def like(num_devices):
-    mesh = data_mesh(num_devices)
+    mesh = make_mesh(num_devices)
     place = lambda spec: NamedSharding(mesh, PartitionSpec(*spec))
     specs = dict(split=("data",), split_too=(None, "data"), everywhere=())
     return {

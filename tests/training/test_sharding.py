@@ -1,37 +1,106 @@
-"""Where arrays live: rows split over devices, everything else on all of them."""
+"""Where arrays live: the mesh asked for, and what its axes cut."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
 
 from relpos_jax.errors import InputError
-from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training.optimizer import adam, inverse_sqrt
+from relpos_jax.training.sharding import (
+  make_mesh,
+  of_parameters,
+  put_batch,
+  put_parameters,
+)
+from relpos_jax.training.step import init_state
 
 
-@pytest.mark.parametrize("num_devices, size", [(None, 8), (1, 1), (3, 3), (8, 8)])
-def test_the_mesh_has_the_devices_asked_for(num_devices, size):
-  mesh = data_mesh(num_devices)
-  assert dict(mesh.shape) == {"data": size}
-  assert list(mesh.devices) == jax.devices()[:size]
+@pytest.mark.parametrize(
+  "sizes, wanted",
+  [
+    (dict(), (8, 1, 1, 1)),
+    (dict(data=3), (3, 1, 1, 1)),
+    (dict(data=1), (1, 1, 1, 1)),
+    (dict(fsdp=2, tensor=2), (2, 2, 2, 1)),
+    (dict(data=2, sequence=-1), (2, 1, 1, 4)),
+  ],
+)
+def test_the_mesh_has_the_devices_asked_for(sizes, wanted):
+  mesh = make_mesh(**sizes)
+  assert tuple(mesh.shape.values()) == wanted
+  assert list(mesh.devices.flat) == jax.devices()[: np.prod(wanted)]
 
 
-@pytest.mark.parametrize("num_devices", [9, 0, -1])
-def test_a_mesh_of_devices_that_are_not_there_is_refused(num_devices):
-  with pytest.raises(InputError, match=f"num_devices is {num_devices}: choose 1 to 8"):
-    data_mesh(num_devices)
+@pytest.mark.parametrize(
+  "sizes, words",
+  [
+    (dict(data=9), "data=9, fsdp=1, tensor=1, sequence=1 does not fit 8 devices"),
+    (dict(fsdp=3), "fsdp=3.* does not fit 8 devices"),
+    (dict(fsdp=16), "fsdp=16.* does not fit 8 devices"),
+    (dict(data=0), "at least 1"),
+    (dict(data=2, tensor=-2), "at least 1"),
+    (dict(tensor=-1), "at most one -1"),
+  ],
+)
+def test_a_mesh_of_devices_that_are_not_there_is_refused(sizes, words):
+  with pytest.raises(InputError, match=words):
+    make_mesh(**sizes)
 
 
-def test_rows_are_split_in_order():
-  rows = np.arange(16 * 3).reshape(16, 3)
-  (sharded,) = shard_rows((rows,), data_mesh(4))
+def test_rows_are_split_in_order_and_tokens_too():
+  rows = np.arange(16 * 6).reshape(16, 6)
+  (sharded,) = put_batch((rows,), make_mesh(data=2, fsdp=2, sequence=2))
   np.testing.assert_array_equal(sharded, rows)
   for index, shard in enumerate(sharded.addressable_shards):
     assert shard.device == jax.devices()[index]
-    np.testing.assert_array_equal(shard.data, rows[4 * index : 4 * index + 4])
+    part, half = divmod(index, 2)
+    wanted = rows[4 * part : 4 * part + 4, 3 * half : 3 * half + 3]
+    np.testing.assert_array_equal(shard.data, wanted)
 
 
-def test_replicas_are_whole_on_every_device():
-  tree = replicate(dict(a=jnp.arange(3), b=jnp.ones(())), data_mesh(8))
+def test_on_a_mesh_of_data_alone_every_device_has_all():
+  tree = put_parameters(dict(a=jnp.arange(3), b=jnp.ones(())), make_mesh())
   for leaf in jax.tree.leaves(tree):
     assert leaf.is_fully_replicated and len(leaf.devices()) == 8
+
+
+def specs(mesh, **values) -> dict[str, PartitionSpec]:
+  """Of the whole training state, by dotted path."""
+  config = TransformerConfig(12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values)
+  params = nnx.state(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
+  state = jax.eval_shape(lambda p: init_state(p, adam(inverse_sqrt(1.0, 1))), params)
+  leaves = jax.tree.flatten_with_path(of_parameters(state, mesh))[0]
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+  return {name(path).removesuffix(".value"): place.spec for path, place in leaves}
+
+
+def test_all_that_is_large_is_cut_by_fsdp_and_by_tensor_and_so_are_its_moments():
+  found, P = specs(make_mesh(data=2, fsdp=2, tensor=2)), PartitionSpec
+  small = ("count", "step", "norm.bias", "norm.scale", "out.bias")
+  assert all(path.endswith(small) for path, spec in found.items() if not any(spec))
+  wanted = {
+    "self_attention.query.kernel": P("fsdp", "tensor", None),
+    "self_attention.out.kernel": P("tensor", None, "fsdp"),
+    "self_attention.tables.value": P(None, "tensor", None),
+    "feed_forward.hidden.bias": P("tensor"),
+    "feed_forward.out.kernel": P("tensor", "fsdp"),
+    "softmax.table": P("tensor", "fsdp"),
+  }
+  for end, spec in wanted.items():
+    of_end = {path: found[path] for path in found if path.endswith(end)}
+    assert {path.split(".")[2] for path in of_end if path[0] == "o"} == {"mu", "nu"}
+    assert any(path[0] == "p" for path in of_end) and {*of_end.values()} == {spec}
+
+
+def test_what_does_not_divide_is_whole():
+  """Tables that heads share, and 12 words over 8 devices."""
+  assert specs(make_mesh(), tables_per_head=False)["params.softmax.table"] == PartitionSpec(
+    "tensor", "fsdp"
+  )
+  found = specs(make_mesh(data=1, tensor=8), tables_per_head=False)
+  assert found["params.softmax.table"] == PartitionSpec(None, "fsdp")
+  assert found["params.encoder.layers.0.self_attention.tables.key"] == PartitionSpec()

@@ -14,7 +14,7 @@ from relpos_jax.training import step as step_module
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loss import cross_entropy
 from relpos_jax.training.optimizer import adam, inverse_sqrt
-from relpos_jax.training.sharding import data_mesh, replicate, shard_rows
+from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
 
 DROPOUT = dict.fromkeys(
@@ -41,7 +41,7 @@ def start(optimizer, num_devices: int = 1) -> TrainState:
   generator = np.random.default_rng(0)
   fill = lambda leaf: jnp.asarray(0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
   params = jax.tree.map(fill, make_model()[1])
-  return replicate(init_state(params, optimizer), data_mesh(num_devices))
+  return put_parameters(init_state(params, optimizer), make_mesh(num_devices))
 
 
 def copy_task(step: int) -> Batch:
@@ -66,7 +66,7 @@ def run(train_step, state: TrainState, start: int, stop: int, num_devices: int =
   """The state after steps start to stop - 1, and their losses."""
   losses = []
   for step in range(start, stop):
-    state, metrics = train_step(state, shard_rows(copy_task(step), data_mesh(num_devices)))
+    state, metrics = train_step(state, put_batch(copy_task(step), make_mesh(num_devices)))
     losses.append(float(metrics["loss"]))
   return state, losses
 
@@ -104,17 +104,17 @@ def test_stopping_and_resuming_changes_no_bit(train_step, tmp_path):
 
 
 def test_dropout_is_new_at_each_step_and_the_same_when_repeated(train_step):
-  batch = shard_rows(copy_task(0), data_mesh(1))
+  batch = put_batch(copy_task(0), make_mesh(1))
   losses = []
   for step in (0, 0, 1):
-    state = start(ADAM)._replace(step=replicate(jnp.int32(step), data_mesh(1)))
+    state = start(ADAM)._replace(step=put_parameters(jnp.int32(step), make_mesh(1)))
     losses.append(float(train_step(state, batch)[1]["loss"]))
   assert losses[0] == losses[1] != losses[2]
 
 
 def test_the_old_state_is_given_up(train_step):
   state = start(ADAM)
-  train_step(state, shard_rows(copy_task(0), data_mesh(1)))
+  train_step(state, put_batch(copy_task(0), make_mesh(1)))
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
@@ -243,17 +243,17 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
     num_microbatches=num_microbatches,
     dropout_key=jax.random.key(0),
   )
-  mesh = data_mesh(num_devices)
+  mesh = make_mesh(num_devices)
   skipping, leaving_out = start(ADAM, num_devices), start(ADAM, num_devices)
   for step in range(6):
     batch = copy_task(step)
     batch = Batch(*(np.where(side == 11, 10, side) for side in batch))
     if step == SPOILT:
-      leaving_out = replicate(leave_out(leaving_out), mesh)
+      leaving_out = put_parameters(leave_out(leaving_out), mesh)
       batch = spoil(batch)
     else:
-      leaving_out, _ = train_step(leaving_out, shard_rows(batch, mesh))
-    skipping, metrics = train_step(skipping, shard_rows(batch, mesh))
+      leaving_out, _ = train_step(leaving_out, put_batch(batch, mesh))
+    skipping, metrics = train_step(skipping, put_batch(batch, mesh))
     assert int(metrics["skipped"]) == (step == SPOILT)
     assert np.isfinite(float(metrics["loss"]) + float(metrics["grad_norm"])) == (step != SPOILT)
   jax.tree.map(np.testing.assert_array_equal, skipping, leaving_out)

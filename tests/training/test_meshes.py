@@ -1,0 +1,102 @@
+"""Results do not depend on the mesh, and between devices moves what must and nothing else."""
+
+import functools
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from relpos_jax.data.batching import Batch
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training.sharding import AXES, make_mesh, put_batch, put_parameters
+from relpos_jax.training.step import init_state, make_train_step
+
+SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
+SHAPES = [
+  sizes for sizes in itertools.product((1, 2, 4, 8), repeat=4) if math.prod(sizes) in (1, 2, 4, 8)
+]
+# All of one axis, and two meshes of several; the others take minutes.
+FEW = [(8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (2, 2, 2, 1), (1, 2, 2, 2)]
+# What moves along an axis besides sums. Along a sequence: keys, a token to the right and, in short
+# sequences, heads in place of tokens.
+EXPECTED = dict(
+  data=set(),
+  fsdp={"all-gather", "reduce-scatter"},
+  tensor=set(),
+  sequence={"all-gather", "reduce-scatter", "collective-permute", "all-to-all"},
+)
+
+
+@functools.cache
+def model():
+  config = TransformerConfig(
+    *(16, 16),
+    **dict(num_layers=1, width=16, num_heads=8, feed_forward=16, max_distance=2),
+    **dict(dropout_rate=0.1, attention_dropout_rate=0.1, feed_forward_dropout_rate=0.1),
+  )
+  return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
+
+
+def state():
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
+  return init_state(jax.tree.map(fill, model()[1]), SGD)
+
+
+def batch() -> Batch:
+  """Eight rows of different lengths."""
+  generator = np.random.default_rng(0)
+  tokens, lengths = generator.integers(4, 16, (2, 8, 8)), generator.integers(1, 8, (2, 8, 1))
+  place = np.arange(8)
+  rows = np.where(place < lengths, tokens, np.where(place == lengths, EOS, PAD))
+  return Batch(*rows.astype(np.int32))
+
+
+def step_on(sizes):
+  """The state after a step on a mesh, its metrics, and the compiled text."""
+  mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
+  step = make_train_step(
+    model()[0], SGD, bos=BOS, label_smoothing=0.1, dropout_key=jax.random.key(0)
+  )
+  with jax.set_mesh(mesh):
+    compiled = step.lower(put_parameters(state(), mesh), put_batch(batch(), mesh)).compile()
+    after, metrics = compiled(put_parameters(state(), mesh), put_batch(batch(), mesh))
+  return after, metrics, compiled.as_text()
+
+
+@functools.cache
+def on_one_device():
+  return step_on((1, 1, 1, 1))
+
+
+def moved(text: str) -> set[str]:
+  kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+  return set(re.findall(rf" ({kinds})(?:-start)?\(", text))
+
+
+def check_mesh(sizes):
+  after, metrics, text = step_on(sizes)
+  one, wanted, _ = on_one_device()
+  np.testing.assert_allclose(metrics["loss"], wanted["loss"], rtol=1e-5)
+  for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(one), strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+  return moved(text)
+
+
+@pytest.mark.parametrize("sizes", FEW)
+def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
+  expected = (EXPECTED[name] for name, size in zip(AXES, sizes, strict=True) if size > 1)
+  assert check_mesh(sizes) <= {"all-reduce"}.union(*expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [sizes for sizes in SHAPES if sizes not in FEW])
+def test_every_mesh_gives_one_devices_loss_and_gradients(sizes):
+  check_mesh(sizes)
