@@ -151,7 +151,7 @@ def compiler(monkeypatch):
     return {of: [kernel([size] * len(bundles._names(plan, of)))] for of in directions}
 
   monkeypatch.setattr(tpu_bundles, "_dump", dump)
-  monkeypatch.setattr(tpu_bundles, "_compiler_version", lambda: "1.2.3")
+  monkeypatch.setattr(tpu_bundles, "compiler_version", lambda: "1.2.3")
 
 
 def test_the_command_leaves_its_counts_and_their_tables(call, compiler, tmp_path):
