@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 
 from experiments import train as train_command
-from experiments.run import make_translator
+from experiments.tasks.translation import Translation, make_translator
 from relpos_jax.training.reporting import read_metrics
 
 
@@ -173,7 +173,7 @@ def _translator_that_is_terminated(*arguments, **changes):
 
 
 def test_sigterm_before_the_first_step_ends_at_once(train, tmp_path, monkeypatch):
-  monkeypatch.setattr(train_command, "load_data", lambda _: _terminate())
+  monkeypatch.setattr(Translation, "load_data", lambda _: _terminate())
   answer = train(tmp_path)
   assert (answer.status, answer.err) == (0, "")
   assert answer.out == "stopped by SIGTERM: the same command goes on\n"
