@@ -76,7 +76,7 @@ def test_the_operations_are_those_of_the_matrices(planned):
 
 def test_the_batches_are_of_the_tokens_and_devices_of_the_config():
   config = small_config("batches.num_shapes=8")
-  shapes = compiling.mock_batches(config, make_mesh()).shapes
+  shapes = Translation(config).mock_batches(make_mesh()).shapes
   assert len(shapes) == 8 and shapes[-1][1] == config.batches.max_length
   for rows, length in shapes:
     assert rows % 8 == 0 and rows * length < config.batches.tokens + 8 * length

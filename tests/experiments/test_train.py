@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 
 from experiments import train as train_command
+from experiments.tasks import translation
 from experiments.tasks.translation import Translation, make_translator
 from relpos_jax.training.reporting import read_metrics
 
@@ -144,7 +145,7 @@ def test_sigterm_saves_and_the_same_command_goes_on_to_the_same_end(
 ):
   straight, handler = workdir, signal.getsignal(signal.SIGTERM)
   with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
-    patch.setattr(train_command, "make_translator", _translator_that_is_terminated)
+    patch.setattr(translation, "make_translator", _translator_that_is_terminated)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
     0,

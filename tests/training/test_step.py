@@ -12,7 +12,7 @@ from flax import nnx
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training import step as step_module
+from relpos_jax.training import loss as loss_module
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loss import cross_entropy, translation_loss
 from relpos_jax.training.optimizer import adam, inverse_sqrt
@@ -236,7 +236,7 @@ def leave_out(state: TrainState) -> TrainState:
 def test_a_step_that_is_not_finite_is_as_if_left_out(
   num_devices, num_microbatches, value, monkeypatch
 ):
-  monkeypatch.setattr(step_module, "cross_entropy", spoilt_loss(value))
+  monkeypatch.setattr(loss_module, "cross_entropy", spoilt_loss(value))
   train_step = make_train_step(
     make_model(**DROPOUT)[0],
     smoothed,
