@@ -41,14 +41,15 @@ def evaluate(run: Run, data: Any, workdir: pathlib.Path) -> None:
   if found is None:  # another process has it
     return
   print(found.text)
-  print("pictures:", _draw_curves(workdir), *found.pictures)
+  print("pictures:", _draw_curves(run, workdir), *found.pictures)
   if found.results:
     write_whole(workdir / "results.json", json.dumps(found.results, indent=2) + "\n")
     _write_record(workdir, found)
 
 
-def _draw_curves(workdir: pathlib.Path) -> pathlib.Path:
-  return learning_curves(read_metrics(workdir), workdir / "learning_curves.png")
+def _draw_curves(run: Run, workdir: pathlib.Path) -> pathlib.Path:
+  path = workdir / "learning_curves.png"
+  return learning_curves(read_metrics(workdir), path, run.task.score)
 
 
 def _write_record(workdir: pathlib.Path, found: Evaluation) -> None:

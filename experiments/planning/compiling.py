@@ -24,7 +24,7 @@ def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
 
 def batch_of(config: ConfigDict, shape: Shape, mesh: AnyMesh) -> Any:
   """A batch of [rows, tokens] as shapes, as training puts it on a mesh."""
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batches(mesh))
+  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batches(mesh, x.ndim))
   return jax.tree.map(place, make_task(config).empty_batch(shape))
 
 

@@ -73,6 +73,8 @@ class _Entries(NamedTuple):
 class Translation:
   """The `Task` of translating sentences."""
 
+  score = "BLEU"
+
   def __init__(self, config: ConfigDict):
     self.config = config
 
