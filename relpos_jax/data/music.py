@@ -32,7 +32,7 @@ class Codec(NamedTuple):
     write: tokens to a MIDI file; tokens that mean nothing where they stand are left out.
     spans: the notes of tokens.
     times: the step of each token, with that of the token to come at the end.
-    step: what a step is, in words.
+    step: what time is counted in, in words.
     alignment: where a piece may be cut: at multiples of this many tokens.
   """
 

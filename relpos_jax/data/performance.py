@@ -179,4 +179,4 @@ def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
   write_score(score(decode(tokens)), path)
 
 
-CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "10 ms", alignment=1)
+CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "steps of 10 ms", alignment=1)

@@ -159,4 +159,4 @@ def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
   write_score(score(decode(tokens)), path)
 
 
-CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "16th note", alignment=len(VOICES))
+CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "16th notes", alignment=len(VOICES))
