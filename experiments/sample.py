@@ -11,7 +11,7 @@ import pathlib
 import numpy as np
 
 from experiments import command
-from experiments.run import load_run
+from experiments.run import load_run, load_task
 from experiments.tasks.music import MusicTask, draw, make_sampler
 from relpos_jax.decoding.sampling import Choice, check_choice, check_room
 from relpos_jax.errors import InputError
@@ -47,12 +47,13 @@ def main(
   path = _midi_path(out)
   choice = Choice(temperature, top_k, top_p)
   check_choice(choice)
-  run = load_run(workdir)
-  if not isinstance(run.task, MusicTask):
-    raise InputError(f"--workdir={workdir} is a run of {run.config.task}: give one of music")
-  begun = run.vocabulary.read(prime) if prime else np.empty(0, int)
+  task = load_task(workdir)
+  if not isinstance(task, MusicTask):
+    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of music")
+  begun = task.codec.read(prime) if prime else np.empty(0, int)
   begun = begun[: prime_tokens or None]
   check_room(len(begun), num_tokens, context)
+  run = load_run(workdir)
   sampler = make_sampler(run, context)
   (piece,) = sampler([begun], num_tokens=num_tokens, seed=seed, choice=choice)
   run.vocabulary.write(piece, path)

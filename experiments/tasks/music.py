@@ -151,18 +151,17 @@ def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
 def cut(pieces: Sequence[np.ndarray], longest: int, alignment: int) -> Ragged:
   """Rows of at most `longest` tokens, the ends of the pieces marked; cut where a step begins.
 
-  >>> [row.tolist() for row in cut([np.arange(4, 10)], longest=5, alignment=2)]
-  [[4, 5, 6, 7], [8, 9, 2]]
+  >>> [row.tolist() for row in cut([np.arange(4, 11)], longest=5, alignment=2)]
+  [[4, 5, 6, 7], [8, 9, 10, 2]]
   """
-  size = longest // alignment * alignment
-  rows = []
-  for piece in pieces:
-    marked = np.append(piece, EOS)
-    starts = range(0, len(piece), size) if len(marked) > longest else [0]
-    rows += [
-      marked[start : start + (size if len(marked) > longest else longest)] for start in starts
+  size = (longest - 1) // alignment * alignment  # with room for the end
+  return Ragged.of(
+    [
+      np.append(piece[start : start + size], [EOS] * (start + size >= len(piece)))
+      for piece in pieces
+      for start in range(0, len(piece), size)
     ]
-  return Ragged.of(rows)
+  )
 
 
 def here(params: PyTree) -> PyTree:
