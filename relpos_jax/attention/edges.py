@@ -82,12 +82,11 @@ def edge_attention(
   check_scale(scale)
   senders, receivers = as_array("senders", senders), as_array("receivers", receivers)
   check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
-  rows = check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
-  check_edge_relation("features", features, senders.shape, query.shape[-2:])
+  labels = check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
+  features = check_edge_relation("features", features, senders.shape, query.shape[-2:])
   if not query.size or not key.size or not senders.size:
     return jnp.zeros(query.shape, value.dtype)
-  given = None if labels is None else jnp.clip(labels.labels, -1, rows - 1)
-  edges = _sorted(senders, receivers, given, query.shape[-3], key.shape[-3])
+  edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
   wide = jnp.promote_types(query.dtype, jnp.float32)
   heads, width = query.shape[-2:]
   query_XNH = query.reshape(-1, heads, width)
@@ -163,14 +162,20 @@ class _Edges(NamedTuple):
     return _sum(x, self.pair, len(x))[self.pair]
 
 
-def _sorted(senders, receivers, labels, num_queries: int, num_keys: int) -> _Edges:
+def _sorted(
+  senders: Int[Array, "*B M"],
+  receivers: Int[Array, "*B M"],
+  relation: EdgeLabels | None,
+  num_queries: int,
+  num_keys: int,
+) -> _Edges:
   real = _real(senders, receivers, num_queries, num_keys)
   graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)
   # A number beyond all nodes: such an edge comes last and is summed nowhere.
   nowhere = max(num_queries, num_keys) * graph.size
   number = lambda nodes, size: jnp.where(real, nodes + graph * size, nowhere).reshape(-1)
   senders, receivers = number(senders, num_keys), number(receivers, num_queries)
-  labels = jnp.full_like(senders, -1) if labels is None else labels.reshape(-1)
+  labels = jnp.full_like(senders, -1) if relation is None else _in_table(relation).reshape(-1)
   order = jnp.lexsort((labels, senders, receivers))
   senders, receivers, labels = senders[order], receivers[order], labels[order]
   is_first = _changes(senders) | _changes(receivers)
@@ -184,6 +189,12 @@ def _sorted(senders, receivers, labels, num_queries: int, num_keys: int) -> _Edg
     is_new=is_first | _changes(labels),
     is_real=(receivers < nowhere)[:, None],
   )
+
+
+def _in_table(relation: EdgeLabels) -> Int[Array, "*B M"]:
+  """The labels; where they are traced and beyond the table, the nearest."""
+  table = relation.value if relation.key is None else relation.key
+  return jnp.clip(relation.labels, -1, len(table) - 1)
 
 
 def _real(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*B M"]:

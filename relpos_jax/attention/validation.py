@@ -240,25 +240,31 @@ def check_edge_list(
 
 def check_edge_relation(
   name: str, relation: EdgeLabels | EdgeFeatures | None, edges: tuple[int, ...], head: tuple
-) -> int:
-  """Labels [*B, M] or features [*B, M, F] that fit the tables; how many rows these have."""
-  if relation is None:
-    return 0
+) -> EdgeLabels | EdgeFeatures | None:
+  """Labels [*B, M] or features [*B, M, F] that fit the tables.
+
+  Returns the relation, with arrays for what was given as nested lists.
+  """
   wanted = EdgeLabels if name == "labels" else EdgeFeatures
-  if not isinstance(relation, wanted):
+  if not isinstance(relation, wanted | None):
     raise ValueError(f"{name} is {_describe(relation)}; want {wanted.__name__} or None")
+  if relation is None:
+    return None
+  relation = _with_arrays(relation)
   num_rows = _check_tables(relation, *head)
-  of_edges = jnp.asarray(getattr(relation, name))
-  shape = edges if name == "labels" else (*edges, num_rows)
+  of_edges = getattr(relation, name)
+  shape, kind, want = (
+    (edges, jnp.integer, "integers")
+    if name == "labels"
+    else ((*edges, num_rows), jnp.floating, "floating numbers")
+  )
   if of_edges.shape != shape:
     raise ValueError(f"{name}.{name} has shape {of_edges.shape}; want {shape}")
-  kind = jnp.integer if name == "labels" else jnp.floating
   if not jnp.issubdtype(of_edges.dtype, kind):
-    want = "integers" if name == "labels" else "floating numbers"
     raise ValueError(f"{name}.{name} has dtype {of_edges.dtype}; want {want}")
   if name == "labels":
     _check_range("labels.labels", of_edges, num_rows, "-1 (no label)", "the last row of the tables")
-  return num_rows
+  return relation
 
 
 def _check_range(name: str, x: Array, number: int, lowest: str, highest: str) -> None:
