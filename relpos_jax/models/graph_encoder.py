@@ -29,8 +29,8 @@ class GraphEncoderConfig(LayersConfig):
   Attributes:
     num_node_labels, num_edge_labels, num_classes: how many there are of each.
     num_node_features, num_edge_features: floating numbers of every node and every edge.
-    head: "graph" gives the classes of each graph, "node" of each node, "pair" of each graph's query,
-      a pair of its nodes, which the model is shown.
+    head: "graph" gives the classes of each graph, "node" of each node, "pair" of each graph's
+      query, a pair of its nodes, which the model is shown.
     readout: a graph is the "mean" or the "sum" of its nodes, for head "graph".
     sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
     reverse_edges: an edge also runs backwards, under a label of its own ("own_label"), under the
