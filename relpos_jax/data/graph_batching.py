@@ -103,7 +103,7 @@ class GraphBatches:
     most = lambda sizes_of: [max(map(sizes_of, bucket)) for bucket in kept]
     self._num_graphs = most(len)
     # At least one edge: arrays of none are a special case for everybody.
-    self._num_edges = [max(1, number) for number in most(lambda row: num_edges[row].sum())]
+    self._num_edges = [max(1, int(number)) for number in most(lambda row: num_edges[row].sum())]
     self._longest, self.num_per_epoch = boundaries[-1], self._schedule.num_per_epoch
     self.dropped = sum(map(len, rows)) - sum(len(row) for bucket in kept for row in bucket)
     self.shapes = tuple(

@@ -103,7 +103,15 @@ class GraphEncoder(nnx.Module):
   Padding and the other graphs of a row have no effect, and get no gradient. Renumbering a graph's
   nodes renumbers what it gives for them. `rngs` switches dropout on.
 
-  >>> from relpos_jax.data.graphs import Graph, GraphBatches  # doctest: +SKIP
+  >>> from relpos_jax.data.graph_batching import GraphBatches
+  >>> from relpos_jax.data.graphs import Graph
+  >>> graph = Graph.of([0, 0, 1], [(0, 1, 3), (1, 2, 0)], target=5, query=(0, 2))
+  >>> batches = GraphBatches([graph], boundaries=(4,), node_budget=8, seed=0)
+  >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",
+  ...                             num_layers=1, width=16, num_heads=2, feed_forward=16)
+  >>> model = nnx.jit(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))()
+  >>> nnx.jit(lambda model, graphs: model(graphs))(model, batches[0]).shape
+  (2, 1, 6)
   """
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
