@@ -132,7 +132,7 @@ def stratified_folds(
   Raises InputError where a fold would be empty.
 
   >>> [fold.tolist() for fold in stratified_folds([0, 1, 0, 1, 0, 1], 3, seed=0)]
-  [[0, 1], [2, 3], [4, 5]]
+  [[0, 5], [1, 2], [3, 4]]
   """
   classes = np.asarray(classes)
   if not 2 <= number <= len(classes):
