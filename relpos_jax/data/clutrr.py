@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.graphs import Graph, GraphData
+from relpos_jax.data.graphs import Graph, GraphData, GraphNames
 from relpos_jax.data.prepared import check_reachable, data_dir, is_prepared, prepare
 from relpos_jax.errors import InputError
 
@@ -78,7 +78,7 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
                    if is_in == wanted] for wanted in (False, True))  # fmt: skip
   note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
   return GraphData(
-    splits | dict(train=train, valid=valid), ("person",), RELATIONS, ANSWERS, notes=(note,)
+    splits | dict(train=train, valid=valid), GraphNames(("person",), RELATIONS, ANSWERS), (note,)
   )
 
 

@@ -48,7 +48,8 @@ class GraphBatches:
 
   Attributes:
     num_per_epoch: batches an epoch, the same in every epoch.
-    shapes: the (rows, nodes, edges) that occur: as many compilations of a training step.
+    shapes: the (rows, nodes, edges, graphs) that occur, of `empty_batch`: as many compilations of a
+      training step.
     dropped: graphs of more nodes than the last boundary, left out.
 
   >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
@@ -86,36 +87,43 @@ class GraphBatches:
       InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
         no graph small enough.
     """
-    self._graphs, sizes = graphs, np.array([len(graph.nodes) for graph in graphs], int)
+    sizes = np.array([len(graph.nodes) for graph in graphs], int)
     is_packed = packed and len(boundaries) > 0
     rows = _packed(sizes, boundaries[-1]) if is_packed else [[graph] for graph in range(len(sizes))]
-    self._rows = rows
+    self._graphs, self._rows = graphs, rows
+    sizes_of_rows = np.array([sizes[row].sum() for row in rows], int)
     self._schedule = Schedule(
-      np.array([sizes[row].sum() for row in rows], int),
+      sizes_of_rows,
       boundaries=boundaries,
       budget=node_budget,
       multiple_of=multiple_of,
       seed=seed,
       words=("graphs", "nodes", ""),
     )
-    kept = [[rows[index] for index in bucket] for bucket in self._schedule.buckets]
-    num_edges = np.array([len(graph.senders) for graph in graphs], int)
-    most = lambda sizes_of: [max(map(sizes_of, bucket)) for bucket in kept]
-    self._num_graphs = most(len)
-    # At least one edge: arrays of none are a special case for everybody.
-    self._num_edges = [max(1, int(number)) for number in most(lambda row: num_edges[row].sum())]
+    buckets = self._schedule.buckets
     self._longest, self.num_per_epoch = boundaries[-1], self._schedule.num_per_epoch
-    self.dropped = sum(map(len, rows)) - sum(len(row) for bucket in kept for row in bucket)
     self.shapes = tuple(
-      (*shape, edges) for shape, edges in zip(self._schedule.shapes, self._num_edges, strict=True)
+      (*shape, self._most_edges(bucket), max(len(rows[row]) for row in bucket))
+      for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
     )
-    nodes = sum(sizes[row].sum() for bucket in kept for row in bucket)
+    self.dropped = len(graphs) - sum(len(rows[row]) for bucket in buckets for row in bucket)
+    nodes = sum(sizes_of_rows[bucket].sum() for bucket in buckets)
     self.padding = float(1 - nodes / self._schedule.cells)
+
+  def _most_edges(self, rows: Int[np.ndarray, "rows"]) -> int:
+    """Of any of the rows; at least one, for arrays of none are a special case for everybody."""
+    number = lambda row: sum(len(self._graphs[graph].senders) for graph in self._rows[row])
+    return max(1, *map(number, rows))
 
   def __getitem__(self, step: SupportsIndex) -> GraphBatch:
     chosen, bucket = self._schedule[step]
     rows = [[self._graphs[graph] for graph in self._rows[row]] for row in chosen]
-    return _collated(rows, *self.shapes[bucket], self._num_graphs[bucket])
+    some = rows[0][0]
+    widths = some.node_features.shape[1], some.edge_features.shape[1]
+    batch = empty_batch(self.shapes[bucket], *widths, per_node=bool(some.target.ndim))
+    for row, graphs in enumerate(rows):
+      _write(batch, row, graphs)
+    return batch
 
   def order(self, step: SupportsIndex) -> list[int]:
     """The numbers of the graphs of a step's batch, row after row."""
@@ -126,6 +134,33 @@ class GraphBatches:
       f"{self._schedule}, {self.dropped:,} graphs of more than {self._longest} nodes dropped,"
       f" {self.padding:.0%} padding"
     )
+
+
+def empty_batch(
+  shape: tuple[int, int, int, int],
+  num_node_features: int = 0,
+  num_edge_features: int = 0,
+  *,
+  per_node: bool = False,
+) -> GraphBatch:
+  """A batch of (rows, nodes, edges, graphs), all padding; targets of nodes, or of graphs.
+
+  >>> empty_batch((2, 3, 5, 1)).target.tolist()
+  [[-1], [-1]]
+  """
+  rows, nodes, edges, graphs = shape
+  full = lambda *shape: np.full((rows, *shape), PAD, np.int32)
+  return GraphBatch(
+    nodes=full(nodes),
+    segment_ids=full(nodes),
+    node_features=np.zeros((rows, nodes, num_node_features), np.float32),
+    senders=full(edges),
+    receivers=full(edges),
+    labels=full(edges),
+    edge_features=np.zeros((rows, edges, num_edge_features), np.float32),
+    query=full(graphs, 2),
+    target=full(nodes if per_node else graphs),
+  )
 
 
 def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
@@ -142,28 +177,6 @@ def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
     rows[row].append(int(graph))
     room[row] -= size
   return rows
-
-
-def _collated(
-  rows: Sequence[Sequence[Graph]], num_rows: int, num_nodes: int, num_edges: int, num_graphs: int
-) -> GraphBatch:
-  """Rows of graphs, their nodes numbered through, in arrays of a batch's shape."""
-  some = rows[0][0]
-  full = lambda *shape: np.full((num_rows, *shape), PAD, np.int32)
-  batch = GraphBatch(
-    nodes=full(num_nodes),
-    segment_ids=full(num_nodes),
-    node_features=np.zeros((num_rows, num_nodes, some.node_features.shape[1]), np.float32),
-    senders=full(num_edges),
-    receivers=full(num_edges),
-    labels=full(num_edges),
-    edge_features=np.zeros((num_rows, num_edges, some.edge_features.shape[1]), np.float32),
-    query=full(num_graphs, 2),
-    target=full(num_nodes if some.target.ndim else num_graphs),
-  )
-  for number, row in enumerate(rows):
-    _write(batch, number, row)
-  return batch
 
 
 def _write(batch: GraphBatch, row: int, graphs: Sequence[Graph]) -> None:

@@ -61,22 +61,35 @@ class Graph(NamedTuple):
     )
 
 
+class GraphNames(NamedTuple):
+  """What a model must know of graphs before it is made: a vocabulary.
+
+  Attributes:
+    node_labels, edge_labels, classes: names, in the order of their numbers.
+    num_node_features, num_edge_features: widths.
+  """
+
+  node_labels: tuple[str, ...]
+  edge_labels: tuple[str, ...]
+  classes: tuple[str, ...]
+  num_node_features: int = 0
+  num_edge_features: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class GraphData:
   """Graphs by split, and what their numbers are called.
 
   Attributes:
     splits: graphs by name: train, valid, test, ...
-    node_labels, edge_labels, classes: names, in the order of their numbers.
+    names: of their labels and classes.
     notes: for the log, a line each.
 
   Raises InputError, when made, for a graph that `check` refuses.
   """
 
   splits: Mapping[str, Sequence[Graph]]
-  node_labels: tuple[str, ...]
-  edge_labels: tuple[str, ...]
-  classes: tuple[str, ...]
+  names: GraphNames
   notes: tuple[str, ...] = ()
 
   def __post_init__(self):
@@ -84,33 +97,26 @@ class GraphData:
       for number, graph in enumerate(graphs, start=1):
         self.check(graph, f"{split}: graph {number}")
 
-  @property
-  def num_node_features(self) -> int:
-    return self._any.node_features.shape[1]
-
-  @property
-  def num_edge_features(self) -> int:
-    return self._any.edge_features.shape[1]
-
-  @property
-  def _any(self) -> Graph:
-    return next(graph for graphs in self.splits.values() for graph in graphs)
-
   def check(self, graph: Graph, where: str) -> None:
     """Raises InputError, one line that starts with `where`, for a graph that is none.
 
-    That is one without nodes, with an edge or a query to a node that it does not have, or with a
-    label or class that has no name.
+    That is one without nodes, with an edge or a query to a node that it does not have, with a label
+    or class that has no name, or with features of another width.
     """
     number = len(graph.nodes)
     if not number:
       raise InputError(f"{where} has no node: leave it out")
-    _check(where, "label of node", graph.nodes, 0, len(self.node_labels))
+    _check(where, "label of node", graph.nodes, 0, len(self.names.node_labels))
     _check(where, "sender of edge", graph.senders, 0, number)
     _check(where, "receiver of edge", graph.receivers, 0, number)
-    _check(where, "label of edge", graph.labels, -1, len(self.edge_labels))
+    _check(where, "label of edge", graph.labels, -1, len(self.names.edge_labels))
     _check(where, "node of query", graph.query, -1, number)
-    _check(where, "class", graph.target.reshape(-1), -1, len(self.classes))
+    _check(where, "class", graph.target.reshape(-1), -1, len(self.names.classes))
+    for what in ("node", "edge"):
+      found = getattr(graph, f"{what}_features").shape[1]
+      wanted = getattr(self.names, f"num_{what}_features")
+      if found != wanted:
+        raise InputError(f"{where} has {found} features of {what}s; want {wanted}")
     if graph.target.ndim and len(graph.target) != number:
       raise InputError(f"{where} has {number} nodes and {len(graph.target)} classes: give as many")
 

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.graphs import Graph, GraphData
+from relpos_jax.data.graphs import Graph, GraphData, GraphNames
 from relpos_jax.data.prepared import check_reachable, data_dir, is_prepared, prepare
 from relpos_jax.data.tu_format import read_folder
 from relpos_jax.errors import InputError
@@ -42,7 +42,7 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   Raises InputError for an unknown name, a missing or wrong file, no network, a folder that is not
   in TU format.
 
-  >>> load("MUTAG", path="graph_datasets/datasets").edge_labels  # doctest: +SKIP
+  >>> load("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
   """
   folder = pathlib.Path(path).expanduser() if path else None
@@ -64,7 +64,7 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
     graphs = [_graph(item) for item in source.__getitems__(range(len(source)))]
   except RuntimeError as error:
     raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
-  return GraphData(dict(all=graphs), *(tuple(names[kind]) for kind in _NAMES))
+  return GraphData(dict(all=graphs), GraphNames(*(tuple(names[kind]) for kind in _NAMES)))
 
 
 class TU(tfds.core.GeneratorBasedBuilder):
@@ -99,7 +99,7 @@ class TU(tfds.core.GeneratorBasedBuilder):
     name = self.builder_config.name
     archive = zipfile.ZipFile(dl_manager.download(f"{_URL}{name}.zip"))
     data = read_folder(zipfile.Path(archive, f"{name}/"), name)
-    self.info.metadata.update({kind: [*getattr(data, kind)] for kind in _NAMES})
+    self.info.metadata.update({kind: [*getattr(data.names, kind)] for kind in _NAMES})
     return {"train": self._generate_examples(data.splits["all"])}
 
   def _generate_examples(self, graphs) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 
-from relpos_jax.data.graphs import Graph, GraphData
+from relpos_jax.data.graphs import Graph, GraphData, GraphNames
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Float, Int, Shaped
 
@@ -48,11 +48,12 @@ def read_folder(folder: Folder, name: str = "") -> GraphData:
   classes, class_names = _numbered(graph_names[:, None])
   if not node_names:
     node_labels, node_names = np.zeros(len(graph_of), int), ("node",)
-  graphs = _graphs(
-    graph_of, node_labels, np.column_stack([edges, edge_labels]), classes,
-    of_nodes("node_attributes", float, None), of_edges("edge_attributes", float, None),
-  )  # fmt: skip
-  return GraphData(dict(all=graphs), node_names, edge_names, class_names)
+  node_features = of_nodes("node_attributes", float, None)
+  edge_features = of_edges("edge_attributes", float, None)
+  labelled = np.column_stack([edges, edge_labels])
+  graphs = _graphs(graph_of, node_labels, labelled, classes, node_features, edge_features)
+  widths = node_features.shape[1], edge_features.shape[1]
+  return GraphData(dict(all=graphs), GraphNames(node_names, edge_names, class_names, *widths))
 
 
 def _only_name(folder: Folder) -> str:

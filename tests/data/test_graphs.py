@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.graph_batching import GraphBatches
-from relpos_jax.data.graphs import Graph, GraphData, stratified_folds
+from relpos_jax.data.graphs import Graph, GraphData, GraphNames, stratified_folds
 from relpos_jax.errors import InputError
 
 BOUNDARIES = (2, 5, 8)
@@ -74,8 +74,9 @@ def test_every_graph_comes_whole_and_once_an_epoch_in_few_shapes(sizes, seed, pa
     steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
     epochs = [batches[step] for step in steps]
     assert sorted(x for batch in epochs for x in unbatched(batch)) == sorted(small)
-    found = [(*batch.nodes.shape, batch.senders.shape[1]) for batch in epochs]
-    assert {*found} == {*batches.shapes} and all(rows % 2 == 0 for rows, _, _ in found)
+    shape = lambda batch: (*batch.nodes.shape, batch.senders.shape[1], batch.query.shape[1])
+    assert {*map(shape, epochs)} == {*batches.shapes}
+    assert all(rows % 2 == 0 for rows, *_ in batches.shapes)
     for step, batch in zip(steps, epochs, strict=True):
       wanted = [as_lists(graphs[number]) for number in batches.order(step)]
       assert unbatched(batch) == wanted
@@ -138,15 +139,18 @@ WRONG = {
   "valid: graph 2: label of edge 1 is 3; want -1 to 2": GOOD._replace(labels=np.int32([3, 0])),
   "valid: graph 2: node of query 2 is 2; want -1 to 1": GOOD._replace(query=np.int32([0, 2])),
   "valid: graph 2: class 1 is 2; want -1 to 1": GOOD._replace(target=np.int32(2)),
+  "valid: graph 2 has 1 features of nodes; want 0": GOOD._replace(
+    node_features=np.ones((2, 1), np.float32)
+  ),
   "valid: graph 2 has 2 nodes and 3 classes": GOOD._replace(target=np.int32([0, 1, 0])),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_what_is_no_graph_is_named(message):
-  names = dict(node_labels=("a", "b"), edge_labels=("x", "y", "z"), classes=("no", "yes"))
+  names = GraphNames(("a", "b"), ("x", "y", "z"), classes=("no", "yes"))
   with pytest.raises(InputError) as caught:
-    GraphData(dict(train=[GOOD], valid=[GOOD, WRONG[message]]), **names)
+    GraphData(dict(train=[GOOD], valid=[GOOD, WRONG[message]]), names)
   assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 

@@ -46,7 +46,7 @@ def edges(graph):
 @pytest.mark.parametrize("name", ["", "TOY"])
 def test_a_folder_of_ones_own_is_read(tmp_path, name):
   data = tu.load(name, path=str(write(tmp_path / "toy")))
-  assert (data.node_labels, data.edge_labels, data.classes) == (
+  assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
     ("7", "8", "9"), ("0", "2"), ("-1", "1")
   )  # fmt: skip
   first, second = data.splits["all"]
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_one_label_no_label_and_no_feature(tmp_path):
   kinds = "node_labels", "edge_labels", "node_attributes", "edge_attributes"
   data = tu.load("", path=str(write(tmp_path / "toy", **dict.fromkeys(kinds))))
   graph = data.splits["all"][0]
-  assert data.node_labels == ("node",) and data.edge_labels == ()
+  assert data.names.node_labels == ("node",) and data.names.edge_labels == ()
   assert graph.nodes.tolist() == [0] * 3 and graph.labels.tolist() == [-1] * 4
   assert graph.node_features.shape == (3, 0) and graph.edge_features.shape == (4, 0)
 
@@ -133,8 +133,8 @@ def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(tmp_pat
   (tmp_path / "MUTAG.zip").unlink()
   again, wanted = tu.load("MUTAG"), tu.load("MUTAG", path=str(folder))
   for data in (found, again):
-    assert (data.node_labels, data.edge_labels, data.classes) == (
-      wanted.node_labels, wanted.edge_labels, wanted.classes
+    assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
+      wanted.names.node_labels, wanted.names.edge_labels, wanted.names.classes
     )  # fmt: skip
     for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
@@ -151,7 +151,9 @@ def test_molecules_are_what_the_literature_says(shared_data):
   """Undirected: every bond runs both ways with one label. No isomorphic copies: 135."""
   data = tu.load("MUTAG", path=str(shared_data / "tu"))
   graphs = data.splits["all"]
-  assert len(graphs) == 135 and len(data.node_labels) == 6 and len(data.edge_labels) == 4
+  assert (
+    len(graphs) == 135 and len(data.names.node_labels) == 6 and len(data.names.edge_labels) == 4
+  )
   assert {*collections.Counter(int(graph.target) for graph in graphs)} == {0, 1}
   for graph in graphs[:20]:
     both = {(r, s, label) for s, r, label in edges(graph)}
