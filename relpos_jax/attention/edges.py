@@ -4,6 +4,7 @@ The same operator as `dot_product_attention` on the graph laid out as a matrix o
 `pair_features` gives: equal in the output and in every gradient.
 """
 
+import contextlib
 from typing import NamedTuple
 
 import jax
@@ -80,21 +81,20 @@ def edge_attention(
   check_dropout(dropout_rate, dropout_key)
   scale = query.shape[-1] ** -0.5 if scale is None else scale
   check_scale(scale)
-  senders, receivers = as_array("senders", senders), as_array("receivers", receivers)
-  check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
-  labels = check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
+  given = senders, receivers, None if labels is None else labels.labels
+  # Edges that are known are sorted now: XLA would fold the sort of constants, and take minutes.
+  known = not any(isinstance(x, jax.core.Tracer) for x in given)
+  with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+    senders, receivers = as_array("senders", senders), as_array("receivers", receivers)
+    check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
+    labels = check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
+    if not query.size or not key.size or not senders.size:
+      return jnp.zeros(query.shape, value.dtype)
+    edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
   features = check_edge_relation("features", features, senders.shape, query.shape[-2:])
-  if not query.size or not key.size or not senders.size:
-    return jnp.zeros(query.shape, value.dtype)
-  edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
   wide = jnp.promote_types(query.dtype, jnp.float32)
-  heads, width = query.shape[-2:]
-  query_XNH = query.reshape(-1, heads, width)
-  key_XNH, value_XNH = (_every_head(x, heads) for x in (key, value))
-  query_MNH = _at(query_XNH, edges.receivers).astype(wide)
-  logits = jnp.sum(query_MNH * _at(key_XNH, edges.senders), -1)
-  for a_MNH in _vectors("key", edges, labels, features, wide):
-    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
+  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
+  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
   weights = _weights(logits * jnp.asarray(scale, wide), edges, len(query_XNH))
   if dropout_rate:
     kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)
@@ -215,6 +215,18 @@ def _vectors(name: str, edges: _Edges, labels, features, dtype):
     x_MF = features.features.reshape(-1, num_features)[edges.order].astype(dtype)
     count_M1 = edges.of_pair(jnp.ones((len(x_MF), 1), dtype))
     yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, _with_heads(kernel, dtype))
+
+
+def _logits(
+  query: Float[Array, "X N H"], key: Float[Array, "Y N H"], edges: _Edges, vectors: list[Array]
+) -> Float[Array, "M N"]:
+  """q_i . (k_j + aK_ij) of every edge's pair, in float32 or wider."""
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  query_MNH = _at(query, edges.receivers).astype(wide)
+  logits = jnp.sum(query_MNH * _at(key, edges.senders), -1)
+  for a_MNH in vectors:
+    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
+  return logits
 
 
 def _weights(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Float[Array, "M N"]:

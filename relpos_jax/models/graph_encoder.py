@@ -208,7 +208,7 @@ def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
   """The edges, then the same backwards where that is wanted, then one of each node to itself.
 
   Labels are those of the edges, E more where an edge runs backwards under a label of its own, and
-  the last row of the tables from a node to itself.
+  the last row of the tables from a node to itself, where features are 0.
   """
   edges = Edges(graphs.senders, graphs.receivers, graphs.labels, graphs.edge_features)
   node = jnp.broadcast_to(jnp.arange(graphs.nodes.shape[1]), graphs.nodes.shape)

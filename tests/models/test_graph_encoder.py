@@ -73,7 +73,6 @@ SEVERAL = [ONE, graph(3, ((0, 1, 0), (2, 1, 1)), seed=1), graph(2, ((1, 0, 2), (
 SYSTEMS = {
   "keys and values": (dict(), "labels direction features edges"),
   "as a list": (dict(implementation="edge_list"), "labels direction features edges"),
-  "keys": (dict(relative_values=False), "labels direction features edges"),
   "values": (dict(relative_keys=False), "labels direction features edges"),
   "none": (BLIND, "edges"),
   "none, one way": (BLIND | dict(reverse_edges="none"), "direction edges"),
@@ -98,7 +97,7 @@ def test_a_system_knows_of_the_edges_what_its_switches_say(system):
     assert differ(one, other) == (what in known.split()), what
 
 
-@pytest.mark.parametrize("values", [{}, BLIND, dict(tables_per_head=False)])
+@pytest.mark.parametrize("values", [{}, BLIND])
 def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
   assert_same(of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values))
 
@@ -154,11 +153,14 @@ def test_nothing_flows_between_graphs_or_from_padding():
     assert differ(first(moved(place)), first(batch.node_features)) == (place < 4)
 
 
-def test_a_query_is_shown_and_its_order_matters():
-  model = make(head="pair")
-  asked = [ONE._replace(query=np.int32(query)) for query in ((0, 3), (3, 0), (0, 1))]
-  found = model(rows(*asked))
-  assert differ(found[0], found[1]) and differ(found[0], found[2])
+def test_a_query_is_shown_to_all_and_its_order_matters():
+  """Also among nodes that are all alike."""
+  asked = [ONE._replace(query=np.int32(query)) for query in ((0, 3), (3, 0))]
+  alike = NO_EDGE._replace(nodes=0 * ONE.nodes, node_features=0 * ONE.node_features)
+  alike = [alike._replace(query=np.int32(query)) for query in ((0, 1), (0, 0), (2, 3))]
+  found = make(head="pair")(rows(*asked, *alike))
+  assert differ(found[0], found[1]) and differ(found[2], found[3])
+  assert_same(found[2], found[4])
 
 
 def test_what_a_model_without_labels_is_made_of():
