@@ -28,11 +28,11 @@ class GraphBatch(NamedTuple):
 
   nodes: Int[Array | np.ndarray, "B T"]
   segment_ids: Int[Array | np.ndarray, "B T"]
-  node_features: Float[Array | np.ndarray, "B T F"]
+  node_features: Float[Array | np.ndarray, "B T features"]
   senders: Int[Array | np.ndarray, "B M"]
   receivers: Int[Array | np.ndarray, "B M"]
   labels: Int[Array | np.ndarray, "B M"]
-  edge_features: Float[Array | np.ndarray, "B M E"]
+  edge_features: Float[Array | np.ndarray, "B M F"]
   query: Int[Array | np.ndarray, "B G 2"]
   target: Int[Array | np.ndarray, "B X"]
 

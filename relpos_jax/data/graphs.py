@@ -29,8 +29,8 @@ class Graph(NamedTuple):
   senders: Int[np.ndarray, " m"]
   receivers: Int[np.ndarray, " m"]
   labels: Int[np.ndarray, " m"]
-  node_features: Float[np.ndarray, "n F"]
-  edge_features: Float[np.ndarray, "m E"]
+  node_features: Float[np.ndarray, "n features"]
+  edge_features: Float[np.ndarray, "m F"]
   target: Int[np.ndarray, "*n"]
   query: Int[np.ndarray, "2"]
 

@@ -160,8 +160,8 @@ def _graphs(
   node_labels: Int[np.ndarray, "nodes"],
   edges: Int[np.ndarray, "edges 3"],
   classes: Int[np.ndarray, "graphs"],
-  node_features: Float[np.ndarray, "nodes F"],
-  edge_features: Float[np.ndarray, "edges E"],
+  node_features: Float[np.ndarray, "nodes features"],
+  edge_features: Float[np.ndarray, "edges F"],
 ) -> list[Graph]:
   """Nodes and edges, numbered through, sorted into graphs."""
   number = len(classes)

@@ -89,11 +89,11 @@ class Graphs(Protocol):
 
   nodes: Int[Array, "B T"]
   segment_ids: Int[Array, "B T"]
-  node_features: Float[Array, "B T F"]
+  node_features: Float[Array, "B T features"]
   senders: Int[Array, "B M"]
   receivers: Int[Array, "B M"]
   labels: Int[Array, "B M"]
-  edge_features: Float[Array, "B M E"]
+  edge_features: Float[Array, "B M F"]
   query: Int[Array, "B G 2"]
 
 
