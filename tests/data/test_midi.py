@@ -56,6 +56,17 @@ def test_names_say_the_split_whatever_else_there_is(tmp_path):
     assert {*found} <= {*files[split]}
 
 
+def test_pieces_come_by_name_however_the_disk_lists_them(tmp_path, monkeypatch):
+  for name in ("b.mid", "a.mid", "c.mid"):
+    (tmp_path / name).touch()
+  listed = sorted(tmp_path.iterdir(), reverse=True)
+  monkeypatch.setattr(midi.pathlib.Path, "rglob", lambda *_: iter(listed))
+  monkeypatch.setattr(midi, "split_of", lambda name: "train")
+  assert [file.name for file in midi.split_files(str(tmp_path))["train"]] == [
+    *("a.mid", "b.mid", "c.mid")
+  ]
+
+
 def test_shares_are_those_promised():
   splits = [midi.split_of(f"{number}.mid") for number in range(2000)]
   shares = [splits.count(split) / 2000 for split in midi.SPLITS]
