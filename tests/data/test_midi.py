@@ -27,6 +27,7 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   ):
     write(tmp_path / name, GRID + np.array([number, 0, 0, 0]))
   write(tmp_path / "elsewhere.mid")
+  (tmp_path / "test").mkdir()  # without music: no split
   (tmp_path / "train" / "readme.txt").write_text("no music")
   music = midi.load(str(tmp_path), codec="voices")
   sopranos = {
