@@ -164,6 +164,7 @@ def _panels(rows: Sequence[Record]) -> list[CostPanel]:
         _name(name, has): [(row["length"], _bytes(row, name, has, backward) / 1e6) for row in rows]
         for has in (True, False)
         for name in _FORMS
+        if has or name != "per_position"  # without relations it is the skewed form, to the byte
       },
     )
     for backward, passes in _PASSES.items()
