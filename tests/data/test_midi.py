@@ -27,6 +27,7 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   ):
     write(tmp_path / name, GRID + np.array([number, 0, 0, 0]))
   write(tmp_path / "elsewhere.mid")
+  (tmp_path / "test").mkdir()  # without music: no split
   (tmp_path / "train" / "readme.txt").write_text("no music")
   music = midi.load(str(tmp_path), codec="voices")
   sopranos = {
@@ -54,6 +55,17 @@ def test_names_say_the_split_whatever_else_there_is(tmp_path):
   fewer = midi.split_files(str(tmp_path))
   for split, found in fewer.items():
     assert {*found} <= {*files[split]}
+
+
+def test_pieces_come_by_name_however_the_disk_lists_them(tmp_path, monkeypatch):
+  for name in ("b.mid", "a.mid", "c.mid"):
+    (tmp_path / name).touch()
+  listed = sorted(tmp_path.iterdir(), reverse=True)
+  monkeypatch.setattr(midi.pathlib.Path, "rglob", lambda *_: iter(listed))
+  monkeypatch.setattr(midi, "split_of", lambda name: "train")
+  assert [file.name for file in midi.split_files(str(tmp_path))["train"]] == [
+    *("a.mid", "b.mid", "c.mid")
+  ]
 
 
 def test_shares_are_those_promised():

@@ -40,11 +40,12 @@ def refusal(path) -> str:
 
 
 def test_what_is_written_is_read(tmp_path):
-  """More parts than channels, and none on the drums'."""
+  """More parts than channels, and none on the drums'; a note at once struck again."""
   parts = [
-    Part(f"part {number}", [Note(0, 5 + number, 60, 1 + number), Note(9, 12, 127, 127)])
+    Part(f"part {number}", [Note(0, 5 + number, 60, 1 + number), Note(30, 42, 127, 127)])
     for number in range(20)
   ]
+  parts[3].notes.append(Note(42, 50, 127, 1))
   score = Score(parts, 96, [(0, 0.5), (7, 0.25)])
   write_score(score, tmp_path / "a.mid")
   assert read_score(tmp_path / "a.mid") == score
@@ -84,6 +85,12 @@ def test_a_note_ends_by_velocity_0_by_being_struck_again_and_with_its_track(tmp_
     Note(10, 15, 61, 70),
     Note(20, 25, 62, 64),
   ]
+
+
+def test_a_note_without_length_is_none(tmp_path):
+  track = [on(0, 60), off(0, 60), on(0, 61), on(0, 61), off(5, 61), on(0, 62)]
+  (part,) = read_score(save(tmp_path / "a.mid", track)).parts
+  assert part.notes == [Note(0, 5, 61, 64)]
 
 
 def test_the_pedal_holds_notes_until_it_is_lifted_or_they_are_struck_again(tmp_path):

@@ -100,6 +100,11 @@ def test_every_event_has_a_token_of_its_own():
   assert VOCAB_SIZE - 3 == 128 + 128 + 100 + 32
 
 
+def test_a_velocity_stands_for_four_of_midis():
+  tokens = [performance.encode([Note(0, 1, 60, velocity)])[0] for velocity in range(1, 128)]
+  assert [token - VELOCITY for token in tokens] == [place // 4 for place in range(127)]
+
+
 def test_times_agree_with_the_notes():
   stream = performance.encode([Note(5, 130, 60, 64), Note(40, 50, 62, 64)])
   times = performance.times(stream)
