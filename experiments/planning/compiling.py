@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.planning import collectives
+from experiments.planning import collectives, language
 from experiments.run import batch_maker, plan_model
 from experiments.train import make_optimizer, make_step
 from relpos_jax.data.batching import Batch, Batches, pair_lengths
@@ -19,6 +19,13 @@ from relpos_jax.training.step import TrainState, init_state
 Shape = tuple[int, int]
 
 _NUM_PAIRS = 100_000
+
+
+def shapes_of(config: ConfigDict, mesh: AnyMesh) -> list[Shape]:
+  """The shapes [rows, tokens] of a config's batches, those of the longest sequences last."""
+  if language.is_language_model(config):
+    return [language.shape_of_batches(config, mesh)]
+  return mock_batches(config, mesh).shapes
 
 
 def mock_batches(config: ConfigDict, mesh: AnyMesh) -> Batches:
@@ -37,8 +44,10 @@ def mock_batches(config: ConfigDict, mesh: AnyMesh) -> Batches:
 
 def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
   """The model and, as shapes on a mesh, the state before the first step of its training."""
-  size = config.vocabulary.size
-  graphdef, params = plan_model(config, size, size)
+  if language.is_language_model(config):
+    graphdef, params = language.plan_language_model(config)
+  else:
+    graphdef, params = plan_model(config, *[config.vocabulary.size] * 2)
   start = lambda params: init_state(params, make_optimizer(config))
   return graphdef, shapes_on(mesh, jax.eval_shape(start, params))
 
@@ -61,7 +70,10 @@ def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: Shape):
 
 
 def account(compiled, num_chips: int) -> dict[str, Any]:
-  """What the compiler says that one chip needs and does in a step; Pallas calls do not count."""
+  """What the compiler says that one chip needs and does in a step.
+
+  Of Pallas calls it says what they say of themselves.
+  """
   memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
   return dict(
     argument_bytes=memory.argument_size_in_bytes,

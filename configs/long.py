@@ -1,0 +1,24 @@
+"""A language model of one long sequence after the other, 131,072 tokens each, over many chips.
+
+What it needs of a TPU's chips says
+
+  python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
+
+The mesh cuts every sequence into sixteen; with more chips there are more sequences a batch, which
+wants as many tokens: --config.batches.tokens=2097152 for v5e:16x16.
+"""
+
+from configs import default
+
+
+def get_config():
+  """Six layers as wide as the paper's base, no dropout."""
+  config = default.get_config()
+  config.name = "long"
+  config.task = "language_model"
+  config.batches.update(tokens=131_072, max_length=131_072, num_shapes=1)
+  config.mesh.sequence = 16
+  config.model.update(dtype="bfloat16", embedding_dropout_rate=0.0, dropout_rate=0.0)
+  config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+  config.training.label_smoothing = 0.0
+  return config
