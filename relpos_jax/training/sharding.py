@@ -11,6 +11,7 @@ Results do not depend on the mesh. On a mesh of one axis, `data`, every device h
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -62,7 +63,7 @@ def make_mesh(
   return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _placed(sizes: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
+def _placed(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   """Devices along the axes of a mesh, neighbours where they can be.
 
   Slices of TPUs, which a slower network connects, are parts of the first axis: there they share
