@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -60,13 +62,19 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     )
   if tokens < (wanted := length * num_rows_together(sizes)):
     raise InputError(
-      f"config.batches.tokens is {tokens}: give {wanted} or more, "
-      f"a sequence for each of config.mesh.data times fsdp"
+      f"config.batches.tokens is {tokens}: give {wanted} or more, a sequence for each of "
+      "config.mesh.data times fsdp"
     )
   try:
-    _model_config(config)
-  except ValueError as error:
+    _trace(dataclasses.replace(_model_config(config), num_layers=1), length)
+  except (ValueError, NotImplementedError) as error:
     raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+
+
+def _trace(config: LanguageModelConfig, length: int) -> None:
+  """Computes nothing: what the model refuses, it refuses here."""
+  run = lambda tokens: LanguageModel(config, rngs=nnx.Rngs(0))(tokens)
+  jax.eval_shape(run, jax.ShapeDtypeStruct((1, length), jnp.int32))
 
 
 def _model_config(config: ConfigDict) -> LanguageModelConfig:
