@@ -12,13 +12,14 @@ from configs import default
 
 
 def get_config():
-  """Six layers as wide as the paper's base, no dropout."""
+  """Four layers as wide as the paper's base, no dropout."""
   config = default.get_config()
   config.name = "long"
   config.task = "language_model"
   config.batches.update(tokens=131_072, max_length=131_072, num_shapes=1)
   config.mesh.sequence = 16
-  config.model.update(dtype="bfloat16", embedding_dropout_rate=0.0, dropout_rate=0.0)
+  config.model.update(num_layers=4, dtype="bfloat16")
+  config.model.update(embedding_dropout_rate=0.0, dropout_rate=0.0)
   config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
   config.training.label_smoothing = 0.0
   return config
