@@ -4,8 +4,11 @@ What it needs of a TPU's chips says
 
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-The mesh cuts every sequence into sixteen; with more chips there are more sequences a batch, which
-wants as many tokens: --config.batches.tokens=2097152 for v5e:16x16.
+The mesh cuts every sequence into sixteen: each chip embeds its 8,192 tokens, has its queries of all
+heads, and computes its logits. In each layer it gathers the keys and values of all, whose gradients
+are summed and scattered. Parameters are whole on every chip. With more chips there are more
+sequences a batch, which wants as many tokens: --config.batches.tokens=2097152 for v5e:16x16.
+Attention is causal: the chip with the last tokens sees twice the keys of the mean.
 """
 
 from configs import default

@@ -31,8 +31,12 @@ _COUNTED = """## What the compiler says
 
 The peak is what it sets aside in the chip's memory, for arguments (parameters, Adam's moments, the
 batch) and temporary arrays. Operations and traffic are its own count, which counts a loop's body
-once and takes Pallas calls' word for what they do; traffic between chips is read in the compiled
-program.
+once and takes the attention kernels' word for what they do, that of the chip with the last tokens
+of a sequence, which sees most keys; traffic between chips is read in the compiled program.
+
+The axis `data` cuts rows of a batch, and leaves all parameters on every chip. Where others are named,
+`fsdp` cuts rows and parameters, `tensor` heads and hidden width, and `sequence` tokens with all that
+is computed of them, logits too: each layer gathers keys and values.
 """
 _ESTIMATED = """## Estimates
 
@@ -219,8 +223,11 @@ def _name(plan: Plan) -> list[str]:
   where, num_slices = plan["topology"], plan.get("num_slices", 1)
   if num_slices > 1:
     where += f", {num_slices} slices"
+  sizes = plan["config"].get("mesh", {}).items()
+  cut = [f"{name} {size}" for name, size in sizes if name != "data" and size != 1]
   least = " (least effort)" if effort(plan) == "least" else ""
-  return [plan["name"] + least, f"{plan['num_chips']} x {plan['chip']} ({where})"]
+  chips = f"{plan['num_chips']} x {plan['chip']} ({where})"
+  return [plan["name"] + least, ", ".join([chips, *cut])]
 
 
 def _batch(step: Mapping[str, Any]) -> str:
