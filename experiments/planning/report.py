@@ -34,9 +34,9 @@ batch) and temporary arrays. Operations and traffic are its own count, which cou
 once and takes the attention kernels' word for what they do, that of the chip with the last tokens
 of a sequence, which sees most keys; traffic between chips is read in the compiled program.
 
-The axis `data` cuts rows of a batch, and leaves all parameters on every chip. Where others are named,
-`fsdp` cuts rows and parameters, `tensor` heads and hidden width, and `sequence` tokens with all that
-is computed of them, logits too: each layer gathers keys and values.
+The axis `data` cuts rows of a batch, and leaves all parameters on every chip. Where others are
+named, `fsdp` cuts rows and parameters, `tensor` heads and hidden width, and `sequence` tokens with
+all that is computed of them, logits too: each layer gathers keys and values.
 """
 _ESTIMATED = """## Estimates
 
