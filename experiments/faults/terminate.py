@@ -1,0 +1,83 @@
+"""SIGTERM, to one process or one of two, or their launcher: what was done is saved in time."""
+
+import itertools
+import os
+import pathlib
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+from experiments.faults.subject import (
+  Running,
+  Subject,
+  Try,
+  digests,
+  joined,
+  kept,
+  reached,
+  until_done,
+)
+from relpos_jax.training.manifest import Damage
+
+SECONDS = 10.0
+_LONGEST = 9.0  # seconds of training, its compilation included, till the signal comes
+
+
+def terminate(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
+  """Half of the tries in one process, half in two."""
+  for processes, number in ((1, tries - tries // 2), (2, tries // 2)):
+    disturb = _disturber(subject, rng, processes)
+    wanted = subject.undisturbed(processes) if number else None
+    yield from until_done(subject, f"terminated-{processes}", number, wanted, disturb)
+
+
+def _disturber(subject: Subject, rng: random.Random, processes: int):
+  def disturb(workdir: pathlib.Path, most: int) -> Iterator[Try]:
+    for count in itertools.count():
+      with subject.launched(workdir, processes=processes) as running:
+        if count < most and _wait_for_moment(running, rng):
+          yield _terminate(running, rng, processes)
+          continue
+        if status := running.wait():
+          yield Try("the end", f"exit status {status}", number=0)
+        return
+
+  return disturb
+
+
+def _wait_for_moment(running: Running, rng: random.Random) -> bool:
+  seconds = rng.uniform(0, _LONGEST)
+  running.wait_for(running.is_training)
+  end = time.time() + seconds
+  return running.wait_for(lambda: time.time() > end)
+
+
+def _terminate(running: Running, rng: random.Random, processes: int) -> Try:
+  pids = running.pids()
+  whom = rng.choice([running.started[0].pid, *pids])
+  named = "the launcher" if whom not in pids else f"process {pids.index(whom)}"
+  sent = time.monotonic()
+  os.kill(whom, signal.SIGTERM)
+  status = running.wait()
+  seconds = time.monotonic() - sent
+  last, safe = reached(running.workdir), kept(running.workdir)
+  problems = {
+    f"exit status {status}": status != 0,
+    f"not in {SECONDS:.0f} s": seconds > SECONDS,
+    f"step {last} was reached and {safe} is saved": last != safe,
+    "it did not say so": not re.search(r"stopped by SIGTERM.*\n?\Z", running.log()),
+    _damage(running.workdir, safe): True,
+  }
+  what = f"SIGTERM to {named} of {processes} at step {last}"
+  return Try(what, joined(problems), {"seconds": seconds})
+
+
+def _damage(workdir: pathlib.Path, step: int) -> str:
+  try:
+    if step:
+      digests(workdir, step)
+  except Damage as damage:
+    return f"step {step} is damaged: {damage}"
+  return ""
