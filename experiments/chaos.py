@@ -10,20 +10,20 @@ other process, moved to other devices, and given batches whose loss is not a num
 are damaged. What comes of it is compared, bit for bit, with a run that nothing was done to.
 
 Which fault comes when is a function of --seed, but for the machine's own pace. Progress goes to
-stderr, a Markdown table to stdout; with --out also to OUT/faults.md, every try to OUT/faults.json.
+stderr, a Markdown table to stdout. With --out every try goes to OUT/faults.json, in the place of
+those of its kind that are there, and the table of all kinds to OUT/faults.md.
 
 Exit status: 0 if all held; 1 if not, and stderr names the fault and how to do it again.
 """
 
-import json
 import pathlib
 import random
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
 
@@ -32,7 +32,7 @@ from experiments.faults import report
 from experiments.faults.families import FAMILIES
 from experiments.faults.subject import Subject, Try
 from relpos_jax.errors import InputError
-from relpos_jax.training.workdir import check_writable, environment, write_whole
+from relpos_jax.training.workdir import check_writable, environment
 
 FLAGS = dict(
   seed=command.Flag(0, "of what is done when"),
@@ -55,19 +55,18 @@ def main(
   if out:
     _folder(out, "out")
   jax.config.update("jax_platforms", "cpu")
-  start = time.monotonic()
+  where = environment()  # before anything of it can change
   with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
     folder = _folder(workdir, "workdir") if workdir else pathlib.Path(temporary)
     if any(folder.iterdir()):
       raise InputError(f"{folder} is not empty: give --workdir a new folder")
-    found = do_faults(Subject(folder.absolute()), wanted, seed, parallel)
-  rows = report.rows(found)
-  print(report.table(rows))
-  if out:
-    minutes = (time.monotonic() - start) / 60
-    settings = dict(seed=seed, scale=scale, tries=wanted, parallel=parallel, minutes=minutes)
-    _write(pathlib.Path(out), settings, found)
-  if bad := [name for name, each in found.items() if any(one.problem for one in each)]:
+    found = {}
+    for name, each in do_faults(Subject(folder.absolute()), wanted, seed, parallel):
+      found[name] = dict(environment=where, seed=seed, tries=each)
+      if out:
+        report.write(pathlib.Path(out), found)
+  print(report.table(found))
+  if bad := [name for name in found if report.row(name, found[name]).problems]:
     again = f"--only={','.join(bad)} --seed={seed} --scale={scale} --tries={tries}"
     sys.exit(f"did not hold: {', '.join(bad)}; to do it again: python -m experiments.chaos {again}")
 
@@ -91,20 +90,21 @@ def _folder(name: str, flag: str) -> pathlib.Path:
 
 def do_faults(
   subject: Subject, wanted: Mapping[str, int], seed: int, parallel: int
-) -> dict[str, list[Try]]:
-  """Does so many faults of each kind; what came of them, by kind."""
+) -> Iterator[tuple[str, list[Try]]]:
+  """Does so many faults of each kind; gives a kind, and what came of its tries, once it is done."""
   progress = _Progress(wanted)
 
-  def do(name: str) -> list[Try]:
+  def do(name: str) -> tuple[str, list[Try]]:
     found = []
     for each in FAMILIES[name].do(subject, random.Random(f"{seed} {name}"), wanted[name]):
       progress.tell(name, each)
       found.append(each)
     progress.done(name)
-    return found
+    return name, found
 
   with ThreadPoolExecutor(parallel) as pool:
-    return dict(zip(wanted, pool.map(do, wanted), strict=True))
+    for future in as_completed([pool.submit(do, name) for name in wanted]):
+      yield future.result()
 
 
 class _Progress:
@@ -118,10 +118,11 @@ class _Progress:
   def tell(self, name: str, each: Try) -> None:
     with self._lock:
       self._counts[name] = min(self._counts[name] + each.number, self._wanted[name])
-      outcome = f"DID NOT HOLD: {each.problem}" if each.problem else "held"
-      minutes = self._minutes_left()
+      held = f"DID NOT HOLD: {each.problem}" if each.problem else "held"
+      held += "".join(f", {figure} {value:.3g}" for figure, value in each.figures.items())
+      left = f"{self._minutes_left():.0f} min left"
       count = f"{self._counts[name]}/{self._wanted[name]}"
-      print(f"{name} {count}: {each.what}: {outcome}; {minutes:.0f} min left", file=sys.stderr)
+      print(f"{name} {count}: {each.what}: {held}; {left}", file=sys.stderr)
 
   def done(self, name: str) -> None:
     """There may be fewer than were wanted."""
@@ -133,13 +134,6 @@ class _Progress:
     done = cost(self._counts)
     gone = time.monotonic() - self._start
     return gone * (cost(self._wanted) - done) / max(done, 1e-9) / 60
-
-
-def _write(out: pathlib.Path, settings: Mapping, found: Mapping[str, list[Try]]) -> None:
-  tries = {name: [each._asdict() for each in those] for name, those in found.items()}
-  results = dict(environment=environment(), settings=settings, tries=tries)
-  write_whole(out / "faults.json", json.dumps(results, indent=1) + "\n")
-  write_whole(out / "faults.md", report.page(results, found))
 
 
 if __name__ == "__main__":

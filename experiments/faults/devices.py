@@ -19,7 +19,7 @@ def devices(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
   """
   whole = subject.folder / "one-place"
   first_batches = [leg * _LEG for leg in range(1, max(map(len, _CHAINS.values())))]
-  _train(subject, whole, 1, 8, len(first_batches), first_batches)
+  _train(subject, whole, 1, 8, min(tries, len(first_batches)), first_batches)
   for kind, chain in _CHAINS.items():
     for leg, number in enumerate(chain[: tries + 1]):
       workdir = subject.folder / f"moved-{kind}"

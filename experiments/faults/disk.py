@@ -7,12 +7,12 @@ import resource
 import time
 from collections.abc import Iterator
 
-from experiments.faults.subject import Running, Subject, Try, digests, joined, until_done
+from experiments.faults.subject import Running, Subject, Try, digests, joined, kept, until_done
 from relpos_jax.training import shelf
 from relpos_jax.training.manifest import Damage
 
 _ROOM = 2**16  # bytes a file: less than the parameters need, more than the metrics do
-_LONGEST = 2.0  # seconds from a first save on
+_LONGEST = 2.0  # seconds from a first save on, or from the start
 
 
 def disk(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
@@ -33,7 +33,7 @@ def disk(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
 
 def _wait_for_moment(running: Running, rng: random.Random) -> bool:
   seconds = rng.uniform(0, _LONGEST)
-  running.wait_for(lambda: running.is_training() and running.is_saving())
+  running.wait_for(lambda: running.is_training() and kept(running.workdir))
   end = time.time() + seconds
   return running.wait_for(lambda: time.time() > end)
 

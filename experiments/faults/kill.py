@@ -60,14 +60,16 @@ def _kill(running: Running, counts: list[int]) -> Try:
   running.wait_for(running.pids)  # The launcher may be about to start it.
   for pid in running.pids():
     os.kill(pid, signal.SIGKILL)
-  is_saving, running.since = running.is_saving(), time.time()
+  is_saving = running.is_saving()
   folder = running.workdir / "checkpoints"
   begun = [int(path.name.partition(".")[0]) for path in shelf.unfinished(folder)]
-  counts[0] += 1
-  counts[1] += is_saving
-  last, safe = reached(running.workdir), kept(running.workdir)
+  safe = kept(running.workdir)
+  last = reached(running.workdir) if running.has_stepped() else safe
   behind = last - safe  # and what was done while the save went on is not that save's to keep
   interval = max(begun, default=last) - safe if is_saving else behind
+  counts[0] += 1
+  counts[1] += is_saving
+  running.since = time.time()
   where = f"in the save of step {max(begun)}" if is_saving else "between saves"
   return Try(
     f"killed {running.since - born:.1f} s after the kill before, at step {last}, {where}",

@@ -1,16 +1,21 @@
 """The page of faults: a table of what was done and whether all held."""
 
-from collections.abc import Mapping, Sequence
+import json
+import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments.faults.families import FAMILIES
 from experiments.faults.subject import Try
+from relpos_jax.errors import InputError
+from relpos_jax.training.workdir import write_whole
+
+Results = Mapping[str, Any]  # of one kind of fault: environment, seed, and a list of `Try`s
 
 
 class Row(NamedTuple):
-  """A kind of fault, and what came of its tries."""
+  """What came of the tries of one kind of fault."""
 
-  name: str
   tries: int
   held: int
   worst: dict[str, float]  # each figure's largest value, or how often it is 1
@@ -20,51 +25,85 @@ class Row(NamedTuple):
 _COUNTS = ("fell back", "harmless")
 
 
-def rows(found: Mapping[str, Sequence[Try]]) -> list[Row]:
-  """A row a kind."""
-  return [_row(name, tries) for name, tries in found.items()]
+def row(name: str, results: Results) -> Row:
+  """Sums up.
 
-
-def _row(name: str, tries: Sequence[Try]) -> Row:
+  >>> row("bits", dict(tries=[Try("a bit", "SILENT"), Try("another")])).held
+  1
+  """
+  tries = results["tries"]
   worst: dict[str, float] = {}
   for figure in dict.fromkeys(figure for each in tries for figure in each.figures):
     values = [each.figures[figure] for each in tries if figure in each.figures]
     worst[figure] = sum(values) if figure in _COUNTS else max(values)
   number = sum(each.number for each in tries)
-  problems = [f"{each.what}: {each.problem}" for each in tries if each.problem]
-  return Row(name, number, max(number - len(problems), 0), worst, problems)
+  problems = [f"{name}: {each.what}: {each.problem}" for each in tries if each.problem]
+  return Row(number, max(number - len(problems), 0), worst, problems)
 
 
-def table(rows: Sequence[Row]) -> str:
-  """In Markdown.
-
-  >>> print(table([Row("bits", 2, 2, {"fell back": 2}, [])]).splitlines()[-1][:55])
-  | one bit of a checkpoint flipped | 2 | 2 | fell back 2
-  """
+def table(found: Mapping[str, Results]) -> str:
+  """In Markdown, in the order of `FAMILIES`."""
   lines = ["| fault | tries | held | worst | what has to hold |", "|---|---|---|---|---|"]
-  for row in rows:
-    family = FAMILIES[row.name]
-    worst = ", ".join(f"{name} {value:.3g}" for name, value in row.worst.items())
-    lines.append(f"| {family.title} | {row.tries} | {row.held} | {worst} | {family.demand} |")
+  for name in _in_order(found):
+    number, held, worst, _ = row(name, found[name])
+    worst = ", ".join(f"{figure} {value:.3g}" for figure, value in worst.items())
+    family = FAMILIES[name]
+    lines.append(f"| {family.title} | {number} | {held} | {worst} | {family.demand} |")
   return "\n".join(lines) + "\n"
 
 
-def page(results: Mapping[str, Any], found: Mapping[str, Sequence[Try]]) -> str:
-  """All of results/faults.md."""
-  where, settings, those = results["environment"], results["settings"], rows(found)
-  problems = [f"- {row.name}: {problem}" for row in those for problem in row.problems]
+def write(out: pathlib.Path, found: Mapping[str, Results]) -> None:
+  """Writes OUT/faults.json, with what is there of other kinds, and the page of all."""
+  file = out / "faults.json"
+  found = _read(file) | found
+  plain = {
+    name: {**found[name], "tries": [each._asdict() for each in found[name]["tries"]]}
+    for name in _in_order(found)
+  }
+  write_whole(file, json.dumps(plain, indent=1) + "\n")
+  write_whole(out / "faults.md", page(found))
+
+
+def _read(file: pathlib.Path) -> dict[str, Results]:
+  if not file.exists():
+    return {}
+  try:
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return {
+      name: {**found[name], "tries": [Try(**each) for each in found[name]["tries"]]}
+      for name in _in_order(found)
+    }
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise InputError(f"cannot read {file} ({error}): delete it, or give another --out") from error
+
+
+def _in_order(found: Mapping[str, Results]) -> list[str]:
+  return [name for name in FAMILIES if name in found]
+
+
+def page(found: Mapping[str, Results]) -> str:
+  """All of OUT/faults.md."""
+  problems = [
+    f"- {problem}" for name in _in_order(found) for problem in row(name, found[name]).problems
+  ]
   parts = [
     "# Faults",
     _INTRO.strip(),
-    f"{where['date']}, {where['cpu_cores']} cores of {where['cpu']}, commit {where['git_commit']}, "
-    f"jax {where['packages']['jax']}, orbax-checkpoint {where['packages']['orbax-checkpoint']}, "
-    f"{settings['minutes']:.0f} minutes:",
-    f"```\n{where['command']}\n```",
-    table(those).strip(),
-    "\n".join(["What did not hold:", *problems]) if problems else "All held.",
+    *dict.fromkeys(_where(found[name]["environment"]) for name in _in_order(found)),
+    table(found).strip(),
+    "\n".join(["What did not hold:\n", *problems]) if problems else "All held.",
     _NOTES.strip(),
   ]
   return "\n\n".join(parts) + "\n"
+
+
+def _where(environment: Mapping[str, Any]) -> str:
+  packages = environment["packages"]
+  versions = ", ".join(f"{name} {packages[name]}" for name in ("jax", "orbax-checkpoint"))
+  return (
+    f"{environment['date']}, {environment['cpu_cores']} cores of {environment['cpu']}, commit "
+    f"{environment['git_commit']}, {versions}:\n\n```\n{environment['command']}\n```"
+  )
 
 
 _INTRO = """

@@ -25,12 +25,12 @@ _PATIENCE = 300.0  # seconds; what has not come by then does not come
 _OF_TIME = ("time", "tokens_per_second")
 _CHANGES = dict(
   vocabulary=dict(size=400),
-  batches=dict(tokens=256, max_length=16, num_shapes=1),
+  batches=dict(tokens=256, max_length=32, num_shapes=1),
   model=dict(num_layers=1, width=32, num_heads=2, feed_forward=32, max_distance=4),
   training=dict(
     num_steps=NUM_STEPS,
     save_every=SAVE_EVERY,
-    eval_every=NUM_STEPS // 2,
+    eval_every=NUM_STEPS,
     keep_checkpoints=3,
     num_samples=2,
   ),
@@ -164,23 +164,18 @@ class Running:
 
   def is_training(self) -> bool:
     """Whether it is about to make its first step since `since`, or has."""
-    file = self.workdir / "environment.json"
-    return file.exists() and file.stat().st_mtime > self.since
+    return _is_since(self.workdir / "environment.json", self.since)
 
   def has_stepped(self) -> bool:
     """Whether it has made steps since `since`."""
-    lines = read_metrics(self.workdir)
-    return bool(lines) and lines[-1]["time"] > self.since
+    return _is_since(self.workdir / "metrics.jsonl", self.since)
 
   def is_saving(self) -> bool:
     """Whether a save that began since `since` goes on."""
     if not self.is_training():  # What a kill left behind is deleted before.
       return False
-    for path in shelf.unfinished(self.workdir / "checkpoints"):
-      with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_ctime > self.since:
-          return True
-    return False
+    unfinished = shelf.unfinished(self.workdir / "checkpoints")
+    return any(_is_since(path, self.since) for path in unfinished)
 
   def log(self) -> str:
     """What it said, and those before it in this folder."""
@@ -200,6 +195,13 @@ def _started(words, env, workdir: pathlib.Path) -> Iterator[subprocess.Popen]:
 
 def _log_file(workdir: pathlib.Path) -> pathlib.Path:
   return workdir.with_name(f"{workdir.name}.log")
+
+
+def _is_since(path: pathlib.Path, since: float) -> bool:
+  try:
+    return path.stat().st_mtime > since
+  except FileNotFoundError:
+    return False
 
 
 def _children(pid: int) -> list[int]:
@@ -222,12 +224,12 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float) -> bool:
-  """Looks every few milliseconds whether something is true; returns whether it came to be."""
+  """Looks a hundred times a second whether something is true; returns whether it came to be."""
   deadline = time.monotonic() + seconds
   while not condition():
     if time.monotonic() > deadline:
       return False
-    time.sleep(0.004)
+    time.sleep(0.01)
   return True
 
 

@@ -22,7 +22,7 @@ from experiments.faults.subject import (
 from relpos_jax.training.manifest import Damage
 
 SECONDS = 10.0
-_LONGEST = 9.0  # seconds of training, its compilation included, till the signal comes
+_LONGEST = 6.0  # seconds from the first step on till the signal comes
 
 
 def terminate(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
@@ -49,7 +49,7 @@ def _disturber(subject: Subject, rng: random.Random, processes: int):
 
 def _wait_for_moment(running: Running, rng: random.Random) -> bool:
   seconds = rng.uniform(0, _LONGEST)
-  running.wait_for(running.is_training)
+  running.wait_for(running.has_stepped)
   end = time.time() + seconds
   return running.wait_for(lambda: time.time() > end)
 

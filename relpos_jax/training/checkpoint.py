@@ -108,6 +108,7 @@ class Checkpoints:
       state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest.make_manifest(arrays))
     )
     self._under_way = step, manifest.num_bytes(arrays)
+    quiet.quieten_what_is_left_behind()
     with self._writing():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
@@ -280,7 +281,7 @@ class Checkpoints:
     try:
       return self._manager.restore(step, args=ocp.args.Composite(**item))[name]
     except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
-      quiet.quieten_reads_left_behind()
+      quiet.quieten_what_is_left_behind()
       reason = _innermost(error)
       if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(reason):
         path = self.folder / str(step)
