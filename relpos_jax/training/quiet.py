@@ -6,7 +6,7 @@ import sys
 import traceback
 import warnings
 
-# How a read or a write complains that was left behind when another failed: nobody waits for it any more.
+# How reads and writes complain that were left behind when another failed: nobody waits for them.
 _LEFT_BEHIND = re.compile("Event loop is closed|coroutine .* was never awaited")
 _ORBAX = re.compile("orbax|tensorstore|OCDBT")
 
