@@ -32,6 +32,7 @@ from experiments.faults import report
 from experiments.faults.families import FAMILIES
 from experiments.faults.subject import Subject, Try
 from relpos_jax.errors import InputError
+from relpos_jax.training.manifest import Damage
 from relpos_jax.training.workdir import check_writable, environment
 
 FLAGS = dict(
@@ -96,7 +97,7 @@ def do_faults(
 
   def do(name: str) -> tuple[str, list[Try]]:
     found = []
-    for each in FAMILIES[name].do(subject, random.Random(f"{seed} {name}"), wanted[name]):
+    for each in _do(name, subject, random.Random(f"{seed} {name}"), wanted[name]):
       progress.tell(name, each)
       found.append(each)
     progress.done(name)
@@ -105,6 +106,13 @@ def do_faults(
   with ThreadPoolExecutor(parallel) as pool:
     for future in as_completed([pool.submit(do, name) for name in wanted]):
       yield future.result()
+
+
+def _do(name: str, subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
+  try:
+    yield from FAMILIES[name].do(subject, rng, tries)
+  except (RuntimeError, TimeoutError, Damage) as error:  # Others are bugs of this program.
+    yield Try("all that were to follow", " ".join(str(error).split())[-2000:], number=0)
 
 
 class _Progress:

@@ -73,7 +73,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
   join_processes(distributed)
-  with one_voice(), Stop() as stop:
+  with one_voice(), Stop(is_last=__name__ == "__main__") as stop:
     try:
       _train_and_evaluate(config, workdir, stop)
     except NonFiniteError as error:

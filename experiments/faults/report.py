@@ -55,7 +55,7 @@ def table(found: Mapping[str, Results]) -> str:
 def write(out: pathlib.Path, found: Mapping[str, Results]) -> None:
   """Writes OUT/faults.json, with what is there of other kinds, and the page of all."""
   file = out / "faults.json"
-  found = _read(file) | found
+  found = read(file) | found
   plain = {
     name: {**found[name], "tries": [each._asdict() for each in found[name]["tries"]]}
     for name in _in_order(found)
@@ -64,7 +64,12 @@ def write(out: pathlib.Path, found: Mapping[str, Results]) -> None:
   write_whole(out / "faults.md", page(found))
 
 
-def _read(file: pathlib.Path) -> dict[str, Results]:
+def read(file: pathlib.Path) -> dict[str, Results]:
+  """What `write` has written; nothing if there is no file.
+
+  Raises:
+    InputError: it holds something else.
+  """
   if not file.exists():
     return {}
   try:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.launch.__main__ import environments
+from experiments.launch.__main__ import dying_with_this_process, environments
 from relpos_jax.data.corpus import load_corpus
 from relpos_jax.training import shelf
 from relpos_jax.training.checkpoint import Checkpoints
@@ -185,7 +185,9 @@ class Running:
 @contextlib.contextmanager
 def _started(words, env, workdir: pathlib.Path) -> Iterator[subprocess.Popen]:
   with open(_log_file(workdir), "a", encoding="utf-8") as log:
-    process = subprocess.Popen(words, env=env, cwd=_ROOT, stdout=log, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+      [*dying_with_this_process(), *words], env=env, cwd=_ROOT, stdout=log, stderr=subprocess.STDOUT
+    )
   try:
     yield process
   finally:

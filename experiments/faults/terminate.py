@@ -22,6 +22,7 @@ from experiments.faults.subject import (
 from relpos_jax.training.manifest import Damage
 
 SECONDS = 10.0
+_SAYS = r"(stopped by SIGTERM|pictures: ).*\n?\Z"  # or that all is done
 _LONGEST = 6.0  # seconds from the first step on till the signal comes
 
 
@@ -67,7 +68,7 @@ def _terminate(running: Running, rng: random.Random, processes: int) -> Try:
     f"exit status {status}": status != 0,
     f"not in {SECONDS:.0f} s": seconds > SECONDS,
     f"step {last} was reached and {safe} is saved": last != safe,
-    "it did not say so": not re.search(r"stopped by SIGTERM.*\n?\Z", running.log()),
+    "it did not say so": not re.search(_SAYS, running.log()),
     _damage(running.workdir, safe): True,
   }
   what = f"SIGTERM to {named} of {processes} at step {last}"

@@ -63,6 +63,8 @@ def _wait_for_moment(running: Running, rng: random.Random) -> bool:
 
 def _kill_one(running: Running, victim: int, how: str) -> Try:
   pids = running.pids()
+  if len(pids) < 2:
+    return Try(how, "one has ended by itself")
   with contextlib.suppress(ProcessLookupError):
     os.kill(pids[victim], signal.SIGKILL)
   running.since, died = time.time(), time.monotonic()

@@ -31,7 +31,9 @@ class Stop:
   True
   """
 
-  def __init__(self):
+  def __init__(self, is_last: bool = False):
+    """`is_last`: the process ends after it, with a status of its own that SIGTERM leaves alone."""
+    self._is_last = is_last
     self.waits = False
     self.reached = False  # and all processes know
     self._asked = False  # this process was
@@ -44,7 +46,7 @@ class Stop:
 
   def __exit__(self, *_) -> None:
     if self._before is not None:
-      signal.signal(signal.SIGTERM, self._before)
+      signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_last else self._before)
 
   def ask(self, after: PyTree = ()) -> Bool[Array, ""] | None:
     """Whether any of several processes was asked to end: an array that is not waited for.

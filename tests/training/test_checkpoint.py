@@ -23,6 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 from relpos_jax.errors import InputError
 from relpos_jax.training import manifest
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.digest import digest
 from relpos_jax.training.manifest import Damage
 from relpos_jax.training.sharding import make_mesh
 from relpos_jax.typing import PyTree
@@ -285,6 +286,30 @@ for _ in range(20):
   print("flipped", outcome(largest, flipped(largest.read_bytes())))
 """
 
+FILL_THE_DISK = """
+import resource, sys
+import jax
+from relpos_jax.errors import InputError
+from relpos_jax.training.checkpoint import Checkpoints
+
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, most))
+keys = jax.random.split(jax.random.key(0), 16)
+checkpoints = Checkpoints(sys.argv[1])
+checkpoints.save(1, {str(i): jax.random.normal(key, (128, 256)) for i, key in enumerate(keys)})
+try:
+  checkpoints.close()
+except InputError as error:
+  print(error)
+"""
+
+
+def test_a_manifest_says_what_there_is_without_reading_it(copied):
+  shutil.rmtree(copied / "3" / "state")
+  entries = Checkpoints(copied).entries(3)
+  assert entries["params.kernel"].kind == "float32[16,8]"
+  assert entries["params.kernel"].digest == digest(make_state(3).params["kernel"])
+
 
 def test_no_damaged_file_and_no_flipped_bit_goes_unnoticed(tmp_path):
   """Either the values are right, or the step before is there and one line says why."""
@@ -298,6 +323,13 @@ def test_no_damaged_file_and_no_flipped_bit_goes_unnoticed(tmp_path):
     for outcome in ("harmless", "fell back")
   }
   assert lines.count("flipped fell back") >= 15
+  assert not result.stderr
+
+
+def test_a_full_disk_is_one_line_whatever_the_other_writes_have_to_say(tmp_path):
+  script = [sys.executable, "-c", FILL_THE_DISK, str(tmp_path / "checkpoints")]
+  result = subprocess.run(script, capture_output=True, text=True, check=True)
+  assert result.stdout.count("\n") == 1 and "no room for a checkpoint" in result.stdout
   assert not result.stderr
 
 

@@ -1,6 +1,8 @@
 """SIGTERM is heard once, where it should be, and its handler is put back."""
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -51,3 +53,10 @@ def test_in_another_thread_signals_are_left_alone(before):
   thread.start()
   thread.join()
   assert heard == [(False, before)]
+
+
+def test_after_the_last_one_the_process_ends_with_its_own_status():
+  """However late the signal comes."""
+  script = "import signal, sys; from relpos_jax.training.stopping import Stop\n"
+  script += "with Stop(is_last=True): pass\nsignal.raise_signal(signal.SIGTERM); sys.exit(3)"
+  assert subprocess.run([sys.executable, "-c", script]).returncode == 3
