@@ -46,7 +46,7 @@ def table(found: Mapping[str, Results]) -> str:
   lines = ["| fault | tries | held | worst | what has to hold |", "|---|---|---|---|---|"]
   for name in _in_order(found):
     number, held, worst, _ = row(name, found[name])
-    worst = ", ".join(f"{figure} {value:.3g}" for figure, value in worst.items())
+    worst = "; ".join(f"{figure} {value:.3g}" for figure, value in worst.items())
     family = FAMILIES[name]
     lines.append(f"| {family.title} | {number} | {held} | {worst} | {family.demand} |")
   return "\n".join(lines) + "\n"
