@@ -135,7 +135,10 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path, stop: Stop | N
     stop.waits = True
     if lacks_evaluation:
       reporter.go_on_after(int(state.step))
-      report_valid(state)
+      with stop.cutting_short():
+        report_valid(state)
+      if stop.hear(stop.ask()):
+        raise Stopped(f"at step {int(state.step)}")
     _train_from(state, run, train_batches, reporter.step, report_valid, checkpoints, stop)
     stop.waits = False
     if stop.hear(stop.ask()):

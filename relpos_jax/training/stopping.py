@@ -1,8 +1,10 @@
 """What a run does when it is asked to end: SIGTERM, as schedulers and clouds send it."""
 
+import contextlib
 import functools
 import signal
 import threading
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +69,21 @@ class Stop:
     """Waits for the answer; returns `reached`."""
     self.reached |= self._asked if answer is None else bool(answer)
     return self.reached
+
+  @contextlib.contextmanager
+  def cutting_short(self) -> Iterator[None]:
+    """What is done inside is ended at once, and so is this, if no other process takes part in it.
+
+    Then `reached` is true. For what changes nothing and may take long, such as an evaluation.
+    """
+    before, self.waits = self.waits, self.waits and jax.process_count() > 1
+    try:
+      yield
+      self.waits = before  # here, or a signal between this and the next line would go through
+    except Stopped:
+      self.reached = True
+    finally:
+      self.waits = before
 
   def _note(self, *_) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

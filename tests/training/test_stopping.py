@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import pytest
 
 from relpos_jax.training.stopping import Stop, Stopped
@@ -35,6 +36,17 @@ def test_one_signal_stops_a_second_kills_and_the_handler_is_put_back(waits, befo
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert not stop.reached and stop.hear(stop.ask()) and stop.reached
   assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_may_be_cut_short_is_but_not_where_others_take_part(before, monkeypatch):
+  for others in (False, True):
+    with Stop() as stop, monkeypatch.context() as patch:
+      patch.setattr(jax, "process_count", lambda others=others: 2 if others else 1)
+      stop.waits, went_on = True, False
+      with stop.cutting_short():
+        terminate()
+        went_on = True
+      assert stop.waits and (went_on, stop.reached) == (others, not others)
 
 
 def test_nothing_is_reached_without_a_signal(before):
