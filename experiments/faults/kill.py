@@ -20,7 +20,7 @@ from experiments.faults.subject import (
 )
 from relpos_jax.training import shelf
 
-_LONGEST_LIFE = 16.0  # seconds to a random moment: about as many to start as to train
+_LONGEST_START, _LONGEST_LIFE = 10.0, 1.5  # seconds: of a start, and of training after it
 _LONGEST_WAIT = 0.2  # seconds into a save
 
 
@@ -43,7 +43,10 @@ def kill(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
 def _wait_for_moment(running: Running, rng: random.Random, in_save: bool) -> bool:
   """Whether it came: whether the training was there still."""
   if not in_save:
-    end = time.time() + rng.uniform(0, _LONGEST_LIFE)
+    starts = rng.random() < 0.5
+    seconds = rng.uniform(0, _LONGEST_START if starts else _LONGEST_LIFE)
+    starts or running.wait_for(running.has_stepped)
+    end = time.time() + seconds
     return running.wait_for(lambda: time.time() > end)
   num_saves, wait = rng.randint(1, 2), rng.uniform(0, _LONGEST_WAIT)
   for _ in range(num_saves - 1):

@@ -122,6 +122,8 @@ _NOTES = """
 - Saving goes on beside training. A kill in the midst of a save costs that save, and so one
   interval, and the steps that were trained while it went on; these are counted in "steps lost, with
   those during the save".
+- SIGTERM comes after a first step, in one process during evaluations too; several processes end an
+  evaluation together, at the next point where they can agree, and are not disturbed in it here.
 - "Harmless": a bit or a file that nothing depends on; all values were right. "Fell back": the
   damaged step was set aside and the one before taken.
 - The disk is full by a limit on the size of files that the process may write, set while it runs.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 from experiments.faults.subject import (
+  NUM_STEPS,
   Running,
   Subject,
   Try,
@@ -23,7 +24,7 @@ from relpos_jax.training.manifest import Damage
 
 SECONDS = 10.0
 _SAYS = r"(stopped by SIGTERM|pictures: ).*\n?\Z"  # or that all is done
-_LONGEST = 6.0  # seconds from the first step on till the signal comes
+_LONGEST = 3.0  # seconds from the first step on till the signal comes
 
 
 def terminate(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
@@ -38,7 +39,7 @@ def _disturber(subject: Subject, rng: random.Random, processes: int):
   def disturb(workdir: pathlib.Path, most: int) -> Iterator[Try]:
     for count in itertools.count():
       with subject.launched(workdir, processes=processes) as running:
-        if count < most and _wait_for_moment(running, rng):
+        if count < most and _wait_for_moment(running, rng, processes):
           yield _terminate(running, rng, processes)
           continue
         if status := running.wait():
@@ -48,11 +49,13 @@ def _disturber(subject: Subject, rng: random.Random, processes: int):
   return disturb
 
 
-def _wait_for_moment(running: Running, rng: random.Random) -> bool:
+def _wait_for_moment(running: Running, rng: random.Random, processes: int) -> bool:
+  """Whether it came: several processes are left alone once they evaluate, at the end."""
   seconds = rng.uniform(0, _LONGEST)
   running.wait_for(running.has_stepped)
   end = time.time() + seconds
-  return running.wait_for(lambda: time.time() > end)
+  is_there = running.wait_for(lambda: time.time() > end)
+  return is_there and (processes == 1 or reached(running.workdir) < NUM_STEPS)
 
 
 def _terminate(running: Running, rng: random.Random, processes: int) -> Try:
