@@ -30,9 +30,9 @@ from experiments.planning.compiling import (
   account,
   compile_step,
   first_state,
-  mock_batches,
 )
 from experiments.planning.topology import chips, compiler_version, leave_tpus_alone, parse
+from experiments.tasks import make_task
 from experiments.validation import validate
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import make_mesh
@@ -57,7 +57,7 @@ def main(config: ConfigDict, topology: str, shapes: str, out: str, name: str) ->
   validate(config, num_chips)
   folder = _folder(out) if out else None
   mesh = make_mesh(**config.mesh, devices=chips(topology))
-  wanted = mock_batches(config, mesh).shapes
+  wanted = make_task(config).mock_batches(mesh).shapes
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
   plan["name"] = name or config.name
   print(report.tables([plan]))

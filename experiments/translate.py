@@ -15,8 +15,9 @@ import sys
 from collections.abc import Iterator
 
 from experiments import command
-from experiments.evaluate import draw_attention, joined
-from experiments.run import load_run, make_translator, normalize_input
+from experiments.run import load_run
+from experiments.tasks.translation import make_translator, normalize_input
+from experiments.tasks.translation_scores import draw_attention, joined
 from relpos_jax.data.pairs import read_lines
 from relpos_jax.errors import InputError
 

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 
 from experiments import command, train
+from experiments.tasks.translation import Translation
 from relpos_jax.data.batching import Batch, Batches
 from relpos_jax.data.tokenizer import PAD
 from relpos_jax.training.processes import is_first
@@ -29,13 +30,13 @@ _BEYOND = 2**30
 def main(batches: str, order: str, **values: Any) -> None:
   """Trains."""
   poisoned = {int(word) for word in batches.split(",") if word}
-  make = train.make_batches
+  make = Translation.make_batches
 
-  def make_batches(*arguments):
-    training, valid = make(*arguments)
+  def make_batches(self, *arguments):
+    training, valid = make(self, *arguments)
     return _Poisoned(training, poisoned, pathlib.Path(order)), valid
 
-  with mock.patch.object(train, "make_batches", make_batches):
+  with mock.patch.object(Translation, "make_batches", make_batches):
     train.main(**values)
 
 

@@ -4,8 +4,8 @@ import functools
 import math
 import operator
 import threading
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, SupportsIndex
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, SupportsIndex
 
 import grain
 import numpy as np
@@ -23,15 +23,22 @@ class Batch(NamedTuple):
   target: Int[Array | np.ndarray, "B L"]
 
 
+class Tokens(NamedTuple):
+  """Token ids of B sequences, filled with PAD to L tokens."""
+
+  tokens: Int[Array | np.ndarray, "B L"]
+
+
 class Batches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  A pair goes into the bucket of the smallest boundary that holds max(source, target) tokens, and
-  a bucket's batches have token_budget // boundary pairs, padded to boundary tokens on both sides
-  (Vaswani et al. 2017, section 5.1: pairs of similar length, a budget of tokens). Each epoch shows
-  every pair once, shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD
-  complete the last batch of a bucket, and every batch to a multiple of rows: so the pairs of a step
-  are the same for any number of devices. Safe to read from several threads.
+  Of sentence pairs, or of examples with one side or any number. A pair goes into the bucket of the
+  smallest boundary that holds max(source, target) tokens, and a bucket's batches have
+  token_budget // boundary pairs, padded to boundary tokens on both sides (Vaswani et al. 2017,
+  section 5.1: pairs of similar length, a budget of tokens). Each epoch shows every pair once,
+  shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD complete the last
+  batch of a bucket, and every batch to a multiple of rows: so the pairs of a step are the same for
+  any number of devices. Safe to read from several threads.
 
   Attributes:
     num_per_epoch: batches an epoch, the same in every epoch.
@@ -48,9 +55,8 @@ class Batches:
 
   def __init__(
     self,
-    sources: Sequence,
-    targets: Sequence,
-    *,
+    *sides: Sequence,
+    kind: Callable[..., Any] = Batch,
     boundaries: Sequence[int],
     token_budget: int,
     multiple_of: int = 1,
@@ -59,8 +65,9 @@ class Batches:
     """Sorts the pairs into buckets.
 
     Args:
-      sources: rows of token ids, a `Ragged` or any sequence of integer rows.
-      targets: as many rows.
+      sides: of each its rows of token ids, a `Ragged` or any sequence of integer rows: sources and
+        as many targets.
+      kind: what a batch is made by, from the sides' arrays: `Batch`, or `Tokens` of one side.
       boundaries: padded lengths, in tokens, increasing.
       token_budget: tokens a batch, pairs times boundary, at most, over all devices and all parts
         of an accumulated gradient.
@@ -69,14 +76,14 @@ class Batches:
         `prefetch(batches, 0, batches.num_per_epoch)` gives every pair once.
 
     Raises:
-      ValueError: different numbers of sources and targets.
+      ValueError: the sides have different numbers of rows.
       InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
         no pair short enough.
     """
-    if len(sources) != len(targets):
-      raise ValueError(f"targets has {len(targets)} rows, sources {len(sources)}: want as many")
-    self._sources, self._targets = Ragged.of(sources), Ragged.of(targets)
-    lengths = pair_lengths(self._sources, self._targets)
+    if len({*map(len, sides)}) != 1:
+      raise ValueError(f"the sides have {[*map(len, sides)]} rows: want as many in each")
+    self._sides, self._kind = [Ragged.of(side) for side in sides], kind
+    lengths = pair_lengths(*self._sides)
     self._buckets = [*_buckets(lengths, boundaries, token_budget, multiple_of)]
     self._longest, self._seed = boundaries[-1], seed
     self._batches = [
@@ -93,7 +100,7 @@ class Batches:
     self._lock = threading.Lock()
     self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
 
-  def __getitem__(self, step: SupportsIndex) -> Batch:
+  def __getitem__(self, step: SupportsIndex) -> Any:
     number = operator.index(step)
     if number < 0:
       raise IndexError(f"step {number}: want at least 0")
@@ -102,10 +109,7 @@ class Batches:
       examples, order = self._plan(epoch)
     bucket, part = self._batches[order[index]]
     rows, shape = examples[bucket][part], self.shapes[bucket]
-    return Batch(
-      self._sources.padded(rows, shape, PAD),
-      self._targets.padded(rows, shape, PAD),
-    )
+    return self._kind(*(side.padded(rows, shape, PAD) for side in self._sides))
 
   def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Each bucket's examples and the batches, in this epoch's order."""
@@ -118,11 +122,11 @@ class Batches:
 
   @property
   def padding(self) -> float:
-    """The share of PAD in an epoch's tokens, source and target together."""
-    cells = sum(2 * math.prod(self.shapes[bucket]) for bucket, _ in self._batches)
-    sides = self._sources.lengths, self._targets.lengths
-    tokens = sum(side[examples].sum() for side in sides for _, examples in self._buckets)
-    return float(1 - tokens / cells)
+    """The share of PAD in an epoch's tokens, all sides together."""
+    cells = sum(math.prod(self.shapes[bucket]) for bucket, _ in self._batches)
+    lengths = [side.lengths for side in self._sides]
+    tokens = sum(side[examples].sum() for side in lengths for _, examples in self._buckets)
+    return float(1 - tokens / (cells * len(lengths)))
 
   def __str__(self) -> str:
     shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
@@ -157,13 +161,13 @@ def _buckets(
       yield (pairs, boundary), examples
 
 
-def pair_lengths(sources: Ragged, targets: Ragged) -> Int[np.ndarray, "pairs"]:
+def pair_lengths(*sides: Ragged) -> Int[np.ndarray, "pairs"]:
   """The tokens that count for each pair: max(source, target).
 
   >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
   array([2, 3])
   """
-  return np.maximum(sources.lengths, targets.lengths)
+  return np.maximum.reduce([side.lengths for side in sides])
 
 
 def bucket_boundaries(

@@ -58,13 +58,17 @@ class SpreadPanel(NamedTuple):
   mark: tuple[float, str] | None = None  # a broken line at this x, and its words
 
 
-def learning_curves(metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Path) -> pathlib.Path:
-  """Draws losses, BLEU and learning rate over the steps.
+def learning_curves(
+  metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Path, score: str = "BLEU"
+) -> pathlib.Path:
+  """Draws losses, a score and learning rate over the steps.
 
   Args:
-    metrics: records with a "step" and any of "loss", "valid_loss", "valid_bleu" and
-      "learning_rate", such as the lines of a run's metrics.jsonl. What no record has is left out.
+    metrics: records with a "step" and any of "loss", "valid_loss", `valid_` and the score in lower
+      case, and "learning_rate", such as the lines of a run's metrics.jsonl. What no record has is
+      left out.
     path: the picture's file; its suffix says the format.
+    score: its name, such as BLEU: the higher the better.
 
   Returns:
     The path.
@@ -76,15 +80,15 @@ def learning_curves(metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Pa
   'curves.png'
   """
   loss, valid_loss = _series(metrics, "loss"), _series(metrics, "valid_loss")
-  bleu, rate = _series(metrics, "valid_bleu"), _series(metrics, "learning_rate")
-  heights = [2.6] + [1.8] * bool(bleu) + [1.1] * bool(rate)
+  scores, rate = _series(metrics, f"valid_{score.lower()}"), _series(metrics, "learning_rate")
+  heights = [2.6] + [1.8] * bool(scores) + [1.1] * bool(rate)
   figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=_DPI, layout="constrained")
   grid = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
   axes = list(grid[:, 0])
 
   _draw_loss(axes[0], loss, valid_loss)
-  if bleu:
-    _draw_bleu(axes[1], *bleu)
+  if scores:
+    _draw_scores(axes[1], score, *scores)
   if rate:
     axes[-1].plot(*rate, color=_QUIET, linewidth=1.5)
     axes[-1].set(ylabel="learning rate", ylim=(0, None))
@@ -296,11 +300,11 @@ def _draw_loss(ax: Axes, loss, valid_loss) -> None:
     ax.legend(frameon=False)
 
 
-def _draw_bleu(ax: Axes, steps, values) -> None:
+def _draw_scores(ax: Axes, name: str, steps, values) -> None:
   best = int(np.argmax(values))
-  label = f"validation, best {values[best]:.1f} at step {steps[best]:,.0f}"
+  label = f"validation, best {values[best]:.3g} at step {steps[best]:,.0f}"
   ax.plot(steps, values, "o-", color=_VALID, label=label, **_MARKED)
-  ax.set(ylabel="BLEU", ylim=(0, max(1.0, 1.15 * values[best])))
+  ax.set(ylabel=name, ylim=(0, 1.15 * values[best] or 1.0))
   ax.legend(frameon=False, loc="lower right")
 
 

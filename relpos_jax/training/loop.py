@@ -77,9 +77,10 @@ def _settle(step: int, batch, metrics, report, num_skipped: int, max_skipped: in
   report(step, metrics)
   num_skipped = num_skipped + 1 if metrics["skipped"] else 0
   if num_skipped >= max_skipped:
+    shape = jax.tree.leaves(batch)[0].shape
     raise NonFiniteError(
       f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} on batch "
-      f"{step - 1} of shape {'x'.join(map(str, batch.target.shape))}, number {num_skipped} "
+      f"{step - 1} of shape {'x'.join(map(str, shape))}, number {num_skipped} "
       "skipped in a row: lower the learning rate or look at these batches"
     )
   return num_skipped

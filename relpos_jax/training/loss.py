@@ -1,11 +1,14 @@
-"""Label-smoothed cross-entropy, as sums: shards and accumulated batches add up exactly."""
+"""The losses of training, as sums: shards and accumulated batches add up exactly."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+from relpos_jax.data.batching import Batch
+from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -81,3 +84,16 @@ def shift_right(targets: Int[Array, "B T"], bos: int) -> Int[Array, "B T"]:
   [[1, 7, 8, 3]]
   """
   return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=bos)
+
+
+def translation_loss(
+  model: Transformer,
+  batch: Batch,
+  rngs: nnx.Rngs | None = None,
+  *,
+  bos: int,
+  label_smoothing: float = 0.0,
+) -> Loss:
+  """The loss of the target's tokens, each told from the source and the target before it."""
+  logits = model(batch.source, shift_right(batch.target, bos), rngs=rngs)
+  return cross_entropy(logits, batch.target, smoothing=label_smoothing)
