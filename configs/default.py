@@ -1,7 +1,8 @@
-"""Every value of an experiment, with its meaning: the paper's base model.
+"""Every value of an experiment, with its meaning.
 
-A value is changed on the command line by `--config.model.max_distance=4`. Other configs start from
-these values, and so does one of your own, a file anywhere:
+Those of all tasks, and those of each: of translation, the paper's base model. A value is changed on
+the command line by `--config.model.max_distance=4`. Other configs start from these values, and so
+does one of your own, a file anywhere:
 
   from configs import default
 
@@ -16,57 +17,20 @@ these values, and so does one of your own, a file anywhere:
 from ml_collections import ConfigDict
 
 
-def get_config() -> ConfigDict:
-  """The values of `configs/default.py`."""
+def get_config(task: str = "translation") -> ConfigDict:
+  """The values of a task: translation or music."""
+  config = _of_all_tasks()
+  config.task = task
+  config.update(_TASKS[task]())
+  return config
+
+
+def _of_all_tasks() -> ConfigDict:
   return ConfigDict(
     dict(
       name="default",  # runs/NAME is the run's folder if --workdir is not given
       seed=0,  # of parameters, order of batches, dropout
-      data=dict(
-        source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
-        languages="en-de",  # from-to
-        moses=False,  # normalise and tokenise as Moses does, before the vocabulary is trained
-        lowercase=False,
-        embedded=dict(seed=0, train_size=20_000),
-        multi30k=dict(
-          path="",  # a folder of the captions' files; empty: download them
-          prepared=False,  # the published baseline's files: Moses tokens, lower case, subwords
-        ),
-        wmt14=dict(),
-        # Each "source_file,target_file" or one "file.tsv", plain or .gz.
-        pairs=dict(train="", valid="", test=""),
-      ),
-      vocabulary=dict(
-        kind="bpe",  # or wordpiece; words: of text that is tokenised already
-        size=32_768,
-        joint=True,  # one for both languages, or one each
-      ),
-      batches=dict(
-        tokens=4096,  # a batch, counted as the longer side of a pair, padding included
-        max_length=128,  # pairs with a longer side are dropped
-        num_shapes=6,  # each is compiled once
-      ),
-      model=dict(
-        num_layers=6,
-        width=512,
-        num_heads=8,
-        feed_forward=1024,  # as printed; the code of the time had 2048
-        positions="relative",  # sinusoidal, both, none
-        max_distance=16,
-        tables_per_head=True,
-        tables_per_layer=True,
-        relative_keys=True,
-        relative_values=True,
-        beyond="clip",  # or zero
-        norm="pre",  # or post
-        embedding_dropout_rate=0.1,
-        dropout_rate=0.1,
-        attention_dropout_rate=0.1,
-        feed_forward_dropout_rate=0.1,
-        share_embeddings=True,
-        dtype="float32",  # or bfloat16; parameters stay float32
-        implementation="",  # of attention; empty: the fastest
-      ),
+      task="",  # what kind of system it is; the values below differ
       # Devices along each axis of the mesh; one may be -1, the rest.
       mesh=dict(
         data=-1,  # batches
@@ -81,25 +45,110 @@ def get_config() -> ConfigDict:
         schedule="paper",
         learning_rate=1.0,
         warmup_steps=4000,
-        label_smoothing=0.1,
         num_microbatches=1,  # gradients are summed over so many parts of a batch
         prng="threefry2x32",  # or unsafe_rbg: faster dropout, different on other meshes
         eval_every=2000,
         save_every=2000,
         keep_checkpoints=20,
         max_skipped=10,  # so many steps in a row with a loss or gradient not finite end the run
-        num_samples=100,  # valid sentences translated greedily at each evaluation
       ),
       decoding=dict(
-        beam_size=4,
-        length_penalty=0.6,
-        extra_length=50,  # tokens a translation may have more than its source
         average_checkpoints=1,  # the mean of so many of the last ones
-      ),
-      evaluation=dict(
-        tokenize="13a",  # sacreBLEU's; none where data.moses is on
-        lowercase=False,
-        subword_mark="",  # ends a subword in the data, as @@; words are joined before scoring
       ),
     )
   )
+
+
+def _translation() -> dict:
+  return dict(
+    data=dict(
+      source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
+      languages="en-de",  # from-to
+      moses=False,  # normalise and tokenise as Moses does, before the vocabulary is trained
+      lowercase=False,
+      embedded=dict(seed=0, train_size=20_000),
+      multi30k=dict(
+        path="",  # a folder of the captions' files; empty: download them
+        prepared=False,  # the published baseline's files: Moses tokens, lower case, subwords
+      ),
+      wmt14=dict(),
+      # Each "source_file,target_file" or one "file.tsv", plain or .gz.
+      pairs=dict(train="", valid="", test=""),
+    ),
+    vocabulary=dict(
+      kind="bpe",  # or wordpiece; words: of text that is tokenised already
+      size=32_768,
+      joint=True,  # one for both languages, or one each
+    ),
+    batches=dict(
+      tokens=4096,  # a batch, counted as the longer side of a pair, padding included
+      max_length=128,  # pairs with a longer side are dropped
+      num_shapes=6,  # each is compiled once
+    ),
+    model=dict(
+      **_layers(),
+      share_embeddings=True,
+    ),
+    training=dict(
+      label_smoothing=0.1,
+      num_samples=100,  # valid sentences translated greedily at each evaluation
+    ),
+    decoding=dict(
+      beam_size=4,
+      length_penalty=0.6,
+      extra_length=50,  # tokens a translation may have more than its source
+    ),
+    evaluation=dict(
+      tokenize="13a",  # sacreBLEU's; none where data.moses is on
+      lowercase=False,
+      subword_mark="",  # ends a subword in the data, as @@; words are joined before scoring
+    ),
+  )
+
+
+def _music() -> dict:
+  return dict(
+    data=dict(
+      source="chorales",  # or midi, with its own options below
+      chorales=dict(path=""),  # a folder of the chorales' file; empty: download it
+      midi=dict(
+        path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
+        codec="events",  # of any music; or voices: four, on a grid of 16th notes
+      ),
+    ),
+    batches=dict(
+      tokens=8192,  # a batch, padding included
+      max_length=2048,  # longer pieces are cut
+      num_shapes=4,  # each is compiled once
+    ),
+    model=_layers(),
+    training=dict(label_smoothing=0.0),
+  )
+
+
+def _layers() -> dict:
+  """Of a model of tokens in a row."""
+  return dict(
+    num_layers=6,
+    width=512,
+    num_heads=8,
+    feed_forward=1024,  # as printed; the code of the time had 2048
+    positions="relative",  # sinusoidal, both, none
+    max_distance=16,
+    tables_per_head=True,
+    tables_per_layer=True,
+    relative_keys=True,
+    relative_values=True,
+    beyond="clip",  # or zero
+    norm="pre",  # or post
+    embedding_dropout_rate=0.1,
+    dropout_rate=0.1,
+    attention_dropout_rate=0.1,
+    feed_forward_dropout_rate=0.1,
+    dtype="float32",  # or bfloat16; parameters stay float32
+    implementation="",  # of attention; empty: the fastest
+  )
+
+
+_TASKS = dict(translation=_translation, music=_music)
+TASKS = (*_TASKS,)

@@ -1,4 +1,4 @@
-"""A language model of one long sequence after the other, 131,072 tokens each, over many chips.
+"""Long performances, 131,072 events at once: a decoder alone, over many chips.
 
 What it needs of a TPU's chips says
 
@@ -16,13 +16,12 @@ from configs import default
 
 def get_config():
   """Four layers as wide as the paper's base, no dropout."""
-  config = default.get_config()
+  config = default.get_config("music")
   config.name = "long"
-  config.task = "language_model"
+  config.data.source = "midi"
   config.batches.update(tokens=131_072, max_length=131_072, num_shapes=1)
   config.mesh.sequence = 16
   config.model.update(num_layers=4, dtype="bfloat16")
   config.model.update(embedding_dropout_rate=0.0, dropout_rate=0.0)
   config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
-  config.training.label_smoothing = 0.0
   return config

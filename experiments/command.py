@@ -16,7 +16,7 @@ from typing import NamedTuple
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments.validation import has_key, unknown_key
+from experiments.values import has_key, unknown_key
 from relpos_jax.errors import InputError
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"

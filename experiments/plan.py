@@ -29,15 +29,15 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments import command
-from experiments.planning import language, report
+from experiments.planning import report
 from experiments.planning.compiling import (
   Shape,
   account,
   compile_step,
   first_state,
-  shapes_of,
 )
 from experiments.planning.topology import chips, compiler_version, leave_tpus_alone, parse
+from experiments.tasks import make_task
 from experiments.validation import validate
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import make_mesh
@@ -74,10 +74,10 @@ def main(
   num_chips = parse(topology, num_slices).num_chips
   compiler_version()
   leave_tpus_alone()
-  (language.validate if language.is_language_model(config) else validate)(config, num_chips)
+  validate(config, num_chips)
   folder = _folder(out) if out else None
   mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
-  wanted = shapes_of(config, mesh)
+  wanted = make_task(config).mock_batches(mesh).shapes
   jax.config.update("jax_exec_time_optimization_effort", EFFORTS[effort])
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
   plan |= dict(name=name or config.name, num_slices=num_slices, effort=effort)
@@ -119,7 +119,7 @@ def _step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: Shape) -> dict[str
     if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
       raise
     found = dict(refused=memory[0])
-  rows, length = shape
+  rows, length, *_ = shape
   seconds = round(time.perf_counter() - start, 1)
   return dict(rows=rows, length=length, compile_seconds=seconds) | found
 

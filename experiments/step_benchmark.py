@@ -16,11 +16,11 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments import command
-from experiments.validation import model_config, validate
+from experiments.tasks.translation import Translation
+from experiments.validation import validate
 from relpos_jax.data.batching import Batch
-from relpos_jax.data.tokenizer import BOS, UNK
+from relpos_jax.data.tokenizer import UNK
 from relpos_jax.evaluation.cost import compare, ratio_quartiles
-from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.step import init_state, make_train_step
 from relpos_jax.training.workdir import environment
@@ -54,21 +54,20 @@ def main(config: ConfigDict, length: int, repetitions: int) -> None:
 
 def make_stepper(config: ConfigDict, positions: str, length: int) -> Callable[[], None]:
   """A function that makes one step of training, compiled, and waits for it."""
-  size = config.vocabulary.size
   config = config.copy_and_resolve_references()
   config.model.positions = positions
-  model = Transformer(model_config(config, size, size), rngs=nnx.Rngs(config.seed))
+  task = Translation(config)
+  model = task.make_model(task.mock_vocabulary(), nnx.Rngs(config.seed))
   graphdef, params = nnx.split(model, nnx.Param)
   optimizer = adam(inverse_sqrt(1e-4, 1000))
   train_step = make_train_step(
     graphdef,
+    task.loss,
     optimizer,
-    bos=BOS,
-    label_smoothing=config.training.label_smoothing,
     dropout_key=jax.random.key(config.seed, impl=config.training.prng),
   )
   shape = (2, config.batches.tokens // length, length)
-  tokens = np.random.default_rng(0).integers(UNK, size, shape)
+  tokens = np.random.default_rng(0).integers(UNK, config.vocabulary.size, shape)
   batch = Batch(*tokens.astype(np.int32))
   state = init_state(params, optimizer)
 

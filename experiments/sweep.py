@@ -47,6 +47,7 @@ from experiments.sweeps.cells import (
   sweep_name,
 )
 from experiments.sweeps.progress import Progress, State, read_state
+from experiments.tasks import make_task
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import to_line
 from relpos_jax.training.workdir import environment, write_whole
@@ -89,7 +90,7 @@ def main(
       print(shlex.join(jobs.get(cell.name, cell.command)))
     return
   book.write()
-  with Progress(cells) as progress:
+  with Progress(cells, score=make_task(config.config).score) as progress:
     _show_what_is_done(cells, book, progress)
     if submit:
       _submit(waiting, jobs, progress)
@@ -169,8 +170,8 @@ def _show_what_is_done(cells: Sequence[Cell], book: _Book, progress: Progress) -
 
 def _finished(cell: Cell, record: Mapping[str, Any]) -> State:
   loss = read_state(cell.workdir, "finished").loss  # none where the folder is not here
-  test_bleu = record["scores"].get("test", {}).get("sacrebleu")
-  return State("finished", cell.num_steps, loss, record["curve"][-1][2], test_bleu)
+  test_score = next(iter(record["scores"].get("test", {}).values()), None)
+  return State("finished", cell.num_steps, loss, record["curve"][-1][2], test_score)
 
 
 # Trainings on this machine ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-r"""Trains a translation model, scores it and draws what it learned.
+r"""Trains a model, scores it and draws what it learned.
 
   python -m experiments.train --config=configs/quickstart.py
   python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
@@ -18,33 +18,20 @@ mpirun do; experiments/launch/ has recipes.
 import functools
 import pathlib
 import sys
+from typing import Any
 
 import jax
-import optax
-from flax import nnx
 from ml_collections import ConfigDict
 
-from configs import default
 from experiments import command
-from experiments.evaluate import evaluate, joined
-from experiments.run import (
-  Run,
-  init_params,
-  learn_tokenizers,
-  load_data,
-  make_batches,
-  make_translator,
-  plan_run,
-  with_average,
-)
+from experiments.evaluate import evaluate
+from experiments.run import init_params, make_optimizer, make_step, plan_run, with_average
+from experiments.tasks import make_task
+from experiments.tasks.task import Run
 from experiments.validation import validate
-from relpos_jax.data.batching import Batches, prefetch
-from relpos_jax.data.corpus import Corpus
-from relpos_jax.data.tokenizer import BOS, Tokenizers, load_tokenizers, save_tokenizers
+from experiments.values import defaults
+from relpos_jax.data.batching import prefetch
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.bleu import corpus_bleu
-from relpos_jax.evaluation.report import Sample, plain_text, samples
-from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.processes import (
@@ -56,7 +43,7 @@ from relpos_jax.training.processes import (
 )
 from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
-from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
+from relpos_jax.training.step import TrainState, init_state, make_eval_step
 from relpos_jax.training.stopping import Stop, Stopped
 from relpos_jax.training.workdir import claim_workdir, write_run_files
 
@@ -66,14 +53,12 @@ FLAGS = dict(
   distributed=command.Flag(False, "one of several processes that JAX finds: Cloud TPU VMs, GKE"),
 )
 
-_SHOWN = 3  # sample translations at each evaluation
-
 
 def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
   join_processes(distributed)
-  with one_voice(), Stop() as stop:
+  with one_voice(), Stop(is_last=__name__ == "__main__") as stop:
     try:
       _train_and_evaluate(config, workdir, stop)
     except NonFiniteError as error:
@@ -84,15 +69,16 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
 
 def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
   validate(config)
-  claim_workdir(workdir, config.to_dict(), default.get_config().to_dict())
-  corpus = load_data(config)
-  for note in corpus.notes:
+  claim_workdir(workdir, config.to_dict(), defaults(config).to_dict())
+  task = make_task(config)
+  data = task.load_data()
+  for note in data.notes:
     print(note)
-  run = plan_run(config, _tokenizers(config, corpus, workdir))
+  run = plan_run(task, task.learn_vocabulary(data, workdir))
   _check_processes(run)
   with jax.set_mesh(run.mesh):
-    run_training(run, corpus, workdir, stop)
-  evaluate(with_average(run, workdir), corpus, workdir)
+    run_training(run, data, workdir, stop)
+  evaluate(with_average(run, workdir), data, workdir)
   wait_for_all("evaluated")
 
 
@@ -105,22 +91,13 @@ def _check_processes(run: Run) -> None:
     )
 
 
-def _tokenizers(config: ConfigDict, corpus: Corpus, workdir: pathlib.Path) -> Tokenizers:
-  """Those of the run's folder, or new ones."""
-  return load_tokenizers(workdir) if _has_tokenizers(workdir) else learn_tokenizers(config, corpus)
-
-
-def _has_tokenizers(workdir: pathlib.Path) -> bool:
-  return any(workdir.glob("tokenizer*.json"))
-
-
-def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path, stop: Stop | None = None) -> None:
+def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None = None) -> None:
   """Puts the parts of `config.training` together and trains.
 
   Nothing is written before all that may be a user's mistake has been looked at.
   """
   config, stop = run.config.training, stop or Stop()
-  train_batches, valid_batches = make_batches(run.config, corpus, run.tokenizers, run.mesh)
+  train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   optimizer = make_optimizer(run.config)
   with (
@@ -128,14 +105,17 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path, stop: Stop | N
     Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
   ):
     state = _first_state(run, optimizer, checkpoints)
-    report_valid = _report_valid(run, corpus, valid_batches, reporter, stop)
+    report_valid = _report_valid(run, data, valid_batches, reporter, stop)
     lacks_evaluation = _lacks_evaluation(config, int(state.step), workdir)
     check_same("the first batch", train_batches[0])  # and wait, before one of them writes
     _write_what_it_is(run, workdir)
     stop.waits = True
     if lacks_evaluation:
       reporter.go_on_after(int(state.step))
-      report_valid(state)
+      with stop.cutting_short():
+        report_valid(state)
+      if stop.hear(stop.ask()):
+        raise Stopped(f"at step {int(state.step)}")
     _train_from(state, run, train_batches, reporter.step, report_valid, checkpoints, stop)
     stop.waits = False
     if stop.hear(stop.ask()):
@@ -143,13 +123,13 @@ def run_training(run: Run, corpus: Corpus, workdir: pathlib.Path, stop: Stop | N
 
 
 def _train_from(
-  state: TrainState, run: Run, batches: Batches, report, evaluate, checkpoints: Checkpoints, stop
+  state: TrainState, run: Run, batches: Any, report, evaluate, checkpoints: Checkpoints, stop
 ) -> None:
   config = run.config.training
   arrays = prefetch(batches, int(state.step), config.num_steps)
   train(
     state,
-    make_step(run.config, run.graphdef),
+    make_step(run.task, run.graphdef),
     map(functools.partial(put_batch, mesh=run.mesh), arrays),
     num_steps=config.num_steps,
     report=report,
@@ -173,8 +153,7 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> b
 def _write_what_it_is(run: Run, workdir: pathlib.Path) -> None:
   if is_first():
     write_run_files(workdir, run.config.to_dict())
-    if not _has_tokenizers(workdir):
-      save_tokenizers(run.tokenizers, workdir)
+    run.task.save_vocabulary(run.vocabulary, workdir)
 
 
 def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
@@ -191,35 +170,14 @@ def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
   return state
 
 
-def make_step(config: ConfigDict, graphdef: nnx.GraphDef):
-  """The training step of a config, compiled at its first call for each shape of batch."""
-  return make_train_step(
-    graphdef,
-    make_optimizer(config),
-    bos=BOS,
-    label_smoothing=config.training.label_smoothing,
-    num_microbatches=config.training.num_microbatches,
-    dropout_key=jax.random.key(config.seed, impl=config.training.prng),
-  )
-
-
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-  """Adam at the learning rates of a config."""
-  return optimizers.adam(schedule(config))
-
-
-def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter, stop: Stop):
-  """What each evaluation during training does: the valid loss, and BLEU of some sentences.
+def _report_valid(run: Run, data: Any, batches: Any, reporter: Reporter, stop: Stop):
+  """What each evaluation during training does: the valid loss, and what the task reports.
 
   One that is asked to stop reports nothing.
   """
-  eval_step = make_eval_step(
-    run.graphdef, bos=BOS, label_smoothing=run.config.training.label_smoothing
-  )
-  translator = make_translator(run, beam_size=1)
+  eval_step = make_eval_step(run.graphdef, run.task.loss)
+  report = run.task.make_report(run, data)
   place = functools.partial(put_batch, mesh=run.mesh)
-  some = corpus.splits["valid"][: run.config.training.num_samples]
-  sources, references = zip(*some, strict=True)
 
   def report_valid(state: TrainState) -> None:
     losses = []
@@ -228,27 +186,15 @@ def _report_valid(run: Run, corpus: Corpus, batches: Batches, reporter: Reporter
       if stop.hear(stop.ask(losses[-1])):
         return
     total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
-    translations = translator(sources, state.params)
+    values, text = report(state.params)
     if stop.hear(stop.ask()):
       return
-    bleu = corpus_bleu(translations, references, **run.config.evaluation)
-    shown = [*zip(sources, references, translations, strict=True)][:_SHOWN]
-    examples = plain_text(samples([Sample(*joined(run.config, triple)) for triple in shown]))
     step = int(state.step)
-    reporter.values(step, dict(valid_loss=total / num_tokens, valid_bleu=bleu.value))
-    reporter.text(step, "valid", examples)
+    reporter.values(step, dict(valid_loss=total / num_tokens, **values))
+    if text:
+      reporter.text(step, "valid", text)
 
   return report_valid
-
-
-def schedule(config: ConfigDict):
-  """The learning rate of each update, as `config.training` says."""
-  training = config.training
-  if training.schedule == "paper":
-    return optimizers.paper_schedule(
-      config.model.width, training.warmup_steps, training.learning_rate
-    )
-  return optimizers.inverse_sqrt(training.learning_rate, training.warmup_steps)
 
 
 if __name__ == "__main__":

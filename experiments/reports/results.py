@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs import default
+from experiments.values import defaults
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import bleu_of_counts, sentence_counts
 from relpos_jax.evaluation.record import read_records
@@ -57,7 +57,7 @@ def read_tables(folder: pathlib.Path) -> dict[str, Table]:
 
 def config_value(record: Record, name: str) -> Any:
   """The value of a dotted key of a run's config."""
-  otherwise = functools.reduce(getattr, name.split("."), default.get_config())
+  otherwise = functools.reduce(getattr, name.split("."), defaults(record["config"]))
   return record["config"].get(name, otherwise)
 
 

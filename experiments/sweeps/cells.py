@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from configs import default
 from experiments import command
-from experiments.validation import changes, validate
+from experiments.validation import validate
+from experiments.values import changes, defaults
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import digest, from_line, read_records
 
@@ -111,7 +111,7 @@ def _cell(
     name,
     row,
     seed,
-    digest(changes(config, default.get_config())),
+    digest(changes(config, defaults(config))),
     config.training.num_steps,
     folder / name,
     (*TRAIN, *arguments, f"--workdir={folder / name}"),

@@ -12,6 +12,7 @@ import rich.table
 from rich.text import Text
 
 from experiments.sweeps.cells import Cell
+from relpos_jax.evaluation.record import valid_score
 from relpos_jax.training.reporting import read_metrics
 
 
@@ -21,8 +22,8 @@ class State(NamedTuple):
   word: str = "waiting"  # running, finished, failed, submitted
   step: int = 0
   loss: float | None = None
-  valid_bleu: float | None = None
-  test_bleu: float | None = None  # when finished
+  valid_score: float | None = None
+  test_score: float | None = None  # when finished
 
 
 def read_state(workdir: pathlib.Path, word: str) -> State:
@@ -30,7 +31,7 @@ def read_state(workdir: pathlib.Path, word: str) -> State:
   last = {}
   for line in read_metrics(workdir):
     last |= {name: value for name, value in line.items() if value is not None}
-  return State(word, last.get("step", 0), last.get("loss"), last.get("valid_bleu"))
+  return State(word, last.get("step", 0), last.get("loss"), valid_score(last))
 
 
 class Progress:
@@ -44,6 +45,7 @@ class Progress:
     self,
     cells: Sequence[Cell],
     *,
+    score: str = "BLEU",
     console: rich.console.Console | None = None,
     seconds: float = 60.0,
   ):
@@ -51,9 +53,11 @@ class Progress:
 
     Args:
       cells: in the order of the table.
+      score: what scores are called.
       console: stderr by default.
       seconds: between two lines that tell of running cells, where there is no terminal.
     """
+    self._columns = ("step", "loss", f"valid {score}", f"test {score}")
     self._console = console or rich.console.Console(stderr=True)
     self._seconds = seconds
     self._num_steps = {cell.name: cell.num_steps for cell in cells}
@@ -96,7 +100,7 @@ class Progress:
     table = rich.table.Table(caption=self.summary(), caption_justify="left")
     table.add_column("cell")
     table.add_column("state")
-    for name in ("step", "loss", "valid BLEU", "test BLEU"):
+    for name in self._columns:
       table.add_column(name, justify="right")
     for name in self._states:
       table.add_row(*map(Text, self._cells_of(name)))
@@ -126,13 +130,20 @@ class Progress:
   def _cells_of(self, name: str) -> list[str]:
     state = self._states[name]
     step = f"{state.step}/{self._num_steps[name]}" if state.step else ""
-    numbers = ((state.loss, ".3f"), (state.valid_bleu, ".1f"), (state.test_bleu, ".2f"))
-    return [name, state.word, step, *("" if x is None else format(x, form) for x, form in numbers)]
+    numbers = ((state.loss, 3), (state.valid_score, 1), (state.test_score, 2))
+    return [name, state.word, step, *(_rounded(*number) for number in numbers)]
 
   def _print(self, name: str) -> None:
-    names = ("", "", "step ", "loss ", "valid BLEU ", "test BLEU ")
+    names = ("", "", *(f"{column} " for column in self._columns))
     cells = zip(names, self._cells_of(name), strict=True)
     line = "  ".join(f"{column}{text}" for column, text in cells if text)
     self._console.print(
       f"{line}  ({self.summary()})", markup=False, highlight=False, soft_wrap=True
     )
+
+
+def _rounded(x: float | None, decimals: int) -> str:
+  """Numbers below 1 to three decimals at least: of them the first ones may be zeros."""
+  if x is None:
+    return ""
+  return f"{x:.{decimals if abs(x) >= 1 else max(3, decimals)}f}"

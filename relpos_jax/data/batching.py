@@ -1,19 +1,25 @@
 """Batches of sentences of similar length, each a function of the seed and the step alone."""
 
-import functools
-import math
-import operator
-import threading
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, SupportsIndex
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
 import grain
 import numpy as np
 
 from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.schedule import Schedule
 from relpos_jax.data.tokenizer import PAD
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Int
+
+_Batch = TypeVar("_Batch", covariant=True)
+
+
+@runtime_checkable
+class Steps(Protocol[_Batch]):
+  """The batch of every step, of whatever kind."""
+
+  def __getitem__(self, step: SupportsIndex, /) -> _Batch: ...
 
 
 class Batch(NamedTuple):
@@ -23,15 +29,22 @@ class Batch(NamedTuple):
   target: Int[Array | np.ndarray, "B L"]
 
 
+class Tokens(NamedTuple):
+  """Token ids of B sequences, filled with PAD to L tokens."""
+
+  tokens: Int[Array | np.ndarray, "B L"]
+
+
 class Batches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  A pair goes into the bucket of the smallest boundary that holds max(source, target) tokens, and
-  a bucket's batches have token_budget // boundary pairs, padded to boundary tokens on both sides
-  (Vaswani et al. 2017, section 5.1: pairs of similar length, a budget of tokens). Each epoch shows
-  every pair once, shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD
-  complete the last batch of a bucket, and every batch to a multiple of rows: so the pairs of a step
-  are the same for any number of devices. Safe to read from several threads.
+  Of sentence pairs, or of examples with one side or any number. A pair goes into the bucket of the
+  smallest boundary that holds max(source, target) tokens, and a bucket's batches have
+  token_budget // boundary pairs, padded to boundary tokens on both sides (Vaswani et al. 2017,
+  section 5.1: pairs of similar length, a budget of tokens). Each epoch shows every pair once,
+  shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD complete the last
+  batch of a bucket, and every batch to a multiple of rows: so the pairs of a step are the same for
+  any number of devices. Safe to read from several threads.
 
   Attributes:
     num_per_epoch: batches an epoch, the same in every epoch.
@@ -48,9 +61,8 @@ class Batches:
 
   def __init__(
     self,
-    sources: Sequence,
-    targets: Sequence,
-    *,
+    *sides: Sequence,
+    kind: Callable[..., Any] = Batch,
     boundaries: Sequence[int],
     token_budget: int,
     multiple_of: int = 1,
@@ -59,8 +71,9 @@ class Batches:
     """Sorts the pairs into buckets.
 
     Args:
-      sources: rows of token ids, a `Ragged` or any sequence of integer rows.
-      targets: as many rows.
+      sides: of each its rows of token ids, a `Ragged` or any sequence of integer rows: sources and
+        as many targets.
+      kind: what a batch is made by, from the sides' arrays: `Batch`, or `Tokens` of one side.
       boundaries: padded lengths, in tokens, increasing.
       token_budget: tokens a batch, pairs times boundary, at most, over all devices and all parts
         of an accumulated gradient.
@@ -69,101 +82,50 @@ class Batches:
         `prefetch(batches, 0, batches.num_per_epoch)` gives every pair once.
 
     Raises:
-      ValueError: different numbers of sources and targets.
+      ValueError: the sides have different numbers of rows.
       InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
         no pair short enough.
     """
-    if len(sources) != len(targets):
-      raise ValueError(f"targets has {len(targets)} rows, sources {len(sources)}: want as many")
-    self._sources, self._targets = Ragged.of(sources), Ragged.of(targets)
-    lengths = pair_lengths(self._sources, self._targets)
-    self._buckets = [*_buckets(lengths, boundaries, token_budget, multiple_of)]
-    self._longest, self._seed = boundaries[-1], seed
-    self._batches = [
-      (bucket, slice(start, start + pairs))
-      for bucket, ((pairs, _), examples) in enumerate(self._buckets)
-      for start in range(0, len(examples), pairs)
-    ]
-    self.num_per_epoch = len(self._batches)
-    self.shapes = tuple(
-      (math.ceil(pairs / multiple_of) * multiple_of, boundary)
-      for (pairs, boundary), _ in self._buckets
+    if len({*map(len, sides)}) != 1:
+      raise ValueError(f"the sides have {[*map(len, sides)]} rows: want as many in each")
+    self._sides, self._kind = [Ragged.of(side) for side in sides], kind
+    self._schedule = Schedule(
+      pair_lengths(*self._sides),
+      boundaries=boundaries,
+      budget=token_budget,
+      multiple_of=multiple_of,
+      seed=seed,
+      words=("pairs", "tokens", " a side"),
     )
-    self.dropped = len(lengths) - sum(len(examples) for _, examples in self._buckets)
-    self._lock = threading.Lock()
-    self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
+    self._longest = boundaries[-1]
+    self.num_per_epoch = self._schedule.num_per_epoch
+    self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
 
-  def __getitem__(self, step: SupportsIndex) -> Batch:
-    number = operator.index(step)
-    if number < 0:
-      raise IndexError(f"step {number}: want at least 0")
-    epoch, index = divmod(number, self.num_per_epoch)
-    with self._lock:
-      examples, order = self._plan(epoch)
-    bucket, part = self._batches[order[index]]
-    rows, shape = examples[bucket][part], self.shapes[bucket]
-    return Batch(
-      self._sources.padded(rows, shape, PAD),
-      self._targets.padded(rows, shape, PAD),
-    )
-
-  def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Each bucket's examples and the batches, in this epoch's order."""
-    if self._seed is None:
-      return [examples for _, examples in self._buckets], np.arange(self.num_per_epoch)
-    key = np.array([self._seed % 2**64, epoch], np.uint64)
-    generator = np.random.Generator(np.random.Philox(key=key))
-    examples = [generator.permutation(examples) for _, examples in self._buckets]
-    return examples, generator.permutation(self.num_per_epoch)
+  def __getitem__(self, step: SupportsIndex) -> Any:
+    rows, bucket = self._schedule[step]
+    return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in self._sides))
 
   @property
   def padding(self) -> float:
-    """The share of PAD in an epoch's tokens, source and target together."""
-    cells = sum(2 * math.prod(self.shapes[bucket]) for bucket, _ in self._batches)
-    sides = self._sources.lengths, self._targets.lengths
-    tokens = sum(side[examples].sum() for side in sides for _, examples in self._buckets)
-    return float(1 - tokens / cells)
+    """The share of PAD in an epoch's tokens, all sides together."""
+    lengths = [side.lengths for side in self._sides]
+    tokens = sum(side[pairs].sum() for side in lengths for pairs in self._schedule.buckets)
+    return float(1 - tokens / (self._schedule.cells * len(lengths)))
 
   def __str__(self) -> str:
-    shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
     return (
-      f"{len(self.shapes)} shapes: {shapes}, {self.num_per_epoch:,} batches an epoch,"
-      f" {self.dropped:,} pairs longer than {self._longest} tokens dropped,"
+      f"{self._schedule}, {self.dropped:,} pairs longer than {self._longest} tokens dropped,"
       f" {self.padding:.0%} padding"
     )
 
 
-def _buckets(
-  lengths: Int[np.ndarray, "pairs"], boundaries: Sequence[int], token_budget: int, multiple_of: int
-) -> Iterator[tuple[tuple[int, int], Int[np.ndarray, "examples"]]]:
-  """Of each bucket that is not empty: pairs a batch and boundary, and the pairs in it."""
-  if list(boundaries) != sorted({*boundaries}) or not boundaries or boundaries[0] < 1:
-    raise InputError(f"boundaries {boundaries}: give increasing lengths in tokens, from 1")
-  if lengths.min(initial=boundaries[-1] + 1) > boundaries[-1]:
-    raise InputError(
-      f"none of {len(lengths)} pairs has at most {boundaries[-1]} tokens a side:"
-      " give other data or a longer last boundary"
-    )
-  bucket = np.searchsorted(boundaries, lengths)
-  for index, boundary in enumerate(boundaries):
-    pairs = token_budget // boundary
-    if pairs < multiple_of:
-      raise InputError(
-        f"boundary {boundary} with a budget of {token_budget} tokens leaves no room for"
-        f" {multiple_of} rows: raise the budget to {boundary * multiple_of} or lower the boundary"
-      )
-    examples = np.flatnonzero(bucket == index).astype(np.int32)
-    if len(examples):
-      yield (pairs, boundary), examples
-
-
-def pair_lengths(sources: Ragged, targets: Ragged) -> Int[np.ndarray, "pairs"]:
+def pair_lengths(*sides: Ragged) -> Int[np.ndarray, "pairs"]:
   """The tokens that count for each pair: max(source, target).
 
   >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
   array([2, 3])
   """
-  return np.maximum(sources.lengths, targets.lengths)
+  return np.maximum.reduce([side.lengths for side in sides])
 
 
 def bucket_boundaries(
@@ -210,7 +172,7 @@ def bucket_boundaries(
   return tuple(reversed(boundaries))
 
 
-def prefetch(batches: Batches, start: int, stop: int) -> Iterator[Batch]:
+def prefetch(batches: Steps[_Batch], start: int, stop: int) -> Iterator[_Batch]:
   """`batches[start]` to `batches[stop - 1]`, made in a thread while the caller computes.
 
   >>> batches = Batches([[5, 2]], [[6, 2]], boundaries=(2,), token_budget=2, seed=0)

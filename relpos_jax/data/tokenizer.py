@@ -162,6 +162,20 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   return Ragged.joined(np.concatenate(values), np.concatenate(lengths))
 
 
+def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
+  """The token ids of both sides, without the space around lines, as translating has them.
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "a man"], "bpe", size=300)
+  >>> sources, targets = encode_pairs(Tokenizers(tokenizer, tokenizer), [("a man ", "ein Mann")])
+  >>> decode(tokenizer, sources[0])
+  'a man'
+  """
+  return tuple(
+    encode(tokenizer, (pair[side].strip() for pair in pairs))
+    for side, tokenizer in enumerate(tokenizers)
+  )
+
+
 def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
   remaining = iter(lines)
   while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):

@@ -9,11 +9,12 @@ A record is a dict of
   commit, date        of the code, and when the run was started for the last time
   hardware, packages  what it ran on, in words, and versions by name
   budget              updates, tokens_per_update, minutes, tokens_per_second
-  scores              by split: sacrebleu, paper_bleu, and the signatures of both
-  sentences           by split, a row a sentence: length (the longer of source and reference in
-                      tokens of the vocabulary, without the end mark), hyp_len, ref_len and the
-                      matches c1 to c4 of `bleu.sentence_statistics`
-  curve               rows of step, valid_loss, valid_bleu
+  scores              by split: of translations sacrebleu, paper_bleu, and the signatures of both;
+                      of any task the first is its score
+  sentences           by split, of translations a row a sentence: length (the longer of source and
+                      reference in tokens of the vocabulary, without the end mark), hyp_len, ref_len
+                      and the matches c1 to c4 of `bleu.sentence_statistics`
+  curve               rows of step, valid_loss and the score of the valid split, null if none
 
 The sentences' numbers suffice for BLEU of any selection of them, by bootstrap or by length; no text
 of the data is in a record.
@@ -89,11 +90,21 @@ def make_record(
     scores=dict(scores),
     sentences=dict(sentences),
     curve=[
-      [line["step"], line["valid_loss"], line["valid_bleu"]]
+      [line["step"], line["valid_loss"], valid_score(line)]
       for line in metrics
       if "valid_loss" in line
     ],
   )
+
+
+def valid_score(values: Mapping[str, Any]) -> Any:
+  """The first value of the valid split besides the loss, if there is any.
+
+  >>> valid_score(dict(step=7, valid_loss=3.5, valid_bleu=20.0))
+  20.0
+  """
+  names = (name for name in values if name.startswith("valid_") and name != "valid_loss")
+  return next((values[name] for name in names), None)
 
 
 def _budget(config: Mapping[str, Any], metrics: list[Mapping[str, Any]]) -> dict[str, Any]:

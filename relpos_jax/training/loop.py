@@ -59,8 +59,9 @@ def train(
       stop.hear(answer)
     if save_now:
       save(state)
-    if evaluate_now and not stop.reached:
-      evaluate(state)
+    if evaluate_now and not stop.hear(stop.ask()):
+      with stop.cutting_short():
+        evaluate(state)
     if evaluate_now or save_now:  # which may have taken long
       stop.hear(stop.ask())
     if stop.reached:
@@ -76,9 +77,10 @@ def _settle(step: int, batch, metrics, report, num_skipped: int, max_skipped: in
   report(step, metrics)
   num_skipped = num_skipped + 1 if metrics["skipped"] else 0
   if num_skipped >= max_skipped:
+    shape = jax.tree.leaves(batch)[0].shape
     raise NonFiniteError(
       f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} on batch "
-      f"{step - 1} of shape {'x'.join(map(str, batch.target.shape))}, number {num_skipped} "
+      f"{step - 1} of shape {'x'.join(map(str, shape))}, number {num_skipped} "
       "skipped in a row: lower the learning rate or look at these batches"
     )
   return num_skipped

@@ -115,9 +115,9 @@ def everywhere(mesh: AnyMesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def of_batches(mesh: AnyMesh) -> NamedSharding:
-  """Of arrays [rows, tokens]."""
-  return NamedSharding(mesh, PartitionSpec(ROWS, "sequence"))
+def of_batches(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
+  """Of arrays [rows, tokens, ...], or [rows]."""
+  return NamedSharding(mesh, PartitionSpec(*(ROWS, "sequence")[:num_axes]))
 
 
 def of_parameters(tree: PyTree, mesh: AnyMesh) -> PyTree:
@@ -176,7 +176,6 @@ def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Splits host arrays [rows, tokens] over the devices; every process gives all of them."""
-  sharding = of_batches(mesh)
-  place = lambda x: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+  """Splits host arrays [rows, tokens, ...] over the devices; every process gives all of them."""
+  place = lambda x: jax.make_array_from_callback(x.shape, of_batches(mesh, x.ndim), x.__getitem__)
   return jax.tree.map(place, tree)

@@ -1,5 +1,6 @@
 """One step of training: losses, gradients, new parameters."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from relpos_jax.training.loss import Loss, cross_entropy, shift_right
+from relpos_jax.training.loss import Loss
 from relpos_jax.training.sharding import keep_in_place
 from relpos_jax.typing import Array, Int, Key, PyTree
 
@@ -27,38 +28,35 @@ def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> Train
 
 def make_train_step(
   graphdef: nnx.GraphDef,
+  loss: Callable[..., Loss],
   optimizer: optax.GradientTransformation,
   *,
-  bos: int,
-  label_smoothing: float,
   num_microbatches: int = 1,
   dropout_key: Key[Array, ""],
 ):
   """Builds `train_step(state, batch) -> (state, metrics)`, compiled, the old state given up.
 
-  The gradient is that of the mean loss over the batch's target tokens, whatever the number of
-  microbatches it is summed over. Dropout is a function of `dropout_key` and the step alone.
-  Metrics: loss (nats a target token), grad_norm, num_tokens, skipped. Where the loss or the norm is
-  not finite, the step is skipped (1): its number goes by, and with it its batch; parameters and
-  optimiser stay what they were.
+  `loss(model, batch, rngs)` is what the model loses, in sums. The gradient is that of its mean over
+  the batch's tokens, whatever the number of microbatches it is summed over. Dropout is a function
+  of `dropout_key` and the step alone. Metrics: loss (nats a token), grad_norm, num_tokens, skipped.
+  Where the loss or the norm is not finite, the step is skipped (1): its number goes by, and with it
+  its batch; parameters and optimiser stay what they were.
   """
 
   def summed_loss(params, batch, key):
-    model = nnx.merge(graphdef, params)
-    logits = model(batch.source, shift_right(batch.target, bos), rngs=nnx.Rngs(dropout=key))
-    return cross_entropy(logits, batch.target, smoothing=label_smoothing)
+    return loss(nnx.merge(graphdef, params), batch, nnx.Rngs(dropout=key))
 
   def train_step(state: TrainState, batch):
     key = jax.random.fold_in(dropout_key, state.step)
     gradient = jax.value_and_grad(summed_loss, has_aux=True)
-    (loss, num_tokens), grads = _sum_over_microbatches(
+    (total, num_tokens), grads = _sum_over_microbatches(
       gradient, state.params, batch, key, num_microbatches
     )
     scale = 1.0 / jnp.maximum(num_tokens, 1)
     grads = jax.tree.map(lambda g: g * scale, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = dict(loss=loss * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
+    metrics = dict(loss=total * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     metrics["skipped"] = 1 - finite.astype(jnp.int32)
     # Not optax.apply_if_finite: it lets the last of too many through.
@@ -70,16 +68,9 @@ def make_train_step(
   return jax.jit(train_step, donate_argnums=0)
 
 
-def make_eval_step(graphdef: nnx.GraphDef, *, bos: int, label_smoothing: float):
+def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
   """Builds `eval_step(params, batch) -> Loss`, the training's without dropout."""
-
-  @jax.jit
-  def eval_step(params, batch) -> Loss:
-    model = nnx.merge(graphdef, params)
-    logits = model(batch.source, shift_right(batch.target, bos))
-    return cross_entropy(logits, batch.target, smoothing=label_smoothing)
-
-  return eval_step
+  return jax.jit(lambda params, batch: loss(nnx.merge(graphdef, params), batch))
 
 
 def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):

@@ -17,8 +17,9 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import command
-from experiments.run import load_run, shapes_on
+from experiments.run import load_run
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.sharding import shapes_on
 
 CONFIG_FILE = '''"""A model that is compiled soon and learns little."""
 

@@ -18,10 +18,11 @@ from flax import nnx
 
 from configs import default
 from experiments import command
-from experiments.run import learn_tokenizers, load_data
+from experiments.run import schedule
 from experiments.sweeps import cells as cells_module
-from experiments.train import schedule
-from experiments.validation import changes, model_config, validate
+from experiments.tasks.translation import Translation, transformer_config
+from experiments.validation import validate
+from experiments.values import changes
 from relpos_jax.data.batching import Batches
 from relpos_jax.data.tokenizer import EOS
 from relpos_jax.evaluation.record import digest
@@ -38,7 +39,7 @@ def load(name: str, *changes: str):
 
 
 def num_parameters(config, vocabulary=VOCABULARY) -> int:
-  make = lambda: Transformer(model_config(config, vocabulary, vocabulary), rngs=nnx.Rngs(0))
+  make = lambda: Transformer(transformer_config(config, vocabulary, vocabulary), rngs=nnx.Rngs(0))
   shapes = nnx.state(nnx.eval_shape(make), nnx.Param)
   return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
@@ -314,7 +315,8 @@ def test_the_prepared_text_gives_the_published_vocabulary(shared_data):
   """fairseq counts four special tokens too, and has nothing to add to a multiple of 8."""
   folder = shared_data / "multi30k" / "bpe10k_en-de"
   config = load("multi30k.py:sinusoidal,published,prepared", f"data.multi30k.path={folder}")
-  source, target = learn_tokenizers(config, load_data(config))
+  task = Translation(config)
+  source, target = task.learn_tokenizers(task.load_data())
   assert source is target and source.get_vocab_size() == ENTRIES == 8 * 1214
 
 

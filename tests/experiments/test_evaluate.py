@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 from experiments.run import load_run
-from experiments.validation import changes
+from experiments.values import changes
 from relpos_jax.data.tokenizer import encode, load_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
 from relpos_jax.evaluation.record import digest, from_line

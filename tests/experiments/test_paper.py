@@ -17,13 +17,12 @@ from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from experiments import command
-from experiments.evaluate import score
-from experiments.planning.compiling import batch_of, first_state, mock_batches
-from experiments.run import Run, plan_model, with_average
-from experiments.train import make_optimizer, make_step
-from experiments.validation import model_config
+from experiments.planning.compiling import batch_of, first_state
+from experiments.run import make_optimizer, make_step, plan_model, with_average
+from experiments.tasks.task import Run
+from experiments.tasks.translation import Translation
+from experiments.tasks.translation_scores import score
 from relpos_jax.data.batching import Batch
-from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import AXES, make_mesh
 from relpos_jax.training.step import TrainState, init_state
@@ -48,10 +47,16 @@ def load(argument: str, *changes: str):
   return command.parse(dict(config=command.CONFIG), arguments)["config"]
 
 
+def plan(config):
+  """The model of a config and its parameters' shapes."""
+  task = Translation(config)
+  return plan_model(task, task.mock_vocabulary())
+
+
 @functools.cache
 def shapes(argument: str, *changes: str) -> dict:
   """The shape of every parameter by its path."""
-  _, params = plan_model(load(argument, *changes), VOCABULARY, VOCABULARY)
+  _, params = plan(load(argument, *changes))
   return {path: leaf.shape for path, leaf in nnx.to_flat_state(params)}
 
 
@@ -82,11 +87,11 @@ def test_sinusoidal_models_have_no_tables(size):
 def test_tables_start_in_the_glorot_range(size, limit):
   """Uniform over [R, N*H] = [33, 512] and [17, 64]: within sqrt(6 / (rows + columns))."""
   config = load(f"{size},relative", ONE_LAYER)
-  values = model_config(config, VOCABULARY, VOCABULARY)
+  task = Translation(config)
 
   @jax.jit  # all but the tables falls away
   def draw(key):
-    model = Transformer(values, rngs=nnx.Rngs(key))
+    model = task.make_model(task.mock_vocabulary(), nnx.Rngs(key))
     return [leaf for path, leaf in jax.tree.leaves_with_path(nnx.state(model)) if _is_table(path)]
 
   tables = np.stack(draw(jax.random.key(0)))
@@ -150,7 +155,7 @@ def test_dropout_is_where_the_recipe_has_it(argument):
   weights too, of which a number for each row and head is drawn.
   """
   config = load(argument, ONE_LAYER)
-  graphdef, params = plan_model(config, VOCABULARY, VOCABULARY)
+  graphdef, params = plan(config)
 
   def logits(params, source, target):
     rngs = nnx.Rngs(dropout=jax.random.key(0))
@@ -195,7 +200,7 @@ def test_the_mean_of_the_last_20_of_22_checkpoints_is_what_big_translates_with(t
   with Checkpoints(tmp_path / "checkpoints", keep=config.training.keep_checkpoints) as checkpoints:
     for step in range(22):
       checkpoints.save(step, state(step))
-  run = Run(config, None, mesh, None, state(0).params)
+  run = Run(Translation(config), None, mesh, None, state(0).params)
   np.testing.assert_allclose(with_average(run, tmp_path).params["w"], values[2:].mean(0), rtol=1e-5)
 
 
@@ -205,7 +210,7 @@ def test_the_mean_of_the_last_20_of_22_checkpoints_is_what_big_translates_with(t
 @functools.cache
 def batch_shapes() -> tuple:
   """Of every training of the paper: they have the same batches."""
-  return mock_batches(load(""), CHIPS).shapes
+  return Translation(load("")).mock_batches(CHIPS).shapes
 
 
 def test_all_trainings_have_the_same_batches_of_32768_tokens():
@@ -228,11 +233,11 @@ CHIPS = AbstractMesh(SIZES, AXES, (AxisType.Auto,) * 4, abstract_device=CHIP)
 def keeps_its_shapes(config, shape) -> bool:
   """Whether two steps on batches of a shape give a state like the first, for eight chips."""
   graphdef, state = first_state(config, CHIPS)
-  step = make_step(config, graphdef)
+  step = make_step(Translation(config), graphdef)
   with use_abstract_mesh(CHIPS):
-    once, _ = jax.eval_shape(step, state, batch_of(shape, CHIPS))
-    twice, metrics = jax.eval_shape(step, once, batch_of(shape, CHIPS))
-  assert {*metrics} == {"loss", "grad_norm", "num_tokens"}
+    once, _ = jax.eval_shape(step, state, batch_of(config, shape, CHIPS))
+    twice, metrics = jax.eval_shape(step, once, batch_of(config, shape, CHIPS))
+  assert {*metrics} == {"loss", "grad_norm", "num_tokens", "skipped"}
   assert all(value.shape == () for value in metrics.values())
   like = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
   return jax.tree.all(jax.tree.map(like, state, twice))
@@ -252,7 +257,7 @@ def test_two_steps_of_the_whole_model_have_the_shapes_of_a_state(number, argumen
 
 def one_chips_share(config, shape) -> Batch:
   """Random tokens in place of a chip's rows of the first batch of a shape."""
-  batches = mock_batches(config, CHIPS)
+  batches = Translation(config).mock_batches(CHIPS)
   batch = next(batches[i] for i in range(1000) if batches[i].source.shape == shape)
   random = np.random.default_rng(0)
   fill = lambda tokens: np.where(tokens, random.integers(4, VOCABULARY, tokens.shape), tokens)
@@ -264,10 +269,12 @@ def one_chips_share(config, shape) -> Batch:
 def test_two_steps_train_the_whole_model(argument):
   """On the share of one chip of a batch of the longest sentences: 4,096 tokens."""
   config = load(argument)
-  values = model_config(config, VOCABULARY, VOCABULARY)
-  graphdef, params = nnx.split(jax.jit(lambda: Transformer(values, rngs=nnx.Rngs(0)))())
+  task = Translation(config)
+  graphdef, params = nnx.split(
+    jax.jit(lambda: task.make_model(task.mock_vocabulary(), nnx.Rngs(0)))()
+  )
   before = jax.tree.map(np.asarray, params)
-  state, step = init_state(params, make_optimizer(config)), make_step(config, graphdef)
+  state, step = init_state(params, make_optimizer(config)), make_step(Translation(config), graphdef)
   batch, losses = one_chips_share(config, batch_shapes()[-1]), []
   assert batch.source.size == 4096
   for _ in range(2):

@@ -11,7 +11,8 @@ import shlex
 import pytest
 
 from experiments import command, plan
-from experiments.planning import compiling, report, roofline, topology
+from experiments.planning import report, roofline, topology
+from experiments.tasks.translation import Translation
 from relpos_jax.training.sharding import make_mesh
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
@@ -42,7 +43,7 @@ def planned(fast):
     changes = [f"model.{change}" for change in soon]
     config = small_config("batches.tokens=256", "batches.max_length=16", *changes)
     mesh = make_mesh()
-    shapes = compiling.mock_batches(config, mesh).shapes
+    shapes = Translation(config).mock_batches(mesh).shapes
     return plan.make_plan(config, "v5e:2x4", mesh, shapes[-1:]) | dict(name="wmt14-small")
 
 
@@ -75,7 +76,7 @@ def test_the_operations_are_those_of_the_matrices(planned):
 
 def test_the_batches_are_of_the_tokens_and_devices_of_the_config():
   config = small_config("batches.num_shapes=8")
-  shapes = compiling.mock_batches(config, make_mesh()).shapes
+  shapes = Translation(config).mock_batches(make_mesh()).shapes
   assert len(shapes) == 8 and shapes[-1][1] == config.batches.max_length
   for rows, length in shapes:
     assert rows % 8 == 0 and rows * length < config.batches.tokens + 8 * length

@@ -7,7 +7,7 @@ import pytest
 
 from configs import quickstart
 from experiments import run as run_module
-from experiments.run import learn_tokenizers, make_batches
+from experiments.tasks.translation import Translation
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.training.sharding import make_mesh
 
@@ -19,11 +19,10 @@ def test_training_sees_lines_as_translating_does_without_the_space_around_them(s
   spaced = [(f"{source}{space}", f"{space}{target}{space}") for source, target in PAIRS]
   config = quickstart.get_config()
   plain = Corpus(dict(train=PAIRS, valid=PAIRS))
-  tokenizers = learn_tokenizers(config, plain)
-  wanted = make_batches(config, plain, tokenizers, make_mesh(data=1))
-  found = make_batches(
-    config, Corpus(dict(train=spaced, valid=spaced)), tokenizers, make_mesh(data=1)
-  )
+  task, mesh = Translation(config), make_mesh(data=1)
+  tokenizers = task.learn_tokenizers(plain)
+  wanted = task.make_batches(plain, tokenizers, mesh)
+  found = task.make_batches(Corpus(dict(train=spaced, valid=spaced)), tokenizers, mesh)
   for ours, theirs in zip(found, wanted, strict=True):
     assert ours.num_per_epoch == theirs.num_per_epoch
     for step in range(ours.num_per_epoch):

@@ -17,7 +17,7 @@ from experiments import command, sweep, train
 from experiments.sweeps import cells as cells_module
 from experiments.sweeps import progress
 from experiments.sweeps.cells import plan_cells
-from experiments.validation import changes
+from experiments.values import changes
 from relpos_jax.evaluation.record import digest, read_records
 
 CONFIG_FILE = '''"""Three rows of a small model."""

@@ -9,7 +9,8 @@ import PIL.Image
 import pytest
 
 from experiments import train as train_command
-from experiments.run import make_translator
+from experiments.tasks import translation
+from experiments.tasks.translation import Translation
 from relpos_jax.training.reporting import read_metrics
 
 
@@ -144,7 +145,7 @@ def test_sigterm_saves_and_the_same_command_goes_on_to_the_same_end(
 ):
   straight, handler = workdir, signal.getsignal(signal.SIGTERM)
   with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
-    patch.setattr(train_command, "make_translator", _translator_that_is_terminated)
+    patch.setattr(translation, "make_translator", _translator_that_is_terminated)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
     0,
@@ -168,12 +169,11 @@ def test_sigterm_saves_and_the_same_command_goes_on_to_the_same_end(
 
 
 def _translator_that_is_terminated(*arguments, **changes):
-  translator = make_translator(*arguments, **changes)
-  return lambda *inputs: _terminate() or translator(*inputs)
+  return lambda *inputs: _terminate() or pytest.fail("the evaluation goes on")
 
 
 def test_sigterm_before_the_first_step_ends_at_once(train, tmp_path, monkeypatch):
-  monkeypatch.setattr(train_command, "load_data", lambda _: _terminate())
+  monkeypatch.setattr(Translation, "load_data", lambda _: _terminate())
   answer = train(tmp_path)
   assert (answer.status, answer.err) == (0, "")
   assert answer.out == "stopped by SIGTERM: the same command goes on\n"

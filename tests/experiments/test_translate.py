@@ -10,7 +10,8 @@ import PIL.Image
 import pytest
 
 from experiments import translate as translate_command
-from experiments.run import load_run, make_translator
+from experiments.run import load_run
+from experiments.tasks.translation import make_translator
 
 LINES = [
   "a man sees a tree.",

@@ -15,6 +15,7 @@ from flax import nnx
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training.loss import translation_loss
 from relpos_jax.training.sharding import AXES, make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import init_state, make_train_step
 
@@ -62,9 +63,8 @@ def batch() -> Batch:
 def step_on(sizes):
   """The state after a step on a mesh, its metrics, and the compiled text."""
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
-  step = make_train_step(
-    model()[0], SGD, bos=BOS, label_smoothing=0.1, dropout_key=jax.random.key(0)
-  )
+  loss = functools.partial(translation_loss, bos=BOS, label_smoothing=0.1)
+  step = make_train_step(model()[0], loss, SGD, dropout_key=jax.random.key(0))
   with jax.set_mesh(mesh):
     compiled = step.lower(put_parameters(state(), mesh), put_batch(batch(), mesh)).compile()
     after, metrics = compiled(put_parameters(state(), mesh), put_batch(batch(), mesh))

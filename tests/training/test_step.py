@@ -1,5 +1,7 @@
 """The training step: devices, microbatches and padding do not matter; it learns and resumes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,9 @@ from flax import nnx
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training import step as step_module
+from relpos_jax.training import loss as loss_module
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.loss import cross_entropy
+from relpos_jax.training.loss import cross_entropy, translation_loss
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
@@ -29,6 +31,9 @@ DROPOUT = dict.fromkeys(
 CONFIG = dict(num_layers=1, width=16, num_heads=2, feed_forward=32, max_distance=2)
 ADAM = adam(inverse_sqrt(0.02, 50))
 SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
+
+loss = functools.partial(translation_loss, bos=BOS)
+smoothed = functools.partial(loss, label_smoothing=0.1)
 
 
 def make_model(**dropout):
@@ -57,9 +62,7 @@ def copy_task(step: int) -> Batch:
 @pytest.fixture(scope="module")
 def train_step():
   graphdef, _ = make_model(**DROPOUT)
-  return make_train_step(
-    graphdef, ADAM, bos=BOS, label_smoothing=0.1, dropout_key=jax.random.key(0)
-  )
+  return make_train_step(graphdef, smoothed, ADAM, dropout_key=jax.random.key(0))
 
 
 def run(train_step, state: TrainState, start: int, stop: int, num_devices: int = 1):
@@ -126,9 +129,8 @@ STILL, _ = make_model(**dict.fromkeys(DROPOUT, 0.0))
 def make_sgd_step(num_microbatches: int):
   return make_train_step(
     STILL,
+    loss,
     SGD,
-    bos=BOS,
-    label_smoothing=0.0,
     num_microbatches=num_microbatches,
     dropout_key=jax.random.key(0),
   )
@@ -141,7 +143,7 @@ def sgd_step():
 
 @pytest.fixture(scope="module")
 def eval_step():
-  return make_eval_step(STILL, bos=BOS, label_smoothing=0.0)
+  return make_eval_step(STILL, loss)
 
 
 def gradient(step, batch: Batch):
@@ -172,7 +174,7 @@ def test_metrics_are_of_the_gradient_and_the_batch(sgd_step, eval_step):
 
 def test_evaluation_has_no_dropout(eval_step):
   graphdef, _ = make_model(**DROPOUT)
-  with_rates = make_eval_step(graphdef, bos=BOS, label_smoothing=0.0)
+  with_rates = make_eval_step(graphdef, loss)
   batch, params = copy_task(0), start(SGD).params
   assert with_rates(params, batch).sum == eval_step(params, batch).sum
 
@@ -234,12 +236,11 @@ def leave_out(state: TrainState) -> TrainState:
 def test_a_step_that_is_not_finite_is_as_if_left_out(
   num_devices, num_microbatches, value, monkeypatch
 ):
-  monkeypatch.setattr(step_module, "cross_entropy", spoilt_loss(value))
+  monkeypatch.setattr(loss_module, "cross_entropy", spoilt_loss(value))
   train_step = make_train_step(
     make_model(**DROPOUT)[0],
+    smoothed,
     ADAM,
-    bos=BOS,
-    label_smoothing=0.1,
     num_microbatches=num_microbatches,
     dropout_key=jax.random.key(0),
   )
