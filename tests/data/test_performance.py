@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relpos_jax.data import performance
@@ -54,11 +54,13 @@ def ends_of(stream) -> np.ndarray:
   return np.array([BOS, *stream, EOS, PAD])
 
 
+@settings(max_examples=40)
 @given(well_formed())
 def test_well_formed_streams_come_back(stream):
   assert performance.encode(performance.decode(ends_of(stream))).tolist() == stream
 
 
+@settings(max_examples=40)
 @given(scores)
 def test_notes_come_back_on_the_grid(score):
   notes = performance.on_grid(score)
@@ -66,6 +68,7 @@ def test_notes_come_back_on_the_grid(score):
   assert performance.on_grid(performance.score(notes)) == notes
 
 
+@settings(max_examples=40)
 @given(scores)
 def test_the_grid_is_near(score):
   """Half a step away at most, and velocities two; notes of one pitch never overlap."""
@@ -82,6 +85,7 @@ def test_the_grid_is_near(score):
     assert all(a.start < a.end <= b.start for a, b in itertools.pairwise(alike))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(NOTE_ON, VOCAB_SIZE - 1), max_size=30))
 def test_any_stream_is_music_that_comes_back(stream):
   """What a model writes need not be well formed; its notes are."""

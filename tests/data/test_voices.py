@@ -3,7 +3,7 @@
 import mido
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -25,6 +25,7 @@ def refusal(function, *arguments) -> str:
   return str(caught.value)
 
 
+@settings(max_examples=40)
 @given(grids)
 def test_tokens_are_the_grid_step_by_step(grid):
   tokens = voices.encode(grid)
@@ -46,6 +47,7 @@ def test_a_last_step_that_is_not_whole_is_left_out(rest):
   np.testing.assert_array_equal(voices.decode(voices.encode(grid)[: 4 + rest]), grid[:1])
 
 
+@settings(max_examples=40)
 @given(sounding)
 def test_a_score_holds_the_grid(grid):
   """In whatever order the parts come: names say who they are."""
@@ -55,6 +57,7 @@ def test_a_score_holds_the_grid(grid):
     np.testing.assert_array_equal(voices.grid_of(scored), grid)
 
 
+@settings(max_examples=40)
 @given(sounding)
 def test_spans_paint_the_grid(grid):
   painted = np.full_like(grid, -1)

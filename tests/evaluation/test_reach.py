@@ -22,11 +22,16 @@ def test_weights_are_those_of_the_last_token_layer_by_layer():
   assert weights.shape == (2, 6)
   np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
 
-  model = nnx.merge(graphdef, params)
-  layer = model.layers[0]
-  x = layer.residuals[0].before(model.softmax(jnp.asarray(TOKENS)[None]))
-  query, key = layer.self_attention.query(x), layer.self_attention.key(x)
-  table = np.asarray(layer.self_attention.tables().key, float)[[0, 0, 0, 0, 1, 2]]
+  @jax.jit
+  def projected(params):
+    model = nnx.merge(graphdef, params)
+    layer = model.layers[0]
+    x = layer.residuals[0].before(model.softmax(jnp.asarray(TOKENS)[None]))
+    attention = layer.self_attention
+    return attention.query(x), attention.key(x), attention.tables().key
+
+  query, key, table = projected(params)
+  table = np.asarray(table, float)[[0, 0, 0, 0, 1, 2]]
   logits = np.einsum("nh,snh->ns", query[0, -1], key[0] + table) / 2
   np.testing.assert_allclose(weights[0], scipy.special.softmax(logits, -1).mean(0), rtol=1e-4)
 
