@@ -57,7 +57,7 @@ FAMILIES = {
   "devices": Family(
     "restored on 8, 4, 2, 8 devices and in 2, 1, 2 processes",
     "parameters and optimiser are the same bits, and the pairs of each batch the same",
-    *(devices.devices, 1, 9, 15),
+    *(devices.devices, 1, 5, 25),
   ),
   "nan": Family(
     "a batch whose loss is not a number, and a run of them",
