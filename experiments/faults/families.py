@@ -23,7 +23,8 @@ FAMILIES = {
   "kill": Family(
     "SIGKILL while it starts, trains or saves",
     "started again by itself, it ends with the very bits, losses included, of the undisturbed run; "
-    f"at most one save interval, {subject.SAVE_EVERY} steps, is lost",
+    f"at most one save interval, {subject.SAVE_EVERY} steps, is lost, and what was trained beside "
+    "a save that was cut short",
     *(kill.kill, 4, 50, 12),
   ),
   "term": Family(
