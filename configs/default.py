@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(task: str = "translation") -> ConfigDict:
-  """The values of a task: translation."""
+  """The values of a task: translation or music."""
   config = _of_all_tasks()
   config.task = task
   config.update(_TASKS[task]())
@@ -106,6 +106,26 @@ def _translation() -> dict:
   )
 
 
+def _music() -> dict:
+  return dict(
+    data=dict(
+      source="chorales",  # or midi, with its own options below
+      chorales=dict(path=""),  # a folder of the chorales' file; empty: download it
+      midi=dict(
+        path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
+        codec="events",  # of any music; or voices: four, on a grid of 16th notes
+      ),
+    ),
+    batches=dict(
+      tokens=8192,  # a batch, padding included
+      max_length=2048,  # longer pieces are cut
+      num_shapes=4,  # each is compiled once
+    ),
+    model=_layers(),
+    training=dict(label_smoothing=0.0),
+  )
+
+
 def _layers() -> dict:
   """Of a model of tokens in a row."""
   return dict(
@@ -130,5 +150,5 @@ def _layers() -> dict:
   )
 
 
-_TASKS = dict(translation=_translation)
+_TASKS = dict(translation=_translation, music=_music)
 TASKS = (*_TASKS,)

@@ -7,7 +7,12 @@ r"""Says what a training needs of TPU chips that are not there: memory, work, an
 
 The training step is compiled by the TPU's own compiler for all chips of the topology; no TPU is
 needed and nothing runs. Batches have the shapes that mocked sentence lengths get. Times are
-estimates from the chip's peak figures, and operations leave Pallas calls out.
+estimates from the chip's peak figures. Decoder-only models and several slices of chips, whose data
+axis goes over all slices:
+
+  python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
+  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:4x4 \
+      --num_slices=2 --config.batches.tokens=131072
 
 Prints Markdown tables. With --out it also writes OUT/plans/NAME.json and, with all plans that are
 there whose names begin alike, OUT/NAME.md, where NAME is cut at its first dash.
@@ -17,7 +22,7 @@ import json
 import pathlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -41,28 +46,47 @@ from relpos_jax.training.workdir import check_writable, environment, write_whole
 FLAGS = dict(
   config=command.CONFIG,
   topology=command.Flag("v5e:2x4", "the kind of chip and the shape in which chips are connected"),
+  num_slices=command.Flag(1, "of that shape, between which the network is slower"),
+  effort=command.Flag("full", "the compiler's: full, as training has it; least takes a tenth"),
   shapes=command.Flag("longest", "the batches to compile for: longest, or all"),
   out=command.Flag("", "the folder to write to"),
   name=command.Flag("", "of the plan and its file; the config's name if not given"),
 )
 
+# What JAX calls exec_time_optimization_effort.
+EFFORTS = dict(full=0.0, least=-1.0)
 
-def main(config: ConfigDict, topology: str, shapes: str, out: str, name: str) -> None:
+
+def main(
+  config: ConfigDict,
+  topology: str,
+  num_slices: int,
+  effort: str,
+  shapes: str,
+  out: str,
+  name: str,
+) -> None:
   """Checks the flags, compiles, prints the tables, and writes them if told where."""
-  if shapes not in ("longest", "all"):
-    raise InputError(f"--shapes={shapes}: give longest or all")
-  num_chips = parse(topology).num_chips
+  _check("effort", effort, EFFORTS)
+  _check("shapes", shapes, ("longest", "all"))
+  num_chips = parse(topology, num_slices).num_chips
   compiler_version()
   leave_tpus_alone()
   validate(config, num_chips)
   folder = _folder(out) if out else None
-  mesh = make_mesh(**config.mesh, devices=chips(topology))
+  mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
   wanted = make_task(config).mock_batches(mesh).shapes
+  jax.config.update("jax_exec_time_optimization_effort", EFFORTS[effort])
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
-  plan["name"] = name or config.name
+  plan |= dict(name=name or config.name, num_slices=num_slices, effort=effort)
   print(report.tables([plan]))
   if folder:
     _write(folder, plan)
+
+
+def _check(name: str, value: str, choices: Collection[str]) -> None:
+  if value not in choices:
+    raise InputError(f"--{name}={value}: give {' or '.join(choices)}")
 
 
 def make_plan(
@@ -93,7 +117,7 @@ def _step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: Shape) -> dict[str
     if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
       raise
     found = dict(refused=memory[0])
-  rows, length = shape
+  rows, length, *_ = shape
   seconds = round(time.perf_counter() - start, 1)
   return dict(rows=rows, length=length, compile_seconds=seconds) | found
 

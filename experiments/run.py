@@ -70,11 +70,19 @@ def load_run(workdir: str | pathlib.Path) -> Run:
   Raises:
     InputError: no run there, or a part of it is missing or damaged.
   """
-  workdir = pathlib.Path(workdir)
-  config = _load_config(workdir / "config.json")
+  task = load_task(workdir)
+  return with_average(plan_run(task, task.load_vocabulary(pathlib.Path(workdir))), workdir)
+
+
+def load_task(workdir: str | pathlib.Path) -> Task:
+  """The task of the run in a folder, on all devices.
+
+  Raises:
+    InputError: no run there, or its config is damaged.
+  """
+  config = _load_config(pathlib.Path(workdir, "config.json"))
   config.mesh = defaults(config).mesh
-  task = make_task(config)
-  return with_average(plan_run(task, task.load_vocabulary(workdir)), workdir)
+  return make_task(config)
 
 
 def _load_config(path: pathlib.Path) -> ConfigDict:

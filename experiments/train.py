@@ -191,7 +191,8 @@ def _report_valid(run: Run, data: Any, batches: Any, reporter: Reporter, stop: S
       return
     step = int(state.step)
     reporter.values(step, dict(valid_loss=total / num_tokens, **values))
-    reporter.text(step, "valid", text)
+    if text:
+      reporter.text(step, "valid", text)
 
   return report_valid
 

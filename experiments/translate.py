@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 
 from experiments import command
-from experiments.run import load_run
-from experiments.tasks.translation import make_translator, normalize_input
+from experiments.run import load_run, load_task
+from experiments.tasks.translation import Translation, make_translator, normalize_input
 from experiments.tasks.translation_scores import draw_attention, joined
 from relpos_jax.data.pairs import read_lines
 from relpos_jax.errors import InputError
@@ -38,6 +38,9 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
   if plot:
     _check_picture(pathlib.Path(plot))
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
+  task = load_task(workdir)
+  if not isinstance(task, Translation):
+    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of translation")
   run = load_run(workdir)
   translate = make_translator(run, **(dict(beam_size=beam_size) if beam_size else {}))
   for chunk in _chunks(lines, 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE):

@@ -1,6 +1,7 @@
 """Attention with relative positions and relations, in JAX."""
 
 from relpos_jax.attention.choice import explain
+from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, RelativePositions
 
@@ -10,5 +11,6 @@ __all__ = [
   "RelativePositions",
   "attention_weights",
   "dot_product_attention",
+  "edge_attention",
   "explain",
 ]

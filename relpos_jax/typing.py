@@ -2,7 +2,7 @@
 
 B batch, T queries, S keys, N heads, K key heads, H head width, D model width, R relation rows,
 E edge labels, F edge features or feed-forward width, V vocabulary, L padded sentence length,
-W beam width.
+W beam width, M edges of a list, or slots that are filled at once, G graphs of a row, C classes.
 
 >>> from relpos_jax.typing import Array, Float
 >>> def logits(query: Float[Array, "B T N H"], key: Float[Array, "B S N H"]): ...

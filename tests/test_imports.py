@@ -44,6 +44,7 @@ BEHIND_ONE_MODULE = {
   "tokenizers": "relpos_jax.data.tokenizer",
   "grain": "relpos_jax.data.batching",
   "sacrebleu": "relpos_jax.evaluation.bleu",
+  "mido": "relpos_jax.data.midi_files",
   "matplotlib": "relpos_jax.evaluation.pictures",
 }
 

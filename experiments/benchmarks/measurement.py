@@ -105,7 +105,7 @@ def _warm_up(entrant: Contestant, case: Case) -> tuple[dict[str, Any], Runner | 
   row, prepared = _prepare(entrant, case)
   if not prepared:
     return row, None
-  free = _free_bytes()
+  free = free_bytes()
   if prepared.bytes_needed > free:
     gibibytes = f"{prepared.bytes_needed / 2**30:.1f} GiB of {free / 2**30:.1f} GiB"
     return row | dict(refused=f"it needs {gibibytes}"), None
@@ -126,7 +126,7 @@ def _first_line(error: RuntimeError) -> str:
   return line.partition("cannot do this call: ")[2] or line
 
 
-def _free_bytes() -> float:
+def free_bytes() -> float:
   """What a computation may take here; no limit where the machine does not say."""
   stats = jax.devices()[0].memory_stats()
   if stats and "bytes_limit" in stats:

@@ -14,8 +14,12 @@ KINDS = (
   "collective-permute",
   "collective-broadcast",
 )
+# Between slices, over another network: the compiler has made each such sum a reduce-scatter within
+# a slice, a sum across slices of what a chip then has, and an all-gather.
+ACROSS = "all-reduce across slices"
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(-start)?\(")
+_ACROSS = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_target=\"\{([\d,:]+)\}")
 _CALLEES = re.compile(r"(?:calls|body)=%?([\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\]")
@@ -25,9 +29,9 @@ class Collective(NamedTuple):
   """One collective of a program.
 
   Attributes:
-    kind: one of `KINDS`.
+    kind: one of `KINDS`, or `ACROSS`.
     num_bytes: of its result on one chip; of a reduce-scatter, of its operand.
-    num_chips: that take part together.
+    num_chips: that take part together; across slices, one of each.
     times: that it runs in a step.
   """
 
@@ -45,7 +49,7 @@ class Collective(NamedTuple):
     """
     if self.kind in ("collective-permute", "collective-broadcast"):
       return float(self.num_bytes)
-    rounds = 2 if self.kind == "all-reduce" else 1
+    rounds = 2 if self.kind in ("all-reduce", ACROSS) else 1
     return rounds * self.num_bytes * (self.num_chips - 1) / self.num_chips
 
 
@@ -59,7 +63,7 @@ def find(text: str, num_chips: int) -> list[Collective]:
   return [
     collective
     for name, lines in computations.items()
-    for collective in _in_lines(lines, num_chips, times[name])
+    for collective in _in_lines(name, lines, num_chips, times[name])
   ]
 
 
@@ -101,12 +105,19 @@ def _times(computations: Mapping[str, Sequence[str]]) -> collections.Counter:
   return times
 
 
-def _in_lines(lines: Iterable[str], num_chips: int, times: int) -> Iterator[Collective]:
+def _in_lines(
+  computation: str, lines: Iterable[str], num_chips: int, times: int
+) -> Iterator[Collective]:
   for line in lines:
+    if across := _ACROSS.search(line):
+      yield Collective(ACROSS, _bytes(across[1]), _num_listed(across[2]), times)
     if found := _COLLECTIVE.search(line):
       kind, starts = found[2], bool(found[3])
       chips = _num_chips(line, num_chips)
       num_bytes = _bytes(_result(found[1], kind) if starts else found[1])
+      if computation.startswith("all-reduce-scatter"):  # A fusion: each chip keeps its part.
+        yield Collective("reduce-scatter", num_bytes, chips, times)
+        continue
       yield Collective(kind, num_bytes * (chips if kind == "reduce-scatter" else 1), chips, times)
 
 
@@ -145,9 +156,23 @@ def _width(kind: str) -> int:
 
 
 def _num_chips(line: str, num_chips: int) -> int:
-  """Of one group: replica_groups={{0,1},{2,3}}, or [2,2]<=[4], two groups of two."""
+  """Of one group: {{0,1},{2,3}}, or [2,2]<=[4], or mesh['x'=2,'y'=2] {'y'}: two groups of two."""
   if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
     return listed[1].count(",") + 1
   if tiled := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
     return int(tiled[1])
+  if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+    # 'x':(2)4 is a part of 'x', four long.
+    parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])
+    return math.prod(int(part or sizes[name]) for name, part in parts)
   return num_chips
+
+
+def _num_listed(numbers: str) -> int:
+  """
+  >>> _num_listed("1,2"), _num_listed("1:4")
+  (2, 4)
+  """
+  parts = [[int(end) for end in part.split(":")] for part in numbers.split(",")]
+  return sum(ends[-1] - ends[0] + 1 for ends in parts)

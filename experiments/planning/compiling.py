@@ -42,7 +42,10 @@ def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: Shape):
 
 
 def account(compiled, num_chips: int) -> dict[str, Any]:
-  """What the compiler says that one chip needs and does in a step; Pallas calls do not count."""
+  """What the compiler says that one chip needs and does in a step.
+
+  Of Pallas calls it says what they say of themselves.
+  """
   memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
   return dict(
     argument_bytes=memory.argument_size_in_bytes,

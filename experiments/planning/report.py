@@ -5,14 +5,22 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.planning import roofline
-from experiments.planning.roofline import CHIPS, Estimate
+from experiments.planning.collectives import ACROSS
+from experiments.planning.roofline import CHIPS
+from experiments.planning.scaling import (
+  Efficiency,
+  Plan,
+  efficiencies,
+  effort,
+  estimate,
+  tokens_a_chip,
+)
 from relpos_jax.errors import InputError
 
-Plan = Mapping[str, Any]
-
-# What data parallelism needs: the gradients' sum.
+# What data parallelism needs: the gradients' sum. Over slices the compiler does it in parts, and
+# over those of a sequence keys are gathered and their gradients scattered.
 EXPECTED = {"all-reduce"}
+_IN_PARTS = EXPECTED | {"reduce-scatter", "all-gather", "collective-permute"}
 
 _INTRO = """Written by `python -m experiments.plan`: the training step as `experiments.train`
 makes it, compiled by the TPU's own compiler for chips that are not there. **Nothing ran, no time
@@ -22,14 +30,31 @@ lengths of sentences get, those of the longest sentences where there is one.
 _COUNTED = """## What the compiler says
 
 The peak is what it sets aside in the chip's memory, for arguments (parameters, Adam's moments, the
-batch) and temporary arrays. Operations and traffic are its own count, which leaves Pallas calls
-out and counts a loop's body once; traffic between chips is read in the compiled program.
+batch) and temporary arrays. Operations and traffic are its own count, which counts a loop's body
+once and takes the attention kernels' word for what they do, that of the chip with the last tokens
+of a sequence, which sees most keys; traffic between chips is read in the compiled program.
+
+The axis `data` cuts rows of a batch, and leaves all parameters on every chip. Where others are
+named, `fsdp` cuts rows and parameters, `tensor` heads and hidden width, and `sequence` tokens with
+all that is computed of them, logits too: each layer gathers keys and values.
 """
 _ESTIMATED = """## Estimates
 
 Each part's time were it all that bounds the step, at the chip's peak figures below; the network as
-a ring over two links of a chip. A step takes no less than the longest of the three, and where
-nothing goes on beside anything else, at peak, their sum; real steps do not reach the peaks.
+a ring over two links of a chip, and between slices a chip's part of their network. A step takes no
+less than the longest of them, and where nothing goes on beside anything else, at peak, their sum;
+real steps do not reach the peaks.
+"""
+_SCALED = """## Scaling, an estimate
+
+Nothing ran. Tokens a second and chip, as the times above have them, against those of the fewest
+chips: where all parts of a step go on at once, and where none does beside another. Bandwidth alone
+is counted. Left out are how long messages take from chip to chip, chips that wait for the slowest,
+and reading data.
+"""
+_LEAST = """Plans marked *least effort* were compiled with the least of the compiler's effort
+(JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1, a tenth of its time): the same step, of which it fuses other
+parts. Training compiles with full effort, unless that is set: memory and its traffic will differ.
 """
 
 
@@ -51,7 +76,9 @@ def read(folder: pathlib.Path) -> list[Plan]:
 def page(title: str, plans: Sequence[Plan]) -> str:
   """The Markdown page of some plans."""
   commands = "\n".join(plan["environment"]["command"] for plan in plans)
-  parts = [f"# {title}\n", _INTRO, *_versions(plans), f"```\n{commands}\n```\n", tables(plans)]
+  least = [_LEAST] if any(effort(plan) == "least" for plan in plans) else []
+  head = [f"# {title}\n", _INTRO, *least, *_versions(plans), f"```\n{commands}\n```\n"]
+  parts = [*head, tables(plans)]
   return "\n".join(parts)
 
 
@@ -64,18 +91,13 @@ def tables(plans: Sequence[Plan]) -> str:
       *(_COUNTED, *_table(_COUNTED_HEAD, [_counted(*step) for step in steps]), *_notes(steps)),
       *(_ESTIMATED, *_table(_ESTIMATED_HEAD, [_estimated(*step) for step in steps])),
       *_table(_CHIP_HEAD, [_chip(name) for name in chips]),
+      *_scaling([*efficiencies(plans)]),
     ]
   )
 
 
-def estimate(plan: Plan, step: Mapping[str, Any]) -> Estimate:
-  """The roofline of a step."""
-  return roofline.estimate(
-    CHIPS[plan["chip"]],
-    flops=step["flops"],
-    hbm_bytes=step["hbm_bytes"],
-    sent_bytes=sum(row["sent_bytes"] for row in step["collectives"].values()),
-  )
+def _scaling(found: Sequence[Efficiency]) -> list[str]:
+  return [_SCALED, *_table(_SCALED_HEAD, map(_scaled, found))] if found else []
 
 
 def _versions(plans: Iterable[Plan]) -> list[str]:
@@ -117,14 +139,21 @@ def _counted(plan: Plan, step: Mapping[str, Any]) -> list[str]:
   ]
 
 
+def expected(plan: Plan) -> set[str]:
+  """The kinds of collectives that a plan's mesh needs."""
+  across = {ACROSS} if plan.get("num_slices", 1) > 1 else set()
+  is_cut = any(size > 1 for name, size in plan["config"].get("mesh", {}).items() if name != "data")
+  return (_IN_PARTS if across or is_cut else EXPECTED) | across
+
+
 def _notes(steps) -> list[str]:
   """What a reader of the counts must know."""
   lines = []
   for plan, step in steps:
-    unexpected = {*step.get("collectives", ())} - EXPECTED
+    unexpected = {*step.get("collectives", ())} - expected(plan)
     notes = [
       f"{step.get('num_loops')} loops, of which one pass is counted" * bool(step.get("num_loops")),
-      f"{step.get('num_kernels')} Pallas calls, not counted" * bool(step.get("num_kernels")),
+      f"{step.get('num_kernels')} Pallas calls, by their word" * bool(step.get("num_kernels")),
       f"unexpected: {', '.join(sorted(unexpected))}" * bool(unexpected),
     ]
     if any(notes):
@@ -133,7 +162,7 @@ def _notes(steps) -> list[str]:
 
 
 _ESTIMATED_HEAD = (
-  *("training", "chips", "batch", "arithmetic", "memory", "network", "bound by"),
+  *("training", "chips", "batch", "arithmetic", "memory", "network", "slices", "bound by"),
   *("a step, estimate", "all updates, estimate"),
 )
 
@@ -141,7 +170,7 @@ _ESTIMATED_HEAD = (
 def _estimated(plan: Plan, step: Mapping[str, Any]) -> list[str]:
   front = [*_name(plan), _batch(step)]
   if step["refused"]:
-    return [*front, *[""] * 6]
+    return [*front, *[""] * 7]
   seconds = estimate(plan, step)
   bounds = seconds.least, seconds.one_by_one
   return [
@@ -153,7 +182,27 @@ def _estimated(plan: Plan, step: Mapping[str, Any]) -> list[str]:
   ]
 
 
-_CHIP_HEAD = "chip", "operations a second", "memory", "its bandwidth", "links", "source"
+_SCALED_HEAD = (
+  *("training", "chips", "tokens a chip", "against", "a step, estimate"),
+  *("efficiency, all at once", "efficiency, one by one"),
+)
+
+
+def _scaled(found: Efficiency) -> list[str]:
+  bounds = found.seconds.least, found.seconds.one_by_one
+  return [
+    *_name(found.plan),
+    f"{tokens_a_chip(found.plan, found.step):,.0f}",
+    f"{found.fewest} chips",
+    "{:.1f} to {:.1f} ms".format(*(1000 * bound for bound in bounds)),
+    f"{found.least:.3f}",
+    f"{found.one_by_one:.3f}",
+  ]
+
+
+_CHIP_HEAD = (
+  *("chip", "operations a second", "memory", "its bandwidth", "links", "between slices", "source"),
+)
 
 
 def _chip(name: str) -> list[str]:
@@ -164,12 +213,21 @@ def _chip(name: str) -> list[str]:
     _gigabytes(chip.hbm),
     f"{_gigabytes(chip.hbm_bandwidth)}/s",
     f"{chip.links} of {_gigabytes(chip.link_bandwidth)}/s, one way",
+    f"{_gigabytes(chip.slice_bandwidth)}/s, one way" if chip.slice_bandwidth else "not known",
     chip.source,
   ]
 
 
 def _name(plan: Plan) -> list[str]:
-  return [plan["name"], f"{plan['num_chips']} x {plan['chip']} ({plan['topology']})"]
+  """Of the training, and its chips."""
+  where, num_slices = plan["topology"], plan.get("num_slices", 1)
+  if num_slices > 1:
+    where += f", {num_slices} slices"
+  sizes = plan["config"].get("mesh", {}).items()
+  cut = [f"{name} {size}" for name, size in sizes if name != "data" and size != 1]
+  least = " (least effort)" if effort(plan) == "least" else ""
+  chips = f"{plan['num_chips']} x {plan['chip']} ({where})"
+  return [plan["name"] + least, ", ".join([chips, *cut])]
 
 
 def _batch(step: Mapping[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 from ml_collections import ConfigDict
 
+from experiments.tasks.music import MusicTask
 from experiments.tasks.task import Task
 from experiments.tasks.translation import Translation
 
-_TASKS = dict(translation=Translation)
+_TASKS = dict(translation=Translation, music=MusicTask)
 
 
 def make_task(config: ConfigDict) -> Task:

@@ -1,8 +1,9 @@
 """What a kind of system adds to training and evaluating; the commands know nothing else of it."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
 import jax
 from flax import nnx
@@ -103,6 +104,15 @@ class Evaluation(NamedTuple):
   scores: Mapping[str, Any]
   sentences: Mapping[str, list[list[int]]]
   pictures: tuple[pathlib.Path, ...] = ()
+
+
+def model_choices(kind: type) -> dict[str, tuple]:
+  """The choices of `config.model`, by dotted key, that a model's own config names."""
+  return {
+    f"model.{field.name}": get_args(field.type)
+    for field in dataclasses.fields(kind)
+    if get_origin(field.type) is Literal
+  }
 
 
 def model_values(config: ConfigDict) -> dict[str, Any]:

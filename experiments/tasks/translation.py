@@ -5,7 +5,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args, get_origin
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.tasks import translation_scores
-from experiments.tasks.task import Evaluation, Run, model_values
-from experiments.values import at_least, check_values, rates
-from relpos_jax.data.batching import Batch, Batches, bucket_boundaries, pair_lengths
+from experiments.tasks import tokens, translation_scores
+from experiments.tasks.task import Evaluation, Run, model_choices, model_values
+from experiments.values import at_least, check_values
+from relpos_jax.data.batching import Batch, Batches, pair_lengths
 from relpos_jax.data.corpus import SOURCES, Corpus, load_corpus
 from relpos_jax.data.normalize import normalize_corpus, normalize_lines
 from relpos_jax.data.ragged import Ragged
@@ -36,7 +36,7 @@ from relpos_jax.evaluation.bleu import join_subwords
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.loss import Loss, translation_loss
 from relpos_jax.training.processes import is_first
-from relpos_jax.training.sharding import AnyMesh, num_rows_together
+from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.typing import PyTree
 
 _CHOICES = {
@@ -44,19 +44,12 @@ _CHOICES = {
   "vocabulary.kind": KINDS,
   # Those of sacreBLEU that need no further package or download.
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
-} | {
-  f"model.{field.name}": get_args(field.type)
-  for field in dataclasses.fields(TransformerConfig)
-  if get_origin(field.type) is Literal
-}
+} | model_choices(TransformerConfig)
 _NUMBERS = (
   ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("data.embedded.seed",)),
-  at_least(1, "batches.tokens", "batches.max_length", "batches.num_shapes"),
-  at_least(1, "model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
+  *tokens.NUMBERS,
   at_least(1, "training.num_samples", "decoding.beam_size"),
-  at_least(0, "model.max_distance", "decoding.length_penalty", "decoding.extra_length"),
-  rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
-  rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
+  at_least(0, "decoding.length_penalty", "decoding.extra_length"),
 )
 _NUM_MOCKED = 100_000
 
@@ -87,7 +80,7 @@ class Translation:
         "config.model.share_embeddings needs one vocabulary for both languages: "
         "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
-    _check_batches(self.config, sizes)
+    tokens.check_batches(self.config, sizes)
     _check_model(self.config)
 
   def load_data(self) -> Corpus:
@@ -133,7 +126,7 @@ class Translation:
     self, data: Corpus, vocabulary: Tokenizers, mesh: AnyMesh
   ) -> tuple[Batches, Batches]:
     train, valid = (encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid"))
-    make = self.batch_maker(pair_lengths(*train), mesh)
+    make = tokens.batch_maker(self.config, pair_lengths(*train), mesh)
     return make(*train, seed=self.config.seed), make(*valid, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
@@ -146,25 +139,12 @@ class Translation:
     sides = lengths, lengths * random.lognormal(0, 0.2, _NUM_MOCKED)
     rows = [np.clip(side, 2, None).astype(int) for side in sides]
     pairs = [Ragged.joined(np.full(side.sum(), UNK, np.uint16), side) for side in rows]
-    return self.batch_maker(pair_lengths(*pairs), mesh)(*pairs, seed=self.config.seed)
+    return tokens.batch_maker(self.config, pair_lengths(*pairs), mesh)(
+      *pairs, seed=self.config.seed
+    )
 
   def empty_batch(self, shape: tuple[int, ...]) -> Batch:
     return Batch(*2 * [np.zeros(shape, np.int32)])
-
-  def batch_maker(self, lengths: np.ndarray, mesh: AnyMesh):
-    """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths."""
-    boundaries = bucket_boundaries(
-      lengths,
-      self.config.batches.num_shapes,
-      max_length=self.config.batches.max_length,
-      multiple_of=mesh.shape["sequence"],
-    )
-    return functools.partial(
-      Batches,
-      boundaries=boundaries,
-      token_budget=self.config.batches.tokens,
-      multiple_of=num_rows_together(mesh.shape) * self.config.training.num_microbatches,
-    )
 
   def make_model(self, vocabulary: Tokenizers, rngs: nnx.Rngs) -> Transformer:
     sizes = (tokenizer.get_vocab_size() for tokenizer in vocabulary)
@@ -248,19 +228,6 @@ def _check_subwords(config: ConfigDict) -> None:
     raise InputError(
       f"config.data.moses would part {mark} from its subword: set config.data.moses=False, "
       "or config.evaluation.subword_mark to nothing"
-    )
-
-
-def _check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Every batch, that of the longest pairs too, is divided over the mesh and microbatches."""
-  tokens, longest = config.batches.tokens, config.batches.max_length
-  together, num_parts = num_rows_together(sizes), config.training.num_microbatches
-  longest += -longest % sizes["sequence"]
-  if tokens // longest < together * num_parts:
-    raise InputError(
-      f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
-      f"{longest}, which {together} devices and {num_parts} microbatches cannot divide: give "
-      f"{longest * together * num_parts} tokens or more, or lower config.mesh.data"
     )
 
 

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import pallas_tpu_tiles as tiles
+from relpos_jax.attention.pallas_tpu_cost import cost
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 
 # Batch, key heads, query heads of one key head, blocks of queries, blocks of keys.
@@ -39,6 +40,7 @@ def backward(
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=SEMANTICS, vmem_limit_bytes=VMEM_BYTES
     ),
+    cost_estimate=cost(plan, operands, outputs, num_products=5),
     interpret=plan.interpret,
     name="relative_attention_backward",
   )(operands)

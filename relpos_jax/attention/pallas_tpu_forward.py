@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention import pallas_tpu_tiles as tiles
+from relpos_jax.attention.pallas_tpu_cost import cost
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 
 # Of the parallel axes of the grid, batch and heads and blocks of queries; the keys' come in order.
@@ -40,6 +41,7 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
     out_shape=outputs,
     scratch_shapes=[_scratch(plan, operands)],
     compiler_params=pltpu.CompilerParams(dimension_semantics=SEMANTICS),
+    cost_estimate=cost(plan, operands, outputs, num_products=2),
     interpret=plan.interpret,
     name="relative_attention_forward",
   )(operands)

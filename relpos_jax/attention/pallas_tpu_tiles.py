@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -78,7 +79,7 @@ class Plan(NamedTuple):
       return False, True
     return not self.is_causal and keys - 1 > special[0], 1 - queries < special[-1]
 
-  def runs(self, offset: jax.Array | int) -> jax.Array | bool:
+  def runs(self, offset: jax.Array | np.ndarray | int) -> jax.Array | np.ndarray | bool:
     """Whether any key of the tile may be seen, for all that causality and window say."""
     seen = offset <= 0 if self.is_causal else True
     if self.window is not None:

@@ -71,9 +71,13 @@ def over_devices(
 def free_names() -> set[str]:
   """Of `AXIS_NAMES`, the axes of the mesh in context by which nobody has cut before."""
   mesh = jax.sharding.get_abstract_mesh()
-  types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-  known = itertools.chain(*AXIS_NAMES.values())
-  return {name for name in known if types.get(name) == AxisType.Auto and mesh.shape[name] > 1}
+  known = {*itertools.chain(*AXIS_NAMES.values())}
+  return {name for name in known & _auto_names(mesh) if mesh.shape[name] > 1}
+
+
+def _auto_names(mesh: AbstractMesh) -> set[str]:
+  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+  return {name for name, kind in types if kind == AxisType.Auto}
 
 
 class _Call(NamedTuple):
@@ -94,7 +98,8 @@ class _Call(NamedTuple):
       self.part(cut, ends),
       in_specs=self.specs(cut),
       out_specs=tuple(end.spec for end in ends),
-      axis_names=names,
+      # All that there are: TPUs' kernels take no mesh of which an axis, if only of size 1, is left.
+      axis_names=_auto_names(mesh),
       check_vma=False,
     )
 

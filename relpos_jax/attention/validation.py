@@ -196,14 +196,9 @@ def _check_labels(labels: Array, num_rows: int, logits: tuple[int, ...]) -> None
   _check_edges("relations.labels", labels, (*logits[:-3], *logits[-2:]), logits[-2:])
   if not jnp.issubdtype(labels.dtype, jnp.integer):
     raise ValueError(f"relations.labels has dtype {labels.dtype}; want integers")
-  if isinstance(labels, jax.core.Tracer) or not labels.size:
-    return
-  low, high = int(labels.min()), int(labels.max())
-  if low < -1 or high >= num_rows:
-    raise ValueError(
-      f"relations.labels go from {low} to {high}; want -1 (no relation) to {num_rows - 1}, "
-      "the last row of the tables"
-    )
+  _check_range(
+    "relations.labels", labels, num_rows, "-1 (no relation)", "the last row of the tables"
+  )
 
 
 def _check_features(features: Array, num_rows: int, logits: tuple[int, ...]) -> None:
@@ -220,6 +215,65 @@ def _check_edges(
   if edges.shape not in (batched, unbatched):
     want = " or ".join(str(shape) for shape in dict.fromkeys([batched, unbatched]))
     raise ValueError(f"{name} has shape {edges.shape}; want {want}")
+
+
+def check_edge_list(
+  senders: Array, receivers: Array, queries: tuple[int, ...], num_keys: int
+) -> None:
+  """Integers [*B, M]: -1, or a key of a sender and a query of a receiver, where they are known."""
+  *batch, num_queries = queries
+  for name, nodes, number in (
+    ("senders", senders, num_keys),
+    ("receivers", receivers, num_queries),
+  ):
+    if [*nodes.shape[:-1]] != batch or nodes.ndim != len(queries):
+      want = ", ".join(str(n) for n in [*batch, "M"])
+      raise ValueError(f"{name} has shape {nodes.shape}; want [{want}], one node an edge")
+    if not jnp.issubdtype(nodes.dtype, jnp.integer):
+      raise ValueError(f"{name} has dtype {nodes.dtype}; want integers")
+    _check_range(name, nodes, number, "-1 (padding)", "the last node")
+  if senders.shape != receivers.shape:
+    raise ValueError(
+      f"receivers has shape {receivers.shape}; want that of senders, {senders.shape}"
+    )
+
+
+def check_edge_relation(
+  name: str, relation: EdgeLabels | EdgeFeatures | None, edges: tuple[int, ...], head: tuple
+) -> EdgeLabels | EdgeFeatures | None:
+  """Labels [*B, M] or features [*B, M, F] that fit the tables.
+
+  Returns the relation, with arrays for what was given as nested lists.
+  """
+  wanted = EdgeLabels if name == "labels" else EdgeFeatures
+  if not isinstance(relation, wanted | None):
+    raise ValueError(f"{name} is {_describe(relation)}; want {wanted.__name__} or None")
+  if relation is None:
+    return None
+  relation = _with_arrays(relation)
+  num_rows = _check_tables(relation, *head)
+  of_edges = getattr(relation, name)
+  shape, kind, want = (
+    (edges, jnp.integer, "integers")
+    if name == "labels"
+    else ((*edges, num_rows), jnp.floating, "floating numbers")
+  )
+  if of_edges.shape != shape:
+    raise ValueError(f"{name}.{name} has shape {of_edges.shape}; want {shape}")
+  if not jnp.issubdtype(of_edges.dtype, kind):
+    raise ValueError(f"{name}.{name} has dtype {of_edges.dtype}; want {want}")
+  if name == "labels":
+    _check_range("labels.labels", of_edges, num_rows, "-1 (no label)", "the last row of the tables")
+  return relation
+
+
+def _check_range(name: str, x: Array, number: int, lowest: str, highest: str) -> None:
+  """-1 to number - 1, where the numbers are known."""
+  if isinstance(x, jax.core.Tracer) or not x.size:
+    return
+  low, high = int(x.min()), int(x.max())
+  if low < -1 or high >= number:
+    raise ValueError(f"{name} go from {low} to {high}; want {lowest} to {number - 1}, {highest}")
 
 
 def check_scale(scale: ArrayLike) -> None:

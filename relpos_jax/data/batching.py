@@ -1,19 +1,25 @@
 """Batches of sentences of similar length, each a function of the seed and the step alone."""
 
-import functools
-import math
-import operator
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
 import grain
 import numpy as np
 
 from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.schedule import Schedule
 from relpos_jax.data.tokenizer import PAD
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Int
+
+_Batch = TypeVar("_Batch", covariant=True)
+
+
+@runtime_checkable
+class Steps(Protocol[_Batch]):
+  """The batch of every step, of whatever kind."""
+
+  def __getitem__(self, step: SupportsIndex, /) -> _Batch: ...
 
 
 class Batch(NamedTuple):
@@ -83,82 +89,34 @@ class Batches:
     if len({*map(len, sides)}) != 1:
       raise ValueError(f"the sides have {[*map(len, sides)]} rows: want as many in each")
     self._sides, self._kind = [Ragged.of(side) for side in sides], kind
-    lengths = pair_lengths(*self._sides)
-    self._buckets = [*_buckets(lengths, boundaries, token_budget, multiple_of)]
-    self._longest, self._seed = boundaries[-1], seed
-    self._batches = [
-      (bucket, slice(start, start + pairs))
-      for bucket, ((pairs, _), examples) in enumerate(self._buckets)
-      for start in range(0, len(examples), pairs)
-    ]
-    self.num_per_epoch = len(self._batches)
-    self.shapes = tuple(
-      (math.ceil(pairs / multiple_of) * multiple_of, boundary)
-      for (pairs, boundary), _ in self._buckets
+    self._schedule = Schedule(
+      pair_lengths(*self._sides),
+      boundaries=boundaries,
+      budget=token_budget,
+      multiple_of=multiple_of,
+      seed=seed,
+      words=("pairs", "tokens", " a side"),
     )
-    self.dropped = len(lengths) - sum(len(examples) for _, examples in self._buckets)
-    self._lock = threading.Lock()
-    self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
+    self._longest = boundaries[-1]
+    self.num_per_epoch = self._schedule.num_per_epoch
+    self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
 
   def __getitem__(self, step: SupportsIndex) -> Any:
-    number = operator.index(step)
-    if number < 0:
-      raise IndexError(f"step {number}: want at least 0")
-    epoch, index = divmod(number, self.num_per_epoch)
-    with self._lock:
-      examples, order = self._plan(epoch)
-    bucket, part = self._batches[order[index]]
-    rows, shape = examples[bucket][part], self.shapes[bucket]
-    return self._kind(*(side.padded(rows, shape, PAD) for side in self._sides))
-
-  def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Each bucket's examples and the batches, in this epoch's order."""
-    if self._seed is None:
-      return [examples for _, examples in self._buckets], np.arange(self.num_per_epoch)
-    key = np.array([self._seed % 2**64, epoch], np.uint64)
-    generator = np.random.Generator(np.random.Philox(key=key))
-    examples = [generator.permutation(examples) for _, examples in self._buckets]
-    return examples, generator.permutation(self.num_per_epoch)
+    rows, bucket = self._schedule[step]
+    return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in self._sides))
 
   @property
   def padding(self) -> float:
     """The share of PAD in an epoch's tokens, all sides together."""
-    cells = sum(math.prod(self.shapes[bucket]) for bucket, _ in self._batches)
     lengths = [side.lengths for side in self._sides]
-    tokens = sum(side[examples].sum() for side in lengths for _, examples in self._buckets)
-    return float(1 - tokens / (cells * len(lengths)))
+    tokens = sum(side[pairs].sum() for side in lengths for pairs in self._schedule.buckets)
+    return float(1 - tokens / (self._schedule.cells * len(lengths)))
 
   def __str__(self) -> str:
-    shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
     return (
-      f"{len(self.shapes)} shapes: {shapes}, {self.num_per_epoch:,} batches an epoch,"
-      f" {self.dropped:,} pairs longer than {self._longest} tokens dropped,"
+      f"{self._schedule}, {self.dropped:,} pairs longer than {self._longest} tokens dropped,"
       f" {self.padding:.0%} padding"
     )
-
-
-def _buckets(
-  lengths: Int[np.ndarray, "pairs"], boundaries: Sequence[int], token_budget: int, multiple_of: int
-) -> Iterator[tuple[tuple[int, int], Int[np.ndarray, "examples"]]]:
-  """Of each bucket that is not empty: pairs a batch and boundary, and the pairs in it."""
-  if list(boundaries) != sorted({*boundaries}) or not boundaries or boundaries[0] < 1:
-    raise InputError(f"boundaries {boundaries}: give increasing lengths in tokens, from 1")
-  if lengths.min(initial=boundaries[-1] + 1) > boundaries[-1]:
-    raise InputError(
-      f"none of {len(lengths)} pairs has at most {boundaries[-1]} tokens a side:"
-      " give other data or a longer last boundary"
-    )
-  bucket = np.searchsorted(boundaries, lengths)
-  for index, boundary in enumerate(boundaries):
-    pairs = token_budget // boundary
-    if pairs < multiple_of:
-      raise InputError(
-        f"boundary {boundary} with a budget of {token_budget} tokens leaves no room for"
-        f" {multiple_of} rows: raise the budget to {boundary * multiple_of} or lower the boundary"
-      )
-    examples = np.flatnonzero(bucket == index).astype(np.int32)
-    if len(examples):
-      yield (pairs, boundary), examples
 
 
 def pair_lengths(*sides: Ragged) -> Int[np.ndarray, "pairs"]:
@@ -214,7 +172,7 @@ def bucket_boundaries(
   return tuple(reversed(boundaries))
 
 
-def prefetch(batches: Batches, start: int, stop: int) -> Iterator[Batch]:
+def prefetch(batches: Steps[_Batch], start: int, stop: int) -> Iterator[_Batch]:
   """`batches[start]` to `batches[stop - 1]`, made in a thread while the caller computes.
 
   >>> batches = Batches([[5, 2]], [[6, 2]], boundaries=(2,), token_budget=2, seed=0)

@@ -42,7 +42,7 @@ class LazyPairs(Sequence):
   """
 
   items: Sequence[Any]
-  function: Callable[[Any], tuple[str, str]]
+  function: Callable[[Any], Any]
 
   def __len__(self) -> int:
     return len(self.items)
@@ -52,12 +52,12 @@ class LazyPairs(Sequence):
       return self.__getitems__(range(len(self))[index])
     return self.function(self.items[range(len(self))[index]])
 
-  def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+  def __getitems__(self, indices: Sequence[int]) -> list[Any]:
     in_bulk = getattr(self.items, "__getitems__", None)
     items = in_bulk(list(indices)) if in_bulk else [self.items[index] for index in indices]
     return [self.function(item) for item in items]
 
-  def __iter__(self) -> Iterator[tuple[str, str]]:
+  def __iter__(self) -> Iterator[Any]:
     for start in range(0, len(self), _READ_AHEAD):
       yield from self.__getitems__(range(start, min(start + _READ_AHEAD, len(self))))
 

@@ -1,6 +1,5 @@
 """Multi30k, English and German, as the published baseline had it: Moses tokens in subwords."""
 
-import hashlib
 import pathlib
 from collections.abc import Iterator
 
@@ -9,7 +8,6 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.corpus import Corpus
-from relpos_jax.data.pairs import read_content
 from relpos_jax.data.prepared import (
   check_reachable,
   data_dir,
@@ -17,6 +15,7 @@ from relpos_jax.data.prepared import (
   lazy_splits,
   prepare,
   split_languages,
+  upstream_content,
 )
 from relpos_jax.errors import InputError
 
@@ -109,17 +108,7 @@ def _read(folder: pathlib.Path, languages) -> Corpus:
 
 
 def _content(folder: pathlib.Path, name: str) -> bytes:
-  """Raises InputError unless the file, plain or .gz, holds the one of its name upstream."""
-  packed = folder / f"{name}.gz"
-  file = packed if packed.exists() else folder / name
-  content = read_content(file)
-  sha256, wanted = hashlib.sha256(content).hexdigest(), _FILES[name][1]
-  if sha256 != wanted:
-    raise InputError(
-      f"wrong file {file}: the sha256 of its text is {sha256[:12]}..., upstream's is "
-      f"{wanted[:12]}...; copy it again from {_UPSTREAM}, or leave path empty to download it"
-    )
-  return content
+  return upstream_content(folder, name, _FILES[name][1], _UPSTREAM)
 
 
 def _lines(content: bytes) -> list[str]:

@@ -1,6 +1,9 @@
-"""Translation data sets that TFDS prepares once on disk and reads without TensorFlow."""
+"""Data sets that TFDS prepares once on disk and reads without TensorFlow."""
 
+import hashlib
+import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -10,6 +13,7 @@ from tensorflow_datasets.core.download.download_manager import NonMatchingChecks
 from tensorflow_datasets.core.download.extractor import ExtractError
 
 from relpos_jax.data.corpus import LazyPairs
+from relpos_jax.data.pairs import read_content
 from relpos_jax.errors import InputError
 
 _DOWNLOAD_FAILURES = (
@@ -75,6 +79,23 @@ def check_reachable(url: str, remedy: str) -> None:
     ) from None
 
 
+def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str) -> bytes:
+  """What a folder's copy of an upstream file holds: `name` as it is, or `name`.gz.
+
+  Raises InputError: it is missing or damaged, or the sha256 of its content is not the recorded one.
+  """
+  packed = folder / f"{name}.gz"
+  file = packed if packed.exists() else folder / name
+  content = read_content(file)
+  found = hashlib.sha256(content).hexdigest()
+  if found != sha256:
+    raise InputError(
+      f"wrong file {file}: the sha256 of its text is {found[:12]}..., upstream's is "
+      f"{sha256[:12]}...; copy it again from {upstream}, or leave path empty to download it"
+    )
+  return content
+
+
 def split_languages(languages: str, known: tuple[str, ...]) -> tuple[str, str]:
   """("en", "de") of "en-de".
 
@@ -99,9 +120,21 @@ def lazy_splits(
   def pair(item: Mapping[str, bytes | str]) -> tuple[str, str]:
     return _text(item[source]), _text(item[target])
 
+  return read_splits(builder, pair)
+
+
+def read_splits(
+  builder: tfds.core.DatasetBuilder, function: Callable[[Any], Any]
+) -> dict[str, LazyPairs]:
+  """`function` of the items of train, valid and test of a prepared data set, one by one.
+
+  Raises InputError for data that were prepared before in a format without random access.
+  """
   names = {"train": "train", "valid": "validation", "test": "test"}
   try:
-    return {split: LazyPairs(builder.as_data_source(name), pair) for split, name in names.items()}
+    return {
+      split: LazyPairs(builder.as_data_source(name), function) for split, name in names.items()
+    }
   except NotImplementedError:
     raise InputError(
       f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"

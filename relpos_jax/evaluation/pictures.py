@@ -20,16 +20,16 @@ from matplotlib.ticker import (
 
 from relpos_jax.typing import ArrayLike, Float
 
-_TRAIN, _VALID, _QUIET = "#4477aa", "#cc3311", "#666666"
+_TRAIN, _VALID, QUIET = "#4477aa", "#cc3311", "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 # Told apart by colour-blind readers too: Paul Tol's "bright" and "vibrant", and by their marks.
-_COLOURS = (
+COLOURS = (
   *("#000000", "#4477aa", "#ee6677", "#228833", "#ccbb44"),
   *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
 )
 _MARKERS = "osD^vPX<>*d"
 _POINTS_PER_INCH = 72
-_DPI, _MOST_PIXELS = 150, 8_000  # of a side, beyond which few programs open a picture
+DPI, _MOST_PIXELS = 150, 8_000  # of a side, beyond which few programs open a picture
 
 
 class Panel(NamedTuple):
@@ -82,7 +82,7 @@ def learning_curves(
   loss, valid_loss = _series(metrics, "loss"), _series(metrics, "valid_loss")
   scores, rate = _series(metrics, f"valid_{score.lower()}"), _series(metrics, "learning_rate")
   heights = [2.6] + [1.8] * bool(scores) + [1.1] * bool(rate)
-  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=_DPI, layout="constrained")
+  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=DPI, layout="constrained")
   grid = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
   axes = list(grid[:, 0])
 
@@ -90,15 +90,15 @@ def learning_curves(
   if scores:
     _draw_scores(axes[1], score, *scores)
   if rate:
-    axes[-1].plot(*rate, color=_QUIET, linewidth=1.5)
+    axes[-1].plot(*rate, color=QUIET, linewidth=1.5)
     axes[-1].set(ylabel="learning rate", ylim=(0, None))
   for ax in axes:
-    _clean(ax)
+    clean(ax)
   axes[-1].set_xlabel("step")
   axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
   axes[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
   figure.align_ylabels(axes)
-  return _save(figure, path)
+  return save(figure, path)
 
 
 def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> pathlib.Path:
@@ -132,7 +132,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
   fontsize = min(11.0, 0.6 * cell * _POINTS_PER_INCH)
   widths = [len(panel.columns) * cell for panel in panels]
   size = _size(panels, cell, fontsize)
-  figure = Figure(size, dpi=min(_DPI, _MOST_PIXELS / max(size)), layout="constrained")
+  figure = Figure(size, dpi=min(DPI, _MOST_PIXELS / max(size)), layout="constrained")
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
   for ax, panel, width in zip(axes, panels, widths, strict=True):
@@ -145,7 +145,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
   )
   bar.set_label("attention weight")
   bar.outline.set_visible(False)
-  return _save(figure, path)
+  return save(figure, path)
 
 
 def cost_curves(
@@ -184,7 +184,7 @@ def cost_curves(
   if lines:
     handles = [lines[name] for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
-  return _save(figure, path)
+  return save(figure, path)
 
 
 def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pathlib.Path:
@@ -206,7 +206,7 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
   """
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
   size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / max(1, len(panels)))
-  figure = Figure(size, dpi=_DPI, layout="constrained")
+  figure = Figure(size, dpi=DPI, layout="constrained")
   grid = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
   for ax, panel in zip(grid, panels, strict=False):
     for name, points in panel.curves.items():
@@ -215,14 +215,14 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
     ax.set(xlabel=panel.x, ylabel=panel.y)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    _clean(ax)
+    clean(ax)
   lines = {line.get_label(): line for ax in grid for line in ax.lines}
   if names:
     handles = [lines[name] for name in names]
     rows = math.ceil(len(names) / (3 * len(panels)))
     columns = math.ceil(len(names) / rows)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
-  return _save(figure, path)
+  return save(figure, path)
 
 
 def _draw_spread(ax: Axes, name: str, points, style: Mapping[str, Any]) -> None:
@@ -234,9 +234,9 @@ def _draw_spread(ax: Axes, name: str, points, style: Mapping[str, Any]) -> None:
 def _draw_mark(ax: Axes, mark: tuple[float, str] | None) -> None:
   if mark is None:
     return
-  ax.axvline(mark[0], color=_QUIET, linestyle=":", linewidth=1.2, zorder=1)
+  ax.axvline(mark[0], color=QUIET, linestyle=":", linewidth=1.2, zorder=1)
   place: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
-  ax.annotate(mark[1], (mark[0], 1), xytext=(4, -2), va="top", color=_QUIET, fontsize=8, **place)
+  ax.annotate(mark[1], (mark[0], 1), xytext=(4, -2), va="top", color=QUIET, fontsize=8, **place)
 
 
 def _kind(name: str) -> str:
@@ -246,7 +246,7 @@ def _kind(name: str) -> str:
 
 def _style(number: int, is_quiet: bool) -> dict[str, Any]:
   return dict(
-    color=_COLOURS[number % len(_COLOURS)],
+    color=COLOURS[number % len(COLOURS)],
     linestyle="--" if is_quiet else "-",
     marker=_MARKERS[number % len(_MARKERS)],
     markerfacecolor="white" if is_quiet else None,
@@ -261,13 +261,14 @@ def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any
   ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
   ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
   lengths = sorted({length for points in panel.curves.values() for length, _ in points})
-  ax.xaxis.set_major_locator(FixedLocator(lengths))
+  # Of many lengths so many are named as have room, the last among them.
+  ax.xaxis.set_major_locator(FixedLocator(lengths[:: -max(1, math.ceil(len(lengths) / 5))]))
   ax.xaxis.set_minor_locator(NullLocator())
   ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
   ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
   ax.yaxis.set_minor_locator(NullLocator())
   ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-  _clean(ax)
+  clean(ax)
 
 
 def _size(panels: Sequence[Panel], cell: float, fontsize: float) -> tuple[float, float]:
@@ -314,7 +315,8 @@ def _smooth(values: np.ndarray) -> np.ndarray:
   return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
 
 
-def _clean(ax: Axes) -> None:
+def clean(ax: Axes) -> None:
+  """The look of all curves: no box, a pale grid behind."""
   ax.spines[["top", "right"]].set_visible(False)
   ax.grid(color="#dddddd", linewidth=0.6)
   ax.set_axisbelow(True)
@@ -334,12 +336,13 @@ def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
   ax.invert_yaxis()
   ax.set_aspect("equal", anchor="N")
   ax.spines[:].set_visible(False)
-  ax.set_ylabel("query", color=_QUIET)
-  ax.set_xlabel("key", color=_QUIET)
+  ax.set_ylabel("query", color=QUIET)
+  ax.set_xlabel("key", color=QUIET)
   return image
 
 
-def _save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
+def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
+  """Writes a picture whose format its file's suffix says, and returns the path."""
   path = pathlib.Path(path)
   with warnings.catch_warnings():
     # The font lacks some scripts; a box in a picture is no reason to disturb a run.

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.attention.validation import check_sizes
 from relpos_jax.nn.cache import KVCache, empty_cache
@@ -110,16 +111,27 @@ class MultiHeadAttention(nnx.Module):
     rngs: nnx.Rngs | None = None,
     **options,
   ) -> Float[Array, "B T D"]:
-    """Attends from `x` to projected keys and values."""
+    """Attends from `x` to projected keys and values.
+
+    Of a graph's edges: with `relations`, which depend on it, in a layer that has no tables; or with
+    the `senders` and `receivers` of a list of edges, and options of `edge_attention`.
+    """
     query = self.query(x)
-    options["relations"] = None if self.tables is None else self.tables()
+    if "senders" in options:
+      return self.out(edge_attention(query, key, value, **options, **self._dropout(rngs)))
+    if self.tables is not None:
+      options["relations"] = self.tables()
     if self.sow_weights:
       self.sow(nnx.Intermediate, "weights", attention_weights(query, key, **options))
-    if rngs is not None and self.dropout_rate:
-      options |= dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
+    options |= self._dropout(rngs)
     return self.out(
       dot_product_attention(query, key, value, implementation=self.implementation, **options)
     )
+
+  def _dropout(self, rngs: nnx.Rngs | None) -> dict:
+    if rngs is None or not self.dropout_rate:
+      return {}
+    return dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
 
   def decode(
     self, x: Float[Array, "B M D"], cache: KVCache, positions: Int[Array, "B M"]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from relpos_jax.data.batching import Batch
+from relpos_jax.data.batching import Batch, Tokens
+from relpos_jax.models.language_model import LanguageModel
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int
 
@@ -97,3 +98,16 @@ def translation_loss(
   """The loss of the target's tokens, each told from the source and the target before it."""
   logits = model(batch.source, shift_right(batch.target, bos), rngs=rngs)
   return cross_entropy(logits, batch.target, smoothing=label_smoothing)
+
+
+def language_loss(
+  model: LanguageModel,
+  batch: Tokens,
+  rngs: nnx.Rngs | None = None,
+  *,
+  bos: int,
+  label_smoothing: float = 0.0,
+) -> Loss:
+  """The loss of every token, each told from those before it."""
+  logits = model(shift_right(batch.tokens, bos), rngs=rngs)
+  return cross_entropy(logits, batch.tokens, smoothing=label_smoothing)

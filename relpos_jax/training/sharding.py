@@ -11,8 +11,11 @@ Results do not depend on the mesh. On a mesh of one axis, `data`, every device h
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.errors import InputError
@@ -56,8 +59,30 @@ def make_mesh(
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
-  devices = devices[: math.prod(sizes.values())]
-  return jax.make_mesh((*sizes.values(),), AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+  devices = _placed((*sizes.values(),), devices[: math.prod(sizes.values())])
+  return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _placed(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+  """Devices along the axes of a mesh, neighbours where they can be.
+
+  Slices of TPUs, which a slower network connects, are parts of the first axis: there they share
+  nothing but the sums of gradients.
+  """
+  num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+  if num_slices == 1:
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+  if sizes[0] % num_slices:
+    raise InputError(
+      f"config.mesh.{AXES[0]} is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
+    )
+  ones = (1,) * (len(sizes) - 1)
+  return mesh_utils.create_hybrid_device_mesh(
+    (sizes[0] // num_slices, *sizes[1:]),
+    (num_slices, *ones),
+    devices,
+    allow_split_physical_axes=True,
+  )
 
 
 def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:

@@ -88,6 +88,16 @@ def test_a_mesh_in_context_says_what_is_cut(along):
   check_eight_devices_equal_one(attend, axes, along, along is HEADS_TOO, in_context=True)
 
 
+def test_no_axis_of_a_mesh_is_left_to_the_compiler():
+  """It takes no kernel for TPUs of which one is, be it of size 1."""
+  mesh = jax.make_mesh((8, 1, 1), ("data", "tensor", "other"), (AxisType.Auto,) * 3)
+  x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    jaxpr = jax.make_jaxpr(in_tiles)(x, x, x)
+  found = re.search(r"manual_axes=frozenset\(\{([^}]*)\}", str(jaxpr))
+  assert found and {*re.findall(r"\w+", found[1])} == {*mesh.axis_names}
+
+
 @pytest.mark.parametrize(
   "bias, heads, along",
   [(bias, heads, HEADS_TOO) for bias in ("BNTS", "1NTS", "11TS") for heads in "NK"]

@@ -1,5 +1,7 @@
 """Where arrays live: the mesh asked for, and what its axes cut."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import (
+  _placed,
   make_mesh,
   of_parameters,
   put_batch,
@@ -49,6 +52,27 @@ def test_the_mesh_has_the_devices_asked_for(sizes, wanted):
 def test_a_mesh_of_devices_that_are_not_there_is_refused(sizes, words):
   with pytest.raises(InputError, match=words):
     make_mesh(**sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """As much of a device as its place in a mesh depends on."""
+
+  id: int
+  slice_index: int
+  process_index: int = 0
+  platform: str = "cpu"
+  device_kind: str = "cpu"
+
+
+def test_slices_of_tpus_are_parts_of_the_batch():
+  """Of the rows, that is: what cuts parameters or a sequence stays within a slice."""
+  chips = [Chip(id, id // 4) for id in range(8)]
+  assert [chip.id for chip in _placed((8, 1, 1, 1), chips).flat] == [*range(8)]
+  for part in _placed((2, 2, 1, 2), chips[::2] + chips[1::2]):
+    assert len({chip.slice_index for chip in part.flat}) == 1
+  with pytest.raises(InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"):
+    _placed((1, 1, 1, 8), chips)
 
 
 def test_rows_are_split_in_order_and_tokens_too():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.planning.collectives import Collective, by_kind, find, num_loops
+from experiments.planning.collectives import ACROSS, Collective, by_kind, find, num_loops
 
 TEXT = """HloModule jit_step, is_scheduled=true
 
@@ -55,6 +55,39 @@ def test_kinds_are_summed_over_the_passes_of_loops():
   assert rows["all-reduce"]["sent_bytes"] == pytest.approx(2 * (3 * 48 + 63 + 30))
 
 
+OVER_SLICES = """HloModule jit_step, is_scheduled=true
+
+%all-reduce-scatter.3 (input_0: f32[1000,128]) -> f32[256,128] {
+  %all-reduce.67 = f32[1024,128]{1,0:T(8,128)} all-reduce(%pad.32), channel_id=1, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=%add
+  ROOT %part = f32[256,128]{1,0:T(8,128)} dynamic-slice(%all-reduce.67, %i, %zero)
+}
+
+ENTRY %main (a: f32[100]) -> f32[100] {
+  %rs = f32[256,128]{1,0:T(8,128)} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.3
+  %key = token[] after-all(), frontend_attributes={MegascaleRendezvousKeyName="all-reduce.40_0"}
+  %send.8 = (f32[256,128]{1,0:T(8,128)}, u32[], token[]) send(%rs, %key), channel_id=18, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %sent = token[] send-done(%send.8), channel_id=18, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}"}
+  %ag = f32[1024,128]{1,0} all-gather(%recv), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+  %of_all = f32[8]{0} all-reduce(%b), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}, to_apply=%add
+  %of_a_part = f32[8]{0} all-reduce(%c), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1':(2)2}, to_apply=%add
+}
+"""  # noqa: E501
+
+
+def test_a_sum_over_slices_goes_over_two_networks():
+  """Scattered within a slice, summed across slices in parts, and gathered."""
+  whole = 4 * 1024 * 128
+  assert find(OVER_SLICES, 8)[:3] == [
+    Collective("reduce-scatter", whole, 4, 1),
+    Collective(ACROSS, whole // 4, 2, 1),
+    Collective("all-gather", whole, 4, 1),
+  ]
+
+
+def test_groups_are_named_by_axes_of_a_mesh():
+  assert [each.num_chips for each in find(OVER_SLICES, 8)[3:]] == [8, 4]
+
+
 @pytest.mark.parametrize(
   "kind, sent",
   [
@@ -63,6 +96,7 @@ def test_kinds_are_summed_over_the_passes_of_loops():
     ("reduce-scatter", 700),
     ("all-to-all", 700),
     ("collective-permute", 800),
+    (ACROSS, 2 * 700),
   ],
 )
 def test_a_ring_sends_every_part_but_ones_own(kind, sent):

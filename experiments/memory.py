@@ -1,0 +1,228 @@
+r"""Measures what relative attention of long music needs in memory, with no need to have it.
+
+  python -m experiments.memory --lengths=512,2048,8192,65536 --out=results
+  python -m experiments.memory --lengths= --step_lengths=16384,32768,65536 --out=results
+  python -m experiments.memory --lengths= --out=results   # measures nothing, writes the report
+
+Music Transformer's setting (Huang et al. 2018): keys alone, a table for each head, causal, nothing
+beyond half the length. One layer's attention is compiled for each of --lengths, gathered
+(`per_position`), skewed (`skew`) and by blocks (`chunked`), each with the relative term and
+without, forward alone and with gradients; nothing of it runs. Memory is what the compiler sets
+aside beyond arguments and results.
+
+Then one step of training runs, of a whole model on one sequence of random tokens, at the longest of
+--step_lengths whose program fits into the memory there is.
+
+Writes OUT/music/memory.json, OUT/music/step.json, a picture, and the section of OUT/music.md.
+"""
+
+import json
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments import command
+from experiments.benchmarks.measurement import free_bytes
+from experiments.reports import music
+from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.attention.reference import vectors
+from relpos_jax.data import voices
+from relpos_jax.errors import InputError
+from relpos_jax.evaluation.cost import compile_program, with_gradients
+from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.training.loss import cross_entropy
+from relpos_jax.training.workdir import environment
+
+IMPLEMENTATIONS = ("per_position", "skew", "chunked")
+
+FLAGS = dict(
+  lengths=command.Flag(
+    "512,1024,2048,4096,8192,16384,32768,65536", "L, separated by commas; one layer is compiled"
+  ),
+  step_lengths=command.Flag("", "lengths to try a step of training at, the longest that fits"),
+  heads=command.Flag(8, "of attention"),
+  width=command.Flag(64, "of a head; D is heads times width"),
+  layers=command.Flag(6, "of the model that makes a step of training"),
+  out=command.Flag("results", "the folder to write to"),
+)
+
+
+def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, out: str) -> None:
+  """Checks the flags, compiles, makes the step, and writes the report."""
+  for flag, value in (("heads", heads), ("width", width), ("layers", layers)):
+    if value < 1:
+      raise InputError(f"--{flag} is {value}; want at least 1")
+  compiled = command.lengths("lengths", lengths)
+  tried = command.lengths("step_lengths", step_lengths)
+  folder = _folder(out)
+  settings = dict(heads=heads, width=width)
+  if compiled:
+    rows = []
+    for row in measure(compiled, **settings):
+      rows.append(row)
+      _write(folder / "memory.json", settings=settings, rows=rows)
+  if tried:
+    _write(
+      folder / "step.json",
+      settings=settings | dict(layers=layers),
+      **_step(tried, heads, width, layers),
+    )
+  music.write(pathlib.Path(out))
+
+
+def _folder(out: str) -> pathlib.Path:
+  folder = pathlib.Path(out) / "music"
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f"cannot use {folder} ({error.strerror}): give another --out") from error
+  return folder
+
+
+def _write(file: pathlib.Path, **results: Any) -> None:
+  file.write_text(json.dumps(dict(environment=environment()) | results) + "\n", encoding="utf-8")
+
+
+# One layer's attention ----------------------------------------------------------------------------
+
+
+def measure(lengths: Sequence[int], heads: int, width: int) -> Iterator[dict[str, Any]]:
+  """A row for each length: bytes by the paper's count, and by the compiler's of each program."""
+  for length in lengths:
+    programs = []
+    for name in IMPLEMENTATIONS:
+      for has_relations in (True, False):
+        for backward in (False, True):
+          _say(f"compiling L = {length:,}: {name}")
+          kind = dict(implementation=name, relations=has_relations, backward=backward)
+          size = _temporary_bytes(name, length, heads, width, has_relations, backward)
+          programs.append(kind | dict(temporary_bytes=size))
+    yield dict(length=length, counts=_counts(length, heads, width), programs=programs)
+
+
+def _arguments(length: int, heads: int, width: int):
+  """Shapes of query, key, value and of a table of distances up to L / 2."""
+  tokens = jax.ShapeDtypeStruct((1, length, heads, width), jnp.float32)
+  table = jax.ShapeDtypeStruct((2 * (length // 2) + 1, heads, width), jnp.float32)
+  return tokens, tokens, tokens, table
+
+
+def _temporary_bytes(
+  name: str, length: int, heads: int, width: int, has_relations: bool, backward: bool
+) -> int:
+  def attention(query, key, value, table=None):
+    relations = None if table is None else RelativePositions(table, None, beyond="zero")
+    return dot_product_attention(
+      query, key, value, relations=relations, is_causal=True, implementation=name
+    )
+
+  arguments = _arguments(length, heads, width)[: 4 if has_relations else 3]
+  if backward:
+    arguments = (arguments[0], *arguments)  # the cotangent is like the result
+  function = with_gradients(attention) if backward else attention
+  return compile_program(function, *arguments).temporary_bytes
+
+
+def _counts(length: int, heads: int, width: int) -> dict[str, int]:
+  """Bytes of what the paper counts: relative embeddings, gathered or not, and relative logits."""
+
+  def gathered(query, key, value, table):
+    relations = RelativePositions(table, None, beyond="zero")
+    inputs = gather_inputs(query, key, value, relations=relations, is_causal=True)
+    return vectors(inputs.relations.key, inputs.edges())
+
+  shapes = _arguments(length, heads, width)
+  logits = jax.ShapeDtypeStruct((heads, length, length), jnp.float32)
+  return dict(
+    gathered=_bytes(jax.eval_shape(gathered, *shapes)),
+    table=_bytes(shapes[3]),
+    logits=_bytes(logits),
+  )
+
+
+def _bytes(shape: jax.ShapeDtypeStruct) -> int:
+  return shape.size * shape.dtype.itemsize
+
+
+# A step of training -------------------------------------------------------------------------------
+
+
+def _step(lengths: Sequence[int], heads: int, width: int, layers: int) -> dict[str, Any]:
+  """What the step at the longest length that fits took, and which were too long."""
+  too_long = []
+  for length in sorted(set(lengths), reverse=True):
+    _say(f"compiling a step of training at L = {length:,}")
+    init, step, state = make_step(length, heads, width, layers)
+    tokens = jax.ShapeDtypeStruct((1, length + 1), jnp.int32)
+    program = compile_program(step, state, tokens)
+    found = dict(length=length, bytes_needed=program.bytes_needed)
+    if program.bytes_needed > (free := free_bytes()):
+      too_long.append(found | dict(free_bytes=free))
+      continue
+    _say(f"running it; it needs {program.bytes_needed / 1e9:,.1f} GB")
+    random = np.random.default_rng(0).integers(voices.SILENCE, voices.VOCAB_SIZE, tokens.shape)
+    state, start = jax.block_until_ready(jax.jit(init)()), time.perf_counter()
+    _, loss = jax.block_until_ready(program.run(state, jnp.asarray(random, jnp.int32)))
+    return found | dict(
+      seconds=time.perf_counter() - start,
+      loss=float(loss),
+      peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+      too_long=too_long,
+    )
+  raise InputError(
+    f"--step_lengths: none fits, the shortest needs {too_long[-1]['bytes_needed'] / 1e9:,.1f} GB "
+    f"of {too_long[-1]['free_bytes'] / 1e9:,.1f}; give shorter ones"
+  )
+
+
+def make_step(length: int, heads: int, width: int, layers: int):
+  """What makes the state, what makes a step of it, and the state's shapes."""
+  config = LanguageModelConfig(
+    voices.VOCAB_SIZE,
+    num_layers=layers,
+    width=heads * width,
+    num_heads=heads,
+    feed_forward=2 * heads * width,
+    positions="both",
+    max_distance=length // 2,
+    relative_values=False,
+    beyond="zero",
+    implementation="chunked",
+  )
+  make = lambda: LanguageModel(config, rngs=nnx.Rngs(0))
+  graphdef, optimizer = nnx.graphdef(nnx.eval_shape(make)), optax.adam(1e-4)
+
+  def init():
+    params = nnx.state(make())
+    return params, optimizer.init(params)
+
+  def loss_of(params, tokens):
+    logits = nnx.merge(graphdef, params)(tokens[:, :-1], nnx.Rngs(dropout=0))
+    loss = cross_entropy(logits, tokens[:, 1:])
+    return loss.sum / loss.num_tokens
+
+  def step(state, tokens):
+    params, opt_state = state
+    loss, grads = jax.value_and_grad(loss_of)(params, tokens)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), loss
+
+  return init, step, jax.eval_shape(init)
+
+
+def _say(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+  command.run(main, FLAGS)

@@ -1,0 +1,216 @@
+"""The report on music, results/music.md: every number in it comes from the raw JSON files."""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.reports.markdown import table
+from relpos_jax.errors import InputError
+from relpos_jax.evaluation.pictures import CostPanel, cost_curves
+
+Record = Mapping[str, Any]
+
+_INTRO = """# Music
+
+Huang et al. 2018, Music Transformer: [arXiv:1809.04281](https://arxiv.org/abs/1809.04281).
+"""
+_MEMORY = """## Memory of one layer's attention
+
+Written by `python -m experiments.memory` from `music/memory.json`; its `--help` says how it
+measures. Relations on keys alone, a table for each head, causal, nothing beyond half the length,
+float32, one sequence. MB and GB are 10^6 and 10^9 bytes, as in the paper. Memory is what the
+compiler sets aside beyond arguments and results; nothing ran, so no machine need have had it.
+Without relations: the same implementation, `relations=None`."""
+_PAPER_LENGTH, _PAPER_WIDTH = 2048, 512
+# Section 1 of the paper, of a layer of _PAPER_LENGTH and _PAPER_WIDTH.
+_PAPER = {"per_position": "8.5 GB", "skew": "4.2 MB"}
+_FORMS = {
+  "per_position": "gathered (Shaw et al. 2018)",
+  "skew": "skewed (Huang et al. 2018)",
+  "chunked": "by blocks",
+}
+_PASSES = {False: "forward", True: "forward and backward"}
+
+
+def write(out: pathlib.Path) -> None:
+  """Writes out/music.md, a section for each kind of raw results in out/music, and their pictures.
+
+  Raises:
+    InputError: there are none.
+  """
+  sections = [*_memory(out / "music" / "memory.json"), *_step(out / "music" / "step.json")]
+  if not sections:
+    raise InputError(f"no results in {out / 'music'}: measure first, with --lengths=512,1024")
+  (out / "music.md").write_text("\n".join([_INTRO, *sections]), encoding="utf-8")
+
+
+def _read(file: pathlib.Path) -> Record | None:
+  return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def _where(results: Record) -> list[str]:
+  """Where, when and by what command it was measured."""
+  where = results["environment"]
+  versions = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "jaxlib"))
+  return [
+    f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
+    f"Python {where['python']}, {versions}, commit {(where['git_commit'] or 'unknown')[:12]}.",
+    "",
+    f"```\n{where['command']}\n```",
+    "",
+  ]
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def _memory(file: pathlib.Path) -> list[str]:
+  results = _read(file)
+  if not results:
+    return []
+  rows, settings = results["rows"], results["settings"]
+  picture = cost_curves([_panels(rows)], _names(False), file.with_suffix(".png"))
+  heads, width = settings["heads"], settings["width"]
+  lines = [f"{_MEMORY} D = {heads * width}, {heads} heads.", "", *_where(results)]
+  lines += [f"![Memory over length](music/{picture.name})", ""]
+  for row in rows:
+    if (row["length"], heads * width) == (_PAPER_LENGTH, _PAPER_WIDTH):
+      lines += _beside_the_paper(row)
+  for backward, passes in _PASSES.items():
+    lines += [f"### {passes.capitalize()}", "", *_table(rows, backward), ""]
+    title = f"### The relative term alone, {passes}: with relations less without"
+    lines += [title, "", *_relative_table(rows, backward), ""]
+  return lines
+
+
+def _beside_the_paper(row: Record) -> list[str]:
+  """The paper counts the relative embeddings that are held; so are ours counted, from shapes."""
+  embeddings = {name: row["counts"]["table"] for name in _FORMS}
+  embeddings["per_position"] = row["counts"]["gathered"]
+  cells = [
+    [
+      form,
+      _PAPER.get(name, "-"),
+      size(embeddings[name]),
+      size(_bytes(row, name, True, False) - _bytes(row, name, False, False)),
+      size(_bytes(row, name, True, False)),
+    ]
+    for name, form in _FORMS.items()
+  ]
+  header = ["", "paper", "ours, counted so", "compiled: relative term", "compiled: all temporary"]
+  return [
+    f"### Beside the paper's figures: L = {_PAPER_LENGTH:,}, D = {_PAPER_WIDTH}, a layer, forward",
+    "",
+    *table(header, cells),
+    "",
+    "The paper counts the relative embeddings: gathered, a vector of D floats for each of L x L "
+    "pairs; skewed, one for each distance. Ours are counted from the shapes of what is gathered, "
+    f"and of the table. The relative logits, {size(row['counts']['logits'])} for all heads, are "
+    "not in that count: the skewed form holds them, the form by blocks does not.",
+    "",
+  ]
+
+
+def _table(rows: Sequence[Record], backward: bool) -> list[str]:
+  cells = [
+    [
+      _name(name, has),
+      *(size(_bytes(row, name, has, backward)) for row in rows),
+      _growth(rows, name, has, backward),
+    ]
+    for has in (True, False)
+    for name in _FORMS
+  ]
+  return table(["", *(f"L = {row['length']:,}" for row in rows), "doubling L"], cells)
+
+
+def _relative_table(rows: Sequence[Record], backward: bool) -> list[str]:
+  term = lambda row, name: _bytes(row, name, True, backward) - _bytes(row, name, False, backward)
+  cells = [[_FORMS[name], *(size(term(row, name)) for row in rows)] for name in _FORMS]
+  return table(["", *(f"L = {row['length']:,}" for row in rows)], cells)
+
+
+def _growth(rows: Sequence[Record], name: str, has: bool, backward: bool) -> str:
+  """By what factor memory grows where the length doubles, between the first length and the last."""
+  first, last = rows[0], rows[-1]
+  if first["length"] >= last["length"]:
+    return "-"
+  doublings = math.log2(last["length"] / first["length"])
+  factor = _bytes(last, name, has, backward) / _bytes(first, name, has, backward)
+  return f"x {factor ** (1 / doublings):.2f}"
+
+
+def _bytes(row: Record, name: str, has: bool, backward: bool) -> int:
+  wanted = dict(implementation=name, relations=has, backward=backward)
+  return next(p["temporary_bytes"] for p in row["programs"] if wanted.items() <= p.items())
+
+
+def _name(name: str, has_relations: bool) -> str:
+  return _FORMS[name] if has_relations else f"{_FORMS[name].partition(' (')[0]} (no relations)"
+
+
+def _names(has_relations: bool) -> list[str]:
+  return [_name(name, has_relations) for name in _FORMS]
+
+
+def _panels(rows: Sequence[Record]) -> list[CostPanel]:
+  return [
+    CostPanel(
+      passes,
+      "temporary memory (MB)",
+      {
+        _name(name, has): [(row["length"], _bytes(row, name, has, backward) / 1e6) for row in rows]
+        for has in (True, False)
+        for name in _FORMS
+        if has or name != "per_position"  # without relations it is the skewed form, to the byte
+      },
+    )
+    for backward, passes in _PASSES.items()
+  ]
+
+
+def size(number: float | int) -> str:
+  """Bytes in MB or GB, or TB, of ten.
+
+  >>> size(4_196_352), size(8_589_934_592), size(9_071_105_000_000), size(-100_000)
+  ('4.2 MB', '8.59 GB', '9.07 TB', '-0.1 MB')
+  """
+  if abs(number) < 1e9:
+    return f"{number / 1e6:.1f} MB" if abs(number) < 1e8 else f"{number / 1e6:.0f} MB"
+  unit, name = (1e9, "GB") if abs(number) < 1e12 else (1e12, "TB")
+  return f"{number / unit:.3g} {name}"
+
+
+# A step of training -------------------------------------------------------------------------------
+
+
+def _step(file: pathlib.Path) -> list[str]:
+  results = _read(file)
+  if not results:
+    return []
+  heads, width = results["settings"]["heads"], results["settings"]["width"]
+  lines = [
+    "## A step of training at the longest length that fits",
+    "",
+    f"{results['settings']['layers']} layers, D = {heads * width}, {heads} heads, relative "
+    "positions up to half the length and sinusoids, attention by blocks, dropout 0.1, Adam, "
+    "float32, one sequence of random tokens.",
+    "",
+    *_where(results),
+  ]
+  refused = [
+    [
+      f"{row['length']:,}",
+      size(row["bytes_needed"]),
+      f"not run: {size(row['free_bytes'])} are free",
+    ]
+    for row in results["too_long"]
+  ]
+  took = (
+    f"{results['seconds']:,.0f} s, at most {size(results['peak_bytes'])} resident, "
+    f"loss {results['loss']:.2f}"
+  )
+  rows = [*refused, [f"{results['length']:,}", size(results["bytes_needed"]), took]]
+  return [*lines, *table(["L", "compiled: all memory", "one step"], rows), ""]

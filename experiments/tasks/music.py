@@ -1,0 +1,213 @@
+"""Music: pieces as tokens, a decoder alone, negative log-likelihood."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.tasks import tokens
+from experiments.tasks.task import Evaluation, Run, model_choices, model_values
+from experiments.values import check_values
+from relpos_jax.data import midi, voices
+from relpos_jax.data.batching import Batches, Tokens
+from relpos_jax.data.music import Codec, Music
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.tokenizer import BOS, EOS
+from relpos_jax.decoding.sampling import Sampler
+from relpos_jax.errors import InputError
+from relpos_jax.evaluation.likelihood import Likelihood, likelihood, make_nats_of
+from relpos_jax.evaluation.piano_roll import Reach, piano_roll
+from relpos_jax.evaluation.reach import attention_reach
+from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.training.loss import Loss, language_loss
+from relpos_jax.training.processes import is_first
+from relpos_jax.training.sharding import AnyMesh
+from relpos_jax.typing import PyTree
+
+_CHOICES = {
+  "data.source": ("chorales", "midi"),
+  "data.midi.codec": (*midi.CODECS,),
+} | model_choices(LanguageModelConfig)
+# Huang et al. 2018, table 2: on the valid split of the chorales, nats a token.
+_PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
+_MOST_DRAWN = 512  # tokens of a piece in a picture
+
+
+class MusicTask:
+  """The `Task` of telling how music goes on."""
+
+  score = "NLL"
+
+  def __init__(self, config: ConfigDict):
+    self.config = config
+
+  @property
+  def codec(self) -> Codec:
+    """How the music of `config.data` is written as tokens: the vocabulary."""
+    data = self.config.data
+    return voices.CODEC if data.source == "chorales" else midi.CODECS[data.midi.codec]
+
+  def check(self, sizes: Mapping[str, int]) -> None:
+    check_values(self.config, _CHOICES, tokens.NUMBERS)
+    tokens.check_batches(self.config, sizes)
+    longest, alignment = self.config.batches.max_length, self.codec.alignment
+    if longest <= alignment:
+      raise InputError(f"config.batches.max_length is {longest}: give more than {alignment} tokens")
+    _check_model(self.config, self.codec.vocab_size)
+
+  def load_data(self) -> Music:
+    data = self.config.data
+    if data.source == "midi":
+      music = midi.load(**data.midi)
+    else:
+      from relpos_jax.data import chorales  # with TFDS, half a second of importing
+
+      music = chorales.load(**data.chorales)
+    if "valid" not in music.splits:
+      raise InputError(
+        f"no valid pieces in {data.midi.path}: name sub-folders train, valid and test"
+      )
+    return music
+
+  def learn_vocabulary(self, data: Music, workdir: pathlib.Path) -> Codec:
+    return self.codec
+
+  def load_vocabulary(self, workdir: pathlib.Path) -> Codec:
+    return self.codec
+
+  def save_vocabulary(self, vocabulary: Codec, workdir: pathlib.Path) -> None:
+    """The config says it."""
+
+  def mock_vocabulary(self) -> Codec:
+    return self.codec
+
+  def make_batches(self, data: Music, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
+    """Of pieces cut where they are longer than `config.batches.max_length`."""
+    longest = self.config.batches.max_length
+    train, valid = (
+      cut(data.splits[name], longest, vocabulary.alignment) for name in ("train", "valid")
+    )
+    make = tokens.batch_maker(self.config, train.lengths, mesh)
+    return make(train, kind=Tokens, seed=self.config.seed), make(valid, kind=Tokens, seed=None)
+
+  def mock_batches(self, mesh: AnyMesh) -> Batches:
+    """Of pieces as long as a batch's rows may be."""
+    longest = self.config.batches.max_length
+    rows = max(1, self.config.batches.tokens // longest)
+    pieces = Ragged.of([np.full(longest, EOS)] * rows)
+    make = tokens.batch_maker(self.config, pieces.lengths, mesh)
+    return make(pieces, kind=Tokens, seed=self.config.seed)
+
+  def empty_batch(self, shape: tuple[int, ...]) -> Tokens:
+    return Tokens(np.zeros(shape, np.int32))
+
+  def make_model(self, vocabulary: Codec, rngs: nnx.Rngs) -> LanguageModel:
+    return LanguageModel(language_config(self.config, vocabulary.vocab_size), rngs=rngs)
+
+  def loss(self, model: LanguageModel, batch: Tokens, rngs: nnx.Rngs | None = None) -> Loss:
+    smoothing = self.config.training.label_smoothing
+    return language_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
+
+  def make_report(self, run: Run, data: Music):
+    """Nothing besides the loss."""
+    return lambda params: ({}, "")
+
+  def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
+    """The likelihood of whole pieces, and a picture of one and of what the model looked at."""
+    params = here(run.params)
+    score = functools.partial(
+      likelihood,
+      make_nats_of(run.graphdef, params),
+      times=run.vocabulary.times,
+      token_budget=self.config.batches.tokens,
+    )
+    found = {name: score(data.splits[name]) for name in ("valid", "test") if name in data.splits}
+    if not is_first():
+      return None
+    scores = {
+      split: dict(nll=of.per_token, without_ends=of.per_token_without_ends, per_step=of.per_step)
+      for split, of in found.items()
+    }
+    results = {
+      split: dict(pieces=of.num_pieces, tokens=of.num_tokens, **scores[split])
+      for split, of in found.items()
+    }
+    tokens_drawn = data.splits["valid"][0][:_MOST_DRAWN]
+    picture = draw(run, tokens_drawn, workdir / "piano_roll.png")
+    return Evaluation(_table(self.config, found), results, scores, {}, (picture,))
+
+
+def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
+  """The model's own config, of `config.model`."""
+  return LanguageModelConfig(vocab_size, **model_values(config))
+
+
+def cut(pieces: Sequence[np.ndarray], longest: int, alignment: int) -> Ragged:
+  """Rows of at most `longest` tokens, the ends of the pieces marked; cut where a step begins.
+
+  >>> [row.tolist() for row in cut([np.arange(4, 11)], longest=5, alignment=2)]
+  [[4, 5, 6, 7], [8, 9, 10, 2]]
+  """
+  size = (longest - 1) // alignment * alignment  # with room for the end
+  return Ragged.of(
+    [
+      np.append(piece[start : start + size], [EOS] * (start + size >= len(piece)))
+      for piece in pieces
+      for start in range(0, len(piece), size)
+    ]
+  )
+
+
+def here(params: PyTree) -> PyTree:
+  """Copies that are this process's alone."""
+  return jax.tree.map(jnp.asarray, jax.device_get(params))
+
+
+def make_sampler(run: Run, context: int) -> Sampler:
+  """Continues pieces with the trained model, up to so many tokens."""
+  return Sampler(run.graphdef, run.params, context=context)
+
+
+def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pathlib.Path:
+  """Draws a piece and where the model looks from its end; the first `prime` tokens are on grey."""
+  codec, params = run.vocabulary, here(run.params)
+  times = codec.times(piece)
+  weights = attention_reach(run.graphdef, params, np.concatenate([[BOS], piece]))[:, 1:]
+  reach = Reach(weights, times[:-1], float(times[-1]))
+  since = float(times[prime]) if prime else 0
+  return piano_roll(codec.spans(piece), path, step=codec.step, prime=since, reach=reach)
+
+
+def _table(config: ConfigDict, found: Mapping[str, Likelihood]) -> str:
+  lines = ["split   pieces    nats a token   without ends   nats a step"]
+  for split, of in found.items():
+    values = f"{of.per_token:15.4f}{of.per_token_without_ends:15.4f}{of.per_step:14.3f}"
+    lines.append(f"{split:8}{of.num_pieces:6,}{values}")
+  if config.data.source == "chorales":
+    told = ", ".join(f"{name} {value}" for name, value in _PUBLISHED.items())
+    lines.append(f"published, valid, nats a token (Huang et al. 2018, table 2): {told}")
+  return "\n".join(["", *lines, ""])
+
+
+def _check_model(config: ConfigDict, vocab_size: int) -> None:
+  """Traces training and sampling without computing: what the operator refuses, it refuses here."""
+  try:
+    one_layer = dataclasses.replace(language_config(config, vocab_size), num_layers=1)
+    _trace(one_layer, config.batches.max_length)
+  except (ValueError, NotImplementedError) as error:
+    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+
+
+@functools.cache  # for the cells of a sweep: many have one model
+def _trace(config: LanguageModelConfig, length: int) -> None:
+  def run(rows):
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    return model(rows, rngs=nnx.Rngs(dropout=0))
+
+  jax.eval_shape(run, jax.ShapeDtypeStruct((1, length), jnp.int32))

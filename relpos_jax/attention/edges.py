@@ -1,0 +1,262 @@
+"""Attention over a list of edges: a sparse graph costs its edges, never [T, S].
+
+The same operator as `dot_product_attention` on the graph laid out as a matrix of pairs, which
+`pair_features` gives: equal in the output and in every gradient.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
+from relpos_jax.attention.validation import (
+  as_array,
+  check_dropout,
+  check_edge_list,
+  check_edge_relation,
+  check_scale,
+  check_shapes,
+)
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+
+
+def edge_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  senders: ArrayLike,
+  receivers: ArrayLike,
+  *,
+  labels: EdgeLabels | None = None,
+  features: EdgeFeatures | None = None,
+  scale: ArrayLike | None = None,
+  dropout_rate: float = 0.0,
+  dropout_key: ArrayLike | None = None,
+) -> Array:
+  r"""Attention of every node to the senders of the edges it receives.
+
+  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) \qquad
+    z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
+
+  Shaw et al. 2018, section 3.1, with every pair that no edge joins hidden. The receiver is the
+  query i, the sender the key j. A pair is seen once, however many edges join it: its a_ij is the
+  sum of the rows of its distinct labels and of the mean of its edges' features, so an edge given
+  twice says nothing new. An edge from a node to itself is one like any other; no node sees itself
+  without. A node that receives no edge gets zero output and zero gradient.
+
+  Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
+
+  Args:
+    query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
+    key: `[B, S, K, H]`; N is a multiple of K. T = S for a graph's attention to itself.
+    value: `[B, S, K, H]`.
+    senders: integers `[B, M]`, rows of key and value; -1 is padding, an edge that is not there.
+    receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise where they
+      are concrete, and are taken for padding where they are traced.
+    labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`, one an edge; -1 is an edge
+      without label, whose sender is seen all the same.
+    features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
+    scale: factor of the content and of the relative term, `H**-0.5` by default.
+    dropout_rate: the share of weights dropped, the same ones for v_j and aV_ij.
+    dropout_key: `jax.random.key`, needed where something is dropped.
+
+  Returns:
+    `[B, T, N, H]`, in the value's dtype. Softmax and sums are in float32, or in float64 for
+    float64 inputs.
+
+  Raises:
+    ValueError: an argument is wrong.
+
+  >>> father, mother = 0, 1
+  >>> labels = EdgeLabels(jnp.array([father, mother]), jnp.ones((2, 64)), None)
+  >>> q = k = v = jnp.ones((3, 8, 64))
+  >>> senders, receivers = jnp.array([0, 1]), jnp.array([1, 0])
+  >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 is alone
+  Array([1., 1., 0.], dtype=float32)
+  """
+  query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
+  check_shapes(query, key, value)
+  check_dropout(dropout_rate, dropout_key)
+  scale = query.shape[-1] ** -0.5 if scale is None else scale
+  check_scale(scale)
+  given = senders, receivers, None if labels is None else labels.labels
+  # Edges that are known are sorted now: XLA would fold the sort of constants, and take minutes.
+  known = not any(isinstance(x, jax.core.Tracer) for x in given)
+  with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+    senders, receivers = as_array("senders", senders), as_array("receivers", receivers)
+    check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
+    labels = check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
+    if not query.size or not key.size or not senders.size:
+      return jnp.zeros(query.shape, value.dtype)
+    edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
+  features = check_edge_relation("features", features, senders.shape, query.shape[-2:])
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
+  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
+  weights = _weights(logits * jnp.asarray(scale, wide), edges, len(query_XNH))
+  if dropout_rate:
+    kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)
+    weights = jnp.where(kept[edges.pair], weights / (1 - dropout_rate), 0)
+  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(value_XNH, edges.senders)
+  for a_MNH in _vectors("value", edges, labels, features, wide):
+    messages += weights[..., None] * a_MNH
+  output = _sum(messages, edges.receivers, len(query_XNH))
+  return output.reshape(query.shape).astype(value.dtype)
+
+
+def pair_features(
+  senders: Int[Array, "*B M"],
+  receivers: Int[Array, "*B M"],
+  labels: Int[Array, "*B M"] | None,
+  features: Float[Array, "*B M F"] | None,
+  *,
+  num_labels: int,
+  num_nodes: int,
+) -> tuple[Float[Array, "*B T T R"], Bool[Array, "*B T T"]]:
+  """The list of edges as a matrix of pairs: the features of `EdgeFeatures`, and who sees whom.
+
+  The features are 1 for each of a pair's labels, of E, and then the mean of its edges' features;
+  so the tables and the kernels of `edge_attention`, one above the other, are the kernels here.
+  Takes O(T T (E + F)) memory.
+
+  >>> features, visible = pair_features(
+  ...   jnp.array([0, 0]), jnp.array([1, 1]), jnp.array([0, 2]), None, num_labels=3, num_nodes=2)
+  >>> features[1, 0], visible.astype(int)
+  (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
+         [1, 0]], dtype=int32))
+  """
+  if senders.ndim > 1:
+    one = lambda *edges: pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
+    return jax.vmap(one)(senders, receivers, labels, features)
+  real = _real(senders, receivers, num_nodes, num_nodes)
+  place = jnp.where(real, receivers, num_nodes), jnp.where(real, senders, num_nodes)
+  counts = jnp.zeros((num_nodes, num_nodes)).at[place].add(1, mode="drop")
+  parts = []
+  if labels is not None:
+    row = jnp.where(labels < 0, num_labels, jnp.minimum(labels, num_labels - 1))
+    empty = jnp.zeros((num_nodes, num_nodes, num_labels))
+    parts.append(empty.at[*place, row].set(1, mode="drop"))
+  if features is not None:
+    empty = jnp.zeros((num_nodes, num_nodes, features.shape[-1]), features.dtype)
+    sums = empty.at[place].add(features, mode="drop")
+    parts.append(sums / jnp.maximum(counts, 1)[..., None].astype(sums.dtype))
+  return jnp.concatenate(parts, -1), counts > 0
+
+
+class _Edges(NamedTuple):
+  """All graphs' edges by receiver, sender and label, padding last; nodes numbered through."""
+
+  order: Int[Array, " M"]  # where each edge was
+  senders: Int[Array, " M"]
+  receivers: Int[Array, " M"]  # the number of all queries where the edge is padding
+  labels: Int[Array, " M"]  # -1: none
+  pair: Int[Array, " M"]  # the number of the pair that the edge joins
+  is_first: Bool[Array, "M 1"]  # of its pair
+  is_new: Bool[Array, " M"]  # the first of its pair with its label
+  is_real: Bool[Array, "M 1"]
+
+  def of_pair(self, x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+    """Every edge's x summed over the edges of its pair."""
+    return _sum(x, self.pair, len(x))[self.pair]
+
+
+def _sorted(
+  senders: Int[Array, "*B M"],
+  receivers: Int[Array, "*B M"],
+  relation: EdgeLabels | None,
+  num_queries: int,
+  num_keys: int,
+) -> _Edges:
+  real = _real(senders, receivers, num_queries, num_keys)
+  graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)
+  # A number beyond all nodes: such an edge comes last and is summed nowhere.
+  nowhere = max(num_queries, num_keys) * graph.size
+  number = lambda nodes, size: jnp.where(real, nodes + graph * size, nowhere).reshape(-1)
+  senders, receivers = number(senders, num_keys), number(receivers, num_queries)
+  labels = jnp.full_like(senders, -1) if relation is None else _in_table(relation).reshape(-1)
+  order = jnp.lexsort((labels, senders, receivers))
+  senders, receivers, labels = senders[order], receivers[order], labels[order]
+  is_first = _changes(senders) | _changes(receivers)
+  return _Edges(
+    order=order,
+    senders=senders,
+    receivers=receivers,
+    labels=labels,
+    pair=jnp.cumsum(is_first) - 1,
+    is_first=is_first[:, None],
+    is_new=is_first | _changes(labels),
+    is_real=(receivers < nowhere)[:, None],
+  )
+
+
+def _in_table(relation: EdgeLabels) -> Int[Array, "*B M"]:
+  """The labels; where they are traced and beyond the table, the nearest."""
+  table = relation.value if relation.key is None else relation.key
+  return jnp.clip(relation.labels, -1, len(table) - 1)
+
+
+def _real(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*B M"]:
+  """False for padding."""
+  inside = lambda nodes, size: (nodes >= 0) & (nodes < size)
+  return inside(senders, num_keys) & inside(receivers, num_queries)
+
+
+def _vectors(name: str, edges: _Edges, labels, features, dtype):
+  """What each edge adds to its pair's a_ij, for labels and for features: [M, N or 1, H]."""
+  table = None if labels is None else getattr(labels, name)
+  if table is not None:
+    rows = _at(_with_heads(table, dtype), jnp.maximum(edges.labels, 0))
+    yield jnp.where((edges.is_new & (edges.labels >= 0))[:, None, None], rows, 0)
+  kernel = None if features is None else getattr(features, name)
+  if kernel is not None:
+    num_features = features.features.shape[-1]
+    x_MF = features.features.reshape(-1, num_features)[edges.order].astype(dtype)
+    count_M1 = edges.of_pair(jnp.ones((len(x_MF), 1), dtype))
+    yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, _with_heads(kernel, dtype))
+
+
+def _logits(
+  query: Float[Array, "X N H"], key: Float[Array, "Y N H"], edges: _Edges, vectors: list[Array]
+) -> Float[Array, "M N"]:
+  """q_i . (k_j + aK_ij) of every edge's pair, in float32 or wider."""
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  query_MNH = _at(query, edges.receivers).astype(wide)
+  logits = jnp.sum(query_MNH * _at(key, edges.senders), -1)
+  for a_MNH in vectors:
+    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
+  return logits
+
+
+def _weights(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Float[Array, "M N"]:
+  """The softmax over each receiver's pairs; every edge of a pair has its weight."""
+  highest = jax.ops.segment_max(
+    jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
+  )
+  powers = jnp.exp(jnp.where(edges.is_real, logits - _at(highest, edges.receivers), -jnp.inf))
+  totals = _sum(jnp.where(edges.is_first, powers, 0), edges.receivers, num_queries)
+  return powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
+
+
+def _sum(x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int) -> Array:
+  return jax.ops.segment_sum(x, segments, number, indices_are_sorted=True)
+
+
+def _at(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ..."]:
+  """The rows; where they are padding's, beyond the last, some row."""
+  return jnp.take(x, rows, axis=0, mode="clip")
+
+
+def _changes(x: Int[Array, " M"]) -> Bool[Array, " M"]:
+  return jnp.concatenate([jnp.ones(1, bool), x[1:] != x[:-1]])
+
+
+def _every_head(x: Float[Array, "... K H"], heads: int) -> Float[Array, "X N H"]:
+  *_, key_heads, width = x.shape
+  return jnp.repeat(x.reshape(-1, key_heads, width), heads // key_heads, axis=1)
+
+
+def _with_heads(table: ArrayLike, dtype) -> Float[Array, "R #N H"]:
+  table = jnp.asarray(table, dtype)
+  return table if table.ndim == 3 else table[:, None]

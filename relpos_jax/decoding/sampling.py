@@ -1,0 +1,274 @@
+"""Cached sampling from a language model: one pure function, and the sampler around a model."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.errors import InputError
+from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
+
+_SHORTEST = 16
+
+
+class Choice(NamedTuple):
+  """How the next token is drawn: what is left out, one after the other.
+
+  Attributes:
+    temperature: logits are divided by it; at 0 the most probable token is taken.
+    top_k: of so many of the most probable tokens; 0 is of all.
+    top_p: then of the fewest of these, the most probable ones, that have this probability together
+      (Holtzman et al. 2020, section 3.1); 1 is of all.
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+
+
+AS_THE_MODEL_SAYS = Choice()
+
+
+class Sampler:
+  """Continues pieces, with a cache, all of them in one compiled program.
+
+  Args:
+    graphdef, params: a `LanguageModel`, split.
+    context: the most tokens that it reads, begin and prime included.
+    bos, eos, pad: begin, which is put in front of a prime and never drawn; end, which ends a piece;
+      padding, which is never drawn.
+
+  >>> from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+  >>> config = LanguageModelConfig(9, num_layers=1, width=16, num_heads=2, feed_forward=16)
+  >>> model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()
+  >>> sampler = Sampler(*nnx.split(model), context=32)
+  >>> pieces = sampler([[4, 5], []], num_tokens=6, seed=0)
+  >>> pieces[0][:2].tolist(), all(len(piece) <= 8 for piece in pieces)
+  ([4, 5], True)
+  """
+
+  def __init__(
+    self,
+    graphdef: nnx.GraphDef,
+    params: PyTree,
+    *,
+    context: int,
+    bos: int = BOS,
+    eos: int = EOS,
+    pad: int = PAD,
+  ):
+    self.params = params
+    self.context = context
+    self._special = dict(bos=bos, eos=eos, pad=pad)
+    self._draw = jax.jit(
+      functools.partial(_draw, graphdef, eos=eos, pad=pad, never=(bos, pad)),
+      static_argnames="max_length",
+    )
+
+  def __call__(
+    self,
+    primes: Sequence[Sequence[int] | np.ndarray],
+    *,
+    num_tokens: int | Sequence[int],
+    seed: int,
+    choice: Choice = AS_THE_MODEL_SAYS,
+  ) -> list[Int[np.ndarray, "_"]]:
+    """Each prime and what follows it: `num_tokens` tokens, or fewer where the piece ends.
+
+    Row i of seed s depends on neither the other rows nor how many they are.
+
+    Raises InputError: there is no room in the context for a prime and its new tokens, or a value of
+    `choice` is out of range.
+    """
+    check_choice(choice)
+    limits = np.broadcast_to(np.asarray(num_tokens, np.int32), len(primes))
+    begun = Ragged.of([np.concatenate([[self._special["bos"]], prime]) for prime in primes])
+    for prime, limit in zip(primes, limits.tolist(), strict=True):
+      check_room(len(prime), limit, self.context)
+    # Few shapes, so few compilations: padding takes slots of the cache, and no position.
+    shape = (len(primes), _rounded(int(begun.lengths.max())))
+    tokens = self._draw(
+      self.params,
+      begun.padded(np.arange(len(primes)), shape, self._special["pad"]),
+      limits,
+      jax.random.key(seed),
+      jax.tree.map(jnp.asarray, choice),
+      max_length=_rounded(int(limits.max())),
+    )
+    ends = (self._special["pad"], self._special["eos"])
+    drawn = [row[~np.isin(row, ends)] for row in np.asarray(tokens)]
+    return [
+      np.concatenate([np.asarray(prime, int), row])
+      for prime, row in zip(primes, drawn, strict=True)
+    ]
+
+
+def check_choice(choice: Choice) -> None:
+  """Raises InputError, a line that names the value.
+
+  >>> check_choice(Choice(top_p=0.0))
+  Traceback (most recent call last):
+  ...
+  relpos_jax.errors.InputError: top_p is 0.0: give a probability above 0, at most 1
+  """
+  temperature, top_k, top_p = choice
+  if not 0 <= temperature < float("inf"):
+    raise InputError(f"temperature is {temperature}: give 0, for the most probable, or more")
+  if top_k < 0:
+    raise InputError(f"top_k is {top_k}: give a number of tokens, or 0 for all")
+  if not 0 < top_p <= 1:
+    raise InputError(f"top_p is {top_p}: give a probability above 0, at most 1")
+
+
+def check_room(prime: int, num_tokens: int, context: int) -> None:
+  """Raises InputError unless the context holds begin, prime and all new tokens but the last.
+
+  >>> check_room(2000, 48, context=2048)
+  >>> check_room(2048, 48, context=2048)
+  Traceback (most recent call last):
+  ...
+  relpos_jax.errors.InputError: the prime has 2048 tokens, the context is 2048 tokens: give ...
+  """
+  if prime >= context:
+    raise InputError(
+      f"the prime has {prime} tokens, the context is {context} tokens: give a shorter prime"
+    )
+  if num_tokens < 1:
+    raise InputError(f"{num_tokens} tokens wanted: want at least 1")
+  if prime + num_tokens > context:
+    raise InputError(
+      f"the prime has {prime} tokens and {num_tokens} are to follow, the context is {context} "
+      f"tokens: ask for at most {context - prime}, or give a shorter prime"
+    )
+
+
+def _rounded(length: int) -> int:
+  """A power of two, at least 16.
+
+  >>> _rounded(3), _rounded(65)
+  (16, 128)
+  """
+  return max(_SHORTEST, 1 << (length - 1).bit_length())
+
+
+def _draw(graphdef, params, primes, limits, key, choice, *, max_length, eos, pad, never):
+  model = nnx.merge(graphdef, params)
+  # One token against a cache, at positions of its own: what is fastest in training may not do that.
+  model.set_attributes(implementation=None, raise_if_not_found=False)
+  return sample(
+    model.decode,
+    model.init_cache(len(primes), primes.shape[1] + max_length),
+    primes,
+    limits,
+    key,
+    choice=choice,
+    max_length=max_length,
+    eos=eos,
+    pad=pad,
+    never=never,
+  )
+
+
+def sample(
+  decode: Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]],
+  cache: PyTree,
+  primes: Int[Array, "B P"],
+  limits: Int[Array, " B"],
+  key: Key[Array, ""],
+  *,
+  choice: Choice,
+  max_length: int,
+  eos: int,
+  pad: int,
+  never: Sequence[int] = (),
+) -> Int[Array, "B L"]:
+  """Draws what follows each prime, token by token.
+
+  The key of the n-th new token of row i is `key` folded with i, then with n: a row is the same
+  whatever the others are.
+
+  Args:
+    decode: from M more tokens and the cache to the logits after each, and the new cache. `pad`
+      among them is no token.
+    cache: has read nothing yet; `decode` reads at most P + L tokens.
+    primes: filled with `pad`, on either side; at least one token a row.
+    limits: the most new tokens of each row, `eos` included; L at most.
+    key: a key of `jax.random.key`.
+    choice: may be traced: other values compile nothing new.
+    max_length: L, the static length of the result.
+    eos: the token that ends a row.
+    pad: what follows the end in the result.
+    never: tokens that are not drawn.
+
+  >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
+  ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
+  >>> sample(count, (), jnp.array([[1, 2], [3, 6]]), jnp.array([2, 4]), jax.random.key(0),
+  ...        choice=Choice(temperature=0.0), max_length=4, eos=0, pad=6).tolist()
+  [[3, 4, 6, 6], [4, 5, 0, 6]]
+  """
+  banned = jnp.array([*never, pad])
+  keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(primes)))
+
+  def draw(step, logits):
+    logits = logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
+    return choose(logits, jax.vmap(lambda key: jax.random.fold_in(key, step))(keys), choice)
+
+  def advance(state: _State) -> _State:
+    latest = jnp.where(state.is_live, draw(state.step, state.logits), pad)
+    tokens = state.tokens.at[:, state.step].set(latest)
+    is_live = state.is_live & (latest != eos) & (state.step + 1 < limits)
+    logits, cache = decode(latest[:, None], state.cache)
+    return _State(state.step + 1, tokens, is_live, logits[:, 0], cache)
+
+  # Of a prime filled up on the right the last token is somewhere inside.
+  logits, cache = decode(primes, cache)
+  is_token = primes != pad
+  last = primes.shape[1] - 1 - jnp.argmax(is_token[:, ::-1], axis=1)
+  logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
+  tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
+  first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
+  more = lambda state: jnp.any(state.is_live) & (state.step < max_length)
+  return jax.lax.while_loop(more, advance, first).tokens
+
+
+class _State(NamedTuple):
+  step: Int[Array, ""]
+  tokens: Int[Array, "B L"]
+  is_live: Bool[Array, " B"]
+  logits: Float[Array, "B V"]
+  cache: PyTree
+
+
+def choose(logits: Float[Array, "B V"], keys: Key[Array, " B"], choice: Choice) -> Int[Array, " B"]:
+  """A token of each row; of equal ones the most probable is the first."""
+  drawn = jax.vmap(jax.random.categorical)(keys, kept(logits, choice))
+  return jnp.where(choice.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
+
+
+def kept(logits: Float[Array, "B V"], choice: Choice) -> Float[Array, "B V"]:
+  """Logits divided by the temperature, and -inf where `choice` leaves a token out.
+
+  >>> logits = jnp.log(jnp.array([[0.1, 0.5, 0.1, 0.3]]))
+  >>> jnp.isfinite(kept(logits, Choice(top_k=1))).tolist()
+  [[False, True, False, False]]
+  >>> jnp.isfinite(kept(logits, Choice(top_p=0.7))).tolist()
+  [[False, True, False, True]]
+  """
+  temperature, top_k, top_p = choice
+  # Of the largest 0 is left at any temperature, and no difference overflows.
+  logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+  logits = logits / jnp.where(temperature > 0, temperature, 1.0)
+  order = jnp.argsort(logits, axis=-1, descending=True)
+  ranked = jnp.take_along_axis(logits, order, axis=-1)
+  is_kept = (jnp.arange(logits.shape[-1]) < top_k) | (top_k == 0)
+  probabilities = jax.nn.softmax(jnp.where(is_kept, ranked, -jnp.inf))
+  before = jnp.cumsum(probabilities, axis=-1) - probabilities
+  is_kept &= (before < top_p) | (top_p >= 1)
+  ranks = jnp.argsort(order, axis=-1)
+  return jnp.where(jnp.take_along_axis(is_kept, ranks, axis=-1), logits, -jnp.inf)

@@ -1,0 +1,114 @@
+"""How probable a language model finds pieces: negative log-likelihood in nats."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from relpos_jax.data.batching import Batches, bucket_boundaries, prefetch
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.typing import Array, Float, Int, PyTree
+
+
+class Likelihood(NamedTuple):
+  """The negative log-likelihood of pieces, as sums.
+
+  Attributes:
+    nats: of all tokens, the pieces' ends included.
+    end_nats: of the ends alone.
+    num_tokens, num_pieces, num_steps: in them; a piece's end is no token here.
+
+  >>> found = Likelihood(nats=43.0, end_nats=3.0, num_tokens=80, num_pieces=6, num_steps=20)
+  >>> found.per_token, found.per_token_without_ends, found.per_step
+  (0.5, 0.5, 2.15)
+  """
+
+  nats: float
+  end_nats: float
+  num_tokens: int
+  num_pieces: int
+  num_steps: float
+
+  @property
+  def per_token(self) -> float:
+    """Nats per prediction, as a model is trained: the end of a piece is one too."""
+    return self.nats / (self.num_tokens + self.num_pieces)
+
+  @property
+  def per_token_without_ends(self) -> float:
+    """Nats per token of the music."""
+    return (self.nats - self.end_nats) / self.num_tokens
+
+  @property
+  def per_step(self) -> float:
+    """Nats per time step, the ends included."""
+    return self.nats / self.num_steps
+
+
+def likelihood(
+  nats_of: Callable[[Int[Array, "B L"], Int[Array, "B L"]], Float[Array, "B L"]],
+  pieces: Sequence[np.ndarray],
+  times: Callable[[np.ndarray], np.ndarray],
+  *,
+  token_budget: int,
+  num_shapes: int = 4,
+  multiple_of: int = 1,
+  bos: int = BOS,
+  eos: int = EOS,
+) -> Likelihood:
+  """The likelihood of whole pieces, each token given all before it; summed in float64.
+
+  Args:
+    nats_of: from tokens read and those that follow each to the nats of these, 0 of padding; see
+      `token_nats` and `make_nats_of`.
+    pieces: tokens, without begin and end.
+    times: the codec's: the step of each token and of the one to come.
+    token_budget: tokens a batch, padding included, at most; a longer piece is a batch of its own.
+    num_shapes: each is compiled once.
+    multiple_of: rows are filled up to a multiple of this: devices.
+  """
+  read = Ragged.of([np.concatenate([[bos], piece]) for piece in pieces])
+  follow = Ragged.of([np.concatenate([piece, [eos]]) for piece in pieces])
+  boundaries = bucket_boundaries(read.lengths, num_shapes, multiple_of=64)
+  budget = max(token_budget, boundaries[-1] * multiple_of)
+  batches = Batches(
+    read, follow, boundaries=boundaries, token_budget=budget, multiple_of=multiple_of, seed=None
+  )
+  nats = end_nats = 0.0
+  for batch in prefetch(batches, 0, batches.num_per_epoch):
+    found = np.asarray(nats_of(batch.source, batch.target), np.float64)
+    nats += found.sum()
+    end_nats += found[np.asarray(batch.target) == eos].sum()
+  return Likelihood(
+    nats=float(nats),
+    end_nats=float(end_nats),
+    num_tokens=int(sum(map(len, pieces))),
+    num_pieces=len(pieces),
+    num_steps=float(sum(times(piece)[-1] for piece in pieces)),
+  )
+
+
+def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[Array, "B L"]]:
+  """`nats_of` of a `LanguageModel`, compiled, without dropout."""
+  score = jax.jit(
+    lambda params, source, target: token_nats(nnx.merge(graphdef, params)(source), target)
+  )
+  return lambda source, target: score(params, source, target)
+
+
+def token_nats(
+  logits: Float[Array, "B L V"], targets: Int[Array, "B L"], pad: int = PAD
+) -> Float[Array, "B L"]:
+  """-log P(target) of each token, in float32; 0 of padding.
+
+  >>> nats = token_nats(jnp.zeros((1, 3, 4)), jnp.array([[1, 2, 0]]))  # log 4, log 4, 0
+  >>> [round(float(x), 4) for x in nats[0]]
+  [1.3863, 1.3863, 0.0]
+  """
+  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+  nats = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  return jnp.where(targets != pad, nats, 0.0)

@@ -1,0 +1,265 @@
+"""The graph encoder: attention that knows the labels of a directed graph's edges.
+
+Shaw et al. 2018, section 3.1: "relation-aware self-attention" over any labelled directed graph.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from relpos_jax.attention.edges import pair_features
+from relpos_jax.models.layers import LayersConfig, SelfAttentionLayer, last_norm
+from relpos_jax.nn.attention import kernel_init
+from relpos_jax.nn.edges import EdgeTables
+from relpos_jax.typing import Array, Bool, Float, Int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphEncoderConfig(LayersConfig):
+  """Every switch of the model: those of its layers, and
+
+  Of the layers' switches `relative_keys` and `relative_values` say whether a node knows edge labels
+  through its keys and its values: neither leaves of the edges who sees whom. `tables_per_head` and
+  `tables_per_layer` are of the labels' tables. There are no `positions`: nodes have none.
+  `implementation` "edge_list" takes memory for the edges alone, any other for all pairs of nodes.
+
+  Attributes:
+    num_node_labels, num_edge_labels, num_classes: how many there are of each.
+    num_node_features, num_edge_features: floating numbers of every node and every edge.
+    head: "graph" gives the classes of each graph, "node" of each node, "pair" of each graph's
+      query, a pair of its nodes, which the model is shown.
+    readout: a graph is the "mean" or the "sum" of its nodes, for head "graph".
+    sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
+    reverse_edges: an edge also runs backwards, under a label of its own ("own_label"), under the
+      same ("same_label": direction is dropped), or not at all ("none": the receiver alone sees).
+    layers_shared: one layer `num_layers` times, or as many layers.
+
+  Raises:
+    ValueError: a value is none of its choices, or two do not go together.
+  """
+
+  num_node_labels: int
+  num_edge_labels: int
+  num_classes: int
+  num_node_features: int = 0
+  num_edge_features: int = 0
+  head: Literal["graph", "node", "pair"] = "graph"
+  readout: Literal["mean", "sum"] = "mean"
+  sees: Literal["neighbours", "all"] = "neighbours"
+  reverse_edges: Literal["own_label", "same_label", "none"] = "own_label"
+  layers_shared: bool = False
+  positions: Literal["none"] = "none"
+
+  def __post_init__(self):
+    super().__post_init__()
+    for field in ("head", "readout", "sees", "reverse_edges", "positions"):
+      value, choices = getattr(self, field), get_args(GraphEncoderConfig.__annotations__[field])
+      if value not in choices:
+        raise ValueError(f"{field} is {value!r}; want one of {', '.join(choices)}")
+    if self.sees == "all" and self.implementation == "edge_list":
+      raise ValueError("sees is 'all' and implementation 'edge_list'; want sees 'neighbours'")
+
+  @property
+  def has_tables(self) -> bool:
+    """Whether self-attention knows labels."""
+    return self.relative_keys or self.relative_values
+
+  @property
+  def num_table_rows(self) -> int:
+    """The labels, those of edges that run backwards, and that of a node to itself."""
+    return self.num_edge_labels * (2 if self.reverse_edges == "own_label" else 1) + 1
+
+
+@runtime_checkable
+class Graphs(Protocol):
+  """B rows of graphs; one graph a row is padding, several are packing. -1 is padding everywhere.
+
+  Attributes:
+    nodes: labels of nodes.
+    segment_ids: the number, in its row, of the graph that a node belongs to; below G.
+    node_features: floating numbers of nodes; F may be 0.
+    senders, receivers: the nodes, places in the row, that an edge goes from and to.
+    labels: of edges; also -1 for an edge without label.
+    edge_features: floating numbers of edges; F may be 0.
+    query: the pair of nodes, places in the row, that each graph is asked about.
+  """
+
+  nodes: Int[Array, "B T"]
+  segment_ids: Int[Array, "B T"]
+  node_features: Float[Array, "B T features"]
+  senders: Int[Array, "B M"]
+  receivers: Int[Array, "B M"]
+  labels: Int[Array, "B M"]
+  edge_features: Float[Array, "B M F"]
+  query: Int[Array, "B G 2"]
+
+
+class GraphEncoder(nnx.Module):
+  """From graphs to logits: of each graph, of each node, or of each graph's query.
+
+  Padding and the other graphs of a row have no effect, and get no gradient. Renumbering a graph's
+  nodes renumbers what it gives for them. `rngs` switches dropout on.
+
+  >>> from relpos_jax.data.graph_batching import GraphBatches
+  >>> from relpos_jax.data.graphs import Graph
+  >>> graph = Graph.of([0, 0, 1], [(0, 1, 3), (1, 2, 0)], target=5, query=(0, 2))
+  >>> batches = GraphBatches([graph], boundaries=(4,), node_budget=8, seed=0)
+  >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",
+  ...                             num_layers=1, width=16, num_heads=2, feed_forward=16)
+  >>> model = nnx.jit(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))()
+  >>> nnx.jit(lambda model, graphs: model(graphs))(model, batches[0]).shape
+  (2, 1, 6)
+  """
+
+  def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
+    self.config = config
+    self.embedding = NodeEmbedding(config, rngs=rngs)
+    number = 1 if config.layers_shared else config.num_layers
+    make = lambda: SelfAttentionLayer(config, None, rngs=rngs)
+    self.layers = nnx.List([make() for _ in range(number)])
+    own_tables = number if config.tables_per_layer else 1
+    tables = [_tables(config, rngs) for _ in range(own_tables if config.has_tables else 0)]
+    self.tables = nnx.List(tables)
+    self.norm = last_norm(config, rngs)
+    self.head = Head(config, rngs=rngs)
+
+  def __call__(self, graphs: Graphs, rngs: nnx.Rngs | None = None) -> Float[Array, "B X C"]:
+    """Logits, float32: of G graphs or queries, or of T nodes, in every row."""
+    x = self.embedding(graphs, rngs)
+    options = [*self._options(complete(graphs, self.config), graphs.segment_ids)]
+    for index in range(self.config.num_layers):
+      layer = self.layers[index % len(self.layers)]
+      x = layer(x, rngs, **options[index % len(options)])
+    return self.head(self.norm(x), graphs, rngs)
+
+  def _options(self, edges: "Edges", segment_ids: Int[Array, "B T"]):
+    """What attention is told of the edges, for each set of tables."""
+    if self.config.implementation == "edge_list":
+      ends = dict(senders=edges.senders, receivers=edges.receivers)
+      for tables in self.tables:
+        yield ends | tables.of_list(edges.labels, edges.features)
+      if not self.tables:
+        yield ends
+      return
+    features, mask = _pairs(edges, segment_ids, self.config)
+    for tables in self.tables:
+      yield dict(mask=mask, relations=tables.of_pairs(features))
+    if not self.tables:
+      yield dict(mask=mask)
+
+
+class NodeEmbedding(nnx.Module):
+  """Nodes to vectors: of their label, their features and, in a query, of their place in it."""
+
+  def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
+    options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
+    self.table = nnx.Embed(config.num_node_labels, config.width, **options)
+    self.places = nnx.Embed(2, config.width, **options) if config.head == "pair" else None
+    features = config.num_node_features
+    self.features = (
+      nnx.Linear(features, config.width, kernel_init=kernel_init, rngs=rngs) if features else None
+    )
+    self.dropout = nnx.Dropout(config.embedding_dropout_rate)
+    self.dtype = config.dtype
+
+  def __call__(self, graphs: Graphs, rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+    x = self.table(jnp.maximum(graphs.nodes, 0))
+    if self.features is not None:
+      x += self.features(graphs.node_features)
+    if self.places is not None:
+      is_asked = jax.nn.one_hot(graphs.query, x.shape[1], dtype=x.dtype)  # [B, G, 2, T]
+      x += jnp.einsum("BGPT,PD->BTD", is_asked, self.places.embedding[...])
+    return self.dropout(x.astype(self.dtype), deterministic=rngs is None, rngs=rngs)
+
+
+class Head(nnx.Module):
+  """What is asked of the graphs, from their nodes: a hidden layer and the logits of the classes."""
+
+  def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
+    options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
+    width = config.width
+    self.hidden = nnx.Linear(2 * width if config.head == "pair" else width, width, **options)
+    self.dropout = nnx.Dropout(config.dropout_rate)
+    self.out = nnx.Linear(width, config.num_classes, **options)
+    self.kind, self.readout = config.head, config.readout
+
+  def __call__(self, x: Float[Array, "B T D"], graphs: Graphs, rngs=None):
+    if self.kind == "pair":
+      x = _nodes_of_queries(x, graphs.query)
+    elif self.kind == "graph":
+      x = _readout(x, graphs.segment_ids, graphs.query.shape[1], self.readout)
+    hidden = jax.nn.relu(self.hidden(x))
+    return self.out(self.dropout(hidden, deterministic=rngs is None, rngs=rngs)).astype(jnp.float32)
+
+
+class Edges(NamedTuple):
+  """Who sees whom by an edge: the receiver sees the sender."""
+
+  senders: Int[Array, "B M"]
+  receivers: Int[Array, "B M"]
+  labels: Int[Array, "B M"]
+  features: Float[Array, "B M F"]
+
+
+def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
+  """The edges, then the same backwards where that is wanted, then one of each node to itself.
+
+  Labels are those of the edges, E more where an edge runs backwards under a label of its own, and
+  the last row of the tables from a node to itself, where features are 0.
+  """
+  edges = Edges(graphs.senders, graphs.receivers, graphs.labels, graphs.edge_features)
+  node = jnp.broadcast_to(jnp.arange(graphs.nodes.shape[1]), graphs.nodes.shape)
+  node = jnp.where(graphs.nodes >= 0, node, -1)
+  no_features = jnp.zeros((*node.shape, edges.features.shape[-1]), edges.features.dtype)
+  itself = Edges(node, node, jnp.full_like(node, config.num_table_rows - 1), no_features)
+  parts = [edges, itself]
+  if config.reverse_edges != "none":
+    more = config.num_edge_labels if config.reverse_edges == "own_label" else 0
+    labels = jnp.where(edges.labels >= 0, edges.labels + more, -1)
+    parts.append(Edges(edges.receivers, edges.senders, labels, edges.features))
+  return jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
+
+
+def _pairs(
+  edges: Edges, segment_ids: Int[Array, "B T"], config: GraphEncoderConfig
+) -> tuple[Float[Array, "B T T R"], Bool[Array, "B 1 T T"]]:
+  """Of every pair of nodes: its labels and features, and whether it may be seen."""
+  features, mask = pair_features(
+    *edges, num_labels=config.num_table_rows, num_nodes=segment_ids.shape[1]
+  )
+  if config.sees == "all":
+    mask = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids >= 0)[:, None, :]
+  return features, mask[:, None]
+
+
+def _readout(x, segment_ids: Int[Array, "B T"], num_graphs: int, kind: str):
+  """The mean or sum of each graph's nodes, in float32 or wider; 0 for a graph that is not there."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  belongs = jax.nn.one_hot(segment_ids, num_graphs, dtype=wide)
+  sums = jnp.einsum("BTG,BTD->BGD", belongs, x.astype(wide))
+  if kind == "mean":
+    sums /= jnp.maximum(belongs.sum(1), 1)[..., None]
+  return sums.astype(x.dtype)
+
+
+def _nodes_of_queries(x: Float[Array, "B T D"], query: Int[Array, "B G 2"]):
+  """Both nodes of each query side by side."""
+  rows, graphs, _ = query.shape
+  places = jnp.maximum(query, 0).reshape(rows, -1, 1)
+  return jnp.take_along_axis(x, places, axis=1).reshape(rows, graphs, -1)
+
+
+def _tables(config: GraphEncoderConfig, rngs: nnx.Rngs) -> EdgeTables:
+  return EdgeTables(
+    config.num_table_rows,
+    config.width // config.num_heads,
+    num_features=config.num_edge_features,
+    num_heads=config.num_heads if config.tables_per_head else None,
+    keys=config.relative_keys,
+    values=config.relative_values,
+    dtype=config.dtype,
+    rngs=rngs,
+  )

@@ -1,0 +1,321 @@
+"""Attention over a list of edges is the operator on the matrix of pairs, and costs its edges."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiling import fusing, quickly
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relpos_jax import EdgeFeatures, EdgeLabels, dot_product_attention, edge_attention
+from relpos_jax.attention.edges import pair_features
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+E, F, M = 3, 2, 24  # labels, features, edges of each graph
+
+
+def normal(*shape, seed=0):
+  return jnp.asarray(np.random.default_rng(seed + len(shape)).normal(size=shape))
+
+
+def random_edges(num_nodes, num_senders, batch=(), seed=0):
+  """Edges, some of them twice or with several labels, to themselves, or padding."""
+  random = np.random.default_rng(seed)
+  senders = random.integers(-1, num_senders, (*batch, M))
+  receivers = random.integers(-1, num_nodes, (*batch, M))
+  receivers[receivers == 1] = 0  # nobody sends to node 1
+  return senders, receivers, random.integers(-1, E, (*batch, M))
+
+
+def matrix(senders, receivers, labels, features, shape):
+  """What each pair is, edge by edge: 1 for each label, then the mean of features; and who sees."""
+  pairs, visible = np.zeros((*shape, E + F)), np.zeros(shape, bool)
+  edges = {}
+  for s, r, label, x in zip(senders, receivers, labels, features, strict=True):
+    if s >= 0 and r >= 0:
+      visible[r, s] = True
+      pairs[r, s, label] = 1 if label >= 0 else pairs[r, s, label]
+      edges.setdefault((r, s), []).append(x)
+  for pair, xs in edges.items():
+    pairs[pair][E:] = np.mean(xs, axis=0)
+  return pairs, visible
+
+
+def output_and_gradients(call, arrays):
+  @quickly
+  def run(arrays):
+    output, pull_back = jax.vjp(lambda arrays: call(**arrays), arrays)
+    return output, pull_back(normal(*output.shape, seed=7))
+
+  return run(arrays)
+
+
+def assert_equal(actual, wanted, atol=1e-10):
+  for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+
+
+def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(), width=3):
+  return dict(
+    query=normal(*batch, num_nodes, heads, width),
+    key=normal(*batch, num_senders, key_heads, width, seed=1),
+    value=normal(*batch, num_senders, key_heads, width, seed=2),
+    key_table=normal(E + F, *tables, width, seed=3),
+    value_table=normal(E + F, *tables, width, seed=4),
+  )
+
+
+@pytest.mark.parametrize(
+  "terms, batch, tables",
+  [
+    ("both", (2,), (4,)),
+    ("keys", (), (4,)),
+    ("values", (2,), ()),
+    ("none", (2,), ()),
+  ],
+)
+def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, tables):
+  num_nodes, num_senders = 5, 6
+  senders, receivers, labels = random_edges(num_nodes, num_senders, batch)
+  features = normal(*batch, M, F)
+  of_graphs = [np.reshape(x, (-1, M, *np.shape(x)[len(batch) + 1 :])) for x in
+               (senders, receivers, labels, features)]  # fmt: skip
+  matrices = [matrix(*graph, (num_nodes, num_senders)) for graph in zip(*of_graphs, strict=True)]
+  pairs, visible = (np.reshape(x, (*batch, *x[0].shape)) for x in
+                    map(np.asarray, zip(*matrices, strict=True)))  # fmt: skip
+  has_keys, has_values = terms in ("both", "keys"), terms in ("both", "values")
+
+  def by_list(query, key, value, key_table, value_table):
+    if not has_keys and not has_values:
+      return edge_attention(query, key, value, senders, receivers)
+    split = lambda table, there: (table[:E], table[E:]) if there else (None, None)
+    (a, b), (c, d) = split(key_table, has_keys), split(value_table, has_values)
+    relations = dict(labels=EdgeLabels(labels, a, c), features=EdgeFeatures(features, b, d))
+    return edge_attention(query, key, value, senders, receivers, **relations)
+
+  def by_matrix(query, key, value, key_table, value_table):
+    tables = (key_table if has_keys else None), (value_table if has_values else None)
+    relations = EdgeFeatures(jnp.asarray(pairs), *tables) if has_keys or has_values else None
+    mask = jnp.asarray(visible)[..., None, :, :]
+    name = "reference" if relations else None
+    return dot_product_attention(
+      query, key, value, mask=mask, relations=relations, implementation=name
+    )
+
+  arrays = arrays_of(num_nodes, num_senders, batch, tables=tables)
+  # Without relations the operator is jax.nn's, in float32.
+  assert_equal(
+    output_and_gradients(by_list, arrays),
+    output_and_gradients(by_matrix, arrays),
+    atol=1e-10 if has_keys or has_values else 1e-5,
+  )
+
+
+def test_one_label_a_pair_is_edge_labels():
+  """And of labels alone, with gradients, in any order of the edges."""
+  num_nodes = 5
+  labels_TS = np.random.default_rng(0).integers(-2, E, (num_nodes, num_nodes))
+  receivers, senders = np.random.default_rng(1).permutation(np.argwhere(labels_TS > -2)).T
+  labels = labels_TS[receivers, senders]
+
+  def by_list(query, key, value, key_table, value_table):
+    relation = EdgeLabels(labels, key_table, value_table)
+    return edge_attention(query, key, value, senders, receivers, labels=relation)
+
+  def by_matrix(query, key, value, key_table, value_table):
+    relation = EdgeLabels(np.maximum(labels_TS, -1), key_table, value_table)
+    mask = jnp.asarray(labels_TS > -2)[None]
+    return dot_product_attention(query, key, value, mask=mask, relations=relation)
+
+  arrays = arrays_of(num_nodes, num_nodes)
+  assert_equal(output_and_gradients(by_list, arrays), output_and_gradients(by_matrix, arrays))
+
+
+def test_the_matrix_of_pairs_is_made_edge_by_edge():
+  edges = random_edges(5, 5, (2,))
+  features = normal(2, M, F)
+  make = quickly(functools.partial(pair_features, num_labels=E, num_nodes=5))
+  found = make(*map(jnp.asarray, edges), features)
+  wanted = [matrix(*(x[row] for x in (*edges, features)), (5, 5)) for row in range(2)]
+  assert_equal(found, [np.stack(x) for x in zip(*wanted, strict=True)])
+
+
+@functools.cache
+def compiled():
+  """On a graph of four nodes and up to 8 edges: the output, and the gradient of its sum."""
+
+  @quickly
+  def run(nodes, senders, receivers, labels):
+    tables = [arrays_of(4, 4)[f"{name}_table"] for name in ("key", "value")]
+    relation = EdgeLabels(labels, *tables)
+    call = lambda nodes: edge_attention(*nodes, senders, receivers, labels=relation)
+    output, pull_back = jax.vjp(call, nodes)
+    return output, pull_back(jnp.ones_like(output))[0]
+
+  return run
+
+
+def small(edges, nodes=None):
+  """The output and the gradients to query, key and value."""
+  padded = np.full((8, 3), -1)
+  padded[: len(edges)] = np.reshape(edges, (-1, 3))
+  return compiled()(nodes_of_four() if nodes is None else nodes, *padded.T)
+
+
+def nodes_of_four():
+  return [arrays_of(4, 4)[name] for name in ("query", "key", "value")]
+
+
+EDGES = [(0, 1, 2), (2, 1, 0), (0, 1, 1), (3, 3, 1), (1, 0, 2)]  # sender, receiver, label
+
+
+def test_an_edge_given_twice_says_nothing_new():
+  assert_equal(small([*EDGES, EDGES[0], EDGES[3]]), small(EDGES))
+
+
+def test_another_label_of_a_pair_and_another_direction_say_something():
+  for changed in ([*EDGES, (2, 1, 1)], [(1, 0, 2), *EDGES[1:]], [(0, 1, 0), *EDGES[1:]]):
+    assert np.abs(small(changed)[0] - small(EDGES)[0]).max() > 1e-3
+
+
+def test_an_edge_without_label_is_seen_and_padding_is_not():
+  value = np.repeat(nodes_of_four()[2], 2, axis=1)
+  assert_equal(small([(0, 1, -1)])[0][1], value[0])
+  assert_equal(small([(0, -1, -1), (-1, 1, 2)])[0], np.zeros((4, 4, 3)))
+
+
+def test_a_node_sees_itself_by_an_edge_alone():
+  value = np.repeat(nodes_of_four()[2], 2, axis=1)
+  assert_equal(small([(3, 3, -1)])[0][3], value[3])
+
+
+def test_a_node_that_receives_no_edge_gives_zero_and_zero_gradient():
+  output, (query, key, _) = small(EDGES)  # node 2 sends, and receives nothing
+  assert (output[2] == 0).all() and (query[2] == 0).all()
+  assert (query[1] != 0).any() and (key[2] != 0).any()
+  for gradient in small([])[1]:
+    assert (gradient == 0).all()
+
+
+def test_traced_nodes_out_of_range_are_padding():
+  assert_equal(small([*EDGES, (4, 0, 1), (0, 4, 1), (-2, 0, 1)]), small(EDGES))
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32 - 1))
+def test_the_order_of_edges_does_not_matter_and_renumbering_nodes_renumbers_all(seed):
+  random = np.random.default_rng(seed)
+  edges = np.stack([*random.integers(0, 4, (2, 8)), random.integers(-1, E, 8)], 1)
+  output, gradients = small(edges)
+  assert_equal(small(random.permutation(edges)), (output, gradients))
+  old = random.permutation(4)
+  new = np.argsort(old)
+  renumbered = np.stack([new[edges[:, 0]], new[edges[:, 1]], edges[:, 2]], 1)
+  found = small(renumbered, [x[old] for x in nodes_of_four()])
+  assert_equal(found, jax.tree.map(lambda x: x[old], (output, gradients)))
+
+
+def test_dropout_keeps_the_mean_and_drops_a_pair_as_one():
+  """Values are ones and rows are ones: a pair gives 1 or 2 by its edges, or nothing at all."""
+  senders, receivers = np.array([0, 0, 1]), np.array([0, 0, 0])
+  ones = jnp.ones((2, 1, 1))
+  labels = EdgeLabels(np.array([0, 1, -1]), None, jnp.array([[1.0], [10.0]]))
+  call = quickly(
+    jax.vmap(
+      lambda key: edge_attention(
+        ones, ones, ones, senders, receivers, labels=labels, dropout_rate=0.5, dropout_key=key
+      )[0, 0, 0]
+    )
+  )
+  found = call(jax.random.split(jax.random.key(0), 4000))
+  np.testing.assert_allclose(np.unique(np.round(found, 6)), [0, 1, 12, 13])
+  assert abs(found.mean() - 6.5) < 0.5
+
+
+def test_bfloat16_sums_in_float32():
+  """The mean of thousands: a sum of ones in bfloat16 ends at 256."""
+  number = 4096
+  senders, receivers = np.arange(number), np.zeros(number, int)
+  ones = jnp.ones((number, 1, 1), jnp.bfloat16)
+  value = ones.at[: number // 2].set(0)
+  output = quickly(edge_attention)(ones, ones, value, senders, receivers)
+  assert output.dtype == jnp.bfloat16 and output[0, 0, 0] == 0.5
+
+
+def test_known_edges_are_sorted_before_anything_is_compiled():
+  """XLA folds the sort of constants: minutes for as many."""
+  senders, receivers = np.random.default_rng(0).integers(0, 9, (2, 1000))
+  tokens, table = jnp.ones((9, 1, 1)), jnp.ones((9, 1))
+
+  def call(tokens, table, senders, receivers):
+    labels = EdgeLabels(receivers, table, table)
+    return edge_attention(tokens, tokens, tokens, senders, receivers, labels=labels)
+
+  known = jax.jit(lambda tokens, table: call(tokens, table, senders, receivers))
+  assert "stablehlo.sort" not in known.lower(tokens, table).as_text()
+  assert "stablehlo.sort" in jax.jit(call).lower(tokens, table, senders, receivers).as_text()
+
+
+def temporary_bytes(num_edges, num_nodes):
+  tokens = jax.ShapeDtypeStruct((num_nodes, 4, 8), jnp.float32)
+  of_edges = jax.ShapeDtypeStruct((num_edges,), jnp.int32)
+  table = jax.ShapeDtypeStruct((5, 8), jnp.float32)
+
+  def loss(tokens, table, senders, receivers, labels):
+    labels = EdgeLabels(labels, table, table)
+    return edge_attention(tokens, tokens, tokens, senders, receivers, labels=labels).sum()
+
+  compiled = fusing(jax.grad(loss, argnums=(0, 1))).lower(
+    tokens, table, *[of_edges] * 3
+  ).compile()  # fmt: skip
+  assert not re.search(rf"\[(.*,)?{num_nodes},(.*,)?{num_nodes}[,\]]", compiled.as_text())
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_memory_grows_with_the_edges_and_never_with_the_pairs():
+  once, twice = temporary_bytes(20_000, 3_000), temporary_bytes(40_000, 3_000)
+  assert 1.5 < twice / once < 2.1
+  assert twice < 3_000**2 * 4 * 4  # the logits of all pairs
+
+
+GOOD = dict(senders=np.array([0, 1]), receivers=np.array([1, 0]))
+LABELS = EdgeLabels(np.array([0, 1]), np.ones((2, 3)), None)
+WRONG = {
+  "senders go from 0 to 4; want -1 (padding) to 3, the last node": dict(senders=np.array([0, 4])),
+  "receivers go from -2 to 0; want -1 (padding)": dict(receivers=np.array([-2, 0])),
+  "receivers has shape (3,); want that of senders, (2,)": dict(receivers=np.array([0, 0, 0])),
+  "senders has shape (1, 2); want [M], one node an edge": dict(senders=np.array([[0, 0]])),
+  "senders has dtype float64; want integers": dict(senders=np.array([0.0, 1.0])),
+  "labels.labels go from 0 to 2; want -1 (no label) to 1, the last row": dict(
+    labels=EdgeLabels(np.array([0, 2]), np.ones((2, 3)), None)
+  ),
+  "labels.labels has shape (3,); want (2,)": dict(
+    labels=EdgeLabels(np.array([0, 1, 1]), np.ones((2, 3)), None)
+  ),
+  "labels.labels has dtype float64; want integers": dict(
+    labels=EdgeLabels(np.array([0.0, 1.0]), np.ones((2, 3)), None)
+  ),
+  "features.features has shape (2, 3); want (2, 2)": dict(
+    features=EdgeFeatures(np.ones((2, 3)), np.ones((2, 3)), None)
+  ),
+  "relations has neither a key nor a value table": dict(labels=EdgeLabels([0, 1], None, None)),
+  "dropout_rate is 0.5 and dropout_key is None": dict(dropout_rate=0.5),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_edge_is_named(message):
+  tokens = np.ones((4, 2, 3))
+  with pytest.raises(ValueError) as caught:
+    edge_attention(tokens, tokens, tokens, **(GOOD | dict(labels=LABELS) | WRONG[message]))
+  assert str(caught.value).startswith(message)
+
+
+def test_no_edge_at_all_gives_zeros():
+  tokens, none = np.ones((4, 2, 3)), np.zeros(0, int)
+  assert (edge_attention(tokens, tokens, tokens, none, none) == 0).all()

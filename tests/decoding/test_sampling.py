@@ -1,0 +1,248 @@
+"""Sampling: cached as uncached, greedy at the limits, and as often as the model says."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from compiling import quickly
+from flax import nnx
+
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.decoding.sampling import Choice, Sampler, choose, kept, sample
+from relpos_jax.errors import InputError
+from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+
+VOCABULARY, CONTEXT = 11, 16
+PRIMES = [[5, 9, 4], [], [6, 6, 7, 8, 9, 10, 3]]
+NUM_TOKENS = [9, 4, 8]
+
+
+@pytest.fixture(scope="module")
+def model():
+  """With random parameters, tables too: what follows depends on what came before. Split."""
+  config = LanguageModelConfig(
+    VOCABULARY,
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    feed_forward=16,
+    max_distance=3,
+    positions="both",
+    relative_values=False,
+    beyond="zero",
+    implementation="skew",  # which cannot read a token after others
+  )
+  graphdef, shapes = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.4 * generator.standard_normal(leaf.shape), leaf.dtype)
+  return graphdef, jax.tree.map(fill, shapes)
+
+
+@pytest.fixture(scope="module")
+def sampler(model):
+  return Sampler(*model, context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def whole(model):
+  """From rows of tokens to the logits after each, without a cache."""
+  graphdef, params = model
+  forward = quickly(lambda tokens: nnx.merge(graphdef, params)(tokens))
+
+  def logits(rows) -> np.ndarray:
+    padded = np.full((VOCABULARY, CONTEXT), PAD)  # one shape, one compilation
+    padded[: len(rows), : len(rows[0])] = rows
+    return np.array(forward(padded)[: len(rows), : len(rows[0])], float)
+
+  return logits
+
+
+def refusal(function, *arguments, **options) -> str:
+  with pytest.raises(InputError) as caught:
+    function(*arguments, **options)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def greedy(whole, prime, num_tokens) -> list[int]:
+  """The most probable token, again and again."""
+  row = [BOS, *prime]
+  for _ in range(num_tokens):
+    logits = whole([row])[0, -1]
+    logits[[PAD, BOS]] = -np.inf
+    row.append(int(logits.argmax()))
+    if row[-1] == EOS:
+      return row[1:-1]
+  return row[1:]
+
+
+@pytest.mark.parametrize(
+  "choice", [Choice(temperature=0.0), Choice(temperature=1e-6), Choice(top_k=1), Choice(top_p=1e-6)]
+)
+def test_the_most_probable_token_alone_is_greedy_decoding(whole, sampler, choice):
+  """Of primes of several lengths, with a limit each: the cache changes nothing."""
+  pieces = sampler(PRIMES, num_tokens=NUM_TOKENS, seed=3, choice=choice)
+  for piece, prime, limit in zip(pieces, PRIMES, NUM_TOKENS, strict=True):
+    assert piece.tolist() == greedy(whole, prime, limit)
+  assert len({tuple(piece) for piece in pieces}) == 3
+
+
+def test_cached_sampling_equals_uncached(model, sampler):
+  """Token by token with the same keys, where `decode` reads all that came before again."""
+  graphdef, params = model
+
+  def reread(tokens, cache):
+    rows, length = cache
+    rows = jax.lax.dynamic_update_slice_in_dim(rows, tokens, length, axis=1)
+    logits = nnx.merge(graphdef, params)(rows)
+    new = jax.lax.dynamic_slice_in_dim(logits, length, tokens.shape[1], axis=1)
+    return new, (rows, length + tokens.shape[1])
+
+  primes = [PRIMES[0], [7, 3, 4], [3, 3, 3]]  # of one length: without a cache padding has positions
+  begun = jnp.array([[BOS, *prime] for prime in primes])
+  limits = jnp.array([9, 4, 7])
+  choice = Choice(temperature=1.3, top_k=6, top_p=0.95)
+  options = dict(choice=choice, max_length=9, eos=EOS, pad=PAD, never=(BOS,))
+  uncached = quickly(functools.partial(sample, reread, **options))
+  for seed in range(3):
+    empty = (jnp.zeros((3, 13), int), 0)
+    tokens = uncached(empty, begun, limits, jax.random.key(seed))
+    pieces = sampler(primes, num_tokens=[9, 4, 7], seed=seed, choice=choice)
+    for row, piece, prime in zip(np.asarray(tokens), pieces, primes, strict=True):
+      assert [*prime, *row[(row != PAD) & (row != EOS)]] == piece.tolist()
+
+
+def test_a_row_is_the_same_whatever_its_neighbours_and_the_seed_says_which(sampler):
+  pieces = sampler(PRIMES, num_tokens=9, seed=5)
+  others = sampler([PRIMES[0], [3] * 9, []], num_tokens=[9, 2, 7], seed=5)
+  assert pieces[0].tolist() == others[0].tolist()
+  assert [piece.tolist() for piece in sampler(PRIMES, num_tokens=9, seed=5)] == [
+    piece.tolist() for piece in pieces
+  ]
+  assert len({tuple(sampler(PRIMES, num_tokens=9, seed=seed)[0]) for seed in range(5)}) > 1
+  same = sampler([[5]] * 3, num_tokens=9, seed=0)
+  assert len({tuple(piece) for piece in same}) > 1
+
+
+def test_frequencies_are_the_models_probabilities(whole, sampler):
+  """Of two new tokens together, at a temperature, without padding and begin: chi-square."""
+  num_rows, temperature = 4096, 1.7
+  pieces = sampler([[5]] * num_rows, num_tokens=2, seed=11, choice=Choice(temperature=temperature))
+  counts = np.zeros((VOCABULARY, VOCABULARY))
+  for piece in pieces:
+    first, second, *_ = [*piece[1:].tolist(), EOS, EOS]
+    counts[first, second] += 1
+
+  def probabilities(rows):
+    logits = whole(rows)[:, -1] / temperature
+    logits[:, [PAD, BOS]] = -np.inf
+    return scipy.special.softmax(logits, axis=-1)
+
+  first = probabilities([[BOS, 5]])[0]
+  second = probabilities([[BOS, 5, token] for token in range(VOCABULARY)])
+  second[EOS] = np.eye(VOCABULARY)[EOS]  # where nothing follows
+  expected = num_rows * first[:, None] * second
+  assert counts[expected == 0].sum() == 0
+  seen, wanted = counts[expected > 0], expected[expected > 0]
+  assert len(wanted) == 8 * 9 + 1 and wanted.min() > 5
+  assert scipy.stats.chisquare(seen, wanted).pvalue > 1e-3
+
+
+def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
+  """However probable: padding and begin are what this model wants most, then the end."""
+  wants = jnp.full(VOCABULARY, 0.0).at[jnp.array([PAD, BOS, EOS])].set(jnp.array([50.0, 40.0, 2.0]))
+  decode = lambda tokens, cache: (jnp.broadcast_to(wants, (*tokens.shape, VOCABULARY)), cache)
+  primes, limits = jnp.full((64, 1), BOS), jnp.full(64, 20)
+  tokens = sample(
+    decode,
+    (),
+    primes,
+    limits,
+    jax.random.key(0),
+    choice=Choice(),
+    max_length=20,
+    eos=EOS,
+    pad=PAD,
+    never=(BOS,),
+  )
+  for row in np.asarray(tokens).tolist():
+    length = row.index(EOS) + 1 if EOS in row else len(row)
+    assert PAD not in row[:length] and BOS not in row and {*row[length:]} <= {PAD}
+  assert (np.asarray(tokens) == EOS).sum() > 48
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.77, 0.999, 1.0])
+def test_top_p_keeps_the_smallest_set_of_that_probability(top_p):
+  logits = np.random.default_rng(0).normal(size=(50, 13)).astype(np.float32)
+  found = np.isfinite(kept(jnp.asarray(logits), Choice(top_p=top_p)))
+  for row, is_kept in zip(scipy.special.softmax(logits.astype(float), axis=-1), found, strict=True):
+    ordered = np.sort(row)[::-1]
+    size = 1 + int(np.sum(np.cumsum(ordered)[:-1] < top_p))
+    assert is_kept.sum() == size and row[is_kept].min() >= ordered[size - 1]
+
+
+def test_top_p_of_1_keeps_the_most_improbable_too():
+  """Sums of probabilities in float32 reach 1 before the last of them."""
+  assert np.isfinite(kept(jnp.array([[0.0, -30.0, -60.0]]), Choice(top_p=1.0))).all()
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 4, 13, 20])
+def test_top_k_keeps_the_k_most_probable(top_k):
+  logits = np.random.default_rng(0).normal(size=(50, 13)).astype(np.float32)
+  found = np.isfinite(kept(jnp.asarray(logits), Choice(top_k=top_k)))
+  size = min(top_k or 13, 13)
+  assert (found.sum(1) == size).all()
+  assert (found == (logits >= np.sort(logits)[:, -size][:, None])).all()
+
+
+def test_top_p_is_of_what_top_k_and_the_temperature_leave():
+  logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
+  keeps = lambda **values: int(np.isfinite(kept(logits, Choice(**values))).sum())
+  assert keeps(top_p=0.55) == 2
+  assert keeps(top_p=0.55, top_k=2) == 1  # 4 / 7 is enough
+  assert keeps(top_p=0.55, temperature=0.5) == 2
+  assert keeps(top_p=0.52, temperature=0.5) == 1  # 16 / 30 is enough
+  assert keeps(top_p=0.55, temperature=100.0) == 3
+
+
+def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
+  sampler(PRIMES, num_tokens=9, seed=0)
+  size = sampler._draw._cache_size()
+  sampler([[3] * 12, [4], []], num_tokens=[3, 15, 2], seed=1, choice=Choice(0.5, 3, 0.9))
+  assert sampler._draw._cache_size() == size
+
+
+def test_of_equal_logits_greedy_takes_the_first():
+  keys = jax.random.split(jax.random.key(0), 2)
+  chosen = choose(jnp.array([[1.0, 3.0, 3.0], [0.0, 0.0, 0.0]]), keys, Choice(temperature=0.0))
+  assert chosen.tolist() == [1, 0]
+
+
+def test_the_context_holds_begin_prime_and_all_but_the_last_token(sampler):
+  """It can be filled to the last place, and no further."""
+  sampler([[5] * 9, [], []], num_tokens=7, seed=0)
+  message = refusal(sampler, [[5] * 9], num_tokens=8, seed=0)
+  assert message.startswith("the prime has 9 tokens and 8 are to follow, the context is 16")
+  assert "at most 7" in message
+  message = refusal(sampler, [[], [5] * 16], num_tokens=1, seed=0)
+  assert message.startswith("the prime has 16 tokens, the context is 16 tokens: give a shorter")
+  assert refusal(sampler, [[]], num_tokens=0, seed=0).startswith("0 tokens wanted")
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    dict(temperature=-1.0),
+    dict(temperature=float("nan")),
+    dict(top_k=-1),
+    dict(top_p=0.0),
+    dict(top_p=1.5),
+  ],
+)
+def test_choices_out_of_range_are_named(sampler, values):
+  ((name, value),) = values.items()
+  message = refusal(sampler, [[]], num_tokens=1, seed=0, choice=Choice(**values))
+  assert message.startswith(f"{name} is {value}: give")

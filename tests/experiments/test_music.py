@@ -1,0 +1,157 @@
+"""Music is trained, scored and continued by the commands that translation has."""
+
+import itertools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import default
+from experiments.run import load_run
+from experiments.tasks import make_task
+from experiments.tasks.music import cut, here
+from relpos_jax.data import midi, voices
+from relpos_jax.data.tokenizer import EOS
+from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
+from relpos_jax.evaluation.record import from_line
+
+SMALL = (
+  *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
+  *("model.max_distance=8", "batches.tokens=256", "batches.max_length=64", "batches.num_shapes=1"),
+  *("training.num_steps=6", "training.eval_every=6", "training.save_every=3", "mesh.data=1"),
+)
+NUM_STEPS = 24  # of each piece: some are cut
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory) -> pathlib.Path:
+  """A user's folder: four-part music that goes up and down the same few notes."""
+  folder = tmp_path_factory.mktemp("pieces")
+  random = np.random.default_rng(0)
+  for split, number in dict(train=6, valid=2, test=2).items():
+    (folder / split).mkdir()
+    for piece in range(number):
+      steps = np.cumsum(random.integers(-1, 2, (NUM_STEPS, 4)), axis=0)
+      grid = np.array([72, 67, 60, 48]) + steps % 5
+      voices.write(voices.encode(grid), folder / split / f"{piece}.mid")
+  return folder
+
+
+@pytest.fixture(scope="module")
+def train_music(call, pieces):
+  """Runs the command train on the folder: train_music(workdir, "--config.seed=1")."""
+  data = ("data.source=midi", f"data.midi.path={pieces}", "data.midi.codec=voices")
+  flags = [f"--config.{change}" for change in (*SMALL, *data)]
+  return lambda workdir, *changes: call(
+    "train", "--config=configs/music.py", f"--workdir={workdir}", *flags, *changes
+  )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_the_repository(request):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(request.config.rootpath)
+    yield
+
+
+@pytest.fixture(scope="module")
+def run(train_music, tmp_path_factory):
+  """A finished run's folder, not to be changed, and what the command said."""
+  workdir = tmp_path_factory.mktemp("music") / "run"
+  answer = train_music(workdir)
+  assert answer.status == 0, answer.err
+  return workdir, answer
+
+
+def test_a_run_is_scored_by_the_likelihood_of_whole_pieces(run, pieces):
+  workdir, answer = run
+  loaded = load_run(workdir)
+  music = loaded.task.load_data()
+  nats_of = make_nats_of(loaded.graphdef, here(loaded.params))
+  results = json.loads((workdir / "results.json").read_text())
+  record = from_line((workdir / "record.json").read_text())
+  for split in ("valid", "test"):
+    wanted = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
+    assert results[split]["nll"] == pytest.approx(wanted.per_token, rel=1e-5)
+    assert results[split]["per_step"] == pytest.approx(wanted.per_step, rel=1e-5)
+    assert record["scores"][split]["nll"] == results[split]["nll"]
+    assert f"{results[split]['nll']:.4f}" in answer.out
+  for name in ("piano_roll.png", "learning_curves.png"):
+    assert (workdir / name).stat().st_size > 5_000 and name in answer.out
+
+
+def test_rows_are_the_pieces_cut_at_steps_and_their_ends_marked():
+  random = np.random.default_rng(0)
+  pieces = [random.integers(4, 100, 4 * length) for length in (1, 15, 16, 40)]
+  rows = [row.tolist() for row in cut(pieces, longest=64, alignment=4)]
+  assert max(map(len, rows)) <= 64
+  joined = np.concatenate([np.append(piece, EOS) for piece in pieces])
+  assert [*itertools.chain.from_iterable(rows)] == joined.tolist()
+  assert all(len(row) % 4 == 0 or row[-1] == EOS for row in rows)
+
+
+def test_a_piece_goes_on_from_its_prime(run, call, pieces, tmp_path):
+  prime = pieces / "test" / "0.mid"
+  sample = lambda name, *flags: call(
+    *("sample", f"--workdir={run[0]}", f"--prime={prime}", f"--out={tmp_path}/{name}.mid"),
+    *("--num_tokens=16", "--prime_tokens=32", *flags),
+  )
+  answers = sample("a"), sample("b"), sample("c", "--seed=1")
+  assert [answer.status for answer in answers] == [0, 0, 0], answers
+  a, b, c = (voices.read(tmp_path / f"{name}.mid") for name in "abc")
+  np.testing.assert_array_equal(a, b)
+  assert len(a) > 32 and a.tolist() != c.tolist()
+  for piece in (a, c):
+    np.testing.assert_array_equal(piece[:32], voices.read(prime)[:32])
+  assert (tmp_path / "a.png").stat().st_size > 5_000
+
+
+def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdir, tmp_path):
+  (tmp_path / "empty.mid").touch()
+  sample = lambda *flags: call("sample", *flags)
+  own = f"--workdir={run[0]}"
+  out = f"--out={tmp_path}/new.mid"
+  prime = f"--prime={pieces}/test/0.mid"
+  no_valid = tmp_path / "pieces"
+  (no_valid / "train").mkdir(parents=True)
+  (no_valid / "train" / "0.mid").write_bytes((pieces / "test" / "0.mid").read_bytes())
+  for answer, words in (
+    (sample(own, f"--out={tmp_path}/new.wav"), "--out .mid"),
+    (sample(own, f"--out={tmp_path}/nowhere/new.mid"), "--out no folder"),
+    (sample(own, out, "--prime=nothing.mid"), "nothing.mid"),
+    (sample(own, out, f"--prime={tmp_path}/empty.mid"), "empty.mid"),
+    (sample(own, out, prime, "--context=64"), "prime has 96 tokens, context 64 shorter"),
+    (sample(own, out, "--top_p=0"), "top_p is 0"),
+    (sample(own, out, "--temperature=-1"), "temperature is -1"),
+    (sample(f"--workdir={workdir}", out), "translation music"),
+    (call("translate", own), "music translation"),
+    (train_music(tmp_path / "run", f"--config.data.midi.path={no_valid}"), "no valid pieces"),
+    (
+      train_music(tmp_path / "run", "--config.data.source=embedded"),
+      "config.data.source chorales, midi",
+    ),
+    (
+      train_music(tmp_path / "run", "--config.task=songs"),
+      "config.task 'songs' translation, music",
+    ),
+    (
+      train_music(tmp_path / "run", "--config.batches.max_length=4"),
+      "config.batches.max_length is 4",
+    ),
+    (
+      train_music(tmp_path / "run", "--config.model.num_heads=3"),
+      "config.model width num_heads, 3",
+    ),
+  ):
+    assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
+    assert not [word for word in words.split() if word not in answer.err], answer.err
+  assert not (tmp_path / "new.mid").exists() and not (tmp_path / "run").exists()
+
+
+def test_the_codec_is_that_of_the_config():
+  config = default.get_config("music")
+  assert make_task(config).make_model.__self__.codec is voices.CODEC
+  config.data.update(ConfigDict(dict(source="midi")))
+  assert make_task(config).codec is midi.CODECS["events"]

@@ -1,0 +1,209 @@
+"""The graph encoder: what it knows of edges, by each switch, and what it must not know."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiling import quickly
+from flax import nnx
+
+from relpos_jax.data.graph_batching import GraphBatch, GraphBatches
+from relpos_jax.data.graphs import Graph
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
+
+LABELS, CLASSES = 3, 5
+BLIND = dict(relative_keys=False, relative_values=False)
+
+
+@functools.cache
+def make(**values):
+  """A model with random parameters, tables too, compiled."""
+  layers = dict(num_layers=1, width=8, num_heads=2, feed_forward=8) | values
+  config = GraphEncoderConfig(
+    num_node_labels=2, num_edge_labels=LABELS, num_classes=CLASSES, num_node_features=2,
+    num_edge_features=1, **layers
+  )  # fmt: skip
+  graphdef, shapes = nnx.split(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.5 * generator.normal(size=leaf.shape), leaf.dtype)
+  params = jax.tree.map(fill, shapes)
+  return quickly(lambda graphs: nnx.merge(graphdef, params)(graphs))
+
+
+def graph(number=4, edges=((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1)), seed=0):
+  random = np.random.default_rng(seed)
+  return Graph.of(
+    random.integers(0, 2, number),
+    edges,
+    target=0,
+    query=(0, number - 1),
+    node_features=random.normal(size=(number, 2)),
+    edge_features=random.normal(size=(len(edges), 1)),
+  )
+
+
+def rows(*graphs, nodes=4, packed=False) -> GraphBatch:
+  """One batch, in order."""
+  budget = nodes * len(graphs)
+  return GraphBatches(graphs, boundaries=(nodes,), node_budget=budget, packed=packed, seed=None)[0]
+
+
+def assert_same(x, y):
+  np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def differ(x, y) -> bool:
+  return np.abs(x - y).max() > 1e-2
+
+
+ONE = graph()
+OTHER_LABEL = ONE._replace(labels=np.int32([0, *ONE.labels[1:]]))
+OTHER_WAY = ONE._replace(
+  senders=np.int32([1, *ONE.senders[1:]]), receivers=np.int32([0, *ONE.receivers[1:]])
+)
+OTHER_FEATURE = ONE._replace(edge_features=ONE.edge_features + np.eye(5, 1, dtype=np.float32))
+NO_EDGE = Graph.of(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.node_features,
+                   edge_features=np.empty((0, 1)))  # fmt: skip
+SEVERAL = [ONE, graph(3, ((0, 1, 0), (2, 1, 1)), seed=1), graph(2, ((1, 0, 2), (1, 0, 1)), seed=2)]
+
+# What each system may know of the graph's edges: their labels, direction and features, and whether
+# they are there.
+SYSTEMS = {
+  "keys and values": (dict(), "labels direction features edges"),
+  "as a list": (dict(implementation="edge_list"), "labels direction features edges"),
+  "values": (dict(relative_keys=False), "labels direction features edges"),
+  "none": (BLIND, "edges"),
+  "none, one way": (BLIND | dict(reverse_edges="none"), "direction edges"),
+  "direction dropped": (dict(reverse_edges="same_label"), "labels features edges"),
+  "all see all": (dict(sees="all"), "labels direction features edges"),
+  "no structure": (BLIND | dict(sees="all"), ""),
+}
+
+
+@functools.cache
+def of_five_graphs(**values):
+  """What a model gives for each node of a graph, and of four that differ from it."""
+  batch = rows(ONE, OTHER_LABEL, OTHER_WAY, OTHER_FEATURE, NO_EDGE)
+  return make(head="node", **values)(batch)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_system_knows_of_the_edges_what_its_switches_say(system):
+  values, known = SYSTEMS[system]
+  one, *others = of_five_graphs(**values)
+  for what, other in zip(("labels", "direction", "features", "edges"), others, strict=True):
+    assert differ(one, other) == (what in known.split()), what
+
+
+@pytest.mark.parametrize("values", [{}, BLIND])
+def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
+  assert_same(of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values))
+
+
+def renumbered(graph: Graph, new) -> Graph:
+  """The same graph, its node i called new[i], its edges in another order."""
+  old, edges = np.argsort(new), np.arange(len(graph.senders))[::-1]
+  return Graph(
+    graph.nodes[old],
+    *(np.int32(np.asarray(new)[ends[edges]]) for ends in (graph.senders, graph.receivers)),
+    labels=graph.labels[edges],
+    node_features=graph.node_features[old],
+    edge_features=graph.edge_features[edges],
+    target=graph.target,
+    query=np.int32(np.asarray(new)[graph.query]),
+  )
+
+
+KINDS = {
+  "mean of nodes": dict(head="graph"),
+  "sum of nodes": dict(head="graph", readout="sum", sees="all", num_layers=2, layers_shared=True),
+  "nodes": dict(head="node", norm="post", tables_per_layer=False, tables_per_head=False),
+  "pairs, as a list": dict(head="pair", implementation="edge_list"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_renumbered_and_padded_graphs_give_the_same(kind):
+  """A row each, against one row for all, with the nodes of the first renumbered, and padding."""
+  model, new = make(**KINDS[kind]), [2, 0, 3, 1]
+  alone = model(rows(*SEVERAL))
+  packed = rows(renumbered(ONE, new), *SEVERAL[1:], nodes=11, packed=True)
+  together = np.asarray(model(packed)[0])
+  assert packed.nodes.shape[0] == 3 and (packed.nodes[1:] == -1).all()
+  if KINDS[kind]["head"] == "node":
+    parts = np.split(together, [4, 7, 9])
+    together = np.concatenate([parts[0][new], parts[1], parts[2]])
+    alone = np.concatenate([alone[0], alone[1, :3], alone[2, :2]])
+  else:
+    alone = alone[:, 0]
+  assert together.shape == alone.shape
+  assert_same(together, alone)
+  assert differ(alone[0], alone[1])
+
+
+def test_nothing_flows_between_graphs_or_from_padding():
+  model = make(head="graph", sees="all")
+  batch = rows(*SEVERAL, nodes=11, packed=True)
+
+  first = lambda features: model(batch._replace(node_features=features))[0, 0]
+  moved = lambda place: batch.node_features + np.eye(11, dtype=np.float32)[place][:, None]
+  for place in range(11):
+    assert differ(first(moved(place)), first(batch.node_features)) == (place < 4)
+
+
+def test_a_query_is_shown_to_all_and_its_order_matters():
+  """Also among nodes that are all alike."""
+  asked = [ONE._replace(query=np.int32(query)) for query in ((0, 3), (3, 0))]
+  alike = NO_EDGE._replace(nodes=0 * ONE.nodes, node_features=0 * ONE.node_features)
+  alike = [alike._replace(query=np.int32(query)) for query in ((0, 1), (0, 0), (2, 3))]
+  found = make(head="pair")(rows(*asked, *alike))
+  assert differ(found[0], found[1]) and differ(found[2], found[3])
+  assert_same(found[2], found[4])
+
+
+def test_what_a_model_without_labels_is_made_of():
+  """A blind model has no tables, and one with shared layers has one layer."""
+  shapes = lambda **values: nnx.to_flat_state(
+    nnx.state(
+      nnx.eval_shape(
+        lambda: GraphEncoder(
+          GraphEncoderConfig(
+            num_node_labels=1, num_edge_labels=3, num_classes=2, width=8, num_heads=2, **values
+          ),
+          rngs=nnx.Rngs(0),
+        )
+      )
+    )
+  )
+  tables = lambda **values: {
+    path: leaf.shape for path, leaf in shapes(num_layers=2, **values) if path[0] == "tables"
+  }
+  assert tables(**BLIND) == {}
+  assert {*tables().values()} == {(7, 2, 4)} and len(tables()) == 4
+  assert {*tables(reverse_edges="none", tables_per_head=False).values()} == {(4, 4)}
+  assert len(tables(layers_shared=True)) == len(tables(tables_per_layer=False)) == 2
+  assert not any(path[1] == 1 for path, _ in shapes(layers_shared=True) if path[0] == "layers")
+
+
+WRONG = {
+  "head is 'edge'; want one of graph, node, pair": dict(head="edge"),
+  "readout is 'max'; want one of mean, sum": dict(readout="max"),
+  "sees is 'none'; want one of neighbours, all": dict(sees="none"),
+  "reverse_edges is True; want one of own_label, same_label, none": dict(reverse_edges=True),
+  "positions is 'relative'; want one of none": dict(positions="relative"),
+  "sees is 'all' and implementation 'edge_list'; want sees 'neighbours'": dict(
+    sees="all", implementation="edge_list"
+  ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_value_is_named(message):
+  config = GraphEncoderConfig(num_node_labels=1, num_edge_labels=1, num_classes=2)
+  for field, value in WRONG[message].items():  # past the type checks that only tests have
+    object.__setattr__(config, field, value)
+  with pytest.raises(ValueError) as caught:
+    config.__post_init__()
+  assert str(caught.value) == message
