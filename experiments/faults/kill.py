@@ -72,6 +72,7 @@ def _kill(running: Running, counts: list[int]) -> Try:
   where = f"in the save of step {due}" if is_saving else "between saves"
   return Try(
     f"killed {running.since - born:.1f} s after the kill before, at step {last}, {where}",
-    joined({f"{last - safe} steps lost": due - safe > SAVE_EVERY}),
+    # An interval, and the steps beside the save under way: the next one waits for that.
+    joined({f"{last - safe} steps lost": last - safe > 2 * SAVE_EVERY}),
     {"steps lost" + ", with those during the save" * is_saving: last - safe},
   )

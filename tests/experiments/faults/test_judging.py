@@ -54,6 +54,7 @@ def training_at(folder, step, saved, unfinished=None):
     (45, (20, 40), None, ""),
     (61, (20, 40), None, ""),  # the save under way is lost, and what was done beside it
     (45, (20,), 40, ""),
+    (60, (20,), 40, ""),  # the save of step 60 waits for that of step 40
     (61, (20,), None, "41 steps lost"),
     (45, (), 40, "45 steps lost"),
     (19, (), None, ""),
