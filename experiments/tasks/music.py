@@ -13,10 +13,11 @@ from ml_collections import ConfigDict
 
 from experiments.tasks import tokens
 from experiments.tasks.task import Evaluation, Run, model_choices, model_values
-from experiments.values import check_values
+from experiments.values import at_least, check_values
 from relpos_jax.data import midi, voices
 from relpos_jax.data.batching import Batches, Tokens
 from relpos_jax.data.music import Codec, Music
+from relpos_jax.data.music_rows import MusicRows
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS
 from relpos_jax.decoding.sampling import Sampler
@@ -36,6 +37,7 @@ _CHOICES = {
 } | model_choices(LanguageModelConfig)
 # Huang et al. 2018, table 2: on the valid split of the chorales, nats a token.
 _PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
+_NUMBERS = (at_least(0, "data.transpose"), at_least(1, "batches.valid_length"))
 _MOST_DRAWN = 512  # tokens of a piece in a picture
 
 
@@ -54,7 +56,7 @@ class MusicTask:
     return voices.CODEC if data.source == "chorales" else midi.CODECS[data.midi.codec]
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    check_values(self.config, _CHOICES, tokens.NUMBERS)
+    check_values(self.config, _CHOICES, (*tokens.NUMBERS, *_NUMBERS))
     tokens.check_batches(self.config, sizes)
     longest, alignment = self.config.batches.max_length, self.codec.alignment
     if longest <= alignment:
@@ -88,13 +90,32 @@ class MusicTask:
     return self.codec
 
   def make_batches(self, data: Music, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
-    """Of pieces cut where they are longer than `config.batches.max_length`."""
-    longest = self.config.batches.max_length
-    train, valid = (
-      cut(data.splits[name], longest, vocabulary.alignment) for name in ("train", "valid")
-    )
+    """Of pieces cut where they are too long; the valid ones are whole as far as they may be."""
+    train, valid = (self._rows(data.splits[name], vocabulary, name) for name in ("train", "valid"))
+    batches = self.config.batches
     make = tokens.batch_maker(self.config, train.lengths, mesh)
-    return make(train, kind=Tokens, seed=self.config.seed), make(valid, kind=Tokens, seed=None)
+    make_valid = tokens.batch_maker(
+      self.config, valid.lengths, mesh, max_length=max(batches.max_length, batches.valid_length)
+    )
+    return (
+      make(train, kind=Tokens, seed=self.config.seed),
+      make_valid(valid, kind=Tokens, seed=None),
+    )
+
+  def _rows(self, pieces: Sequence[np.ndarray], codec: Codec, split: str) -> MusicRows:
+    batches, data = self.config.batches, self.config.data
+    if split != "train":
+      longest = max(batches.max_length, batches.valid_length)
+      return MusicRows(pieces, longest=longest, alignment=codec.alignment)
+    return MusicRows(
+      pieces,
+      longest=batches.max_length,
+      alignment=codec.alignment,
+      anew=batches.cut_anew,
+      transpose=codec.transpose,
+      semitones=data.transpose,
+      seed=self.config.seed,
+    )
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
     """Of pieces as long as a batch's rows may be."""
@@ -146,22 +167,6 @@ class MusicTask:
 def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
   """The model's own config, of `config.model`."""
   return LanguageModelConfig(vocab_size, **model_values(config))
-
-
-def cut(pieces: Sequence[np.ndarray], longest: int, alignment: int) -> Ragged:
-  """Rows of at most `longest` tokens, the ends of the pieces marked; cut where a step begins.
-
-  >>> [row.tolist() for row in cut([np.arange(4, 11)], longest=5, alignment=2)]
-  [[4, 5, 6, 7], [8, 9, 10, 2]]
-  """
-  size = (longest - 1) // alignment * alignment  # with room for the end
-  return Ragged.of(
-    [
-      np.append(piece[start : start + size], [EOS] * (start + size >= len(piece)))
-      for piece in pieces
-      for start in range(0, len(piece), size)
-    ]
-  )
 
 
 def here(params: PyTree) -> PyTree:
