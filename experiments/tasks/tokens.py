@@ -11,13 +11,13 @@ from relpos_jax.data.batching import Batches, bucket_boundaries
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import AnyMesh, num_rows_together
 
-NUMBERS = (
+LAYERS = (
   at_least(1, "batches.tokens", "batches.max_length", "batches.num_shapes"),
   at_least(1, "model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
-  at_least(0, "model.max_distance"),
   rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
   rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
 )
+NUMBERS = (*LAYERS, at_least(0, "model.max_distance"))
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
