@@ -37,7 +37,7 @@ KEYS = (
   *("budget", "scores", "sentences", "curve"),
 )
 # What a run is called, and where its data lie: the sums of these files are checked.
-_INCIDENTAL = ("name", "data.multi30k.path", "data.clutrr.path")
+_INCIDENTAL = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
 
 
 def digest(changes: Mapping[str, Any]) -> str:
