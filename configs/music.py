@@ -34,7 +34,7 @@ _RECIPES = {
   "brief": dict(
     **dict(layers=3, width=128, heads=4, feed_forward=512, max_distance=512),
     **dict(dropout=0.1, inner_dropout=0.0, tokens=2304),
-    **dict(learning_rate=0.002, warmup=400, steps=7000, eval_every=500, average=8),
+    **dict(learning_rate=0.002, warmup=400, steps=6000, eval_every=500, average=8),
   ),
   "published": dict(
     **dict(layers=5, width=256, heads=8, feed_forward=1024, max_distance=1024),

@@ -12,6 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.tasks import tokens
+from experiments.tasks.music_scores import rows_of, scores_of, table
 from experiments.tasks.task import Evaluation, Run, model_choices, model_values
 from experiments.values import at_least, check_values
 from relpos_jax.data import midi, voices
@@ -22,7 +23,7 @@ from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS
 from relpos_jax.decoding.sampling import Sampler
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.likelihood import Likelihood, likelihood, make_nats_of
+from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
 from relpos_jax.evaluation.piano_roll import Reach, piano_roll
 from relpos_jax.evaluation.reach import attention_reach
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
@@ -35,8 +36,6 @@ _CHOICES = {
   "data.source": ("chorales", "midi"),
   "data.midi.codec": (*midi.CODECS,),
 } | model_choices(LanguageModelConfig)
-# Huang et al. 2018, table 2: on the valid split of the chorales, nats a token.
-_PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
 _NUMBERS = (at_least(0, "data.transpose"), at_least(1, "batches.valid_length"))
 _MOST_DRAWN = 512  # tokens of a piece in a picture
 
@@ -151,17 +150,16 @@ class MusicTask:
     found = {name: score(data.splits[name]) for name in ("valid", "test") if name in data.splits}
     if not is_first():
       return None
-    scores = {
-      split: dict(nll=of.per_token, without_ends=of.per_token_without_ends, per_step=of.per_step)
-      for split, of in found.items()
-    }
+    scores = {split: scores_of(of) for split, of in found.items()}
     results = {
       split: dict(pieces=of.num_pieces, tokens=of.num_tokens, **scores[split])
       for split, of in found.items()
     }
+    rows = {split: rows_of(data.splits[split], of) for split, of in found.items()}
     tokens_drawn = data.splits["valid"][0][:_MOST_DRAWN]
     picture = draw(run, tokens_drawn, workdir / "piano_roll.png")
-    return Evaluation(_table(self.config, found), results, scores, {}, (picture,))
+    text = table(found, is_published=self.config.data.source == "chorales")
+    return Evaluation(text, results, scores, rows, (picture,))
 
 
 def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
@@ -187,17 +185,6 @@ def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pat
   reach = Reach(weights, times[:-1], float(times[-1]))
   since = float(times[prime]) if prime else 0
   return piano_roll(codec.spans(piece), path, step=codec.step, prime=since, reach=reach)
-
-
-def _table(config: ConfigDict, found: Mapping[str, Likelihood]) -> str:
-  lines = ["split   pieces    nats a token   without ends   nats a step"]
-  for split, of in found.items():
-    values = f"{of.per_token:15.4f}{of.per_token_without_ends:15.4f}{of.per_step:14.3f}"
-    lines.append(f"{split:8}{of.num_pieces:6,}{values}")
-  if config.data.source == "chorales":
-    told = ", ".join(f"{name} {value}" for name, value in _PUBLISHED.items())
-    lines.append(f"published, valid, nats a token (Huang et al. 2018, table 2): {told}")
-  return "\n".join(["", *lines, ""])
 
 
 def _check_model(config: ConfigDict, vocab_size: int) -> None:
