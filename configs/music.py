@@ -33,13 +33,13 @@ _POSITIONS = {
 _RECIPES = {
   "brief": dict(
     **dict(layers=3, width=128, heads=4, feed_forward=512, max_distance=512),
-    **dict(dropout=0.1, inner_dropout=0.0, tokens=2304),
+    **dict(dropout=0.1, inner_dropout=0.0, tokens=2304, devices=1),
     **dict(learning_rate=0.002, warmup=400, steps=6000, eval_every=500, average=8),
   ),
   "published": dict(
     **dict(layers=5, width=256, heads=8, feed_forward=1024, max_distance=1024),
-    **dict(dropout=0.2, inner_dropout=0.1, tokens=8448),
-    **dict(learning_rate=0.001, warmup=1000, steps=10_000, eval_every=500, average=8),
+    **dict(dropout=0.2, inner_dropout=0.1, tokens=16_896, devices=-1),
+    **dict(learning_rate=0.001, warmup=1000, steps=6000, eval_every=500, average=8),
   ),
 }
 _LONGEST = 2112
@@ -54,6 +54,7 @@ def get_config(argument: str = ""):
   recipe = _RECIPES[_the_only(words, _RECIPES, "brief")]
   config = default.get_config("music")
   config.name = "-".join(["music", *words])
+  config.mesh.data = recipe["devices"]
   config.data.transpose = 5
   config.batches.update(tokens=recipe["tokens"], max_length=_LONGEST, num_shapes=5)
   config.model.update(

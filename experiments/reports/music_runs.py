@@ -22,7 +22,7 @@ log-likelihood of whole pieces in nats, each token given all before it: a token,
 included; a token without them; a time step. Lower is better. The mean over seeds, and after ± half
 its 95% interval by Student's t; a difference is of two means, its interval by Welch's t, and p is
 the paired bootstrap's over the pieces. It is called beyond the spread where the interval leaves out
-zero and p is below 0.05. Settings were chosen on the valid split."""
+zero and p is below 0.05. No setting was chosen on the test split."""
 _MEASURES = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
 _DIGITS = 3
 Compare = Callable[[str, str], Comparison]
