@@ -19,7 +19,7 @@ def scores_of(found: Likelihood) -> dict[str, float]:
   )
 
 
-def rows_of(pieces: Sequence[np.ndarray], found: Likelihood) -> list[list[float]]:
+def rows_of(pieces: Sequence[np.ndarray], found: Likelihood) -> list[list[int | float]]:
   """For a record: of each piece its tokens, and the nats of these and of its end."""
   of_pieces = zip(pieces, found.of_pieces, strict=True)
   return [[len(piece), round(nats, 3)] for piece, nats in of_pieces]

@@ -67,7 +67,7 @@ def make_record(
   environment: Mapping[str, Any],
   metrics: Iterable[Mapping[str, Any]],
   scores: Mapping[str, Any],
-  sentences: Mapping[str, list[list[float]]],
+  sentences: Mapping[str, list[list[int | float]]],
 ) -> dict[str, Any]:
   """The record of a run that belongs to no sweep.
 

@@ -203,7 +203,7 @@ def test_in_music_positions_and_recipe_are_orthogonal_and_come_in_any_order():
   assert (model.num_layers, model.width, model.feed_forward, model.num_heads) == (5, 256, 1024, 8)
   assert (model.positions, model.beyond, model.relative_values) == ("both", "zero", False)
   for wrong in ("brief,published", "relative,none", "mine"):
-    with pytest.raises(InputError, match="unknown|exclude"):
+    with pytest.raises(InputError, match=r"unknown|exclude"):
       load(f"music.py:{wrong}")
 
 
