@@ -146,7 +146,7 @@ def _graphs() -> dict:
     ),
     batches=dict(
       tokens=640,  # nodes of a batch, padding included
-      max_length=256,  # larger graphs do not train
+      max_length=64,  # larger graphs do not train
       num_shapes=1,  # each is compiled once
       packed=False,  # several graphs a row
     ),

@@ -1,4 +1,4 @@
-"""Attention over labelled graphs (Shaw et al. 2018, section 3.1): kinship chains, and molecules.
+"""Attention over labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecules.
 
   python -m experiments.train --config=configs/graph.py:clutrr
   python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=3
@@ -58,11 +58,11 @@ def _clutrr(config) -> None:
 
 
 def _tu(config) -> None:
-  """A bond is an edge in each direction already."""
+  """A bond is an edge in each direction already. After 40 epochs MUTAG's valid loss only rises."""
   config.data.source = "tu"
   config.batches.update(tokens=1024, max_length=128, num_shapes=1)
   config.model.update(sees="neighbours", reverse_edges="none", dropout_rate=0.2)
-  config.training.update(num_steps=200, warmup_steps=40, eval_every=50, save_every=50)
+  config.training.update(num_steps=120, warmup_steps=40, eval_every=40, save_every=40)
 
 
 def _mutagenicity(config) -> None:

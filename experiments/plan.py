@@ -47,7 +47,9 @@ FLAGS = dict(
   config=command.CONFIG,
   topology=command.Flag("v5e:2x4", "the kind of chip and the shape in which chips are connected"),
   num_slices=command.Flag(1, "of that shape, between which the network is slower"),
-  effort=command.Flag("full", "the compiler's: full, as training has it; least takes a tenth"),
+  effort=command.Flag(
+    "full", "the compiler's: full, as training has it, or least, which is soon done"
+  ),
   shapes=command.Flag("longest", "the batches to compile for: longest, or all"),
   out=command.Flag("", "the folder to write to"),
   name=command.Flag("", "of the plan and its file; the config's name if not given"),

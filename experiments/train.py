@@ -58,7 +58,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
   join_processes(distributed)
-  with one_voice(), Stop() as stop:
+  with one_voice(), Stop(is_last=__name__ == "__main__") as stop:
     try:
       _train_and_evaluate(config, workdir, stop)
     except NonFiniteError as error:
@@ -112,7 +112,10 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
     stop.waits = True
     if lacks_evaluation:
       reporter.go_on_after(int(state.step))
-      report_valid(state)
+      with stop.cutting_short():
+        report_valid(state)
+      if stop.hear(stop.ask()):
+        raise Stopped(f"at step {int(state.step)}")
     _train_from(state, run, train_batches, reporter.step, report_valid, checkpoints, stop)
     stop.waits = False
     if stop.hear(stop.ask()):

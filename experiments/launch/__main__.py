@@ -135,7 +135,7 @@ def _free_port() -> int:
 @contextlib.contextmanager
 def _process(words: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen]:
   """Runs until it ends; killed where the context ends, or this process does."""
-  process = subprocess.Popen([*_dying_with_this_process(), *words], env=env)
+  process = subprocess.Popen([*dying_with_this_process(), *words], env=env)
   try:
     yield process
   finally:
@@ -150,7 +150,8 @@ _ASK = (
 )
 
 
-def _dying_with_this_process() -> list[str]:
+def dying_with_this_process() -> list[str]:
+  """Words before a command with which it is killed when the thread that started it ends."""
   linux = sys.platform == "linux"
   return [sys.executable, "-I", "-S", "-c", _ASK, str(os.getpid())] if linux else []
 

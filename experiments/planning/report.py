@@ -48,13 +48,14 @@ real steps do not reach the peaks.
 _SCALED = """## Scaling, an estimate
 
 Nothing ran. Tokens a second and chip, as the times above have them, against those of the fewest
-chips: where all parts of a step go on at once, and where none does beside another. Bandwidth alone
-is counted. Left out are how long messages take from chip to chip, chips that wait for the slowest,
-and reading data.
+chips: where all parts of a step go on at once, and where none does beside another. A batch grows
+with the chips; whether it learns as much is not asked. Bandwidth alone is counted. Left out are how
+long messages take from chip to chip, chips that wait for the slowest, and reading data.
 """
 _LEAST = """Plans marked *least effort* were compiled with the least of the compiler's effort
-(JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1, a tenth of its time): the same step, of which it fuses other
-parts. Training compiles with full effort, unless that is set: memory and its traffic will differ.
+(JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1), in a fraction of its time: the same step, of which it fuses
+other parts. Training compiles with full effort, unless that is set: memory and its traffic will
+differ, so compare plans of one effort.
 """
 
 
@@ -236,9 +237,11 @@ def _batch(step: Mapping[str, Any]) -> str:
 
 def _gigabytes(num_bytes: float) -> str:
   """
-  >>> _gigabytes(16e9), _gigabytes(123_456_789)
-  ('16 GB', '0.123 GB')
+  >>> _gigabytes(16e9), _gigabytes(123_456_789), _gigabytes(4)
+  ('16 GB', '0.123 GB', '0.000 GB')
   """
+  if num_bytes < 5e5:
+    return "0.000 GB"
   return f"{num_bytes / 1e9:.3g} GB" if num_bytes < 1e12 else f"{num_bytes / 1e9:,.0f} GB"
 
 

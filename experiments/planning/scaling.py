@@ -62,10 +62,14 @@ def _by_training(plans: Iterable[Plan]) -> dict[str, list[Plan]]:
 
 
 def _training(plan: Plan) -> str:
-  """What makes plans comparable; the tokens of a batch grow with the chips."""
+  """What makes plans comparable; the tokens of a batch grow with the chips.
+
+  Their kernels too: which attention a config chooses changes with the code.
+  """
   config = {name: x for name, x in plan["config"].items() if name not in _OF_THE_MACHINE}
   config["batches"] = {name: x for name, x in config["batches"].items() if name != "tokens"}
-  return str((plan["chip"], effort(plan), sorted(config.items())))
+  kernels = plan["steps"][-1].get("num_kernels", 0)
+  return str((plan["chip"], effort(plan), kernels, sorted(config.items())))
 
 
 def effort(plan: Plan) -> str:

@@ -76,8 +76,8 @@ def _chains(table: Table, folder: pathlib.Path) -> list[str]:
   return [
     "## CLUTRR: kinship in chains of relations",
     "",
-    f"Trained on chains of 2 to {LONGEST_TRAINED}. Valid are {_number(table, 'valid')} whole "
-    f"different graphs held out of training. {_caption(table)}",
+    f"Trained on chains of 2 to {LONGEST_TRAINED}. Valid are {_number(table, 'valid')} of the "
+    f"published training rows, and no graph of them is trained on. {_caption(table)}",
     "",
     *_chain_table(table, tests),
     "",

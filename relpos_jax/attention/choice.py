@@ -82,7 +82,7 @@ def _long_on_a_tpu(inputs: Inputs) -> bool:
 
   There, 64 rows of 256 tokens on 4 chips of v5e, a training step of the paper's base moves a fifth
   of what `projected` moves from and to memory, by the TPU compiler's count and the kernel's own:
-  `wmt14` in results/scaling.md. Shorter ones were not compiled.
+  `scaling-base` in results/scaling.md. Shorter ones were not compiled.
   """
   pairs = inputs.query.shape[1] * inputs.key.shape[1]
   return target_platform() == "tpu" and pairs >= 256**2

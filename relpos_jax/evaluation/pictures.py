@@ -160,7 +160,7 @@ def counts_heatmap(panel: Panel, path: str | pathlib.Path) -> pathlib.Path:
   side = 1.6 + 0.45 * len(panel.rows)
   figure = Figure((side + 0.6, side), dpi=DPI, layout="constrained")
   ax = figure.subplots()
-  _draw_weights(ax, panel, float(max(1, counts.max())), fontsize=9)
+  _draw_weights(ax, panel, float(max(1, counts.max())), fontsize=9.0)
   for (row, column), number in np.ndenumerate(counts):
     colour = "white" if 2 * number > counts.max() else "black"
     ax.text(column + 0.5, row + 0.5, f"{number:,}", ha="center", va="center", color=colour)

@@ -108,6 +108,7 @@ class Checkpoints:
       state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest.make_manifest(arrays))
     )
     self._under_way = step, manifest.num_bytes(arrays)
+    quiet.quieten_what_is_left_behind()
     with self._writing():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
@@ -167,12 +168,27 @@ class Checkpoints:
       Damage: it is damaged, partial or unreadable.
       InputError: it is another program's, or cannot be read for a reason that is not its own.
     """
-    entries = self._entries(step)
+    entries = self.entries(step)
     wanted = {name: manifest.abstract(entry.kind) for name, entry in entries.items()}
     on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
     manifest.check_arrays(self._read_arrays(step, wanted, on_host), entries)
     has_digests = all(entry.digest for entry in entries.values())
     return "good" if has_digests else "readable; older than digests"
+
+  def entries(self, step: int) -> dict[str, manifest.Entry]:
+    """What the manifest of a step says of its arrays, by name; they themselves are not read.
+
+    Raises:
+      Damage: the manifest is.
+      InputError: another program saved this step.
+    """
+    path = self.folder / str(step)
+    if not (path / "manifest").is_dir() and shelf.is_foreign(path):
+      raise InputError(
+        f"checkpoint {path} was not saved by relpos_jax (it has no manifest): "
+        "delete this folder, or give another --workdir"
+      )
+    return manifest.read_manifest(self._read_item(step, manifest=ocp.args.JsonRestore()))
 
   @functools.cached_property
   def _manager(self) -> ocp.CheckpointManager:
@@ -189,7 +205,7 @@ class Checkpoints:
       if not shelf.is_no_room(error):
         raise
       step, needed = self._under_way
-      for unfinished in self.folder.glob(f"{step}.orbax-checkpoint-tmp*"):
+      for unfinished in shelf.unfinished(self.folder, step):
         shutil.rmtree(unfinished, ignore_errors=True)
       raise shelf.no_room(self.folder / str(step), needed) from error
 
@@ -235,7 +251,7 @@ class Checkpoints:
 
   def _read(self, step: int, wanted: Mapping, field: str) -> Mapping:
     """The arrays of a step, compared with the manifest and its digests."""
-    entries = self._entries(step)
+    entries = self.entries(step)
     entries = {n: e for n, e in entries.items() if not field or f"{n}.".startswith(f"{field}.")}
     self._compare(step, entries, wanted)
     arrays = self._read_arrays(step, wanted, ocp.checkpoint_utils.construct_restore_args(wanted))
@@ -244,15 +260,6 @@ class Checkpoints:
       self._told_of_age = True
       processes.tell(f"checkpoints in {self.folder} are older than digests: none to verify them by")
     return arrays
-
-  def _entries(self, step: int) -> dict[str, manifest.Entry]:
-    path = self.folder / str(step)
-    if not (path / "manifest").is_dir() and shelf.is_foreign(path):
-      raise InputError(
-        f"checkpoint {path} was not saved by relpos_jax (it has no manifest): "
-        "delete this folder, or give another --workdir"
-      )
-    return manifest.read_manifest(self._read_item(step, manifest=ocp.args.JsonRestore()))
 
   def _compare(self, step: int, entries: Mapping[str, manifest.Entry], wanted: Mapping) -> None:
     here = {name: manifest.describe(array) for name, array in wanted.items()}
@@ -274,7 +281,7 @@ class Checkpoints:
     try:
       return self._manager.restore(step, args=ocp.args.Composite(**item))[name]
     except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
-      quiet.quieten_reads_left_behind()
+      quiet.quieten_what_is_left_behind()
       reason = _innermost(error)
       if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(reason):
         path = self.folder / str(step)

@@ -59,8 +59,9 @@ def train(
       stop.hear(answer)
     if save_now:
       save(state)
-    if evaluate_now and not stop.reached:
-      evaluate(state)
+    if evaluate_now and not stop.hear(stop.ask()):
+      with stop.cutting_short():
+        evaluate(state)
     if evaluate_now or save_now:  # which may have taken long
       stop.hear(stop.ask())
     if stop.reached:

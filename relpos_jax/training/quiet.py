@@ -6,7 +6,7 @@ import sys
 import traceback
 import warnings
 
-# How a read complains that was left behind when another failed: nobody waits for it any more.
+# How reads and writes complain that were left behind when another failed: nobody waits for them.
 _LEFT_BEHIND = re.compile("Event loop is closed|coroutine .* was never awaited")
 _ORBAX = re.compile("orbax|tensorstore|OCDBT")
 
@@ -16,17 +16,18 @@ def quieten() -> None:
   logging.getLogger("absl").addFilter(_is_of_others)
 
 
-def quieten_reads_left_behind() -> None:
-  """Drops the complaints of reads that Orbax leaves behind when one of many fails.
+def quieten_what_is_left_behind() -> None:
+  """Drops the complaints of reads and writes that Orbax leaves behind when one of many fails.
 
-  They come from other threads, and later: hence for good, once something damaged has been read.
+  They come from other threads: those of writes before the error, hence from the first save on, and
+  those of reads later, hence for good, once something damaged has been read.
   """
   logging.getLogger("asyncio").addFilter(_is_of_others)
   warnings.filterwarnings("ignore", _LEFT_BEHIND.pattern, RuntimeWarning)
   before = sys.unraisablehook
-  if not hasattr(before, "knows_reads_left_behind"):
+  if not hasattr(before, "knows_what_is_left_behind"):
     hook = lambda args: None if _is_left_behind(args) else before(args)
-    hook.knows_reads_left_behind = True
+    hook.knows_what_is_left_behind = True
     sys.unraisablehook = hook
 
 

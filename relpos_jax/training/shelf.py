@@ -25,6 +25,15 @@ def numbered(folder: pathlib.Path) -> list[int]:
   return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
 
+def unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path]:
+  """The folders of saves that go on, or were cut short; of one step, if it is given.
+
+  >>> unfinished(pathlib.Path("nowhere"))
+  []
+  """
+  return sorted(folder.glob(f"{step}.orbax-checkpoint-tmp*"))
+
+
 def set_aside(path: pathlib.Path, reason: str) -> pathlib.Path:
   """Renames the folder of a step to `damaged-STEP`, with the reason in a file; returns the new one.
 

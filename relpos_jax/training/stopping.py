@@ -1,8 +1,10 @@
 """What a run does when it is asked to end: SIGTERM, as schedulers and clouds send it."""
 
+import contextlib
 import functools
 import signal
 import threading
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,9 @@ class Stop:
   True
   """
 
-  def __init__(self):
+  def __init__(self, is_last: bool = False):
+    """`is_last`: the process ends after it, with a status of its own that SIGTERM leaves alone."""
+    self._is_last = is_last
     self.waits = False
     self.reached = False  # and all processes know
     self._asked = False  # this process was
@@ -44,7 +48,7 @@ class Stop:
 
   def __exit__(self, *_) -> None:
     if self._before is not None:
-      signal.signal(signal.SIGTERM, self._before)
+      signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_last else self._before)
 
   def ask(self, after: PyTree = ()) -> Bool[Array, ""] | None:
     """Whether any of several processes was asked to end: an array that is not waited for.
@@ -65,6 +69,21 @@ class Stop:
     """Waits for the answer; returns `reached`."""
     self.reached |= self._asked if answer is None else bool(answer)
     return self.reached
+
+  @contextlib.contextmanager
+  def cutting_short(self) -> Iterator[None]:
+    """What is done inside is ended at once, and so is this, if no other process takes part in it.
+
+    Then `reached` is true. For what changes nothing and may take long, such as an evaluation.
+    """
+    before, self.waits = self.waits, self.waits and jax.process_count() > 1
+    try:
+      yield
+      self.waits = before  # here, or a signal between this and the next line would go through
+    except Stopped:
+      self.reached = True
+    finally:
+      self.waits = before
 
   def _note(self, *_) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -241,7 +241,8 @@ def test_steps_of_slices_and_of_long_sequences(
   """Compiled; what kernels say of themselves is more than the compiler sees."""
   pytest.importorskip("libtpu")
   monkeypatch.chdir(request.config.rootpath)
-  changes = [f"config.{change}" for change in (*SMALL, *changes)]
+  known = [change for change in SMALL if file == "wmt14.py" or "vocabulary" not in change]
+  changes = [f"config.{change}" for change in (*known, *changes)]
   flags = [*topology, *changes, "effort=least", f"out={tmp_path}", "name=small"]
   answer = call("plan", f"--config=configs/{file}", *(f"--{flag}" for flag in flags))
   assert answer.status == 0, answer.err

@@ -23,6 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 from relpos_jax.errors import InputError
 from relpos_jax.training import manifest
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.digest import digests
 from relpos_jax.training.manifest import Damage
 from relpos_jax.training.sharding import make_mesh
 from relpos_jax.typing import PyTree
@@ -235,11 +236,23 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path):
 
 
 DAMAGE_EACH_FILE = """
-import contextlib, io, pathlib, re, shutil, sys
+import contextlib, io, pathlib, re, resource, shutil, sys
 import numpy as np
 import jax
 import jax.numpy as jnp
+from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
+
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+keys = jax.random.split(jax.random.key(0), 16)
+checkpoints = Checkpoints(pathlib.Path(sys.argv[1], "full"))
+checkpoints.save(1, {str(i): jax.random.normal(key, (128, 256)) for i, key in enumerate(keys)})
+try:
+  checkpoints.close()
+except InputError as error:
+  print("full", "no room for a checkpoint in" in str(error))
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 whole, damaged = pathlib.Path(sys.argv[1], "whole"), pathlib.Path(sys.argv[1], "damaged")
 rng = np.random.default_rng(0)
@@ -286,12 +299,26 @@ for _ in range(20):
 """
 
 
+def test_a_manifest_says_what_there_is_without_reading_it(copied):
+  shutil.rmtree(copied / "3" / "state")
+  entries = Checkpoints(copied).entries(3)
+  state = manifest.by_name(make_state(3))
+  assert {name: entry.digest for name, entry in entries.items()} == digests(state)
+  assert {name: entry.kind for name, entry in entries.items()} == {
+    name: manifest.describe(array) for name, array in state.items()
+  }
+
+
 def test_no_damaged_file_and_no_flipped_bit_goes_unnoticed(tmp_path):
-  """Either the values are right, or the step before is there and one line says why."""
+  """Either the values are right, or the step before is there and one line says why.
+
+  And before it a disk is full: of that nothing is said but the error either.
+  """
   # In a process of its own, to see its stderr to the end: Orbax leaves reads behind when one fails.
   script = [sys.executable, "-c", DAMAGE_EACH_FILE, str(tmp_path)]
   result = subprocess.run(script, capture_output=True, text=True, check=True)
-  lines = result.stdout.splitlines()
+  full, *lines = result.stdout.splitlines()
+  assert full == "full True"
   assert len(lines) > 50 and {*lines} == {
     f"{how} {outcome}"
     for how in ("truncated", "removed", "flipped")

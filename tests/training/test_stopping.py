@@ -1,8 +1,11 @@
 """SIGTERM is heard once, where it should be, and its handler is put back."""
 
 import signal
+import subprocess
+import sys
 import threading
 
+import jax
 import pytest
 
 from relpos_jax.training.stopping import Stop, Stopped
@@ -35,6 +38,17 @@ def test_one_signal_stops_a_second_kills_and_the_handler_is_put_back(waits, befo
   assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_what_may_be_cut_short_is_but_not_where_others_take_part(before, monkeypatch):
+  for others in (False, True):
+    with Stop() as stop, monkeypatch.context() as patch:
+      patch.setattr(jax, "process_count", lambda others=others: 2 if others else 1)
+      stop.waits, went_on = True, False
+      with stop.cutting_short():
+        terminate()
+        went_on = True
+      assert stop.waits and (went_on, stop.reached) == (others, not others)
+
+
 def test_nothing_is_reached_without_a_signal(before):
   with Stop() as stop:
     assert not stop.hear(stop.ask()) and not stop.reached
@@ -51,3 +65,10 @@ def test_in_another_thread_signals_are_left_alone(before):
   thread.start()
   thread.join()
   assert heard == [(False, before)]
+
+
+def test_after_the_last_one_the_process_ends_with_its_own_status():
+  """However late the signal comes."""
+  script = "import signal, sys; from relpos_jax.training.stopping import Stop\n"
+  script += "with Stop(is_last=True): pass\nsignal.raise_signal(signal.SIGTERM); sys.exit(3)"
+  assert subprocess.run([sys.executable, "-c", script]).returncode == 3

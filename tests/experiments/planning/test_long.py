@@ -56,7 +56,7 @@ def test_a_sequence_lies_on_several_devices(config, fast, monkeypatch):
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (["config.batches.max_length=131080"], "config.batches.tokens config.batches.max_length 131088"),
+    (["config.batches.max_length=131080"], "config.batches.max_length 131088"),
     (["config.batches.tokens=4096"], "config.batches.tokens 4096 131072"),
     (["topology=v5e:2x2"], "mesh sequence=16 fit 4"),
     (["config.model.num_heads=3"], "config.model num_heads, 3"),

@@ -47,6 +47,7 @@ def test_more_tokens_in_as_much_time_are_more_than_all():
     dict(chip="v5p"),
     dict(effort="least"),
     dict(config=dict(batches=dict(max_length=9))),
+    dict(steps=[plan_on(16)["steps"][0] | dict(num_kernels=3)]),
     dict(steps=[dict(refused="Used 20G of 15.75G hbm")]),
     dict(num_chips=4),
   ],

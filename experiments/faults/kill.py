@@ -1,0 +1,81 @@
+"""SIGKILL, while it starts, trains and saves: the launcher starts it again, and nothing changes."""
+
+import os
+import pathlib
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+from experiments.faults.subject import (
+  ENDLESS,
+  SAVE_EVERY,
+  Running,
+  Subject,
+  Try,
+  joined,
+  kept,
+  reached,
+  until_done,
+)
+from relpos_jax.training import shelf
+
+_LONGEST_START, _LONGEST_LIFE = 10.0, 1.5  # seconds: of a start, and of training after it
+_LONGEST_WAIT = 0.2  # seconds into a save
+
+
+def kill(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
+  """Kills runs of one process; about every other kill strikes a save."""
+  counts = [0, 0]  # kills, and those during a save
+
+  def disturb(workdir: pathlib.Path, most: int) -> Iterator[Try]:
+    with subject.launched(workdir, retries=ENDLESS) as running:
+      for _ in range(most):
+        if not _wait_for_moment(running, rng, in_save=2 * counts[1] <= counts[0]):
+          break
+        yield _kill(running, counts)
+      if status := running.wait():
+        yield Try("the end", f"exit status {status}", number=0)
+
+  yield from until_done(subject, "killed", tries, subject.undisturbed(), disturb)
+
+
+def _wait_for_moment(running: Running, rng: random.Random, in_save: bool) -> bool:
+  """Whether it came: whether the training was there still."""
+  if not in_save:
+    starts = rng.random() < 0.5
+    seconds = rng.uniform(0, _LONGEST_START if starts else _LONGEST_LIFE)
+    starts or running.wait_for(running.has_stepped)
+    end = time.time() + seconds
+    return running.wait_for(lambda: time.time() > end)
+  num_saves, wait = rng.randint(1, 2), rng.uniform(0, _LONGEST_WAIT)
+  for _ in range(num_saves - 1):
+    running.wait_for(running.is_saving)
+    running.wait_for(lambda: not running.is_saving())
+  is_there = running.wait_for(running.is_saving)
+  time.sleep(wait)
+  return is_there
+
+
+def _kill(running: Running, counts: list[int]) -> Try:
+  """Kills what trains, and says how much is lost."""
+  born = running.since
+  running.wait_for(running.pids)  # The launcher may be about to start it.
+  for pid in running.pids():
+    os.kill(pid, signal.SIGKILL)
+  is_saving = running.is_saving()
+  folder = running.workdir / "checkpoints"
+  begun = [int(path.name.partition(".")[0]) for path in shelf.unfinished(folder)]
+  safe = kept(running.workdir)
+  last = reached(running.workdir) if running.has_stepped() else safe
+  behind = last - safe  # and what was done while the save went on is not that save's to keep
+  interval = max(begun, default=last) - safe if is_saving else behind
+  counts[0] += 1
+  counts[1] += is_saving
+  running.since = time.time()
+  where = f"in the save of step {max(begun)}" if is_saving else "between saves"
+  return Try(
+    f"killed {running.since - born:.1f} s after the kill before, at step {last}, {where}",
+    joined({f"{interval} steps lost": interval > SAVE_EVERY}),
+    {"steps lost" + ", with those during the save" * is_saving: behind},
+  )

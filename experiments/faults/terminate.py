@@ -1,0 +1,87 @@
+"""SIGTERM, to one process or one of two, or their launcher: what was done is saved in time."""
+
+import itertools
+import os
+import pathlib
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+from experiments.faults.subject import (
+  NUM_STEPS,
+  Running,
+  Subject,
+  Try,
+  digests,
+  joined,
+  kept,
+  reached,
+  until_done,
+)
+from relpos_jax.training.manifest import Damage
+
+SECONDS = 10.0
+_SAYS = r"(stopped by SIGTERM|pictures: ).*\n?\Z"  # or that all is done
+_LONGEST = 3.0  # seconds from the first step on till the signal comes
+
+
+def terminate(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
+  """Half of the tries in one process, half in two."""
+  for processes, number in ((1, tries - tries // 2), (2, tries // 2)):
+    disturb = _disturber(subject, rng, processes)
+    wanted = subject.undisturbed(processes) if number else None
+    yield from until_done(subject, f"terminated-{processes}", number, wanted, disturb)
+
+
+def _disturber(subject: Subject, rng: random.Random, processes: int):
+  def disturb(workdir: pathlib.Path, most: int) -> Iterator[Try]:
+    for count in itertools.count():
+      with subject.launched(workdir, processes=processes) as running:
+        if count < most and _wait_for_moment(running, rng, processes):
+          yield _terminate(running, rng, processes)
+          continue
+        if status := running.wait():
+          yield Try("the end", f"exit status {status}", number=0)
+        return
+
+  return disturb
+
+
+def _wait_for_moment(running: Running, rng: random.Random, processes: int) -> bool:
+  """Whether it came: several processes are left alone once they evaluate, at the end."""
+  seconds = rng.uniform(0, _LONGEST)
+  running.wait_for(running.has_stepped)
+  end = time.time() + seconds
+  is_there = running.wait_for(lambda: time.time() > end)
+  return is_there and (processes == 1 or reached(running.workdir) < NUM_STEPS)
+
+
+def _terminate(running: Running, rng: random.Random, processes: int) -> Try:
+  pids = running.pids()
+  whom = rng.choice([running.started[0].pid, *pids])
+  named = "the launcher" if whom not in pids else f"process {pids.index(whom)}"
+  sent = time.monotonic()
+  os.kill(whom, signal.SIGTERM)
+  status = running.wait()
+  seconds = time.monotonic() - sent
+  last, safe = reached(running.workdir), kept(running.workdir)
+  problems = {
+    f"exit status {status}": status != 0,
+    f"not in {SECONDS:.0f} s": seconds > SECONDS,
+    f"step {last} was reached and {safe} is saved": last != safe,
+    "it did not say so": not re.search(_SAYS, running.log()),
+    _damage(running.workdir, safe): True,
+  }
+  what = f"SIGTERM to {named} of {processes} at step {last}"
+  return Try(what, joined(problems), {"seconds": seconds})
+
+
+def _damage(workdir: pathlib.Path, step: int) -> str:
+  try:
+    if step:
+      digests(workdir, step)
+  except Damage as damage:
+    return f"step {step} is damaged: {damage}"
+  return ""
