@@ -11,7 +11,7 @@ Arguments, separated by commas: positions and a recipe. Positions are one of: re
 tables of distances on keys, zero beyond them, and sinusoids; clipped, keys and values of distances
 up to 16, as of Shaw et al. 2018, without sinusoids; sinusoidal; none.
 
-Recipes: `brief`, of a small model, about half an hour on four CPU cores that do nothing else;
+Recipes: `brief`, of a small model, half an hour on four idle CPU cores (an estimate from one core);
 `published`, of the baseline's 5 layers of width 256, for an accelerator. Both train on whole
 pieces, which each epoch transposes, by 5 semitones at most, and take the mean of the last
 checkpoints. What is longer, of one's own, is cut; with --config.batches.cut_anew, in each epoch
