@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(task: str = "translation") -> ConfigDict:
-  """The values of a task: translation or music."""
+  """The values of a task: translation, music or graphs."""
   config = _of_all_tasks()
   config.task = task
   config.update(_TASKS[task]())
@@ -115,13 +115,62 @@ def _music() -> dict:
         path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
         codec="events",  # of any music; or voices: four, on a grid of 16th notes
       ),
+      transpose=0,  # each epoch moves a training piece by so many semitones at most, up or down
     ),
     batches=dict(
       tokens=8192,  # a batch, padding included
       max_length=2048,  # longer pieces are cut
+      cut_anew=False,  # in each epoch at other places
+      valid_length=4096,  # longer valid pieces are cut, while training; scores are of whole ones
       num_shapes=4,  # each is compiled once
     ),
     model=_layers(),
+    training=dict(label_smoothing=0.0),
+  )
+
+
+def _graphs() -> dict:
+  return dict(
+    data=dict(
+      source="clutrr",  # or tu, with its own options below
+      clutrr=dict(
+        path="",  # a folder of the kinship graphs' file; empty: download it
+        valid_share=0.1,  # of the different training graphs
+      ),
+      tu=dict(
+        name="MUTAG",  # or Mutagenicity, or that of the files in `path`
+        path="",  # a folder in TU format, or of the molecules' archives; empty: download them
+        num_folds=10,  # stratified
+        fold=-1,  # that is tested on, and the next one validates; -1: the seed says which
+      ),
+    ),
+    batches=dict(
+      tokens=640,  # nodes of a batch, padding included
+      max_length=64,  # larger graphs do not train
+      num_shapes=1,  # each is compiled once
+      packed=False,  # several graphs a row
+    ),
+    model=dict(
+      num_layers=3,
+      width=64,
+      num_heads=4,
+      feed_forward=128,
+      sees="all",  # nodes of the graph; or neighbours
+      reverse_edges="own_label",  # an edge also runs backwards; or same_label, none
+      relative_keys=True,  # nodes know labels of edges through their keys
+      relative_values=True,
+      tables_per_head=True,
+      tables_per_layer=True,
+      layers_shared=False,
+      readout="mean",  # of a graph's nodes; or sum
+      norm="pre",  # or post
+      embedding_dropout_rate=0.0,
+      dropout_rate=0.1,
+      attention_dropout_rate=0.0,
+      feed_forward_dropout_rate=0.0,
+      dtype="float32",  # or bfloat16; parameters stay float32
+      implementation="",  # of attention; empty: the fastest; edge_list: large sparse graphs
+    ),
     training=dict(label_smoothing=0.0),
   )
 
@@ -150,5 +199,5 @@ def _layers() -> dict:
   )
 
 
-_TASKS = dict(translation=_translation, music=_music)
+_TASKS = dict(translation=_translation, music=_music, graphs=_graphs)
 TASKS = (*_TASKS,)

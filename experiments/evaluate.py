@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from experiments import command
 from experiments.run import load_run
 from experiments.tasks.task import Evaluation, Run
-from experiments.values import changes, defaults
+from experiments.values import own_values
 from relpos_jax.evaluation.pictures import learning_curves
 from relpos_jax.evaluation.record import make_record, to_line
 from relpos_jax.training.reporting import read_metrics
@@ -60,7 +60,7 @@ def _write_record(workdir: pathlib.Path, found: Evaluation) -> None:
     return
   record = make_record(
     config.to_dict(),
-    changes(config, defaults(config)),
+    own_values(config),
     read_json(workdir / "environment.json"),
     metrics,
     found.scores,

@@ -133,6 +133,18 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
   }
 
 
+def own_values(config: ConfigDict) -> dict[str, object]:
+  """The values that say what a run is: those changed, and its task if that is not translation.
+
+  >>> config = default.get_config("graphs")
+  >>> config.seed = 3
+  >>> own_values(config)
+  {'task': 'graphs', 'seed': 3}
+  """
+  task = {} if config.get("task", "translation") == "translation" else dict(task=config.task)
+  return task | changes(config, defaults(config))
+
+
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
   """Every value by its dotted key; a group without any is its own value."""
   flat = {}

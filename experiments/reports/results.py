@@ -45,14 +45,43 @@ def read_tables(folder: pathlib.Path) -> dict[str, Table]:
   Raises:
     InputError: there are no records, or one is half-written, twice there or not what it says.
   """
-  records = {file.stem: _read_file(file) for file in sorted(folder.glob("*.jsonl"))}
-  tables = {sweep: _table(sweep, of_sweep) for sweep, of_sweep in records.items() if of_sweep}
+  files = files_of("translation", folder)
+  tables = {file.stem: read_table(file, setting, _check_split) for file in files}
   if not tables:
     raise InputError(
       f"no records in {folder}/*.jsonl: run a sweep first, with "
       "python -m experiments.sweep --config=configs/table1.py"
     )
   return tables
+
+
+def files_of(task: str, folder: pathlib.Path) -> list[pathlib.Path]:
+  """The FOLDER/SWEEP.jsonl with records of a task, by name.
+
+  Raises:
+    InputError: a line is no record.
+  """
+  return [file for file in sorted(folder.glob("*.jsonl")) if task in tasks_of(file)]
+
+
+def tasks_of(file: pathlib.Path) -> set[str]:
+  """The tasks of a file's records; a sweep has one."""
+  configs = [record["config"] for record in read_records(file)]
+  return {of.get("task", "translation") for of in configs if isinstance(of, dict)}
+
+
+def read_table(
+  file: pathlib.Path,
+  describe: Callable[[Record], dict[str, str]],
+  check_split: Callable[[Record, str], None],
+) -> Table:
+  """The table of a file, those set apart that `describe` tells from most.
+
+  Raises:
+    InputError: a record is half-written, twice there or not what it says, as `check_split` finds,
+      by raising KeyError, TypeError or ValueError.
+  """
+  return _table(file.stem, _read_file(file, check_split), describe)
 
 
 def config_value(record: Record, name: str) -> Any:
@@ -94,12 +123,12 @@ def _describe_split(name: str, sentences: Sequence[Sequence[int]]) -> str:
 # Reading -----------------------------------------------------------------------------------------
 
 
-def _read_file(file: pathlib.Path) -> list[Record]:
+def _read_file(file: pathlib.Path, check_split) -> list[Record]:
   records = read_records(file)
   seen: dict[tuple[str, int], int] = {}
   for number, record in enumerate(records, start=1):
     try:
-      _check(record, file.stem)
+      _check(record, file.stem, check_split)
     except (KeyError, TypeError, ValueError) as error:
       raise InputError(f"{file}, line {number}: {error}: restore or delete that line") from error
     cell = record["row"], record["seed"]
@@ -111,7 +140,7 @@ def _read_file(file: pathlib.Path) -> list[Record]:
   return records
 
 
-def _check(record: Record, sweep: str) -> None:
+def _check(record: Record, sweep: str, check_split) -> None:
   """Raises KeyError, TypeError or ValueError unless a record is whole and agrees with itself."""
   for name, kind in _KINDS.items():
     if not isinstance(record[name], kind):
@@ -126,7 +155,7 @@ def _check(record: Record, sweep: str) -> None:
   if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
     raise ValueError("its scores and its sentences are of different splits")
   for split in record["scores"]:
-    _check_split(record, split)
+    check_split(record, split)
 
 
 def _check_split(record: Record, split: str) -> None:
@@ -144,8 +173,10 @@ def _check_split(record: Record, split: str) -> None:
 # Setting apart -----------------------------------------------------------------------------------
 
 
-def _table(sweep: str, records: Sequence[Record]) -> Table:
-  kept, apart = _keep_most(records, setting)
+def _table(
+  sweep: str, records: Sequence[Record], describe: Callable[[Record], dict[str, str]]
+) -> Table:
+  kept, apart = _keep_most(records, describe)
   rows = {}
   for row in dict.fromkeys(record["row"] for record in records):
     runs, others = _keep_most([record for record in kept if record["row"] == row], _config_of_row)

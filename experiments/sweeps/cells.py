@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from experiments import command
 from experiments.validation import validate
-from experiments.values import changes, defaults
+from experiments.values import changes, own_values
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import digest, from_line, read_records
 
@@ -111,7 +111,7 @@ def _cell(
     name,
     row,
     seed,
-    digest(changes(config, defaults(config))),
+    digest(own_values(config)),
     config.training.num_steps,
     folder / name,
     (*TRAIN, *arguments, f"--workdir={folder / name}"),

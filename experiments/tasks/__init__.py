@@ -2,11 +2,12 @@
 
 from ml_collections import ConfigDict
 
+from experiments.tasks.graphs import Graphs
 from experiments.tasks.music import MusicTask
 from experiments.tasks.task import Task
 from experiments.tasks.translation import Translation
 
-_TASKS = dict(translation=Translation, music=MusicTask)
+_TASKS = dict(translation=Translation, music=MusicTask, graphs=Graphs)
 
 
 def make_task(config: ConfigDict) -> Task:

@@ -11,13 +11,13 @@ from relpos_jax.data.batching import Batches, bucket_boundaries
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import AnyMesh, num_rows_together
 
-NUMBERS = (
+LAYERS = (
   at_least(1, "batches.tokens", "batches.max_length", "batches.num_shapes"),
   at_least(1, "model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
-  at_least(0, "model.max_distance"),
   rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
   rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
 )
+NUMBERS = (*LAYERS, at_least(0, "model.max_distance"))
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
@@ -33,17 +33,24 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
     )
 
 
-def batch_maker(config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh):
-  """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths."""
+def batch_maker(
+  config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh, max_length: int | None = None
+):
+  """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths.
+
+  With another `max_length` than the config's, one longest pair for each device at least.
+  """
   boundaries = bucket_boundaries(
     lengths,
     config.batches.num_shapes,
-    max_length=config.batches.max_length,
+    max_length=max_length or config.batches.max_length,
     multiple_of=mesh.shape["sequence"],
   )
+  rows = num_rows_together(mesh.shape) * config.training.num_microbatches
+  least = boundaries[-1] * rows if max_length else 0
   return functools.partial(
     Batches,
     boundaries=boundaries,
-    token_budget=config.batches.tokens,
-    multiple_of=num_rows_together(mesh.shape) * config.training.num_microbatches,
+    token_budget=max(config.batches.tokens, least),
+    multiple_of=rows,
   )

@@ -148,6 +148,27 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
   return save(figure, path)
 
 
+def counts_heatmap(panel: Panel, path: str | pathlib.Path) -> pathlib.Path:
+  """Draws how many of each class (rows) were given which (columns), the numbers in the cells.
+
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   counts_heatmap(Panel("test", [[5, 1], [0, 7]], "ab", "ab"), folder + "/c.png").name
+  'c.png'
+  """
+  counts = np.asarray(panel.weights)
+  side = 1.6 + 0.45 * len(panel.rows)
+  figure = Figure((side + 0.6, side), dpi=DPI, layout="constrained")
+  ax = figure.subplots()
+  _draw_weights(ax, panel, float(max(1, counts.max())), fontsize=9.0)
+  for (row, column), number in np.ndenumerate(counts):
+    colour = "white" if 2 * number > counts.max() else "black"
+    ax.text(column + 0.5, row + 0.5, f"{number:,}", ha="center", va="center", color=colour)
+  ax.set(ylabel="class", xlabel="answer")
+  ax.set_title(panel.title, loc="left", fontsize=10)
+  return save(figure, path)
+
+
 def cost_curves(
   rows: Sequence[Sequence[CostPanel]], quiet: Collection[str], path: str | pathlib.Path
 ) -> pathlib.Path:

@@ -5,7 +5,8 @@ A record is a dict of
   sweep, row, seed    which cell of which sweep it is; a run of its own has no sweep, "", and its
                       config's name for a row
   digest              of `config`: what was run
-  config              the values by dotted key that differ from those of configs/default.py
+  config              the values by dotted key that differ from those of configs/default.py for the
+                      task, and the task if it is not translation
   commit, date        of the code, and when the run was started for the last time
   hardware, packages  what it ran on, in words, and versions by name
   budget              updates, tokens_per_update, minutes, tokens_per_second
@@ -13,7 +14,9 @@ A record is a dict of
                       of any task the first is its score
   sentences           by split, of translations a row a sentence: length (the longer of source and
                       reference in tokens of the vocabulary, without the end mark), hyp_len, ref_len
-                      and the matches c1 to c4 of `bleu.sentence_statistics`
+                      and the matches c1 to c4 of `bleu.sentence_statistics`; of graphs a row a
+                      graph: size (nodes, or the relations of a chain), and 1 if it was told right;
+                      of music a row a piece: its tokens, and the nats of these and of its end
   curve               rows of step, valid_loss and the score of the valid split, null if none
 
 The sentences' numbers suffice for BLEU of any selection of them, by bootstrap or by length; no text
@@ -34,15 +37,15 @@ KEYS = (
   *("sweep", "row", "seed", "digest", "config", "commit", "date", "hardware", "packages"),
   *("budget", "scores", "sentences", "curve"),
 )
-# What a run is called, and where its data lie: the sums of Multi30k's files are checked.
-_INCIDENTAL = ("name", "data.multi30k.path")
+# What a run is called, and where its data lie: the sums of these files are checked.
+_INCIDENTAL = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
 
 
 def digest(changes: Mapping[str, Any]) -> str:
   """The first 12 letters of the SHA-256 of a config's values that differ from the defaults.
 
   Thus a new key, whose default is what was done before, leaves the digests of old records as they
-  are. Names and the folder of Multi30k's files do not count, nor does the order of the keys.
+  are. Names and the folders of files whose sums are checked do not count, nor does the keys' order.
 
   >>> digest({"name": "a", "model.rate": 0.0})
   'b52a29831b1c'
@@ -64,7 +67,7 @@ def make_record(
   environment: Mapping[str, Any],
   metrics: Iterable[Mapping[str, Any]],
   scores: Mapping[str, Any],
-  sentences: Mapping[str, list[list[int]]],
+  sentences: Mapping[str, list[list[int | float]]],
 ) -> dict[str, Any]:
   """The record of a run that belongs to no sweep.
 

@@ -8,6 +8,9 @@ import numpy as np
 from flax import nnx
 
 from relpos_jax.data.batching import Batch, Tokens
+from relpos_jax.data.graph_batching import PAD as NO_CLASS
+from relpos_jax.data.graph_batching import GraphBatch
+from relpos_jax.models.graph_encoder import GraphEncoder
 from relpos_jax.models.language_model import LanguageModel
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int
@@ -111,3 +114,15 @@ def language_loss(
   """The loss of every token, each told from those before it."""
   logits = model(shift_right(batch.tokens, bos), rngs=rngs)
   return cross_entropy(logits, batch.tokens, smoothing=label_smoothing)
+
+
+def graph_loss(
+  model: GraphEncoder,
+  batch: GraphBatch,
+  rngs: nnx.Rngs | None = None,
+  *,
+  label_smoothing: float = 0.0,
+) -> Loss:
+  """The loss of every class that is asked: of graphs, of nodes, or of pairs; each is a token."""
+  logits = model(batch, rngs)
+  return cross_entropy(logits, batch.target, smoothing=label_smoothing, pad=NO_CLASS)

@@ -1,0 +1,167 @@
+"""The report on graphs: every number is that of the raw records."""
+
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from test_sweep_report import invent_sweep, tables_in
+
+from experiments.reports import graphs
+from experiments.tasks.graph_scores import CTP
+
+# Chance of a right answer at 2 relations; it falls by 2% with each more.
+ROWS = {"keys and values": 0.98, "keys": 0.9, "none": 0.15, "unstructured": 0.15}
+SIZES = {"valid": (2, 3, 4)} | {f"test_{k}": (k,) for k in range(2, 11)}
+
+
+def invent(sweep: str, row: str, seed: int, chance: float, sizes, **config):
+  """The record of a run that never was."""
+  random = np.random.default_rng([seed, *map(ord, row)])
+  number = lambda split: 20 + len(split) % 3 + 5 * (split == "test_10")
+  sentences = {
+    split: [
+      [size, int(random.random() < chance - (size - 2) / 50)]
+      for size in of
+      for _ in range(number(split))
+    ]
+    for split, of in sizes.items()
+  }
+  scores = {
+    split: dict(accuracy=100 * np.mean(rows, axis=0)[1], loss=1.5 - chance, majority=7.0 + seed)
+    for split, rows in sentences.items()
+  }
+  return dict(
+    **dict(sweep=sweep, row=row, seed=seed, digest=f"{sweep}{row}{seed}"),
+    config={"task": "graphs", "seed": seed, **config},
+    **dict(commit="0123456789abcdef" + 24 * "0", date="2026-11-21T10:00:00+00:00"),
+    **dict(hardware="1 x cpu, 1 cores of AMD EPYC", packages=dict(python="3.11.7", jax="0.10.2")),
+    budget=dict(updates=1030, tokens_per_update=640, minutes=1.5, tokens_per_second=None),
+    **dict(scores=scores, sentences=sentences),
+    curve=[[1030, 1.5 - chance, scores["valid"]["accuracy"]]],
+  )
+
+
+def invent_chains():
+  return [invent("graph-clutrr", row, seed, ROWS[row], SIZES) for seed in range(3) for row in ROWS]
+
+
+def invent_folds():
+  config = {"data.source": "tu"}
+  sizes = dict(valid=(10, 14), test=(12,))
+  return [
+    invent("graph-tu", row, fold, chance, sizes, **config)
+    for fold in range(5)
+    for row, chance in {"keys and values": 0.95, "none": 0.85}.items()
+  ]
+
+
+def write_runs(folder: pathlib.Path, *sweeps) -> pathlib.Path:
+  (folder / "runs").mkdir()
+  for records in sweeps:
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "runs" / f"{records[0]['sweep']}.jsonl").write_text(text, encoding="utf-8")
+  return folder
+
+
+def spread(values, digits=1) -> str:
+  return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+  """The folder of a report on both kinds of graphs."""
+  folder = write_runs(tmp_path_factory.mktemp("results"), invent_chains(), invent_folds())
+  graphs.write(folder)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def text(written):
+  return (written / "graphs.md").read_text(encoding="utf-8")
+
+
+def of_row(records, row: str, of):
+  return [of(record) for record in records if record["row"] == row]
+
+
+def test_chains_have_the_mean_and_deviation_of_their_seeds(text):
+  records, (table, lengths, _) = invent_chains(), tables_in(text)
+  longest = lambda r: 100 * np.mean([ok for size, ok in r["sentences"]["valid"] if size == 4])
+  longer = lambda r: (
+    100 * np.mean([ok for k in range(5, 11) for _, ok in r["sentences"][f"test_{k}"]])
+  )
+  for row, cells in zip(ROWS, table, strict=False):
+    assert cells[""] == row and cells["seeds"] == "0, 1, 2"
+    assert cells["valid, 4"] == spread(of_row(records, row, longest))
+    assert cells["test, 5 to 10"] == spread(of_row(records, row, longer))
+    assert cells["valid loss"] == spread([1.5 - ROWS[row]] * 3, 3)
+  by_name = {cells[""]: cells for cells in lengths}
+  for k in range(2, 11):
+    (column,) = [name for name in lengths[0] if name.startswith(f"{k} (")]
+    accuracy = of_row(records, "keys", lambda r, k=k: r["scores"][f"test_{k}"]["accuracy"])
+    assert by_name["keys"][column] == spread(accuracy)
+    assert by_name["CTP, published"][column] == f"{CTP[k]:.1f}"
+    assert by_name["most frequent class in training"][column] == "7.0"
+
+
+def test_a_gain_is_claimed_beyond_the_spread_alone(text):
+  chains, folds = text.split("## ")[1:]
+  assert "Edge labels gain: on valid chains of 4, keys and values have" in chains
+  records = invent_chains()
+  longest = lambda r: 100 * np.mean([ok for size, ok in r["sentences"]["valid"] if size == 4])
+  gains = np.subtract(*(of_row(records, row, longest) for row in ("keys and values", "none")))
+  half_width = 4.30265 * np.std(gains, ddof=1) / np.sqrt(3)
+  told = f"over none {np.mean(gains):+.2f} ± {half_width:.2f} (beyond the spread)"
+  assert told in chains
+  assert "A gain from edge labels is not shown: on test, keys and values have" in folds
+  assert re.search(r"over none \+.* \(inside the spread\)", folds)
+
+
+def test_folds_are_compared_each_with_itself(text):
+  records, (*_, table) = invent_folds(), tables_in(text)
+  accuracy = lambda r: r["scores"]["test"]["accuracy"]
+  ours, blind = (of_row(records, row, accuracy) for row in ("keys and values", "none"))
+  half_width = 2.77645 * np.std(np.subtract(ours, blind), ddof=1) / np.sqrt(5)
+  assert table[0]["test"] == spread(ours) and table[0]["folds"] == "5 of 10"
+  assert table[0]["test: above none"] == f"{np.mean(ours) - np.mean(blind):+.2f} ± {half_width:.2f}"
+  assert table[2]["test"] == spread([7.0 + fold for fold in range(5)])
+
+
+def test_each_task_has_its_own_report(call, written, tmp_path):
+  answer = call("report", f"--results={written}")
+  assert (answer.status, answer.out) == (0, f"{written}/graphs.md\n")
+  assert not (written / "report.md").exists()
+  sizes = [(written / "graphs" / "graph-clutrr-lengths.png").stat().st_size]
+  mixed = write_runs(tmp_path, invent_chains(), invent_sweep("table1", dict(relative=0.8), 1))
+  answer = call("report", f"--results={mixed}")
+  assert (answer.status, answer.out) == (0, f"{mixed}/report.md\n{mixed}/graphs.md\n")
+  assert "CLUTRR" not in (mixed / "report.md").read_text() and sizes[0] > 10_000
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (lambda r: r["scores"]["valid"].update(accuracy=99.0), "line 2: the graphs of valid give"),
+    (lambda r: r["scores"]["valid"].pop("loss"), "line 2: no number 'loss'"),
+    (lambda r: r["sentences"].update(valid=[[1]]), "line 2: the graphs of valid are not two"),
+    (lambda r: r["sentences"].pop("valid"), "line 2: its scores and its sentences are of"),
+  ],
+)
+def test_a_record_that_is_not_what_it_says_is_one_line(call, tmp_path, change, words):
+  records = invent_folds()
+  change(records[1])
+  answer = call("report", f"--results={write_runs(tmp_path, records)}")
+  assert (answer.status, answer.err.count("\n")) == (2, 1) and words in answer.err, answer
+
+
+def test_the_committed_report_is_that_of_the_committed_records(tmp_path, request):
+  results = request.config.rootpath / "results"
+  files = [*(results / "runs").glob("graph-*.jsonl")]
+  if not files:
+    pytest.skip("no records of graphs are committed")
+  (tmp_path / "runs").mkdir()
+  for file in files:
+    (tmp_path / "runs" / file.name).write_text(file.read_text())
+  assert graphs.write(tmp_path).read_text() == (results / "graphs.md").read_text()
