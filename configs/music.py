@@ -1,4 +1,4 @@
-"""Bach's chorales by a decoder alone: Music Transformer (Huang et al. 2018), and its rivals.
+"""Bach's chorales by a decoder alone: Music Transformer (Huang et al. 2018).
 
   python -m experiments.train --config=configs/music.py --workdir=runs/music
   python -m experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
