@@ -115,10 +115,13 @@ def _music() -> dict:
         path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
         codec="events",  # of any music; or voices: four, on a grid of 16th notes
       ),
+      transpose=0,  # each epoch moves a training piece by so many semitones at most, up or down
     ),
     batches=dict(
       tokens=8192,  # a batch, padding included
       max_length=2048,  # longer pieces are cut
+      cut_anew=False,  # in each epoch at other places
+      valid_length=4096,  # longer valid pieces are cut, while training; scores are of whole ones
       num_shapes=4,  # each is compiled once
     ),
     model=_layers(),

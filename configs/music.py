@@ -1,15 +1,21 @@
 """Bach's chorales by a decoder alone: Music Transformer (Huang et al. 2018).
 
   python -m experiments.train --config=configs/music.py --workdir=runs/music
-  python -m experiments.train --config=configs/music.py:sinusoidal --workdir=runs/sinusoidal
+  python -m experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
   python -m experiments.sweep --config=configs/music.py --seeds=3
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.train --config=configs/music.py --config.data.source=midi \
       --config.data.midi.path=FOLDER --workdir=runs/mine
 
-The argument is one of: relative, per-head tables of the distances up to half the longest piece on
-keys, zero beyond, and sinusoids; clipped, keys and values of distances up to 16, as of Shaw et al.
-2018, without sinusoids; sinusoidal; none.
+Arguments, separated by commas: positions and a recipe. Positions are one of: relative, per-head
+tables of distances on keys, zero beyond them, and sinusoids; clipped, keys and values of distances
+up to 16, as of Shaw et al. 2018, without sinusoids; sinusoidal; none.
+
+Recipes: `brief`, of a small model, half an hour on four idle CPU cores (an estimate from one core);
+`published`, of the baseline's 5 layers of width 256, for an accelerator. Both train on whole
+pieces, which each epoch transposes, by 5 semitones at most, and take the mean of the last
+checkpoints. What is longer, of one's own, is cut; with --config.batches.cut_anew, in each epoch
+elsewhere.
 
 JSB chorales on a grid of 16th notes, the four voices of a step one after the other; split as
 published. --config.data.chorales.path=FOLDER names a file at hand.
@@ -18,24 +24,61 @@ published. --config.data.chorales.path=FOLDER names a file at hand.
 from configs import default
 
 _POSITIONS = {
-  "relative": dict(positions="both", relative_values=False, beyond="zero", max_distance=1024),
+  "relative": dict(positions="both", relative_values=False, beyond="zero"),
   "clipped": dict(positions="relative", relative_values=True, beyond="clip", max_distance=16),
   "sinusoidal": dict(positions="sinusoidal"),
   "none": dict(positions="none"),
 }
+# Rows hold the longest piece of the training split and its end: none is cut.
+_RECIPES = {
+  "brief": dict(
+    **dict(layers=3, width=128, heads=4, feed_forward=512, max_distance=512),
+    **dict(dropout=0.1, inner_dropout=0.0, tokens=2304, devices=1),
+    **dict(learning_rate=0.002, warmup=400, steps=6000, eval_every=500, average=8),
+  ),
+  "published": dict(
+    **dict(layers=5, width=256, heads=8, feed_forward=1024, max_distance=1024),
+    **dict(dropout=0.2, inner_dropout=0.1, tokens=16_896, devices=-1),
+    **dict(learning_rate=0.001, warmup=1000, steps=6000, eval_every=500, average=8),
+  ),
+}
+_LONGEST = 2112
 
 
-def get_config(argument: str = "relative"):
-  """The published baseline's size (5 layers of width 256), with positions by name."""
-  if argument not in _POSITIONS:
-    raise ValueError(f"unknown argument {argument!r}: use one of {', '.join(_POSITIONS)}")
+def get_config(argument: str = ""):
+  """Positions and recipe by name; relative and brief by default."""
+  words = [word for word in argument.split(",") if word]
+  for word in words:
+    if word not in (known := (*_POSITIONS, *_RECIPES)):
+      raise ValueError(f"unknown argument {word!r}: use {', '.join(known)}")
+  recipe = _RECIPES[_the_only(words, _RECIPES, "brief")]
   config = default.get_config("music")
-  config.name = f"music-{argument}"
-  config.model.update(num_layers=5, width=256, num_heads=8, feed_forward=1024)
-  config.model.update(_POSITIONS[argument])
-  config.model.update(dict.fromkeys(("embedding_dropout_rate", "dropout_rate"), 0.2))
-  config.training.update(num_steps=3000, schedule="inverse_sqrt", learning_rate=0.001)
-  config.training.update(warmup_steps=300, eval_every=250, save_every=250, keep_checkpoints=3)
+  config.name = "-".join(["music", *words])
+  config.mesh.data = recipe["devices"]
+  config.data.transpose = 5
+  config.batches.update(tokens=recipe["tokens"], max_length=_LONGEST, num_shapes=5)
+  config.model.update(
+    num_layers=recipe["layers"],
+    width=recipe["width"],
+    num_heads=recipe["heads"],
+    feed_forward=recipe["feed_forward"],
+    max_distance=recipe["max_distance"],
+    embedding_dropout_rate=recipe["dropout"],
+    dropout_rate=recipe["dropout"],
+    attention_dropout_rate=recipe["inner_dropout"],
+    feed_forward_dropout_rate=recipe["inner_dropout"],
+  )
+  config.model.update(_POSITIONS[_the_only(words, _POSITIONS, "relative")])
+  config.training.update(
+    num_steps=recipe["steps"],
+    schedule="inverse_sqrt",
+    learning_rate=recipe["learning_rate"],
+    warmup_steps=recipe["warmup"],
+    eval_every=recipe["eval_every"],
+    save_every=100,
+    keep_checkpoints=recipe["average"],
+  )
+  config.decoding.average_checkpoints = recipe["average"]
   return config
 
 
@@ -43,3 +86,10 @@ def sweep():
   """Each kind of positions."""
   for name, changes in _POSITIONS.items():
     yield name, {f"model.{key}": value for key, value in changes.items()}
+
+
+def _the_only(words, choices, default: str) -> str:
+  found = [word for word in words if word in choices]
+  if len(found) > 1:
+    raise ValueError(f"{' and '.join(found)} exclude each other: give one")
+  return found[0] if found else default

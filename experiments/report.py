@@ -5,16 +5,16 @@ r"""Writes the report of the sweeps from their raw results: tables, sentences an
   python -m experiments.report --workdirs=runs/relative,runs/sinusoidal,runs/none
 
 RESULTS/runs/*.jsonl are read, a sweep each, as `python -m experiments.sweep` leaves them;
-RESULTS/report.md and RESULTS/report/*.png are written anew, and RESULTS/graphs.md of graphs. No
-number comes from elsewhere but those published. With --workdirs, a table of these runs' own folders
-is printed instead.
+RESULTS/report.md and RESULTS/report/*.png are written anew, and of graphs and of music
+RESULTS/graphs.md and RESULTS/music.md. No number comes from elsewhere but those published. With
+--workdirs, a table of these runs' own folders is printed instead.
 """
 
 import pathlib
 from collections.abc import Mapping
 
 from experiments import command
-from experiments.reports import graphs, markdown, paper, runs
+from experiments.reports import graphs, markdown, music, paper, runs
 from experiments.reports.results import Record, Table, files_of, read_tables, setting
 from experiments.reports.scored import main_split, score_table
 from experiments.reports.tables import section
@@ -60,7 +60,7 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
   Raises:
     InputError: there are no records, or a damaged one.
   """
-  writers = dict(translation=write, graphs=graphs.write)
+  writers = dict(translation=write, graphs=graphs.write, music=music.write)
   there = [task for task in writers if files_of(task, folder / "runs")]
   return [writers[task](folder) for task in there or ["translation"]]
 

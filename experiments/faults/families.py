@@ -23,7 +23,8 @@ FAMILIES = {
   "kill": Family(
     "SIGKILL while it starts, trains or saves",
     "started again by itself, it ends with the very bits, losses included, of the undisturbed run; "
-    f"at most one save interval, {subject.SAVE_EVERY} steps, is lost",
+    f"at most one save interval, {subject.SAVE_EVERY} steps, is lost, and what was trained beside "
+    "a save that was cut short",
     *(kill.kill, 4, 50, 12),
   ),
   "term": Family(
@@ -57,7 +58,7 @@ FAMILIES = {
   "devices": Family(
     "restored on 8, 4, 2, 8 devices and in 2, 1, 2 processes",
     "parameters and optimiser are the same bits, and the pairs of each batch the same",
-    *(devices.devices, 1, 9, 15),
+    *(devices.devices, 1, 5, 25),
   ),
   "nan": Family(
     "a batch whose loss is not a number, and a run of them",

@@ -18,7 +18,6 @@ from experiments.faults.subject import (
   reached,
   until_done,
 )
-from relpos_jax.training import shelf
 
 _LONGEST_START, _LONGEST_LIFE = 10.0, 1.5  # seconds: of a start, and of training after it
 _LONGEST_WAIT = 0.2  # seconds into a save
@@ -63,19 +62,17 @@ def _kill(running: Running, counts: list[int]) -> Try:
   running.wait_for(running.pids)  # The launcher may be about to start it.
   for pid in running.pids():
     os.kill(pid, signal.SIGKILL)
-  is_saving = running.is_saving()
-  folder = running.workdir / "checkpoints"
-  begun = [int(path.name.partition(".")[0]) for path in shelf.unfinished(folder)]
   safe = kept(running.workdir)
   last = reached(running.workdir) if running.has_stepped() else safe
-  behind = last - safe  # and what was done while the save went on is not that save's to keep
-  interval = max(begun, default=last) - safe if is_saving else behind
+  due = last - last % SAVE_EVERY  # The save of this step is over, or has begun, or is about to.
+  is_saving = due > safe
   counts[0] += 1
   counts[1] += is_saving
   running.since = time.time()
-  where = f"in the save of step {max(begun)}" if is_saving else "between saves"
+  where = f"in the save of step {due}" if is_saving else "between saves"
   return Try(
     f"killed {running.since - born:.1f} s after the kill before, at step {last}, {where}",
-    joined({f"{interval} steps lost": interval > SAVE_EVERY}),
-    {"steps lost" + ", with those during the save" * is_saving: behind},
+    # An interval, and the steps beside the save under way: the next one waits for that.
+    joined({f"{last - safe} steps lost": last - safe > 2 * SAVE_EVERY}),
+    {"steps lost" + ", with those during the save" * is_saving: last - safe},
   )

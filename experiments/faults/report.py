@@ -94,7 +94,7 @@ def page(found: Mapping[str, Results]) -> str:
   parts = [
     "# Faults",
     _INTRO.strip(),
-    *dict.fromkeys(_where(found[name]["environment"]) for name in _in_order(found)),
+    *_wheres(found),
     table(found).strip(),
     "\n".join(["What did not hold:\n", *problems]) if problems else "All held.",
     _NOTES.strip(),
@@ -102,12 +102,20 @@ def page(found: Mapping[str, Results]) -> str:
   return "\n\n".join(parts) + "\n"
 
 
+def _wheres(found: Mapping[str, Results]) -> list[str]:
+  """Each call, with its machine and the kinds that it did."""
+  kinds: dict[str, list[str]] = {}
+  for name in _in_order(found):
+    kinds.setdefault(_where(found[name]["environment"]), []).append(name)
+  return [f"{', '.join(names)}: {where}" for where, names in kinds.items()]
+
+
 def _where(environment: Mapping[str, Any]) -> str:
   packages = environment["packages"]
-  versions = ", ".join(f"{name} {packages[name]}" for name in ("jax", "orbax-checkpoint"))
   return (
-    f"{environment['date']}, {environment['cpu_cores']} cores of {environment['cpu']}, commit "
-    f"{environment['git_commit']}, {versions}:\n\n```\n{environment['command']}\n```"
+    f"{environment['date']}, {environment['cpu_cores']} cores of {environment['cpu']},\njax "
+    f"{packages['jax']}, orbax-checkpoint {packages['orbax-checkpoint']}, commit\n"
+    f"{environment['git_commit']}\n\n```\n{environment['command']}\n```"
   )
 
 

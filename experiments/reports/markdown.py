@@ -19,14 +19,14 @@ def mean_of(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
   return f"{mean:.{digits}f}{_plus_minus(half_width, digits)}"
 
 
-def signed(difference: Interval) -> str:
+def signed(difference: Interval, digits: int = 2) -> str:
   """A difference and its interval.
 
   >>> signed(Interval(0.5, 0.25)), signed(Interval(-0.5, None))
   ('+0.50 ± 0.25', '-0.50')
   """
   mean, half_width = difference
-  return f"{mean:+.2f}{_plus_minus(half_width, 2)}"
+  return f"{mean:+.{digits}f}{_plus_minus(half_width, digits)}"
 
 
 def _plus_minus(half_width: float | None, digits: int) -> str:

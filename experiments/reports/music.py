@@ -6,9 +6,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.reports import music_runs
 from experiments.reports.markdown import table
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
+from relpos_jax.training.workdir import write_whole
 
 Record = Mapping[str, Any]
 
@@ -34,16 +36,23 @@ _FORMS = {
 _PASSES = {False: "forward", True: "forward and backward"}
 
 
-def write(out: pathlib.Path) -> None:
-  """Writes out/music.md, a section for each kind of raw results in out/music, and their pictures.
+def write(out: pathlib.Path) -> pathlib.Path:
+  """Writes out/music.md, a section for each kind of raw results there is, and their pictures.
+
+  These are the runs of music in out/runs, out/music/memory.json and out/music/step.json.
 
   Raises:
-    InputError: there are none.
+    InputError: there are none, or a damaged record.
   """
-  sections = [*_memory(out / "music" / "memory.json"), *_step(out / "music" / "step.json")]
+  sections = [
+    *music_runs.sections(out),
+    *_memory(out / "music" / "memory.json"),
+    *_step(out / "music" / "step.json"),
+  ]
   if not sections:
     raise InputError(f"no results in {out / 'music'}: measure first, with --lengths=512,1024")
-  (out / "music.md").write_text("\n".join([_INTRO, *sections]), encoding="utf-8")
+  write_whole(out / "music.md", "\n".join([_INTRO, *sections]))
+  return out / "music.md"
 
 
 def _read(file: pathlib.Path) -> Record | None:

@@ -115,14 +115,15 @@ def _sentences(table: Table, scored: Scored, paper: Published) -> list[str]:
 
 def _learning(table: Table) -> list[SpreadPanel]:
   """Validation loss and BLEU over updates: the mean over seeds, from the lowest to the highest."""
-  curves = lambda column: {row: _spread(runs, column) for row, runs in table.rows.items()}
+  curves = lambda column: {row: learning_points(runs, column) for row, runs in table.rows.items()}
   return [
     SpreadPanel("updates", "validation loss (nats per token)", curves(1)),
     SpreadPanel("updates", "validation BLEU", curves(2)),
   ]
 
 
-def _spread(runs: Sequence[Record], column: int) -> list[tuple[float, float, float, float]]:
+def learning_points(runs: Sequence[Record], column: int) -> list[tuple[float, float, float, float]]:
+  """Update, lowest, mean and highest over runs of a column of their curves, those there are."""
   values: dict[int, list[float]] = {}
   for point in (point for run in runs for point in run["curve"] if point[column] is not None):
     values.setdefault(point[0], []).append(point[column])

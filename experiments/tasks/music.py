@@ -12,16 +12,18 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.tasks import tokens
+from experiments.tasks.music_scores import rows_of, scores_of, table
 from experiments.tasks.task import Evaluation, Run, model_choices, model_values
-from experiments.values import check_values
+from experiments.values import at_least, check_values
 from relpos_jax.data import midi, voices
 from relpos_jax.data.batching import Batches, Tokens
 from relpos_jax.data.music import Codec, Music
+from relpos_jax.data.music_rows import MusicRows
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS
 from relpos_jax.decoding.sampling import Sampler
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.likelihood import Likelihood, likelihood, make_nats_of
+from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
 from relpos_jax.evaluation.piano_roll import Reach, piano_roll
 from relpos_jax.evaluation.reach import attention_reach
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
@@ -34,8 +36,7 @@ _CHOICES = {
   "data.source": ("chorales", "midi"),
   "data.midi.codec": (*midi.CODECS,),
 } | model_choices(LanguageModelConfig)
-# Huang et al. 2018, table 2: on the valid split of the chorales, nats a token.
-_PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
+_NUMBERS = (at_least(0, "data.transpose"), at_least(1, "batches.valid_length"))
 _MOST_DRAWN = 512  # tokens of a piece in a picture
 
 
@@ -54,7 +55,7 @@ class MusicTask:
     return voices.CODEC if data.source == "chorales" else midi.CODECS[data.midi.codec]
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    check_values(self.config, _CHOICES, tokens.NUMBERS)
+    check_values(self.config, _CHOICES, (*tokens.NUMBERS, *_NUMBERS))
     tokens.check_batches(self.config, sizes)
     longest, alignment = self.config.batches.max_length, self.codec.alignment
     if longest <= alignment:
@@ -88,13 +89,32 @@ class MusicTask:
     return self.codec
 
   def make_batches(self, data: Music, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
-    """Of pieces cut where they are longer than `config.batches.max_length`."""
-    longest = self.config.batches.max_length
-    train, valid = (
-      cut(data.splits[name], longest, vocabulary.alignment) for name in ("train", "valid")
-    )
+    """Of pieces cut where they are too long; the valid ones are whole as far as they may be."""
+    train, valid = (self._rows(data.splits[name], vocabulary, name) for name in ("train", "valid"))
+    batches = self.config.batches
     make = tokens.batch_maker(self.config, train.lengths, mesh)
-    return make(train, kind=Tokens, seed=self.config.seed), make(valid, kind=Tokens, seed=None)
+    make_valid = tokens.batch_maker(
+      self.config, valid.lengths, mesh, max_length=max(batches.max_length, batches.valid_length)
+    )
+    return (
+      make(train, kind=Tokens, seed=self.config.seed),
+      make_valid(valid, kind=Tokens, seed=None),
+    )
+
+  def _rows(self, pieces: Sequence[np.ndarray], codec: Codec, split: str) -> MusicRows:
+    batches, data = self.config.batches, self.config.data
+    if split != "train":
+      longest = max(batches.max_length, batches.valid_length)
+      return MusicRows(pieces, longest=longest, alignment=codec.alignment)
+    return MusicRows(
+      pieces,
+      longest=batches.max_length,
+      alignment=codec.alignment,
+      anew=batches.cut_anew,
+      transpose=codec.transpose,
+      semitones=data.transpose,
+      seed=self.config.seed,
+    )
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
     """Of pieces as long as a batch's rows may be."""
@@ -130,38 +150,21 @@ class MusicTask:
     found = {name: score(data.splits[name]) for name in ("valid", "test") if name in data.splits}
     if not is_first():
       return None
-    scores = {
-      split: dict(nll=of.per_token, without_ends=of.per_token_without_ends, per_step=of.per_step)
-      for split, of in found.items()
-    }
+    scores = {split: scores_of(of) for split, of in found.items()}
     results = {
       split: dict(pieces=of.num_pieces, tokens=of.num_tokens, **scores[split])
       for split, of in found.items()
     }
+    rows = {split: rows_of(data.splits[split], of) for split, of in found.items()}
     tokens_drawn = data.splits["valid"][0][:_MOST_DRAWN]
     picture = draw(run, tokens_drawn, workdir / "piano_roll.png")
-    return Evaluation(_table(self.config, found), results, scores, {}, (picture,))
+    text = table(found, is_published=self.config.data.source == "chorales")
+    return Evaluation(text, results, scores, rows, (picture,))
 
 
 def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
   """The model's own config, of `config.model`."""
   return LanguageModelConfig(vocab_size, **model_values(config))
-
-
-def cut(pieces: Sequence[np.ndarray], longest: int, alignment: int) -> Ragged:
-  """Rows of at most `longest` tokens, the ends of the pieces marked; cut where a step begins.
-
-  >>> [row.tolist() for row in cut([np.arange(4, 11)], longest=5, alignment=2)]
-  [[4, 5, 6, 7], [8, 9, 10, 2]]
-  """
-  size = (longest - 1) // alignment * alignment  # with room for the end
-  return Ragged.of(
-    [
-      np.append(piece[start : start + size], [EOS] * (start + size >= len(piece)))
-      for piece in pieces
-      for start in range(0, len(piece), size)
-    ]
-  )
 
 
 def here(params: PyTree) -> PyTree:
@@ -182,17 +185,6 @@ def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pat
   reach = Reach(weights, times[:-1], float(times[-1]))
   since = float(times[prime]) if prime else 0
   return piano_roll(codec.spans(piece), path, step=codec.step, prime=since, reach=reach)
-
-
-def _table(config: ConfigDict, found: Mapping[str, Likelihood]) -> str:
-  lines = ["split   pieces    nats a token   without ends   nats a step"]
-  for split, of in found.items():
-    values = f"{of.per_token:15.4f}{of.per_token_without_ends:15.4f}{of.per_step:14.3f}"
-    lines.append(f"{split:8}{of.num_pieces:6,}{values}")
-  if config.data.source == "chorales":
-    told = ", ".join(f"{name} {value}" for name, value in _PUBLISHED.items())
-    lines.append(f"published, valid, nats a token (Huang et al. 2018, table 2): {told}")
-  return "\n".join(["", *lines, ""])
 
 
 def _check_model(config: ConfigDict, vocab_size: int) -> None:

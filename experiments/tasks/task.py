@@ -102,7 +102,7 @@ class Evaluation(NamedTuple):
   text: str
   results: Mapping[str, Any]
   scores: Mapping[str, Any]
-  sentences: Mapping[str, list[list[int]]]
+  sentences: Mapping[str, list[list[int | float]]]
   pictures: tuple[pathlib.Path, ...] = ()
 
 

@@ -33,17 +33,24 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
     )
 
 
-def batch_maker(config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh):
-  """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths."""
+def batch_maker(
+  config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh, max_length: int | None = None
+):
+  """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths.
+
+  With another `max_length` than the config's, one longest pair for each device at least.
+  """
   boundaries = bucket_boundaries(
     lengths,
     config.batches.num_shapes,
-    max_length=config.batches.max_length,
+    max_length=max_length or config.batches.max_length,
     multiple_of=mesh.shape["sequence"],
   )
+  rows = num_rows_together(mesh.shape) * config.training.num_microbatches
+  least = boundaries[-1] * rows if max_length else 0
   return functools.partial(
     Batches,
     boundaries=boundaries,
-    token_budget=config.batches.tokens,
-    multiple_of=num_rows_together(mesh.shape) * config.training.num_microbatches,
+    token_budget=max(config.batches.tokens, least),
+    multiple_of=rows,
   )

@@ -1,5 +1,6 @@
 """Batches of sentences of similar length, each a function of the seed and the step alone."""
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
@@ -27,6 +28,20 @@ class Batch(NamedTuple):
 
   source: Int[Array | np.ndarray, "B L"]
   target: Int[Array | np.ndarray, "B L"]
+
+
+@runtime_checkable
+class Side(Protocol):
+  """Rows that may be others in each epoch, as many of them.
+
+  Attributes:
+    lengths: the most tokens of each row in any epoch.
+  """
+
+  @property
+  def lengths(self) -> Int[np.ndarray, "rows"]: ...
+
+  def in_epoch(self, epoch: int) -> Ragged: ...
 
 
 class Tokens(NamedTuple):
@@ -61,7 +76,7 @@ class Batches:
 
   def __init__(
     self,
-    *sides: Sequence,
+    *sides: Sequence | Side,
     kind: Callable[..., Any] = Batch,
     boundaries: Sequence[int],
     token_budget: int,
@@ -72,7 +87,7 @@ class Batches:
 
     Args:
       sides: of each its rows of token ids, a `Ragged` or any sequence of integer rows: sources and
-        as many targets.
+        as many targets. Or a `Side`, whose rows are those of the epoch.
       kind: what a batch is made by, from the sides' arrays: `Batch`, or `Tokens` of one side.
       boundaries: padded lengths, in tokens, increasing.
       token_budget: tokens a batch, pairs times boundary, at most, over all devices and all parts
@@ -86,9 +101,10 @@ class Batches:
       InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
         no pair short enough.
     """
-    if len({*map(len, sides)}) != 1:
-      raise ValueError(f"the sides have {[*map(len, sides)]} rows: want as many in each")
-    self._sides, self._kind = [Ragged.of(side) for side in sides], kind
+    self._sides, self._kind = [_side(side) for side in sides], kind
+    numbers = [len(side.lengths) for side in self._sides]
+    if len({*numbers}) != 1:
+      raise ValueError(f"the sides have {numbers} rows: want as many in each")
     self._schedule = Schedule(
       pair_lengths(*self._sides),
       boundaries=boundaries,
@@ -103,12 +119,13 @@ class Batches:
 
   def __getitem__(self, step: SupportsIndex) -> Any:
     rows, bucket = self._schedule[step]
-    return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in self._sides))
+    sides = [side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides]
+    return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
 
   @property
   def padding(self) -> float:
     """The share of PAD in an epoch's tokens, all sides together."""
-    lengths = [side.lengths for side in self._sides]
+    lengths = [side.in_epoch(0).lengths for side in self._sides]
     tokens = sum(side[pairs].sum() for side in lengths for pairs in self._schedule.buckets)
     return float(1 - tokens / (self._schedule.cells * len(lengths)))
 
@@ -119,7 +136,11 @@ class Batches:
     )
 
 
-def pair_lengths(*sides: Ragged) -> Int[np.ndarray, "pairs"]:
+def _side(rows: Sequence | Side) -> Side:
+  return rows if isinstance(rows, Side) else Ragged.of(rows)
+
+
+def pair_lengths(*sides: Side) -> Int[np.ndarray, "pairs"]:
   """The tokens that count for each pair: max(source, target).
 
   >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))

@@ -34,6 +34,8 @@ class Codec(NamedTuple):
     times: the step of each token, with that of the token to come at the end.
     step: what time is counted in, in words.
     alignment: where a piece may be cut: at multiples of this many tokens.
+    transpose: tokens so many semitones higher, or the nearest number that keeps all pitches within
+      0 to 127; what is no note stays.
   """
 
   vocab_size: int
@@ -43,6 +45,7 @@ class Codec(NamedTuple):
   times: Callable[[Int[np.ndarray, "_"]], Float[np.ndarray, "_"]]
   step: str
   alignment: int
+  transpose: Callable[[Int[np.ndarray, "_"], int], Int[np.ndarray, "_"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,15 @@ class Music:
   splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
   codec: Codec
   notes: tuple[str, ...] = ()
+
+
+def possible(semitones: int, pitches: Int[np.ndarray, "_"]) -> int:
+  """The number nearest to `semitones` that keeps all pitches within 0 to 127.
+
+  >>> [possible(semitones, np.array([60, 125])) for semitones in (5, -5)]
+  [2, -5]
+  """
+  return int(np.clip(semitones, -pitches.min(initial=127), 127 - pitches.max(initial=0)))
 
 
 def content(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:

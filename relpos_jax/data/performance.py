@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from relpos_jax.data.midi_files import Note, Part, Score, read_score, write_score
-from relpos_jax.data.music import Codec, Span, content
+from relpos_jax.data.music import Codec, Span, content, possible
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Float, Int
 
@@ -164,6 +164,17 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
   return np.concatenate([[0], np.cumsum(shifts)]).astype(float)
 
 
+def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
+  """Tokens so many semitones higher, or as far as all pitches stay within 0 to 127.
+
+  >>> transpose([379, 63, 358, 308, 191], 2).tolist()
+  [379, 65, 358, 308, 193]
+  """
+  row = np.asarray(tokens, int)
+  is_note = (row >= NOTE_ON) & (row < TIME_SHIFT)
+  return row + is_note * possible(semitones, (row[is_note] - NOTE_ON) % 128)
+
+
 def score(notes: Sequence[Note]) -> Score:
   """Notes in steps of 10 ms as a score of one part, a tick a step."""
   return Score([Part("Piano", list(notes))], STEPS_PER_SECOND // 2, [(0, 0.5)])
@@ -179,4 +190,4 @@ def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
   write_score(score(decode(tokens)), path)
 
 
-CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "steps of 10 ms", alignment=1)
+CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "steps of 10 ms", 1, transpose)

@@ -39,6 +39,10 @@ class Ragged(Sequence):
   def lengths(self) -> Int[np.ndarray, "rows"]:
     return np.diff(self.offsets)
 
+  def in_epoch(self, epoch: int) -> "Ragged":
+    """Itself in every epoch: a side of batches whose rows do not change."""
+    return self
+
   def __len__(self) -> int:
     return len(self.offsets) - 1
 

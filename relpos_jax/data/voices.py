@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from relpos_jax.data.midi_files import Note, Part, Score, read_score, write_score
-from relpos_jax.data.music import Codec, Span, content
+from relpos_jax.data.music import Codec, Span, content, possible
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Float, Int, Integer
 
@@ -98,6 +98,17 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
   return (np.arange(len(tokens) + 1) // len(VOICES)).astype(float)
 
 
+def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
+  """Tokens so many semitones higher, or as far as all pitches stay within 0 to 127.
+
+  >>> transpose([1, 71, 68, 3, 52, 2, 0], -2).tolist()
+  [1, 69, 66, 3, 50, 2, 0]
+  """
+  row = np.asarray(tokens, int)
+  is_pitch = row >= FIRST_PITCH
+  return row + is_pitch * possible(semitones, row[is_pitch] - FIRST_PITCH)
+
+
 def score(grid: Integer[np.ndarray, "steps 4"], quarters_a_minute: float = 80.0) -> Score:
   """A grid as four named parts."""
   note = lambda start, end, pitch: Note(
@@ -159,4 +170,4 @@ def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
   write_score(score(decode(tokens)), path)
 
 
-CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "16th notes", alignment=len(VOICES))
+CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "16th notes", len(VOICES), transpose)

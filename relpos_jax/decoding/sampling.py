@@ -11,6 +11,7 @@ from flax import nnx
 
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.decoding.cached import decoding_model
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
 
@@ -158,9 +159,7 @@ def _rounded(length: int) -> int:
 
 
 def _draw(graphdef, params, primes, limits, key, choice, *, max_length, eos, pad, never):
-  model = nnx.merge(graphdef, params)
-  # One token against a cache, at positions of its own: what is fastest in training may not do that.
-  model.set_attributes(implementation=None, raise_if_not_found=False)
+  model = decoding_model(graphdef, params)
   return sample(
     model.decode,
     model.init_cache(len(primes), primes.shape[1] + max_length),

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
 from relpos_jax.decoding.beam import beam_search
+from relpos_jax.decoding.cached import decoding_model
 from relpos_jax.typing import Array, Int, PyTree
 
 _SHORTEST = 16
@@ -120,7 +121,7 @@ def _search(
   extra_length: int,
 ) -> Int[Array, "B L"]:
   """The best translation of each row of tokens."""
-  model = nnx.merge(graphdef, params)
+  model = decoding_model(graphdef, params)
   batch_size, max_length = source.shape[0], source.shape[1] + extra_length
   lengths = jnp.sum(source != PAD, axis=1)
   memory = jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), model.remember(source))

@@ -21,6 +21,7 @@ class Likelihood(NamedTuple):
     nats: of all tokens, the pieces' ends included.
     end_nats: of the ends alone.
     num_tokens, num_pieces, num_steps: in them; a piece's end is no token here.
+    of_pieces: the nats of each, its end included.
 
   >>> found = Likelihood(nats=43.0, end_nats=3.0, num_tokens=80, num_pieces=6, num_steps=20)
   >>> found.per_token, found.per_token_without_ends, found.per_step
@@ -32,6 +33,7 @@ class Likelihood(NamedTuple):
   num_tokens: int
   num_pieces: int
   num_steps: float
+  of_pieces: tuple[float, ...] = ()
 
   @property
   def per_token(self) -> float:
@@ -75,20 +77,27 @@ def likelihood(
   follow = Ragged.of([np.concatenate([piece, [eos]]) for piece in pieces])
   boundaries = bucket_boundaries(read.lengths, num_shapes, multiple_of=64)
   budget = max(token_budget, boundaries[-1] * multiple_of)
+  numbers = Ragged.of([[number] for number in range(1, len(pieces) + 1)])  # 0 is no piece
   batches = Batches(
-    read, follow, boundaries=boundaries, token_budget=budget, multiple_of=multiple_of, seed=None
+    *(read, follow, numbers),
+    kind=lambda *sides: sides,
+    boundaries=boundaries,
+    token_budget=budget,
+    multiple_of=multiple_of,
+    seed=None,
   )
-  nats = end_nats = 0.0
-  for batch in prefetch(batches, 0, batches.num_per_epoch):
-    found = np.asarray(nats_of(batch.source, batch.target), np.float64)
-    nats += found.sum()
-    end_nats += found[np.asarray(batch.target) == eos].sum()
+  end_nats, of_pieces = 0.0, np.zeros(len(pieces) + 1)
+  for source, target, piece in prefetch(batches, 0, batches.num_per_epoch):
+    found = np.asarray(nats_of(source, target), np.float64)
+    of_pieces[piece[:, 0]] += found.sum(axis=1)
+    end_nats += found[target == eos].sum()
   return Likelihood(
-    nats=float(nats),
+    nats=float(of_pieces[1:].sum()),
     end_nats=float(end_nats),
     num_tokens=int(sum(map(len, pieces))),
     num_pieces=len(pieces),
     num_steps=float(sum(times(piece)[-1] for piece in pieces)),
+    of_pieces=tuple(of_pieces[1:].tolist()),
   )
 
 

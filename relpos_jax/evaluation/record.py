@@ -15,7 +15,8 @@ A record is a dict of
   sentences           by split, of translations a row a sentence: length (the longer of source and
                       reference in tokens of the vocabulary, without the end mark), hyp_len, ref_len
                       and the matches c1 to c4 of `bleu.sentence_statistics`; of graphs a row a
-                      graph: size (nodes, or the relations of a chain), and 1 if it was told right
+                      graph: size (nodes, or the relations of a chain), and 1 if it was told right;
+                      of music a row a piece: its tokens, and the nats of these and of its end
   curve               rows of step, valid_loss and the score of the valid split, null if none
 
 The sentences' numbers suffice for BLEU of any selection of them, by bootstrap or by length; no text
@@ -37,7 +38,7 @@ KEYS = (
   *("budget", "scores", "sentences", "curve"),
 )
 # What a run is called, and where its data lie: the sums of these files are checked.
-_INCIDENTAL = ("name", "data.multi30k.path", "data.clutrr.path")
+_INCIDENTAL = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
 
 
 def digest(changes: Mapping[str, Any]) -> str:
@@ -66,7 +67,7 @@ def make_record(
   environment: Mapping[str, Any],
   metrics: Iterable[Mapping[str, Any]],
   scores: Mapping[str, Any],
-  sentences: Mapping[str, list[list[int]]],
+  sentences: Mapping[str, list[list[int | float]]],
 ) -> dict[str, Any]:
   """The record of a run that belongs to no sweep.
 

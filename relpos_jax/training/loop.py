@@ -77,7 +77,7 @@ def _settle(step: int, batch, metrics, report, num_skipped: int, max_skipped: in
   report(step, metrics)
   num_skipped = num_skipped + 1 if metrics["skipped"] else 0
   if num_skipped >= max_skipped:
-    shape = jax.tree.leaves(batch)[0].shape
+    shape = jax.tree.leaves(batch)[-1].shape  # of pairs: the targets
     raise NonFiniteError(
       f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} on batch "
       f"{step - 1} of shape {'x'.join(map(str, shape))}, number {num_skipped} "

@@ -14,8 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from relpos_jax.typing import Array, Bool, PyTree
 
 
-class Stopped(Exception):
-  """The run was asked to end, and has saved what there was to save."""
+class Stopped(BaseException):
+  """The run was asked to end, and has saved what there was to save.
+
+  No `Exception`, for it may come anywhere, and libraries go on after those.
+  """
 
 
 class Stop:

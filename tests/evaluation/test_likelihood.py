@@ -27,14 +27,12 @@ def nats_of():
   return make_nats_of(graphdef, jax.tree.map(fill, shapes))
 
 
-def oracle(nats_of) -> tuple[float, float]:
-  """Nats of all and of the ends, piece by piece."""
+def oracle(nats_of) -> tuple[list[float], float]:
+  """Nats of each piece, and of all ends."""
   rows = [(np.r_[BOS, piece], np.r_[piece, EOS]) for piece in PIECES]
   padded = lambda row: np.pad(row, (0, 192 - len(row)))[None]
   found = [np.asarray(nats_of(padded(s), padded(t)), float)[0] for s, t in rows]
-  return sum(x.sum() for x in found), sum(
-    x[len(t) - 1] for x, (_, t) in zip(found, rows, strict=True)
-  )
+  return [x.sum() for x in found], sum(x[len(t) - 1] for x, (_, t) in zip(found, rows, strict=True))
 
 
 def test_nats_are_those_of_float64():
@@ -58,10 +56,12 @@ def test_logits_of_low_precision_are_scored_in_float32():
   "options", [dict(token_budget=1), dict(token_budget=999, num_shapes=2, multiple_of=4)]
 )
 def test_likelihood_is_the_sum_over_pieces_in_any_batches(nats_of, options):
-  nats, end_nats = oracle(nats_of)
+  of_pieces, end_nats = oracle(nats_of)
+  nats = sum(of_pieces)
   found = likelihood(nats_of, PIECES, voices.times, **options)
   np.testing.assert_allclose(found[:2], [nats, end_nats], rtol=1e-5)
-  assert found[2:] == (240, 5, 60)
+  np.testing.assert_allclose(found.of_pieces, of_pieces, rtol=1e-5)
+  assert found[2:5] == (240, 5, 60)
   np.testing.assert_allclose(found.per_token, nats / 245, rtol=1e-5)
   np.testing.assert_allclose(found.per_token_without_ends, (nats - end_nats) / 240, rtol=1e-5)
   np.testing.assert_allclose(found.per_step, nats / 60, rtol=1e-5)

@@ -56,7 +56,7 @@ def test_every_kind_has_a_row_and_the_files_keep_those_of_other_calls(call, fake
   assert again.status == 0 and "All held." in page
   found = json.loads((tmp_path / "faults.json").read_text())
   assert found["good"]["seed"] == 5 and found["good"]["environment"]["git_commit"] in page
-  assert re.search(r"\d+ cores of .*\n\n```\npython ", page)
+  assert re.search(r"^good(, bad)?: 2.*, \d+ cores of (.*\n)*```\npython ", page, re.MULTILINE)
 
 
 def test_what_comes_when_is_a_function_of_the_seed(call, fake):

@@ -25,10 +25,12 @@ from experiments.validation import validate
 from experiments.values import changes
 from relpos_jax.data.batching import Batches
 from relpos_jax.data.tokenizer import EOS
+from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import digest
 from relpos_jax.models.seq2seq import Transformer
 
 VOCABULARY = 32_768  # "about", says the paper
+LONGEST_CHORALE = 2065  # tokens of the longest to train on, with its end
 ENTRIES = 9712  # of the published vocabulary of Multi30k
 
 
@@ -64,6 +66,8 @@ POSITIONS = ("relative", "sinusoidal", "both", "none")
 RECIPES = ("brief", "short", "published")
 MULTI30K = [",".join(words) for words in itertools.product(POSITIONS, RECIPES)]
 PREPARED = ("sinusoidal,published,prepared", "relative,published,prepared", "prepared")
+KINDS = ("relative", "clipped", "sinusoidal", "none")
+MUSIC = [",".join(words) for words in itertools.product(KINDS, ("brief", "published"))]
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond", "lengths")
 SWEEP_FILES = [f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")]
 SWEEP_FILES.append("lengths.py:embedded")
@@ -73,6 +77,7 @@ SWEEP_FILES.append("lengths.py:embedded")
   "name",
   [
     *("default.py", "quickstart.py", "multi30k.py", "wmt14.py"),
+    *("music.py", "music.py:published,clipped", "music.py:none"),
     *(f"multi30k.py:{argument}" for argument in (*MULTI30K, PREPARED[0])),
     *(f"wmt14.py:{argument}" for argument in WMT14),
     *("lengths.py:published", "lengths.py:embedded"),
@@ -84,6 +89,7 @@ def test_every_config_is_valid(name):
 
 def test_no_two_experiments_share_a_folder():
   files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
+  files += [f"music.py:{x}" for x in MUSIC]
   names = [load(name).name for name in [*files, *SWEEP_FILES, "default.py", "quickstart.py"]]
   assert len({*names}) == len(names)
 
@@ -182,6 +188,23 @@ def test_multi30k_is_the_literatures_small_transformer():
     0.1,
   )
   assert rates(short, 1000) == pytest.approx([0.004])
+
+
+def test_in_music_positions_and_recipe_are_orthogonal_and_come_in_any_order():
+  of_positions = {"positions", "relative_values", "beyond", "max_distance"}
+  for argument in MUSIC:
+    kind, recipe = argument.split(",")
+    config, base = load(f"music.py:{argument}"), load(f"music.py:{recipe}")
+    assert {*changes(config, base)} - {"name"} <= {f"model.{name}" for name in of_positions}
+    assert {*changes(config, load(f"music.py:{recipe},{kind}"))} <= {"name"}
+    assert config.data.transpose > 0 and config.batches.max_length >= LONGEST_CHORALE
+    assert config.decoding.average_checkpoints <= config.training.keep_checkpoints
+  model = load("music.py:published").model
+  assert (model.num_layers, model.width, model.feed_forward, model.num_heads) == (5, 256, 1024, 8)
+  assert (model.positions, model.beyond, model.relative_values) == ("both", "zero", False)
+  for wrong in ("brief,published", "relative,none", "mine"):
+    with pytest.raises(InputError, match=r"unknown|exclude"):
+      load(f"music.py:{wrong}")
 
 
 def test_the_prepared_text_is_orthogonal_to_positions_and_recipe():

@@ -1,6 +1,5 @@
 """Music is trained, scored and continued by the commands that translation has."""
 
-import itertools
 import json
 import pathlib
 
@@ -11,9 +10,8 @@ from ml_collections import ConfigDict
 from configs import default
 from experiments.run import load_run
 from experiments.tasks import make_task
-from experiments.tasks.music import cut, here
+from experiments.tasks.music import here
 from relpos_jax.data import midi, voices
-from relpos_jax.data.tokenizer import EOS
 from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
 from relpos_jax.evaluation.record import from_line
 
@@ -80,16 +78,6 @@ def test_a_run_is_scored_by_the_likelihood_of_whole_pieces(run, pieces):
     assert f"{results[split]['nll']:.4f}" in answer.out
   for name in ("piano_roll.png", "learning_curves.png"):
     assert (workdir / name).stat().st_size > 5_000 and name in answer.out
-
-
-def test_rows_are_the_pieces_cut_at_steps_and_their_ends_marked():
-  random = np.random.default_rng(0)
-  pieces = [random.integers(4, 100, 4 * length) for length in (1, 15, 16, 40)]
-  rows = [row.tolist() for row in cut(pieces, longest=64, alignment=4)]
-  assert max(map(len, rows)) <= 64
-  joined = np.concatenate([np.append(piece, EOS) for piece in pieces])
-  assert [*itertools.chain.from_iterable(rows)] == joined.tolist()
-  assert all(len(row) % 4 == 0 or row[-1] == EOS for row in rows)
 
 
 def test_a_piece_goes_on_from_its_prime(run, call, pieces, tmp_path):

@@ -1,5 +1,6 @@
 """SIGTERM is heard once, where it should be, and its handler is put back."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def test_what_may_be_cut_short_is_but_not_where_others_take_part(before, monkeyp
       patch.setattr(jax, "process_count", lambda others=others: 2 if others else 1)
       stop.waits, went_on = True, False
       with stop.cutting_short():
-        terminate()
+        with contextlib.suppress(Exception):  # as a library does whose cache cannot be read
+          terminate()
         went_on = True
       assert stop.waits and (went_on, stop.reached) == (others, not others)
 
