@@ -40,7 +40,6 @@ def test_the_readmes_memory_is_the_measured_one():
   ]
 
 
-<<<<<<< HEAD
 def test_the_readmes_memory_of_music_is_the_measured_one():
   rows = json.loads((ROOT / "results" / "music" / "memory.json").read_text("utf-8"))["rows"]
   (programs,) = (row["programs"] for row in rows if row["length"] == 2048)
@@ -52,7 +51,8 @@ def test_the_readmes_memory_of_music_is_the_measured_one():
   ]
   said = re.search(r"holds (.*) with embeddings gathered,\s(.*) skewed, (.*) by blocks", README)
   assert [*said.groups()] == sizes
-=======
+
+
 def test_the_readmes_graphs_are_those_of_the_report():
   report = (ROOT / "results" / "graphs.md").read_text("utf-8")
   valid, longer = (_column(report, name) for name in ("valid, 4", "test, 5 to 10"))
@@ -68,7 +68,6 @@ def _column(text, name):
   start = next(i for i, cells in enumerate(lines) if name in cells)
   rows = itertools.takewhile(lambda cells: len(cells) == len(lines[start]), lines[start + 2 :])
   return {cells[0]: cells[lines[start].index(name)] for cells in rows}
->>>>>>> 11a7d53dba5a1ea26546d1d210c8e03ffa2416d9
 
 
 def _row(name):
