@@ -41,7 +41,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import compile_program, with_gradients
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.training.loss import cross_entropy
-from relpos_jax.training.workdir import environment
+from relpos_jax.training.workdir import environment, write_whole
 
 IMPLEMENTATIONS = ("per_position", "skew", "chunked")
 
@@ -90,7 +90,7 @@ def _folder(out: str) -> pathlib.Path:
 
 
 def _write(file: pathlib.Path, **results: Any) -> None:
-  file.write_text(json.dumps(dict(environment=environment()) | results) + "\n", encoding="utf-8")
+  write_whole(file, json.dumps(dict(environment=environment()) | results) + "\n")
 
 
 # One layer's attention ----------------------------------------------------------------------------

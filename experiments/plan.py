@@ -103,7 +103,7 @@ def make_plan(
     topology=topology,
     chip=parse(topology).chip,
     num_chips=mesh.size,
-    config=config.to_dict(),
+    config=config.to_dict() | dict(mesh=dict(mesh.shape)),  # its sizes, where one was -1
     parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
     num_steps=config.training.num_steps,
     steps=[_step(config, mesh, shape) for shape in shapes],

@@ -14,7 +14,7 @@ from experiments.values import check_types, defaults
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import make_mesh, put_parameters, shapes_on
+from relpos_jax.training.sharding import everywhere, make_mesh, put_parameters, shapes_on
 from relpos_jax.training.step import make_train_step
 from relpos_jax.training.workdir import read_json
 
@@ -97,7 +97,10 @@ def _load_config(path: pathlib.Path) -> ConfigDict:
 
 
 def with_average(run: Run, workdir: str | pathlib.Path) -> Run:
-  """The run with the mean of the parameters in its last checkpoints."""
+  """The run with the mean of the parameters in its last checkpoints, whole on every device."""
+  place = everywhere(run.mesh)
+  whole = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
   with Checkpoints(pathlib.Path(workdir, "checkpoints")) as checkpoints:
     num = run.config.decoding.average_checkpoints
-    return run._replace(params=checkpoints.average(num, like=run.params))
+    params = checkpoints.average(num, like=jax.tree.map(whole, run.params))
+    return run._replace(params=params)

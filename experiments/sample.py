@@ -47,6 +47,8 @@ def main(
   path = _midi_path(out)
   choice = Choice(temperature, top_k, top_p)
   check_choice(choice)
+  if prime_tokens < 0:
+    raise InputError(f"--prime_tokens={prime_tokens}: give 0, for all, or more")
   task = load_task(workdir)
   if not isinstance(task, MusicTask):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of music")

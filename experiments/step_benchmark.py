@@ -20,6 +20,7 @@ from experiments.tasks.translation import Translation
 from experiments.validation import validate
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import UNK
+from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import compare, ratio_quartiles
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.step import init_state, make_train_step
@@ -36,6 +37,8 @@ _TWIN = "sinusoidal"
 def main(config: ConfigDict, length: int, repetitions: int) -> None:
   """Prints a Markdown table: milliseconds a step, and the ratio's median and quartiles."""
   validate(config)
+  if config.task != "translation":
+    raise InputError(f"--config is of {config.task}: give one of translation")
   again, positions = f"{_TWIN} (again)", config.model.positions
   kinds = {_TWIN: _TWIN, again: _TWIN} | {positions: positions}
   steps = {name: make_stepper(config, kind, length) for name, kind in kinds.items()}

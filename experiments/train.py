@@ -35,6 +35,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.processes import (
+  anywhere,
   check_same,
   is_first,
   join_processes,
@@ -106,7 +107,8 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
   ):
     state = _first_state(run, optimizer, checkpoints)
     report_valid = _report_valid(run, data, valid_batches, reporter, stop)
-    lacks_evaluation = _lacks_evaluation(config, int(state.step), workdir)
+    # Each process reads the file by itself, but what follows is for all or none.
+    lacks_evaluation = anywhere(_lacks_evaluation(config, int(state.step), workdir))
     check_same("the first batch", train_batches[0])  # and wait, before one of them writes
     _write_what_it_is(run, workdir)
     stop.waits = True

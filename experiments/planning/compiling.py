@@ -11,7 +11,7 @@ from experiments.tasks import make_task
 from relpos_jax.training.sharding import AnyMesh, of_batches, shapes_on
 from relpos_jax.training.step import TrainState, init_state
 
-Shape = tuple[int, int]
+Shape = tuple[int, ...]  # rows, tokens; of graphs more
 
 
 def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:

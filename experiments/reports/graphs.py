@@ -23,7 +23,6 @@ is called beyond the spread where that leaves out zero. Settings were chosen on 
 """
 _LABELS, _BLIND = "keys and values", "none"
 _GUESS = "most frequent class in training"
-Values = Mapping[int, float]  # by seed
 
 
 def write(folder: pathlib.Path) -> pathlib.Path:

@@ -1,6 +1,5 @@
 """The report on music, results/music.md: every number in it comes from the raw JSON files."""
 
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from experiments.reports import music_runs
 from experiments.reports.markdown import table
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
-from relpos_jax.training.workdir import write_whole
+from relpos_jax.training.workdir import read_json, write_whole
 
 Record = Mapping[str, Any]
 
@@ -56,7 +55,7 @@ def write(out: pathlib.Path) -> pathlib.Path:
 
 
 def _read(file: pathlib.Path) -> Record | None:
-  return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+  return read_json(file) if file.exists() else None
 
 
 def _where(results: Record) -> list[str]:

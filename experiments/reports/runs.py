@@ -56,6 +56,8 @@ def read_run(workdir: pathlib.Path) -> dict[str, Any]:
     if not (workdir / f"{name}.json").exists():
       raise InputError(f"no {name}.json in {workdir}: name the folder of a finished run")
   run = {name: read_json(workdir / f"{name}.json") for name in names}
+  if (task := run["config"].get("task", "translation")) != "translation":
+    raise InputError(f"{workdir} is a run of {task}: name runs of translation")
   metrics = read_metrics(workdir)
   for number in ("tokens_per_second", "valid_loss"):
     if not _numbers(metrics, number):

@@ -58,8 +58,9 @@ def _table(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _draw_lengths(rows: Mapping[str, Sequence[Row]], classes, workdir: pathlib.Path):
-  tests = [of for name, of in rows.items() if name.startswith("test")]
-  by_length = {of[0].size: 100 * statistics.fmean(r.answer == r.target for r in of) for of in tests}
+  tests = {name.removeprefix("test_"): of for name, of in rows.items() if name.startswith("test_")}
+  right = lambda of: 100 * statistics.fmean(row.answer == row.target for row in of)
+  by_length = {int(length): right(of) for length, of in tests.items()}
   curves = {"this model": by_length, "CTP": CTP}
   return spread_curves([lengths_panel({n: _lone(of) for n, of in curves.items()})],
                        workdir / "lengths.png")  # fmt: skip

@@ -36,7 +36,7 @@ _CHOICES = {"data.source": (*_HEADS,)} | {
 }
 _NUMBERS = (
   *tokens.LAYERS,
-  ("from 0 to below 1", lambda x: 0 <= x < 1, ("data.clutrr.valid_share",)),
+  ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
   at_least(3, "data.tu.num_folds"),
   at_least(-1, "data.tu.fold"),
 )
@@ -171,8 +171,9 @@ class Graphs:
     place = functools.partial(put_batch, mesh=run.mesh)
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
-      counts = [
-        count(params, place(batch)) for batch in prefetch(batches, 0, batches.num_per_epoch)
+      counts = [  # each waited for: on CPUs, sums over processes may block each other
+        jax.block_until_ready(count(params, place(batch)))
+        for batch in prefetch(batches, 0, batches.num_per_epoch)
       ]
       right, number = np.sum(counts, axis=0)
       return dict(valid_accuracy=float(100 * right / number)), ""

@@ -181,14 +181,14 @@ def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pat
   """Draws a piece and where the model looks from its end; the first `prime` tokens are on grey."""
   codec, params = run.vocabulary, here(run.params)
   times = codec.times(piece)
-  weights = attention_reach(run.graphdef, params, np.concatenate([[BOS], piece]))[:, 1:]
-  reach = Reach(weights, times[:-1], float(times[-1]))
+  weights = attention_reach(run.graphdef, params, np.concatenate([[BOS], piece]))
+  reach = Reach(weights, np.append(0.0, times[:-1]), float(times[-1]))  # begin is at the first step
   since = float(times[prime]) if prime else 0
   return piano_roll(codec.spans(piece), path, step=codec.step, prime=since, reach=reach)
 
 
 def _check_model(config: ConfigDict, vocab_size: int) -> None:
-  """Traces training and sampling without computing: what the operator refuses, it refuses here."""
+  """Traces training without computing: what the operator refuses, it refuses here."""
   try:
     one_layer = dataclasses.replace(language_config(config, vocab_size), num_layers=1)
     _trace(one_layer, config.batches.max_length)

@@ -27,7 +27,7 @@ ROWS = ("data", "fsdp")
 # What cuts each axis of a parameter, by the end of its dotted path; the first that fits. So it is
 # for the optimiser's moments, whose paths end alike. All others are whole on every device.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-  (r"\.tables\.\w+", (None, "tensor", None)),  # [R, N, H]; [R, H], of all heads, is whole
+  (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),  # [R, N, H]; [R, H] is whole
   (r"attention\.(query|key|value)\.kernel", ("fsdp", "tensor", None)),  # [D, N, H]
   (r"attention\.out\.kernel", ("tensor", None, "fsdp")),  # [N, H, D]
   (r"feed_forward\.hidden\.kernel", ("fsdp", "tensor")),  # [D, F]
@@ -69,7 +69,8 @@ def _placed(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   Slices of TPUs, which a slower network connects, are parts of the first axis: there they share
   nothing but the sums of gradients.
   """
-  num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+  are_gpus = devices[0].platform == "gpu"  # of which JAX calls every machine a slice
+  num_slices = 1 if are_gpus else len({getattr(device, "slice_index", 0) for device in devices})
   if num_slices == 1:
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
   if sizes[0] % num_slices:

@@ -80,7 +80,8 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
   """
   if num_microbatches == 1:
     return gradient(params, batch, key)
-  split = lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0)
+  rows = lambda x: (x.shape[0] // num_microbatches, num_microbatches)  # -1 fails where x is empty
+  split = lambda x: jnp.moveaxis(x.reshape(*rows(x), *x.shape[1:]), 1, 0)
   parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype),

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 from experiments.run import load_run
-from experiments.tasks import make_task
+from experiments.tasks import make_task, music
 from experiments.tasks.music import here
 from relpos_jax.data import midi, voices
 from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
@@ -112,6 +112,12 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     (sample(own, out, f"--prime={tmp_path}/empty.mid"), "empty.mid"),
     (sample(own, out, prime, "--context=64"), "prime has 96 tokens, context 64 shorter"),
     (sample(own, out, "--top_p=0"), "top_p is 0"),
+    (sample(own, out, prime, "--prime_tokens=-5"), "--prime_tokens -5"),
+    (
+      call("step_benchmark", "--config=configs/music.py", "--config.mesh.data=1"),
+      "music translation",
+    ),
+    (call("report", f"--workdirs={run[0]}", "--out=-"), "music translation"),
     (sample(own, out, "--temperature=-1"), "temperature is -1"),
     (sample(f"--workdir={workdir}", out), "translation music"),
     (call("translate", own), "music translation"),
@@ -136,6 +142,19 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
     assert not [word for word in words.split() if word not in answer.err], answer.err
   assert not (tmp_path / "new.mid").exists() and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 8, 32])
+def test_all_that_a_layer_looks_at_is_drawn(run, pieces, tmp_path, monkeypatch, num_tokens):
+  """The begin of the piece too, which stands at its first step."""
+  drawn = []
+  monkeypatch.setattr(music, "piano_roll", lambda *_, reach, **__: drawn.append(reach))
+  piece = voices.read(pieces / "test" / "0.mid")[:num_tokens]
+  music.draw(load_run(run[0]), piece, tmp_path / "a.png")
+  (reach,) = drawn
+  np.testing.assert_allclose(reach.weights.sum(-1), 1, rtol=1e-5)
+  assert reach.weights.shape[-1] == len(reach.times) == num_tokens + 1
+  assert reach.now == num_tokens / 4
 
 
 def test_the_codec_is_that_of_the_config():

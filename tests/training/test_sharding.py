@@ -1,6 +1,7 @@
 """Where arrays live: the mesh asked for, and what its axes cut."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from relpos_jax.errors import InputError
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import (
@@ -73,6 +75,24 @@ def test_slices_of_tpus_are_parts_of_the_batch():
     assert len({chip.slice_index for chip in part.flat}) == 1
   with pytest.raises(InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"):
     _placed((1, 1, 1, 8), chips)
+
+
+def test_machines_of_gpus_are_no_slices():
+  gpus = [Chip(id, id // 4, platform="gpu") for id in range(8)]
+  assert _placed((1, 8, 1, 1), gpus).shape == (1, 8, 1, 1)
+
+
+def test_the_tables_of_a_graph_encoder_are_cut_by_heads():
+  config = GraphEncoderConfig(
+    num_node_labels=1, num_edge_labels=3, num_classes=2, num_layers=1, width=16, num_heads=2
+  )
+  state = nnx.state(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
+  (key,) = [
+    place.spec
+    for path, place in jax.tree.leaves_with_path(of_parameters(state, make_mesh(tensor=2)))
+    if re.search(r"tables.*key", jax.tree_util.keystr(path))
+  ]
+  assert key == PartitionSpec(None, "tensor", None)
 
 
 def test_rows_are_split_in_order_and_tokens_too():

@@ -10,11 +10,14 @@ import pytest
 from flax import nnx
 
 from relpos_jax.data.batching import Batch
+from relpos_jax.data.graph_batching import GraphBatches
+from relpos_jax.data.graphs import Graph
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training import loss as loss_module
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.loss import cross_entropy, translation_loss
+from relpos_jax.training.loss import cross_entropy, graph_loss, translation_loss
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
@@ -204,6 +207,23 @@ def test_a_batch_of_padding_changes_nothing(sgd_step):
   grads, metrics = gradient(sgd_step, keep(copy_task(0), np.s_[:0]))
   assert not grads.any()
   assert metrics == dict(loss=0.0, grad_norm=0.0, num_tokens=0, skipped=0)
+
+
+def test_microbatches_of_graphs_without_features_sum_to_the_gradient_of_the_batch():
+  """Their features are arrays without a number in them."""
+  graphs = [Graph.of([0, 1, 0], [(0, 1, 2), (2, 1, label)], target=label % 2) for label in range(3)]
+  batch = GraphBatches(graphs, boundaries=(4,), node_budget=16, seed=0)[0]
+  layers = dict(num_layers=1, width=8, num_heads=2, feed_forward=8, dropout_rate=0.0)
+  layers |= dict(embedding_dropout_rate=0.0)
+  config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=3, num_classes=2, **layers)
+  graphdef, params = nnx.split(nnx.jit(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))())
+  after = []
+  for number in (1, 2):
+    key = jax.random.key(0)
+    step = make_train_step(graphdef, graph_loss, SGD, num_microbatches=number, dropout_key=key)
+    state = init_state(jax.tree.map(jnp.copy, params), SGD)
+    after.append(step(state, put_batch(batch, make_mesh(1)))[0].params)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), *after)
 
 
 # --- steps that are not finite --------------------------------------------------------------------
