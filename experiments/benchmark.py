@@ -71,7 +71,8 @@ def main(**values: Any) -> None:
     _names("implementations", values["implementations"], IMPLEMENTATIONS),
     _names("peers", values["peers"], PEERS),
   )
-  file = _folder(values["out"]) / f"{values['name'] or _slug(jax.devices()[0].device_kind)}.json"
+  folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
+  file = folder / f"{values['name'] or _slug(jax.devices()[0].device_kind)}.json"
   if cases or memory_cases:
     effort = Effort(values["repetitions"], values["seconds"])
     results = dict(environment=_environment(), settings=values)
@@ -131,15 +132,6 @@ def _kinds(causal: str, passes: str) -> list[dict[str, bool]]:
     dict(is_causal=is_causal, backward=backward)
     for backward, is_causal in itertools.product(_PASSES[passes], _CAUSAL[causal])
   ]
-
-
-def _folder(out: str) -> pathlib.Path:
-  folder = pathlib.Path(out) / "attention"
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise InputError(f"cannot use {folder} ({error.strerror}): give another --out") from error
-  return folder
 
 
 def _slug(device_kind: str) -> str:

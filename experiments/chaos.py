@@ -80,11 +80,7 @@ def _names(only: str) -> list[str]:
 
 
 def _folder(name: str, flag: str) -> pathlib.Path:
-  folder = pathlib.Path(name)
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise InputError(f"cannot use {folder} ({error.strerror}): give another --{flag}") from error
+  folder = command.make_folder(name, flag)
   check_writable(folder)
   return folder
 

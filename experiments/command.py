@@ -101,6 +101,20 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
     raise InputError(f"{' '.join(str(error).split())} (--help shows the flags)") from error
 
 
+def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
+  """The folder that a flag names, made if it is not there.
+
+  Raises:
+    InputError: it cannot be.
+  """
+  folder = pathlib.Path(folder)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f"cannot use {folder} ({error.strerror}): give another --{flag}") from error
+  return folder
+
+
 def lengths(name: str, text: str) -> list[int]:
   """The value of a flag that names lengths, separated by commas.
 

@@ -64,7 +64,7 @@ def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, o
       raise InputError(f"--{flag} is {value}; want at least 1")
   compiled = command.lengths("lengths", lengths)
   tried = command.lengths("step_lengths", step_lengths)
-  folder = _folder(out)
+  folder = command.make_folder(pathlib.Path(out, "music"), "out")
   settings = dict(heads=heads, width=width)
   if compiled:
     rows = []
@@ -78,15 +78,6 @@ def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, o
       **_step(tried, heads, width, layers),
     )
   music.write(pathlib.Path(out))
-
-
-def _folder(out: str) -> pathlib.Path:
-  folder = pathlib.Path(out) / "music"
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise InputError(f"cannot use {folder} ({error.strerror}): give another --out") from error
-  return folder
 
 
 def _write(file: pathlib.Path, **results: Any) -> None:

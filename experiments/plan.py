@@ -75,7 +75,9 @@ def main(
   compiler_version()
   leave_tpus_alone()
   validate(config, num_chips)
-  folder = _folder(out) if out else None
+  folder = command.make_folder(pathlib.Path(out, "plans"), "out") if out else None
+  if folder:
+    check_writable(folder)
   mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
   wanted = make_task(config).mock_batches(mesh).shapes
   jax.config.update("jax_exec_time_optimization_effort", EFFORTS[effort])
@@ -122,16 +124,6 @@ def _step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: Shape) -> dict[str
   rows, length, *_ = shape
   seconds = round(time.perf_counter() - start, 1)
   return dict(rows=rows, length=length, compile_seconds=seconds) | found
-
-
-def _folder(out: str) -> pathlib.Path:
-  folder = pathlib.Path(out, "plans")
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise InputError(f"cannot use {folder} ({error.strerror}): give another --out") from error
-  check_writable(folder)
-  return folder
 
 
 def _write(folder: pathlib.Path, plan: dict[str, Any]) -> None:

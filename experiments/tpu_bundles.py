@@ -65,7 +65,7 @@ def main(lengths: str, chip: str, out: str) -> None:
   ]
   if chip not in CHIPS:
     raise InputError(f"--chip={chip}: give one of {', '.join(CHIPS)}")
-  folder = _folder(out) if out else None
+  folder = command.make_folder(out, "out") if out else None
   version = compiler_version()
   jax.config.update("jax_platforms", "cpu")
   counts = [row for call in calls for row in _count(call, chip)]
@@ -85,15 +85,6 @@ def _lengths(text: str) -> list[int]:
     if length < _SHORTEST:
       raise InputError(f"--lengths: {length} is too short to count; give {_SHORTEST} or more")
   return lengths
-
-
-def _folder(out: str) -> pathlib.Path:
-  folder = pathlib.Path(out)
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise InputError(f"cannot use {folder} ({error.strerror}): give another --out") from error
-  return folder
 
 
 # Counting ----------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def _report_valid(run: Run, data: Any, batches: Any, reporter: Reporter, stop: S
   One that is asked to stop reports nothing.
   """
   eval_step = make_eval_step(run.graphdef, run.task.loss)
-  report = run.task.make_report(run, data)
+  report = run.task.make_report(run, data, batches)
   place = functools.partial(put_batch, mesh=run.mesh)
 
   def report_valid(state: TrainState) -> None:

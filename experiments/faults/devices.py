@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 
 from experiments.faults.poisoned import read_order
-from experiments.faults.subject import Subject, Try, digests, joined, metrics
+from experiments.faults.subject import Subject, Try, joined, metrics, state_digests
 
 _LEG = 10  # steps at each place
 _CLOSE = 1e-4  # losses differ by what sums in another order round
@@ -57,7 +57,7 @@ def _order(workdir: pathlib.Path) -> pathlib.Path:
 
 def _compared(workdir: pathlib.Path, whole: pathlib.Path, leg: int, what: str) -> Try:
   """What a leg restored and went on with, beside the run that never moved."""
-  saved, again = (_without_step(digests(workdir, leg * _LEG + more)) for more in (0, 1))
+  saved, again = (state_digests(workdir, leg * _LEG + more) for more in (0, 1))
   ours, theirs = (_losses(folder, (leg + 1) * _LEG) for folder in (workdir, whole))
   same_steps = [*ours] == [*theirs]
   apart = max(abs((ours[s] or 0) - (theirs[s] or 0)) for s in ours) if same_steps else -1
@@ -70,10 +70,6 @@ def _compared(workdir: pathlib.Path, whole: pathlib.Path, leg: int, what: str) -
     f"losses are {apart:.2g} apart": apart > _CLOSE,
   }
   return Try(what, joined(problems), {"losses apart": apart})
-
-
-def _without_step(found: dict[str, str]) -> dict[str, str]:
-  return {name: digest for name, digest in found.items() if name != "step"}
 
 
 def _losses(workdir: pathlib.Path, num_steps: int) -> dict[int, float | None]:

@@ -4,12 +4,10 @@ import itertools
 import pathlib
 import random
 import resource
-import time
 from collections.abc import Iterator
 
-from experiments.faults.subject import Running, Subject, Try, digests, joined, kept, until_done
+from experiments.faults.subject import Running, Subject, Try, damage, joined, kept, until_done
 from relpos_jax.training import shelf
-from relpos_jax.training.manifest import Damage
 
 _ROOM = 2**16  # bytes a file: less than the parameters need, more than the metrics do
 _LONGEST = 2.0  # seconds from a first save on, or from the start
@@ -34,8 +32,7 @@ def disk(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
 def _wait_for_moment(running: Running, rng: random.Random) -> bool:
   seconds = rng.uniform(0, _LONGEST)
   running.wait_for(lambda: running.is_training() and kept(running.workdir))
-  end = time.time() + seconds
-  return running.wait_for(lambda: time.time() > end)
+  return running.wait_seconds(seconds)
 
 
 def _fill(running: Running) -> Try:
@@ -52,13 +49,5 @@ def _fill(running: Running) -> Try:
     "it told with a traceback": any("Traceback" in line for line in said),
     "no step is left": not steps,
   }
-  problems |= {_damage(running.workdir, step): True for step in steps}
+  problems |= {damage(running.workdir, step): True for step in steps}
   return Try(f"full after step {max(steps, default=0)}: exit status {status}", joined(problems))
-
-
-def _damage(workdir: pathlib.Path, step: int) -> str:
-  try:
-    digests(workdir, step)
-  except Damage as damage:
-    return f"step {step} is damaged: {damage}"
-  return ""

@@ -45,8 +45,7 @@ def _wait_for_moment(running: Running, rng: random.Random, in_save: bool) -> boo
     starts = rng.random() < 0.5
     seconds = rng.uniform(0, _LONGEST_START if starts else _LONGEST_LIFE)
     starts or running.wait_for(running.has_stepped)
-    end = time.time() + seconds
-    return running.wait_for(lambda: time.time() > end)
+    return running.wait_seconds(seconds)
   num_saves, wait = rng.randint(1, 2), rng.uniform(0, _LONGEST_WAIT)
   for _ in range(num_saves - 1):
     running.wait_for(running.is_saving)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.faults.subject import Subject, Try, digests, joined, kept, metrics
+from experiments.faults.subject import Subject, Try, joined, kept, metrics, state_digests
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.manifest import abstract
 
@@ -60,17 +60,13 @@ def _common(subject: Subject, workdir: pathlib.Path, batch: int, skipped: list[i
   """What holds of both: what was skipped is counted, and changed nothing."""
   lines = [line for line in metrics(workdir) if "loss" in line]
   whole = [line for line in subject.undisturbed().metrics if "loss" in line]
-  states = [_without_step(digests(workdir, step)) for step in (batch, batch + 1)]
+  states = [state_digests(workdir, step) for step in (batch, batch + 1)]
   return {
     "others were skipped": [line["step"] for line in lines if line["skipped"]] != skipped,
     "the steps before are others": lines[:batch] != whole[:batch],
     "the step that was skipped changed the state": states[0] != states[1],
     "parameters are not finite": not _is_finite(workdir),
   }
-
-
-def _without_step(found: dict[str, str]) -> dict[str, str]:
-  return {name: digest for name, digest in found.items() if name != "step"}
 
 
 def _is_finite(workdir: pathlib.Path) -> bool:

@@ -162,6 +162,11 @@ class Running:
     wait_until(lambda: condition() or self.is_over(), _PATIENCE)
     return not self.is_over()
 
+  def wait_seconds(self, seconds: float) -> bool:
+    """Waits so long, or until this has ended; returns whether it is there still."""
+    end = time.time() + seconds
+    return self.wait_for(lambda: time.time() > end)
+
   def is_training(self) -> bool:
     """Whether it is about to make its first step since `since`, or has."""
     return _is_since(self.workdir / "environment.json", self.since)
@@ -264,6 +269,21 @@ def digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
   with Checkpoints(workdir / "checkpoints") as checkpoints:
     checkpoints.examine(step)
     return {name: entry.digest for name, entry in checkpoints.entries(step).items()}
+
+
+def state_digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
+  """`digests` without that of the step's own number."""
+  return {name: digest for name, digest in digests(workdir, step).items() if name != "step"}
+
+
+def damage(workdir: pathlib.Path, step: int) -> str:
+  """What is damaged of a checkpoint; empty if nothing is, or the step is 0: none is saved."""
+  try:
+    if step:
+      digests(workdir, step)
+  except Damage as found:
+    return f"step {step} is damaged: {found}"
+  return ""
 
 
 def reached(workdir: pathlib.Path) -> int:

@@ -14,13 +14,12 @@ from experiments.faults.subject import (
   Running,
   Subject,
   Try,
-  digests,
+  damage,
   joined,
   kept,
   reached,
   until_done,
 )
-from relpos_jax.training.manifest import Damage
 
 SECONDS = 10.0
 _SAYS = r"(stopped by SIGTERM|pictures: ).*\n?\Z"  # or that all is done
@@ -53,9 +52,7 @@ def _wait_for_moment(running: Running, rng: random.Random, processes: int) -> bo
   """Whether it came: several processes are left alone once they evaluate, at the end."""
   seconds = rng.uniform(0, _LONGEST)
   running.wait_for(running.has_stepped)
-  end = time.time() + seconds
-  is_there = running.wait_for(lambda: time.time() > end)
-  return is_there and (processes == 1 or reached(running.workdir) < NUM_STEPS)
+  return running.wait_seconds(seconds) and (processes == 1 or reached(running.workdir) < NUM_STEPS)
 
 
 def _terminate(running: Running, rng: random.Random, processes: int) -> Try:
@@ -72,16 +69,7 @@ def _terminate(running: Running, rng: random.Random, processes: int) -> Try:
     f"not in {SECONDS:.0f} s": seconds > SECONDS,
     f"step {last} was reached and {safe} is saved": last != safe,
     "it did not say so": not re.search(_SAYS, running.log()),
-    _damage(running.workdir, safe): True,
+    damage(running.workdir, safe): True,
   }
   what = f"SIGTERM to {named} of {processes} at step {last}"
   return Try(what, joined(problems), {"seconds": seconds})
-
-
-def _damage(workdir: pathlib.Path, step: int) -> str:
-  try:
-    if step:
-      digests(workdir, step)
-  except Damage as damage:
-    return f"step {step} is damaged: {damage}"
-  return ""

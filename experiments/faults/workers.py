@@ -57,8 +57,7 @@ def workers(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
 def _wait_for_moment(running: Running, rng: random.Random) -> bool:
   seconds = rng.uniform(0, _LONGEST)
   running.wait_for(running.has_stepped)
-  end = time.time() + seconds
-  return running.wait_for(lambda: time.time() > end)
+  return running.wait_seconds(seconds)
 
 
 def _kill_one(running: Running, victim: int, how: str) -> Try:

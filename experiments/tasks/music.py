@@ -13,7 +13,14 @@ from ml_collections import ConfigDict
 
 from experiments.tasks import tokens
 from experiments.tasks.music_scores import rows_of, scores_of, table
-from experiments.tasks.task import Evaluation, Run, model_choices, model_values
+from experiments.tasks.task import (
+  Evaluation,
+  Run,
+  model_choices,
+  model_values,
+  own_copies,
+  refusals_named,
+)
 from experiments.values import at_least, check_values
 from relpos_jax.data import midi, voices
 from relpos_jax.data.batching import Batches, Tokens
@@ -30,7 +37,6 @@ from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.training.loss import Loss, language_loss
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
-from relpos_jax.typing import PyTree
 
 _CHOICES = {
   "data.source": ("chorales", "midi"),
@@ -134,13 +140,13 @@ class MusicTask:
     smoothing = self.config.training.label_smoothing
     return language_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
 
-  def make_report(self, run: Run, data: Music):
+  def make_report(self, run: Run, data: Music, batches: Batches):
     """Nothing besides the loss."""
     return lambda params: ({}, "")
 
   def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
     """The likelihood of whole pieces, and a picture of one and of what the model looked at."""
-    params = here(run.params)
+    params = own_copies(run.params)
     score = functools.partial(
       likelihood,
       make_nats_of(run.graphdef, params),
@@ -167,11 +173,6 @@ def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
   return LanguageModelConfig(vocab_size, **model_values(config))
 
 
-def here(params: PyTree) -> PyTree:
-  """Copies that are this process's alone."""
-  return jax.tree.map(jnp.asarray, jax.device_get(params))
-
-
 def make_sampler(run: Run, context: int) -> Sampler:
   """Continues pieces with the trained model, up to so many tokens."""
   return Sampler(run.graphdef, run.params, context=context)
@@ -179,7 +180,7 @@ def make_sampler(run: Run, context: int) -> Sampler:
 
 def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pathlib.Path:
   """Draws a piece and where the model looks from its end; the first `prime` tokens are on grey."""
-  codec, params = run.vocabulary, here(run.params)
+  codec, params = run.vocabulary, own_copies(run.params)
   times = codec.times(piece)
   weights = attention_reach(run.graphdef, params, np.concatenate([[BOS], piece]))
   reach = Reach(weights, np.append(0.0, times[:-1]), float(times[-1]))  # begin is at the first step
@@ -189,11 +190,9 @@ def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pat
 
 def _check_model(config: ConfigDict, vocab_size: int) -> None:
   """Traces training without computing: what the operator refuses, it refuses here."""
-  try:
+  with refusals_named():
     one_layer = dataclasses.replace(language_config(config, vocab_size), num_layers=1)
     _trace(one_layer, config.batches.max_length)
-  except (ValueError, NotImplementedError) as error:
-    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
 
 
 @functools.cache  # for the cells of a sweep: many have one model

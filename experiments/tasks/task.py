@@ -1,14 +1,17 @@
 """What a kind of system adds to training and evaluating; the commands know nothing else of it."""
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from relpos_jax.errors import InputError
 from relpos_jax.training.loss import Loss
 from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.typing import PyTree
@@ -67,8 +70,13 @@ class Task(Protocol):
   def loss(self, model: nnx.Module, batch: Any, rngs: nnx.Rngs | None = None) -> Loss:
     """What the model loses on a batch; `rngs` switches dropout on."""
 
-  def make_report(self, run: "Run", data: Any) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-    """What evaluates parameters during training, besides the loss: values by name, and a text."""
+  def make_report(
+    self, run: "Run", data: Any, batches: Any
+  ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+    """What evaluates parameters during training, besides the loss: values by name, and a text.
+
+    `batches`: those of the valid split.
+    """
 
   def evaluate(self, run: "Run", data: Any, workdir: pathlib.Path) -> "Evaluation | None":
     """Scores the trained model. Every process takes part; the first writes and has the result."""
@@ -104,6 +112,20 @@ class Evaluation(NamedTuple):
   scores: Mapping[str, Any]
   sentences: Mapping[str, list[list[int | float]]]
   pictures: tuple[pathlib.Path, ...] = ()
+
+
+@contextlib.contextmanager
+def refusals_named() -> Iterator[None]:
+  """What a model refuses while it is traced is a mistake in `config.model`: InputError."""
+  try:
+    yield
+  except (ValueError, NotImplementedError) as error:
+    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+
+
+def own_copies(params: PyTree) -> PyTree:
+  """Copies of whole arrays that are this process's alone: no other need join what is computed."""
+  return jax.tree.map(jnp.asarray, jax.device_get(params))
 
 
 def model_choices(kind: type) -> dict[str, tuple]:

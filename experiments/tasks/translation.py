@@ -14,7 +14,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.tasks import tokens, translation_scores
-from experiments.tasks.task import Evaluation, Run, model_choices, model_values
+from experiments.tasks.task import Evaluation, Run, model_choices, model_values, refusals_named
 from experiments.values import at_least, check_values
 from relpos_jax.data.batching import Batch, Batches, pair_lengths
 from relpos_jax.data.corpus import SOURCES, Corpus, load_corpus
@@ -154,7 +154,7 @@ class Translation:
     smoothing = self.config.training.label_smoothing
     return translation_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
 
-  def make_report(self, run: Run, data: Corpus):
+  def make_report(self, run: Run, data: Corpus, batches: Batches):
     """BLEU of greedy translations of some sentences, and a few of them."""
     translate = make_translator(run, beam_size=1)
     some = data.splits["valid"][: self.config.training.num_samples]
@@ -233,11 +233,9 @@ def _check_subwords(config: ConfigDict) -> None:
 
 def _check_model(config: ConfigDict) -> None:
   """Traces training and decoding without computing: what the operator refuses, it refuses here."""
-  try:
+  with refusals_named():
     one_layer = dataclasses.replace(transformer_config(config, 8, 8), num_layers=1)  # all are alike
     _trace(one_layer, config.batches.max_length)
-  except (ValueError, NotImplementedError) as error:
-    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
 
 
 @functools.cache  # for the cells of a sweep: many have one model

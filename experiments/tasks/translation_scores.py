@@ -5,13 +5,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.tasks.task import Evaluation, Run
+from experiments.tasks.task import Evaluation, Run, own_copies
 from relpos_jax.data.batching import pair_lengths
 from relpos_jax.data.tokenizer import encode_pairs
 from relpos_jax.evaluation.attention import attention_panels
@@ -143,6 +141,5 @@ def _draw_middling(run: Run, of: Translated, workdir: pathlib.Path) -> pathlib.P
 
 def draw_attention(run: Run, source: str, translation: str, path: str | pathlib.Path):
   """Draws where the model looked from each word of a translation; returns the path."""
-  here = jax.tree.map(jnp.asarray, jax.device_get(run.params))  # this process's alone
-  model = nnx.merge(run.graphdef, here)
+  model = nnx.merge(run.graphdef, own_copies(run.params))
   return attention_heatmap(attention_panels(model, run.vocabulary, source, translation), path)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from configs import default
 from experiments.run import load_run
 from experiments.tasks import make_task, music
-from experiments.tasks.music import here
+from experiments.tasks.task import own_copies
 from relpos_jax.data import midi, voices
 from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
 from relpos_jax.evaluation.record import from_line
@@ -67,7 +67,7 @@ def test_a_run_is_scored_by_the_likelihood_of_whole_pieces(run, pieces):
   workdir, answer = run
   loaded = load_run(workdir)
   music = loaded.task.load_data()
-  nats_of = make_nats_of(loaded.graphdef, here(loaded.params))
+  nats_of = make_nats_of(loaded.graphdef, own_copies(loaded.params))
   results = json.loads((workdir / "results.json").read_text())
   record = from_line((workdir / "record.json").read_text())
   for split in ("valid", "test"):

@@ -50,7 +50,7 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_pat
 
 
 def test_scores_and_samples_during_training_are_of_words(run):
-  values, shown = run.task.make_report(run, Corpus(dict(valid=PAIRS)))(None)
+  values, shown = run.task.make_report(run, Corpus(dict(valid=PAIRS)), None)(None)
   assert values == dict(valid_bleu=corpus_bleu(WORDS, REFERENCES, tokenize="none").value)
   assert "@@" not in shown and all(line in shown for line in (*WORDS, *REFERENCES))
 
