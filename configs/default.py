@@ -17,6 +17,23 @@ does one of your own, a file anywhere:
 from ml_collections import ConfigDict
 
 
+def words_of(argument: str, *known: str) -> list[str]:
+  """The words of a config's argument, which commas separate; ValueError for one not known."""
+  words = [word for word in argument.split(",") if word]
+  for word in words:
+    if word not in known:
+      raise ValueError(f"unknown argument {word!r}: use {', '.join(known)}")
+  return words
+
+
+def the_only(words, choices, otherwise: str) -> str:
+  """The word that is one of the choices, or else `otherwise`; ValueError if there are several."""
+  found = [word for word in words if word in choices]
+  if len(found) > 1:
+    raise ValueError(f"{' and '.join(found)} exclude each other: give one")
+  return found[0] if found else otherwise
+
+
 def get_config(task: str = "translation") -> ConfigDict:
   """The values of a task: translation, music or graphs."""
   config = _of_all_tasks()

@@ -39,11 +39,8 @@ _RECIPES = {
 
 def get_config(argument: str = ""):
   """Positions, recipe and text by name; relative, short and the captions by default."""
-  words = [word for word in argument.split(",") if word]
-  for word in words:
-    if word not in (known := (*_POSITIONS, *_RECIPES, _PREPARED)):
-      raise ValueError(f"unknown argument {word!r}: use {', '.join(known)}")
-  recipe = _RECIPES[_the_only(words, _RECIPES, "short")]
+  words = default.words_of(argument, *_POSITIONS, *_RECIPES, _PREPARED)
+  recipe = _RECIPES[default.the_only(words, _RECIPES, "short")]
   config = default.get_config()
   config.name = "-".join(["multi30k", *words])
   config.data.update(source="multi30k", moses=True, lowercase=True)
@@ -54,7 +51,7 @@ def get_config(argument: str = ""):
     width=128,
     num_heads=4,
     feed_forward=256,
-    positions=_the_only(words, _POSITIONS, "relative"),
+    positions=default.the_only(words, _POSITIONS, "relative"),
     norm=recipe["norm"],
     embedding_dropout_rate=recipe["dropout"],
     dropout_rate=recipe["dropout"],
@@ -86,10 +83,3 @@ def get_base(name: str, argument: str = ""):
   config = get_config(",".join([*words, *["brief"] * (not {*words} & {*_RECIPES})]))
   config.name = "-".join([name, *argument.split(",")]).strip("-")
   return config
-
-
-def _the_only(words, choices, default: str) -> str:
-  found = [word for word in words if word in choices]
-  if len(found) > 1:
-    raise ValueError(f"{' and '.join(found)} exclude each other: give one")
-  return found[0] if found else default

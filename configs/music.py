@@ -47,11 +47,8 @@ _LONGEST = 2112
 
 def get_config(argument: str = ""):
   """Positions and recipe by name; relative and brief by default."""
-  words = [word for word in argument.split(",") if word]
-  for word in words:
-    if word not in (known := (*_POSITIONS, *_RECIPES)):
-      raise ValueError(f"unknown argument {word!r}: use {', '.join(known)}")
-  recipe = _RECIPES[_the_only(words, _RECIPES, "brief")]
+  words = default.words_of(argument, *_POSITIONS, *_RECIPES)
+  recipe = _RECIPES[default.the_only(words, _RECIPES, "brief")]
   config = default.get_config("music")
   config.name = "-".join(["music", *words])
   config.mesh.data = recipe["devices"]
@@ -68,7 +65,7 @@ def get_config(argument: str = ""):
     attention_dropout_rate=recipe["inner_dropout"],
     feed_forward_dropout_rate=recipe["inner_dropout"],
   )
-  config.model.update(_POSITIONS[_the_only(words, _POSITIONS, "relative")])
+  config.model.update(_POSITIONS[default.the_only(words, _POSITIONS, "relative")])
   config.training.update(
     num_steps=recipe["steps"],
     schedule="inverse_sqrt",
@@ -86,10 +83,3 @@ def sweep():
   """Each kind of positions."""
   for name, changes in _POSITIONS.items():
     yield name, {f"model.{key}": value for key, value in changes.items()}
-
-
-def _the_only(words, choices, default: str) -> str:
-  found = [word for word in words if word in choices]
-  if len(found) > 1:
-    raise ValueError(f"{' and '.join(found)} exclude each other: give one")
-  return found[0] if found else default

@@ -46,11 +46,7 @@ def get_config(argument: str = ""):
 
 def _choose(argument: str) -> dict[str, str]:
   """The word of each kind; the first of its choices where none is given."""
-  words = [word for word in argument.split(",") if word]
-  known = [word for choices in _WORDS.values() for word in choices]
-  for word in words:
-    if word not in known:
-      raise ValueError(f"unknown argument {word!r}: use {', '.join(known)}")
+  words = default.words_of(argument, *(word for choices in _WORDS.values() for word in choices))
   given = {kind: [word for word in words if word in choices] for kind, choices in _WORDS.items()}
   for kind, found in given.items():
     if len(found) > 1:

@@ -16,6 +16,7 @@ Then one step of training runs, of a whole model on one sequence of random token
 Writes OUT/music/memory.json, OUT/music/step.json, a picture, and the section of OUT/music.md.
 """
 
+import functools
 import json
 import pathlib
 import resource
@@ -37,10 +38,13 @@ from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.reference import vectors
 from relpos_jax.data import voices
+from relpos_jax.data.batching import Tokens
+from relpos_jax.data.tokenizer import BOS
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import compile_program, with_gradients
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-from relpos_jax.training.loss import cross_entropy
+from relpos_jax.training.loss import language_loss
+from relpos_jax.training.step import init_state, make_train_step
 from relpos_jax.training.workdir import environment, write_whole
 
 IMPLEMENTATIONS = ("per_position", "skew", "chunked")
@@ -154,19 +158,20 @@ def _step(lengths: Sequence[int], heads: int, width: int, layers: int) -> dict[s
   for length in sorted(set(lengths), reverse=True):
     _say(f"compiling a step of training at L = {length:,}")
     init, step, state = make_step(length, heads, width, layers)
-    tokens = jax.ShapeDtypeStruct((1, length + 1), jnp.int32)
-    program = compile_program(step, state, tokens)
+    shape = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    program = compile_program(step, state, Tokens(shape))
     found = dict(length=length, bytes_needed=program.bytes_needed)
     if program.bytes_needed > (free := free_bytes()):
       too_long.append(found | dict(free_bytes=free))
       continue
     _say(f"running it; it needs {program.bytes_needed / 1e9:,.1f} GB")
-    random = np.random.default_rng(0).integers(voices.SILENCE, voices.VOCAB_SIZE, tokens.shape)
+    random = np.random.default_rng(0).integers(voices.SILENCE, voices.VOCAB_SIZE, shape.shape)
     state, start = jax.block_until_ready(jax.jit(init)()), time.perf_counter()
-    _, loss = jax.block_until_ready(program.run(state, jnp.asarray(random, jnp.int32)))
+    tokens = Tokens(jnp.asarray(random, jnp.int32))
+    _, metrics = jax.block_until_ready(program.run(state, tokens))
     return found | dict(
       seconds=time.perf_counter() - start,
-      loss=float(loss),
+      loss=float(metrics["loss"]),
       peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
       too_long=too_long,
     )
@@ -191,23 +196,14 @@ def make_step(length: int, heads: int, width: int, layers: int):
     implementation="chunked",
   )
   make = lambda: LanguageModel(config, rngs=nnx.Rngs(0))
-  graphdef, optimizer = nnx.graphdef(nnx.eval_shape(make)), optax.adam(1e-4)
-
-  def init():
-    params = nnx.state(make())
-    return params, optimizer.init(params)
-
-  def loss_of(params, tokens):
-    logits = nnx.merge(graphdef, params)(tokens[:, :-1], nnx.Rngs(dropout=0))
-    loss = cross_entropy(logits, tokens[:, 1:])
-    return loss.sum / loss.num_tokens
-
-  def step(state, tokens):
-    params, opt_state = state
-    loss, grads = jax.value_and_grad(loss_of)(params, tokens)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), loss
-
+  optimizer = optax.adam(1e-4)
+  init = lambda: init_state(nnx.state(make()), optimizer)
+  step = make_train_step(
+    nnx.graphdef(nnx.eval_shape(make)),
+    functools.partial(language_loss, bos=BOS),
+    optimizer,
+    dropout_key=jax.random.key(0),
+  )
   return init, step, jax.eval_shape(init)
 
 

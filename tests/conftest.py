@@ -1,8 +1,13 @@
-"""Eight simulated devices for every test, and the real data sets where they are at hand."""
+"""Eight simulated devices for every test, and data: the real sets, or files at an address."""
 
+import contextlib
+import functools
 import gc
+import http.server
 import os
 import pathlib
+import threading
+from collections.abc import Iterator
 
 import hypothesis
 import jax
@@ -38,3 +43,32 @@ def float64():
   """Arrays of float64: pytestmark = pytest.mark.usefixtures("float64")."""
   with jax.enable_x64(True):
     yield
+
+
+@pytest.fixture
+def data_dir(tmp_path, monkeypatch) -> pathlib.Path:
+  """Where TFDS keeps what it prepares; not there yet."""
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+  return tmp_path / "tfds"
+
+
+@pytest.fixture
+def serve():
+  """A context in which a folder's files are at an address: `with serve(folder) as url`."""
+  return _serve
+
+
+@contextlib.contextmanager
+def _serve(folder: pathlib.Path) -> Iterator[str]:
+  handler = functools.partial(_Quiet, directory=str(folder))
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+  def log_message(self, *args):
+    pass

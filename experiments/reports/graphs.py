@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from experiments.reports import markdown
-from experiments.reports.results import Record, Table, config_value, files_of, read_table
+from experiments.reports.results import (
+  Record,
+  Table,
+  config_value,
+  files_of,
+  made_how,
+  read_table,
+)
 from experiments.tasks.graph_scores import CTP, LONGEST_TRAINED, lengths_panel
 from relpos_jax.evaluation.pictures import spread_curves
 from relpos_jax.evaluation.statistics import Interval, student_interval
@@ -43,12 +50,7 @@ def write(folder: pathlib.Path) -> pathlib.Path:
 
 def setting(record: Record) -> dict[str, str]:
   """What all runs of a table have in common, in words."""
-  budget = record["budget"]
-  return dict(
-    commit=(record["commit"] or "unknown")[:12],
-    devices=record["hardware"].partition(",")[0],
-    updates=f"{budget['updates']:,}",
-    nodes=f"{budget['tokens_per_update']:,}",
+  return made_how(record, "nodes") | dict(
     splits=", ".join(sorted(record["scores"])),
   )
 

@@ -11,7 +11,14 @@ import numpy as np
 
 from experiments.reports import markdown
 from experiments.reports.claims import lone_seeds
-from experiments.reports.results import Record, Table, config_value, files_of, read_table
+from experiments.reports.results import (
+  Record,
+  Table,
+  config_value,
+  files_of,
+  made_how,
+  read_table,
+)
 from experiments.reports.tables import learning_points
 from experiments.tasks.music_scores import PUBLISHED, published
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
@@ -54,12 +61,7 @@ def _section(table: Table, folder: pathlib.Path) -> list[str]:
 
 def _setting(record: Record) -> dict[str, str]:
   """What all runs of a table have in common, in words."""
-  budget = record["budget"]
-  return dict(
-    commit=(record["commit"] or "unknown")[:12],
-    devices=record["hardware"].partition(",")[0],
-    updates=f"{budget['updates']:,}",
-    tokens=f"{budget['tokens_per_update']:,}",
+  return made_how(record, "tokens") | dict(
     pieces=", ".join(f"{len(rows)} of {name}" for name, rows in record["sentences"].items()),
   )
 

@@ -100,14 +100,23 @@ def split_lengths(record: Record, split: str) -> np.ndarray:
   return np.array(record["sentences"][split])[:, 0]
 
 
-def setting(record: Record) -> dict[str, str]:
-  """What all runs of a table have in common, in words."""
-  budget, scores = record["budget"], record["scores"]
+def made_how(record: Record, size: str) -> dict[str, str]:
+  """What runs of any task must have in common to stand in one table, in words.
+
+  `size`: what a batch is counted in.
+  """
+  budget = record["budget"]
   return dict(
     commit=(record["commit"] or "unknown")[:12],
     devices=record["hardware"].partition(",")[0],
     updates=f"{budget['updates']:,}",
-    tokens=f"{budget['tokens_per_update']:,}",
+  ) | {size: f"{budget['tokens_per_update']:,}"}
+
+
+def setting(record: Record) -> dict[str, str]:
+  """What all runs of a table of translations have in common, in words."""
+  scores = record["scores"]
+  return made_how(record, "tokens") | dict(
     BLEU=", ".join(sorted({s for of in scores.values() for s in of["signatures"].values()})),
     sentences=", ".join(_describe_split(*split) for split in sorted(record["sentences"].items())),
   )

@@ -13,13 +13,13 @@ from relpos_jax.data import voices
 from relpos_jax.data.music import Music
 from relpos_jax.data.prepared import (
   check_reachable,
+  damage_named,
   data_dir,
   is_prepared,
   prepare,
   read_splits,
   upstream_content,
 )
-from relpos_jax.errors import InputError
 
 _NAME = "Jsb16thSeparated.json"
 _URL = (
@@ -55,11 +55,9 @@ def load(path: str = "") -> Music:
   if not folder and not is_prepared(make()):
     check_reachable(_URL, _REMEDY)
   builder = prepare(make, _REMEDY)
-  try:
+  with damage_named(builder):
     tokens = read_splits(builder, lambda item: voices.encode(item["grid"]))
     return Music({split: list(pieces) for split, pieces in tokens.items()}, voices.CODEC)
-  except RuntimeError as error:
-    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
 
 
 class JsbChorales(tfds.core.GeneratorBasedBuilder):

@@ -8,7 +8,7 @@ import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,14 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
-from relpos_jax.data.prepared import check_reachable, data_dir, is_prepared, prepare
+from relpos_jax.data.prepared import (
+  check_reachable,
+  damage_named,
+  data_dir,
+  is_prepared,
+  prepare,
+  read_split,
+)
 from relpos_jax.errors import InputError
 
 RELATIONS = (
@@ -72,7 +79,9 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   if not folder and not is_prepared(make()):
     check_reachable(_URL, _REMEDY)
   builder = prepare(make, _REMEDY, manual_dir=folder)
-  splits = {split: _read(builder, split) for split in ("train", *map(_test, LENGTHS))}
+  with damage_named(builder):
+    names = ("train", *map(_test, LENGTHS))
+    splits = {name: [*read_split(builder, name, _graph)] for name in names}
   is_valid = [_number(graph) < valid_share for graph in splits["train"]]
   train, valid = ([graph for graph, is_in in zip(splits["train"], is_valid, strict=True)
                    if is_in == wanted] for wanted in (False, True))  # fmt: skip
@@ -180,18 +189,6 @@ def _row(columns: Mapping[str, str]) -> dict[str, Any]:
     query=ast.literal_eval(columns["query_edge"]),
     target=columns["target"],
   )
-
-
-def _read(builder: tfds.core.DatasetBuilder, split: str) -> Sequence[Graph]:
-  try:
-    source = builder.as_data_source(split)
-    return [_graph(item) for item in source.__getitems__(range(len(source)))]
-  except NotImplementedError:
-    raise InputError(
-      f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
-    ) from None
-  except RuntimeError as error:
-    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
 
 
 def _graph(item: Mapping[str, np.ndarray]) -> Graph:

@@ -14,6 +14,7 @@ from relpos_jax.data import multi30k_prepared
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.prepared import (
   check_reachable,
+  damage_named,
   data_dir,
   is_prepared,
   lazy_splits,
@@ -86,11 +87,9 @@ def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Co
   if not folder and not is_prepared(make()):
     check_reachable(_URL + "train.en.gz", _REMEDY)
   builder = prepare(make, _REMEDY, manual_dir=folder)
-  try:
+  with damage_named(builder):
     # Small enough for memory, where epochs and tokenizers read it faster than from disk.
     return Corpus({split: list(pairs) for split, pairs in lazy_splits(builder, pair).items()})
-  except RuntimeError as error:
-    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
 
 
 class Multi30k(tfds.core.GeneratorBasedBuilder):

@@ -10,6 +10,7 @@ from tensorflow_datasets.core.utils import Size
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.prepared import (
   check_reachable,
+  damage_named,
   data_dir,
   is_prepared,
   lazy_splits,
@@ -17,7 +18,6 @@ from relpos_jax.data.prepared import (
   split_languages,
   upstream_content,
 )
-from relpos_jax.errors import InputError
 
 LANGUAGES = ("en-de", "de-en")
 
@@ -60,10 +60,8 @@ def load(languages: str = "en-de", path: str = "") -> Corpus:
   if not is_prepared(make()):
     check_reachable(_URL + "train.en", _REMEDY)
   builder = prepare(make, _REMEDY)
-  try:
+  with damage_named(builder):
     return Corpus({split: list(pairs) for split, pairs in lazy_splits(builder, pair).items()})
-  except RuntimeError as error:
-    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
 
 
 class Multi30kPrepared(tfds.core.GeneratorBasedBuilder):

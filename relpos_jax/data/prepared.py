@@ -1,8 +1,9 @@
 """Data sets that TFDS prepares once on disk and reads without TensorFlow."""
 
+import contextlib
 import hashlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -131,14 +132,31 @@ def read_splits(
   Raises InputError for data that were prepared before in a format without random access.
   """
   names = {"train": "train", "valid": "validation", "test": "test"}
+  return {split: read_split(builder, name, function) for split, name in names.items()}
+
+
+def read_split(
+  builder: tfds.core.DatasetBuilder, name: str, function: Callable[[Any], Any]
+) -> LazyPairs:
+  """`function` of the items of one split, by TFDS's own name of it, one by one.
+
+  Raises InputError as `read_splits` does.
+  """
   try:
-    return {
-      split: LazyPairs(builder.as_data_source(name), function) for split, name in names.items()
-    }
+    return LazyPairs(builder.as_data_source(name), function)
   except NotImplementedError:
     raise InputError(
       f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
     ) from None
+
+
+@contextlib.contextmanager
+def damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
+  """Raises InputError, which names the folder, where prepared data cannot be read."""
+  try:
+    yield
+  except RuntimeError as error:
+    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
 
 
 def _text(value: bytes | str) -> str:

@@ -12,7 +12,14 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
-from relpos_jax.data.prepared import check_reachable, data_dir, is_prepared, prepare
+from relpos_jax.data.prepared import (
+  check_reachable,
+  damage_named,
+  data_dir,
+  is_prepared,
+  prepare,
+  read_split,
+)
 from relpos_jax.data.tu_format import read_folder
 from relpos_jax.errors import InputError
 
@@ -58,12 +65,8 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   if not folder and not is_prepared(make()):
     check_reachable(f"{_URL}{name}.zip", _REMEDY)
   builder = prepare(make, _REMEDY, manual_dir=folder)
-  try:
-    names = builder.info.metadata
-    source = builder.as_data_source("train")
-    graphs = [_graph(item) for item in source.__getitems__(range(len(source)))]
-  except RuntimeError as error:
-    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
+  with damage_named(builder):
+    names, graphs = builder.info.metadata, [*read_split(builder, "train", _graph)]
   return GraphData(dict(all=graphs), GraphNames(*(tuple(names[kind]) for kind in _NAMES)))
 
 

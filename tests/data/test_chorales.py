@@ -1,13 +1,10 @@
 """Laws of the chorales: from a folder or an address, only upstream's file becomes the music."""
 
-import functools
 import gzip
 import hashlib
-import http.server
 import json
 import pathlib
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -16,16 +13,12 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from relpos_jax.data import chorales, voices
 from relpos_jax.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("data_dir")
+
 PIECES = {
   split: np.random.default_rng(number).integers(-1, 128, (number, 5, 4)).tolist()
   for number, split in enumerate(["valid", "test", "train"], 1)
 }
-
-
-@pytest.fixture(autouse=True)
-def data_dir(tmp_path, monkeypatch) -> pathlib.Path:
-  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-  return tmp_path / "tfds"
 
 
 @pytest.fixture
@@ -42,21 +35,11 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 @pytest.fixture
-def address(folder, monkeypatch):
+def address(folder, serve, monkeypatch):
   """The same file at an address."""
-  handler = functools.partial(Quiet, directory=str(folder))
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    point_to(f"http://127.0.0.1:{server.server_port}/{chorales._NAME}", monkeypatch)
+  with serve(folder) as url:
+    point_to(f"{url}{chorales._NAME}", monkeypatch)
     yield
-    server.shutdown()
-    thread.join()
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-  def log_message(self, *args):
-    pass
 
 
 def point_to(url: str, monkeypatch):

@@ -12,6 +12,8 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from relpos_jax.data import clutrr
 from relpos_jax.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("data_dir")
+
 HEADER = "id,story,target,task_name,story_edges,edge_types,query_edge"
 
 
@@ -32,12 +34,6 @@ def csv_line(row: dict) -> str:
 SPLITS = {clutrr._TRAIN: [row(number) for number in range(300)]} | {
   f"1.{length}_test": [row(length)] for length in clutrr.LENGTHS
 }
-
-
-@pytest.fixture(autouse=True)
-def data_dir(tmp_path, monkeypatch) -> pathlib.Path:
-  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-  return tmp_path / "tfds"
 
 
 @pytest.fixture

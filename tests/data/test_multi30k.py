@@ -1,12 +1,9 @@
 """Laws of Multi30k: from a folder or an address, only upstream's files become the corpus."""
 
-import functools
 import gzip
 import hashlib
-import http.server
 import pathlib
 import shutil
-import threading
 
 import pytest
 from tensorflow_datasets.core.download.checksums import UrlInfo
@@ -14,17 +11,13 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from relpos_jax.data import multi30k
 from relpos_jax.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("data_dir")
+
 _SIZES = {"train": 5, "val": 3, "test_2016_flickr": 2}
 
 
 def _captions(stem: str, language: str) -> list[str]:
   return [f"{language} {stem} \u2028 ü {number}" for number in range(_SIZES[stem])]
-
-
-@pytest.fixture(autouse=True)
-def data_dir(tmp_path, monkeypatch) -> pathlib.Path:
-  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-  return tmp_path / "tfds"
 
 
 @pytest.fixture
@@ -45,21 +38,11 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 @pytest.fixture
-def address(folder, monkeypatch):
+def address(folder, serve, monkeypatch):
   """The same files at an address."""
-  handler = functools.partial(_Quiet, directory=str(folder))
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    _point_to(f"http://127.0.0.1:{server.server_port}/", monkeypatch)
+  with serve(folder) as url:
+    _point_to(url, monkeypatch)
     yield
-    server.shutdown()
-    thread.join()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-  def log_message(self, *args):
-    pass
 
 
 def _point_to(url: str, monkeypatch):

@@ -1,11 +1,8 @@
 """Laws of the published baseline's files: only those of upstream, packed or not, become pairs."""
 
-import functools
 import gzip
 import hashlib
-import http.server
 import pathlib
-import threading
 
 import pytest
 from tensorflow_datasets.core.download.checksums import UrlInfo
@@ -37,21 +34,11 @@ def upstream(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 @pytest.fixture
-def address(upstream, monkeypatch):
+def address(upstream, serve, monkeypatch):
   """The same files at an address."""
-  handler = functools.partial(_Quiet, directory=str(upstream))
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    _point_to(f"http://127.0.0.1:{server.server_port}/", monkeypatch)
+  with serve(upstream) as url:
+    _point_to(url, monkeypatch)
     yield
-    server.shutdown()
-    thread.join()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-  def log_message(self, *args):
-    pass
 
 
 def _point_to(url: str, monkeypatch):

@@ -12,6 +12,8 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from relpos_jax.data import tu
 from relpos_jax.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("data_dir")
+
 # Two graphs: a directed triangle with a loop and an edge given twice, and a pair of nodes.
 FILES = {
   "graph_indicator": "1\n1\n2\n1\n2\n",
@@ -31,12 +33,6 @@ def write(folder: pathlib.Path, name="TOY", **changes) -> pathlib.Path:
     if text is not None:
       (folder / f"{name}_{kind}.txt").write_text(text)
   return folder
-
-
-@pytest.fixture(autouse=True)
-def data_dir(tmp_path, monkeypatch) -> pathlib.Path:
-  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-  return tmp_path / "tfds"
 
 
 def edges(graph):

@@ -90,6 +90,14 @@ def _configure(values) -> None:
   compilation_cache.reset_cache()
 
 
+@pytest.fixture(scope="module")
+def in_the_repository(request):
+  """For tests that name configs as users do, from the repository's folder."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(request.config.rootpath)
+    yield
+
+
 @pytest.fixture(scope="session")
 def fast(tmp_path_factory):
   """A context in which programs are compiled fast."""

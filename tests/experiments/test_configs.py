@@ -29,6 +29,8 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import digest
 from relpos_jax.models.seq2seq import Transformer
 
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
 VOCABULARY = 32_768  # "about", says the paper
 LONGEST_CHORALE = 2065  # tokens of the longest to train on, with its end
 ENTRIES = 9712  # of the published vocabulary of Multi30k
@@ -53,11 +55,6 @@ def digest_of(config) -> str:
 def rates(config, *updates: int) -> list[float]:
   """The learning rate of updates, numbered from 1."""
   return [float(schedule(config)(update - 1)) for update in updates]
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch, request):
-  monkeypatch.chdir(request.config.rootpath)
 
 
 WMT14 = [*itertools.product(("base", "big"), ("ende", "enfr"), ("relative", "sinusoidal"))]

@@ -16,6 +16,8 @@ from experiments.tasks.graphs import Graphs
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
 from relpos_jax.evaluation.record import from_line
 
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
 NUM_GRAPHS, NUM_FOLDS = 48, 4
 SMALL = (
   *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
@@ -52,13 +54,6 @@ def train_graphs(call, folder):
   return lambda workdir, *changes: call(
     "train", "--config=configs/graph.py:tu", f"--workdir={workdir}", *flags, *changes
   )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def in_the_repository(request):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.chdir(request.config.rootpath)
-    yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from relpos_jax.data import midi, voices
 from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
 from relpos_jax.evaluation.record import from_line
 
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
 SMALL = (
   *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
   *("model.max_distance=8", "batches.tokens=256", "batches.max_length=64", "batches.num_shapes=1"),
@@ -45,13 +47,6 @@ def train_music(call, pieces):
   return lambda workdir, *changes: call(
     "train", "--config=configs/music.py", f"--workdir={workdir}", *flags, *changes
   )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def in_the_repository(request):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.chdir(request.config.rootpath)
-    yield
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,8 @@ from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import AXES, make_mesh
 from relpos_jax.training.step import TrainState, init_state
 
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
 VOCABULARY = 32_768
 SIZES, LANGUAGES, RECIPES = ("base", "big"), ("ende", "enfr"), ("v1", "v2")
 ALL = [
@@ -34,11 +36,6 @@ ALL = [
 ]
 NUM_CHIPS = 8
 ONE_LAYER = "model.num_layers=1"  # of each stack: soon traced
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch, request):
-  monkeypatch.chdir(request.config.rootpath)
 
 
 def load(argument: str, *changes: str):

@@ -88,7 +88,8 @@ def test_the_batches_are_of_the_tokens_and_devices_of_the_config():
 
 def test_files_and_page_are_written_together(planned, tmp_path):
   """A page is of all plans whose names begin alike; tables of them all are in it."""
-  folder = plan._folder(str(tmp_path))
+  folder = tmp_path / "plans"
+  folder.mkdir()
   for name in ("other-small", "wmt14-small", "wmt14-again"):
     plan._write(folder, dict(planned, name=name))
   plans = report.read(folder)

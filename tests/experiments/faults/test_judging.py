@@ -215,7 +215,7 @@ def test_a_move_that_changes_anything_is_found_out(change, problem, tmp_path, mo
     order = "".join(f"{number} {number}\n" for number in range(20))
     devices._order(folder).write_text(order)
   digests = {10: dict(step="a", w="b"), 11: dict(step="c", w="d" if change == "state" else "b")}
-  monkeypatch.setattr(devices, "digests", lambda _, step: digests[step])
+  monkeypatch.setattr(subject, "digests", lambda _, step: digests[step])
   if change == "order":
     devices._order(moved).write_text(order.replace("7 7", "7 8"))
   if change == "loss":
