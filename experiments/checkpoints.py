@@ -28,6 +28,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.training import shelf
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.manifest import Damage
+from relpos_jax.training.reading import Reader
 
 FLAGS = dict(
   workdir=command.Flag(None, "the run's folder"),
@@ -69,14 +70,14 @@ def _rows(checkpoints: Checkpoints, num_good: int) -> list[Row]:
   for step in reversed(checkpoints.steps()):
     path = checkpoints.folder / str(step)
     is_enough = sum(row.is_good is True for row in rows) >= num_good
-    rows.append(Row(path, None, "not read") if is_enough else _examined(checkpoints, path))
+    rows.append(Row(path, None, "not read") if is_enough else _examined(path))
   aside = shelf.aside(checkpoints.folder)
   return rows + [Row(path, False, f"set aside: {reason}") for path, reason in aside.items()]
 
 
-def _examined(checkpoints: Checkpoints, path: pathlib.Path) -> Row:
+def _examined(path: pathlib.Path) -> Row:
   try:
-    return Row(path, True, checkpoints.examine(int(path.name)))
+    return Row(path, True, Reader(path.parent).examine(int(path.name)))
   except Damage as damage:
     return Row(path, False, f"damaged: {damage}")
 

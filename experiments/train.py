@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import command
@@ -44,9 +45,10 @@ from relpos_jax.training.processes import (
 )
 from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
+from relpos_jax.training.shelf import numbered
 from relpos_jax.training.step import TrainState, init_state, make_eval_step
 from relpos_jax.training.stopping import Stop, Stopped
-from relpos_jax.training.workdir import claim_workdir, write_run_files
+from relpos_jax.training.workdir import check_shared, claim_workdir, write_run_files
 
 FLAGS = dict(
   config=command.CONFIG,
@@ -156,12 +158,14 @@ def _write_what_it_is(run: Run, workdir: pathlib.Path) -> None:
   if is_first():
     write_run_files(workdir, run.config.to_dict())
     run.task.save_vocabulary(run.vocabulary, workdir)
+  check_shared(workdir)
 
 
 def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
   """That of the newest good checkpoint, if there is any checkpoint."""
   start = lambda: init_state(init_params(run), optimizer)
   like = shapes_on(run.mesh, jax.eval_shape(start))
+  check_same(f"what is in {checkpoints.folder}", [np.array(numbered(checkpoints.folder))])
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
     return put_parameters(start(), run.mesh)

@@ -17,6 +17,7 @@ from experiments.faults.subject import Subject, Try, difference, joined
 from relpos_jax.training import checkpoint, shelf
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.manifest import abstract
+from relpos_jax.training.reading import Reader
 
 _ALL_THE_WAY = 50  # of so many flips one is found by the command itself, which then goes on
 
@@ -67,7 +68,7 @@ def _saved(subject: Subject) -> _Saved:
   folder = subject.workdir_undisturbed() / "checkpoints"
   with Checkpoints(folder) as checkpoints:
     *_, before, last = checkpoints.steps()
-    like = {name: abstract(entry.kind) for name, entry in checkpoints.entries(last).items()}
+    like = {name: abstract(entry.kind) for name, entry in Reader(folder).entries(last).items()}
     states = [_octets(checkpoints.restore(step, like=like)) for step in (last, before)]
   return _Saved(folder, like, *states)
 

@@ -11,6 +11,7 @@ import numpy as np
 from experiments.faults.subject import Subject, Try, joined, kept, metrics, state_digests
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.manifest import abstract
+from relpos_jax.training.reading import Reader
 
 MOST = 3  # skipped in a row
 _NUM_STEPS = 12
@@ -72,7 +73,7 @@ def _common(subject: Subject, workdir: pathlib.Path, batch: int, skipped: list[i
 def _is_finite(workdir: pathlib.Path) -> bool:
   """Whether the last state is, all of it."""
   with Checkpoints(workdir / "checkpoints") as checkpoints:
-    entries = checkpoints.entries(kept(workdir))
+    entries = Reader(checkpoints.folder).entries(kept(workdir))
     like = {name: abstract(entry.kind) for name, entry in entries.items()}
     arrays = checkpoints.restore(like=like).values()
   return all(np.isfinite(x).all() for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from experiments.launch.__main__ import dying_with_this_process, environments
 from relpos_jax.data.corpus import load_corpus
 from relpos_jax.training import shelf
-from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.manifest import Damage
+from relpos_jax.training.reading import Reader
 from relpos_jax.training.reporting import read_metrics
 
 NUM_STEPS, SAVE_EVERY = 100, 20
@@ -266,9 +266,9 @@ def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 def digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
   """Of every array of a checkpoint, by name, once it was found to be what was saved."""
-  with Checkpoints(workdir / "checkpoints") as checkpoints:
-    checkpoints.examine(step)
-    return {name: entry.digest for name, entry in checkpoints.entries(step).items()}
+  reader = Reader(workdir / "checkpoints")
+  reader.examine(step)
+  return {name: entry.digest for name, entry in reader.entries(step).items()}
 
 
 def state_digests(workdir: pathlib.Path, step: int) -> dict[str, str]:

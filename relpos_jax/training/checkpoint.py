@@ -1,30 +1,24 @@
-"""Checkpoints of a training state: the only module that knows Orbax."""
+"""The checkpoints of a run: saved, chosen, restored, averaged."""
 
 import contextlib
 import functools
 import itertools
 import pathlib
-import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
 from relpos_jax.training import manifest, processes, quiet, shelf
 from relpos_jax.training.manifest import Damage, by_name
+from relpos_jax.training.reading import Reader
 from relpos_jax.typing import PyTree
 
 quiet.quieten()
-
-# Why a read fails though the checkpoint may be good: nothing is set aside for these.
-_NOT_DAMAGE = (MemoryError, PermissionError, jax.errors.JaxRuntimeError)
-_NOT_DAMAGE_WORDS = re.compile(
-  "PERMISSION_DENIED|RESOURCE_EXHAUSTED|Permission denied|Too many open files|Cannot allocate"
-)
 
 
 class Checkpoints:
@@ -62,7 +56,7 @@ class Checkpoints:
     self.folder = pathlib.Path(folder)
     self._keep = keep
     self._under_way = (0, 0)  # the step that is being written, and the bytes it needs
-    self._told_of_age = False
+    self._reader = Reader(folder)
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -72,7 +66,7 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits for the last save; raises what made it fail."""
-    if self.folder.is_dir():
+    if "_manager" in vars(self):  # one made now would wait for the other processes
       with self._writing():
         self._manager.close()
 
@@ -161,35 +155,6 @@ class Checkpoints:
     mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
     return jax.jit(lambda total: jax.tree.map(mean, total, like))(total)
 
-  def examine(self, step: int) -> str:
-    """Reads all of a step and says what there is to say for it; changes nothing.
-
-    Raises:
-      Damage: it is damaged, partial or unreadable.
-      InputError: it is another program's, or cannot be read for a reason that is not its own.
-    """
-    entries = self.entries(step)
-    wanted = {name: manifest.abstract(entry.kind) for name, entry in entries.items()}
-    on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
-    manifest.check_arrays(self._read_arrays(step, wanted, on_host), entries)
-    has_digests = all(entry.digest for entry in entries.values())
-    return "good" if has_digests else "readable; older than digests"
-
-  def entries(self, step: int) -> dict[str, manifest.Entry]:
-    """What the manifest of a step says of its arrays, by name; they themselves are not read.
-
-    Raises:
-      Damage: the manifest is.
-      InputError: another program saved this step.
-    """
-    path = self.folder / str(step)
-    if not (path / "manifest").is_dir() and shelf.is_foreign(path):
-      raise InputError(
-        f"checkpoint {path} was not saved by relpos_jax (it has no manifest): "
-        "delete this folder, or give another --workdir"
-      )
-    return manifest.read_manifest(self._read_item(step, manifest=ocp.args.JsonRestore()))
-
   @functools.cached_property
   def _manager(self) -> ocp.CheckpointManager:
     latest = ocp.checkpoint_managers.preservation_policy.LatestN(self._keep)
@@ -228,15 +193,13 @@ class Checkpoints:
 
   def _read_or_set_aside(self, step: int, wanted: Mapping, field: str) -> Mapping | None:
     for _ in range(2):
-      problem = None
-      try:
-        arrays = self._read(step, wanted, field)
-      except Damage as damage:
-        problem = str(damage)
-      if not processes.anywhere(problem is not None):
-        return arrays
+      arrays, problem = _everywhere(self._reader.read, step, wanted, field)
+      if not problem:  # All have read their parts: digests are of the whole.
+        _, problem = _everywhere(manifest.check_digests, *arrays)
+      if not problem:
+        return arrays[0]
     if processes.anywhere((self.folder / str(step)).is_dir()):
-      self._set_aside(step, problem or "another process found it so")
+      self._set_aside(step, problem)
     return None
 
   def _set_aside(self, step: int, reason: str) -> None:
@@ -249,54 +212,15 @@ class Checkpoints:
     self._manager.reload()
     processes.tell(f"checkpoint {path} is damaged: {reason}: {where}")
 
-  def _read(self, step: int, wanted: Mapping, field: str) -> Mapping:
-    """The arrays of a step, compared with the manifest and its digests."""
-    entries = self.entries(step)
-    entries = {n: e for n, e in entries.items() if not field or f"{n}.".startswith(f"{field}.")}
-    self._compare(step, entries, wanted)
-    arrays = self._read_arrays(step, wanted, ocp.checkpoint_utils.construct_restore_args(wanted))
-    manifest.check_arrays(arrays, entries)
-    if not all(entry.digest for entry in entries.values()) and not self._told_of_age:
-      self._told_of_age = True
-      processes.tell(f"checkpoints in {self.folder} are older than digests: none to verify them by")
-    return arrays
 
-  def _compare(self, step: int, entries: Mapping[str, manifest.Entry], wanted: Mapping) -> None:
-    here = {name: manifest.describe(array) for name, array in wanted.items()}
-    there = {name: entry.kind for name, entry in entries.items()}
-    for name in sorted(here | there):
-      if here.get(name) != there.get(name):
-        raise InputError(
-          f"checkpoint {self.folder / str(step)} is of another model: {name} is "
-          f"{there.get(name, 'absent')} there and {here.get(name, 'absent')} here: "
-          "use the config it was trained with, or another --workdir"
-        )
-
-  def _read_arrays(self, step: int, wanted: Mapping, restore_args: Mapping) -> Mapping:
-    request = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
-    return self._read_item(step, state=request)
-
-  def _read_item(self, step: int, **item):
-    (name,) = item
-    try:
-      return self._manager.restore(step, args=ocp.args.Composite(**item))[name]
-    except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
-      quiet.quieten_what_is_left_behind()
-      reason = _innermost(error)
-      if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(reason):
-        path = self.folder / str(step)
-        raise InputError(
-          f"checkpoint {path} cannot be read ({reason}): this need not be damage, see to it first"
-        ) from error
-      raise Damage(f"its {name} cannot be read ({reason})") from error
-
-
-def _innermost(error: BaseException) -> str:
-  """What went wrong first, without the pages that TensorStore adds."""
-  while error.__cause__ is not None:
-    error = error.__cause__
-  text = re.split(r"\[tensorstore_spec|\[source locations|See full TensorStore", str(error))[0]
-  return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+def _everywhere(function: Callable, *args) -> tuple[Any, str]:
+  """What a function returns, and the damage that it found in any process; all call this."""
+  result, problem = None, ""
+  try:
+    result = function(*args)
+  except Damage as damage:
+    problem = str(damage)
+  return result, processes.first_line(problem)
 
 
 @jax.jit

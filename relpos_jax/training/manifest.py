@@ -52,16 +52,26 @@ def read_manifest(content: object) -> dict[str, Entry]:
   raise Damage("its manifest is not what was saved: its digest is another")
 
 
-def check_arrays(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
-  """Compares kinds and digests with those of the entries; an entry without a digest has it right.
+def check_kinds(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
+  """Compares shapes and dtypes with those of the entries.
 
   Raises:
-    Damage: names an array that is not what was saved.
+    Damage: names an array that is of another kind than was saved.
   """
   for name, entry in entries.items():
     found = _kind(arrays.get(name))
     if found != entry.kind:
       raise Damage(f"{name} is not what was saved: {found}, not {entry.kind}")
+
+
+def check_digests(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
+  """Compares digests with those of the entries; an entry without one has it right.
+
+  All processes that have parts of an array call this.
+
+  Raises:
+    Damage: names an array that is not what was saved.
+  """
   known = {name: array for name, array in arrays.items() if entries[name].digest is not None}
   for name, found in digests(known).items():
     if found != entries[name].digest:

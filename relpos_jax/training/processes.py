@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from relpos_jax.errors import InputError
 
 _SECONDS_TILL_DEAD = 10  # without a sign of life; then the others end, with status 134
+_LINE_BYTES = 512  # of a line that travels between processes; what is longer is cut
 _SLURM = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")  # as JAX looks for it
 
 
@@ -98,6 +99,19 @@ def anywhere(flag: bool) -> bool:
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def first_line(line: str) -> str:
+  """The first process's line, or of those after it, that is not empty; all of them call this.
+
+  >>> first_line("no end"), first_line("")
+  ('no end', '')
+  """
+  if jax.process_count() == 1:
+    return line
+  own = np.frombuffer(line.encode()[:_LINE_BYTES].ljust(_LINE_BYTES), np.uint8)
+  lines = multihost_utils.process_allgather(own)
+  return next(filter(None, (row.tobytes().decode(errors="replace").strip() for row in lines)), "")
 
 
 def tell(line: str) -> None:

@@ -9,12 +9,14 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from relpos_jax.errors import InputError
+from relpos_jax.training import processes
 
 # What a run may be continued with changed: keys, or groups of them, that no step depends on.
 MAY_CHANGE = (
@@ -28,6 +30,8 @@ MAY_CHANGE = (
   "decoding",
   "evaluation",
 )
+
+_SECONDS_TILL_SEEN = 10  # for files to come over a network
 
 _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -71,6 +75,27 @@ def claim_workdir(
     return False
   _compare(workdir, _flatten(defaults or {}) | _flatten(read_json(workdir / "config.json")), config)
   return True
+
+
+def check_shared(workdir: pathlib.Path) -> None:
+  """Finds that all processes of a run see the files that the first has written; all call this.
+
+  Raises:
+    InputError: one of them has another folder of this name.
+  """
+  processes.wait_for_all("written")
+  until = time.monotonic() + _SECONDS_TILL_SEEN
+  # A folder that is listed is as its server has it; a file that is asked for may be from a cache.
+  while not (is_seen := "config.json" in _names(workdir)) and time.monotonic() < until:
+    time.sleep(0.1)
+  if processes.anywhere(not is_seen):
+    raise InputError(
+      f"{workdir} is not one folder for all processes: give a --workdir that they share"
+    )
+
+
+def _names(folder: pathlib.Path) -> list[str]:
+  return os.listdir(folder) if folder.is_dir() else []
 
 
 def check_writable(workdir: pathlib.Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import checkpoint_benchmark
-from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.reading import Reader
 
 
 def test_the_table_has_both_beside_the_noise_and_nothing_is_left(call, tmp_path):
@@ -22,7 +22,7 @@ def test_those_without_have_none(tmp_path):
   functions, tidy = checkpoint_benchmark._savers(tmp_path, checkpoint_benchmark.make_state(1))
   for number, (name, save) in enumerate(functions.items()):
     save()
-    entries = Checkpoints(tmp_path / str(number)).entries(0)
+    entries = Reader(tmp_path / str(number)).entries(0)
     assert {entry.digest is None for entry in entries.values()} == {name != "with digests"}
   tidy()
   assert not tmp_path.exists()

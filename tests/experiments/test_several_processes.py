@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -16,11 +17,14 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def launch(processes, workdir, data, *changes):
-  """Trains the tiny config in so many processes of one device each; returns what they said."""
-  launcher = ("python", "-m", "experiments.launch", f"--processes={processes}", "--")
-  train = ("python", "-m", "experiments.train", f"--config={data}/tiny.py", f"--workdir={workdir}")
+  """Trains the tiny config in so many processes of one device each; returns what they said.
+
+  What the folder's name has of the environment is put in by each process.
+  """
+  launcher = [sys.executable, "-m", "experiments.launch", f"--processes={processes}", "--"]
+  train = f"exec python -m experiments.train --config={data}/tiny.py --workdir={workdir}"
   return subprocess.run(
-    [sys.executable, *launcher[1:], *train, *changes],
+    [*launcher, "bash", "-c", " ".join((train, *changes))],
     env=dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1"),
     cwd=ROOT,
     capture_output=True,
@@ -55,3 +59,29 @@ def test_fewer_devices_than_processes_are_refused_by_all(data, tmp_path):
   answer = launch(2, tmp_path / "run", data)
   assert answer.returncode == 2 and not (tmp_path / "run").exists()
   assert "a mesh of 1 devices leaves 1 of 2 processes without" in answer.stderr
+
+
+def test_a_folder_of_each_process_is_refused_by_all(data, tmp_path):
+  """Nothing is trained; and what one has beside the others is not gone on from."""
+  own, everywhere = tmp_path / "$JAX_PROCESS_ID", "--config.mesh.data=-1"
+  answer = launch(2, own, data, everywhere)
+  assert answer.returncode == 2 and "is not one folder for all processes" in answer.stderr
+  assert not [*tmp_path.rglob("checkpoints/*")]
+
+  shutil.rmtree(tmp_path / "0")
+  assert not launch(1, tmp_path / "0", data, "--config.training.num_steps=6").returncode
+  answer = launch(2, own, data, everywhere)
+  assert answer.returncode == 2 and "checkpoints is not the same in all" in answer.stderr
+
+
+def test_parameters_cut_over_processes_are_evaluated_as_whole_ones(data, tmp_path):
+  """The report and the beam search of every process see all of them."""
+  cut = launch(2, tmp_path / "cut", data, "--config.mesh.data=1", "--config.mesh.fsdp=2")
+  assert cut.returncode == 0, cut.stderr
+  whole = launch(1, tmp_path / "whole", data)
+  assert whole.returncode == 0, whole.stderr
+  np.testing.assert_allclose(losses(tmp_path / "cut"), losses(tmp_path / "whole"), atol=1e-4)
+  translations = [
+    (tmp_path / name / "test.translations.txt").read_text("utf-8") for name in ("cut", "whole")
+  ]
+  assert translations[0] == translations[1]

@@ -25,6 +25,7 @@ from relpos_jax.training import manifest
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.digest import digests
 from relpos_jax.training.manifest import Damage
+from relpos_jax.training.reading import Reader
 from relpos_jax.training.sharding import make_mesh
 from relpos_jax.typing import PyTree
 
@@ -301,7 +302,7 @@ for _ in range(20):
 
 def test_a_manifest_says_what_there_is_without_reading_it(copied):
   shutil.rmtree(copied / "3" / "state")
-  entries = Checkpoints(copied).entries(3)
+  entries = Reader(copied).entries(3)
   state = manifest.by_name(make_state(3))
   assert {name: entry.digest for name, entry in entries.items()} == digests(state)
   assert {name: entry.kind for name, entry in entries.items()} == {
@@ -422,7 +423,7 @@ def test_the_manifest_itself_is_verified(copied, capsys, name, entry):
 def test_what_comes_back_must_be_an_array_of_its_kind(value):
   for entries in ({"w": manifest.Entry("int32[3]")}, {"w": manifest.Entry("int32[3]", "0" * 16)}):
     with pytest.raises(Damage, match=r"w is not what was saved: .*, not int32\[3\]"):
-      manifest.check_arrays({"w": value}, entries)
+      manifest.check_kinds({"w": value}, entries)
 
 
 def test_older_checkpoints_without_digests_are_read_with_a_note(copied, capsys):
@@ -432,7 +433,7 @@ def test_older_checkpoints_without_digests_are_read_with_a_note(copied, capsys):
   for _ in range(2):
     assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
   assert capsys.readouterr().err.count("older than digests") == 1
-  assert "older than digests" in checkpoints.examine(3)
+  assert "older than digests" in Reader(copied).examine(3)
   assert names(copied) == ["1", "2", "3"]
 
 
@@ -448,7 +449,7 @@ def test_what_cannot_be_set_aside_is_passed_over(copied, capsys, monkeypatch):
 
 
 def test_a_hiccup_and_a_step_deleted_meanwhile_are_not_damage(copied, capsys, monkeypatch):
-  check, calls = manifest.check_arrays, []
+  check, calls = manifest.check_digests, []
 
   def fails(arrays, entries, doing=lambda: None):
     calls.append(entries)
@@ -457,11 +458,11 @@ def test_a_hiccup_and_a_step_deleted_meanwhile_are_not_damage(copied, capsys, mo
       raise Damage("gone")
     check(arrays, entries)
 
-  monkeypatch.setattr(manifest, "check_arrays", fails)
+  monkeypatch.setattr(manifest, "check_digests", fails)
   assert Checkpoints(copied).restore(like=make_state()).step == 3
   calls.clear()
   delete = lambda: shutil.rmtree(copied / "3")
-  monkeypatch.setattr(manifest, "check_arrays", functools.partial(fails, doing=delete))
+  monkeypatch.setattr(manifest, "check_digests", functools.partial(fails, doing=delete))
   assert Checkpoints(copied).restore(like=make_state()).step == 2
   assert names(copied) == ["1", "2"] and not capsys.readouterr().err
 
@@ -472,7 +473,7 @@ def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatc
     raise ValueError(reason)
 
   checkpoints = Checkpoints(copied)
-  monkeypatch.setattr(checkpoints._manager, "restore", fail)
+  monkeypatch.setattr(checkpoints._reader._checkpointer, "restore", fail)
   text = refusal(lambda: checkpoints.restore(like=make_state()))
   assert reason in text and "need not be damage" in text
   assert names(copied) == ["1", "2", "3"]

@@ -13,7 +13,7 @@ import pytest
 
 from relpos_jax.errors import InputError
 from relpos_jax.training.processes import is_one_of_several, join_processes
-from tests.training import small_run
+from tests.training import cut_state, small_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 CPU = dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2", PYTHONPATH=str(ROOT))
@@ -31,8 +31,8 @@ def slurm(process: int, number: int) -> dict[str, str]:
   )
 
 
-def start(*arguments, number: int = 2) -> list[subprocess.Popen]:
-  command = [sys.executable, small_run.__file__, *map(str, arguments)]
+def start(*arguments, number: int = 2, program=small_run) -> list[subprocess.Popen]:
+  command = [sys.executable, program.__file__, *map(str, arguments)]
   return [
     subprocess.Popen(
       command,
@@ -45,10 +45,21 @@ def start(*arguments, number: int = 2) -> list[subprocess.Popen]:
   ]
 
 
+def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
+  """What each has said on stdout and stderr, once all have ended as they should."""
+  try:
+    texts = [process.communicate(timeout=seconds) for process in processes]
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()
+  assert [process.returncode for process in processes] == [0] * len(processes), texts
+  return texts
+
+
 def answers(processes):
   """Each process's losses by step."""
-  texts = [process.communicate(timeout=120) for process in processes]
-  assert [process.returncode for process in processes] == [0] * len(processes), texts
+  texts = finish(processes)
   lines = [line for out, _ in texts for line in out.splitlines() if line.startswith("{")]
   found = {answer["process"]: answer["losses"] for answer in map(json.loads, lines)}
   return [{int(k): v for k, v in found[i].items()} for i in range(len(processes))]
@@ -68,6 +79,23 @@ def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_p
   assert [*losses] == [*range(1, 21)]
   np.testing.assert_allclose([*losses.values()], [*straight.values()], rtol=0, atol=1e-5)
   assert straight[20] < straight[1]
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_damage_that_one_process_alone_can_see_is_known_to_all(reader, tmp_path):
+  """Each reads its half of an array from the file that it wrote, of which the end is missing."""
+  folder = tmp_path / "checkpoints"
+  finish(start(folder, "save", program=cut_state))
+  files = folder.glob(f"2/state/ocdbt.process_{reader}/d/*")
+  file = max(files, key=lambda file: file.stat().st_size)
+  os.truncate(file, file.stat().st_size // 2)
+
+  texts = finish(start(folder, "restore", program=cut_state), seconds=60)
+  for out, _ in texts:
+    assert json.loads(out.splitlines()[-1]) == dict(element=1, average=1)
+  told = [line for _, err in texts for line in err.splitlines() if "is damaged" in line]
+  assert len(told) == 1 and told[0].endswith(": set aside as damaged-2")
+  assert "another process" not in told[0]
 
 
 @pytest.mark.slow
