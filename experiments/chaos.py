@@ -30,7 +30,8 @@ import jax
 from experiments import command
 from experiments.faults import report
 from experiments.faults.families import FAMILIES
-from experiments.faults.subject import Subject, Try
+from experiments.faults.subject import Subject
+from experiments.faults.tries import Try
 from relpos_jax.errors import InputError
 from relpos_jax.training.manifest import Damage
 from relpos_jax.training.workdir import check_writable, environment

@@ -13,10 +13,11 @@ from unittest import mock
 import jax
 import numpy as np
 
-from experiments.faults.subject import Subject, Try, difference, joined
+from experiments.faults.outcome import difference
+from experiments.faults.subject import Subject
+from experiments.faults.tries import Try, joined
 from relpos_jax.training import checkpoint, shelf
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.manifest import abstract
 from relpos_jax.training.reading import Reader
 
 _ALL_THE_WAY = 50  # of so many flips one is found by the command itself, which then goes on
@@ -68,7 +69,7 @@ def _saved(subject: Subject) -> _Saved:
   folder = subject.workdir_undisturbed() / "checkpoints"
   with Checkpoints(folder) as checkpoints:
     *_, before, last = checkpoints.steps()
-    like = {name: abstract(entry.kind) for name, entry in Reader(folder).entries(last).items()}
+    like = Reader(folder).shapes(last)
     states = [_octets(checkpoints.restore(step, like=like)) for step in (last, before)]
   return _Saved(folder, like, *states)
 

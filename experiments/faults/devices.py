@@ -4,8 +4,10 @@ import pathlib
 import random
 from collections.abc import Iterator
 
+from experiments.faults.outcome import metrics, state_digests
 from experiments.faults.poisoned import read_order
-from experiments.faults.subject import Subject, Try, joined, metrics, state_digests
+from experiments.faults.subject import Subject
+from experiments.faults.tries import Try, joined
 
 _LEG = 10  # steps at each place
 _CLOSE = 1e-4  # losses differ by what sums in another order round

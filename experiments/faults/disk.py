@@ -1,12 +1,14 @@
 """A disk that is full when a save is under way: a limit on the size of files, set while it runs."""
 
-import itertools
 import pathlib
 import random
 import resource
 from collections.abc import Iterator
 
-from experiments.faults.subject import Running, Subject, Try, damage, joined, kept, until_done
+from experiments.faults.outcome import damage, kept
+from experiments.faults.running import Running
+from experiments.faults.subject import Subject
+from experiments.faults.tries import Try, each_start, joined, until_done
 from relpos_jax.training import shelf
 
 _ROOM = 2**16  # bytes a file: less than the parameters need, more than the metrics do
@@ -16,23 +18,15 @@ _LONGEST = 2.0  # seconds from a first save on, or from the start
 def disk(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
   """The same command goes on once there is room again."""
 
+  def strike(running: Running, _) -> Try | None:
+    is_saved = lambda: running.is_training() and kept(running.workdir)
+    is_there = running.wait_from(is_saved, rng.uniform(0, _LONGEST))
+    return _fill(running) if is_there else None
+
   def disturb(workdir: pathlib.Path, most: int) -> Iterator[Try]:
-    for count in itertools.count():
-      with subject.launched(workdir) as running:
-        if count < most and _wait_for_moment(running, rng):
-          yield _fill(running)
-          continue
-        if status := running.wait():
-          yield Try("the end", f"exit status {status}", number=0)
-        return
+    return each_start(lambda: subject.launched(workdir), most, strike)
 
   yield from until_done(subject, "full-disk", tries, subject.undisturbed(), disturb)
-
-
-def _wait_for_moment(running: Running, rng: random.Random) -> bool:
-  seconds = rng.uniform(0, _LONGEST)
-  running.wait_for(lambda: running.is_training() and kept(running.workdir))
-  return running.wait_seconds(seconds)
 
 
 def _fill(running: Running) -> Try:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from experiments.faults import damage, devices, disk, kill, nan, subject, terminate, workers
-from experiments.faults.subject import Subject, Try
+from experiments.faults.subject import Subject
+from experiments.faults.tries import Try
 
 
 class Family(NamedTuple):

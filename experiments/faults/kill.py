@@ -7,17 +7,10 @@ import signal
 import time
 from collections.abc import Iterator
 
-from experiments.faults.subject import (
-  ENDLESS,
-  SAVE_EVERY,
-  Running,
-  Subject,
-  Try,
-  joined,
-  kept,
-  reached,
-  until_done,
-)
+from experiments.faults.outcome import kept, reached
+from experiments.faults.running import Running
+from experiments.faults.subject import SAVE_EVERY, Subject
+from experiments.faults.tries import ENDLESS, Try, joined, one_start, until_done
 
 _LONGEST_START, _LONGEST_LIFE = 10.0, 1.5  # seconds: of a start, and of training after it
 _LONGEST_WAIT = 0.2  # seconds into a save
@@ -27,25 +20,27 @@ def kill(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
   """Kills runs of one process; about every other kill strikes a save."""
   counts = [0, 0]  # kills, and those during a save
 
+  def strike(running: Running, _) -> Try | None:
+    wait = _wait_for_a_save if 2 * counts[1] <= counts[0] else _wait_anywhere
+    return _kill(running, counts) if wait(running, rng) else None
+
   def disturb(workdir: pathlib.Path, most: int) -> Iterator[Try]:
-    with subject.launched(workdir, retries=ENDLESS) as running:
-      for _ in range(most):
-        if not _wait_for_moment(running, rng, in_save=2 * counts[1] <= counts[0]):
-          break
-        yield _kill(running, counts)
-      if status := running.wait():
-        yield Try("the end", f"exit status {status}", number=0)
+    return one_start(lambda: subject.launched(workdir, retries=ENDLESS), most, strike)
 
   yield from until_done(subject, "killed", tries, subject.undisturbed(), disturb)
 
 
-def _wait_for_moment(running: Running, rng: random.Random, in_save: bool) -> bool:
-  """Whether it came: whether the training was there still."""
-  if not in_save:
-    starts = rng.random() < 0.5
-    seconds = rng.uniform(0, _LONGEST_START if starts else _LONGEST_LIFE)
-    starts or running.wait_for(running.has_stepped)
-    return running.wait_seconds(seconds)
+def _wait_anywhere(running: Running, rng: random.Random) -> bool:
+  """Into a start, or into training after it; returns whether the training was there still."""
+  starts = rng.random() < 0.5
+  seconds = rng.uniform(0, _LONGEST_START if starts else _LONGEST_LIFE)
+  return (
+    running.wait_seconds(seconds) if starts else running.wait_from(running.has_stepped, seconds)
+  )
+
+
+def _wait_for_a_save(running: Running, rng: random.Random) -> bool:
+  """Into the first save or the second; returns whether it came."""
   num_saves, wait = rng.randint(1, 2), rng.uniform(0, _LONGEST_WAIT)
   for _ in range(num_saves - 1):
     running.wait_for(running.is_saving)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.faults.subject import Subject, Try, joined, kept, metrics, state_digests
+from experiments.faults.outcome import kept, metrics, state_digests
+from experiments.faults.subject import Subject
+from experiments.faults.tries import Try, joined
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.manifest import abstract
 from relpos_jax.training.reading import Reader
 
 MOST = 3  # skipped in a row
@@ -73,7 +74,6 @@ def _common(subject: Subject, workdir: pathlib.Path, batch: int, skipped: list[i
 def _is_finite(workdir: pathlib.Path) -> bool:
   """Whether the last state is, all of it."""
   with Checkpoints(workdir / "checkpoints") as checkpoints:
-    entries = Reader(checkpoints.folder).entries(kept(workdir))
-    like = {name: abstract(entry.kind) for name, entry in entries.items()}
+    like = Reader(checkpoints.folder).shapes(kept(workdir))
     arrays = checkpoints.restore(like=like).values()
   return all(np.isfinite(x).all() for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))

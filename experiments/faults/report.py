@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments.faults.families import FAMILIES
-from experiments.faults.subject import Try
+from experiments.faults.tries import Try
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import write_whole
 

@@ -1,6 +1,6 @@
 """SIGTERM, to one process or one of two, or their launcher: what was done is saved in time."""
 
-import itertools
+import functools
 import os
 import pathlib
 import random
@@ -9,17 +9,10 @@ import signal
 import time
 from collections.abc import Iterator
 
-from experiments.faults.subject import (
-  NUM_STEPS,
-  Running,
-  Subject,
-  Try,
-  damage,
-  joined,
-  kept,
-  reached,
-  until_done,
-)
+from experiments.faults.outcome import damage, kept, reached
+from experiments.faults.running import Running
+from experiments.faults.subject import NUM_STEPS, Subject
+from experiments.faults.tries import Try, each_start, joined, until_done
 
 SECONDS = 10.0
 _SAYS = r"(stopped by SIGTERM|pictures: ).*\n?\Z"  # or that all is done
@@ -29,30 +22,25 @@ _LONGEST = 3.0  # seconds from the first step on till the signal comes
 def terminate(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
   """Half of the tries in one process, half in two."""
   for processes, number in ((1, tries - tries // 2), (2, tries // 2)):
-    disturb = _disturber(subject, rng, processes)
+    disturb = functools.partial(_disturb, subject, rng, processes)
     wanted = subject.undisturbed(processes) if number else None
     yield from until_done(subject, f"terminated-{processes}", number, wanted, disturb)
 
 
-def _disturber(subject: Subject, rng: random.Random, processes: int):
-  def disturb(workdir: pathlib.Path, most: int) -> Iterator[Try]:
-    for count in itertools.count():
-      with subject.launched(workdir, processes=processes) as running:
-        if count < most and _wait_for_moment(running, rng, processes):
-          yield _terminate(running, rng, processes)
-          continue
-        if status := running.wait():
-          yield Try("the end", f"exit status {status}", number=0)
-        return
+def _disturb(
+  subject: Subject, rng: random.Random, processes: int, workdir: pathlib.Path, most: int
+) -> Iterator[Try]:
+  def strike(running: Running, _) -> Try | None:
+    is_there = _wait_for_moment(running, rng, processes)
+    return _terminate(running, rng, processes) if is_there else None
 
-  return disturb
+  return each_start(lambda: subject.launched(workdir, processes=processes), most, strike)
 
 
 def _wait_for_moment(running: Running, rng: random.Random, processes: int) -> bool:
   """Whether it came: several processes are left alone once they evaluate, at the end."""
-  seconds = rng.uniform(0, _LONGEST)
-  running.wait_for(running.has_stepped)
-  return running.wait_seconds(seconds) and (processes == 1 or reached(running.workdir) < NUM_STEPS)
+  is_there = running.wait_from(running.has_stepped, rng.uniform(0, _LONGEST))
+  return is_there and (processes == 1 or reached(running.workdir) < NUM_STEPS)
 
 
 def _terminate(running: Running, rng: random.Random, processes: int) -> Try:

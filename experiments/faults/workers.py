@@ -1,6 +1,7 @@
 """One of two processes dies: the other ends soon, and both go on exactly when started again."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import random
@@ -8,18 +9,10 @@ import signal
 import time
 from collections.abc import Iterator
 
-from experiments.faults.subject import (
-  ENDLESS,
-  Running,
-  Subject,
-  Try,
-  is_alive,
-  joined,
-  kept,
-  reached,
-  until_done,
-  wait_until,
-)
+from experiments.faults.outcome import kept, reached
+from experiments.faults.running import Running, is_alive, wait_until
+from experiments.faults.subject import Subject
+from experiments.faults.tries import ENDLESS, Try, each_start, joined, one_start, until_done
 
 SECONDS = 15.0
 _LONGEST = 4.0  # seconds of training till the kill
@@ -28,36 +21,25 @@ _VICTIMS = ("the coordinator", "the other worker")
 
 def workers(subject: Subject, rng: random.Random, tries: int) -> Iterator[Try]:
   """Half of them as on a cluster, where none but JAX tells; half under the launcher."""
-  wanted = subject.undisturbed(2)
 
   def on_a_cluster(workdir: pathlib.Path, most: int) -> Iterator[Try]:
-    for count in range(most + 1):
-      with subject.alone(workdir, processes=2) as running:
-        if count < most and _wait_for_moment(running, rng):
-          yield _kill_one(running, count % 2, "as on a cluster")
-          continue
-        if status := running.wait():
-          yield Try("the end", f"exit status {status}", number=0)
-        return
+    strike = functools.partial(_strike, rng, "as on a cluster")
+    return each_start(lambda: subject.alone(workdir, processes=2), most, strike)
 
   def launched(workdir: pathlib.Path, most: int) -> Iterator[Try]:
-    with subject.launched(workdir, processes=2, retries=ENDLESS) as running:
-      for count in range(most):
-        if not _wait_for_moment(running, rng):
-          break
-        yield _kill_one(running, count % 2, "under the launcher")
-      if status := running.wait():
-        yield Try("the end", f"exit status {status}", number=0)
+    strike = functools.partial(_strike, rng, "under the launcher")
+    start = lambda: subject.launched(workdir, processes=2, retries=ENDLESS)
+    return one_start(start, most, strike)
 
+  wanted = subject.undisturbed(2)
   halves = (("alone", tries - tries // 2, on_a_cluster), ("launched", tries // 2, launched))
   for name, number, disturb in halves:
     yield from until_done(subject, name, number, wanted, disturb)
 
 
-def _wait_for_moment(running: Running, rng: random.Random) -> bool:
-  seconds = rng.uniform(0, _LONGEST)
-  running.wait_for(running.has_stepped)
-  return running.wait_seconds(seconds)
+def _strike(rng: random.Random, how: str, running: Running, count: int) -> Try | None:
+  is_there = running.wait_from(running.has_stepped, rng.uniform(0, _LONGEST))
+  return _kill_one(running, count % 2, how) if is_there else None
 
 
 def _kill_one(running: Running, victim: int, how: str) -> Try:

@@ -72,9 +72,8 @@ class Reader:
       InputError: it is another program's, or cannot be read for a reason that is not its own.
     """
     entries = self.entries(step)
-    wanted = {name: manifest.abstract(entry.kind) for name, entry in entries.items()}
-    on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
-    arrays = self._read_arrays(step, wanted, on_host)
+    on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in entries}
+    arrays = self._read_arrays(step, self.shapes(step), on_host)
     manifest.check_kinds(arrays, entries)
     manifest.check_digests(arrays, entries)
     has_digests = all(entry.digest for entry in entries.values())
@@ -94,6 +93,10 @@ class Reader:
         "delete this folder, or give another --workdir"
       )
     return manifest.read_manifest(self._read_item(step, manifest=ocp.args.JsonRestore()))
+
+  def shapes(self, step: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of a step's arrays, by name; errors as for `entries`."""
+    return {name: manifest.abstract(entry.kind) for name, entry in self.entries(step).items()}
 
   @functools.cached_property
   def _checkpointer(self) -> ocp.Checkpointer:

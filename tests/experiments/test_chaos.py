@@ -12,7 +12,7 @@ import pytest
 from experiments import chaos
 from experiments.faults import report
 from experiments.faults.families import FAMILIES, Family
-from experiments.faults.subject import Try
+from experiments.faults.tries import Try
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -1,18 +1,33 @@
 """What faults lead to is judged rightly: a trainer that fails is found out."""
 
+import contextlib
 import json
 import random
 import shutil
 import signal
 import subprocess
 import time
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.faults import damage, devices, kill, nan, poisoned, subject, terminate, workers
-from experiments.faults.subject import Outcome, Running, Try, outcome
+from experiments.faults import (
+  damage,
+  devices,
+  disk,
+  kill,
+  nan,
+  outcome,
+  poisoned,
+  terminate,
+  tries,
+  workers,
+)
+from experiments.faults.outcome import Outcome, outcome_of
+from experiments.faults.running import Running
+from experiments.faults.tries import Try
 from relpos_jax.data.batching import Batch
 from relpos_jax.training.checkpoint import Checkpoints
 
@@ -118,6 +133,47 @@ def test_survivors_that_go_in_time_are_well(tmp_path, running):
   assert not found.problem and found.figures["seconds, here"] < 5
 
 
+@pytest.mark.parametrize(
+  "says, status, lacks, problem",
+  [
+    ("error: no room for a checkpoint in x", 2, None, ""),
+    ("error: no room for a checkpoint in x", 0, None, "exit status 0"),
+    ("error: no space", 2, None, "not told"),
+    ("error: no room for a checkpoint in x; echo Traceback", 2, None, "it told with a traceback"),
+    ("error: no room for a checkpoint in x", 2, "checkpoints/*", "no step is left"),
+    ("error: no room for a checkpoint in x", 2, "checkpoints/9/state", "step 9 is damaged"),
+  ],
+)
+def test_a_full_disk_must_be_told_and_leave_the_older_steps(
+  says, status, lacks, problem, copied, running
+):
+  for path in copied.glob(lacks) if lacks else ():
+    shutil.rmtree(path)
+  found = disk._fill(running(copied, f"sleep 0.2; echo {says}; exit {status}"))
+  assert found.problem.startswith(problem) and bool(found.problem) == bool(problem)
+
+
+@pytest.mark.parametrize("pattern, num_starts", [(tries.each_start, 3), (tries.one_start, 1)])
+@pytest.mark.parametrize("most", [2, 5])
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_run_is_struck_until_there_were_enough_or_it_came_too_late(
+  pattern, num_starts, most, status
+):
+  """Of two faults the third came too late, or was not wanted; then the run is left alone."""
+  started = []
+
+  @contextlib.contextmanager
+  def start():
+    started.append(mock.Mock())
+    started[-1].wait.return_value = status
+    yield started[-1]
+
+  found = [*pattern(start, most, lambda running, count: Try(f"{count}") if count < 2 else None)]
+  end = [Try("the end", "exit status 3", number=0)] * bool(status)
+  assert found == [Try("0"), Try("1"), *end]
+  assert [run.wait.called for run in started] == [False] * (num_starts - 1) + [True]
+
+
 class Finished:
   """Stands for the subject whose undisturbed run is this one."""
 
@@ -125,7 +181,7 @@ class Finished:
     self.folder, self._workdir = folder, workdir
 
   def undisturbed(self, processes=1):
-    return outcome(self._workdir)
+    return outcome_of(self._workdir)
 
   def workdir_undisturbed(self, processes=1):
     return self._workdir
@@ -169,22 +225,22 @@ def test_a_flip_is_of_one_bit(tmp_path):
 
 
 def test_ends_are_compared_to_the_last_bit(copied):
-  wanted = outcome(copied)
-  assert subject.difference(copied, wanted) == ""
+  wanted = outcome_of(copied)
+  assert outcome.difference(copied, wanted) == ""
   name, digest = next(iter(wanted.digests.items()))
   others = wanted.digests | {name: digest[:-1] + "x"}
-  assert "the final state is another" in subject.difference(copied, wanted._replace(digests=others))
+  assert "the final state is another" in outcome.difference(copied, wanted._replace(digests=others))
   lines = copied / "metrics.jsonl"
   text = lines.read_text()
   loss = wanted.metrics[0]["loss"]
   lines.write_text(text.replace(str(loss), str(np.nextafter(loss, 9)), 1))
-  assert "metrics are others" in subject.difference(copied, wanted)
+  assert "metrics are others" in outcome.difference(copied, wanted)
   shutil.rmtree(copied / "checkpoints" / "12" / "state")
-  assert "is damaged" in subject.difference(copied, wanted)
+  assert "is damaged" in outcome.difference(copied, wanted)
 
 
 def test_runs_go_on_until_all_faults_are_done(copied, monkeypatch):
-  monkeypatch.setattr(subject, "difference", lambda *_: "")
+  monkeypatch.setattr(tries, "difference", lambda *_: "")
   finished, asked = Finished(copied, copied.parent), []
 
   def disturb(workdir, most):
@@ -192,10 +248,10 @@ def test_runs_go_on_until_all_faults_are_done(copied, monkeypatch):
     yield from [Try("")] * min(most, 2)
 
   wanted = Outcome([], {})
-  found = [*subject.until_done(finished, "some", 3, wanted, disturb)]
+  found = [*tries.until_done(finished, "some", 3, wanted, disturb)]
   assert asked == [("some-0", 3), ("some-1", 1)] and sum(each.number for each in found) == 3
   with pytest.raises(RuntimeError, match="2 runs of none were over before 2 faults"):
-    [*subject.until_done(finished, "none", 2, wanted, lambda *_: iter(()))]
+    [*tries.until_done(finished, "none", 2, wanted, lambda *_: iter(()))]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +271,7 @@ def test_a_move_that_changes_anything_is_found_out(change, problem, tmp_path, mo
     order = "".join(f"{number} {number}\n" for number in range(20))
     devices._order(folder).write_text(order)
   digests = {10: dict(step="a", w="b"), 11: dict(step="c", w="d" if change == "state" else "b")}
-  monkeypatch.setattr(subject, "digests", lambda _, step: digests[step])
+  monkeypatch.setattr(outcome, "digests", lambda _, step: digests[step])
   if change == "order":
     devices._order(moved).write_text(order.replace("7 7", "7 8"))
   if change == "loss":
