@@ -168,7 +168,7 @@ def test_a_run_is_struck_until_there_were_enough_or_it_came_too_late(
     started[-1].wait.return_value = status
     yield started[-1]
 
-  found = [*pattern(start, most, lambda running, count: Try(f"{count}") if count < 2 else None)]
+  found = [*pattern(start, most, lambda running, count: None if count == 2 else Try(f"{count}"))]
   end = [Try("the end", "exit status 3", number=0)] * bool(status)
   assert found == [Try("0"), Try("1"), *end]
   assert [run.wait.called for run in started] == [False] * (num_starts - 1) + [True]
