@@ -21,7 +21,7 @@ NUMBERS = (*LAYERS, at_least(0, "model.max_distance"))
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-  """Every batch, that of the longest pairs too, is divided over the mesh and microbatches."""
+  """Every batch, that of the longest rows too, is divided over the mesh and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
   together, num_parts = num_rows_together(sizes), config.training.num_microbatches
   longest += -longest % sizes["sequence"]
@@ -36,9 +36,9 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 def batch_maker(
   config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh, max_length: int | None = None
 ):
-  """`Batches` of `config.batches`, with the shapes that fit training pairs of these lengths.
+  """`Batches` of `config.batches`, with the shapes that fit training examples of these lengths.
 
-  With another `max_length` than the config's, one longest pair for each device at least.
+  With another `max_length` than the config's, one longest example for each device at least.
   """
   boundaries = bucket_boundaries(
     lengths,

@@ -105,15 +105,16 @@ class Batches:
     numbers = [len(side.lengths) for side in self._sides]
     if len({*numbers}) != 1:
       raise ValueError(f"the sides have {numbers} rows: want as many in each")
+    words = ("pairs", "tokens", " a side") if len(sides) == 2 else ("sequences", "tokens", "")
     self._schedule = Schedule(
       pair_lengths(*self._sides),
       boundaries=boundaries,
       budget=token_budget,
       multiple_of=multiple_of,
       seed=seed,
-      words=("pairs", "tokens", " a side"),
+      words=words,
     )
-    self._longest = boundaries[-1]
+    self._what, self._longest = words[0], boundaries[-1]
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
 
@@ -131,7 +132,7 @@ class Batches:
 
   def __str__(self) -> str:
     return (
-      f"{self._schedule}, {self.dropped:,} pairs longer than {self._longest} tokens dropped,"
+      f"{self._schedule}, {self.dropped:,} {self._what} longer than {self._longest} tokens dropped,"
       f" {self.padding:.0%} padding"
     )
 
@@ -150,22 +151,25 @@ def pair_lengths(*sides: Side) -> Int[np.ndarray, "pairs"]:
 
 
 def bucket_boundaries(
-  lengths: Int[np.ndarray, "pairs"],
+  lengths: Int[np.ndarray, "examples"],
   number: int,
   *,
   max_length: int | None = None,
   multiple_of: int = 1,
 ) -> tuple[int, ...]:
-  """The boundaries, at most `number`, that pad pairs of these lengths the least.
+  """The boundaries, at most `number`, that pad examples of these lengths the least.
 
   Every boundary costs a compilation. Exact: the best last boundary for the first j lengths, bucket
   by bucket (dynamic programming over the distinct lengths).
 
   Args:
-    lengths: tokens of each pair.
+    lengths: of each example, in tokens or nodes.
     number: boundaries wanted.
-    max_length: longer pairs do not count, to be dropped. None: all count.
+    max_length: longer examples do not count, to be dropped. None: all count.
     multiple_of: every boundary is a multiple of this (8 suits TPUs).
+
+  Raises:
+    InputError: no example counts.
 
   >>> bucket_boundaries(np.array([3, 3, 3, 4, 9, 10]), 2)
   (4, 10)
@@ -173,17 +177,17 @@ def bucket_boundaries(
   short = lengths[lengths <= max_length] if max_length else lengths
   if not len(short):
     raise InputError(
-      f"none of {len(lengths)} pairs has at most {max_length} tokens a side:"
+      f"none of {len(lengths)} examples is at most {max_length} long:"
       " give other data or raise the longest length"
     )
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
-  ends, pairs = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
-  # cells[j]: the least tokens, padding included, that hold the pairs up to length ends[j]. One more
-  # bucket holds lengths i + 1 to j of it.
-  cells, previous = np.where(pairs, np.inf, 0.0), []
+  ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
+  # cells[j]: the least tokens, padding included, that hold the examples up to length ends[j]. One
+  # more bucket holds lengths i + 1 to j of it.
+  cells, previous = np.where(examples, np.inf, 0.0), []
   none = np.tri(len(ends), dtype=bool)
   for _ in range(min(number, len(counts))):
-    table_ij = np.where(none, np.inf, cells[:, None] + (pairs - pairs[:, None]) * ends)
+    table_ij = np.where(none, np.inf, cells[:, None] + (examples - examples[:, None]) * ends)
     cells = table_ij.min(0)
     previous.append(table_ij.argmin(0))
   boundaries, j = [], len(counts)

@@ -1,5 +1,6 @@
 """Laws of the batches: every pair once an epoch, few shapes, a function of seed and step alone."""
 
+import functools
 import gzip
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relpos_jax.data.batching import Batches, bucket_boundaries, pair_lengths, prefetch
+from relpos_jax.data.batching import Batches, Tokens, bucket_boundaries, pair_lengths, prefetch
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.errors import InputError
 
@@ -177,6 +178,13 @@ def test_a_budget_too_small_for_one_multiple_is_refused():
     make([[5]], [[5]], multiple_of=4)
 
 
+def test_rows_of_one_side_are_no_pairs():
+  make = functools.partial(Batches, kind=Tokens, boundaries=(3,), token_budget=6, seed=0)
+  assert "1 sequences longer than 3 tokens" in str(make([[5, 6], [5] * 4]))
+  with pytest.raises(InputError, match="none of 1 sequences has at most 3 tokens: give"):
+    make([[5] * 4])
+
+
 @pytest.mark.parametrize("boundaries", [(), (0, 3), (3, 3), (5, 3)])
 def test_boundaries_must_increase(boundaries):
   with pytest.raises(InputError, match=r"boundaries .*: give increasing lengths"):
@@ -187,7 +195,7 @@ def test_boundaries_must_increase(boundaries):
 def test_no_pair_short_enough_is_refused(number):
   with pytest.raises(InputError, match=f"none of {number} pairs has at most 8 tokens"):
     make([[5] * 9] * number, [[5]] * number)
-  with pytest.raises(InputError, match=f"none of {number} pairs has at most 8 tokens"):
+  with pytest.raises(InputError, match=f"none of {number} examples is at most 8 long"):
     bucket_boundaries(np.full(number, 9), 4, max_length=8)
 
 
