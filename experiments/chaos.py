@@ -55,7 +55,7 @@ def main(
     raise InputError("--scale is short or long, --tries at least 0, --parallel at least 1")
   wanted = {name: tries or getattr(FAMILIES[name], scale) for name in _names(only)}
   if out:
-    _folder(out, "out")
+    report.read(_folder(out, "out") / "faults.json")  # better now than after the work
   jax.config.update("jax_platforms", "cpu")
   where = environment()  # before anything of it can change
   with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:

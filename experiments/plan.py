@@ -76,13 +76,14 @@ def main(
   leave_tpus_alone()
   validate(config, num_chips)
   folder = command.make_folder(pathlib.Path(out, "plans"), "out") if out else None
+  name = name or config.name
   if folder:
-    check_writable(folder)
+    _check_files(folder, name)
   mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
   wanted = make_task(config).mock_batches(mesh).shapes
   jax.config.update("jax_exec_time_optimization_effort", EFFORTS[effort])
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
-  plan |= dict(name=name or config.name, num_slices=num_slices, effort=effort)
+  plan |= dict(name=name, num_slices=num_slices, effort=effort)
   print(report.tables([plan]))
   if folder:
     _write(folder, plan)
@@ -91,6 +92,14 @@ def main(
 def _check(name: str, value: str, choices: Collection[str]) -> None:
   if value not in choices:
     raise InputError(f"--{name}={value}: give {' or '.join(choices)}")
+
+
+def _check_files(folder: pathlib.Path, name: str) -> None:
+  """What would fail after the work, fails before it."""
+  if pathlib.PurePath(name).name != name:
+    raise InputError(f"--name={name}: give a file's name, without a folder")
+  check_writable(folder)
+  report.read(folder)
 
 
 def make_plan(

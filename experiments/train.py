@@ -102,12 +102,11 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
   config, stop = run.config.training, stop or Stop()
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  optimizer = make_optimizer(run.config)
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
     Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
   ):
-    state = _first_state(run, optimizer, checkpoints)
+    state = _first_state(run, checkpoints)
     report_valid = _report_valid(run, data, valid_batches, reporter, stop)
     # Each process reads the file by itself, but what follows is for all or none.
     lacks_evaluation = anywhere(_lacks_evaluation(config, int(state.step), workdir))
@@ -161,9 +160,9 @@ def _write_what_it_is(run: Run, workdir: pathlib.Path) -> None:
   check_shared(workdir)
 
 
-def _first_state(run: Run, optimizer, checkpoints: Checkpoints) -> TrainState:
+def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
   """That of the newest good checkpoint, if there is any checkpoint."""
-  start = lambda: init_state(init_params(run), optimizer)
+  start = lambda: init_state(init_params(run), make_optimizer(run.config))
   like = shapes_on(run.mesh, jax.eval_shape(start))
   check_same(f"what is in {checkpoints.folder}", [np.array(numbered(checkpoints.folder))])
   if checkpoints.latest_step() is None:

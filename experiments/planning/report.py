@@ -63,14 +63,17 @@ def read(folder: pathlib.Path) -> list[Plan]:
   """The plans in a folder's files, by name.
 
   Raises:
-    InputError: a file cannot be read.
+    InputError: a file cannot be read, or is no plan.
   """
   plans = []
   for path in sorted(folder.glob("*.json")):
     try:
-      plans.append(json.loads(path.read_text(encoding="utf-8")))
+      plan = json.loads(path.read_text(encoding="utf-8"))
+      if not isinstance(plan, dict) or "name" not in plan:
+        raise ValueError("no plan")
     except (OSError, ValueError) as error:
       raise InputError(f"cannot read {path} ({error}): delete it, and plan again") from error
+    plans.append(plan)
   return plans
 
 

@@ -54,7 +54,7 @@ def parse(name: str, num_slices: int = 1) -> Topology:
   >>> parse("v5e:2x4", num_slices=2)
   Topology(chip='v5e', num_chips=16, num_slices=2)
   """
-  found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
+  found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
   if not found or found[1] not in CHIPS:
     known = ", ".join(CHIPS)
     raise InputError(f"--topology={name}: give one of {known} and a shape, such as v5e:2x4")

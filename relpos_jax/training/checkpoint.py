@@ -208,7 +208,7 @@ class Checkpoints:
       where = f"set aside as {shelf.set_aside(path, reason).name}" if processes.is_first() else ""
     except OSError as error:
       where = f"passed over, for it cannot be set aside ({error.strerror})"
-    processes.anywhere(False)  # None goes on before the first process has renamed it.
+    processes.wait_for_all("set aside")  # None goes on before the first process has renamed it.
     self._manager.reload()
     processes.tell(f"checkpoint {path} is damaged: {reason}: {where}")
 

@@ -19,7 +19,12 @@ class Damage(Exception):
 
 
 class Entry(NamedTuple):
-  """An array's kind, such as `float32[2,3]`, and its digest; that of an old checkpoint has none."""
+  """What a manifest says of an array.
+
+  Attributes:
+    kind: dtype and shape, as `describe` writes them: `float32[2,3]`.
+    digest: as `relpos_jax.training.digest` has it; None in checkpoints older than digests.
+  """
 
   kind: str
   digest: str | None = None
@@ -43,8 +48,8 @@ def read_manifest(content: object) -> dict[str, Entry]:
     Damage: it is not one that `make_manifest` made, or earlier versions, which knew no digests.
   """
   try:
-    if all(isinstance(kind, str) for kind in content.values()):
-      return {name: Entry(kind) for name, kind in content.items()}
+    if content and all(isinstance(kind, str) for kind in content.values()):
+      return {name: Entry(describe(abstract(kind))) for name, kind in content.items()}
     if _seal(content["arrays"]) == content["digest"]:
       return {name: Entry(*entry) for name, entry in content["arrays"].items()}
   except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -53,7 +58,7 @@ def read_manifest(content: object) -> dict[str, Entry]:
 
 
 def check_kinds(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
-  """Compares shapes and dtypes with those of the entries.
+  """Compares dtypes and shapes with those of the entries.
 
   Raises:
     Damage: names an array that is of another kind than was saved.
@@ -109,7 +114,8 @@ def _kind(value: object) -> str:
 
 
 def describe(array) -> str:
-  """
+  """Dtype and shape of an array, or of what stands for one.
+
   >>> describe(jnp.ones((2, 3), jnp.bfloat16))
   'bfloat16[2,3]'
   """
@@ -118,6 +124,9 @@ def describe(array) -> str:
 
 def abstract(kind: str) -> jax.ShapeDtypeStruct:
   """The shape and dtype that `describe` wrote.
+
+  Raises:
+    AttributeError, TypeError: it wrote something else.
 
   >>> abstract("bfloat16[2,3]").shape
   (2, 3)

@@ -81,19 +81,22 @@ def num_bytes(path: pathlib.Path) -> int:
 
 def check_room(folder: pathlib.Path, needed: int) -> None:
   """Raises InputError unless the file system has `needed` bytes left for the folder."""
-  there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-  if shutil.disk_usage(there).free < needed:
+  if _free(folder) < needed:
     raise no_room(folder, needed)
 
 
 def no_room(folder: pathlib.Path, needed: int) -> InputError:
   """The error of a checkpoint for which there is no room."""
-  there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-  free = shutil.disk_usage(there).free
   return InputError(
-    f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {free:,} are free: "
+    f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {_free(folder):,} are free: "
     "make room and go on with the same command; the checkpoints there are stay good"
   )
+
+
+def _free(folder: pathlib.Path) -> int:
+  """Bytes, of the file system on which the folder is, or would be made."""
+  there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  return shutil.disk_usage(there).free
 
 
 def is_no_room(error: BaseException) -> bool:

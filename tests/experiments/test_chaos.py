@@ -80,6 +80,7 @@ def test_files_that_are_something_else_are_refused(call, fake, tmp_path):
   (tmp_path / "faults.json").write_text('{"good": 3}')
   answer = call("chaos", "--only=bad", f"--out={tmp_path}")
   assert answer.status == 2 and "cannot read" in answer.err
+  assert answer.err.count("\n") == 1  # before anything was done
 
 
 def test_the_page_of_the_results_is_what_the_raw_results_say():

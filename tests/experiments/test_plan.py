@@ -169,6 +169,7 @@ def test_what_is_not_counted_is_said(planned):
     (["topology=v9:2x2"], "--topology=v9:2x2 v4, v5e, v5p, v6e v5e:2x4"),
     (["topology=v5e"], "--topology=v5e shape v5e:2x4"),
     (["topology=v5e:2x"], "--topology=v5e:2x shape"),
+    (["topology=v5e:0x4"], "--topology=v5e:0x4 shape"),
     (["shapes=some"], "--shapes=some longest all"),
     (["effort=some"], "--effort=some full least"),
     (["num_slices=0"], "--num_slices=0 1 or more"),
@@ -177,9 +178,17 @@ def test_what_is_not_counted_is_said(planned):
     (["config.training.num_microbatches=999"], "32768 999 microbatches"),
     (["config.model.num_heads=3"], "config.model num_heads, 3"),
     (["out=/dev/null"], "/dev/null --out"),
+    (["out={out}", "name=a/b"], "--name=a/b without a folder"),
+    (["out={out}", "config.name=../b"], "--name=../b without a folder"),
+    (["out={out}"], "cannot read {out}/plans/other.json delete it"),
   ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_compiled(call, monkeypatch, request, flags, words):
+def test_a_mistake_is_one_line_and_nothing_is_compiled(
+  call, monkeypatch, request, tmp_path, flags, words
+):
+  (tmp_path / "plans").mkdir()
+  (tmp_path / "plans" / "other.json").write_text("[]")
+  flags, words = [flag.format(out=tmp_path) for flag in flags], words.format(out=tmp_path)
   monkeypatch.chdir(request.config.rootpath)
   monkeypatch.setattr(plan, "compiler_version", lambda: "none")
   flags = ["config.batches.max_length=16", "config.model.positions=none", *flags]

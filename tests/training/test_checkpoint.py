@@ -419,6 +419,12 @@ def test_the_manifest_itself_is_verified(copied, capsys, name, entry):
   assert "its manifest is not what was saved" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, [], {}, {"w": "hello"}, {"w": "flot32[3]"}, {"w": 3}])
+def test_what_is_no_manifest_is_damage(content):
+  with pytest.raises(Damage, match="its manifest cannot be understood"):
+    manifest.read_manifest(content)
+
+
 @pytest.mark.parametrize("value", [..., None, np.zeros(2, np.int32), np.zeros(3, np.int16)])
 def test_what_comes_back_must_be_an_array_of_its_kind(value):
   for entries in ({"w": manifest.Entry("int32[3]")}, {"w": manifest.Entry("int32[3]", "0" * 16)}):

@@ -12,7 +12,7 @@ import pytest
 
 from relpos_jax.errors import InputError
 from relpos_jax.training import workdir as workdir_module
-from relpos_jax.training.workdir import claim_workdir, write_run_files
+from relpos_jax.training.workdir import check_shared, claim_workdir, write_run_files
 
 CONFIG = dict(
   seed=0,
@@ -149,6 +149,15 @@ def test_a_start_that_fails_while_writing_leaves_the_run_as_it_was(tmp_path, mon
     context.setattr(pathlib.Path, "write_text", full_disk)
     write_run_files(tmp_path, changed(training=dict(num_steps=200)))
   assert claim_workdir(tmp_path, CONFIG) is started
+
+
+def test_a_folder_without_what_the_first_process_wrote_is_not_shared(tmp_path, monkeypatch):
+  monkeypatch.setattr(workdir_module, "_SECONDS_TILL_SEEN", 0)
+  for folder in (tmp_path, tmp_path / "nowhere"):
+    with pytest.raises(InputError, match=f"{folder} is not one folder for all processes"):
+      check_shared(folder)
+  write_run_files(tmp_path, CONFIG)
+  check_shared(tmp_path)
 
 
 def test_no_git_and_no_checkout_of_its_own_are_no_fault(tmp_path, monkeypatch):
