@@ -45,7 +45,7 @@ from relpos_jax.training.processes import (
 )
 from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
-from relpos_jax.training.shelf import numbered
+from relpos_jax.training.shelf import is_no_room, numbered
 from relpos_jax.training.step import TrainState, init_state, make_eval_step
 from relpos_jax.training.stopping import Stop, Stopped
 from relpos_jax.training.workdir import check_shared, claim_workdir, write_run_files
@@ -68,6 +68,12 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
       print(" ".join(f"stopped by SIGTERM {stopped}".split()) + ": the same command goes on")
+    except OSError as error:
+      if not is_no_room(error):
+        raise
+      raise InputError(
+        f"no room in {workdir} ({error.strerror}): make room and go on with the same command"
+      ) from error
 
 
 def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:

@@ -1,7 +1,5 @@
 """What a run tells while it goes: progress, metrics, sample translations."""
 
-import collections
-import datetime
 import json
 import math
 import os
@@ -13,9 +11,10 @@ from typing import Any
 
 import jax
 import rich.console
-import rich.progress
-import tensorboardX
 
+from relpos_jax.errors import InputError
+from relpos_jax.training.progress import Display, Speed
+from relpos_jax.training.tensorboard import EventFile
 from relpos_jax.training.workdir import write_whole
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # what JAX calls the event
@@ -29,6 +28,8 @@ class Reporter:
   stderr. Steps during which something is compiled are not timed. The first step reported tells
   where the run goes on: what an interrupted run has already written for that step and later ones is
   dropped, so that no step is there twice.
+
+  What cannot be written, for want of room or else, is an OSError of the step or at the end.
 
   A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
   name, null where one is not finite.
@@ -67,9 +68,9 @@ class Reporter:
     self._num_steps = num_steps
     self._log_every = log_every or max(1, num_steps // 1000)
     self._num_skipped = 0  # since this start
-    self._speed = _Speed()
-    self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
-    self._tensorboard = None
+    self._speed = Speed()
+    self._display = Display(console or rich.console.Console(stderr=True), num_steps, seconds)
+    self._tensorboard: EventFile | None = None
 
   def __enter__(self) -> "Reporter":
     self._display.start()
@@ -118,7 +119,7 @@ class Reporter:
     with open(self._workdir / "samples.txt", "a", encoding="utf-8") as file:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
     # TensorBoard renders Markdown, where four spaces keep lines as they are.
-    tensorboard.add_text(tag, re.sub("^", "    ", text, flags=re.MULTILINE), step)
+    tensorboard.text(step, tag, re.sub("^", "    ", text, flags=re.MULTILINE))
     self._display.print(text)
     self._speed.pause()
 
@@ -133,28 +134,28 @@ class Reporter:
     }
     with open(self._workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
-    for name, value in values.items():
-      tensorboard.add_scalar(name, value, step)
+    tensorboard.scalars(step, values)
 
-  def _open_tensorboard(self, step: int) -> tensorboardX.SummaryWriter:
+  def _open_tensorboard(self, step: int) -> EventFile:
     """At the first step reported: where the run goes on."""
     if self._tensorboard is None:
       _drop_from(step, self._workdir)
-      self._tensorboard = tensorboardX.SummaryWriter(
-        str(self._workdir / "tensorboard"),
-        purge_step=step,
-        # Files are named by the second: without it a quick restart would overwrite one.
-        filename_suffix=f".{step}",
-        flush_secs=10,
-      )
+      self._tensorboard = EventFile(self._workdir / "tensorboard", step)
     return self._tensorboard
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """The lines of a run's metrics.jsonl; without a half line that a killed run may have left."""
+  """The lines of a run's metrics.jsonl; without a half line that a killed run may have left.
+
+  Raises:
+    InputError: another line is damaged.
+  """
   path = pathlib.Path(workdir, "metrics.jsonl")
-  lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-  return [json.loads(line) for line in lines if line.endswith("\n")]
+  try:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+  except ValueError as error:
+    raise InputError(f"damaged {path} ({error}): delete the lines that are not JSON") from error
 
 
 def _drop_from(step: int, workdir: pathlib.Path) -> None:
@@ -185,72 +186,3 @@ class NoReporter:
   def values(self, step: int, values: Mapping[str, float | int]) -> None: ...
 
   def text(self, step: int, tag: str, text: str) -> None: ...
-
-
-class _Speed:
-  """Steps and tokens per second over the last half minute, pauses left out."""
-
-  def __init__(self):
-    self.num_timed = 0
-    self.steps_per_second = 0.0
-    self.tokens_per_second: float | None = None  # until a step is timed
-    self._last: float | None = None  # when the last step was done, if the next one is to be timed
-    self._seconds = self._tokens = 0.0  # of all timed steps
-    self._samples = collections.deque([(0.0, 0, 0.0)])  # (seconds, steps, tokens until then)
-
-  def update(self, num_tokens: float | int) -> None:
-    now, last = time.monotonic(), self._last
-    self._last = now
-    if last is None or now <= last:
-      return
-    self.num_timed += 1
-    self._seconds += now - last
-    self._tokens += num_tokens
-    self._samples.append((self._seconds, self.num_timed, self._tokens))
-    while self._seconds - self._samples[0][0] > 30 and len(self._samples) > 2:
-      self._samples.popleft()
-    since, steps, tokens = self._samples[0]
-    self.steps_per_second = (self.num_timed - steps) / (self._seconds - since)
-    self.tokens_per_second = (self._tokens - tokens) / (self._seconds - since)
-
-  def pause(self) -> None:
-    """The time from the last step to the next does not count."""
-    self._last = None
-
-  def time_for(self, num_steps: int) -> datetime.timedelta:
-    return datetime.timedelta(seconds=round(num_steps / self.steps_per_second))
-
-
-class _Display:
-  """A bar with a line of text on a terminal; elsewhere the line alone, now and then."""
-
-  def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
-    self._console, self._seconds = console, seconds
-    self._line = ""
-    self._started = self._last_shown = time.monotonic()
-    columns = rich.progress.BarColumn(20), rich.progress.TextColumn("{task.description}")
-    self._bar = rich.progress.Progress(*columns, console=console, disable=not console.is_terminal)
-    self._task = self._bar.add_task("starting", total=num_steps)
-
-  def start(self) -> None:
-    self._bar.start()
-
-  def stop(self) -> None:
-    self._bar.stop()
-    self._show_line()
-
-  def update(self, step: int, line: str) -> None:
-    self._line = line
-    self._bar.update(self._task, completed=step, description=line)
-    now = time.monotonic()
-    if now - self._last_shown > max(self._seconds, 0.01 * (now - self._started)):
-      self._show_line()
-      self._last_shown = now
-
-  def print(self, text: str) -> None:
-    self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-  def _show_line(self) -> None:
-    if self._line and not self._console.is_terminal:
-      self.print(self._line)
-    self._line = ""

@@ -1,6 +1,8 @@
 """The command train: what a run leaves, and that it goes on where it stopped."""
 
+import errno
 import json
+import os
 import signal
 
 import jax
@@ -170,6 +172,20 @@ def test_sigterm_saves_and_the_same_command_goes_on_to_the_same_end(
 
 def _translator_that_is_terminated(*arguments, **changes):
   return lambda *inputs: _terminate() or pytest.fail("the evaluation goes on")
+
+
+def test_a_full_disk_is_told_in_a_line_and_another_error_is_a_bug(train, tmp_path, monkeypatch):
+  def fail(*_):
+    raise OSError(code, os.strerror(code))
+
+  monkeypatch.setattr(train_command, "_train_and_evaluate", fail)
+  code = errno.ENOSPC
+  answer = train(tmp_path / "run")
+  assert answer.status == 2 and answer.err.count("\n") == 1
+  assert f"no room in {tmp_path}/run (No space left on device): make room and go on" in answer.err
+  code = errno.EIO
+  with pytest.raises(OSError, match="Input/output error"):
+    train(tmp_path / "run")
 
 
 def test_sigterm_before_the_first_step_ends_at_once(train, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import resource
 import time
 
 import jax
@@ -11,7 +12,8 @@ import pytest
 import rich.console
 from tensorboardX.proto.event_pb2 import Event
 
-from relpos_jax.training import reporting
+from relpos_jax.errors import InputError
+from relpos_jax.training import progress
 from relpos_jax.training.reporting import Reporter, read_metrics
 
 
@@ -22,7 +24,7 @@ def clock(monkeypatch):
   class Clock:
     now = 1000.0
 
-  monkeypatch.setattr(reporting.time, "monotonic", lambda: Clock.now)
+  monkeypatch.setattr(progress.time, "monotonic", lambda: Clock.now)
   return Clock
 
 
@@ -127,6 +129,33 @@ def test_tensorboard_has_scalars_texts_and_where_the_run_went_on(tmp_path):
   assert texts == [b"    sample 5\n    second line"]
   starts = [e.step for e in events if e.session_log.status == 1]
   assert starts == [1, 6]
+
+
+def test_no_room_is_an_error_and_nobody_waits(tmp_path):
+  """The file of TensorBoard is the larger one, and so the first that has no room."""
+  reporter, _ = make_reporter(tmp_path, num_steps=1000)
+  _, most = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
+  try:
+    with pytest.raises(OSError, match="File too large"), reporter:
+      for step in range(1, 1001):
+        reporter.step(step, dict(loss=1.0, grad_norm=1.0, num_tokens=1, skipped=0))
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert (tmp_path / "metrics.jsonl").stat().st_size < 19_000
+  assert len(read_metrics(tmp_path)) < 1000
+
+
+def test_a_damaged_line_is_named_but_not_one_cut_short(tmp_path):
+  run(tmp_path, range(1, 4))
+  with open(tmp_path / "metrics.jsonl", "ab") as file:
+    file.write(b'{"step": 4, "lo')
+  assert len(read_metrics(tmp_path)) == 3
+  for damage in (b"\n", b"\xff\n"):
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+      file.write(damage)
+    with pytest.raises(InputError, match=r"damaged .*metrics\.jsonl \(.*\): delete the lines"):
+      read_metrics(tmp_path)
 
 
 def read_events(folder):
