@@ -36,6 +36,7 @@ from experiments.planning.compiling import (
   compile_step,
   first_state,
 )
+from experiments.planning.tables import tables
 from experiments.planning.topology import chips, compiler_version, leave_tpus_alone, parse
 from experiments.tasks import make_task
 from experiments.validation import validate
@@ -84,7 +85,7 @@ def main(
   jax.config.update("jax_exec_time_optimization_effort", EFFORTS[effort])
   plan = make_plan(config, topology, mesh, wanted if shapes == "all" else wanted[-1:])
   plan |= dict(name=name, num_slices=num_slices, effort=effort)
-  print(report.tables([plan]))
+  print(tables([plan]))
   if folder:
     _write(folder, plan)
 

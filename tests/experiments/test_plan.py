@@ -11,7 +11,7 @@ import shlex
 import pytest
 
 from experiments import command, plan
-from experiments.planning import report, roofline, topology
+from experiments.planning import report, roofline, tables, topology
 from experiments.tasks.translation import Translation
 from relpos_jax.training.sharding import make_mesh
 
@@ -54,7 +54,7 @@ def test_the_gradients_alone_are_summed_over_the_chips(planned):
   """
   (step,) = planned["steps"]
   rows = step["collectives"]
-  assert {*rows} == report.EXPECTED
+  assert {*rows} == tables.EXPECTED
   others = rows["all-reduce"]["num_bytes"] - 4 * planned["parameters"] - 2 * 4
   assert others in (0, 4 * 500 * 64, 2 * 4 * 500 * 64)
 
@@ -95,7 +95,7 @@ def test_files_and_page_are_written_together(planned, tmp_path):
   plans = report.read(folder)
   assert [each["name"] for each in plans] == ["other-small", "wmt14-again", "wmt14-small"]
   assert (tmp_path / "wmt14.md").read_text("utf-8") == report.page("wmt14", plans[1:])
-  assert report.tables(plans[1:]) in (tmp_path / "wmt14.md").read_text("utf-8")
+  assert tables.tables(plans[1:]) in (tmp_path / "wmt14.md").read_text("utf-8")
 
 
 PLANS = report.read(RESULTS / "plans")
@@ -112,7 +112,7 @@ def test_the_page_in_results_is_written_anew_from_its_files(title):
 def test_what_the_results_hold_was_expected(each):
   """Gradients are summed, those of matrices in bfloat16; nothing else is sent, and it fits."""
   for step in each["steps"]:
-    assert {*step["collectives"]} <= report.expected(each)
+    assert {*step["collectives"]} <= tables.expected(each)
     whole = [step["collectives"].get(kind, {}) for kind in ("all-reduce", "reduce-scatter")]
     assert sum(row.get("num_bytes", 0) for row in whole) >= 2 * each["parameters"]
     assert step["peak_bytes"] <= roofline.CHIPS[each["chip"]].hbm
@@ -120,8 +120,8 @@ def test_what_the_results_hold_was_expected(each):
 
 def test_how_a_training_scales_is_a_table_where_there_are_more_chips(planned):
   more = dict(planned, name="wmt14-more", num_chips=256, num_slices=2, topology="v5e:8x16")
-  assert "Scaling" not in report.tables([planned])
-  text = report.tables([planned, more | dict(effort="full")])
+  assert "Scaling" not in tables.tables([planned])
+  text = tables.tables([planned, more | dict(effort="full")])
   of_more = [line for line in text.splitlines() if line.startswith("| wmt14-more ")]
   assert len(of_more) == 3 and all("256 x v5e (v5e:8x16, 2 slices)" in line for line in of_more)
   assert "## Scaling, an estimate" in text and "| 8 chips |" in of_more[-1]
@@ -130,12 +130,12 @@ def test_how_a_training_scales_is_a_table_where_there_are_more_chips(planned):
 def test_less_effort_is_said(planned):
   least = dict(planned, effort="least")
   assert "*least effort*" in report.page("wmt14", [least])
-  assert "wmt14-small (least effort)" in report.tables([least])
+  assert "wmt14-small (least effort)" in tables.tables([least])
   assert "least effort" not in report.page("wmt14", [planned])
 
 
 def test_tables_are_tables(planned):
-  text = report.tables([planned])
+  text = tables.tables([planned])
   blocks = [block for block in text.split("\n\n") if block.startswith("|")]
   assert len(blocks) == 3
   for block in blocks:
@@ -145,17 +145,17 @@ def test_tables_are_tables(planned):
 def test_a_step_that_does_not_fit_is_a_row_with_the_compilers_words(planned):
   (step,) = planned["steps"]
   refused = dict(rows=step["rows"], length=step["length"], refused="Used 20G of 15.75G hbm")
-  text = report.tables([dict(planned, steps=[refused])])
+  text = tables.tables([dict(planned, steps=[refused])])
   assert "| Used 20G of 15.75G hbm | 16 GB | no |" in text
 
 
 def test_what_is_not_counted_is_said(planned):
   (step,) = planned["steps"]
   plain = dict(planned, steps=[step | dict(num_loops=0, num_kernels=0)])
-  assert "\n- " not in report.tables([plain])
+  assert "\n- " not in tables.tables([plain])
   rows = step["collectives"] | {"all-gather": step["collectives"]["all-reduce"]}
   odd = dict(planned, steps=[step | dict(num_loops=2, num_kernels=3, collectives=rows)])
-  text = report.tables([odd])
+  text = tables.tables([odd])
   assert "2 loops, of which one pass is counted; 3 Pallas calls, by their word" in text
   assert "; unexpected: all-gather\n" in text
 
@@ -230,7 +230,7 @@ def test_a_step_compiles_for_eight_chips(length, tmp_path, call, monkeypatch, re
   assert answer.status == 0, answer.err
   found = json.loads((tmp_path / "plans" / "small.json").read_text())
   (step,) = found["steps"]
-  assert step["length"] == length and {*step["collectives"]} == report.EXPECTED
+  assert step["length"] == length and {*step["collectives"]} == tables.EXPECTED
   assert step["collectives"]["all-reduce"]["num_bytes"] >= 4 * found["parameters"]
   assert (step["num_kernels"] > 0) == (length == 256)
   assert answer.out.strip() in (tmp_path / "small.md").read_text()
@@ -258,7 +258,7 @@ def test_steps_of_slices_and_of_long_sequences(
   assert answer.status == 0, answer.err
   (found,) = report.read(tmp_path / "plans")
   (step,) = found["steps"]
-  assert report.EXPECTED < {*step["collectives"]} <= report.expected(found)
+  assert tables.EXPECTED < {*step["collectives"]} <= tables.expected(found)
   assert (step["num_kernels"] > 0) == kernels
   if kernels:  # Of the last chip's 1,024 queries, two heads, 32 wide, and seven products.
     pairs = 1024 * 4096 - 2 * 512 * 512

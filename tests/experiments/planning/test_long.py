@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from experiments import command, plan
-from experiments.planning import compiling, report
+from experiments.planning import compiling, tables
 from experiments.tasks.music import MusicTask
 from relpos_jax.training.sharding import make_mesh
 
@@ -47,7 +47,7 @@ def test_a_sequence_lies_on_several_devices(config, fast, monkeypatch):
   with fast():
     found = plan.make_plan(config, "v5e:2x4", mesh, MusicTask(config).mock_batches(mesh).shapes)
   (step,) = found["steps"]
-  assert {"all-reduce", "all-gather"} < {*step["collectives"]} <= report.expected(found)
+  assert {"all-reduce", "all-gather"} < {*step["collectives"]} <= tables.expected(found)
   of_the_state = 4 * (3 * found["parameters"] + 3)
   of_the_batch = 2 * 4 * step["rows"] * step["length"] / 8
   assert step["argument_bytes"] <= of_the_state + of_the_batch + 64
