@@ -1,1 +1,1 @@
-"""What `experiments.plan` is made of: topology, compiling, collectives, roofline, tables and report."""
+"""What `experiments.plan` is made of: chips, compiling, collectives, roofline, and the page."""

@@ -280,6 +280,50 @@ def test_a_move_that_changes_anything_is_found_out(change, problem, tmp_path, mo
   assert devices._compared(moved, whole, 1, "").problem == problem
 
 
+def poisoned_run(folder, skipped, monkeypatch, status=0, said="", changed=""):
+  """A run of twelve steps as `nan` judges it, and the subject whose run was left alone."""
+  line = lambda step, loss, skips: dict(step=step, loss=loss, skipped=int(skips))
+  (folder / "checkpoints" / "12").mkdir(parents=True)
+  lines = [line(step, 1.0, step in skipped) for step in range(1, 13)]
+  (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+  whole = [line(step, 2.0 if changed == "before" else 1.0, False) for step in range(1, 13)]
+  state = lambda step: step if changed == "state" else 0
+  monkeypatch.setattr(nan, "_train", lambda *_: (status, said))
+  monkeypatch.setattr(outcome, "digests", lambda _, step: dict(step=step, w=state(step)))
+  monkeypatch.setattr(nan, "_is_finite", lambda _: changed != "infinite")
+  return mock.Mock(undisturbed=lambda: Outcome(whole, {}))
+
+
+@pytest.mark.parametrize(
+  "changes, problem",
+  [
+    (dict(), ""),
+    (dict(status=3), "exit status 3"),
+    (dict(skipped={6, 8}), "others were skipped"),
+    (dict(changed="before"), "the steps before are others"),
+    (dict(changed="state"), "the step that was skipped changed the state"),
+    (dict(changed="infinite"), "parameters are not finite"),
+  ],
+)
+def test_a_poisoned_batch_must_be_skipped_and_change_nothing(
+  changes, problem, tmp_path, monkeypatch
+):
+  finished = poisoned_run(tmp_path, **dict(skipped={6}) | changes, monkeypatch=monkeypatch)
+  assert nan._one(finished, tmp_path, 5).problem == problem
+
+
+@pytest.mark.parametrize(
+  "status, batch, problem",
+  [(1, 7, ""), (0, 7, "exit status 0"), (1, 8, "step and batch are not named")],
+)
+def test_a_run_of_poisoned_batches_must_end_with_step_and_batch(
+  status, batch, problem, tmp_path, monkeypatch
+):
+  said = f"stopped: step 8: loss nan, gradient norm nan on batch {batch} of 8x32, number 3 skipped"
+  finished = poisoned_run(tmp_path, {6, 7, 8}, monkeypatch, status, said)
+  assert nan._run_of_them(finished, tmp_path, 5).problem == problem
+
+
 def test_poison_is_in_the_batches_named_and_checksums_know_no_padding():
   batch = Batch(np.array([[5, 6], [7, 0]]), np.array([[8, 2], [2, 0]]))
   more = Batch(*(np.pad(side, ((0, 3), (0, 0))) for side in batch))
