@@ -190,7 +190,7 @@ def test_subwords_that_are_not_there_or_would_be_lost(train_refused, changes, wo
     ({"a.en": b"one\n"}, "no file a.de"),
     ({"a.en": b"\n\n", "a.de": b"eins\nzwei\n"}, "no pairs in train empty side"),
     ({"a.en": b"one\n", "a.de": b"\x1f\x8bcut"}, "damaged gzip file a.de"),
-    ({"a.en": b"word " * 20, "a.de": b"Wort " * 20}, "none of 1 pairs at most 16 tokens"),
+    ({"a.en": b"word " * 20, "a.de": b"Wort " * 20}, "none of 1 examples at most 16 long"),
   ],
 )
 def test_files_to_train_on(train_refused, tmp_path, files, words):
