@@ -85,8 +85,8 @@ def _chains(table: Table, folder: pathlib.Path) -> list[str]:
     _told(table, _valid_longest, f"valid chains of {LONGEST_TRAINED}"),
     "",
     *_apart(table),
-    "Test chains by their number of relations (graphs in brackets); CTP: Minervini et al. 2020, no "
-    "attention.",
+    "Test chains by their number of relations (graphs in brackets); CTP, without attention: "
+    "Minervini et al. 2020, one seed, as the README of github.com/uclnlp/ctp prints it.",
     "",
     *_length_table(table, tests),
     "",

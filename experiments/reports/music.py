@@ -198,13 +198,14 @@ def _step(file: pathlib.Path) -> list[str]:
   results = _read(file)
   if not results:
     return []
-  heads, width = results["settings"]["heads"], results["settings"]["width"]
+  settings = results["settings"]
+  heads, width = settings["heads"], settings["width"]
   lines = [
     "## A step of training at the longest length that fits",
     "",
-    f"{results['settings']['layers']} layers, D = {heads * width}, {heads} heads, relative "
-    "positions up to half the length and sinusoids, attention by blocks, dropout 0.1, Adam, "
-    "float32, one sequence of random tokens.",
+    f"{settings['layers']} layers, D = {heads * width}, {heads} heads, relative positions up to "
+    f"half the length and sinusoids, attention by blocks, dropout {settings['dropout']}, "
+    f"{settings['dtype']}, Adam, one sequence of random tokens.",
     "",
     *_where(results),
   ]

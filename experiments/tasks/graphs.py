@@ -33,7 +33,7 @@ from relpos_jax.training.loss import Loss, graph_loss
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh, num_rows_together, put_batch
 from relpos_jax.training.workdir import read_json, write_whole
-from relpos_jax.typing import Array, Int, PyTree
+from relpos_jax.typing import Array, Float, Int, PyTree
 
 _HEADS = dict(clutrr="pair", tu="graph")  # what is asked of the graphs of a source
 _CHOICES = {"data.source": (*_HEADS,)} | {
@@ -214,11 +214,16 @@ class Graphs:
     return [told[number] for number in range(len(graphs))]
 
 
-def make_answer(graphdef: nnx.GraphDef, params: PyTree) -> Callable:
-  """`answer(batch)`: of every graph the likeliest class, and the nats that its own class costs."""
+def make_answer(
+  graphdef: nnx.GraphDef, params: PyTree
+) -> Callable[[GraphBatch], tuple[Int[Array, "B X"], Float[Array, "B X"]]]:
+  """`answer(batch)`: the likeliest class, and the nats that the right one costs; compiled.
+
+  Of each target: X is G for graphs and for queries, T for nodes. Those of padding mean nothing.
+  """
 
   @jax.jit
-  def answer(params, batch: GraphBatch) -> tuple[Int[Array, "B X"], Array]:
+  def answer(params, batch: GraphBatch) -> tuple[Int[Array, "B X"], Float[Array, "B X"]]:
     logits = nnx.merge(graphdef, params)(batch)
     target = jnp.maximum(batch.target, 0)[..., None]
     nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1)[..., 0]

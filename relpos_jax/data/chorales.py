@@ -57,7 +57,7 @@ def load(path: str = "") -> Music:
   builder = prepare(make, _REMEDY)
   with damage_named(builder):
     tokens = read_splits(builder, lambda item: voices.encode(item["grid"]))
-    return Music({split: list(pieces) for split, pieces in tokens.items()}, voices.CODEC)
+    return Music({split: list(pieces) for split, pieces in tokens.items()})
 
 
 class JsbChorales(tfds.core.GeneratorBasedBuilder):
