@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.tasks.task import Evaluation
-from relpos_jax.evaluation.pictures import Panel, SpreadPanel, counts_heatmap, spread_curves
+from relpos_jax.evaluation.heatmaps import Panel, counts_heatmap
+from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 
 # Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4: percent at
 # each length, as the README of github.com/uclnlp/ctp prints them, of one seed.
