@@ -13,7 +13,8 @@ import numpy as np
 from experiments import command
 from experiments.run import load_run, load_task
 from experiments.tasks.music import MusicTask, draw, make_sampler
-from relpos_jax.decoding.sampling import Choice, check_choice, check_room
+from relpos_jax.decoding.sampler import check_room
+from relpos_jax.decoding.sampling import Choice, check_choice
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
 

@@ -1,4 +1,4 @@
-"""Curves: how runs learn, what attention costs, scores over length; and the look of all pictures."""
+"""Curves: how runs learn, what attention costs, scores over length; the look of all pictures."""
 
 import math
 import pathlib
