@@ -8,8 +8,8 @@
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 
 The argument's words, separated by commas: clutrr, trained on chains of 2 to 4 relations and scored
-on 2 to 10; or tu, the molecules MUTAG and any folder in TU format, where seeds 0 to 9 test on one of
-ten folds each (--config.data.tu.fold=3 fixes it); or mutagenicity, more molecules. And a system:
+on 2 to 10; or tu, the molecules MUTAG and any folder in TU format, where seeds 0 to 9 test on one
+of ten folds each (--config.data.tu.fold=3 fixes it); or mutagenicity, more molecules. And a system:
 
   keys_values   labels of edges on keys and values
   keys, values  labels on the one alone
