@@ -13,7 +13,7 @@ def test_the_table_has_both_beside_the_noise_and_nothing_is_left(call, tmp_path)
   assert names == [
     f"| {what} {how}"
     for what in ("save", "restore")
-    for how in ("without digests (again)", "with digests")
+    for how in ("without digests (again)", "with digests", "digests alone")
   ]
   assert not answer.err and not [*tmp_path.iterdir()]
 
