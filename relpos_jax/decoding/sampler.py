@@ -21,11 +21,11 @@ _SHORTEST = 16
 class Sampler:
   """Continues pieces, with a cache, all of them in one compiled program.
 
+  A prime gets the token of the begin in front; that of the end ends a piece, and is not in the result.
+
   Args:
     graphdef, params: a `LanguageModel`, split.
     context: the most tokens that it reads, begin and prime included.
-    bos, eos, pad: begin, which is put in front of a prime and never drawn; end, which ends a piece;
-      padding, which is never drawn.
 
   >>> from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
   >>> config = LanguageModelConfig(9, num_layers=1, width=16, num_heads=2, feed_forward=16)
@@ -36,23 +36,10 @@ class Sampler:
   ([4, 5], True)
   """
 
-  def __init__(
-    self,
-    graphdef: nnx.GraphDef,
-    params: PyTree,
-    *,
-    context: int,
-    bos: int = BOS,
-    eos: int = EOS,
-    pad: int = PAD,
-  ):
+  def __init__(self, graphdef: nnx.GraphDef, params: PyTree, *, context: int):
     self.params = params
     self.context = context
-    self._special = dict(bos=bos, eos=eos, pad=pad)
-    self._draw = jax.jit(
-      functools.partial(_draw, graphdef, eos=eos, pad=pad, never=(bos, pad)),
-      static_argnames="max_length",
-    )
+    self._draw = jax.jit(functools.partial(_draw, graphdef), static_argnames="max_length")
 
   def __call__(
     self,
@@ -71,21 +58,20 @@ class Sampler:
     """
     check_choice(choice)
     limits = np.broadcast_to(np.asarray(num_tokens, np.int32), len(primes))
-    begun = Ragged.of([np.concatenate([[self._special["bos"]], prime]) for prime in primes])
+    begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
     for prime, limit in zip(primes, limits.tolist(), strict=True):
       check_room(len(prime), limit, self.context)
     # Few shapes, so few compilations: padding takes slots of the cache, and no position.
     shape = (len(primes), _rounded(int(begun.lengths.max())))
     tokens = self._draw(
       self.params,
-      begun.padded(np.arange(len(primes)), shape, self._special["pad"]),
+      begun.padded(np.arange(len(primes)), shape, PAD),
       limits,
       jax.random.key(seed),
       jax.tree.map(jnp.asarray, choice),
       max_length=_rounded(int(limits.max())),
     )
-    ends = (self._special["pad"], self._special["eos"])
-    drawn = [row[~np.isin(row, ends)] for row in np.asarray(tokens)]
+    drawn = [row[~np.isin(row, (PAD, EOS))] for row in np.asarray(tokens)]
     return [
       np.concatenate([np.asarray(prime, int), row])
       for prime, row in zip(primes, drawn, strict=True)
@@ -123,7 +109,7 @@ def _rounded(length: int) -> int:
   return max(_SHORTEST, 1 << (length - 1).bit_length())
 
 
-def _draw(graphdef, params, primes, limits, key, choice, *, max_length, eos, pad, never):
+def _draw(graphdef, params, primes, limits, key, choice, *, max_length):
   model = decoding_model(graphdef, params)
   return sample(
     model.decode,
@@ -133,7 +119,7 @@ def _draw(graphdef, params, primes, limits, key, choice, *, max_length, eos, pad
     key,
     choice=choice,
     max_length=max_length,
-    eos=eos,
-    pad=pad,
-    never=never,
+    eos=EOS,
+    pad=PAD,
+    never=(BOS,),
   )
