@@ -64,6 +64,21 @@ def _folds(table: Table) -> list[str]:
   run = table.records()[0]
   name = config_value(run, "data.tu.name") or table.sweep
   number = config_value(run, "data.tu.num_folds")
+  return [
+    f"## {name}: {number} stratified folds",
+    "",
+    "One fold is tested on, the next one is valid, all others train; each seed has its own. "
+    f"{caption(table)}",
+    "",
+    *_fold_table(table, number),
+    "",
+    told(table, _test, "test"),
+    "",
+    *captions.set_apart(table),
+  ]
+
+
+def _fold_table(table: Table, number: int) -> list[str]:
   header = ["", "folds", "valid", "test", f"test: above {BLIND}"]
   rows = []
   for row, runs in table.rows.items():
@@ -77,18 +92,7 @@ def _folds(table: Table) -> list[str]:
     spread([run["scores"][split]["majority"] for run in of_folds]) for split in ("valid", "test")
   ]
   rows.append([GUESS, f"{len(of_folds)} of {number}", *guesses, ""])
-  return [
-    f"## {name}: {number} stratified folds",
-    "",
-    "One fold is tested on, the next one is valid, all others train; each seed has its own. "
-    f"{caption(table)}",
-    "",
-    *markdown.table(header, rows),
-    "",
-    told(table, _test, "test"),
-    "",
-    *captions.set_apart(table),
-  ]
+  return markdown.table(header, rows)
 
 
 def _test(run: Record) -> float:

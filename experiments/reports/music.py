@@ -209,17 +209,16 @@ def _step(file: pathlib.Path) -> list[str]:
     "",
     *_where(results),
   ]
-  refused = [
-    [
-      f"{row['length']:,}",
-      size(row["bytes_needed"]),
-      f"not run: {size(row['free_bytes'])} are free",
-    ]
-    for row in results["too_long"]
+  rows = [
+    _step_row(row, f"not run: {size(row['free_bytes'])} are free") for row in results["too_long"]
   ]
   took = (
     f"{results['seconds']:,.0f} s, at most {size(results['peak_bytes'])} resident, "
     f"loss {results['loss']:.2f}"
   )
-  rows = [*refused, [f"{results['length']:,}", size(results["bytes_needed"]), took]]
+  rows.append(_step_row(results, took))
   return [*lines, *table(["L", "compiled: all memory", "one step"], rows), ""]
+
+
+def _step_row(row: Record, became: str) -> list[str]:
+  return [f"{row['length']:,}", size(row["bytes_needed"]), became]

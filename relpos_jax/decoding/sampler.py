@@ -21,7 +21,7 @@ _SHORTEST = 16
 class Sampler:
   """Continues pieces, with a cache, all of them in one compiled program.
 
-  A prime gets the token of the begin in front; that of the end ends a piece, and is not in the result.
+  A prime gets the begin's token in front; the end's ends a piece, and is not in the result.
 
   Args:
     graphdef, params: a `LanguageModel`, split.
