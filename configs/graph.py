@@ -7,9 +7,9 @@
   python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 
-The argument's words: clutrr, trained on chains of 2 to 4 relations and scored on 2 to 10; or tu,
-the molecules MUTAG and any folder in TU format, where seeds 0 to 9 test on one of ten folds each
-(--config.data.tu.fold=3 fixes it); or mutagenicity, more molecules. And a system:
+The argument's words, separated by commas: clutrr, trained on chains of 2 to 4 relations and scored
+on 2 to 10; or tu, the molecules MUTAG and any folder in TU format, where seeds 0 to 9 test on one
+of ten folds each (--config.data.tu.fold=3 fixes it); or mutagenicity, more molecules. And a system:
 
   keys_values   labels of edges on keys and values
   keys, values  labels on the one alone
@@ -34,15 +34,11 @@ _SYSTEMS = {
 _ROWS = dict(keys_values="keys and values")  # other rows are called like their systems
 
 
-def get_config(argument: str = "clutrr"):
-  """A source and a system, separated by a comma."""
-  source, _, system = argument.partition(",")
-  system = system or "keys_values"
-  if source not in _SOURCES or system not in _SYSTEMS:
-    raise ValueError(
-      f"unknown argument {argument!r}: use one of {', '.join(_SOURCES)}, and one of "
-      f"{', '.join(_SYSTEMS)}, as in clutrr,keys"
-    )
+def get_config(argument: str = ""):
+  """A source and a system by name; clutrr and keys_values by default."""
+  words = default.words_of(argument, *_SOURCES, *_SYSTEMS)
+  source = default.the_only(words, _SOURCES, "clutrr")
+  system = default.the_only(words, _SYSTEMS, "keys_values")
   config = default.get_config("graphs")
   config.name = f"graph-{source}" + (f"-{system}" if system != "keys_values" else "")
   config.training.update(schedule="inverse_sqrt", learning_rate=0.001, keep_checkpoints=3)

@@ -27,7 +27,8 @@ _WORDS = dict(
 
 def get_config(argument: str = ""):
   """The paper's values by name; base, ende, relative and v1 by default."""
-  chosen = _choose(argument)
+  words = default.words_of(argument, *(word for choices in _WORDS.values() for word in choices))
+  chosen = {kind: default.the_only(words, of, of[0]) for kind, of in _WORDS.items()}
   config = default.get_config()
   config.name = "-".join(["wmt14", *chosen.values()])
   config.data.update(source="wmt14", languages=f"en-{chosen['languages'][2:]}")
@@ -42,16 +43,6 @@ def get_config(argument: str = ""):
     config.training.update(learning_rate=2.0, warmup_steps=8000)
   config.model.dtype = "bfloat16"
   return config
-
-
-def _choose(argument: str) -> dict[str, str]:
-  """The word of each kind; the first of its choices where none is given."""
-  words = default.words_of(argument, *(word for choices in _WORDS.values() for word in choices))
-  given = {kind: [word for word in words if word in choices] for kind, choices in _WORDS.items()}
-  for kind, found in given.items():
-    if len(found) > 1:
-      raise ValueError(f"more than one {kind}: {', '.join(found)}")
-  return {kind: (found or _WORDS[kind])[0] for kind, found in given.items()}
 
 
 def _set_big(config, dropout: float) -> None:

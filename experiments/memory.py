@@ -76,11 +76,7 @@ def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, o
       rows.append(row)
       _write(folder / "memory.json", settings=settings, rows=rows)
   if tried:
-    _write(
-      folder / "step.json",
-      settings=settings | dict(layers=layers),
-      **_step(tried, heads, width, layers),
-    )
+    _write(folder / "step.json", **_step(tried, heads, width, layers))
   music.write(pathlib.Path(out))
 
 
@@ -153,11 +149,12 @@ def _bytes(shape: jax.ShapeDtypeStruct) -> int:
 
 
 def _step(lengths: Sequence[int], heads: int, width: int, layers: int) -> dict[str, Any]:
-  """What the step at the longest length that fits took, and which were too long."""
+  """The settings, what the step at the longest length that fits took, and what was too long."""
   too_long = []
   for length in sorted(set(lengths), reverse=True):
     _say(f"compiling a step of training at L = {length:,}")
-    init, step, state = make_step(length, heads, width, layers)
+    config = step_config(length, heads, width, layers)
+    init, step, state = make_step(config)
     shape = jax.ShapeDtypeStruct((1, length), jnp.int32)
     program = compile_program(step, state, Tokens(shape))
     found = dict(length=length, bytes_needed=program.bytes_needed)
@@ -170,6 +167,7 @@ def _step(lengths: Sequence[int], heads: int, width: int, layers: int) -> dict[s
     tokens = Tokens(jnp.asarray(random, jnp.int32))
     _, metrics = jax.block_until_ready(program.run(state, tokens))
     return found | dict(
+      settings=_settings(config),
       seconds=time.perf_counter() - start,
       loss=float(metrics["loss"]),
       peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
@@ -181,9 +179,19 @@ def _step(lengths: Sequence[int], heads: int, width: int, layers: int) -> dict[s
   )
 
 
-def make_step(length: int, heads: int, width: int, layers: int):
-  """What makes the state, what makes a step of it, and the state's shapes."""
-  config = LanguageModelConfig(
+def _settings(config: LanguageModelConfig) -> dict[str, Any]:
+  return dict(
+    heads=config.num_heads,
+    width=config.width // config.num_heads,
+    layers=config.num_layers,
+    dropout=config.dropout_rate,
+    dtype=config.dtype,
+  )
+
+
+def step_config(length: int, heads: int, width: int, layers: int) -> LanguageModelConfig:
+  """The model that makes a step of training: Music Transformer's relation, by blocks."""
+  return LanguageModelConfig(
     voices.VOCAB_SIZE,
     num_layers=layers,
     width=heads * width,
@@ -195,6 +203,10 @@ def make_step(length: int, heads: int, width: int, layers: int):
     beyond="zero",
     implementation="chunked",
   )
+
+
+def make_step(config: LanguageModelConfig):
+  """What makes the state, what makes a step of it by Adam, and the state's shapes."""
   make = lambda: LanguageModel(config, rngs=nnx.Rngs(0))
   optimizer = optax.adam(1e-4)
   init = lambda: init_state(nnx.state(make()), optimizer)

@@ -2,12 +2,13 @@ r"""Writes the report of the sweeps from their raw results: tables, sentences an
 
   python -m experiments.report
   python -m experiments.report --results=elsewhere
-  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal,runs/none
+  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal,runs/none \
+      --out=results/multi30k.md
 
 RESULTS/runs/*.jsonl are read, a sweep each, as `python -m experiments.sweep` leaves them;
 RESULTS/report.md and RESULTS/report/*.png are written anew, and of graphs and of music
 RESULTS/graphs.md and RESULTS/music.md. No number comes from elsewhere but those published. With
---workdirs, a table of these runs' own folders is printed instead.
+--workdirs, a table of these runs' own folders is printed instead, or written to --out.
 """
 
 import pathlib
@@ -45,7 +46,7 @@ seeds, its band reaches from the lowest to the highest.
 def main(results: str, workdirs: str, out: str) -> None:
   """The report, or the table of some runs."""
   if workdirs:
-    runs.main(workdirs, out)
+    runs.write(workdirs, out)
     return
   try:
     for path in write_all(pathlib.Path(results)):

@@ -13,7 +13,8 @@ import numpy as np
 from experiments import command
 from experiments.run import load_run, load_task
 from experiments.tasks.music import MusicTask, draw, make_sampler
-from relpos_jax.decoding.sampling import Choice, check_choice, check_room
+from relpos_jax.decoding.sampler import check_room
+from relpos_jax.decoding.sampling import Choice, check_choice
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
 
@@ -47,6 +48,8 @@ def main(
   path = _midi_path(out)
   choice = Choice(temperature, top_k, top_p)
   check_choice(choice)
+  if not 0 <= seed < 2**32:  # JAX drops the bits above
+    raise InputError(f"--seed={seed}: give a number from 0 to 2**32 - 1")
   if prime_tokens < 0:
     raise InputError(f"--prime_tokens={prime_tokens}: give 0, for all, or more")
   task = load_task(workdir)

@@ -39,6 +39,10 @@ def main(config: ConfigDict, length: int, repetitions: int) -> None:
   validate(config)
   if config.task != "translation":
     raise InputError(f"--config is of {config.task}: give one of translation")
+  if not 1 <= length <= config.batches.tokens:
+    raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
+  if repetitions < 1:
+    raise InputError(f"--repetitions={repetitions}: give at least 1")
   again, positions = f"{_TWIN} (again)", config.model.positions
   kinds = {_TWIN: _TWIN, again: _TWIN} | {positions: positions}
   steps = {name: make_stepper(config, kind, length) for name, kind in kinds.items()}

@@ -198,27 +198,27 @@ def _step(file: pathlib.Path) -> list[str]:
   results = _read(file)
   if not results:
     return []
-  heads, width = results["settings"]["heads"], results["settings"]["width"]
+  settings = results["settings"]
+  heads, width = settings["heads"], settings["width"]
   lines = [
     "## A step of training at the longest length that fits",
     "",
-    f"{results['settings']['layers']} layers, D = {heads * width}, {heads} heads, relative "
-    "positions up to half the length and sinusoids, attention by blocks, dropout 0.1, Adam, "
-    "float32, one sequence of random tokens.",
+    f"{settings['layers']} layers, D = {heads * width}, {heads} heads, relative positions up to "
+    f"half the length and sinusoids, attention by blocks, dropout {settings['dropout']}, "
+    f"{settings['dtype']}, Adam, one sequence of random tokens.",
     "",
     *_where(results),
   ]
-  refused = [
-    [
-      f"{row['length']:,}",
-      size(row["bytes_needed"]),
-      f"not run: {size(row['free_bytes'])} are free",
-    ]
-    for row in results["too_long"]
+  rows = [
+    _step_row(row, f"not run: {size(row['free_bytes'])} are free") for row in results["too_long"]
   ]
   took = (
     f"{results['seconds']:,.0f} s, at most {size(results['peak_bytes'])} resident, "
     f"loss {results['loss']:.2f}"
   )
-  rows = [*refused, [f"{results['length']:,}", size(results["bytes_needed"]), took]]
+  rows.append(_step_row(results, took))
   return [*lines, *table(["L", "compiled: all memory", "one step"], rows), ""]
+
+
+def _step_row(row: Record, became: str) -> list[str]:
+  return [f"{row['length']:,}", size(row["bytes_needed"]), became]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from experiments.reports import markdown
+from experiments.reports import captions, markdown
 from experiments.reports.claims import lone_seeds
 from experiments.reports.results import (
   Record,
@@ -54,8 +54,7 @@ def _section(table: Table, folder: pathlib.Path) -> list[str]:
   spread_curves([_learning(table)], picture)
   lines = [f"### {table.sweep}", "", _caption(table), "", *_table(table, splits, compare), ""]
   lines += [" ".join(_sentences(table, splits[0], compare)), ""]
-  if table.apart:
-    lines += ["Set apart, and in no number here:", "", *(f"- {line}" for line in table.apart), ""]
+  lines += captions.set_apart(table)
   return [*lines, f"![Learning curves: {table.sweep}](music/{picture.name})", ""]
 
 
@@ -99,16 +98,12 @@ def _scores(runs: Sequence[Record], split: str) -> Scores:
 
 def _caption(table: Table) -> str:
   records, common = table.records(), _setting(table.records()[0])
-  each = lambda of: ", ".join(sorted({str(of(record)) for record in records}))
-  size = lambda name: each(lambda record: config_value(record, f"model.{name}"))
-  minutes = statistics.median(record["budget"]["minutes"] for record in records)
+  size = lambda name: captions.each(records, lambda r: config_value(r, f"model.{name}"))
   told = f" {published()}." if _is_published(table) else ""
   return (
     f"{size('num_layers')} layers of width {size('width')}, {size('num_heads')} heads; every run "
-    f"{common['updates']} updates of {common['tokens']} tokens, padding included, {minutes:.1f} "
-    f"minutes (the median). {each(lambda r: r['hardware'])}; {each(lambda r: r['date'][:10])}; "
-    f"commit {common['commit']}; jax {each(lambda r: r['packages']['jax'])}. Pieces: "
-    f"{common['pieces']}.{told}"
+    f"{common['updates']} updates of {common['tokens']} tokens, padding included, "
+    f"{captions.minutes(records)}. {captions.origin(records)}. Pieces: {common['pieces']}.{told}"
   )
 
 
@@ -131,7 +126,7 @@ def _table(table: Table, splits: Sequence[str], compare: Compare) -> list[str]:
     if has_published:
       values.insert(1, f"{PUBLISHED[row]}" if row in PUBLISHED else "-")
     above = "" if row == best else _difference(compare(row, best))
-    rows.append([row, ", ".join(str(run["seed"]) for run in runs), *values, above])
+    rows.append([row, captions.seeds(runs), *values, above])
   return markdown.table([*header, f"above {best}, {splits[0]}, a token"], rows)
 
 

@@ -1,7 +1,4 @@
-r"""Writes the results of finished runs into one Markdown table.
-
-  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal,runs/none \
-      --out=results/multi30k.md
+"""The table of some finished runs of translation, in Markdown.
 
 Every number comes from the runs' own files: results.json, metrics.jsonl, environment.json and
 config.json. Minutes are those from the first step of training to the last, evaluations on the way
@@ -13,23 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from experiments import command
 from relpos_jax.errors import InputError
 from relpos_jax.training.reporting import read_metrics
 from relpos_jax.training.workdir import read_json
 
-FLAGS = dict(
-  workdirs=command.Flag(None, "the folders of finished runs, separated by commas"),
-  out=command.Flag("-", "the Markdown file to write; - prints"),
-)
+_SCORES = ("sacrebleu", "paper_bleu")
 _COLUMNS = (
   "| run | positions | updates | minutes | tokens/s | valid loss | sacreBLEU | paper's BLEU |\n"
   "|---|---|---|---|---|---|---|---|"
 )
 
 
-def main(workdirs: str, out: str) -> None:
-  """One row a run, then how each was made."""
+def write(workdirs: str, out: str) -> None:
+  """One row a run, then how each was made: into the file `out`, or printed where that is "-".
+
+  Raises:
+    InputError: a folder of `workdirs`, which commas separate, is of no finished run, or the file
+      cannot be written.
+  """
   runs = [read_run(pathlib.Path(name)) for name in workdirs.split(",")]
   signatures = {run["results"]["test"][kind]["signature"] for run in runs for kind in _SCORES}
   text = "\n".join(
@@ -67,9 +65,6 @@ def read_run(workdir: pathlib.Path) -> dict[str, Any]:
   return run | dict(metrics=metrics)
 
 
-_SCORES = ("sacrebleu", "paper_bleu")
-
-
 def _row(run: dict[str, Any]) -> str:
   metrics, test = run["metrics"], run["results"]["test"]
   cells = [
@@ -97,7 +92,3 @@ def _provenance(run: dict[str, Any]) -> str:
     f"cores of {where['cpu']}, Python {where['python']}, {packages}, commit "
     f"{(where['git_commit'] or 'unknown')[:12]}"
   )
-
-
-if __name__ == "__main__":
-  command.run(main, FLAGS)

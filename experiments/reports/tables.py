@@ -3,9 +3,9 @@
 import functools
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from experiments.reports import claims, markdown
+from experiments.reports import captions, claims, markdown
 from experiments.reports.lengths import length_section
 from experiments.reports.paper import Published, published
 from experiments.reports.results import Record, Table, config_value, setting
@@ -31,8 +31,7 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     " ".join(_sentences(table, scored, paper)),
     "",
   ]
-  if table.apart:
-    lines += ["Set apart, and in no number here:", "", *(f"- {line}" for line in table.apart), ""]
+  lines += captions.set_apart(table)
   lines += [f"![Learning curves: {paper.title}](report/{picture.name})", ""]
   return lines + length_section(table, paper.title, folder)
 
@@ -42,26 +41,14 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
 
 def _caption(table: Table, split: str) -> str:
   records, common = table.records(), setting(table.records()[0])
-  minutes = statistics.median(record["budget"]["minutes"] for record in records)
   of = records[0]["scores"][split]
   data = [config_value(records[0], f"data.{name}") for name in ("source", "languages")]
-  packages = [_each(records, lambda r, n=n: f"{n} {r['packages'].get(n)}") for n in _PACKAGES]
   return (
     f"{' '.join(data)}, every run {common['updates']} updates of {common['tokens']} tokens, "
-    f"{minutes:.1f} minutes (the median). "
-    f"{_each(records, lambda r: r['hardware'])}; {_each(records, lambda r: r['date'][:10])}; "
-    f"commit {common['commit']}{_changed(records)}; {', '.join(packages)}. "
+    f"{captions.minutes(records)}. {captions.origin(records, _PACKAGES)}. "
     f"BLEU of {len(records[0]['sentences'][split]):,} sentences of {split}: "
     f"sacreBLEU {of['signatures']['sacrebleu']}, the paper's {of['signatures']['paper_bleu']}."
   )
-
-
-def _changed(records: Sequence[Record]) -> str:
-  return " with changes" if any((r["commit"] or "").endswith("-dirty") for r in records) else ""
-
-
-def _each(records: Sequence[Record], of: Callable[[Record], str]) -> str:
-  return ", ".join(sorted({of(record) for record in records}))
 
 
 # The table ---------------------------------------------------------------------------------------
@@ -76,7 +63,7 @@ def _main_table(table: Table, scored: Scored, paper: Published, split: str) -> l
     score = lambda split, kind, runs=runs: [run["scores"][split][kind] for run in runs]
     rows.append(
       [
-        *(row, ", ".join(str(run["seed"]) for run in runs)),
+        *(row, captions.seeds(runs)),
         markdown.mean_of([run["curve"][-1][1] for run in runs if run["curve"]], digits=3),
         *(markdown.mean_of(score(name, "sacrebleu")) for name in [split, *others]),
         markdown.mean_of(score(split, "paper_bleu")),

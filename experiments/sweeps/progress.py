@@ -4,7 +4,7 @@ import datetime
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import rich.console
 import rich.live
@@ -22,7 +22,8 @@ class State(NamedTuple):
   word: str = "waiting"  # running, finished, failed, submitted
   step: int = 0
   loss: float | None = None
-  valid_score: float | None = None
+  valid_loss: float | None = None
+  valid_score: float | None = None  # where the task reports one during training
   test_score: float | None = None  # when finished
 
 
@@ -31,11 +32,22 @@ def read_state(workdir: pathlib.Path, word: str) -> State:
   last = {}
   for line in read_metrics(workdir):
     last |= {name: value for name, value in line.items() if value is not None}
-  return State(word, last.get("step", 0), last.get("loss"), valid_score(last))
+  losses = last.get("loss"), last.get("valid_loss")
+  return State(word, last.get("step", 0), *losses, valid_score(last))
+
+
+def finished_state(cell: Cell, record: Mapping[str, Any]) -> State:
+  """What a finished cell's record says; the training loss where its folder is here."""
+  loss = read_state(cell.workdir, "finished").loss
+  _, *valid = record["curve"][-1]
+  test_score = next(iter(record["scores"].get("test", {}).values()), None)
+  return State("finished", cell.num_steps, loss, *valid, test_score)
 
 
 class Progress:
   """A table of all cells on a terminal; elsewhere a line for each change, and one now and then.
+
+  A column that has no number in any cell is not shown: not every task has every score.
 
   The time left is that of the updates left at the pace of this sweep so far, all its cells and
   their evaluations together; none is told before there are updates to go by.
@@ -57,7 +69,7 @@ class Progress:
       console: stderr by default.
       seconds: between two lines that tell of running cells, where there is no terminal.
     """
-    self._columns = ("step", "loss", f"valid {score}", f"test {score}")
+    self._columns = ("step", "loss", "valid loss", f"valid {score}", f"test {score}")
     self._console = console or rich.console.Console(stderr=True)
     self._seconds = seconds
     self._num_steps = {cell.name: cell.num_steps for cell in cells}
@@ -100,10 +112,12 @@ class Progress:
     table = rich.table.Table(caption=self.summary(), caption_justify="left")
     table.add_column("cell")
     table.add_column("state")
-    for name in self._columns:
-      table.add_column(name, justify="right")
-    for name in self._states:
-      table.add_row(*map(Text, self._cells_of(name)))
+    names, states, *columns = zip(*map(self._cells_of, self._states), strict=True)
+    shown = [x for x in zip(self._columns, columns, strict=True) if any(x[1])]
+    for title, _ in shown:
+      table.add_column(title, justify="right")
+    for cells in zip(names, states, *(column for _, column in shown), strict=True):
+      table.add_row(*map(Text, cells))
     return table
 
   def summary(self) -> str:
@@ -130,8 +144,9 @@ class Progress:
   def _cells_of(self, name: str) -> list[str]:
     state = self._states[name]
     step = f"{state.step}/{self._num_steps[name]}" if state.step else ""
-    numbers = ((state.loss, 3), (state.valid_score, 1), (state.test_score, 2))
-    return [name, state.word, step, *(_rounded(*number) for number in numbers)]
+    losses = (_rounded(loss, 3) for loss in (state.loss, state.valid_loss))
+    scores = _rounded(state.valid_score, 1), _rounded(state.test_score, 2)
+    return [name, state.word, step, *losses, *scores]
 
   def _print(self, name: str) -> None:
     names = ("", "", *(f"{column} " for column in self._columns))
@@ -140,6 +155,12 @@ class Progress:
     self._console.print(
       f"{line}  ({self.summary()})", markup=False, highlight=False, soft_wrap=True
     )
+
+
+def fail(cell: Cell, lines: Sequence[str], progress: Progress) -> None:
+  """Keeps what a failed cell said, and shows that it failed."""
+  cell.beside(".error.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+  progress.update(cell.name, read_state(cell.workdir, "failed"))
 
 
 def _rounded(x: float | None, decimals: int) -> str:

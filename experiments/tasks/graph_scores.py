@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.tasks.task import Evaluation
-from relpos_jax.evaluation.pictures import Panel, SpreadPanel, counts_heatmap, spread_curves
+from relpos_jax.evaluation.heatmaps import Panel, counts_heatmap
+from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 
-# Minervini et al. 2020, trained on chains of 2, 3 and 4: percent at each length.
+# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4: percent at
+# each length, as the README of github.com/uclnlp/ctp prints them, of one seed.
 CTP = dict(zip(range(2, 11), (100, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
 LONGEST_TRAINED = 4  # relations of a chain
 

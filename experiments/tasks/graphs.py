@@ -3,10 +3,8 @@
 import collections
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.tasks import graph_scores, tokens
+from experiments.tasks import graph_data, graph_scores, tokens
 from experiments.tasks.task import (
   Evaluation,
   Run,
@@ -26,14 +24,13 @@ from experiments.tasks.task import (
 from experiments.values import at_least, check_values
 from relpos_jax.data.batching import bucket_boundaries, prefetch
 from relpos_jax.data.graph_batching import GraphBatch, GraphBatches, empty_batch
-from relpos_jax.data.graphs import Graph, GraphData, GraphNames, stratified_folds
+from relpos_jax.data.graphs import Graph, GraphData, GraphNames
 from relpos_jax.errors import InputError
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.training.loss import Loss, graph_loss
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh, num_rows_together, put_batch
-from relpos_jax.training.workdir import read_json, write_whole
-from relpos_jax.typing import Array, Int, PyTree
+from relpos_jax.typing import Array, Float, Int, PyTree
 
 _HEADS = dict(clutrr="pair", tu="graph")  # what is asked of the graphs of a source
 _CHOICES = {"data.source": (*_HEADS,)} | {
@@ -47,8 +44,6 @@ _NUMBERS = (
   at_least(3, "data.tu.num_folds"),
   at_least(-1, "data.tu.fold"),
 )
-_VOCABULARY = "graphs.json"
-_FOLDS_SEED = 0  # of every run: what one tests on, no other fold's run does
 
 
 class Graphs:
@@ -58,12 +53,6 @@ class Graphs:
 
   def __init__(self, config: ConfigDict):
     self.config = config
-
-  @property
-  def fold(self) -> int:
-    """The fold of a folder in TU format that is tested on."""
-    fold, number = self.config.data.tu.fold, self.config.data.tu.num_folds
-    return self.config.seed % number if fold == -1 else fold
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)
@@ -79,44 +68,17 @@ class Graphs:
 
   def load_data(self) -> GraphData:
     """The graphs of `config.data`: splits train and valid, and all others to test on."""
-    options = self.config.data[self.config.data.source]
-    if self.config.data.source == "clutrr":
-      from relpos_jax.data import clutrr  # with TFDS, half a second of importing
-
-      return clutrr.load(**options)
-    from relpos_jax.data import tu
-
-    return self._folded(tu.load(options.name, options.path))
-
-  def _folded(self, data: GraphData) -> GraphData:
-    """One fold to test on, the next to validate, all others to train."""
-    graphs, number = data.splits["all"], self.config.data.tu.num_folds
-    folds = stratified_folds([int(graph.target) for graph in graphs], number, _FOLDS_SEED)
-    parts = dict(test=folds.pop(self.fold), valid=folds.pop(self.fold % len(folds)))
-    parts["train"] = np.concatenate(folds)
-    splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
-    note = f"fold {self.fold} of {number} is tested on, fold {(self.fold + 1) % number} validates"
-    return dataclasses.replace(data, splits=splits, notes=(*data.notes, note))
+    return graph_data.load(self.config)
 
   def learn_vocabulary(self, data: GraphData, workdir: pathlib.Path) -> GraphNames:
     """The names of labels and classes, which are the data's."""
-    if (workdir / _VOCABULARY).exists():
-      return _known(self.load_vocabulary(workdir), data)
-    return data.names
+    return graph_data.learn_names(data, workdir)
 
   def load_vocabulary(self, workdir: pathlib.Path) -> GraphNames:
-    path = workdir / _VOCABULARY
-    if not path.exists():
-      raise InputError(f"no {path}: the run was stopped before its first step; train it again")
-    values = read_json(path)
-    if {*values} != {*GraphNames._fields}:
-      raise InputError(f"damaged {path}: train into another folder")
-    return GraphNames(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    return graph_data.read_names(workdir)
 
   def save_vocabulary(self, vocabulary: GraphNames, workdir: pathlib.Path) -> None:
-    path = workdir / _VOCABULARY
-    if not path.exists():
-      write_whole(path, json.dumps(vocabulary._asdict(), indent=2) + "\n")
+    graph_data.write_names(vocabulary, workdir)
 
   def mock_vocabulary(self) -> GraphNames:
     """As many names as CLUTRR has."""
@@ -126,7 +88,7 @@ class Graphs:
   def make_batches(
     self, data: GraphData, vocabulary: GraphNames, mesh: AnyMesh
   ) -> tuple[GraphBatches, GraphBatches]:
-    _known(vocabulary, data)
+    graph_data.known(vocabulary, data)
     train, valid = data.splits["train"], data.splits["valid"]
     boundaries = self._boundaries([*train, *valid], self.config.batches.max_length)
     make = functools.partial(self._batches, boundaries=boundaries, mesh=mesh)
@@ -188,7 +150,7 @@ class Graphs:
 
   def evaluate(self, run: Run, data: GraphData, workdir: pathlib.Path) -> Evaluation | None:
     """Accuracy and loss of every split but train, and a picture."""
-    _known(run.vocabulary, data)
+    graph_data.known(run.vocabulary, data)
     graphs = [(name, graph) for name, of in data.splits.items() if name != "train" for graph in of]
     told = self._tell(run, [graph for _, graph in graphs])
     if not is_first():
@@ -214,11 +176,16 @@ class Graphs:
     return [told[number] for number in range(len(graphs))]
 
 
-def make_answer(graphdef: nnx.GraphDef, params: PyTree) -> Callable:
-  """`answer(batch)`: of every graph the likeliest class, and the nats that its own class costs."""
+def make_answer(
+  graphdef: nnx.GraphDef, params: PyTree
+) -> Callable[[GraphBatch], tuple[Int[Array, "B X"], Float[Array, "B X"]]]:
+  """`answer(batch)`: the likeliest class, and the nats that the right one costs; compiled.
+
+  Of each target: X is G for graphs and for queries, T for nodes. Those of padding mean nothing.
+  """
 
   @jax.jit
-  def answer(params, batch: GraphBatch) -> tuple[Int[Array, "B X"], Array]:
+  def answer(params, batch: GraphBatch) -> tuple[Int[Array, "B X"], Float[Array, "B X"]]:
     logits = nnx.merge(graphdef, params)(batch)
     target = jnp.maximum(batch.target, 0)[..., None]
     nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1)[..., 0]
@@ -238,23 +205,6 @@ def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
     head=_HEADS[config.data.source],
     **model_values(config),
   )
-
-
-def _known(names: GraphNames, data: GraphData) -> GraphNames:
-  """The names that the model knows; InputError if the data have others."""
-  for kind in GraphNames._fields:
-    ours, theirs = getattr(names, kind), getattr(data.names, kind)
-    if ours != theirs:
-      raise InputError(
-        f"the data have {kind} {_short(theirs)}, the trained model {_short(ours)}: "
-        "give the data it was trained on, or another --workdir"
-      )
-  return names
-
-
-def _short(value: Any) -> str:
-  text = ", ".join(value) if isinstance(value, tuple) else str(value)
-  return text if len(text) < 60 else f"{text[:60]}..."
 
 
 def _count_right(graphdef: nnx.GraphDef, params: PyTree, batch: GraphBatch):

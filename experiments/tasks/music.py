@@ -28,7 +28,7 @@ from relpos_jax.data.music import Codec, Music
 from relpos_jax.data.music_rows import MusicRows
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS
-from relpos_jax.decoding.sampling import Sampler
+from relpos_jax.decoding.sampler import Sampler
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.likelihood import likelihood, make_nats_of
 from relpos_jax.evaluation.piano_roll import Reach, piano_roll

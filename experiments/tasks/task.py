@@ -26,7 +26,7 @@ class Task(Protocol):
   """
 
   config: ConfigDict
-  score: str  # what its first score is called, and in metrics `valid_` and this in lower case
+  score: str  # its first score; in metrics, if at all, `valid_` and this in lower case
 
   def check(self, sizes: Mapping[str, int]) -> None:
     """Holds this kind's own values against their meaning, for a mesh of these sizes.

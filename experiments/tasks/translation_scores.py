@@ -19,7 +19,7 @@ from relpos_jax.evaluation.bleu import (
   paper_bleu,
   sentence_statistics,
 )
-from relpos_jax.evaluation.pictures import attention_heatmap
+from relpos_jax.evaluation.heatmaps import attention_heatmap
 from relpos_jax.evaluation.report import BleuRow, Sample, bleu_table, plain_text, samples
 
 _SHOWN, _SHOWN_IN_SHORT = 5, 3

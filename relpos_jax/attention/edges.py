@@ -121,12 +121,17 @@ def pair_features(
   so the tables and the kernels of `edge_attention`, one above the other, are the kernels here.
   Takes O(T T (E + F)) memory.
 
+  Raises:
+    ValueError: neither labels nor features are given.
+
   >>> features, visible = pair_features(
   ...   jnp.array([0, 0]), jnp.array([1, 1]), jnp.array([0, 2]), None, num_labels=3, num_nodes=2)
   >>> features[1, 0], visible.astype(int)
   (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
          [1, 0]], dtype=int32))
   """
+  if labels is None and features is None:
+    raise ValueError("labels and features are None: give one, for there are no vectors without")
   if senders.ndim > 1:
     one = lambda *edges: pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, labels, features)

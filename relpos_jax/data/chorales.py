@@ -12,10 +12,8 @@ from tensorflow_datasets.core.utils import Size
 from relpos_jax.data import voices
 from relpos_jax.data.music import Music
 from relpos_jax.data.prepared import (
-  check_reachable,
   damage_named,
   data_dir,
-  is_prepared,
   prepare,
   read_splits,
   upstream_content,
@@ -52,12 +50,10 @@ def load(path: str = "") -> Music:
   if folder:
     upstream_content(folder, _NAME, _SHA256, _UPSTREAM)
   make = lambda: JsbChorales(folder=folder, data_dir=data_dir())
-  if not folder and not is_prepared(make()):
-    check_reachable(_URL, _REMEDY)
-  builder = prepare(make, _REMEDY)
+  builder = prepare(make, _REMEDY, url="" if folder else _URL)
   with damage_named(builder):
     tokens = read_splits(builder, lambda item: voices.encode(item["grid"]))
-    return Music({split: list(pieces) for split, pieces in tokens.items()}, voices.CODEC)
+    return Music({split: list(pieces) for split, pieces in tokens.items()})
 
 
 class JsbChorales(tfds.core.GeneratorBasedBuilder):

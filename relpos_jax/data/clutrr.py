@@ -17,14 +17,7 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
-from relpos_jax.data.prepared import (
-  check_reachable,
-  damage_named,
-  data_dir,
-  is_prepared,
-  prepare,
-  read_split,
-)
+from relpos_jax.data.prepared import damage_named, data_dir, prepare, read_split, verify
 from relpos_jax.errors import InputError
 
 RELATIONS = (
@@ -76,9 +69,7 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   if folder:
     _verify(folder)
   make = lambda: Clutrr(data_dir=data_dir())
-  if not folder and not is_prepared(make()):
-    check_reachable(_URL, _REMEDY)
-  builder = prepare(make, _REMEDY, manual_dir=folder)
+  builder = prepare(make, _REMEDY, url="" if folder else _URL, manual_dir=folder)
   with damage_named(builder):
     names = ("train", *map(_test, LENGTHS))
     splits = {name: [*read_split(builder, name, _graph)] for name in names}
@@ -148,16 +139,10 @@ def _test(length: int) -> str:
 def _verify(folder: pathlib.Path) -> None:
   """Raises InputError unless the folder has one of the files, with what it has upstream."""
   file = next((folder / name for name in (_GRAPHS, _ZIP) if (folder / name).exists()), None)
+  wanted = f"a folder with {_ZIP} from {_UPSTREAM}"
   if file is None:
-    raise InputError(
-      f"no {_ZIP} in {folder}: path must be a folder with {_UPSTREAM}, or empty to download it"
-    )
-  found, wanted = hashlib.sha256(file.read_bytes()).hexdigest(), _FILES[file.name][1]
-  if found != wanted:
-    raise InputError(
-      f"wrong file {file}: its sha256 is {found[:12]}..., the recorded one {wanted[:12]}...; copy "
-      f"{_ZIP} again from {_UPSTREAM}, or leave path empty to download it"
-    )
+    raise InputError(f"no {_ZIP} in {folder}: path must be {wanted}, or empty to download it")
+  verify(file, _FILES[file.name][1], _UPSTREAM, wanted)
 
 
 def _rows_of_graphs(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:

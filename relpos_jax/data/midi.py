@@ -35,7 +35,7 @@ def load(path: str = "", codec: str = "events") -> Music:
   read = CODECS[codec].read
   splits = {split: [read(file) for file in found] for split, found in files.items()}
   counts = ", ".join(f"{len(found):,} {split}" for split, found in files.items())
-  return Music(splits, CODECS[codec], (f"MIDI files of {path}: {counts}",))
+  return Music(splits, (f"MIDI files of {path}: {counts}",))
 
 
 def split_files(path: str) -> dict[str, list[pathlib.Path]]:

@@ -1,7 +1,6 @@
 """Multi30k: 29,000 image captions in English, German and French, as a TFDS data set."""
 
 import gzip
-import hashlib
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ from tensorflow_datasets.core.utils import Size
 from relpos_jax.data import multi30k_prepared
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.prepared import (
-  check_reachable,
   damage_named,
   data_dir,
-  is_prepared,
   lazy_splits,
   prepare,
   split_languages,
+  verify,
 )
 from relpos_jax.errors import InputError
 
@@ -29,9 +27,8 @@ _URL = (
   "https://raw.githubusercontent.com/multi30k/dataset/"
   "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
 )
-_REMEDY = (
-  "to use files at hand, give path=FOLDER with data/task1/raw of github.com/multi30k/dataset"
-)
+_UPSTREAM = "data/task1/raw of github.com/multi30k/dataset"
+_REMEDY = f"to use files at hand, give path=FOLDER with {_UPSTREAM}"
 
 # Bytes and sha256 of the files upstream.
 _FILES = {
@@ -78,15 +75,13 @@ def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Co
   folder = pathlib.Path(path).expanduser() if path else None
   if folder:
     for name in _file_names(pair):
-      _verify(folder / name)
+      verify(folder / name, _FILES[name][1], _UPSTREAM, f"a folder with {_UPSTREAM}")
 
   def make() -> Multi30k:
     config = languages if pair[0] == "en" else f"{pair[1]}-{pair[0]}"
     return Multi30k(config=config, data_dir=data_dir())
 
-  if not folder and not is_prepared(make()):
-    check_reachable(_URL + "train.en.gz", _REMEDY)
-  builder = prepare(make, _REMEDY, manual_dir=folder)
+  builder = prepare(make, _REMEDY, url="" if folder else f"{_URL}train.en.gz", manual_dir=folder)
   with damage_named(builder):
     # Small enough for memory, where epochs and tokenizers read it faster than from disk.
     return Corpus({split: list(pairs) for split, pairs in lazy_splits(builder, pair).items()})
@@ -100,7 +95,7 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
     tfds.core.BuilderConfig(name="en-de", description="English and German"),
     tfds.core.BuilderConfig(name="en-fr", description="English and French"),
   ]
-  MANUAL_DOWNLOAD_INSTRUCTIONS = "The files of data/task1/raw of github.com/multi30k/dataset."
+  MANUAL_DOWNLOAD_INSTRUCTIONS = f"The files of {_UPSTREAM}."
   # Where TFDS looks sizes and checksums up: a wrong download is refused and not cached.
   url_infos = {  # noqa: RUF012
     _URL + name: UrlInfo(size=Size(size), checksum=sha256, filename=name)
@@ -142,23 +137,6 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
 def _file_names(languages) -> list[str]:
   """The files upstream of all splits in these languages."""
   return [f"{stem}.{language}.gz" for stem in _STEMS.values() for language in languages]
-
-
-def _verify(file: pathlib.Path) -> None:
-  """Raises InputError unless the file is the one of its name upstream."""
-  try:
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-  except OSError as error:
-    raise InputError(
-      f"cannot read {file}: {error.strerror}; path must be a folder with data/task1/raw of "
-      "github.com/multi30k/dataset, or empty to download it"
-    ) from None
-  wanted = _FILES[file.name][1]
-  if sha256 != wanted:
-    raise InputError(
-      f"wrong file {file}: its sha256 is {sha256[:12]}..., upstream's is {wanted[:12]}...; copy it "
-      "again from data/task1/raw of github.com/multi30k/dataset, or leave path empty to download it"
-    )
 
 
 def _lines(file: pathlib.Path) -> list[str]:

@@ -9,10 +9,8 @@ from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.prepared import (
-  check_reachable,
   damage_named,
   data_dir,
-  is_prepared,
   lazy_splits,
   prepare,
   split_languages,
@@ -57,9 +55,7 @@ def load(languages: str = "en-de", path: str = "") -> Corpus:
   if path:
     return _read(pathlib.Path(path).expanduser(), pair)
   make = lambda: Multi30kPrepared(data_dir=data_dir())
-  if not is_prepared(make()):
-    check_reachable(_URL + "train.en", _REMEDY)
-  builder = prepare(make, _REMEDY)
+  builder = prepare(make, _REMEDY, url=f"{_URL}train.en")
   with damage_named(builder):
     return Corpus({split: list(pairs) for split, pairs in lazy_splits(builder, pair).items()})
 

@@ -56,7 +56,6 @@ class Music:
   """
 
   splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
-  codec: Codec
   notes: tuple[str, ...] = ()
 
 

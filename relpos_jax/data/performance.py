@@ -75,9 +75,10 @@ def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
   """
   for note in notes:
     if not (0 <= note.pitch <= 127 and 1 <= note.velocity <= 127):
+      seconds = note.start / STEPS_PER_SECOND
       raise InputError(
-        f"pitch {note.pitch}, velocity {note.velocity} of the note at {note.start / 100} s: want "
-        "0 to 127, and 1 to 127"
+        f"pitch {note.pitch}, velocity {note.velocity} of the note at {seconds} s: want 0 to 127, "
+        "and 1 to 127"
       )
   events = sorted(
     [(note.end, NOTE_OFF, note.pitch, 0) for note in notes]
@@ -114,7 +115,9 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   """
   row = content(tokens)
   if len(row) and not NOTE_ON <= row.min() <= row.max() < VOCAB_SIZE:
-    raise ValueError(f"tokens go from {row.min()} to {row.max()}; want {NOTE_ON} to 390")
+    raise ValueError(
+      f"tokens go from {row.min()} to {row.max()}; want {NOTE_ON} to {VOCAB_SIZE - 1}"
+    )
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}
 

@@ -36,16 +36,19 @@ def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
 
 
 def prepare(
-  make: Callable[[], tfds.core.DatasetBuilder], remedy: str, **download_config
+  make: Callable[[], tfds.core.DatasetBuilder], remedy: str, *, url: str = "", **download_config
 ) -> tfds.core.DatasetBuilder:
   """`make()` with its data on disk: downloaded and prepared unless that was done before.
 
   What an earlier interrupted preparation left is replaced. Of several processes that prepare the
-  same data at once, the first one's are kept. Raises InputError, one line that ends in `remedy`.
+  same data at once, the first one's are kept. Where something is to be downloaded, `url` is tried
+  first. Raises InputError, one line that ends in `remedy`.
   """
   builder = make()
   if is_prepared(builder):
     return builder
+  if url:
+    check_reachable(url, remedy)
   mode = tfds.GenerateMode
   config = tfds.download.DownloadConfig(
     try_download_gcs=False,
@@ -88,13 +91,33 @@ def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str
   packed = folder / f"{name}.gz"
   file = packed if packed.exists() else folder / name
   content = read_content(file)
-  found = hashlib.sha256(content).hexdigest()
-  if found != sha256:
-    raise InputError(
-      f"wrong file {file}: the sha256 of its text is {found[:12]}..., upstream's is "
-      f"{sha256[:12]}...; copy it again from {upstream}, or leave path empty to download it"
-    )
+  _check_sha256(file, "the sha256 of its text", content, sha256, upstream)
   return content
+
+
+def verify(file: pathlib.Path, sha256: str, upstream: str, wanted: str) -> None:
+  """Raises InputError unless a user's file is the one of its name upstream, byte for byte.
+
+  `wanted`: what the folder must be, in words.
+  """
+  try:
+    content = file.read_bytes()
+  except OSError as error:
+    raise InputError(
+      f"cannot read {file}: {error.strerror}; path must be {wanted}, or empty to download it"
+    ) from None
+  _check_sha256(file, "its sha256", content, sha256, upstream)
+
+
+def _check_sha256(
+  file: pathlib.Path, what: str, content: bytes, wanted: str, upstream: str
+) -> None:
+  found = hashlib.sha256(content).hexdigest()
+  if found != wanted:
+    raise InputError(
+      f"wrong file {file}: {what} is {found[:12]}..., upstream's is {wanted[:12]}...; copy it "
+      f"again from {upstream}, or leave path empty to download it"
+    )
 
 
 def split_languages(languages: str, known: tuple[str, ...]) -> tuple[str, str]:

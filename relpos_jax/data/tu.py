@@ -1,6 +1,5 @@
 """Molecules with bond labels, as TFDS data sets, and any folder in TU format."""
 
-import hashlib
 import pathlib
 import zipfile
 from collections.abc import Iterator
@@ -12,14 +11,7 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
-from relpos_jax.data.prepared import (
-  check_reachable,
-  damage_named,
-  data_dir,
-  is_prepared,
-  prepare,
-  read_split,
-)
+from relpos_jax.data.prepared import damage_named, data_dir, prepare, read_split, verify
 from relpos_jax.data.tu_format import read_folder
 from relpos_jax.errors import InputError
 
@@ -60,11 +52,11 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
       f"unknown data set {name!r}: give the path of its folder, or {' or '.join(_FILES)}"
     )
   if folder:
-    _verify(folder / f"{name}.zip")
+    wanted = f"a folder with {name}.zip from {_UPSTREAM}, or in TU format"
+    verify(folder / f"{name}.zip", _FILES[name][1], _UPSTREAM, wanted)
   make = lambda: TU(config=name, data_dir=data_dir())
-  if not folder and not is_prepared(make()):
-    check_reachable(f"{_URL}{name}.zip", _REMEDY)
-  builder = prepare(make, _REMEDY, manual_dir=folder)
+  url = "" if folder else f"{_URL}{name}.zip"
+  builder = prepare(make, _REMEDY, url=url, manual_dir=folder)
   with damage_named(builder):
     names, graphs = builder.info.metadata, [*read_split(builder, "train", _graph)]
   return GraphData(dict(all=graphs), GraphNames(*(tuple(names[kind]) for kind in _NAMES)))
@@ -109,23 +101,6 @@ class TU(tfds.core.GeneratorBasedBuilder):
     for index, graph in enumerate(graphs):
       edges = np.column_stack([graph.senders, graph.receivers, graph.labels])
       yield index, dict(nodes=graph.nodes, edges=edges, target=graph.target)
-
-
-def _verify(file: pathlib.Path) -> None:
-  """Raises InputError unless the file is the one of its name upstream."""
-  try:
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-  except OSError as error:
-    raise InputError(
-      f"cannot read {file}: {error.strerror}; path must be a folder with {file.name} from "
-      f"{_UPSTREAM}, or in TU format, or empty to download it"
-    ) from None
-  wanted = _FILES[file.stem][1]
-  if sha256 != wanted:
-    raise InputError(
-      f"wrong file {file}: its sha256 is {sha256[:12]}..., upstream's is {wanted[:12]}...; copy it "
-      f"again from {_UPSTREAM}, or leave path empty to download it"
-    )
 
 
 def _graph(item) -> Graph:

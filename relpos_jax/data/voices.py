@@ -59,7 +59,9 @@ def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
   """
   row = content(tokens)
   if len(row) and not SILENCE <= row.min() <= row.max() < VOCAB_SIZE:
-    raise ValueError(f"tokens go from {row.min()} to {row.max()}; want {SILENCE} to 131")
+    raise ValueError(
+      f"tokens go from {row.min()} to {row.max()}; want {SILENCE} to {VOCAB_SIZE - 1}"
+    )
   steps = row[: len(row) // len(VOICES) * len(VOICES)].reshape(-1, len(VOICES))
   return np.where(steps == SILENCE, -1, steps - FIRST_PITCH)
 

@@ -6,7 +6,6 @@ import tensorflow_datasets as tfds
 
 from relpos_jax.data.corpus import Corpus
 from relpos_jax.data.prepared import (
-  check_reachable,
   data_dir,
   is_prepared,
   lazy_splits,
@@ -17,6 +16,7 @@ from relpos_jax.errors import InputError
 
 LANGUAGES = ("en-de", "de-en", "en-fr", "fr-en")
 
+_URL = "http://www.statmt.org/wmt14/"
 _REMEDY = "or set TFDS_DATA_DIR to a folder with wmt14_translate prepared as array_record elsewhere"
 
 
@@ -41,11 +41,9 @@ def load(languages: str = "en-de") -> Corpus:
     # Touching the class registers it: without TensorFlow tfds.builder does not find it by name.
     return tfds.translate.Wmt14Translate(config=f"{foreign}-en", data_dir=data_dir())
 
-  if not is_prepared(make()):
-    if importlib.util.find_spec("tensorflow") is None:
-      raise InputError(
-        f"wmt14 is not in {data_dir()} and needs TensorFlow to be prepared: "
-        f"pip install -e '.[wmt14]', {_REMEDY}"
-      )
-    check_reachable("http://www.statmt.org/wmt14/", f"try again, {_REMEDY}")
-  return Corpus(lazy_splits(prepare(make, f"try again, {_REMEDY}"), pair))
+  if importlib.util.find_spec("tensorflow") is None and not is_prepared(make()):
+    raise InputError(
+      f"wmt14 is not in {data_dir()} and needs TensorFlow to be prepared: "
+      f"pip install -e '.[wmt14]', {_REMEDY}"
+    )
+  return Corpus(lazy_splits(prepare(make, f"try again, {_REMEDY}", url=_URL), pair))

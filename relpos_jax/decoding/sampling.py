@@ -1,21 +1,13 @@
-"""Cached sampling from a language model: one pure function, and the sampler around a model."""
+"""Cached sampling as one pure function of a step-wise decoder and its cache."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import nnx
 
-from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.cached import decoding_model
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
-
-_SHORTEST = 16
 
 
 class Choice(NamedTuple):
@@ -36,80 +28,6 @@ class Choice(NamedTuple):
 AS_THE_MODEL_SAYS = Choice()
 
 
-class Sampler:
-  """Continues pieces, with a cache, all of them in one compiled program.
-
-  Args:
-    graphdef, params: a `LanguageModel`, split.
-    context: the most tokens that it reads, begin and prime included.
-    bos, eos, pad: begin, which is put in front of a prime and never drawn; end, which ends a piece;
-      padding, which is never drawn.
-
-  >>> from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-  >>> config = LanguageModelConfig(9, num_layers=1, width=16, num_heads=2, feed_forward=16)
-  >>> model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()
-  >>> sampler = Sampler(*nnx.split(model), context=32)
-  >>> pieces = sampler([[4, 5], []], num_tokens=6, seed=0)
-  >>> pieces[0][:2].tolist(), all(len(piece) <= 8 for piece in pieces)
-  ([4, 5], True)
-  """
-
-  def __init__(
-    self,
-    graphdef: nnx.GraphDef,
-    params: PyTree,
-    *,
-    context: int,
-    bos: int = BOS,
-    eos: int = EOS,
-    pad: int = PAD,
-  ):
-    self.params = params
-    self.context = context
-    self._special = dict(bos=bos, eos=eos, pad=pad)
-    self._draw = jax.jit(
-      functools.partial(_draw, graphdef, eos=eos, pad=pad, never=(bos, pad)),
-      static_argnames="max_length",
-    )
-
-  def __call__(
-    self,
-    primes: Sequence[Sequence[int] | np.ndarray],
-    *,
-    num_tokens: int | Sequence[int],
-    seed: int,
-    choice: Choice = AS_THE_MODEL_SAYS,
-  ) -> list[Int[np.ndarray, "_"]]:
-    """Each prime and what follows it: `num_tokens` tokens, or fewer where the piece ends.
-
-    Row i of seed s depends on neither the other rows nor how many they are.
-
-    Raises InputError: there is no room in the context for a prime and its new tokens, or a value of
-    `choice` is out of range.
-    """
-    check_choice(choice)
-    limits = np.broadcast_to(np.asarray(num_tokens, np.int32), len(primes))
-    begun = Ragged.of([np.concatenate([[self._special["bos"]], prime]) for prime in primes])
-    for prime, limit in zip(primes, limits.tolist(), strict=True):
-      check_room(len(prime), limit, self.context)
-    # Few shapes, so few compilations: padding takes slots of the cache, and no position.
-    shape = (len(primes), _rounded(int(begun.lengths.max())))
-    tokens = self._draw(
-      self.params,
-      begun.padded(np.arange(len(primes)), shape, self._special["pad"]),
-      limits,
-      jax.random.key(seed),
-      jax.tree.map(jnp.asarray, choice),
-      max_length=_rounded(int(limits.max())),
-    )
-    ends = (self._special["pad"], self._special["eos"])
-    drawn = [row[~np.isin(row, ends)] for row in np.asarray(tokens)]
-    return [
-      np.concatenate([np.asarray(prime, int), row])
-      for prime, row in zip(primes, drawn, strict=True)
-    ]
-
-
 def check_choice(choice: Choice) -> None:
   """Raises InputError, a line that names the value.
 
@@ -125,53 +43,6 @@ def check_choice(choice: Choice) -> None:
     raise InputError(f"top_k is {top_k}: give a number of tokens, or 0 for all")
   if not 0 < top_p <= 1:
     raise InputError(f"top_p is {top_p}: give a probability above 0, at most 1")
-
-
-def check_room(prime: int, num_tokens: int, context: int) -> None:
-  """Raises InputError unless the context holds begin, prime and all new tokens but the last.
-
-  >>> check_room(2000, 48, context=2048)
-  >>> check_room(2048, 48, context=2048)
-  Traceback (most recent call last):
-  ...
-  relpos_jax.errors.InputError: the prime has 2048 tokens, the context is 2048 tokens: give ...
-  """
-  if prime >= context:
-    raise InputError(
-      f"the prime has {prime} tokens, the context is {context} tokens: give a shorter prime"
-    )
-  if num_tokens < 1:
-    raise InputError(f"{num_tokens} tokens wanted: want at least 1")
-  if prime + num_tokens > context:
-    raise InputError(
-      f"the prime has {prime} tokens and {num_tokens} are to follow, the context is {context} "
-      f"tokens: ask for at most {context - prime}, or give a shorter prime"
-    )
-
-
-def _rounded(length: int) -> int:
-  """A power of two, at least 16.
-
-  >>> _rounded(3), _rounded(65)
-  (16, 128)
-  """
-  return max(_SHORTEST, 1 << (length - 1).bit_length())
-
-
-def _draw(graphdef, params, primes, limits, key, choice, *, max_length, eos, pad, never):
-  model = decoding_model(graphdef, params)
-  return sample(
-    model.decode,
-    model.init_cache(len(primes), primes.shape[1] + max_length),
-    primes,
-    limits,
-    key,
-    choice=choice,
-    max_length=max_length,
-    eos=eos,
-    pad=pad,
-    never=never,
-  )
 
 
 def sample(

@@ -13,6 +13,8 @@ from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.typing import Array, Float, Int, PyTree
 
+_NUM_SHAPES = 4  # of batches: each is compiled once
+
 
 class Likelihood(NamedTuple):
   """The negative log-likelihood of pieces, as sums.
@@ -57,10 +59,6 @@ def likelihood(
   times: Callable[[np.ndarray], np.ndarray],
   *,
   token_budget: int,
-  num_shapes: int = 4,
-  multiple_of: int = 1,
-  bos: int = BOS,
-  eos: int = EOS,
 ) -> Likelihood:
   """The likelihood of whole pieces, each token given all before it; summed in float64.
 
@@ -70,27 +68,23 @@ def likelihood(
     pieces: tokens, without begin and end.
     times: the codec's: the step of each token and of the one to come.
     token_budget: tokens a batch, padding included, at most; a longer piece is a batch of its own.
-    num_shapes: each is compiled once.
-    multiple_of: rows are filled up to a multiple of this: devices.
   """
-  read = Ragged.of([np.concatenate([[bos], piece]) for piece in pieces])
-  follow = Ragged.of([np.concatenate([piece, [eos]]) for piece in pieces])
-  boundaries = bucket_boundaries(read.lengths, num_shapes, multiple_of=64)
-  budget = max(token_budget, boundaries[-1] * multiple_of)
+  read = Ragged.of([np.concatenate([[BOS], piece]) for piece in pieces])
+  follow = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
+  boundaries = bucket_boundaries(read.lengths, _NUM_SHAPES, multiple_of=64)
   numbers = Ragged.of([[number] for number in range(1, len(pieces) + 1)])  # 0 is no piece
   batches = Batches(
     *(read, follow, numbers),
     kind=lambda *sides: sides,
     boundaries=boundaries,
-    token_budget=budget,
-    multiple_of=multiple_of,
+    token_budget=max(token_budget, boundaries[-1]),
     seed=None,
   )
   end_nats, of_pieces = 0.0, np.zeros(len(pieces) + 1)
   for source, target, piece in prefetch(batches, 0, batches.num_per_epoch):
     found = np.asarray(nats_of(source, target), np.float64)
     of_pieces[piece[:, 0]] += found.sum(axis=1)
-    end_nats += found[target == eos].sum()
+    end_nats += found[target == EOS].sum()
   return Likelihood(
     nats=float(of_pieces[1:].sum()),
     end_nats=float(end_nats),
@@ -109,9 +103,7 @@ def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[
   return lambda source, target: score(params, source, target)
 
 
-def token_nats(
-  logits: Float[Array, "B L V"], targets: Int[Array, "B L"], pad: int = PAD
-) -> Float[Array, "B L"]:
+def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Float[Array, "B L"]:
   """-log P(target) of each token, in float32; 0 of padding.
 
   >>> nats = token_nats(jnp.zeros((1, 3, 4)), jnp.array([[1, 2, 0]]))  # log 4, log 4, 0
@@ -120,4 +112,4 @@ def token_nats(
   """
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
   nats = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
-  return jnp.where(targets != pad, nats, 0.0)
+  return jnp.where(targets != PAD, nats, 0.0)

@@ -1,8 +1,7 @@
-"""Pictures: how runs learn, where they look, what attention costs, and scores over length."""
+"""Curves: how runs learn, what attention costs, scores over length; the look of all pictures."""
 
 import math
 import pathlib
-import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,8 +17,6 @@ from matplotlib.ticker import (
   StrMethodFormatter,
 )
 
-from relpos_jax.typing import ArrayLike, Float
-
 _TRAIN, _VALID, QUIET = "#4477aa", "#cc3311", "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 # Told apart by colour-blind readers too: Paul Tol's "bright" and "vibrant", and by their marks.
@@ -28,17 +25,7 @@ COLOURS = (
   *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
 )
 _MARKERS = "osD^vPX<>*d"
-_POINTS_PER_INCH = 72
-DPI, _MOST_PIXELS = 150, 8_000  # of a side, beyond which few programs open a picture
-
-
-class Panel(NamedTuple):
-  """One matrix of attention weights, and the words of its rows (queries) and columns (keys)."""
-
-  title: str
-  weights: Float[ArrayLike, "T S"]
-  rows: Sequence[str]
-  columns: Sequence[str]
+DPI = 150
 
 
 class CostPanel(NamedTuple):
@@ -101,74 +88,6 @@ def learning_curves(
   return save(figure, path)
 
 
-def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> pathlib.Path:
-  """Draws attention weights, words on their axes, side by side on one colour scale.
-
-  Args:
-    panels: one to three are readable, of five to forty words an axis.
-    path: the picture's file; its suffix says the format.
-
-  Returns:
-    The path.
-
-  Raises:
-    ValueError: no panels, or weights of another shape than the words.
-
-  >>> import tempfile
-  >>> words = ["Ein", "Hund", "schläft", "."]
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   attention_heatmap([Panel("Encoder", np.eye(4), words, words)], folder + "/a.png").name
-  'a.png'
-  """
-  if not panels:
-    raise ValueError("panels is empty: give at least one")
-  for title, weights, rows, columns in panels:
-    if np.shape(weights) != (len(rows), len(columns)):
-      raise ValueError(
-        f"{title}: weights {np.shape(weights)} for {len(rows)} rows and {len(columns)} columns"
-      )
-  longest = max(max(len(panel.rows), len(panel.columns)) for panel in panels)
-  cell = float(np.clip(8.0 / longest, 0.09, 0.45))
-  fontsize = min(11.0, 0.6 * cell * _POINTS_PER_INCH)
-  widths = [len(panel.columns) * cell for panel in panels]
-  size = _size(panels, cell, fontsize)
-  figure = Figure(size, dpi=min(DPI, _MOST_PIXELS / max(size)), layout="constrained")
-  axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
-  highest = float(max(np.max(panel.weights) for panel in panels))
-  for ax, panel, width in zip(axes, panels, widths, strict=True):
-    image = _draw_weights(ax, panel, highest, fontsize)
-    title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
-    ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
-  # Without panchor=False the bar would centre the panels again, which are aligned at the top.
-  bar = figure.colorbar(
-    image, ax=list(axes), anchor=(0, 1), panchor=False, shrink=0.6, aspect=25, pad=0.02
-  )
-  bar.set_label("attention weight")
-  bar.outline.set_visible(False)
-  return save(figure, path)
-
-
-def counts_heatmap(panel: Panel, path: str | pathlib.Path) -> pathlib.Path:
-  """Draws how many of each class (rows) were given which (columns), the numbers in the cells.
-
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   counts_heatmap(Panel("test", [[5, 1], [0, 7]], "ab", "ab"), folder + "/c.png").name
-  'c.png'
-  """
-  counts = np.asarray(panel.weights)
-  side = 1.6 + 0.45 * len(panel.rows)
-  figure = Figure((side + 0.6, side), dpi=DPI, layout="constrained")
-  ax = figure.subplots()
-  _draw_weights(ax, panel, float(max(1, counts.max())), fontsize=9.0)
-  for (row, column), number in np.ndenumerate(counts):
-    colour = "white" if 2 * number > counts.max() else "black"
-    ax.text(column + 0.5, row + 0.5, f"{number:,}", ha="center", va="center", color=colour)
-  ax.set(ylabel="class", xlabel="answer")
-  ax.set_title(panel.title, loc="left", fontsize=10)
-  return save(figure, path)
-
-
 def cost_curves(
   rows: Sequence[Sequence[CostPanel]], quiet: Collection[str], path: str | pathlib.Path
 ) -> pathlib.Path:
@@ -194,7 +113,7 @@ def cost_curves(
   styles = {name: _style(kinds.index(_kind(name)), name in quiet) for name in names}
   columns = max([1, *map(len, rows)])
   size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
-  figure = Figure(size, dpi=150, layout="constrained")
+  figure = Figure(size, dpi=DPI, layout="constrained")
   grid = figure.subplots(max(1, len(rows)), columns, squeeze=False)
   for ax in grid.flat:
     ax.set_visible(False)
@@ -292,15 +211,6 @@ def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any
   clean(ax)
 
 
-def _size(panels: Sequence[Panel], cell: float, fontsize: float) -> tuple[float, float]:
-  """Inches for the cells, their words and a margin; a letter is 0.6 of the font size wide."""
-  letter = 0.6 * fontsize / _POINTS_PER_INCH
-  inches = lambda words, others: len(words) * cell + max(map(len, others)) * letter
-  width = sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels)
-  height = max(inches(panel.rows, panel.columns) for panel in panels)
-  return width + 1.0, height + 1.0
-
-
 def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
   """Steps and values of the records that have a number of this name."""
   pairs = [(record["step"], record[name]) for record in metrics if record.get(name) is not None]
@@ -341,25 +251,6 @@ def clean(ax: Axes) -> None:
   ax.spines[["top", "right"]].set_visible(False)
   ax.grid(color="#dddddd", linewidth=0.6)
   ax.set_axisbelow(True)
-
-
-def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
-  _, weights, rows, columns = panel
-  image = ax.pcolormesh(
-    np.asarray(weights), cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
-  )
-  # Words are no formulas, whatever dollars they have.
-  text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
-  ax.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)
-  ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **text)
-  ax.tick_params(length=0)
-  ax.xaxis.tick_top()
-  ax.invert_yaxis()
-  ax.set_aspect("equal", anchor="N")
-  ax.spines[:].set_visible(False)
-  ax.set_ylabel("query", color=QUIET)
-  ax.set_xlabel("key", color=QUIET)
-  return image
 
 
 def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.box import SIMPLE_HEAD, Box
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -29,22 +29,19 @@ class Sample(NamedTuple):
   translation: str
 
 
-def bleu_table(rows: Sequence[BleuRow], box: Box = SIMPLE_HEAD) -> Group:
+def bleu_table(rows: Sequence[BleuRow]) -> Group:
   """Both BLEU scores, a split a row, and beneath them their signatures.
 
-  The box is its frame. For a results file, take the text of the table with rich's box MARKDOWN.
-
-  >>> from rich.box import MARKDOWN
   >>> row = BleuRow("test", 1000, Score(36.62, "tok:13a"), Score(37.05, "tok:moses-de+hyphens"))
-  >>> print(plain_text(bleu_table([row], MARKDOWN)))
-  | split | sentences | sacreBLEU | paper's BLEU |
-  |-------|-----------|-----------|--------------|
-  | test  |     1,000 |     36.62 |        37.05 |
+  >>> print(plain_text(bleu_table([row])))
+    split   sentences   sacreBLEU   paper's BLEU
+   ──────────────────────────────────────────────
+    test        1,000       36.62          37.05
   <BLANKLINE>
   sacreBLEU: tok:13a
   paper's BLEU: tok:moses-de+hyphens
   """
-  table = Table("split", box=box)
+  table = Table("split", box=SIMPLE_HEAD)
   for name in ("sentences", "sacreBLEU", "paper's BLEU"):
     table.add_column(name, justify="right")
   for split, num_sentences, sacrebleu, paper in rows:

@@ -46,8 +46,8 @@ class Comparison(NamedTuple):
     return half_width is not None and abs(mean) > half_width and self.p_value < 0.05
 
 
-def student_interval(values: _Values, confidence: float = 0.95) -> Interval:
-  """The mean of independent values, such as the scores of seeds, by Student's t.
+def student_interval(values: _Values) -> Interval:
+  """The mean of independent values, such as the scores of seeds: 95%, by Student's t.
 
   Raises:
     ValueError: there are no values.
@@ -59,11 +59,11 @@ def student_interval(values: _Values, confidence: float = 0.95) -> Interval:
   mean, square = _mean_and_square_error(values)
   if square is None:
     return Interval(mean, None)
-  return Interval(mean, _quantile(len(values) - 1.0, confidence) * math.sqrt(square))
+  return Interval(mean, _quantile(len(values) - 1.0) * math.sqrt(square))
 
 
-def difference_interval(first: _Values, second: _Values, confidence: float = 0.95) -> Interval:
-  """The mean of `first` less that of `second`, by Welch's t: their spreads may differ.
+def difference_interval(first: _Values, second: _Values) -> Interval:
+  """The mean of `first` less that of `second`: 95%, by Welch's t, for their spreads may differ.
 
   Raises:
     ValueError: one has no values.
@@ -78,7 +78,7 @@ def difference_interval(first: _Values, second: _Values, confidence: float = 0.9
   if not total:
     return Interval(mean - other, 0.0)
   freedom = total**2 / (square**2 / (len(first) - 1) + other_square**2 / (len(second) - 1))
-  return Interval(mean - other, _quantile(freedom, confidence) * math.sqrt(total))
+  return Interval(mean - other, _quantile(freedom) * math.sqrt(total))
 
 
 def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
@@ -88,12 +88,13 @@ def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
   return float(np.mean(values)), square
 
 
-def _quantile(freedom: float, confidence: float) -> float:
-  return float(stdtrit(freedom, (1 + confidence) / 2))
+def _quantile(freedom: float) -> float:
+  """Within this of zero, on either side, lie 95% of Student's t."""
+  return float(stdtrit(freedom, (1 + 0.95) / 2))
 
 
 def draw_sentences(
-  num_sentences: int, num_samples: int = 1000, seed: int = _SEED
+  num_sentences: int, num_samples: int = 1000
 ) -> Int[np.ndarray, "samples sentences"]:
   """How often each sentence is in each bootstrap sample, which has as many sentences.
 
@@ -102,7 +103,7 @@ def draw_sentences(
   >>> draw_sentences(5, 3).sum(axis=1)
   array([5, 5, 5])
   """
-  drawn = np.random.default_rng(seed).choice(num_sentences, (num_samples, num_sentences))
+  drawn = np.random.default_rng(_SEED).choice(num_sentences, (num_samples, num_sentences))
   drawn += num_sentences * np.arange(num_samples)[:, None]
   return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
 

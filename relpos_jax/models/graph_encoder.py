@@ -186,7 +186,10 @@ class Head(nnx.Module):
     self.out = nnx.Linear(width, config.num_classes, **options)
     self.kind, self.readout = config.head, config.readout
 
-  def __call__(self, x: Float[Array, "B T D"], graphs: Graphs, rngs=None):
+  def __call__(
+    self, x: Float[Array, "B T D"], graphs: Graphs, rngs: nnx.Rngs | None = None
+  ) -> Float[Array, "B X C"]:
+    """Logits, float32: X is G for graphs and for queries, T for nodes."""
     if self.kind == "pair":
       x = _nodes_of_queries(x, graphs.query)
     elif self.kind == "graph":
@@ -207,8 +210,9 @@ class Edges(NamedTuple):
 def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
   """The edges, then the same backwards where that is wanted, then one of each node to itself.
 
-  Labels are those of the edges, E more where an edge runs backwards under a label of its own, and
-  the last row of the tables from a node to itself, where features are 0.
+  M edges of T nodes become M + T, or 2 M + T with those backwards. Labels are those of the edges, E
+  more where an edge runs backwards under a label of its own, and the last row of the tables from a
+  node to itself, where features are 0.
   """
   edges = Edges(graphs.senders, graphs.receivers, graphs.labels, graphs.edge_features)
   node = jnp.broadcast_to(jnp.arange(graphs.nodes.shape[1]), graphs.nodes.shape)
@@ -235,7 +239,9 @@ def _pairs(
   return features, mask[:, None]
 
 
-def _readout(x, segment_ids: Int[Array, "B T"], num_graphs: int, kind: str):
+def _readout(
+  x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"], num_graphs: int, kind: str
+) -> Float[Array, "B G D"]:
   """The mean or sum of each graph's nodes, in float32 or wider; 0 for a graph that is not there."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   belongs = jax.nn.one_hot(segment_ids, num_graphs, dtype=wide)
@@ -245,7 +251,9 @@ def _readout(x, segment_ids: Int[Array, "B T"], num_graphs: int, kind: str):
   return sums.astype(x.dtype)
 
 
-def _nodes_of_queries(x: Float[Array, "B T D"], query: Int[Array, "B G 2"]):
+def _nodes_of_queries(
+  x: Float[Array, "B T D"], query: Int[Array, "B G 2"]
+) -> Float[Array, "B G 2*D"]:
   """Both nodes of each query side by side."""
   rows, graphs, _ = query.shape
   places = jnp.maximum(query, 0).reshape(rows, -1, 1)

@@ -143,6 +143,8 @@ def test_the_matrix_of_pairs_is_made_edge_by_edge():
   found = make(*map(jnp.asarray, edges), features)
   wanted = [matrix(*(x[row] for x in (*edges, features)), (5, 5)) for row in range(2)]
   assert_equal(found, [np.stack(x) for x in zip(*wanted, strict=True)])
+  with pytest.raises(ValueError, match="labels and features are None"):
+    pair_features(*map(jnp.asarray, edges[:2]), None, None, num_labels=E, num_nodes=5)
 
 
 @functools.cache

@@ -34,7 +34,6 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
     split: [voices.decode(x)[0, 0] - 67 for x in pieces] for split, pieces in music.splits.items()
   }
   assert sopranos == {"train": [2, 0, 1], "valid": [3]}
-  assert music.codec is voices.CODEC
   assert music.notes == (f"MIDI files of {tmp_path}: 3 train, 1 valid",)
 
 

@@ -20,7 +20,7 @@ def data_dir(tmp_path, monkeypatch):
 def tensorflow(monkeypatch):
   """As if TensorFlow were installed and the network there."""
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-  monkeypatch.setattr(wmt14, "check_reachable", lambda url, remedy: None)
+  monkeypatch.setattr(prepared, "check_reachable", lambda url, remedy: None)
 
 
 @pytest.fixture
@@ -88,8 +88,7 @@ def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
 
 def test_no_network_is_said_at_once(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-  check = prepared.check_reachable
-  monkeypatch.setattr(wmt14, "check_reachable", lambda _, hint: check("http://127.0.0.1:9/", hint))
+  monkeypatch.setattr(wmt14, "_URL", "http://127.0.0.1:9/")
   message = _refusal()
   assert message.startswith("cannot download http://127.0.0.1:9/: no answer from 127.0.0.1")
   assert "TFDS_DATA_DIR" in message

@@ -11,7 +11,8 @@ from compiling import quickly
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.sampling import Choice, Sampler, choose, kept, sample
+from relpos_jax.decoding.sampler import Sampler
+from relpos_jax.decoding.sampling import Choice, choose, kept, sample
 from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -39,16 +38,6 @@ def test_every_signature_stands_beneath_once():
   other = ROWS[1]._replace(sacrebleu=Score(1.0, "nrefs:1|tok:none"))
   text = plain_text(bleu_table([ROWS[0], other]))
   assert "sacreBLEU: nrefs:1|tok:13a" in text and "sacreBLEU: nrefs:1|tok:none" in text
-
-
-def test_the_markdown_form_is_a_table_in_markdown():
-  header, rule, *rows, blank, first, second = plain_text(bleu_table(ROWS, MARKDOWN)).splitlines()
-  cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")]
-  assert cells(header) == ["split", "sentences", "sacreBLEU", "paper's BLEU"]
-  assert set(rule) == {"|", "-"} and rule.count("|") == 5
-  assert [cells(row)[0] for row in rows] == ["test", "long"]
-  assert blank == ""
-  assert first.startswith("sacreBLEU: ") and second.startswith("paper's BLEU: ")
 
 
 def test_real_signatures_are_not_broken_by_the_width_of_a_log():

@@ -123,7 +123,7 @@ class TestPairedBootstrap:
   def test_a_sample_is_of_whole_sentences_drawn_again_and_again(self):
     draws = draw_sentences(40, 500)
     assert draws.shape == (500, 40) and set(draws.sum(axis=1)) == {40}
-    assert (draws == draw_sentences(40, 500)).all() and (draws != draw_sentences(40, 500, 1)).any()
+    assert (draws == draw_sentences(40, 500)).all() and (draws[0] != draws[1]).any()
     assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.25)
 
   def test_equal_systems_are_seldom_told_apart(self):

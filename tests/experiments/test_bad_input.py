@@ -120,9 +120,11 @@ def get_config():
     ("--config=configs/quickstrat.py", "configs/quickstrat.py configs/quickstart.py"),
     ("--config=configs/quickstart.py:big", "configs/quickstart.py takes no argument"),
     ("--config=configs/wmt14.py:bsae", "configs/wmt14.py 'bsae' base, big"),
-    ("--config=configs/wmt14.py:base,big", "configs/wmt14.py more than one size base, big"),
+    ("--config=configs/wmt14.py:base,big", "configs/wmt14.py base and big exclude"),
     ("--config=configs/multi30k.py:rotary", "configs/multi30k.py 'rotary' relative, sinusoidal"),
     ("--config=configs/multi30k.py:none,both", "configs/multi30k.py none and both"),
+    ("--config=configs/graph.py:clutr", "configs/graph.py 'clutr' clutrr, tu"),
+    ("--config=configs/graph.py:tu,keys,values", "configs/graph.py keys and values exclude"),
   ],
 )
 def test_the_name_of_a_config_or_its_argument(refused, tmp_path, config, words):

@@ -266,3 +266,7 @@ def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, monkeyp
   rows = [line.split(" | ")[0] for line in answer.out.splitlines() if line.startswith("| ")]
   assert rows == ["| positions", "| sinusoidal (again)", "| relative"]
   assert (ran.count(("relative", 16)), ran.count(("sinusoidal", 16))) == (2, 6)
+  for mistake in ("--length=0", "--length=100000", "--repetitions=0"):
+    answer = call("step_benchmark", f"--config={data}/tiny.py", mistake)
+    assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
+    assert f"error: {mistake}: give" in answer.err

@@ -131,11 +131,15 @@ def test_one_step_runs_at_the_longest_length_that_fits(call, tmp_path, monkeypat
   report = (tmp_path / "music.md").read_text()
   assert "| 32 | 9.0 MB | not run: 6.5 MB are free |" in report
   assert "| 16 | 6.0 MB | 0 s, at most" in report and "loss 4.25 |" in report
+  step["settings"] |= dict(layers=3, dropout=0.25, dtype="bfloat16")
+  (tmp_path / "music" / "step.json").write_text(json.dumps(step))
+  report = music.write(tmp_path).read_text()
+  assert "3 layers, D = 8, 2 heads" in report and "dropout 0.25, bfloat16, Adam" in report
 
 
 def test_a_step_learns():
   """The same tokens again are less of a surprise."""
-  _, step, shapes = memory.make_step(16, heads=2, width=4, layers=1)
+  _, step, shapes = memory.make_step(memory.step_config(16, heads=2, width=4, layers=1))
   random = np.random.default_rng(0)
   fill = lambda leaf: jnp.asarray(0.5 * random.standard_normal(leaf.shape), leaf.dtype)
   zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)

@@ -13,9 +13,10 @@ import sys
 import pytest
 
 from configs import default
-from experiments import command, sweep, train
+from experiments import command, train
 from experiments.sweeps import cells as cells_module
-from experiments.sweeps import progress
+from experiments.sweeps import local, progress
+from experiments.sweeps.book import Book
 from experiments.sweeps.cells import plan_cells
 from experiments.values import changes
 from relpos_jax.evaluation.record import digest, read_records
@@ -259,10 +260,8 @@ def test_a_failed_cell_is_tried_again_and_its_error_goes(room, swept):
 
 def test_the_results_are_whole_after_each_cell(room, swept, monkeypatch):
   seen = []
-  write = sweep._Book.write
-  monkeypatch.setattr(
-    sweep._Book, "write", lambda book: (write(book), seen.append(len(book.records)))
-  )
+  write = Book.write
+  monkeypatch.setattr(Book, "write", lambda book: (write(book), seen.append(len(book.records))))
   swept(seeds=1)
   assert seen == [0, 1, 2, 3]
 
@@ -283,8 +282,8 @@ def test_what_ends_a_sweep_ends_the_trainings_and_keeps_what_is_finished(
       end()
     return progress.State(word)
 
-  monkeypatch.setattr(sweep, "read_state", end_when_it_hangs)
-  monkeypatch.setattr(sweep, "_READ_SECONDS", 0.0)
+  monkeypatch.setattr(local, "read_state", end_when_it_hangs)
+  monkeypatch.setattr(local, "_READ_SECONDS", 0.0)
   handler = signal.getsignal(signal.SIGTERM)
   assert swept(do={"k-2-seed0": "hang"}).status == status
   assert names(room) == ALL[:2] and results(room) == [("k=1", 0)]
@@ -299,7 +298,7 @@ def test_what_ends_a_sweep_ends_the_trainings_and_keeps_what_is_finished(
 def test_cells_run_at_once_and_each_has_its_share_of_the_cores(room, swept):
   answer = swept("--parallel=2", seeds=1, do={"k-1-seed0": "meet", "k-2-seed0": "meet"})
   assert answer.status == 0, answer.err
-  shares = [sorted(share) for share in sweep.core_shares(2)]
+  shares = [sorted(share) for share in local.core_shares(2)]
   first = {one["cell"]: one["cores"] for one in calls(room)}
   assert [first["k-1-seed0"], first["k-2-seed0"]] == shares
   assert first["k-4-seed0"] in shares
@@ -325,7 +324,7 @@ def test_one_at_a_time_has_all_the_cores(room, swept):
 )
 def test_shares_are_equal_and_overlap_only_where_cores_are_too_few(monkeypatch, number, shares):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
-  assert sweep.core_shares(number) == shares
+  assert local.core_shares(number) == shares
 
 
 # Jobs ---------------------------------------------------------------------------------------------
@@ -390,6 +389,12 @@ def test_a_template_that_is_wrong_is_refused(room, swept, template, words):
 
 def test_a_cluster_that_is_not_there_is_named(swept):
   refused(swept("--submit=no_such_cluster {command}"), "--submit: cannot run no_such_cluster")
+
+
+def test_a_folder_that_cannot_be_made_is_named(room, swept):
+  (room / "runs").touch()
+  refused(swept(), f"cannot use {room}/runs/three Not a directory --out")
+  assert not calls(room) and not (room / "results").exists()
 
 
 # Without running ----------------------------------------------------------------------------------

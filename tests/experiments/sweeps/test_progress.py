@@ -10,7 +10,7 @@ import rich.console
 
 from experiments.sweeps import progress as progress_module
 from experiments.sweeps.cells import Cell
-from experiments.sweeps.progress import Progress, State, read_state
+from experiments.sweeps.progress import Progress, State, finished_state, read_state
 
 CELLS = [
   Cell(name, name, 0, name, 100, pathlib.Path("runs") / name, ("python",))
@@ -81,29 +81,49 @@ def test_where_there_is_no_terminal_each_change_is_a_line_and_time_passing_one(c
     progress.update("a-seed0", State("running"))
     for step in (10, 20, 30):
       clock[0] += 25.0
-      progress.update("a-seed0", State("running", step, 2.5, 7.25))
-    progress.update("a-seed0", State("finished", 100, 1.5, 8.0, 9.123))
+      progress.update("a-seed0", State("running", step, 2.5, 3.5, 7.25))
+    progress.update("a-seed0", State("finished", 100, 1.5, 2.25, 8.0, 9.123))
   assert file.getvalue().splitlines() == [
     "a-seed0  running  (0 of 3 finished)",
-    "a-seed0  running  step 30/100  loss 2.500  valid BLEU 7.2  (0 of 3 finished, 0:11:15 left)",
-    "a-seed0  finished  step 100/100  loss 1.500  valid BLEU 8.0  test BLEU 9.12  "
-    "(1 of 3 finished, 0:02:30 left)",
+    "a-seed0  running  step 30/100  loss 2.500  valid loss 3.500  valid BLEU 7.2  "
+    "(0 of 3 finished, 0:11:15 left)",
+    "a-seed0  finished  step 100/100  loss 1.500  valid loss 2.250  valid BLEU 8.0  "
+    "test BLEU 9.12  (1 of 3 finished, 0:02:30 left)",
   ]
 
 
 def test_the_table_shows_every_cell_and_the_time_left(clock):
   progress, file = make(terminal=True)
   with progress:
-    progress.update("a-seed0", State("finished", 100, 1.5, 8.0, 9.123))
+    progress.update("a-seed0", State("finished", 100, 1.5, 2.25, 8.0, 9.123))
     progress.update("b-seed0", State("running"))
     clock[0] = 10.0
     progress.update("b-seed0", State("running", 50, 2.5))
   last = file.getvalue().rpartition("cell")[2]
   rows = {line.split("│")[1].strip(): line for line in last.splitlines() if "│" in line[:12]}
   assert [*rows] == ["a-seed0", "b-seed0", "c-seed0"]
-  assert all(word in rows["a-seed0"] for word in ("finished", "100/100", "1.500", "8.0", "9.12"))
+  assert all(
+    word in rows["a-seed0"] for word in ("finished", "100/100", "1.500", "2.250", "8.0", "9.12")
+  )
   assert all(word in rows["b-seed0"] for word in ("running", "50/100", "2.500"))
   assert "waiting" in rows["c-seed0"] and "1 of 3 finished, 0:00:30 left" in last
+
+
+def test_a_column_without_a_number_is_not_shown():
+  """Music has no score but its loss during training."""
+  progress = Progress(CELLS, score="NLL")
+  titles = lambda: [column.header for column in progress.table().columns]
+  assert titles() == ["cell", "state"]
+  progress.update("b-seed0", State("running", 50, 2.5, 3.5))
+  assert titles() == ["cell", "state", "step", "loss", "valid loss"]
+  progress.update("a-seed0", State("finished", 100, 1.5, 2.25, None, 0.4))
+  assert titles() == ["cell", "state", "step", "loss", "valid loss", "test NLL"]
+
+
+def test_a_finished_state_is_its_records(tmp_path):
+  cell = CELLS[0]._replace(workdir=tmp_path / "a")
+  record = dict(scores=dict(test=dict(nll=0.5)), curve=[[50, 3.0, 1.0], [100, 2.5, None]])
+  assert finished_state(cell, record) == State("finished", 100, None, 2.5, None, 0.5)
 
 
 def test_a_state_is_that_of_the_last_numbers_in_the_metrics(tmp_path):
@@ -116,4 +136,4 @@ def test_a_state_is_that_of_the_last_numbers_in_the_metrics(tmp_path):
   ]
   text = "".join(json.dumps(line) + "\n" for line in lines)
   (tmp_path / "metrics.jsonl").write_text(text + '{"step": 7, "lo')
-  assert read_state(tmp_path, "running") == State("running", 6, 3.0, 4.0)
+  assert read_state(tmp_path, "running") == State("running", 6, 3.0, 2.0, 4.0)

@@ -1,0 +1,109 @@
+"""The section on chains of relations, and what becomes of those longer than any in training."""
+
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from experiments.reports import captions, markdown
+from experiments.reports.graph_gains import GUESS, LABELS, caption, gain_of, signed, spread, told
+from experiments.reports.results import Record, Table
+from experiments.tasks.graph_scores import CTP, LONGEST_TRAINED, lengths_panel
+from relpos_jax.evaluation.pictures import spread_curves
+
+
+def section(table: Table, folder: pathlib.Path) -> list[str]:
+  """Its lines; its picture goes into folder/graphs."""
+  tests = _tests(table)
+  picture = folder / "graphs" / f"{table.sweep}-lengths.png"
+  spread_curves([lengths_panel(_curves(table, tests))], picture)
+  return [
+    "## CLUTRR: kinship in chains of relations",
+    "",
+    f"Trained on chains of 2 to {LONGEST_TRAINED}. Valid are {_number(table, 'valid')} of the "
+    f"published training rows, and no graph of them is trained on. {caption(table)}",
+    "",
+    *_chain_table(table, tests),
+    "",
+    told(table, _valid_longest, f"valid chains of {LONGEST_TRAINED}"),
+    "",
+    *captions.set_apart(table),
+    "Test chains by their number of relations (graphs in brackets); CTP, without attention: "
+    "Minervini et al. 2020, one seed, as the README of github.com/uclnlp/ctp prints it.",
+    "",
+    *_length_table(table, tests),
+    "",
+    f"![Accuracy over length](graphs/{picture.name})",
+    "",
+  ]
+
+
+def _tests(table: Table) -> dict[int, str]:
+  """The test splits by length."""
+  splits = [name for name in table.records()[0]["scores"] if name.startswith("test_")]
+  return dict(sorted((int(name.removeprefix("test_")), name) for name in splits))
+
+
+def _chain_table(table: Table, tests: Mapping[int, str]) -> list[str]:
+  longest, longer = LONGEST_TRAINED, [k for k in tests if k > LONGEST_TRAINED]
+  header = ["", "seeds", "valid loss", "valid", f"valid, {longest}", f"test, {longest}"]
+  header += [f"test, {longer[0]} to {longer[-1]}", f"valid, {longest}: below {LABELS}"]
+  long_splits = [tests[k] for k in longer]
+  measures = (
+    lambda run: run["scores"]["valid"]["accuracy"],
+    _valid_longest,
+    lambda run: run["scores"][tests[longest]]["accuracy"],
+    lambda run: _pooled(run, long_splits, lambda run, split: run["scores"][split]["accuracy"]),
+  )
+  rows = []
+  for row, runs in table.rows.items():
+    losses = [run["curve"][-1][1] for run in runs]
+    values = [spread([of(run) for run in runs]) for of in measures]
+    below = "" if row == LABELS else signed(gain_of(table, LABELS, row, _valid_longest))
+    rows.append([row, captions.seeds(runs), spread(losses, 3), *values, below])
+  majority = lambda run, split: run["scores"][split]["majority"]
+  run = table.records()[0]
+  guesses = [majority(run, "valid"), None, majority(run, tests[longest])]
+  guesses.append(_pooled(run, long_splits, majority))
+  cells = ["" if guess is None else f"{guess:.1f}" for guess in guesses]
+  return markdown.table(header, [*rows, [GUESS, "", "", *cells, ""]])
+
+
+def _valid_longest(run: Record) -> float:
+  """Accuracy on the valid chains that are as long as any in training."""
+  rows = run["sentences"]["valid"]
+  return 100 * statistics.fmean(right for size, right in rows if size == LONGEST_TRAINED)
+
+
+def _pooled(run: Record, splits: Sequence[str], of: Callable[[Record, str], float]) -> float:
+  """The mean over all graphs of these splits."""
+  numbers = [len(run["sentences"][split]) for split in splits]
+  return float(np.average([of(run, split) for split in splits], weights=numbers))
+
+
+def _length_table(table: Table, tests: Mapping[int, str]) -> list[str]:
+  first = table.records()[0]
+  header = ["", *(f"{k} ({len(first['sentences'][split])})" for k, split in tests.items())]
+  rows = [
+    [
+      row,
+      *(spread([run["scores"][split]["accuracy"] for run in runs]) for split in tests.values()),
+    ]
+    for row, runs in table.rows.items()
+  ]
+  rows.append(["CTP, published", *(f"{CTP[k]:.1f}" if k in CTP else "-" for k in tests)])
+  guesses = (first["scores"][split]["majority"] for split in tests.values())
+  return markdown.table(header, [*rows, [GUESS, *(f"{guess:.1f}" for guess in guesses)]])
+
+
+def _curves(table: Table, tests: Mapping[int, str]):
+  curves = {}
+  for row, runs in table.rows.items():
+    scores = {k: [run["scores"][split]["accuracy"] for run in runs] for k, split in tests.items()}
+    curves[row] = [(k, min(of), statistics.fmean(of), max(of)) for k, of in scores.items()]
+  return curves | {"CTP, published": [(k, y, y, y) for k, y in CTP.items()]}
+
+
+def _number(table: Table, split: str) -> str:
+  return f"{len(table.records()[0]['sentences'][split]):,}"
