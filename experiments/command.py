@@ -1,9 +1,11 @@
 """What every command shares: its flags, its help, and one clear line for a user's mistake."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import io
+import operator
 import os
 import pathlib
 import re
@@ -98,7 +100,10 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   try:
     return _parse(flags, ["command", *argv])
   except absl_flags.Error as error:
-    raise InputError(f"{' '.join(str(error).split())} (--help shows the flags)") from error
+    text = " ".join(str(error).split())
+    for said, meant in _MEANT.items():
+      text = text.replace(said, meant)
+    raise InputError(f"{text} (--help shows the flags)") from error
 
 
 def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
@@ -151,6 +156,11 @@ def _parse(flags, argv):
   return result
 
 
+# What Python says of a value that does not parse, and what it means.
+_MEANT = {
+  "invalid literal for int() with base 10:": "not an int:",
+  "could not convert string to float:": "not a float:",
+}
 _DEFINE = {
   str: absl_flags.DEFINE_string,
   int: absl_flags.DEFINE_integer,
@@ -168,14 +178,24 @@ def _define_config(name, argv, values):
   file = absl_flags.DEFINE_string(name, None, "", flag_values=first)
   argv = first(argv, known_only=True)
   if not file.value:
-    raise InputError(f"missing --{name}=FILE: {_available()}")
+    stray = next((a for a in argv[1:] if pathlib.Path(a.partition(":")[0]).is_file()), "")
+    meant = f" (write --{name}={stray})" if stray else ""
+    raise InputError(f"missing --{name}=FILE{meant}: {_available()}")
   loaded = _load_config(file.value)
   for argument in argv:
     change = re.match(rf"--?(?:no)?{name}\.([^=]*)", argument)
-    if change and not has_key(change[1], loaded.config):
-      raise unknown_key(change[1], loaded.config)
+    if change:
+      _check_key(change[1], loaded.config)
   config_flags.DEFINE_config_dict(name, loaded.config, flag_values=values, sys_argv=argv)
   return argv, loaded
+
+
+def _check_key(name: str, config: ConfigDict) -> None:
+  if not has_key(name, config):
+    raise unknown_key(name, config)
+  value = functools.reduce(operator.getitem, name.split("."), config)
+  if isinstance(value, ConfigDict):
+    raise InputError(f"config.{name} is a group: change config.{name}.{next(iter(value))}, or so")
 
 
 def _load_config(file: str) -> ConfigFile:

@@ -121,11 +121,18 @@ def _submit(cells: Sequence[Cell], jobs: Mapping[str, list[str]], progress: Prog
 
 def _tell(sweep: str, cells: Sequence[Cell], progress: Progress, book: Book) -> None:
   """What the sweep came to."""
-  print(f"{sweep}: {progress.summary()}; {book.path}")
-  failed = [cell for cell in cells if progress.states[cell.name].word == "failed"]
-  if failed:
-    files = " ".join(str(cell.beside(".error.txt")) for cell in failed)
-    sys.exit(f"failed: {files}")
+  print("; ".join([f"{sweep}: {progress.summary()}", *[str(book.path)] * book.path.exists()]))
+  errors = [
+    cell.beside(".error.txt") for cell in cells if progress.states[cell.name].word == "failed"
+  ]
+  if errors:
+    sys.exit("\n".join(f"failed: {path}: {_reason(path)}" for path in errors))
+
+
+def _reason(error: pathlib.Path) -> str:
+  """The last line but that of the exit status."""
+  *lines, status = error.read_text("utf-8").splitlines()
+  return lines[-1].removeprefix("error: ") if lines else status
 
 
 if __name__ == "__main__":

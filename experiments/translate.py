@@ -27,7 +27,7 @@ FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
   input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
   beam_size=command.Flag(0, "hypotheses kept; 0: as in the run's config, 1: greedy"),
-  plot=command.Flag("", "draws the attention of the first sentence into this .png file"),
+  plot=command.Flag("", "draws the first sentence's attention into this file: .png, .pdf or .svg"),
 )
 
 

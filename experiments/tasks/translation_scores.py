@@ -64,7 +64,10 @@ def in_short(
 def evaluation(run: Run, scored: Mapping[str, Translated], workdir: pathlib.Path) -> Evaluation:
   """Writes and scores the translations, and draws where the model looked in one of them."""
   if not scored:
-    text = "no test pairs to score: give --config.data.pairs.test=source_file,target_file"
+    text = (
+      "no test pairs to score: the training's command again, "
+      "with --config.data.pairs.test=source_file,target_file, scores them"
+    )
     return Evaluation(text, {}, {}, {})
   for split, of in scored.items():
     text = "".join(f"{line}\n" for line in joined(run.config, of.translations))

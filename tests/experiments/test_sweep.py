@@ -246,7 +246,7 @@ def test_a_failed_cell_keeps_its_error_and_the_others_go_on(room, swept):
   error = room / "runs" / "three" / "k-2-seed0.error.txt"
   assert (answer.status, names(room)) == (1, ALL)
   assert error.read_text() == "loading\nstopped: step 2: loss nan\nexit status 1\n"
-  assert answer.err.splitlines()[-1] == f"failed: {error}"
+  assert answer.err.splitlines()[-1] == f"failed: {error}: stopped: step 2: loss nan"
   assert "three: 5 of 6 finished, 1 failed" in answer.out
   assert results(room) == [key for key in ALL_RESULTS if key != ("k=2", 0)]
 
