@@ -2,6 +2,7 @@ r"""Trains a model, scores it and draws what it learned.
 
   python -m experiments.train --config=configs/quickstart.py
   python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
+  python -m experiments.train --config=configs/multi30k.py --config.data.multi30k.path=FOLDER
   python -m experiments.train --config=configs/quickstart.py --config.model.max_distance=4 \
       --workdir=runs/k4
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/mine \
@@ -9,7 +10,7 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
 The folder --workdir holds all of the run; the same command again goes on where it stopped. SIGTERM
-saves and ends it with status 0.
+saves and ends it with status 0. Data are downloaded, but where a FOLDER has them already.
 
 In several processes the first prints and writes. Each is started with this command, as srun and
 mpirun do; experiments/launch/ has recipes.

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -12,6 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.typing import Array, Bool, PyTree
+
+_A_MOMENT = 0.1  # seconds
 
 
 class Stopped(BaseException):
@@ -42,16 +46,18 @@ class Stop:
     self.waits = False
     self.reached = False  # and all processes know
     self._asked = False  # this process was
-    self._before = None
+    self._before = self._hook = None
 
   def __enter__(self) -> "Stop":
     if threading.current_thread() is threading.main_thread():  # as Python wants it
       self._before = signal.signal(signal.SIGTERM, self._note)
+      self._hook, sys.unraisablehook = sys.unraisablehook, self._once_more
     return self
 
   def __exit__(self, *_) -> None:
     if self._before is not None:
       signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_last else self._before)
+      sys.unraisablehook = self._hook
 
   def ask(self, after: PyTree = ()) -> Bool[Array, ""] | None:
     """Whether any of several processes was asked to end: an array that is not waited for.
@@ -93,6 +99,13 @@ class Stop:
     self._asked = True
     if not self.waits:
       raise Stopped
+
+  def _once_more(self, unraisable) -> None:
+    """Callbacks and an object's end let nothing through: the signal comes again, a moment later."""
+    if unraisable.exc_type is not Stopped:
+      return self._hook(unraisable)
+    signal.signal(signal.SIGTERM, self._note)
+    threading.Timer(_A_MOMENT, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
 
 @functools.cache

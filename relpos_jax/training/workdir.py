@@ -27,6 +27,7 @@ MAY_CHANGE = (
   "training.keep_checkpoints",
   "training.num_samples",
   "training.max_skipped",
+  "data.pairs.test",
   "decoding",
   "evaluation",
 )

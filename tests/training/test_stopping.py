@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import pytest
@@ -49,6 +50,17 @@ def test_what_may_be_cut_short_is_but_not_where_others_take_part(before, monkeyp
           terminate()
         went_on = True
       assert stop.waits and (went_on, stop.reached) == (others, not others)
+
+
+def test_where_python_lets_nothing_through_it_is_heard_a_moment_later(before, capsys):
+  class Ends:
+    def __del__(self):
+      terminate()
+
+  with Stop(), pytest.raises(Stopped):
+    Ends()  # and what it raises is lost
+    time.sleep(5)
+  assert not capsys.readouterr().err
 
 
 def test_nothing_is_reached_without_a_signal(before):
