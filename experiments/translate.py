@@ -8,6 +8,7 @@ The text is UTF-8, and in subwords if that of the training was (`prepared`, or o
 command also draws where the model looked in the first sentence.
 """
 
+import functools
 import itertools
 import os
 import pathlib
@@ -20,6 +21,7 @@ from experiments.tasks.translation import Translation, make_translator, normaliz
 from experiments.tasks.translation_scores import draw_attention, joined
 from relpos_jax.data.pairs import read_lines
 from relpos_jax.errors import InputError
+from relpos_jax.training.progress import track
 
 _LINES_AT_ONCE = 1024
 
@@ -42,7 +44,10 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
   if not isinstance(task, Translation):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of translation")
   run = load_run(workdir)
-  translate = make_translator(run, **(dict(beam_size=beam_size) if beam_size else {}))
+  changes = dict(beam_size=beam_size) if beam_size else {}
+  if not sys.stdout.isatty():
+    changes["track"] = functools.partial(track, what="batches translated")
+  translate = make_translator(run, **changes)
   for chunk in _chunks(lines, 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE):
     chunk = normalize_input(run.config, chunk)
     translations = translate(chunk)

@@ -36,6 +36,7 @@ from relpos_jax.evaluation.bleu import join_subwords
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.loss import Loss, translation_loss
 from relpos_jax.training.processes import is_first
+from relpos_jax.training.progress import track
 from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.typing import PyTree
 
@@ -168,7 +169,8 @@ class Translation:
   def evaluate(self, run: Run, data: Corpus, workdir: pathlib.Path) -> Evaluation | None:
     """Translates the test splits, and writes the translations into the run's folder."""
     splits = {name: data.splits[name] for name in ("test", "long") if name in data.splits}
-    scored = translation_scores.translate(make_translator(run), splits)
+    shown = functools.partial(track, what="batches translated") if is_first() else iter
+    scored = translation_scores.translate(make_translator(run, track=shown), splits)
     return translation_scores.evaluation(run, scored, workdir) if is_first() else None
 
 

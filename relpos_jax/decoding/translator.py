@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ class Translator:
     extra_length: a translation has at most this many tokens more than its source.
     token_budget: padded source tokens in a batch.
     mesh: over all of whose devices a batch's rows are spread; one device if None.
+    track: gives back the batches that it is given, and may show how many are done.
   """
 
   def __init__(
@@ -42,10 +43,11 @@ class Translator:
     extra_length: int = 50,
     token_budget: int = 2048,
     mesh: Mesh | None = None,
+    track: Callable[[Sequence], Iterable] = iter,
   ):
     self.params = params
     self.tokenizers = tokenizers
-    self._token_budget = token_budget
+    self._token_budget, self._track = token_budget, track
     self._num_devices = mesh.size if mesh else 1
     search = functools.partial(
       _search,
@@ -65,7 +67,8 @@ class Translator:
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     spoken = [i for i, line in enumerate(lines) if line.strip()]
-    for length, rows in _by_length(spoken, sources.lengths.tolist(), self._num_rows):
+    batches = [*_by_length(spoken, sources.lengths.tolist(), self._num_rows)]
+    for length, rows in self._track(batches):
       # A fixed number of rows for each padded length, so that few shapes are compiled.
       padded = sources.padded(np.array(rows), (self._num_rows(length), length), PAD)
       tokens = self._search(params, padded)

@@ -1,11 +1,16 @@
-"""How fast a run goes, and the line or bar that shows it."""
+"""How fast work goes, and the line or bar that shows it."""
 
 import collections
 import datetime
 import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import rich.console
 import rich.progress
+
+_Item = TypeVar("_Item")
+_SECONDS = 10.0  # between lines where there is no terminal
 
 
 class Speed:
@@ -60,6 +65,11 @@ class Display:
     self._bar.stop()
     self._show_line()
 
+  def clear(self) -> None:
+    """Ends it without a last line."""
+    self._line = ""
+    self.stop()
+
   def update(self, step: int, line: str) -> None:
     self._line = line
     self._bar.update(self._task, completed=step, description=line)
@@ -75,3 +85,24 @@ class Display:
     if self._line and not self._console.is_terminal:
       self.print(self._line)
     self._line = ""
+
+
+def track(items: Sequence[_Item], what: str) -> Iterator[_Item]:
+  """Gives the items, and shows on stderr how many of them were dealt with, and the time left.
+
+  Where it is no terminal, lines come every ten seconds, so that what is soon over says nothing.
+
+  >>> [*track(["a", "b"], "letters")]
+  ['a', 'b']
+  """
+  display = Display(rich.console.Console(stderr=True), len(items), _SECONDS)
+  display.start()
+  start = time.monotonic()
+  try:
+    for number, item in enumerate(items, 1):
+      yield item
+      seconds = (time.monotonic() - start) / number * (len(items) - number)
+      left = datetime.timedelta(seconds=round(seconds))
+      display.update(number, f"{number}/{len(items)} {what}, {left} left")
+  finally:
+    display.clear()

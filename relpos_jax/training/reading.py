@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import re
+import textwrap
 from collections.abc import Mapping
 
 import jax
@@ -138,4 +139,4 @@ def _innermost(error: BaseException) -> str:
   while error.__cause__ is not None:
     error = error.__cause__
   text = re.split(r"\[tensorstore_spec|\[source locations|See full TensorStore", str(error))[0]
-  return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+  return f"{type(error).__name__}: {textwrap.shorten(text, 200, placeholder=' ...')}"

@@ -87,7 +87,8 @@ def test_beam_size_is_that_of_the_run_or_as_given(translate, workdir, fast, monk
   asked = []
 
   def spy(run, **changes):
-    asked.append((run.config.decoding.beam_size, changes))
+    of_search = {name: value for name, value in changes.items() if name != "track"}
+    asked.append((run.config.decoding.beam_size, of_search))
     return make_translator(run, **changes)
 
   monkeypatch.setattr(translate_command, "make_translator", spy)
