@@ -19,7 +19,7 @@ def random_bits(dtype, shape):
   rng = np.random.default_rng(0)
   if dtype == "bool":
     return rng.random(shape) > 0.5
-  num_bytes = np.prod(shape) * jnp.dtype(dtype).itemsize
+  num_bytes = np.prod(shape, dtype=int) * jnp.dtype(dtype).itemsize
   return rng.integers(0, 256, num_bytes, np.uint8).view(jnp.dtype(dtype)).reshape(shape)
 
 
@@ -104,10 +104,18 @@ def test_all_shardings_have_the_same_and_only_sums_travel(shape, names, spec, mo
   assert all(np.prod([int(n) for n in size.split(",") if n]) <= mesh.size for size in sizes)
 
 
-def test_it_is_one_pass_that_writes_nothing():
-  program = device_sums.lower(jnp.zeros((256, 512))).compile(compiler_options=AS_USERS_DO)
-  memory = program.memory_analysis()
-  assert memory.temp_size_in_bytes < 1024
+@pytest.mark.parametrize("by_row", [False, True])
+def test_it_is_one_pass_that_writes_no_more_than_sums_of_rows(by_row):
+  lowered = device_sums.lower(jnp.zeros((256, 512)), by_row=by_row)
+  memory = lowered.compile(compiler_options=AS_USERS_DO).memory_analysis()
+  assert memory.temp_size_in_bytes < 1024 + by_row * 256 * 8
+
+
+@pytest.mark.parametrize("shape", [(), (70_000,), (70_000, 1), (3, 500, 90), (0, 7)])
+def test_sums_by_row_are_those_at_once(shape):
+  array = jnp.asarray(random_bits("float32", shape))
+  assert device_sums(array, by_row=True) == device_sums(array)
+  assert digest(np.asarray(array)) == digest(array)
 
 
 def test_many_at_once_are_those_of_each():
