@@ -158,11 +158,20 @@ def data(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def train(call, data):
+def trainer(call):
+  """The command train with a config: trainer("FILE.py", "seed=1")(workdir, "--config.seed=2")."""
+
+  def trainer(config: str, *values: str):
+    flags = [f"--config={config}", *(f"--config.{value}" for value in values)]
+    return lambda workdir, *changes: call("train", f"--workdir={workdir}", *flags, *changes)
+
+  return trainer
+
+
+@pytest.fixture(scope="session")
+def train(trainer, data):
   """Runs the command train with the tiny config: train(workdir, "--config.seed=1")."""
-  return lambda workdir, *changes: call(
-    "train", f"--config={data}/tiny.py", f"--workdir={workdir}", *changes
-  )
+  return trainer(f"{data}/tiny.py")
 
 
 @pytest.fixture(scope="session")

@@ -47,13 +47,10 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def train_graphs(call, folder):
+def train_graphs(trainer, folder):
   """Runs the command train on the folder: train_graphs(workdir, "--config.seed=1")."""
   data = (f"data.tu.path={folder}", "data.tu.name=RINGS")
-  flags = [f"--config.{change}" for change in (*SMALL, *data)]
-  return lambda workdir, *changes: call(
-    "train", "--config=configs/graph.py:tu", f"--workdir={workdir}", *flags, *changes
-  )
+  return trainer("configs/graph.py:tu", *SMALL, *data)
 
 
 @pytest.fixture(scope="module")

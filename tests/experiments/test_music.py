@@ -40,13 +40,10 @@ def pieces(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def train_music(call, pieces):
+def train_music(trainer, pieces):
   """Runs the command train on the folder: train_music(workdir, "--config.seed=1")."""
   data = ("data.source=midi", f"data.midi.path={pieces}", "data.midi.codec=voices")
-  flags = [f"--config.{change}" for change in (*SMALL, *data)]
-  return lambda workdir, *changes: call(
-    "train", "--config=configs/music.py", f"--workdir={workdir}", *flags, *changes
-  )
+  return trainer("configs/music.py", *SMALL, *data)
 
 
 @pytest.fixture(scope="module")
