@@ -58,7 +58,7 @@ class Reader:
     self._compare(step, entries, wanted)
     arrays = self._read_arrays(step, wanted, ocp.checkpoint_utils.construct_restore_args(wanted))
     manifest.check_kinds(arrays, entries)
-    if not all(entry.digest for entry in entries.values()) and not self._told_of_age:
+    if not _have_digests(entries) and not self._told_of_age:
       self._told_of_age = True
       processes.tell(
         f"checkpoints in {self._folder} are older than digests: none to verify them by"
@@ -77,8 +77,7 @@ class Reader:
     arrays = self._read_arrays(step, self.shapes(step), on_host)
     manifest.check_kinds(arrays, entries)
     manifest.check_digests(arrays, entries)
-    has_digests = all(entry.digest for entry in entries.values())
-    return "good" if has_digests else "readable; older than digests"
+    return "good" if _have_digests(entries) else "readable; older than digests"
 
   def entries(self, step: int) -> dict[str, manifest.Entry]:
     """What the manifest of a step says of its arrays, by name; they themselves are not read.
@@ -132,6 +131,10 @@ class Reader:
           f"checkpoint {path} cannot be read ({reason}): this need not be damage, see to it first"
         ) from error
       raise Damage(f"its {name} cannot be read ({reason})") from error
+
+
+def _have_digests(entries: Mapping[str, manifest.Entry]) -> bool:
+  return all(entry.digest for entry in entries.values())
 
 
 def _innermost(error: BaseException) -> str:
