@@ -34,7 +34,7 @@ from experiments.faults.subject import Subject
 from experiments.faults.tries import Try
 from relpos_jax.errors import InputError
 from relpos_jax.training.manifest import Damage
-from relpos_jax.training.workdir import check_writable, environment
+from relpos_jax.training.workdir import environment
 
 FLAGS = dict(
   seed=command.Flag(0, "of what is done when"),
@@ -55,11 +55,11 @@ def main(
     raise InputError("--scale is short or long, --tries at least 0, --parallel at least 1")
   wanted = {name: tries or getattr(FAMILIES[name], scale) for name in _names(only)}
   if out:
-    report.read(_folder(out, "out") / "faults.json")  # better now than after the work
+    report.read(command.make_folder(out, "out") / "faults.json")  # better now than after the work
   jax.config.update("jax_platforms", "cpu")
   where = environment()  # before anything of it can change
   with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
-    folder = _folder(workdir, "workdir") if workdir else pathlib.Path(temporary)
+    folder = command.make_folder(workdir, "workdir") if workdir else pathlib.Path(temporary)
     if any(folder.iterdir()):
       raise InputError(f"{folder} is not empty: give --workdir a new folder")
     found = {}
@@ -78,12 +78,6 @@ def _names(only: str) -> list[str]:
     if name not in FAMILIES:
       raise InputError(f"--only: unknown {name!r}; want some of {','.join(FAMILIES)}")
   return list(dict.fromkeys(only.split(",")))
-
-
-def _folder(name: str, flag: str) -> pathlib.Path:
-  folder = command.make_folder(name, flag)
-  check_writable(folder)
-  return folder
 
 
 def do_faults(

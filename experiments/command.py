@@ -107,16 +107,18 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
 
 
 def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
-  """The folder that a flag names, made if it is not there.
+  """The folder that a flag names, made if it is not there: better found out now than after work.
 
   Raises:
-    InputError: it cannot be.
+    InputError: it cannot be, or no file can be made in it.
   """
   folder = pathlib.Path(folder)
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise InputError(f"cannot use {folder} ({error.strerror}): give another --{flag}") from error
+  if not os.access(folder, os.W_OK):
+    raise InputError(f"cannot write into {folder}: give another --{flag}")
   return folder
 
 

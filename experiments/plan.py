@@ -42,7 +42,7 @@ from experiments.tasks import make_task
 from experiments.validation import validate
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import make_mesh
-from relpos_jax.training.workdir import check_writable, environment, write_whole
+from relpos_jax.training.workdir import environment, write_whole
 
 FLAGS = dict(
   config=command.CONFIG,
@@ -99,7 +99,6 @@ def _check_files(folder: pathlib.Path, name: str) -> None:
   """What would fail after the work, fails before it."""
   if pathlib.PurePath(name).name != name:
     raise InputError(f"--name={name}: give a file's name, without a folder")
-  check_writable(folder)
   report.read(folder)
 
 

@@ -159,6 +159,13 @@ def test_an_argument_for_a_config_without_one_is_refused(capsys, config_file):
   assert (status, err) == (2, "error: configs/small.py takes no argument\n")
 
 
+def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkeypatch):
+  assert command.make_folder(tmp_path / "a" / "b", "out").is_dir()
+  monkeypatch.setattr(command.os, "access", lambda path, mode: False)
+  with pytest.raises(command.InputError, match=f"cannot write into {tmp_path}: give another --out"):
+    command.make_folder(tmp_path, "out")
+
+
 @pytest.mark.parametrize("arguments", [[], ["--workdir="]])
 def test_a_required_flag_is_asked_for_with_its_meaning(capsys, arguments):
   flags = dict(workdir=command.Flag(None, "the run's folder"))
