@@ -41,12 +41,15 @@ def digests(arrays: Mapping[str, Array | np.ndarray]) -> dict[str, str]:
 
 
 def _sums(array):
-  """On the host if that can be: of a replicated array one copy is enough."""
-  if isinstance(array, jax.Array) and array.is_fully_replicated:
+  """Of a small array on the host, if that can be: of a replicated one a copy is enough.
+
+  A large one stays where it is: a copy on one device is refused within the context of a mesh.
+  """
+  is_whole = getattr(array, "is_fully_replicated", True)
+  if array.size > _SMALL or not (is_whole or array.is_fully_addressable):
+    return device_sums(array, by_row=is_whole)
+  if isinstance(array, jax.Array) and is_whole:
     array = array.addressable_data(0)
-  if array.size > _SMALL or not getattr(array, "is_fully_addressable", True):
-    is_cut = isinstance(array, jax.Array) and len(array.devices()) > 1
-    return device_sums(array, by_row=not is_cut)
   words = _words(np.asarray(array).reshape(-1), np)
   index = np.arange(words.size, dtype=np.uint32).reshape(words.shape)
   return tuple(part.sum(dtype=np.uint32) for part in _mixed(words, index))

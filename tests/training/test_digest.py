@@ -1,5 +1,6 @@
 """A digest knows every bit and its place, and nothing of where the array lies."""
 
+import contextlib
 import re
 
 import jax
@@ -78,6 +79,7 @@ def test_a_wide_type_has_two_words_an_element(float64):
   assert on_device == digest(array) != digest(array.reshape(-1)[::-1].copy())
 
 
+@pytest.mark.parametrize("in_context", [False, True])
 @pytest.mark.parametrize(
   "shape, names, spec",
   [
@@ -89,7 +91,9 @@ def test_a_wide_type_has_two_words_an_element(float64):
     ((4,), "a", ()),
   ],
 )
-def test_all_shardings_have_the_same_and_only_sums_travel(shape, names, spec, monkeypatch):
+def test_all_shardings_have_the_same_and_only_sums_travel(
+  shape, names, spec, in_context, monkeypatch
+):
   array = random_bits("float32", (8, 16, 24))
   mesh = jax.make_mesh(
     shape, tuple(names), (AxisType.Auto,) * len(shape), devices=jax.devices()[: np.prod(shape)]
@@ -97,7 +101,8 @@ def test_all_shardings_have_the_same_and_only_sums_travel(shape, names, spec, mo
   sharded = jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec)))
   wanted = digest(array)
   monkeypatch.setattr(digest_module, "_SMALL", 0)
-  assert digest(sharded) == wanted
+  with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+    assert digest(sharded) == wanted
   text = device_sums.lower(sharded).compile().as_text()
   sizes = re.findall(r"= \(?\w+\[([\d,]*)\]\S* (?:all|collective|reduce-scatter)", text)
   assert bool(sizes) == bool(spec)
