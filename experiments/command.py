@@ -197,7 +197,8 @@ def _check_key(name: str, config: ConfigDict) -> None:
     raise unknown_key(name, config)
   value = functools.reduce(operator.getitem, name.split("."), config)
   if isinstance(value, ConfigDict):
-    raise InputError(f"config.{name} is a group: change config.{name}.{next(iter(value))}, or so")
+    example = next(iter(value), "KEY")
+    raise InputError(f"config.{name} is a group: change config.{name}.{example}, or so")
 
 
 def _load_config(file: str) -> ConfigFile:

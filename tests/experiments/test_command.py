@@ -27,7 +27,7 @@ def get_config(size="small"):
     raise ValueError(f"unknown argument {size!r}: use small or large")
   width = dict(small=8, large=64)[size]
   model = dict(width=width, relative=True, rate=0.1, layers=(1, 2), norm="pre")
-  return ConfigDict(dict(seed=0, model=model))
+  return ConfigDict(dict(seed=0, model=model, extra=dict()))
 '''
 
 
@@ -67,7 +67,9 @@ def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(capsys, con
   config = values.pop("config")
   assert values == dict(workdir="runs/latest", beam_size=1, penalty=0.6, plot=True)
   assert config.to_dict() == dict(
-    seed=0, model=dict(width=64, relative=False, rate=1.0, layers=(3, 4, 5), norm="pre")
+    seed=0,
+    model=dict(width=64, relative=False, rate=1.0, layers=(3, 4, 5), norm="pre"),
+    extra={},
   )
 
 
@@ -112,6 +114,7 @@ def test_main_cannot_add_keys_to_the_config(capsys, config_file):
     (["--config=F", "--config.model.relative=maybe"], "--config.model.relative=maybe boolean"),
     (["--config=F", "--config.model.layers=a b"], "--config.model.layers=a b tuple"),
     (["--config=F", "--config.model=3"], "config.model group"),
+    (["--config=F", "--config.extra=3"], "config.extra group config.extra.KEY"),
     (["--config=F", "--config.model.width"], "Missing value --config.model.width"),
     (["--config=F", "--wrokdir=a"], "Unknown wrokdir workdir --help"),
     (["--config=F", "--beam_size=wide"], "--beam_size=wide int"),
