@@ -71,7 +71,8 @@ class Stop:
       jax.block_until_ready(after)
     place, any_of = _over_processes()
     flags = np.array([self._asked])
-    answer = any_of(jax.make_array_from_callback((jax.process_count(),), place, lambda _: flags))
+    with jax.set_mesh(place.mesh):  # not all devices of the caller's mesh are of this one
+      answer = any_of(jax.make_array_from_callback((jax.process_count(),), place, lambda _: flags))
     return jax.block_until_ready(answer) if one_by_one else answer
 
   def hear(self, answer: Bool[Array, ""] | None) -> bool:
