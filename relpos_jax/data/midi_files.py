@@ -13,6 +13,7 @@ from relpos_jax.typing import Float
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
 _DEFAULT_TEMPO = 500_000  # microseconds a quarter, as the standard has it
+_MOST_HOURS, _MOST_QUARTERS = 24, 24 * 60 * 120  # a day of music: more of it is damage
 
 
 class Note(NamedTuple):
@@ -65,13 +66,15 @@ def read_score(path: str | os.PathLike) -> Score:
   (channel 10) are left out.
 
   Raises InputError, a line that names the file: missing, no MIDI file, damaged, numbers outside 0
-  to 127, no notes.
+  to 127, no notes, music of more than a day.
   """
   file = _open(pathlib.Path(path))
   parts = [part for track in file.tracks for part in _parts(track)]
   if not any(part.notes for part in parts):
     raise InputError(f"no notes in {path}: give a MIDI file with some outside the drums' channel")
-  return Score(parts, file.ticks_per_beat, _tempi(file))
+  score = Score(parts, file.ticks_per_beat, _tempi(file))
+  _check_length(score, path)
+  return score
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
@@ -106,6 +109,20 @@ def _open(path: pathlib.Path) -> mido.MidiFile:
   if file.ticks_per_beat < 1:
     raise InputError(f"{path} counts time in frames, not in quarter notes: convert it")
   return file
+
+
+def _check_length(score: Score, path: str | os.PathLike) -> None:
+  """One damaged number can make music of years, whose tokens no memory holds.
+
+  In both units: events are counted by the second, voices on a grid by the quarter.
+  """
+  end = max(note.end for part in score.parts for note in part.notes)
+  hours, quarters = score.seconds([end])[0] / 3600, end / score.ticks_per_quarter
+  if hours > _MOST_HOURS or quarters > _MOST_QUARTERS:
+    raise InputError(
+      f"{path} lasts {hours:,.1f} hours, {quarters:,.0f} quarter notes: give a file of at most "
+      f"{_MOST_HOURS} hours, {_MOST_QUARTERS:,} quarter notes; this one may be damaged"
+    )
 
 
 def _parts(track: mido.MidiTrack) -> Iterator[Part]:

@@ -159,6 +159,17 @@ def test_time_in_frames_is_named(tmp_path):
   assert "counts time in frames" in refusal(tmp_path / "b.mid")
 
 
+@pytest.mark.parametrize("tempo", [500_000, 1])
+def test_music_of_more_than_a_day_is_damage(tmp_path, tempo):
+  """However fast: one codec counts seconds, the other quarter notes."""
+  quarters = 24 * 60 * 120
+  track = [(0, "set_tempo", dict(tempo=tempo)), on(0, 60), off(quarters, 60)]
+  assert read_score(save(tmp_path / "a.mid", track, ticks_per_beat=1)).parts
+  track[-1] = off(0x0FFFFFFF, 60)
+  message = refusal(save(tmp_path / "b.mid", track, ticks_per_beat=1))
+  assert "268,435,455 quarter notes" in message and "at most 24 hours, 172,800 quarter" in message
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
   with pytest.raises(InputError, match=r"cannot write .*a.mid: No such file"):
     write_score(Score([], 96, [(0, 0.5)]), tmp_path / "none" / "a.mid")
