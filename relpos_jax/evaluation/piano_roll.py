@@ -70,7 +70,8 @@ def piano_roll(
   figure = Figure(figsize=(10, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
   axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
   _draw_notes(axes[0], spans)
-  end = max([span.end for span in spans] + ([] if reach is None else [reach.now]), default=1)
+  ends = [span.end for span in spans] + ([] if reach is None else [reach.now])
+  end = max([1, *ends])  # a step at least: a piece may end at once
   axes[0].set_xlim(0, end)
   if prime:
     axes[0].axvspan(0, prime, color="#eeeeee", zorder=0)

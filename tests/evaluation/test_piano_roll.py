@@ -78,3 +78,9 @@ def test_the_reach_has_a_row_for_each_layer_with_the_weight_at_its_time(drawn):
 
 def test_music_without_a_note_is_drawn(drawn):
   assert len(drawn([])[0]) == 1
+
+
+def test_a_piece_that_has_lasted_no_time_is_drawn(drawn):
+  """One that ends at once: the model looks at its begin alone, from there."""
+  axes, texts = drawn([], reach=Reach(np.ones((2, 1)), np.zeros(1), 0.0))
+  assert [ax.get_xlim() for ax in axes] == [(0, 1)] * 2 and "0 / 0" in texts
