@@ -16,6 +16,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.typing import Int, PyTree
 
 _SHORTEST = 16
+_MOST_TOKENS = 2**31 - 1  # an int32; no vocabulary has more
 
 
 class Sampler:
@@ -63,6 +64,7 @@ class Sampler:
       check_room(len(prime), limit, self.context)
     # Few shapes, so few compilations: padding takes slots of the cache, and no position.
     shape = (len(primes), _rounded(int(begun.lengths.max())))
+    choice = choice._replace(top_k=min(choice.top_k, _MOST_TOKENS))
     tokens = self._draw(
       self.params,
       begun.padded(np.arange(len(primes)), shape, PAD),

@@ -199,6 +199,12 @@ def test_top_k_keeps_the_k_most_probable(top_k):
   assert (found == (logits >= np.sort(logits)[:, -size][:, None])).all()
 
 
+def test_a_top_k_above_the_vocabulary_is_all_of_it(sampler):
+  draw = lambda top_k: sampler(PRIMES, num_tokens=9, seed=1, choice=Choice(top_k=top_k))
+  for piece, wanted in zip(draw(3_000_000_000), draw(0), strict=True):
+    np.testing.assert_array_equal(piece, wanted)
+
+
 def test_top_p_is_of_what_top_k_and_the_temperature_leave():
   logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
   keeps = lambda **values: int(np.isfinite(kept(logits, Choice(**values))).sum())
