@@ -84,6 +84,11 @@ def test_every_config_is_valid(name):
   validate(load(name))
 
 
+def test_an_implementation_need_not_decode():
+  """It is of training: a decoder takes another."""
+  validate(load("quickstart.py", "model.implementation=chunked"))
+
+
 def test_no_two_experiments_share_a_folder():
   files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
   files += [f"music.py:{x}" for x in MUSIC]
