@@ -10,9 +10,9 @@ from flax import nnx
 
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.cached import decoding_model
 from relpos_jax.decoding.sampling import AS_THE_MODEL_SAYS, Choice, check_choice, sample
 from relpos_jax.errors import InputError
+from relpos_jax.models.cached import decoding_model
 from relpos_jax.typing import Int, PyTree
 
 _SHORTEST = 16

@@ -1,12 +1,13 @@
 """Cached sampling as one pure function of a step-wise decoder and its cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.errors import InputError
+from relpos_jax.models.cached import Decode, prefill
 from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
 
 
@@ -46,7 +47,7 @@ def check_choice(choice: Choice) -> None:
 
 
 def sample(
-  decode: Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]],
+  decode: Decode,
   cache: PyTree,
   primes: Int[Array, "B P"],
   limits: Int[Array, " B"],
@@ -96,11 +97,7 @@ def sample(
     logits, cache = decode(latest[:, None], state.cache)
     return _State(state.step + 1, tokens, is_live, logits[:, 0], cache)
 
-  # Of a prime filled up on the right the last token is somewhere inside.
-  logits, cache = decode(primes, cache)
-  is_token = primes != pad
-  last = primes.shape[1] - 1 - jnp.argmax(is_token[:, ::-1], axis=1)
-  logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
+  logits, cache = prefill(decode, cache, primes, pad=pad)
   tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
   first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
   more = lambda state: jnp.any(state.is_live) & (state.step < max_length)

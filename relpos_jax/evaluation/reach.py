@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from relpos_jax.data.tokenizer import PAD
+from relpos_jax.models.cached import decoding_model, prefill
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 
@@ -28,13 +30,17 @@ def attention_reach(
 def _last_weights(
   graphdef: nnx.GraphDef, params: PyTree, tokens: Int[Array, "1 L"]
 ) -> Float[Array, "layers L"]:
-  """What the layers sowed."""
-  model = nnx.merge(graphdef, params)
+  """What the layers sowed for the last token, read after all the others: never [L, L]."""
+  model = decoding_model(graphdef, params)
+  before, last = tokens[:, :-1], tokens[:, -1:]
+  cache = model.init_cache(*tokens.shape)
+  if before.size:
+    _, cache = prefill(model.decode, cache, before, pad=PAD)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
-  _, sown = nnx.capture(model, nnx.Intermediate)(tokens)
+  _, sown = nnx.capture(model.decode, nnx.Intermediate)(last, cache)
   layers = sown["layers"]
   weights = [layers[n]["self_attention"]["weights"][0] for n in range(len(layers))]
-  return jnp.stack([jnp.mean(weights_1NLL[0, :, -1], axis=0) for weights_1NLL in weights])
+  return jnp.stack([jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights])
 
 
 def distance_holding(

@@ -14,6 +14,7 @@ from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.decoding.sampler import Sampler
 from relpos_jax.decoding.sampling import Choice, choose, kept, sample
 from relpos_jax.errors import InputError
+from relpos_jax.models.cached import decoding_model, prefill
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 VOCABULARY, CONTEXT = 11, 16
@@ -114,6 +115,37 @@ def test_cached_sampling_equals_uncached(model, sampler):
     pieces = sampler(primes, num_tokens=[9, 4, 7], seed=seed, choice=choice)
     for row, piece, prime in zip(np.asarray(tokens), pieces, primes, strict=True):
       assert [*prime, *row[(row != PAD) & (row != EOS)]] == piece.tolist()
+
+
+def test_a_prime_read_in_pieces_gives_the_logits_and_the_cache_of_one_read_at_once(model, whole):
+  """Rows that end in different pieces, padded on either side and between."""
+  rows = [[PAD, PAD, BOS, 5, PAD, 9, 4, 7, 3], [BOS, 6, 6, 7, PAD, PAD, PAD, PAD, PAD]]
+
+  @quickly
+  def read(params, rows):
+    decoder = decoding_model(model[0], params)
+    return prefill(decoder.decode, decoder.init_cache(2, 9), rows, pad=PAD, piece=2)
+
+  logits, cache = read(model[1], jnp.array(rows))
+  for found, row in zip(logits, rows, strict=True):
+    wanted = whole([[token for token in row if token != PAD]])[0, -1]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+  assert cache.next_position.tolist() == [6, 4] and cache.layers[0].length.tolist() == [9, 9]
+
+
+def test_a_long_prime_is_read_in_pieces():
+  """However long: what weights hold is of a piece's tokens by all others'."""
+  read = []
+
+  def decode(tokens, cache):
+    read.append(tokens.shape[1])
+    return jax.nn.one_hot(tokens, VOCABULARY), cache
+
+  options = dict(choice=Choice(), max_length=4, eos=EOS, pad=PAD)
+  draw = functools.partial(sample, decode, (), **options)
+  prime = jax.ShapeDtypeStruct((2, 2**20 + 3), jnp.int32)
+  jax.eval_shape(draw, prime, jnp.array([4, 4]), jax.random.key(0))
+  assert {*read} == {3, 128, 1}
 
 
 def test_a_row_is_the_same_whatever_its_neighbours_and_the_seed_says_which(sampler):

@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 from flax import nnx
 
-from relpos_jax.evaluation.reach import attention_reach, distance_holding
+from relpos_jax.evaluation.reach import _last_weights, attention_reach, distance_holding
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 
 TOKENS = np.array([1, 5, 7, 3, 5, 8])
@@ -34,6 +34,15 @@ def test_weights_are_those_of_the_last_token_layer_by_layer():
   table = np.asarray(table, float)[[0, 0, 0, 0, 1, 2]]
   logits = np.einsum("nh,snh->ns", query[0, -1], key[0] + table) / 2
   np.testing.assert_allclose(weights[0], scipy.special.softmax(logits, -1).mean(0), rtol=1e-4)
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square():
+  """Weights of all tokens on all are never there; compiled, not run."""
+  config = LanguageModelConfig(9, num_layers=1, width=8, num_heads=2, feed_forward=8)
+  graphdef, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
+  tokens = jax.ShapeDtypeStruct((1, 8192), jnp.int32)
+  compiled = _last_weights.lower(graphdef, params, tokens).compile()
+  assert compiled.memory_analysis().temp_size_in_bytes < 2 * 8192**2 * 4 / 8
 
 
 @pytest.mark.parametrize(
