@@ -37,8 +37,8 @@ def test_weights_are_those_of_the_last_token_layer_by_layer():
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():
-  """Weights of all tokens on all are never there; compiled, not run."""
-  config = LanguageModelConfig(9, num_layers=1, width=8, num_heads=2, feed_forward=8)
+  """Weights of all tokens on all are never there, in any layer; compiled, not run."""
+  config = LanguageModelConfig(9, num_layers=2, width=8, num_heads=2, feed_forward=8)
   graphdef, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
   tokens = jax.ShapeDtypeStruct((1, 8192), jnp.int32)
   compiled = _last_weights.lower(graphdef, params, tokens).compile()
