@@ -14,9 +14,10 @@ from experiments import command
 from experiments.run import load_run, load_task
 from experiments.tasks.music import MusicTask, draw, make_sampler
 from relpos_jax.decoding.sampler import check_room
-from relpos_jax.decoding.sampling import Choice, check_choice
+from relpos_jax.decoding.sampling import SamplingParams, check_sampling
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
+from relpos_jax.typing import Int
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
@@ -46,25 +47,30 @@ def main(
 ) -> None:
   """Reads the prime, samples, writes and draws."""
   path = _midi_path(out)
-  choice = Choice(temperature, top_k, top_p)
-  check_choice(choice)
+  sampling = SamplingParams(temperature, top_k, top_p)
+  check_sampling(sampling)
   if not 0 <= seed < 2**32:  # JAX drops the bits above
     raise InputError(f"--seed={seed}: give a number from 0 to 2**32 - 1")
-  if prime_tokens < 0:
-    raise InputError(f"--prime_tokens={prime_tokens}: give 0, for all, or more")
-  task = load_task(workdir)
-  if not isinstance(task, MusicTask):
-    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of music")
-  begun = task.codec.read(prime) if prime else np.empty(0, int)
-  begun = begun[: prime_tokens or None]
+  begun = _read_prime(workdir, prime, prime_tokens)
   check_room(len(begun), num_tokens, context)
   run = load_run(workdir)
   sampler = make_sampler(run, context)
-  (piece,) = sampler([begun], num_tokens=num_tokens, seed=seed, choice=choice)
+  (piece,) = sampler([begun], num_tokens=num_tokens, seed=seed, sampling=sampling)
   run.vocabulary.write(piece, path)
   picture = draw(run, piece, path.with_suffix(".png"), prime=len(begun))
   print(f"wrote {path}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
   print(f"drew {picture}")
+
+
+def _read_prime(workdir: str, prime: str, num_tokens: int) -> Int[np.ndarray, "_"]:
+  """The tokens to go on from, as the run writes music."""
+  if num_tokens < 0:
+    raise InputError(f"--prime_tokens={num_tokens}: give 0, for all, or more")
+  task = load_task(workdir)
+  if not isinstance(task, MusicTask):
+    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of music")
+  tokens = task.codec.read(prime) if prime else np.empty(0, int)
+  return tokens[: num_tokens or None]
 
 
 def _midi_path(out: str) -> pathlib.Path:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.sampling import AS_THE_MODEL_SAYS, Choice, check_choice, sample
+from relpos_jax.decoding.sampling import AS_THE_MODEL_SAYS, SamplingParams, check_sampling, sample
 from relpos_jax.errors import InputError
 from relpos_jax.models.cached import decoding_model
 from relpos_jax.typing import Int, PyTree
@@ -48,29 +48,29 @@ class Sampler:
     *,
     num_tokens: int | Sequence[int],
     seed: int,
-    choice: Choice = AS_THE_MODEL_SAYS,
+    sampling: SamplingParams = AS_THE_MODEL_SAYS,
   ) -> list[Int[np.ndarray, "_"]]:
     """Each prime and what follows it: `num_tokens` tokens, or fewer where the piece ends.
 
     Row i of seed s depends on neither the other rows nor how many they are.
 
     Raises InputError: there is no room in the context for a prime and its new tokens, or a value of
-    `choice` is out of range.
+    `sampling` is out of range.
     """
-    check_choice(choice)
+    check_sampling(sampling)
     limits = np.broadcast_to(np.asarray(num_tokens, np.int32), len(primes))
     begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
     for prime, limit in zip(primes, limits.tolist(), strict=True):
       check_room(len(prime), limit, self.context)
     # Few shapes, so few compilations: padding takes slots of the cache, and no position.
     shape = (len(primes), _rounded(int(begun.lengths.max())))
-    choice = choice._replace(top_k=min(choice.top_k, _MOST_TOKENS))
+    sampling = sampling._replace(top_k=min(sampling.top_k, _MOST_TOKENS))
     tokens = self._draw(
       self.params,
       begun.padded(np.arange(len(primes)), shape, PAD),
       limits,
       jax.random.key(seed),
-      jax.tree.map(jnp.asarray, choice),
+      jax.tree.map(jnp.asarray, sampling),
       max_length=_rounded(int(limits.max())),
     )
     drawn = [row[~np.isin(row, (PAD, EOS))] for row in np.asarray(tokens)]
@@ -111,7 +111,7 @@ def _rounded(length: int) -> int:
   return max(_SHORTEST, 1 << (length - 1).bit_length())
 
 
-def _draw(graphdef, params, primes, limits, key, choice, *, max_length):
+def _draw(graphdef, params, primes, limits, key, sampling, *, max_length):
   model = decoding_model(graphdef, params)
   return sample(
     model.decode,
@@ -119,7 +119,7 @@ def _draw(graphdef, params, primes, limits, key, choice, *, max_length):
     primes,
     limits,
     key,
-    choice=choice,
+    sampling=sampling,
     max_length=max_length,
     eos=EOS,
     pad=PAD,

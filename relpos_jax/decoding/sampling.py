@@ -11,7 +11,7 @@ from relpos_jax.models.cached import Decode, prefill
 from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
 
 
-class Choice(NamedTuple):
+class SamplingParams(NamedTuple):
   """How the next token is drawn: what is left out, one after the other.
 
   Attributes:
@@ -26,18 +26,18 @@ class Choice(NamedTuple):
   top_p: float = 1.0
 
 
-AS_THE_MODEL_SAYS = Choice()
+AS_THE_MODEL_SAYS = SamplingParams()
 
 
-def check_choice(choice: Choice) -> None:
+def check_sampling(sampling: SamplingParams) -> None:
   """Raises InputError, a line that names the value.
 
-  >>> check_choice(Choice(top_p=0.0))
+  >>> check_sampling(SamplingParams(top_p=0.0))
   Traceback (most recent call last):
   ...
   relpos_jax.errors.InputError: top_p is 0.0: give a probability above 0, at most 1
   """
-  temperature, top_k, top_p = choice
+  temperature, top_k, top_p = sampling
   if not 0 <= temperature < float("inf"):
     raise InputError(f"temperature is {temperature}: give 0, for the most probable, or more")
   if top_k < 0:
@@ -53,7 +53,7 @@ def sample(
   limits: Int[Array, " B"],
   key: Key[Array, ""],
   *,
-  choice: Choice,
+  sampling: SamplingParams,
   max_length: int,
   eos: int,
   pad: int,
@@ -71,7 +71,7 @@ def sample(
     primes: filled with `pad`, on either side; at least one token a row.
     limits: the most new tokens of each row, `eos` included; L at most.
     key: a key of `jax.random.key`.
-    choice: may be traced: other values compile nothing new.
+    sampling: may be traced: other values compile nothing new.
     max_length: L, the static length of the result.
     eos: the token that ends a row.
     pad: what follows the end in the result.
@@ -80,18 +80,17 @@ def sample(
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
   >>> sample(count, (), jnp.array([[1, 2], [3, 6]]), jnp.array([2, 4]), jax.random.key(0),
-  ...        choice=Choice(temperature=0.0), max_length=4, eos=0, pad=6).tolist()
+  ...        sampling=SamplingParams(temperature=0.0), max_length=4, eos=0, pad=6).tolist()
   [[3, 4, 6, 6], [4, 5, 0, 6]]
   """
+  fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+  keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(primes)))
   banned = jnp.array([*never, pad])
-  keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(primes)))
-
-  def draw(step, logits):
-    logits = logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
-    return choose(logits, jax.vmap(lambda key: jax.random.fold_in(key, step))(keys), choice)
 
   def advance(state: _State) -> _State:
-    latest = jnp.where(state.is_live, draw(state.step, state.logits), pad)
+    logits = state.logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
+    drawn = sample_token(logits, fold_in(keys, state.step), sampling)
+    latest = jnp.where(state.is_live, drawn, pad)
     tokens = state.tokens.at[:, state.step].set(latest)
     is_live = state.is_live & (latest != eos) & (state.step + 1 < limits)
     logits, cache = decode(latest[:, None], state.cache)
@@ -112,22 +111,24 @@ class _State(NamedTuple):
   cache: PyTree
 
 
-def choose(logits: Float[Array, "B V"], keys: Key[Array, " B"], choice: Choice) -> Int[Array, " B"]:
+def sample_token(
+  logits: Float[Array, "B V"], keys: Key[Array, " B"], sampling: SamplingParams
+) -> Int[Array, " B"]:
   """A token of each row; of equal ones the most probable is the first."""
-  drawn = jax.vmap(jax.random.categorical)(keys, kept(logits, choice))
-  return jnp.where(choice.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
+  drawn = jax.vmap(jax.random.categorical)(keys, filter_logits(logits, sampling))
+  return jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
 
 
-def kept(logits: Float[Array, "B V"], choice: Choice) -> Float[Array, "B V"]:
-  """Logits divided by the temperature, and -inf where `choice` leaves a token out.
+def filter_logits(logits: Float[Array, "B V"], sampling: SamplingParams) -> Float[Array, "B V"]:
+  """Logits divided by the temperature, and -inf where `sampling` leaves a token out.
 
   >>> logits = jnp.log(jnp.array([[0.1, 0.5, 0.1, 0.3]]))
-  >>> jnp.isfinite(kept(logits, Choice(top_k=1))).tolist()
+  >>> jnp.isfinite(filter_logits(logits, SamplingParams(top_k=1))).tolist()
   [[False, True, False, False]]
-  >>> jnp.isfinite(kept(logits, Choice(top_p=0.7))).tolist()
+  >>> jnp.isfinite(filter_logits(logits, SamplingParams(top_p=0.7))).tolist()
   [[False, True, False, True]]
   """
-  temperature, top_k, top_p = choice
+  temperature, top_k, top_p = sampling
   # Of the largest 0 is left at any temperature, and no difference overflows.
   logits = logits - jnp.max(logits, axis=-1, keepdims=True)
   logits = logits / jnp.where(temperature > 0, temperature, 1.0)

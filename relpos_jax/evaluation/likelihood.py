@@ -69,17 +69,7 @@ def likelihood(
     times: the codec's: the step of each token and of the one to come.
     token_budget: tokens a batch, padding included, at most; a longer piece is a batch of its own.
   """
-  read = Ragged.of([np.concatenate([[BOS], piece]) for piece in pieces])
-  follow = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
-  boundaries = bucket_boundaries(read.lengths, _NUM_SHAPES, multiple_of=64)
-  numbers = Ragged.of([[number] for number in range(1, len(pieces) + 1)])  # 0 is no piece
-  batches = Batches(
-    *(read, follow, numbers),
-    kind=lambda *sides: sides,
-    boundaries=boundaries,
-    token_budget=max(token_budget, boundaries[-1]),
-    seed=None,
-  )
+  batches = _batches(pieces, token_budget)
   end_nats, of_pieces = 0.0, np.zeros(len(pieces) + 1)
   for source, target, piece in prefetch(batches, 0, batches.num_per_epoch):
     found = np.asarray(nats_of(source, target), np.float64)
@@ -92,6 +82,21 @@ def likelihood(
     num_pieces=len(pieces),
     num_steps=float(sum(times(piece)[-1] for piece in pieces)),
     of_pieces=tuple(of_pieces[1:].tolist()),
+  )
+
+
+def _batches(pieces: Sequence[np.ndarray], token_budget: int) -> Batches:
+  """Tokens read, those that follow each, and the pieces' numbers from 1; 0 is no piece."""
+  read = Ragged.of([np.concatenate([[BOS], piece]) for piece in pieces])
+  follow = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
+  numbers = Ragged.of([[number] for number in range(1, len(pieces) + 1)])
+  boundaries = bucket_boundaries(read.lengths, _NUM_SHAPES, multiple_of=64)
+  return Batches(
+    *(read, follow, numbers),
+    kind=lambda *sides: sides,
+    boundaries=boundaries,
+    token_budget=max(token_budget, boundaries[-1]),
+    seed=None,
   )
 
 

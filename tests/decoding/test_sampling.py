@@ -12,7 +12,7 @@ from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.decoding.sampler import Sampler
-from relpos_jax.decoding.sampling import Choice, choose, kept, sample
+from relpos_jax.decoding.sampling import SamplingParams, filter_logits, sample, sample_token
 from relpos_jax.errors import InputError
 from relpos_jax.models.cached import decoding_model, prefill
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
@@ -82,11 +82,11 @@ def greedy(whole, prime, num_tokens) -> list[int]:
 
 
 @pytest.mark.parametrize(
-  "choice", [Choice(temperature=0.0), Choice(temperature=1e-6), Choice(top_k=1), Choice(top_p=1e-6)]
+  "values", [dict(temperature=0.0), dict(temperature=1e-6), dict(top_k=1), dict(top_p=1e-6)]
 )
-def test_the_most_probable_token_alone_is_greedy_decoding(whole, sampler, choice):
+def test_the_most_probable_token_alone_is_greedy_decoding(whole, sampler, values):
   """Of primes of several lengths, with a limit each: the cache changes nothing."""
-  pieces = sampler(PRIMES, num_tokens=NUM_TOKENS, seed=3, choice=choice)
+  pieces = sampler(PRIMES, num_tokens=NUM_TOKENS, seed=3, sampling=SamplingParams(**values))
   for piece, prime, limit in zip(pieces, PRIMES, NUM_TOKENS, strict=True):
     assert piece.tolist() == greedy(whole, prime, limit)
   assert len({tuple(piece) for piece in pieces}) == 3
@@ -106,13 +106,13 @@ def test_cached_sampling_equals_uncached(model, sampler):
   primes = [PRIMES[0], [7, 3, 4], [3, 3, 3]]  # of one length: without a cache padding has positions
   begun = jnp.array([[BOS, *prime] for prime in primes])
   limits = jnp.array([9, 4, 7])
-  choice = Choice(temperature=1.3, top_k=6, top_p=0.95)
-  options = dict(choice=choice, max_length=9, eos=EOS, pad=PAD, never=(BOS,))
+  sampling = SamplingParams(temperature=1.3, top_k=6, top_p=0.95)
+  options = dict(sampling=sampling, max_length=9, eos=EOS, pad=PAD, never=(BOS,))
   uncached = quickly(functools.partial(sample, reread, **options))
   for seed in range(3):
     empty = (jnp.zeros((3, 13), int), 0)
     tokens = uncached(empty, begun, limits, jax.random.key(seed))
-    pieces = sampler(primes, num_tokens=[9, 4, 7], seed=seed, choice=choice)
+    pieces = sampler(primes, num_tokens=[9, 4, 7], seed=seed, sampling=sampling)
     for row, piece, prime in zip(np.asarray(tokens), pieces, primes, strict=True):
       assert [*prime, *row[(row != PAD) & (row != EOS)]] == piece.tolist()
 
@@ -141,7 +141,7 @@ def test_a_long_prime_is_read_in_pieces():
     read.append(tokens.shape[1])
     return jax.nn.one_hot(tokens, VOCABULARY), cache
 
-  options = dict(choice=Choice(), max_length=4, eos=EOS, pad=PAD)
+  options = dict(sampling=SamplingParams(), max_length=4, eos=EOS, pad=PAD)
   draw = functools.partial(sample, decode, (), **options)
   prime = jax.ShapeDtypeStruct((2, 2**20 + 3), jnp.int32)
   jax.eval_shape(draw, prime, jnp.array([4, 4]), jax.random.key(0))
@@ -163,7 +163,8 @@ def test_a_row_is_the_same_whatever_its_neighbours_and_the_seed_says_which(sampl
 def test_frequencies_are_the_models_probabilities(whole, sampler):
   """Of two new tokens together, at a temperature, without padding and begin: chi-square."""
   num_rows, temperature = 4096, 1.7
-  pieces = sampler([[5]] * num_rows, num_tokens=2, seed=11, choice=Choice(temperature=temperature))
+  sampling = SamplingParams(temperature)
+  pieces = sampler([[5]] * num_rows, num_tokens=2, seed=11, sampling=sampling)
   counts = np.zeros((VOCABULARY, VOCABULARY))
   for piece in pieces:
     first, second, *_ = [*piece[1:].tolist(), EOS, EOS]
@@ -195,7 +196,7 @@ def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
     primes,
     limits,
     jax.random.key(0),
-    choice=Choice(),
+    sampling=SamplingParams(),
     max_length=20,
     eos=EOS,
     pad=PAD,
@@ -210,7 +211,7 @@ def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.77, 0.999, 1.0])
 def test_top_p_keeps_the_smallest_set_of_that_probability(top_p):
   logits = np.random.default_rng(0).normal(size=(50, 13)).astype(np.float32)
-  found = np.isfinite(kept(jnp.asarray(logits), Choice(top_p=top_p)))
+  found = np.isfinite(filter_logits(jnp.asarray(logits), SamplingParams(top_p=top_p)))
   for row, is_kept in zip(scipy.special.softmax(logits.astype(float), axis=-1), found, strict=True):
     ordered = np.sort(row)[::-1]
     size = 1 + int(np.sum(np.cumsum(ordered)[:-1] < top_p))
@@ -219,27 +220,28 @@ def test_top_p_keeps_the_smallest_set_of_that_probability(top_p):
 
 def test_top_p_of_1_keeps_the_most_improbable_too():
   """Sums of probabilities in float32 reach 1 before the last of them."""
-  assert np.isfinite(kept(jnp.array([[0.0, -30.0, -60.0]]), Choice(top_p=1.0))).all()
+  logits = jnp.array([[0.0, -30.0, -60.0]])
+  assert np.isfinite(filter_logits(logits, SamplingParams(top_p=1.0))).all()
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 4, 13, 20])
 def test_top_k_keeps_the_k_most_probable(top_k):
   logits = np.random.default_rng(0).normal(size=(50, 13)).astype(np.float32)
-  found = np.isfinite(kept(jnp.asarray(logits), Choice(top_k=top_k)))
+  found = np.isfinite(filter_logits(jnp.asarray(logits), SamplingParams(top_k=top_k)))
   size = min(top_k or 13, 13)
   assert (found.sum(1) == size).all()
   assert (found == (logits >= np.sort(logits)[:, -size][:, None])).all()
 
 
 def test_a_top_k_above_the_vocabulary_is_all_of_it(sampler):
-  draw = lambda top_k: sampler(PRIMES, num_tokens=9, seed=1, choice=Choice(top_k=top_k))
+  draw = lambda top_k: sampler(PRIMES, num_tokens=9, seed=1, sampling=SamplingParams(top_k=top_k))
   for piece, wanted in zip(draw(3_000_000_000), draw(0), strict=True):
     np.testing.assert_array_equal(piece, wanted)
 
 
 def test_top_p_is_of_what_top_k_and_the_temperature_leave():
   logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
-  keeps = lambda **values: int(np.isfinite(kept(logits, Choice(**values))).sum())
+  keeps = lambda **values: int(np.isfinite(filter_logits(logits, SamplingParams(**values))).sum())
   assert keeps(top_p=0.55) == 2
   assert keeps(top_p=0.55, top_k=2) == 1  # 4 / 7 is enough
   assert keeps(top_p=0.55, temperature=0.5) == 2
@@ -250,14 +252,14 @@ def test_top_p_is_of_what_top_k_and_the_temperature_leave():
 def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
   sampler(PRIMES, num_tokens=9, seed=0)
   size = sampler._draw._cache_size()
-  sampler([[3] * 12, [4], []], num_tokens=[3, 15, 2], seed=1, choice=Choice(0.5, 3, 0.9))
+  sampler([[3] * 12, [4], []], num_tokens=[3, 15, 2], seed=1, sampling=SamplingParams(0.5, 3, 0.9))
   assert sampler._draw._cache_size() == size
 
 
 def test_of_equal_logits_greedy_takes_the_first():
   keys = jax.random.split(jax.random.key(0), 2)
-  chosen = choose(jnp.array([[1.0, 3.0, 3.0], [0.0, 0.0, 0.0]]), keys, Choice(temperature=0.0))
-  assert chosen.tolist() == [1, 0]
+  logits = jnp.array([[1.0, 3.0, 3.0], [0.0, 0.0, 0.0]])
+  assert sample_token(logits, keys, SamplingParams(temperature=0.0)).tolist() == [1, 0]
 
 
 def test_the_context_holds_begin_prime_and_all_but_the_last_token(sampler):
@@ -283,5 +285,5 @@ def test_the_context_holds_begin_prime_and_all_but_the_last_token(sampler):
 )
 def test_choices_out_of_range_are_named(sampler, values):
   ((name, value),) = values.items()
-  message = refusal(sampler, [[]], num_tokens=1, seed=0, choice=Choice(**values))
+  message = refusal(sampler, [[]], num_tokens=1, seed=0, sampling=SamplingParams(**values))
   assert message.startswith(f"{name} is {value}: give")
