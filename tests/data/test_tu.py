@@ -68,6 +68,9 @@ WRONG = {
   "{A}, line 1: '1, 2, 3'; want 2 integers": dict(A="1, 2, 3\n"),
   "{A}, line 3: an edge of node 6; want 1 to 5, a line of the graph": dict(A="1, 2\n2, 1\n2, 6\n"),
   "{A}, line 1: an edge of node 0; want 1 to 5": dict(A="0, 1\n"),
+  "{A}, line 1: '1, 18446744073709551617'; want 2 integers separated by commas, of 64 bits": dict(
+    A="1, 18446744073709551617\n"
+  ),
   "{A}, line 2: an edge from a node of graph 1 to one of graph 2": dict(A="1, 2\n1, 3\n"),
   "{graph_indicator}, line 5: graph 3; want 1 to 2": dict(graph_indicator="1\n1\n2\n1\n3\n"),
   "{graph_indicator}: graph 3 has no node, and line 3": dict(graph_labels="1\n0\n1\n"),
@@ -77,7 +80,23 @@ WRONG = {
     node_labels="1\n2\n"
   ),
   "{edge_labels} has 1 lines and TOY_A.txt 7: want as many": dict(edge_labels="1\n"),
+  "{edge_labels}, line 2: '99999999999999999999'; want one integer, of 64 bits": dict(
+    edge_labels="0\n99999999999999999999\n"
+  ),
   "{node_attributes}, line 2: '1'; want 2 numbers separated": dict(node_attributes="1, 2\n1\n"),
+  "{node_attributes}, line 3: '0,nan'; want 2 numbers separated by commas, finite in float32": dict(
+    node_attributes="1, 2\n3, 4\n0,nan\n0, 1\n0, 1\n"
+  ),
+  "{edge_attributes}, line 1: '-inf'; want one number, finite in": dict(
+    edge_attributes="-inf\n" * 7
+  ),
+  "{edge_attributes}, line 2: '1e39'; want one number, finite in": dict(
+    edge_attributes="1\n1e39\n1\n1\n1\n1\n1\n"
+  ),
+  "{graph_labels}: no line; want the class of every graph, of two or more": dict.fromkeys(FILES, ""),
+  "{graph_labels}: every class is 5; want the class of every graph, of two or more": dict(
+    graph_labels="5\n5\n"
+  ),
   "cannot read {graph_labels}: 'ascii' codec": dict(graph_labels="−1\n"),
   "{folder} is no folder in TU format (no TOY_graph_labels.txt): want NAME_A.txt, ": dict(
     graph_labels=None
