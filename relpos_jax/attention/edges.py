@@ -42,9 +42,10 @@ def edge_attention(
 
   Shaw et al. 2018, section 3.1, with every pair that no edge joins hidden. The receiver is the
   query i, the sender the key j. A pair is seen once, however many edges join it: its a_ij is the
-  sum of the rows of its distinct labels and of the mean of its edges' features, so an edge given
-  twice says nothing new. An edge from a node to itself is one like any other; no node sees itself
-  without. A node that receives no edge gets zero output and zero gradient.
+  sum of the rows of its distinct labels and of the mean of its edges' features. So an edge given
+  twice says nothing new, but counts twice in a mean of features that differ. An edge from a node to
+  itself is one like any other; no node sees itself without. A node that receives no edge gets zero
+  output and zero gradient.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
