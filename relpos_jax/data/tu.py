@@ -58,8 +58,9 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   url = "" if folder else f"{_URL}{name}.zip"
   builder = prepare(make, _REMEDY, url=url, manual_dir=folder)
   with damage_named(builder):
-    names, graphs = builder.info.metadata, [*read_split(builder, "train", _graph)]
-  return GraphData(dict(all=graphs), GraphNames(*(tuple(names[kind]) for kind in _NAMES)))
+    graphs = [*read_split(builder, "train", _graph)]
+    names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
+  return GraphData(dict(all=graphs), names)
 
 
 class TU(tfds.core.GeneratorBasedBuilder):

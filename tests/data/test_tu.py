@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import pathlib
+import re
 import zipfile
 
 import numpy as np
@@ -133,8 +134,9 @@ def test_folders_and_names_that_are_not_there_are_named(tmp_path):
   assert f"wrong file {tmp_path}/MUTAG.zip" in refusal("MUTAG", path=str(tmp_path))
 
 
-def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(tmp_path, monkeypatch):
-  """An archive with the files of a folder, under a name known here."""
+@pytest.fixture
+def molecules(tmp_path, monkeypatch) -> pathlib.Path:
+  """A folder under a name known here, and beside it the archive of its files."""
   plain = dict(node_attributes=None, edge_attributes=None)
   folder = write(tmp_path / "MUTAG", name="MUTAG", **plain)
   with zipfile.ZipFile(tmp_path / "MUTAG.zip", "w") as archive:
@@ -144,15 +146,33 @@ def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(tmp_pat
   record = len(content), hashlib.sha256(content).hexdigest()
   monkeypatch.setitem(tu._FILES, "MUTAG", record)
   monkeypatch.setattr(tu.TU, "url_infos", {f"{tu._URL}MUTAG.zip": UrlInfo(*record, "MUTAG.zip")})
-  found = tu.load("MUTAG", path=str(tmp_path))
-  (tmp_path / "MUTAG.zip").unlink()
-  again, wanted = tu.load("MUTAG"), tu.load("MUTAG", path=str(folder))
+  return folder
+
+
+def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(molecules):
+  found = tu.load("MUTAG", path=str(molecules.parent))
+  molecules.with_name("MUTAG.zip").unlink()
+  again, wanted = tu.load("MUTAG"), tu.load("MUTAG", path=str(molecules))
   for data in (found, again):
     assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
       wanted.names.node_labels, wanted.names.edge_labels, wanted.names.classes
     )  # fmt: skip
     for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
+
+
+def test_damaged_prepared_data_are_named_whichever_file_it_is(molecules, data_dir):
+  tu.load("MUTAG", path=str(molecules.parent))
+  version = data_dir / "tu" / "MUTAG" / "1.0.0"
+  for pattern in ("*train*", "metadata.json", "dataset_info.json"):
+    (file,) = version.glob(pattern)
+    content = file.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content), content[:-1]):
+      file.write_bytes(damaged)
+      assert re.match(f"damaged data( in |: delete ){data_dir}", refusal("MUTAG"))
+    file.write_bytes(content)
+  (version / "metadata.json").unlink()
+  assert refusal("MUTAG").startswith(f"damaged data: delete {version}")
 
 
 def test_no_network_is_said_at_once_with_the_remedy(monkeypatch):
