@@ -121,7 +121,7 @@ def _check_classes(file: Folder, names: tuple[str, ...]) -> None:
   """Two classes at least: with one there is nothing to tell."""
   if len(names) < 2:
     found = f"every class is {names[0]}" if names else "no line"
-    raise InputError(f"{file}: {found}; want the class of every graph, of two or more")
+    raise InputError(f"{file}: {found}; want the class of every graph, two classes at least")
 
 
 def _check_indicator(file: Folder, graph_of: Int[np.ndarray, "nodes"], number: int) -> None:

@@ -94,8 +94,8 @@ WRONG = {
   "{edge_attributes}, line 2: '1e39'; want one number, finite in": dict(
     edge_attributes="1\n1e39\n1\n1\n1\n1\n1\n"
   ),
-  "{graph_labels}: no line; want the class of every graph, of two or": dict.fromkeys(FILES, ""),
-  "{graph_labels}: every class is 5; want the class of every graph, of two or more": dict(
+  "{graph_labels}: no line; want the class of every graph, two": dict.fromkeys(FILES, ""),
+  "{graph_labels}: every class is 5; want the class of every graph, two classes at": dict(
     graph_labels="5\n5\n"
   ),
   "cannot read {graph_labels}: 'ascii' codec": dict(graph_labels="−1\n"),
