@@ -33,9 +33,7 @@ def read_folder(folder: Folder, name: str = "") -> GraphData:
   """
   name = name or _only_name(folder)
   read = lambda kind, *columns: _read(folder / f"{name}_{kind}.txt", *columns)
-  for kind in _NEEDED:
-    if not (folder / f"{name}_{kind}.txt").exists():
-      raise _not_tu(folder, f"no {name}_{kind}.txt")
+  _check_files(folder, name)
   classes, class_names = _numbered(read("graph_labels", int, 1))
   _check_classes(folder / f"{name}_graph_labels.txt", class_names)
   graph_of = read("graph_indicator", int, 1)[:, 0] - 1
@@ -67,6 +65,16 @@ def _only_name(folder: Folder) -> str:
   if len(found) > 1:
     raise InputError(f"{folder} has {len(found)} data sets: give the name, {' or '.join(found)}")
   return found[0]
+
+
+def _check_files(folder: Folder, name: str) -> None:
+  for file in (f"{name}_{kind}.txt" for kind in _NEEDED):
+    try:
+      is_there = (folder / file).exists()
+    except OSError as error:  # it may not be looked for
+      raise _not_tu(folder, str(error.strerror)) from None
+    if not is_there:
+      raise _not_tu(folder, f"no {file}")
 
 
 def _not_tu(folder: Folder, reason: str) -> InputError:

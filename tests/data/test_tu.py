@@ -126,6 +126,9 @@ def refusal(*arguments, **options) -> str:
 def test_folders_and_names_that_are_not_there_are_named(tmp_path):
   assert "/no/such is no folder in TU format (No such file" in refusal("", path="/no/such")
   assert "(no OTHER_A.txt)" in refusal("OTHER", path=str(write(tmp_path / "toy")))
+  long = "x" * 300  # a folder whose files may not be looked for fails alike
+  assert "(File name too long)" in refusal(long, path=str(tmp_path / "toy"))
+  assert refusal("MUTAG", path=f"/{long}").endswith("TU format, or empty to download it")
   both = write(write(tmp_path / "toy"), name="TWO")
   assert refusal("", path=str(both)) == f"{both} has 2 data sets: give the name, TOY or TWO"
   assert refusal("PROTEINS").startswith("unknown data set 'PROTEINS': give the path of its folder")
