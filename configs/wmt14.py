@@ -12,7 +12,9 @@ says
 The paper leaves open which of two recipes its code used. v1 (September 2017): post-norm, dropout on
 embeddings and sub-layers only, warmup 4,000 and rate 1. v2 (October 2017): pre-norm, dropout on
 attention weights and after the ReLU too, warmup 8,000 and rate 2. The feed-forward width of base is
-1,024 as printed; the code of the time had 2,048: --config.model.feed_forward=2048.
+1,024 as printed; the code of the time had 2,048: --config.model.feed_forward=2048. Big takes the
+mean of its last 20 checkpoints, in the paper 10 minutes apart: 600 updates, at the second each that
+Vaswani et al. 2017 (section 5.2) took on their eight GPUs.
 """
 
 from configs import default
@@ -48,5 +50,5 @@ def get_config(argument: str = ""):
 def _set_big(config, dropout: float) -> None:
   config.model.update(width=1024, num_heads=16, feed_forward=4096, max_distance=8)
   config.model.update(tables_per_head=False, embedding_dropout_rate=dropout, dropout_rate=dropout)
-  config.training.update(num_steps=300_000, save_every=4000, keep_checkpoints=20)
+  config.training.update(num_steps=300_000, save_every=600, keep_checkpoints=20)
   config.decoding.average_checkpoints = 20

@@ -56,7 +56,8 @@ def _write_record(workdir: pathlib.Path, found: Evaluation) -> None:
   """Writes record.json, by which a sweep knows a finished run; not of one stopped on the way."""
   config = ConfigDict(read_json(workdir / "config.json"))
   metrics = read_metrics(workdir)
-  if not metrics or metrics[-1]["step"] != config.training.num_steps:
+  last = metrics[-1] if metrics else {}  # A finished training ends with an evaluation.
+  if last.get("step") != config.training.num_steps or "valid_loss" not in last:
     return
   record = make_record(
     config.to_dict(),

@@ -21,7 +21,6 @@ folder. With --submit each cell is a job, and the same command collects those th
 submit one again, delete its CELL.submitted.
 """
 
-import math
 import pathlib
 import shlex
 import subprocess
@@ -62,7 +61,8 @@ def main(
   """Runs or submits the cells that are not finished; exits with status 1 if one failed."""
   if parallel < 1:
     raise InputError(f"--parallel={parallel}: give at least 1")
-  _leave_the_accelerator_to_the_cells(config.config.mesh)
+  # Configs are traced on CPUs: this process must hold no GPU's memory and no TPU.
+  jax.config.update("jax_platforms", "cpu")
   sweep, cells = sweep_name(config), plan_cells(config, seeds, pathlib.Path(out))
   jobs = {cell.name: submission(submit, sweep, cell) for cell in cells} if submit else {}
   book = Book(pathlib.Path(results), sweep, cells)
@@ -86,14 +86,6 @@ def main(
 
 def _is_submitted(cell: Cell) -> bool:
   return cell.beside(".submitted").exists()
-
-
-def _leave_the_accelerator_to_the_cells(mesh: Mapping[str, int]) -> None:
-  """Configs are traced on CPUs: this process must hold no GPU's memory and no TPU."""
-  jax.config.update("jax_platforms", "cpu")
-  num_devices = math.prod(size for size in mesh.values() if size > 0)
-  if num_devices > 1:
-    jax.config.update("jax_num_cpu_devices", num_devices)
 
 
 def _show_what_is_done(cells: Sequence[Cell], book: Book, progress: Progress) -> None:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 
-from experiments.reports.results import Record, Table
+from experiments.reports.results import Record, Table, short_commit
 
 
 def each(records: Sequence[Record], of: Callable[[Record], object]) -> str:
@@ -28,13 +28,38 @@ def minutes(records: Sequence[Record]) -> str:
 
 def origin(records: Sequence[Record], packages: Sequence[str] = ("jax",)) -> str:
   """Where and when the runs were made, and of which code: a table's are of one commit."""
-  commit = (records[0]["commit"] or "unknown")[:12]
-  changed = any((record["commit"] or "").endswith("-dirty") for record in records)
+  commit = short_commit(records[0]).replace("-dirty", " with changes")
   versions = [each(records, lambda r, n=n: f"{n} {r['packages'].get(n)}") for n in packages]
   return (
     f"{each(records, lambda r: r['hardware'])}; {each(records, lambda r: r['date'][:10])}; "
-    f"commit {commit}{' with changes' if changed else ''}; {', '.join(versions)}"
+    f"commit {commit}; {', '.join(versions)}"
   )
+
+
+def valid_loss(runs: Sequence[Record], mean: Callable[[Sequence[float], int], str]) -> str:
+  """That after the last update: the mean of those that are finite, and how many are not.
+
+  >>> valid_loss([dict(curve=[[9, 2.0, None]]), dict(curve=[[9, None, None]])], lambda x, _: f"{x}")
+  '[2.0] (1 not finite)'
+  """
+  losses = [run["curve"][-1][1] for run in runs]
+  finite = [loss for loss in losses if loss is not None]
+  if not finite:
+    return "not finite"
+  lost = len(losses) - len(finite)
+  return mean(finite, 3) + (f" ({lost} not finite)" if lost else "")
+
+
+def not_finite(table: Table) -> list[str]:
+  """The lines about valid losses that a mean or a picture could not hold."""
+  lines = []
+  for record in table.records():
+    losses = [loss for _, loss, _ in record["curve"]]
+    if lost := losses.count(None):
+      lines.append(f"- {record['row']}, seed {record['seed']}: {lost} of {len(losses)} evaluations")
+  if not lines:
+    return []
+  return ["Valid losses that were not finite, and are in no mean and no picture:", "", *lines, ""]
 
 
 def set_apart(table: Table) -> list[str]:

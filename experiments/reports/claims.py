@@ -21,41 +21,50 @@ def ordering(paper: Mapping[str, float], compare: Compare) -> str:
   apart = [pair for pair in pairs if paper[pair[0]] > paper[pair[1]]]
   equal = [pair for pair in pairs if paper[pair[0]] == paper[pair[1]]]
   there, reverse, hidden = _sort(apart, compare)
+  broken, _ = _clear(equal, compare)
   parts = [
     _count(there, "beyond the spread", compare),
     _count(reverse, "the other way round", compare),
     _count(hidden, "inside the spread", compare),
   ]
-  said = f"{_verdict(there, reverse, hidden)} Of its {_number(apart, 'difference')}, "
+  said = f"{_verdict(there, reverse, hidden)}{_breach(broken, equal)}. "
+  said += f"Of its {_number(apart, 'difference')}, "
   said += ", ".join(part for part in parts if part) + "."
   if not apart:
     said = "No two of these rows are apart in the paper."
-  return f"{said} {_equals(equal, compare)}".strip()
+  return f"{said} {_equals(broken, equal, compare)}".strip()
 
 
 def _verdict(there: _Pairs, reverse: _Pairs, hidden: _Pairs) -> str:
   if reverse:
-    return "The paper's ordering does not hold here."
+    return "The paper's ordering does not hold here"
   if not there:
-    return "Whether the paper's ordering holds is not to be seen in these runs."
-  return f"The paper's ordering holds{' as far as the spread lets it be seen' if hidden else ''}."
+    return "Whether the paper's ordering holds is not to be seen in these runs"
+  return f"The paper's ordering holds{' as far as the spread lets it be seen' if hidden else ''}"
 
 
-def _equals(equal: _Pairs, compare: Compare) -> str:
+def _breach(broken: _Pairs, equal: _Pairs) -> str:
+  """The end of a verdict on an ordering: what the paper has equal and is not so here.
+
+  >>> _breach([("a", "b")], [("a", "b")]), _breach([("a", "b")], 2 * [("a", "b")])
+  ('; its equality does not hold', '; 1 of its 2 equalities does not hold')
+  """
+  if not broken:
+    return ""
+  which = "its equality" if len(equal) == 1 else f"{len(broken)} of its {len(equal)} equalities"
+  return f"; {which} {'does' if len(broken) == 1 else 'do'} not hold"
+
+
+def _equals(broken: _Pairs, equal: _Pairs, compare: Compare) -> str:
   if not equal:
     return ""
-  above, below, _ = _sort(equal, compare)
-  broken = above + [(second, first) for first, second in below]
-  told = f"{len(broken)} broken beyond the spread ({_list(broken, compare)})"
-  if not broken:
-    told = "none is broken beyond the spread"
+  told = _count(broken, "broken beyond the spread", compare) or "none is broken beyond the spread"
   return f"Of its {_number(equal, 'equality')}, {told}."
 
 
 def differences(rows: Sequence[str], compare: Compare) -> str:
   """Which of the rows are apart: the rest of a sentence."""
-  above, below, hidden = _sort(list(itertools.combinations(rows, 2)), compare)
-  clear = above + [(second, first) for first, second in below]
+  clear, hidden = _clear(list(itertools.combinations(rows, 2)), compare)
   if not clear:
     return "no two rows are apart beyond the spread."
   rest = f"; inside it: {_number(hidden, 'other pair')}" if hidden else ""
@@ -82,6 +91,12 @@ def lone_seeds(seeds: Mapping[str, int]) -> str:
     return ""
   which = "all rows" if len(lone) == len(seeds) else "; ".join(lone)
   return f"One seed of {which}: no interval, so their differences count as inside the spread."
+
+
+def _clear(pairs: _Pairs, compare: Compare) -> tuple[_Pairs, _Pairs]:
+  """Pairs that are apart beyond the spread, the higher first, and the others."""
+  above, below, hidden = _sort(pairs, compare)
+  return above + [(second, first) for first, second in below], hidden
 
 
 def _sort(pairs: _Pairs, compare: Compare) -> tuple[_Pairs, _Pairs, _Pairs]:

@@ -1,5 +1,6 @@
 """The section on chains of relations, and what becomes of those longer than any in training."""
 
+import math
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from experiments.reports import captions, markdown
-from experiments.reports.graph_gains import GUESS, LABELS, caption, gain_of, signed, spread, told
+from experiments.reports.graph_gains import GUESS, LABELS, caption, gain_of, spread, told
+from experiments.reports.markdown import signed
 from experiments.reports.results import Record, Table
 from experiments.tasks.graph_scores import CTP, LONGEST_TRAINED, lengths_panel
 from relpos_jax.evaluation.pictures import spread_curves
@@ -28,6 +30,7 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     "",
     told(table, _valid_longest, f"valid chains of {LONGEST_TRAINED}"),
     "",
+    *captions.not_finite(table),
     *captions.set_apart(table),
     "Test chains by their number of relations (graphs in brackets); CTP, without attention: "
     "Minervini et al. 2020, one seed, as the README of github.com/uclnlp/ctp prints it.",
@@ -58,10 +61,9 @@ def _chain_table(table: Table, tests: Mapping[int, str]) -> list[str]:
   )
   rows = []
   for row, runs in table.rows.items():
-    losses = [run["curve"][-1][1] for run in runs]
     values = [spread([of(run) for run in runs]) for of in measures]
     below = "" if row == LABELS else signed(gain_of(table, LABELS, row, _valid_longest))
-    rows.append([row, captions.seeds(runs), spread(losses, 3), *values, below])
+    rows.append([row, captions.seeds(runs), captions.valid_loss(runs, spread), *values, below])
   majority = lambda run, split: run["scores"][split]["majority"]
   run = table.records()[0]
   guesses = [majority(run, "valid"), None, majority(run, tests[longest])]
@@ -71,9 +73,9 @@ def _chain_table(table: Table, tests: Mapping[int, str]) -> list[str]:
 
 
 def _valid_longest(run: Record) -> float:
-  """Accuracy on the valid chains that are as long as any in training."""
-  rows = run["sentences"]["valid"]
-  return 100 * statistics.fmean(right for size, right in rows if size == LONGEST_TRAINED)
+  """Accuracy on the valid chains that are as long as any in training; no number without any."""
+  right = [right for size, right in run["sentences"]["valid"] if size == LONGEST_TRAINED]
+  return 100 * statistics.fmean(right) if right else math.nan
 
 
 def _pooled(run: Record, splits: Sequence[str], of: Callable[[Record, str], float]) -> float:

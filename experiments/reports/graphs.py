@@ -4,7 +4,8 @@ import pathlib
 import statistics
 
 from experiments.reports import captions, graph_chains, markdown
-from experiments.reports.graph_gains import BLIND, GUESS, caption, gain_of, signed, spread, told
+from experiments.reports.graph_gains import BLIND, GUESS, caption, gain_of, spread, told
+from experiments.reports.markdown import signed
 from experiments.reports.results import (
   Record,
   Table,

@@ -1,5 +1,6 @@
 """Numbers and tables in Markdown."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,12 +21,14 @@ def mean_of(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
 
 
 def signed(difference: Interval, digits: int = 2) -> str:
-  """A difference and its interval.
+  """A difference and its interval; a dash where it is not a number.
 
-  >>> signed(Interval(0.5, 0.25)), signed(Interval(-0.5, None))
-  ('+0.50 ± 0.25', '-0.50')
+  >>> signed(Interval(0.5, 0.25)), signed(Interval(-0.5, None)), signed(Interval(math.nan, None))
+  ('+0.50 ± 0.25', '-0.50', '-')
   """
   mean, half_width = difference
+  if math.isnan(mean):
+    return "-"
   return f"{mean:+.{digits}f}{_plus_minus(half_width, digits)}"
 
 

@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.reports import music_runs
@@ -45,8 +45,8 @@ def write(out: pathlib.Path) -> pathlib.Path:
   """
   sections = [
     *music_runs.sections(out),
-    *_memory(out / "music" / "memory.json"),
-    *_step(out / "music" / "step.json"),
+    *_measured(out / "music" / "memory.json", _memory),
+    *_measured(out / "music" / "step.json", _step),
   ]
   if not sections:
     raise InputError(f"no results in {out / 'music'}: measure first, with --lengths=512,1024")
@@ -54,8 +54,17 @@ def write(out: pathlib.Path) -> pathlib.Path:
   return out / "music.md"
 
 
-def _read(file: pathlib.Path) -> Record | None:
-  return read_json(file) if file.exists() else None
+def _measured(file: pathlib.Path, tell: Callable[[Record, pathlib.Path], list[str]]) -> list[str]:
+  """The section on the results in a file, none where there is no file."""
+  if not file.exists():
+    return []
+  results = read_json(file)
+  try:
+    return tell(results, file)
+  except (LookupError, TypeError, ValueError) as error:
+    raise InputError(
+      f"{file} is not as experiments.memory writes it ({error!r}): restore or delete it"
+    ) from error
 
 
 def _where(results: Record) -> list[str]:
@@ -74,14 +83,11 @@ def _where(results: Record) -> list[str]:
 # Memory -------------------------------------------------------------------------------------------
 
 
-def _memory(file: pathlib.Path) -> list[str]:
-  results = _read(file)
-  if not results:
-    return []
+def _memory(results: Record, file: pathlib.Path) -> list[str]:
   rows, settings = results["rows"], results["settings"]
-  picture = cost_curves([_panels(rows)], _names(False), file.with_suffix(".png"))
   heads, width = settings["heads"], settings["width"]
   lines = [f"{_MEMORY} D = {heads * width}, {heads} heads.", "", *_where(results)]
+  picture = cost_curves([_panels(rows)], _names(False), file.with_suffix(".png"))
   lines += [f"![Memory over length](music/{picture.name})", ""]
   for row in rows:
     if (row["length"], heads * width) == (_PAPER_LENGTH, _PAPER_WIDTH):
@@ -151,8 +157,8 @@ def _growth(rows: Sequence[Record], name: str, has: bool, backward: bool) -> str
 
 
 def _bytes(row: Record, name: str, has: bool, backward: bool) -> int:
-  wanted = dict(implementation=name, relations=has, backward=backward)
-  return next(p["temporary_bytes"] for p in row["programs"] if wanted.items() <= p.items())
+  kind = lambda program: (program["implementation"], program["relations"], program["backward"])
+  return {kind(of): of["temporary_bytes"] for of in row["programs"]}[name, has, backward]
 
 
 def _name(name: str, has_relations: bool) -> str:
@@ -194,10 +200,7 @@ def size(number: float | int) -> str:
 # A step of training -------------------------------------------------------------------------------
 
 
-def _step(file: pathlib.Path) -> list[str]:
-  results = _read(file)
-  if not results:
-    return []
+def _step(results: Record, _: pathlib.Path) -> list[str]:
   settings = results["settings"]
   heads, width = settings["heads"], settings["width"]
   lines = [

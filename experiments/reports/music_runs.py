@@ -54,13 +54,16 @@ def _section(table: Table, folder: pathlib.Path) -> list[str]:
   spread_curves([_learning(table)], picture)
   lines = [f"### {table.sweep}", "", _caption(table), "", *_table(table, splits, compare), ""]
   lines += [" ".join(_sentences(table, splits[0], compare)), ""]
+  lines += captions.not_finite(table)
   lines += captions.set_apart(table)
   return [*lines, f"![Learning curves: {table.sweep}](music/{picture.name})", ""]
 
 
 def _setting(record: Record) -> dict[str, str]:
   """What all runs of a table have in common, in words."""
+  is_finite = all(math.isfinite(of["nll"]) for of in record["scores"].values())
   return made_how(record, "tokens") | dict(
+    likelihood="finite" if is_finite else "no number",
     pieces=", ".join(f"{len(rows)} of {name}" for name, rows in record["sentences"].items()),
   )
 

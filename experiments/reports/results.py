@@ -1,10 +1,13 @@
 """The raw results of sweeps, and which of their runs may stand in one table."""
 
+import contextlib
 import functools
 import hashlib
 import json
+import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,15 +62,28 @@ def files_of(task: str, folder: pathlib.Path) -> list[pathlib.Path]:
   """The FOLDER/SWEEP.jsonl with records of a task, by name.
 
   Raises:
-    InputError: a line is no record.
+    InputError: a line is no record, or of no known task.
   """
   return [file for file in sorted(folder.glob("*.jsonl")) if task in tasks_of(file)]
 
 
 def tasks_of(file: pathlib.Path) -> set[str]:
-  """The tasks of a file's records; a sweep has one."""
-  configs = [record["config"] for record in read_records(file)]
-  return {of.get("task", "translation") for of in configs if isinstance(of, dict)}
+  """The tasks of a file's records; a sweep has one.
+
+  Raises:
+    InputError: a line is no record, or of no known task.
+  """
+  tasks = set()
+  for number, record in enumerate(read_records(file), start=1):
+    with _naming(file, number):
+      tasks.add(_task(record))
+  return tasks
+
+
+def _task(record: Record) -> str:
+  if not isinstance(record["config"], dict):
+    raise ValueError("'config' is no dict")
+  return defaults(record["config"]).task
 
 
 def read_table(
@@ -107,10 +123,19 @@ def made_how(record: Record, size: str) -> dict[str, str]:
   """
   budget = record["budget"]
   return dict(
-    commit=(record["commit"] or "unknown")[:12],
+    commit=short_commit(record),
     devices=record["hardware"].partition(",")[0],
     updates=f"{budget['updates']:,}",
   ) | {size: f"{budget['tokens_per_update']:,}"}
+
+
+def short_commit(record: Record) -> str:
+  """The first letters of the commit's hash, and all that stands around it.
+
+  >>> short_commit(dict(commit=40 * "a" + "-dirty")), short_commit(dict(commit=None))
+  ('aaaaaaaaaaaa-dirty', 'unknown')
+  """
+  return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", record["commit"] or "unknown")
 
 
 def setting(record: Record) -> dict[str, str]:
@@ -132,14 +157,21 @@ def _describe_split(name: str, sentences: Sequence[Sequence[int]]) -> str:
 # Reading -----------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _naming(file: pathlib.Path, number: int) -> Iterator[None]:
+  """Tells of which line a mistake is."""
+  try:
+    yield
+  except (KeyError, TypeError, ValueError) as error:
+    raise InputError(f"{file}, line {number}: {error}: restore or delete that line") from error
+
+
 def _read_file(file: pathlib.Path, check_split) -> list[Record]:
   records = read_records(file)
   seen: dict[tuple[str, int], int] = {}
   for number, record in enumerate(records, start=1):
-    try:
+    with _naming(file, number):
       _check(record, file.stem, check_split)
-    except (KeyError, TypeError, ValueError) as error:
-      raise InputError(f"{file}, line {number}: {error}: restore or delete that line") from error
     cell = record["row"], record["seed"]
     if cell in seen:
       raise InputError(
@@ -154,17 +186,26 @@ def _check(record: Record, sweep: str, check_split) -> None:
   for name, kind in _KINDS.items():
     if not isinstance(record[name], kind):
       raise ValueError(f"{name!r} is no {kind.__name__}")
+  if not isinstance(record["commit"], str | None):
+    raise ValueError("'commit' is no str")
   if record["sweep"] != sweep:
     raise ValueError(f"its sweep is {record['sweep']!r}")
   for name in ("updates", "tokens_per_update", "minutes"):
     if not isinstance(record["budget"].get(name), int | float):
       raise ValueError(f"no number {name!r} in its budget")
-  if np.array(record["curve"], float).shape[1:] not in ((), (3,)):
-    raise ValueError("its curve is no rows of three numbers")
+  if not record["curve"] or not all(map(_is_point, record["curve"])):
+    raise ValueError("its curve is no rows of a step and two numbers, null where not finite")
   if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
     raise ValueError("its scores and its sentences are of different splits")
   for split in record["scores"]:
     check_split(record, split)
+
+
+def _is_point(row: Any) -> bool:
+  match row:
+    case [int(), loss, score]:
+      return all(x is None or math.isfinite(x) for x in (loss, score))
+  return False
 
 
 def _check_split(record: Record, split: str) -> None:

@@ -73,10 +73,15 @@ def _row(run: dict[str, Any]) -> str:
     f"{metrics[-1]['step']:,}",
     f"{(metrics[-1]['time'] - metrics[0]['time']) / 60:.1f}",
     f"{np.median(_numbers(metrics, 'tokens_per_second')):,.0f}",
-    f"{_numbers(metrics, 'valid_loss')[-1]:.3f}",
+    _last_loss(metrics),
     *(f"{test[kind]['value']:.2f}" for kind in _SCORES),
   ]
   return f"| {' | '.join(cells)} |"
+
+
+def _last_loss(metrics: list[dict[str, Any]]) -> str:
+  *_, last = (line["valid_loss"] for line in metrics if "valid_loss" in line)
+  return "not finite" if last is None else f"{last:.3f}"
 
 
 def _numbers(metrics: list[dict[str, Any]], name: str) -> list[float]:

@@ -31,6 +31,7 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     " ".join(_sentences(table, scored, paper)),
     "",
   ]
+  lines += captions.not_finite(table)
   lines += captions.set_apart(table)
   lines += [f"![Learning curves: {paper.title}](report/{picture.name})", ""]
   return lines + length_section(table, paper.title, folder)
@@ -64,7 +65,7 @@ def _main_table(table: Table, scored: Scored, paper: Published, split: str) -> l
     rows.append(
       [
         *(row, captions.seeds(runs)),
-        markdown.mean_of([run["curve"][-1][1] for run in runs if run["curve"]], digits=3),
+        captions.valid_loss(runs, markdown.mean_of),
         *(markdown.mean_of(score(name, "sacrebleu")) for name in [split, *others]),
         markdown.mean_of(score(split, "paper_bleu")),
         *_against(row, scored, paper),

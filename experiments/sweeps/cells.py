@@ -1,6 +1,7 @@
 """The cells of a sweep: its rows times its seeds, each a training with its own command."""
 
 import functools
+import math
 import pathlib
 import re
 import shlex
@@ -136,8 +137,10 @@ def _check_distinct(cells: Sequence[Cell]) -> None:
 
 
 def _check_valid(cell: Cell) -> None:
+  """On as many devices as its mesh names: those here are not the training's."""
+  config = _parse(cell.name, cell.command[len(TRAIN) : -1])
   try:
-    validate(_parse(cell.name, cell.command[len(TRAIN) : -1]))
+    validate(config, math.prod(size for size in config.mesh.values() if size > 0))
   except InputError as error:
     raise InputError(f"cell {cell.name}: {error}") from error
 

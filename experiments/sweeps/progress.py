@@ -39,7 +39,7 @@ def read_state(workdir: pathlib.Path, word: str) -> State:
 def finished_state(cell: Cell, record: Mapping[str, Any]) -> State:
   """What a finished cell's record says; the training loss where its folder is here."""
   loss = read_state(cell.workdir, "finished").loss
-  _, *valid = record["curve"][-1]
+  _, *valid = record["curve"][-1] if record["curve"] else (None, None, None)
   test_score = next(iter(record["scores"].get("test", {}).values()), None)
   return State("finished", cell.num_steps, loss, *valid, test_score)
 

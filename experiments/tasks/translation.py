@@ -51,6 +51,7 @@ _NUMBERS = (
   *tokens.NUMBERS,
   at_least(1, "training.num_samples", "decoding.beam_size"),
   at_least(0, "decoding.length_penalty", "decoding.extra_length"),
+  at_least(UNK + 2, "vocabulary.size"),  # a word besides
 )
 _NUM_MOCKED = 100_000
 

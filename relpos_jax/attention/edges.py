@@ -5,6 +5,8 @@ The same operator as `dot_product_attention` on the graph laid out as a matrix o
 """
 
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -42,9 +44,10 @@ def edge_attention(
 
   Shaw et al. 2018, section 3.1, with every pair that no edge joins hidden. The receiver is the
   query i, the sender the key j. A pair is seen once, however many edges join it: its a_ij is the
-  sum of the rows of its distinct labels and of the mean of its edges' features, so an edge given
-  twice says nothing new. An edge from a node to itself is one like any other; no node sees itself
-  without. A node that receives no edge gets zero output and zero gradient.
+  sum of the rows of its distinct labels and of the mean of its edges' features. So an edge given
+  twice says nothing new, but counts twice in a mean of features that differ. An edge from a node to
+  itself is one like any other; no node sees itself without. A node that receives no edge gets zero
+  output and zero gradient.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
@@ -92,18 +95,8 @@ def edge_attention(
       return jnp.zeros(query.shape, value.dtype)
     edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
   features = check_edge_relation("features", features, senders.shape, query.shape[-2:])
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
-  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
-  weights = _weights(logits * jnp.asarray(scale, wide), edges, len(query_XNH))
-  if dropout_rate:
-    kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)
-    weights = jnp.where(kept[edges.pair], weights / (1 - dropout_rate), 0)
-  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(value_XNH, edges.senders)
-  for a_MNH in _vectors("value", edges, labels, features, wide):
-    messages += weights[..., None] * a_MNH
-  output = _sum(messages, edges.receivers, len(query_XNH))
-  return output.reshape(query.shape).astype(value.dtype)
+  drop = functools.partial(_dropped, rate=dropout_rate, key=dropout_key)
+  return _attended(query, key, value, edges, labels, features, scale, drop)
 
 
 def pair_features(
@@ -196,6 +189,28 @@ def _sorted(
   )
 
 
+def _attended(
+  query: Float[Array, "*B T N H"],
+  key: Float[Array, "*B S K H"],
+  value: Float[Array, "*B S K H"],
+  edges: _Edges,
+  labels: EdgeLabels | None,
+  features: EdgeFeatures | None,
+  scale: ArrayLike,
+  drop: Callable[[Float[Array, "M N"], _Edges], Float[Array, "M N"]],
+) -> Float[Array, "*B T N H"]:
+  """`edge_attention` over edges that are sorted; `drop` drops some of their weights."""
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
+  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
+  weights = drop(_weights(logits * jnp.asarray(scale, wide), edges, len(query_XNH)), edges)
+  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(value_XNH, edges.senders)
+  for a_MNH in _vectors("value", edges, labels, features, wide):
+    messages += weights[..., None] * a_MNH
+  output = _sum(messages, edges.receivers, len(query_XNH))
+  return output.reshape(query.shape).astype(value.dtype)
+
+
 def _in_table(relation: EdgeLabels) -> Int[Array, "*B M"]:
   """The labels; where they are traced and beyond the table, the nearest."""
   table = relation.value if relation.key is None else relation.key
@@ -242,6 +257,16 @@ def _weights(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Fl
   powers = jnp.exp(jnp.where(edges.is_real, logits - _at(highest, edges.receivers), -jnp.inf))
   totals = _sum(jnp.where(edges.is_first, powers, 0), edges.receivers, num_queries)
   return powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
+
+
+def _dropped(
+  weights: Float[Array, "M N"], edges: _Edges, *, rate: float, key: ArrayLike | None
+) -> Float[Array, "M N"]:
+  """A share `rate` of the pairs has no weight; the others have more for it."""
+  if not rate:
+    return weights
+  kept = jax.random.bernoulli(key, 1 - rate, weights.shape)
+  return jnp.where(kept[edges.pair], weights / (1 - rate), 0)
 
 
 def _sum(x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int) -> Array:

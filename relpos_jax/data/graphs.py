@@ -13,8 +13,9 @@ from relpos_jax.typing import Float, Int
 class Graph(NamedTuple):
   """A directed graph of n nodes and m edges, and what is asked about it.
 
-  Edges are a set of (sender, receiver, label): one given twice says nothing new, and `Graph.of`
-  leaves it out. Several labels of a pair are several edges. An edge may go from a node to itself.
+  Edges are a set of (sender, receiver, label, features): one given twice says nothing new, and
+  `Graph.of` leaves it out. Several labels of a pair are several edges, and so are several features,
+  of which attention takes the mean. An edge may go from a node to itself.
 
   Attributes:
     nodes: the label of each node.
@@ -38,7 +39,7 @@ class Graph(NamedTuple):
   def of(
     cls, nodes, edges, *, target, query=(-1, -1), node_features=None, edge_features=None
   ) -> "Graph":
-    """From rows of (sender, receiver, label), and of features; an edge given before is left out.
+    """From rows of (sender, receiver, label), and of features; edges equal in both become one.
 
     >>> graph = Graph.of([0, 0, 1], [(0, 1, 4), (1, 2, 4), (0, 1, 4), (0, 1, 5)], target=1)
     >>> graph.senders, graph.receivers, graph.labels
@@ -46,16 +47,17 @@ class Graph(NamedTuple):
     """
     nodes = np.asarray(nodes, np.int32).reshape(-1)
     edges = np.asarray(edges, np.int32).reshape(-1, 3)
-    places: dict[tuple[int, ...], int] = {}
-    for place, edge in enumerate(map(tuple, edges.tolist())):
+    floats = lambda x, number: np.asarray(np.empty((number, 0)) if x is None else x, np.float32)
+    edge_features = floats(edge_features, len(edges))
+    places: dict[tuple[float, ...], int] = {}
+    for place, edge in enumerate(map(tuple, np.column_stack([edges, edge_features]).tolist())):
       places.setdefault(edge, place)
     first = [*places.values()]
-    floats = lambda x, number: np.asarray(np.empty((number, 0)) if x is None else x, np.float32)
     return cls(
       nodes,
       *edges[first].T,
       node_features=floats(node_features, len(nodes)),
-      edge_features=floats(edge_features, len(edges))[first],
+      edge_features=edge_features[first],
       target=np.asarray(target, np.int32),
       query=np.asarray(query, np.int32),
     )

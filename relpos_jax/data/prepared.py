@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 import requests
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.constants import get_default_data_dir
+from tensorflow_datasets.core.dataset_info import json_format
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 from tensorflow_datasets.core.download.extractor import ExtractError
 
@@ -23,6 +25,8 @@ _DOWNLOAD_FAILURES = (
   ExtractError,
   NonMatchingChecksumError,
 )
+# Of what TFDS notes beside the data.
+_UNREADABLE = json_format.ParseError, json.JSONDecodeError, UnicodeDecodeError
 
 
 def data_dir() -> str:
@@ -42,9 +46,14 @@ def prepare(
 
   What an earlier interrupted preparation left is replaced. Of several processes that prepare the
   same data at once, the first one's are kept. Where something is to be downloaded, `url` is tried
-  first. Raises InputError, one line that ends in `remedy`.
+  first. Raises InputError, one line that ends in `remedy`, or says that what is there is damaged.
   """
-  builder = make()
+  try:
+    builder = make()
+  except _UNREADABLE as error:
+    raise InputError(
+      f"damaged data in {data_dir()}: delete the data set's folder there and run again ({error})"
+    ) from None
   if is_prepared(builder):
     return builder
   if url:
@@ -175,10 +184,13 @@ def read_split(
 
 @contextlib.contextmanager
 def damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
-  """Raises InputError, which names the folder, where prepared data cannot be read."""
+  """Raises InputError, which names the folder, where prepared data cannot be read.
+
+  Of a file that was cut short, TFDS may give items of None; names that are gone are a KeyError.
+  """
   try:
     yield
-  except RuntimeError as error:
+  except (RuntimeError, TypeError, KeyError, *_UNREADABLE) as error:
     raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
 
 

@@ -1,5 +1,6 @@
 """Molecules with bond labels, as TFDS data sets, and any folder in TU format."""
 
+import os
 import pathlib
 import zipfile
 from collections.abc import Iterator
@@ -45,7 +46,8 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   ('0', '1', '2', '3')
   """
   folder = pathlib.Path(path).expanduser() if path else None
-  if folder and (name not in _FILES or (folder / f"{name}_A.txt").exists()):
+  # The os says no, where pathlib would raise, of a folder that may not be looked into.
+  if folder and (name not in _FILES or os.path.exists(folder / f"{name}_A.txt")):
     return read_folder(folder, name)
   if name not in _FILES:
     raise InputError(
@@ -58,8 +60,9 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   url = "" if folder else f"{_URL}{name}.zip"
   builder = prepare(make, _REMEDY, url=url, manual_dir=folder)
   with damage_named(builder):
-    names, graphs = builder.info.metadata, [*read_split(builder, "train", _graph)]
-  return GraphData(dict(all=graphs), GraphNames(*(tuple(names[kind]) for kind in _NAMES)))
+    graphs = [*read_split(builder, "train", _graph)]
+    names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
+  return GraphData(dict(all=graphs), names)
 
 
 class TU(tfds.core.GeneratorBasedBuilder):

@@ -27,25 +27,23 @@ def read_folder(folder: Folder, name: str = "") -> GraphData:
   A is an edge from its first node to its second: data sets of undirected graphs have two lines an
   edge. Without a name the folder must hold one data set.
 
-  Raises InputError, naming file and line: it is no such folder; a line is none of its file, or has
-  an edge to a node that is not there or between two graphs; files do not have as many lines; a
-  graph has no node.
+  Raises InputError, naming file and line: it is no such folder; a line is none of its file, has a
+  number that is not finite in float32, or an edge to a node that is not there or between two
+  graphs; files do not have as many lines; a graph has no node; there are fewer than two classes.
   """
   name = name or _only_name(folder)
   read = lambda kind, *columns: _read(folder / f"{name}_{kind}.txt", *columns)
-  for kind in _NEEDED:
-    if not (folder / f"{name}_{kind}.txt").exists():
-      raise _not_tu(folder, f"no {name}_{kind}.txt")
-  graph_names = read("graph_labels", int, 1)[:, 0]
+  _check_files(folder, name)
+  classes, class_names = _numbered(read("graph_labels", int, 1))
+  _check_classes(folder / f"{name}_graph_labels.txt", class_names)
   graph_of = read("graph_indicator", int, 1)[:, 0] - 1
   edges = read("A", int, 2) - 1
-  _check_indicator(folder / f"{name}_graph_indicator.txt", graph_of, len(graph_names))
+  _check_indicator(folder / f"{name}_graph_indicator.txt", graph_of, len(classes))
   _check_edges(folder / f"{name}_A.txt", edges, graph_of)
   of_nodes = functools.partial(_beside, folder, name, "graph_indicator", len(graph_of))
   of_edges = functools.partial(_beside, folder, name, "A", len(edges))
   node_labels, node_names = _numbered(of_nodes("node_labels", int, 1))
   edge_labels, edge_names = _numbered(of_edges("edge_labels", int, 1))
-  classes, class_names = _numbered(graph_names[:, None])
   if not node_names:
     node_labels, node_names = np.zeros(len(graph_of), int), ("node",)
   node_features = of_nodes("node_attributes", float, None)
@@ -69,6 +67,16 @@ def _only_name(folder: Folder) -> str:
   return found[0]
 
 
+def _check_files(folder: Folder, name: str) -> None:
+  for file in (f"{name}_{kind}.txt" for kind in _NEEDED):
+    try:
+      is_there = (folder / file).exists()
+    except OSError as error:  # it may not be looked for
+      raise _not_tu(folder, str(error.strerror)) from None
+    if not is_there:
+      raise _not_tu(folder, f"no {file}")
+
+
 def _not_tu(folder: Folder, reason: str) -> InputError:
   wanted = ", ".join(f"NAME_{kind}.txt" for kind in _NEEDED)
   return InputError(f"{folder} is no folder in TU format ({reason}): want {wanted} in it")
@@ -82,22 +90,28 @@ def _read(file: Folder, kind: type, columns: int | None) -> Shaped[np.ndarray, "
     raise InputError(f"cannot read {file}: {error}; want numbers in ASCII text") from None
   columns = (lines[0].count(",") + 1 if lines else 1) if columns is None else columns
   rows = [line.split(",") for line in lines]
-  try:
-    if {*map(len, rows)} <= {columns}:
-      return np.array(rows, kind).reshape(-1, columns)
-  except ValueError:
-    pass
-  number = next(i for i, row in enumerate(rows, 1) if not _is_row(row, kind, columns))
-  what = "integer" if kind is int else "number"
+  found = _numbers(rows, kind, columns)
+  if found is not None:
+    return found
+  number = next(i for i, row in enumerate(rows, 1) if _numbers([row], kind, columns) is None)
+  what, limit = ("integer", "of 64 bits") if kind is int else ("number", "finite in float32")
   want = f"{columns} {what}s separated by commas" if columns > 1 else f"one {what}"
-  raise InputError(f"{file}, line {number}: {lines[number - 1]!r}; want {want}")
+  raise InputError(f"{file}, line {number}: {lines[number - 1]!r}; want {want}, {limit}")
 
 
-def _is_row(row: list[str], kind: type, columns: int) -> bool:
+def _numbers(
+  rows: list[list[str]], kind: type, columns: int
+) -> Shaped[np.ndarray, "lines columns"] | None:
+  """The numbers of the rows; None if one of them is no row of so many."""
+  if not {*map(len, rows)} <= {columns}:
+    return None
   try:
-    return len([kind(cell) for cell in row]) == columns
-  except ValueError:
-    return False
+    found = np.array(rows, kind).reshape(-1, columns)
+  except (ValueError, OverflowError):
+    return None
+  # Features are kept in float32. No comparison is true of nan.
+  is_kept = kind is int or (np.abs(found) <= np.finfo(np.float32).max).all()
+  return found if is_kept else None
 
 
 def _beside(folder: Folder, name: str, other: str, number: int, kind: str, *columns):
@@ -109,6 +123,13 @@ def _beside(folder: Folder, name: str, other: str, number: int, kind: str, *colu
   if len(found) != number:
     raise InputError(f"{file} has {len(found)} lines and {name}_{other}.txt {number}: want as many")
   return found
+
+
+def _check_classes(file: Folder, names: tuple[str, ...]) -> None:
+  """Two classes at least: with one there is nothing to tell."""
+  if len(names) < 2:
+    found = f"every class is {names[0]}" if names else "no line"
+    raise InputError(f"{file}: {found}; want the class of every graph, two classes at least")
 
 
 def _check_indicator(file: Folder, graph_of: Int[np.ndarray, "nodes"], number: int) -> None:

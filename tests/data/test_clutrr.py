@@ -87,6 +87,7 @@ def refusal(**options) -> str:
 
 def test_a_missing_or_wrong_file_a_share_and_no_network_are_named(folder, monkeypatch):
   assert refusal(path="/no").startswith(f"no {clutrr._ZIP} in /no: path must be a folder with")
+  assert refusal(path="/" + "x" * 300).startswith(f"no {clutrr._ZIP} in /xxx")
   file = folder / "archive" / clutrr._ZIP
   file.write_bytes(b"<html>")
   assert refusal(path=str(file.parent)).startswith(f"wrong file {file}: its sha256 is")

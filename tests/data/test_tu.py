@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import pathlib
+import re
 import zipfile
 
 import numpy as np
@@ -68,6 +69,9 @@ WRONG = {
   "{A}, line 1: '1, 2, 3'; want 2 integers": dict(A="1, 2, 3\n"),
   "{A}, line 3: an edge of node 6; want 1 to 5, a line of the graph": dict(A="1, 2\n2, 1\n2, 6\n"),
   "{A}, line 1: an edge of node 0; want 1 to 5": dict(A="0, 1\n"),
+  "{A}, line 1: '1, 18446744073709551617'; want 2 integers separated by commas, of 64 bits": dict(
+    A="1, 18446744073709551617\n"
+  ),
   "{A}, line 2: an edge from a node of graph 1 to one of graph 2": dict(A="1, 2\n1, 3\n"),
   "{graph_indicator}, line 5: graph 3; want 1 to 2": dict(graph_indicator="1\n1\n2\n1\n3\n"),
   "{graph_indicator}: graph 3 has no node, and line 3": dict(graph_labels="1\n0\n1\n"),
@@ -77,7 +81,23 @@ WRONG = {
     node_labels="1\n2\n"
   ),
   "{edge_labels} has 1 lines and TOY_A.txt 7: want as many": dict(edge_labels="1\n"),
+  "{edge_labels}, line 2: '99999999999999999999'; want one integer, of 64 bits": dict(
+    edge_labels="0\n99999999999999999999\n"
+  ),
   "{node_attributes}, line 2: '1'; want 2 numbers separated": dict(node_attributes="1, 2\n1\n"),
+  "{node_attributes}, line 3: '0,nan'; want 2 numbers separated by commas, finite in float32": dict(
+    node_attributes="1, 2\n3, 4\n0,nan\n0, 1\n0, 1\n"
+  ),
+  "{edge_attributes}, line 1: '-inf'; want one number, finite in": dict(
+    edge_attributes="-inf\n" * 7
+  ),
+  "{edge_attributes}, line 2: '1e39'; want one number, finite in": dict(
+    edge_attributes="1\n1e39\n1\n1\n1\n1\n1\n"
+  ),
+  "{graph_labels}: no line; want the class of every graph, two": dict.fromkeys(FILES, ""),
+  "{graph_labels}: every class is 5; want the class of every graph, two classes at": dict(
+    graph_labels="5\n5\n"
+  ),
   "cannot read {graph_labels}: 'ascii' codec": dict(graph_labels="−1\n"),
   "{folder} is no folder in TU format (no TOY_graph_labels.txt): want NAME_A.txt, ": dict(
     graph_labels=None
@@ -106,6 +126,9 @@ def refusal(*arguments, **options) -> str:
 def test_folders_and_names_that_are_not_there_are_named(tmp_path):
   assert "/no/such is no folder in TU format (No such file" in refusal("", path="/no/such")
   assert "(no OTHER_A.txt)" in refusal("OTHER", path=str(write(tmp_path / "toy")))
+  long = "x" * 300  # a folder whose files may not be looked for fails alike
+  assert "(File name too long)" in refusal(long, path=str(tmp_path / "toy"))
+  assert refusal("MUTAG", path=f"/{long}").endswith("TU format, or empty to download it")
   both = write(write(tmp_path / "toy"), name="TWO")
   assert refusal("", path=str(both)) == f"{both} has 2 data sets: give the name, TOY or TWO"
   assert refusal("PROTEINS").startswith("unknown data set 'PROTEINS': give the path of its folder")
@@ -114,8 +137,9 @@ def test_folders_and_names_that_are_not_there_are_named(tmp_path):
   assert f"wrong file {tmp_path}/MUTAG.zip" in refusal("MUTAG", path=str(tmp_path))
 
 
-def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(tmp_path, monkeypatch):
-  """An archive with the files of a folder, under a name known here."""
+@pytest.fixture
+def molecules(tmp_path, monkeypatch) -> pathlib.Path:
+  """A folder under a name known here, and beside it the archive of its files."""
   plain = dict(node_attributes=None, edge_attributes=None)
   folder = write(tmp_path / "MUTAG", name="MUTAG", **plain)
   with zipfile.ZipFile(tmp_path / "MUTAG.zip", "w") as archive:
@@ -125,15 +149,33 @@ def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(tmp_pat
   record = len(content), hashlib.sha256(content).hexdigest()
   monkeypatch.setitem(tu._FILES, "MUTAG", record)
   monkeypatch.setattr(tu.TU, "url_infos", {f"{tu._URL}MUTAG.zip": UrlInfo(*record, "MUTAG.zip")})
-  found = tu.load("MUTAG", path=str(tmp_path))
-  (tmp_path / "MUTAG.zip").unlink()
-  again, wanted = tu.load("MUTAG"), tu.load("MUTAG", path=str(folder))
+  return folder
+
+
+def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(molecules):
+  found = tu.load("MUTAG", path=str(molecules.parent))
+  molecules.with_name("MUTAG.zip").unlink()
+  again, wanted = tu.load("MUTAG"), tu.load("MUTAG", path=str(molecules))
   for data in (found, again):
     assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
       wanted.names.node_labels, wanted.names.edge_labels, wanted.names.classes
     )  # fmt: skip
     for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
+
+
+def test_damaged_prepared_data_are_named_whichever_file_it_is(molecules, data_dir):
+  tu.load("MUTAG", path=str(molecules.parent))
+  version = data_dir / "tu" / "MUTAG" / "1.0.0"
+  for pattern in ("*train*", "metadata.json", "dataset_info.json"):
+    (file,) = version.glob(pattern)
+    content = file.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content), content[:-1]):
+      file.write_bytes(damaged)
+      assert re.match(f"damaged data( in |: delete ){data_dir}", refusal("MUTAG"))
+    file.write_bytes(content)
+  (version / "metadata.json").unlink()
+  assert refusal("MUTAG").startswith(f"damaged data: delete {version}")
 
 
 def test_no_network_is_said_at_once_with_the_remedy(monkeypatch):

@@ -166,7 +166,7 @@ def test_an_implementation_that_cannot_do_what_was_asked(train_refused, monkeypa
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (["vocabulary.kind=words", "vocabulary.size=4"], "vocabulary size 4 at least 5, one word"),
+    (["vocabulary.kind=words", "vocabulary.size=4"], "config.vocabulary.size is 4 at least 5"),
     (["evaluation.subword_mark=@@ "], "config.evaluation.subword_mark '@@ ' before the space"),
     (["evaluation.subword_mark=@@"], "config.evaluation.subword_mark '@@' no training target's"),
     (["evaluation.subword_mark=@@", "data.moses"], "config.data.moses @@ subword_mark nothing"),

@@ -120,6 +120,7 @@ def test_the_papers_big_model():
   assert model.embedding_dropout_rate == model.dropout_rate == 0.3
   assert config.training.num_steps == 300_000
   assert config.decoding.average_checkpoints == 20 <= config.training.keep_checkpoints
+  assert config.training.save_every == 600  # 10 minutes, of a second an update
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -12,7 +13,9 @@ import sacrebleu
 from ml_collections import ConfigDict
 
 from configs import default
+from experiments import evaluate
 from experiments.run import load_run
+from experiments.tasks.task import Evaluation
 from experiments.values import changes
 from relpos_jax.data.tokenizer import encode, load_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
@@ -113,3 +116,18 @@ def test_a_run_that_stopped_on_the_way_gets_no_record(workdir, call, tmp_path):
   (copy / "record.json").unlink()
   assert call("evaluate", f"--workdir={copy}").status == 0
   assert not (copy / "record.json").exists() and (copy / "results.json").exists()
+
+
+@pytest.mark.parametrize("num_kept, is_finished", [(None, True), (-1, False)])
+def test_nor_does_one_that_stopped_before_its_last_evaluation(
+  workdir, tmp_path, monkeypatch, num_kept, is_finished
+):
+  monkeypatch.setattr(evaluate, "_draw_curves", lambda run, workdir: None)
+  for name in ("config.json", "environment.json"):
+    shutil.copy(workdir / name, tmp_path)
+  lines = (workdir / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
+  (tmp_path / "metrics.jsonl").write_text("".join(lines[:num_kept]), encoding="utf-8")
+  found = Evaluation("", dict(test={}), scores={}, sentences={}, pictures=())
+  task = types.SimpleNamespace(evaluate=lambda *_: found)
+  evaluate.evaluate(types.SimpleNamespace(task=task), None, tmp_path)
+  assert (tmp_path / "record.json").exists() == is_finished

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_sweep_report import invent_sweep, tables_in
 
-from experiments.reports import graphs
+from experiments.reports import graph_chains, graphs
 from experiments.tasks.graph_scores import CTP
 
 # Chance of a right answer at 2 relations; it falls by 2% with each more.
@@ -104,6 +104,20 @@ def test_chains_have_the_mean_and_deviation_of_their_seeds(text):
     assert by_name["keys"][column] == spread(accuracy)
     assert by_name["CTP, published"][column] == f"{CTP[k]:.1f}"
     assert by_name["most frequent class in training"][column] == "7.0"
+
+
+def test_what_there_is_no_number_of_is_a_dash_and_no_claim(tmp_path, monkeypatch):
+  monkeypatch.setattr(graph_chains, "spread_curves", lambda panels, path: path)
+  sizes = SIZES | dict(valid=(2, 3))
+  records = [invent("graph-clutrr", row, seed, ROWS[row], sizes) for seed in (0, 1) for row in ROWS]
+  records[0]["curve"] = [[1030, None, None]]
+  text = graphs.write(write_runs(tmp_path, records)).read_text("utf-8")
+  table = {cells[""]: cells for cells in tables_in(text)[0]}
+  assert {table[row]["valid, 4"] for row in ROWS} == {"-"}
+  assert table["keys"]["valid, 4: below keys and values"] == "-"
+  assert table["keys and values"]["valid loss"] == f"{1.5 - 0.98:.3f} (1 not finite)"
+  assert "- keys and values, seed 0: 1 of 1 evaluations\n" in text
+  assert "dge labels" not in text.partition("\n## ")[2] and "nan" not in text
 
 
 def test_a_gain_is_claimed_beyond_the_spread_alone(text):

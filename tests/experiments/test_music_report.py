@@ -123,16 +123,64 @@ def test_other_tasks_keep_their_pages_and_music_of_ones_own_has_no_published_fig
   assert "published" not in text and "no difference" in text and "One seed of all rows" in text
 
 
-def test_a_run_of_another_commit_is_set_apart(records, monkeypatch, tmp_path):
+def make_infinite(record):
+  """Of a run that diverged, one piece is without likelihood, and so is the whole."""
+  record["sentences"]["test"][0][1] = float("nan")
+  record["scores"]["test"]["nll"] = float("nan")
+
+
+@pytest.mark.parametrize(
+  "change, told",
+  [
+    (lambda r: r.update(commit="fedcba9876543210"), "commit fedcba987654, not 0123456789ab"),
+    (make_infinite, "likelihood no number, not finite"),
+  ],
+)
+def test_a_run_that_is_unlike_the_others_is_set_apart(records, monkeypatch, tmp_path, change, told):
   from experiments.reports import music_runs
 
   monkeypatch.setattr(music_runs, "spread_curves", lambda panels, path: path)
-  other = invent("none", 3) | dict(commit="fedcba9876543210")
+  change(other := invent("none", 3))
   folder = write_runs(tmp_path, [*records, other])
   text = music.write(folder).read_text("utf-8")
   (table,) = tables_in(text)
   assert {row["seeds"] for row in table} == {"0, 1, 2"}
-  assert "- none, seed 3: commit fedcba987654, not 0123456789ab" in text
+  assert f"- none, seed 3: {told}\n" in text and "nan" not in text
+
+
+@pytest.mark.parametrize("name", ["memory", "step"])
+@pytest.mark.parametrize(
+  "damaged",
+  [
+    "{}",
+    '{"rows": [], "settings": {}}',
+    '{"settings": [1], "rows": [{}]}',
+    '{"settings": {"heads": 1}}',
+  ],
+)
+def test_a_damaged_measurement_is_one_line(tmp_path, name, damaged):
+  file = tmp_path / "music" / f"{name}.json"
+  file.parent.mkdir()
+  file.write_text(damaged)
+  with pytest.raises(InputError, match=rf"^{file} .*experiments\.memory") as caught:
+    music.write(tmp_path)
+  assert "\n" not in str(caught.value) and not (tmp_path / "music.md").exists()
+
+
+@pytest.mark.parametrize(
+  "keys", [("environment",), ("rows", 0, "counts"), ("rows", 0, "programs", 0)]
+)
+def test_a_part_that_is_missing_from_a_measurement_is_one_line(request, tmp_path, keys):
+  results = json.loads((request.config.rootpath / "results/music/memory.json").read_text("utf-8"))
+  results["rows"] = [row for row in results["rows"] if row["length"] == 2048]
+  part = results
+  for key in keys[:-1]:
+    part = part[key]
+  del part[keys[-1]]
+  (tmp_path / "music").mkdir()
+  (tmp_path / "music" / "memory.json").write_text(json.dumps(results))
+  with pytest.raises(InputError, match=r"memory\.json .*experiments\.memory"):
+    music.write(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,14 @@ def test_metrics_without_a_number_of_the_table_are_refused(call, run_copy, missi
   refused(call("report", f"--workdirs={run_copy}"), "metrics.jsonl finished", run_copy)
 
 
+def test_a_last_loss_that_is_not_finite_is_not_that_of_an_earlier_step(call, run_copy):
+  lines = read_metrics(run_copy)
+  lines[-1]["valid_loss"] = None
+  (run_copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  answer = call("report", f"--workdirs={run_copy}")
+  assert row_of(answer.out, "tiny")["valid loss"] == "not finite"
+
+
 def test_a_file_that_cannot_be_written_is_refused(call, run_copy):
   for out in (run_copy, run_copy / "config.json" / "table.md"):
     refused(call("report", f"--workdirs={run_copy}", f"--out={out}"), "cannot write --out=", out)

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def launch(processes, workdir, data, *changes):
-  """Trains the tiny config in so many processes of one device each; returns what they said.
+def launch(processes, workdir, data, *changes, devices=1):
+  """Trains the tiny config in so many processes of so many devices each; returns what they said.
 
   What the folder's name has of the environment is put in by each process.
   """
@@ -25,7 +25,7 @@ def launch(processes, workdir, data, *changes):
   train = f"exec python -m experiments.train --config={data}/tiny.py --workdir={workdir}"
   return subprocess.run(
     [*launcher, "bash", "-c", " ".join((train, *changes))],
-    env=dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1"),
+    env=dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(devices)),
     cwd=ROOT,
     capture_output=True,
     text=True,
@@ -53,6 +53,19 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_speak
   assert f"{run} is trained to step 6\n" in answers[1].stdout
   np.testing.assert_allclose(losses(run), losses(workdir), rtol=0, atol=1e-5)
   assert {path.name for path in run.iterdir()} == {path.name for path in workdir.iterdir()}
+
+
+@pytest.mark.parametrize("mesh", [("data=-1",), ("data=2", "fsdp=2")])
+def test_two_processes_of_two_devices_train_and_go_on_as_one_device_does(mesh, data, tmp_path):
+  """Arrays are of a size that is digested on devices, whole and cut."""
+  wide = "--config.model.feed_forward=4200"  # times the width of 16: more than 2**16
+  assert not launch(1, tmp_path / "one", data, wide).returncode
+  mesh = [f"--config.mesh.{sizes}" for sizes in mesh]
+  for steps in (6, 12):
+    changes = wide, *mesh, f"--config.training.num_steps={steps}"
+    answer = launch(2, tmp_path / "run", data, *changes, devices=2)
+    assert answer.returncode == 0, answer.stderr
+  np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "one"), rtol=0, atol=1e-4)
 
 
 def test_fewer_devices_than_processes_are_refused_by_all(data, tmp_path):

@@ -79,7 +79,7 @@ def room(tmp_path, monkeypatch, request):
   """A folder with a sweep of three rows whose trainings are fake."""
   monkeypatch.chdir(request.config.rootpath)  # as the commands' users are
   monkeypatch.setattr(cells_module, "TRAIN", ("python", str(tmp_path / "fake.py")))
-  monkeypatch.setattr(cells_module, "validate", lambda config: None)
+  monkeypatch.setattr(cells_module, "validate", lambda *_: None)
   (tmp_path / "three.py").write_text(CONFIG_FILE)
   (tmp_path / "fake.py").write_text(FAKE)
   (tmp_path / "do.json").write_text("{}")
@@ -550,8 +550,11 @@ def test_the_commands_are_those_of_trainings_with_the_cells_configs(call, tiny_s
     assert digest(changes(values["config"], default.get_config())) == cell.digest
 
 
-def test_the_sweep_itself_stays_off_the_accelerator_and_may_ask_for_many_devices(tiny_sweep):
+def test_the_sweep_itself_stays_off_the_accelerator_and_a_cell_may_ask_for_many_devices(tiny_sweep):
   """In a process of its own: devices are chosen once."""
+  text = tiny_sweep.read_text().partition("def sweep")[0]
+  rows = ("one", {}), ("two", {"mesh.tensor": 2})
+  tiny_sweep.write_text(f"{text}def sweep():\n  yield from {rows}\n")
   code = (
     "import jax, sys; from experiments import command, sweep\n"
     "try: command.run(sweep.main, sweep.FLAGS, sys.argv[1:])\n"
@@ -565,5 +568,5 @@ def test_the_sweep_itself_stays_off_the_accelerator_and_may_ask_for_many_devices
     text=True,
     env=variables | dict(PYTHONPATH=str(pathlib.Path(__file__).parents[2])),
   )
-  assert answer.stdout.splitlines()[-1] == "0 cpu 3", answer.stderr
-  assert len(re.findall("^python -m experiments.train ", answer.stdout, re.MULTILINE)) == 3
+  assert answer.stdout.splitlines()[-1] == "0 cpu 1", answer.stderr
+  assert len(re.findall("^python -m experiments.train ", answer.stdout, re.MULTILINE)) == 6

@@ -176,6 +176,23 @@ class TestNumbers:
     ):
       assert words in caption
 
+  @pytest.mark.parametrize(
+    "lost, told", [((0, 2), "not finite"), ((0,), "{mean} (1 not finite)"), ((), "{mean}")]
+  )
+  def test_a_loss_that_is_not_finite_is_in_no_mean_and_told(self, tmp_path, lost, told):
+    records = invent_sweep("table1", dict(none=0.55, relative=0.8), num_seeds=3)
+    del records[2:4]  # seed 1
+    for record in records:
+      if record["row"] == "relative" and record["seed"] in lost:
+        record["curve"] = [[step, None, None] for step, *_ in record["curve"]]
+    text = text_of(tmp_path, records)
+    (row,) = [row for row in tables_in(text)[0] if row[""] == "relative"]
+    mean = f"{4 - 0.8 - 1.5:.3f}" + ("" if lost else " ± 0.000")
+    assert row["valid loss"] == told.format(mean=mean) and row["seeds"] == "0, 2"
+    lines = [line for line in text.splitlines() if line.startswith("- ")]
+    assert lines == [f"- relative, seed {seed}: 3 of 3 evaluations" for seed in lost]
+    assert ("in no mean and no picture" in text) == bool(lost)
+
   def test_changed_files_are_told(self, tmp_path, records):
     records = [record | dict(commit=record["commit"] + "-dirty") for record in records]
     assert "commit 0123456789ab with changes;" in text_of(tmp_path, records)
@@ -230,9 +247,29 @@ class TestSentences:
   def test_equals_of_the_paper_that_are_apart(self, tmp_path):
     told = self.sentence(tmp_path, {"keys and values": 0.6, "keys": 0.8})
     assert told.startswith(
-      "No two of these rows are apart in the paper. Of its 1 equality, 1 broken"
+      "No two of these rows are apart in the paper. Of its 1 equality, 1 is broken beyond"
     )
     assert "(keys over keys and values: +" in told
+
+  @pytest.mark.parametrize(
+    "rows, verdict",
+    [
+      ({"keys and values": 0.8, "keys": 0.7, "values": 0.6}, "The paper's ordering holds"),
+      (
+        {"keys and values": 0.7, "keys": 0.6, "values": 0.8},
+        "The paper's ordering does not hold here",
+      ),
+    ],
+  )
+  def test_a_broken_equality_is_in_the_verdict(self, tmp_path, rows, verdict):
+    told = self.sentence(tmp_path, rows)
+    assert told.startswith(f"{verdict}; its equality does not hold. Of its 2 differences, ")
+
+  def test_of_some_equalities_those_that_are_broken_are_counted_in_the_verdict(self, tmp_path):
+    told = self.sentence(tmp_path, {"k=2": 0.8, "k=16": 0.8, "k=256": 0.6, "k=0": 0.5}, "table2")
+    assert told.startswith(
+      "The paper's ordering holds; 2 of its 3 equalities do not hold. Of its 3 "
+    )
 
   def test_a_table_that_the_paper_has_not(self, tmp_path):
     told = self.sentence(tmp_path, {"clip, k=4": 0.8, "zero, k=4": 0.6}, "beyond")
@@ -346,7 +383,18 @@ class TestBadInput:
       ("sweep", "table2", "its sweep is 'table2'"),
       ("budget/updates", None, "no number 'updates'"),
       ("curve", [[1, 2]], "its curve"),
+      ("curve", [1, 2.5, 3.5], "its curve"),
+      ("curve", [], "its curve"),
+      ("curve", [[None, 2.5, 3.5]], "its curve"),
+      ("curve", [[1, float("nan"), None]], "its curve"),
       ("curve", "none", "'curve' is no list"),
+      ("commit", 7, "'commit' is no str"),
+      ("config", [], "'config' is no dict"),
+      (
+        "config/task",
+        "speech",
+        "config.task is 'speech': choose one of translation, music, graphs",
+      ),
       ("scores/test/sacrebleu", 12.25, "not 12.25"),
       ("scores/test/sacrebleu", None, "no number 'sacrebleu'"),
       ("scores/test/signatures", {}, "with its signature"),
@@ -367,9 +415,14 @@ class TestBadInput:
     write_runs(tmp_path, [*records[:3], last])
     self.refused(call, tmp_path, "table1.jsonl, line 4: ", "'budget'")
 
+  def test_records_of_an_unknown_task_alone_are_named(self, call, tmp_path, records):
+    write_runs(tmp_path, [change(record, "config/task", "speech") for record in records[:2]])
+    self.refused(call, tmp_path, "table1.jsonl, line 1: ", "config.task is 'speech'")
+
   @pytest.mark.parametrize(
     "path, value, words",
     [
+      ("commit", "0123456789abcdef" + 24 * "0" + "-dirty", "commit 0123456789ab-dirty, not"),
       ("commit", "f" * 40, "commit ffffffffffff, not 0123456789ab"),
       ("commit", None, "commit unknown, not 0123456789ab"),
       ("budget/updates", 3000, "updates 3,000, not 1,500"),

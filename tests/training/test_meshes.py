@@ -13,9 +13,12 @@ import pytest
 from flax import nnx
 
 from relpos_jax.data.batching import Batch
+from relpos_jax.data.graph_batching import GraphBatch, GraphBatches
+from relpos_jax.data.graphs import Graph
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.loss import translation_loss
+from relpos_jax.training.loss import graph_loss, translation_loss
 from relpos_jax.training.sharding import AXES, make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import init_state, make_train_step
 
@@ -45,10 +48,14 @@ def model():
   return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
 
 
-def state():
+def filled(shapes, scale=0.2):
   generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
-  return init_state(jax.tree.map(fill, model()[1]), SGD)
+  fill = lambda leaf: jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
+  return jax.tree.map(fill, shapes)
+
+
+def state():
+  return init_state(filled(model()[1]), SGD)
 
 
 def batch() -> Batch:
@@ -100,3 +107,55 @@ def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
 @pytest.mark.parametrize("sizes", [sizes for sizes in SHAPES if sizes not in FEW])
 def test_every_mesh_gives_one_devices_loss_and_gradients(sizes):
   check_mesh(sizes)
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def graph(number: int) -> Graph:
+  """Of so many nodes; some edges join a pair twice, with other labels or features."""
+  random = np.random.default_rng(number)
+  edges = random.integers(0, number, (3 * number, 3)) % [number, number, 3]
+  features = random.normal(size=(len(edges), 1))
+  nodes = random.integers(0, 2, number)
+  return Graph.of(nodes, edges, target=number % 2, edge_features=features)
+
+
+@functools.cache
+def graphs() -> GraphBatch:
+  """Eight rows: of one graph and padding, of several graphs, and of padding alone."""
+  some = [graph(number) for number in (7, 6, 5, 4, 4, 3, 2, 5)]
+  options = dict(boundaries=(8,), node_budget=64, multiple_of=8)
+  return GraphBatches(some, packed=True, seed=None, **options)[0]
+
+
+@functools.cache
+def encoder(implementation):
+  config = GraphEncoderConfig(
+    **dict(num_node_labels=2, num_edge_labels=3, num_classes=2, num_edge_features=1),
+    **dict(num_layers=1, width=8, num_heads=2, feed_forward=8, implementation=implementation),
+  )
+  return nnx.split(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
+
+
+@functools.cache
+def graph_loss_on(sizes, implementation):
+  """The loss of the graphs and its gradients, on a mesh."""
+  graphdef, shapes = encoder(implementation)
+  loss = lambda params, batch: graph_loss(nnx.merge(graphdef, params), batch).sum
+  mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
+  with jax.set_mesh(mesh):
+    params, batch = put_parameters(filled(shapes, 0.6), mesh), put_batch(graphs(), mesh)
+    return jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(loss))(params, batch))
+
+
+@pytest.mark.parametrize("implementation", ["edge_list", None])
+@pytest.mark.parametrize("sizes", [(8, 1, 1, 1), (2, 2, 2, 1)])
+def test_a_mesh_gives_one_devices_loss_and_gradients_of_graphs(sizes, implementation):
+  """As a list of edges, and as a matrix of pairs: these are one model."""
+  assert {*graphs().segment_ids.max(1).tolist()} == {0, 1, -1}
+  wanted = graph_loss_on((1, 1, 1, 1), None)
+  assert all(np.abs(gradient).max() > 1e-3 for gradient in jax.tree.leaves(wanted))
+  found = graph_loss_on(sizes, implementation)
+  for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

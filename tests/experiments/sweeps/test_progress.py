@@ -124,6 +124,7 @@ def test_a_finished_state_is_its_records(tmp_path):
   cell = CELLS[0]._replace(workdir=tmp_path / "a")
   record = dict(scores=dict(test=dict(nll=0.5)), curve=[[50, 3.0, 1.0], [100, 2.5, None]])
   assert finished_state(cell, record) == State("finished", 100, None, 2.5, None, 0.5)
+  assert finished_state(cell, record | dict(curve=[])) == State("finished", 100, test_score=0.5)
 
 
 def test_a_state_is_that_of_the_last_numbers_in_the_metrics(tmp_path):
