@@ -16,7 +16,8 @@ from collections.abc import Mapping
 
 from experiments import command
 from experiments.reports import graphs, markdown, music, paper, runs
-from experiments.reports.results import Record, Table, files_of, read_tables, setting
+from experiments.reports.records import Record
+from experiments.reports.results import Table, files_of, read_tables, setting
 from experiments.reports.scored import main_split, score_table
 from experiments.reports.tables import section
 from relpos_jax.errors import InputError

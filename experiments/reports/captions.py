@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Callable, Sequence
 
-from experiments.reports.results import Record, Table, short_commit
+from experiments.reports.records import Record
+from experiments.reports.results import Table, short_commit
 
 
 def each(records: Sequence[Record], of: Callable[[Record], object]) -> str:

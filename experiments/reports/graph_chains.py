@@ -10,7 +10,8 @@ import numpy as np
 from experiments.reports import captions, markdown
 from experiments.reports.graph_gains import GUESS, LABELS, caption, gain_of, spread, told
 from experiments.reports.markdown import signed
-from experiments.reports.results import Record, Table
+from experiments.reports.records import Record
+from experiments.reports.results import Table
 from experiments.tasks.graph_scores import CTP, LONGEST_TRAINED, lengths_panel
 from relpos_jax.evaluation.pictures import spread_curves
 

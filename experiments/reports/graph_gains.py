@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from experiments.reports import captions
 from experiments.reports.markdown import signed
-from experiments.reports.results import Record, Table, made_how
+from experiments.reports.records import Record
+from experiments.reports.results import Table, made_how
 from relpos_jax.evaluation.statistics import Interval, student_interval
 
 LABELS, BLIND = "keys and values", "none"  # rows

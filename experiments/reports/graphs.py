@@ -6,14 +6,8 @@ import statistics
 from experiments.reports import captions, graph_chains, markdown
 from experiments.reports.graph_gains import BLIND, GUESS, caption, gain_of, spread, told
 from experiments.reports.markdown import signed
-from experiments.reports.results import (
-  Record,
-  Table,
-  config_value,
-  files_of,
-  made_how,
-  read_table,
-)
+from experiments.reports.records import Record
+from experiments.reports.results import Table, config_value, files_of, made_how, read_table
 from relpos_jax.training.workdir import write_whole
 
 _INTRO = """# Attention over labelled graphs

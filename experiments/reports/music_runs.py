@@ -11,14 +11,8 @@ import numpy as np
 
 from experiments.reports import captions, markdown
 from experiments.reports.claims import lone_seeds
-from experiments.reports.results import (
-  Record,
-  Table,
-  config_value,
-  files_of,
-  made_how,
-  read_table,
-)
+from experiments.reports.records import Record
+from experiments.reports.results import Table, config_value, files_of, made_how, read_table
 from experiments.reports.tables import learning_points
 from experiments.tasks.music_scores import PUBLISHED, published
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves

@@ -1,30 +1,20 @@
 """The raw results of sweeps, and which of their runs may stand in one table."""
 
-import contextlib
 import functools
 import hashlib
 import json
-import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.reports.records import Record, naming, read_checked
 from experiments.values import defaults
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import bleu_of_counts, sentence_counts
 from relpos_jax.evaluation.record import read_records
-
-Record = Mapping[str, Any]
-
-_KINDS: dict[str, type] = dict(
-  **dict.fromkeys(("sweep", "row", "digest", "hardware", "date"), str),
-  **dict.fromkeys(("config", "packages", "budget", "scores", "sentences"), dict),
-  seed=int,
-  curve=list,
-)
 
 
 class Table(NamedTuple):
@@ -75,7 +65,7 @@ def tasks_of(file: pathlib.Path) -> set[str]:
   """
   tasks = set()
   for number, record in enumerate(read_records(file), start=1):
-    with _naming(file, number):
+    with naming(file, number):
       tasks.add(_task(record))
   return tasks
 
@@ -97,7 +87,7 @@ def read_table(
     InputError: a record is half-written, twice there or not what it says, as `check_split` finds,
       by raising KeyError, TypeError or ValueError.
   """
-  return _table(file.stem, _read_file(file, check_split), describe)
+  return _table(file.stem, read_checked(file, check_split), describe)
 
 
 def config_value(record: Record, name: str) -> Any:
@@ -154,60 +144,6 @@ def _describe_split(name: str, sentences: Sequence[Sequence[int]]) -> str:
   return f"{len(fixed):,} of {name} ({letters})"
 
 
-# Reading -----------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _naming(file: pathlib.Path, number: int) -> Iterator[None]:
-  """Tells of which line a mistake is."""
-  try:
-    yield
-  except (KeyError, TypeError, ValueError) as error:
-    raise InputError(f"{file}, line {number}: {error}: restore or delete that line") from error
-
-
-def _read_file(file: pathlib.Path, check_split) -> list[Record]:
-  records = read_records(file)
-  seen: dict[tuple[str, int], int] = {}
-  for number, record in enumerate(records, start=1):
-    with _naming(file, number):
-      _check(record, file.stem, check_split)
-    cell = record["row"], record["seed"]
-    if cell in seen:
-      raise InputError(
-        f"{file}, lines {seen[cell]} and {number}: both are {cell[0]}, seed {cell[1]}: delete one"
-      )
-    seen[cell] = number
-  return records
-
-
-def _check(record: Record, sweep: str, check_split) -> None:
-  """Raises KeyError, TypeError or ValueError unless a record is whole and agrees with itself."""
-  for name, kind in _KINDS.items():
-    if not isinstance(record[name], kind):
-      raise ValueError(f"{name!r} is no {kind.__name__}")
-  if not isinstance(record["commit"], str | None):
-    raise ValueError("'commit' is no str")
-  if record["sweep"] != sweep:
-    raise ValueError(f"its sweep is {record['sweep']!r}")
-  for name in ("updates", "tokens_per_update", "minutes"):
-    if not isinstance(record["budget"].get(name), int | float):
-      raise ValueError(f"no number {name!r} in its budget")
-  if not record["curve"] or not all(map(_is_point, record["curve"])):
-    raise ValueError("its curve is no rows of a step and two numbers, null where not finite")
-  if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
-    raise ValueError("its scores and its sentences are of different splits")
-  for split in record["scores"]:
-    check_split(record, split)
-
-
-def _is_point(row: Any) -> bool:
-  match row:
-    case [int(), loss, score]:
-      return all(x is None or math.isfinite(x) for x in (loss, score))
-  return False
-
-
 def _check_split(record: Record, split: str) -> None:
   of, sentences = record["scores"][split], record["sentences"][split]
   if not sentences or any([type(x) for x in row] != 7 * [int] for row in sentences):
@@ -218,9 +154,6 @@ def _check_split(record: Record, split: str) -> None:
   value = float(bleu_of_counts(split_counts(record, split).sum(axis=0)))
   if abs(value - of["sacrebleu"]) > 0.01:
     raise ValueError(f"the sentences of {split} give BLEU {value:.2f}, not {of['sacrebleu']:.2f}")
-
-
-# Setting apart -----------------------------------------------------------------------------------
 
 
 def _table(

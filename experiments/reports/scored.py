@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.reports.results import Record, Table, split_counts, split_lengths
+from experiments.reports.records import Record
+from experiments.reports.results import Table, split_counts, split_lengths
 from relpos_jax.evaluation.statistics import (
   Comparison,
   Scores,

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from experiments.reports import captions, claims, markdown
 from experiments.reports.lengths import length_section
 from experiments.reports.paper import Published, published
-from experiments.reports.results import Record, Table, config_value, setting
+from experiments.reports.records import Record
+from experiments.reports.results import Table, config_value, setting
 from experiments.reports.scored import Scored, main_split, score_table, splits_of
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 
