@@ -5,7 +5,7 @@
   python -m experiments.sweep --config=configs/music.py --seeds=3
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.train --config=configs/music.py --config.data.source=midi \
-      --config.data.midi.path=FOLDER --workdir=runs/mine
+      --config.data.midi.path=FOLDER --workdir=runs/mine  # with sub-folders train and valid
 
 Arguments, separated by commas: positions and a recipe. Positions are one of: relative, per-head
 tables of distances on keys, zero beyond them, and sinusoids; clipped, keys and values of distances

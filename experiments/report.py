@@ -6,9 +6,9 @@ r"""Writes the report of the sweeps from their raw results: tables, sentences an
       --out=results/multi30k.md
 
 RESULTS/runs/*.jsonl are read, a sweep each, as `python -m experiments.sweep` leaves them;
-RESULTS/report.md and RESULTS/report/*.png are written anew, and of graphs and of music
-RESULTS/graphs.md and RESULTS/music.md. No number comes from elsewhere but those published. With
---workdirs, a table of these runs' own folders is printed instead, or written to --out.
+of translation RESULTS/report.md and RESULTS/report/*.png are written anew, of graphs
+RESULTS/graphs.md, of music RESULTS/music.md. No number comes from elsewhere but those published.
+With --workdirs, a table of these runs' own folders is printed instead, or written to --out.
 """
 
 import pathlib
@@ -26,7 +26,9 @@ from relpos_jax.training.workdir import write_whole
 
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl, report.md and report/*.png"),
-  workdirs=command.Flag("", "instead, the folders of finished runs, separated by commas"),
+  workdirs=command.Flag(
+    "", "instead, the folders of finished translation runs, separated by commas"
+  ),
   out=command.Flag("-", "the Markdown file to write for --workdirs; - prints"),
 )
 _INTRO = f"""# The paper's tables at a small scale

@@ -3,7 +3,8 @@ r"""Lets a trained model of music go on, from a prime or from nothing, into a MI
   python -m experiments.sample --workdir=runs/music --prime=mine.mid --out=more.mid
   python -m experiments.sample --workdir=runs/music --out=new.mid --seed=3 --top_p=0.95
 
-Draws the piano roll beside it (more.png): the prime on grey, and how far back the model looks.
+A model of chorales reads and writes four voices, a track or a channel each. Draws the piano roll
+beside it (more.png): the prime on grey, and how far back the model looks.
 """
 
 import pathlib
@@ -25,7 +26,7 @@ FLAGS = dict(
   prime=command.Flag("", "a MIDI file to go on from; the beginning of a piece if not given"),
   prime_tokens=command.Flag(0, "of the prime so many tokens are read; 0 is all"),
   num_tokens=command.Flag(512, "so many are to follow, at most"),
-  context=command.Flag(2048, "the most tokens that the model reads"),
+  context=command.Flag(2048, "the most tokens of a piece, prime and all"),
   temperature=command.Flag(1.0, "below 1 the likelier tokens are drawn more often; 0: always"),
   top_k=command.Flag(0, "draw of so many of the likeliest tokens; 0 is of all"),
   top_p=command.Flag(1.0, "of the likeliest, which have this probability together"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.launch.__main__ import dying_with_this_process
+from experiments.launch.children import dying_with_this_process
 from relpos_jax.training import shelf
 
 _ROOT = pathlib.Path(__file__).parents[2]

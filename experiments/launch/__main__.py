@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from experiments import command
+from experiments.launch.children import dying_with_this_process
 from relpos_jax.errors import InputError
 
 FLAGS = dict(
@@ -141,19 +142,6 @@ def _process(words: Sequence[str], env: Mapping[str, str]) -> Iterator[subproces
   finally:
     process.kill()
     process.wait()
-
-
-# Before it becomes the command, a child asks Linux to be killed with its parent, if that is there.
-_ASK = (
-  "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
-  "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])"
-)
-
-
-def dying_with_this_process() -> list[str]:
-  """Words before a command with which it is killed when the thread that started it ends."""
-  linux = sys.platform == "linux"
-  return [sys.executable, "-I", "-S", "-c", _ASK, str(os.getpid())] if linux else []
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

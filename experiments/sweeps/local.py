@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from experiments.launch.children import dying_with_this_process
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import Cell, own_record
 from experiments.sweeps.progress import Progress, fail, finished_state, read_state
@@ -64,7 +65,7 @@ def _start(cell: Cell, place: int, cores: set[int], parallel: int, progress: Pro
   variables = dict(os.environ)
   if parallel > 1:  # Each would take three quarters of a GPU's memory.
     variables.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / parallel:.3f}")
-  words = [sys.executable, *cell.command[1:]]
+  words = [*dying_with_this_process(), sys.executable, *cell.command[1:]]
   with open(cell.beside(".log"), "wb") as log, _on(cores):
     process = subprocess.Popen(
       words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=variables

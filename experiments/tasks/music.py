@@ -78,7 +78,8 @@ class MusicTask:
       music = chorales.load(**data.chorales)
     if "valid" not in music.splits:
       raise InputError(
-        f"no valid pieces in {data.midi.path}: name sub-folders train, valid and test"
+        f"none of the files in {data.midi.path} is for validation: put some into its sub-folder "
+        "valid, and the others into train"
       )
     return music
 

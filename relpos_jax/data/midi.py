@@ -54,8 +54,7 @@ def split_files(path: str) -> dict[str, list[pathlib.Path]]:
   if not any(found.values()):
     raise InputError(f"no MIDI file in {folder}: give a folder with .mid or .midi files")
   if not found.get("train"):
-    where = f"{folder / 'train'}" if named else f"{folder}: name sub-folders train, valid and test"
-    raise InputError(f"no MIDI file to train on in {where}")
+    raise InputError(f"no MIDI file to train on: put some into {folder / 'train'}")
   return {split: files for split, files in found.items() if files}
 
 

@@ -98,7 +98,7 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
 
 def _open(path: pathlib.Path) -> mido.MidiFile:
   if not path.is_file():
-    raise InputError(f"no file {path}: check the name")
+    raise InputError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: name a file")
   try:
     file = mido.MidiFile(path)
   except EOFError:

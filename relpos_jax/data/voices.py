@@ -154,7 +154,7 @@ def _voices(parts: Sequence[Part], name: str) -> list[Part]:
   sounding = [part for part in parts if part.notes]
   if len(sounding) != len(VOICES):
     raise InputError(
-      f"{name} has notes in {len(sounding)} parts; want four voices, a track or a channel each"
+      f"{name} has {len(sounding)} tracks or channels with notes; want four, a voice each"
     )
   return sorted(sounding, key=lambda part: -np.mean([note.pitch for note in part.notes]))
 

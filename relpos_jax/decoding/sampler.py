@@ -91,14 +91,15 @@ def check_room(prime: int, num_tokens: int, context: int) -> None:
   """
   if prime >= context:
     raise InputError(
-      f"the prime has {prime} tokens, the context is {context} tokens: give a shorter prime"
+      f"the prime has {prime} tokens, the context is {context} tokens: give a shorter prime, or a "
+      "larger context"
     )
   if num_tokens < 1:
     raise InputError(f"{num_tokens} tokens wanted: want at least 1")
   if prime + num_tokens > context:
     raise InputError(
       f"the prime has {prime} tokens and {num_tokens} are to follow, the context is {context} "
-      f"tokens: ask for at most {context - prime}, or give a shorter prime"
+      f"tokens: ask for at most {context - prime}, or give a larger context"
     )
 
 

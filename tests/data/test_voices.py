@@ -105,7 +105,9 @@ def test_other_than_four_voices_are_named(tmp_path):
   score = Score([Part("", [Note(0, 9, 60, 64)])] * 3, 480, [(0, 0.5)])
   write_score(score, tmp_path / "trio.mid")
   message = refusal(voices.read, tmp_path / "trio.mid")
-  assert message.startswith(f"{tmp_path / 'trio.mid'} has notes in 3 parts; want four voices")
+  assert message.startswith(
+    f"{tmp_path / 'trio.mid'} has 3 tracks or channels with notes; want four"
+  )
 
 
 def test_other_tokens_are_refused():

@@ -1,5 +1,6 @@
 """The command sweep: each cell once, in order, and nothing lost. Its trainings here are a fake."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -290,6 +292,33 @@ def test_what_ends_a_sweep_ends_the_trainings_and_keeps_what_is_finished(
   assert signal.getsignal(signal.SIGTERM) is handler
   with pytest.raises(ProcessLookupError):
     os.kill(calls(room)[-1]["pid"], 0)
+
+
+KILLED = '''"""A sweep that is killed as soon as its first training has begun."""
+import os, pathlib, sys, types
+
+from experiments.sweeps import local
+from experiments.sweeps.cells import Cell
+
+workdir = pathlib.Path(sys.argv[1])
+cell = Cell("a", "a", 0, "", 1, workdir, ("python", "-c", "import time; time.sleep(60)"))
+silent = types.SimpleNamespace(update=lambda *_: None)
+print(local._start(cell, 0, local.core_shares(1)[0], 1, silent).process.pid, flush=True)
+os.kill(os.getpid(), 9)
+'''
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells children")
+def test_a_sweep_that_is_killed_leaves_no_training_behind(tmp_path, request):
+  """Nothing else would train in its folder when the sweep begins again."""
+  words = [sys.executable, "-c", KILLED, str(tmp_path / "a")]
+  killed = subprocess.run(words, capture_output=True, text=True, cwd=request.config.rootpath)
+  assert killed.returncode == -signal.SIGKILL, killed.stderr
+  state, end = pathlib.Path("/proc") / killed.stdout.strip() / "stat", time.monotonic() + 10
+  with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is gone, as it should be
+    while ") Z" not in state.read_text():  # nor does it wait to be reaped
+      assert time.monotonic() < end, "it goes on"
+      time.sleep(0.05)
 
 
 # Several at once ----------------------------------------------------------------------------------
