@@ -181,5 +181,6 @@ def test_a_step_that_fits_nowhere_is_one_line(call, tmp_path, monkeypatch):
 def test_the_report_at_hand_is_that_of_the_results_at_hand(tmp_path):
   results = pathlib.Path(__file__).parents[2] / "results"
   shutil.copytree(results / "music", tmp_path / "music")
+  shutil.copytree(results / "runs", tmp_path / "runs")
   music.write(tmp_path)
   assert (tmp_path / "music.md").read_text() == (results / "music.md").read_text()
