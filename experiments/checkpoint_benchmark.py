@@ -45,7 +45,7 @@ def main(megabytes: int, repetitions: int, folder: str) -> None:
   if folder:
     if not pathlib.Path(folder).is_dir():
       raise InputError(f"no folder {folder}: give another --folder")
-    check_writable(pathlib.Path(folder))
+    check_writable(pathlib.Path(folder), "give another --folder")
   state = make_state(megabytes)
   where = environment()
   print(f"{megabytes} MB in {_NUM_ARRAYS} float32 arrays; {where['devices']}, ", end="")

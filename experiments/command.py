@@ -20,6 +20,7 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments.values import has_key, unknown_key
 from relpos_jax.errors import InputError
+from relpos_jax.training.workdir import check_writable
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -117,8 +118,7 @@ def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise InputError(f"cannot use {folder} ({error.strerror}): give another --{flag}") from error
-  if not os.access(folder, os.W_OK):
-    raise InputError(f"cannot write into {folder}: give another --{flag}")
+  check_writable(folder, f"give another --{flag}")
   return folder
 
 

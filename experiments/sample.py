@@ -80,7 +80,7 @@ def _midi_path(out: str) -> pathlib.Path:
     raise InputError(f"--out={out}: give a file name that ends in .mid")
   if not path.parent.is_dir():
     raise InputError(f"--out={out}: there is no folder {path.parent}")
-  check_writable(path.parent)
+  check_writable(path.parent, "give another --out")
   return path
 
 

@@ -61,7 +61,8 @@ def device_sums(
 ) -> tuple[Integer[Array, ""], Integer[Array, ""]]:
   """The two sums of `digest`; the partial ones of all devices are added, nothing else is moved.
 
-  Of an array on one device they are added `by_row` first, for which XLA takes all cores of a CPU.
+  Of an array that each device has whole they are added `by_row` first, for which XLA takes all
+  cores of a CPU.
   """
   words = _words(array, jnp)
   strides = [math.prod(words.shape[axis + 1 :]) % 2**32 for axis in range(words.ndim)]

@@ -99,10 +99,12 @@ def _names(folder: pathlib.Path) -> list[str]:
   return os.listdir(folder) if folder.is_dir() else []
 
 
-def check_writable(workdir: pathlib.Path) -> None:
+def check_writable(
+  folder: pathlib.Path, remedy: str = "give a --workdir that you may write to"
+) -> None:
   """Raises InputError unless files may be made in the folder: better now than after the work."""
-  if not os.access(workdir, os.W_OK):
-    raise InputError(f"cannot write into {workdir}: give a --workdir that you may write to")
+  if not os.access(folder, os.W_OK):
+    raise InputError(f"cannot write into {folder}: {remedy}")
 
 
 def _compare(workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
