@@ -11,6 +11,7 @@ from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data import voices
 from relpos_jax.data.music import Music
+from relpos_jax.data.pairs import local_path
 from relpos_jax.data.prepared import (
   damage_named,
   data_dir,
@@ -46,7 +47,7 @@ def load(path: str = "") -> Music:
   >>> music.splits["train"][0][:8]  # doctest: +SKIP
   array([78, 74, 69, 62, 78, 74, 69, 62])
   """
-  folder = pathlib.Path(path).expanduser() if path else None
+  folder = local_path(path) if path else None
   if folder:
     upstream_content(folder, _NAME, _SHA256, _UPSTREAM)
   make = lambda: JsbChorales(folder=folder, data_dir=data_dir())

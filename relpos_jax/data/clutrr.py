@@ -18,6 +18,7 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
+from relpos_jax.data.pairs import local_path
 from relpos_jax.data.prepared import damage_named, data_dir, prepare, read_split, verify
 from relpos_jax.errors import InputError
 
@@ -66,7 +67,7 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   """
   if not 0 <= valid_share < 1:
     raise InputError(f"valid_share is {valid_share}: give a share, from 0 to less than 1")
-  folder = pathlib.Path(path).expanduser() if path else None
+  folder = local_path(path) if path else None
   if folder:
     _verify(folder)
   make = lambda: Clutrr(data_dir=data_dir())

@@ -5,6 +5,7 @@ import pathlib
 
 from relpos_jax.data import performance, voices
 from relpos_jax.data.music import Codec, Music
+from relpos_jax.data.pairs import local_path
 from relpos_jax.errors import InputError
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
@@ -42,7 +43,7 @@ def split_files(path: str) -> dict[str, list[pathlib.Path]]:
   """The MIDI files of a folder by split, those splits alone that have any."""
   if not path:
     raise InputError("no folder of MIDI files: give its path")
-  folder = pathlib.Path(path).expanduser()
+  folder = local_path(path)
   if not folder.is_dir():
     raise InputError(f"no folder {folder}: check the name")
   named = [split for split in SPLITS if (folder / split).is_dir()]

@@ -11,6 +11,7 @@ from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data import multi30k_prepared
 from relpos_jax.data.corpus import Corpus
+from relpos_jax.data.pairs import local_path
 from relpos_jax.data.prepared import (
   damage_named,
   data_dir,
@@ -72,7 +73,7 @@ def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Co
   if prepared:
     return multi30k_prepared.load(languages, path)
   pair = split_languages(languages, LANGUAGES)
-  folder = pathlib.Path(path).expanduser() if path else None
+  folder = local_path(path) if path else None
   if folder:
     for name in _file_names(pair):
       verify(folder / name, _FILES[name][1], _UPSTREAM, f"a folder with {_UPSTREAM}")

@@ -8,6 +8,7 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.corpus import Corpus
+from relpos_jax.data.pairs import local_path
 from relpos_jax.data.prepared import (
   damage_named,
   data_dir,
@@ -53,7 +54,7 @@ def load(languages: str = "en-de", path: str = "") -> Corpus:
   """
   pair = split_languages(languages, LANGUAGES)
   if path:
-    return _read(pathlib.Path(path).expanduser(), pair)
+    return _read(local_path(path), pair)
   make = lambda: Multi30kPrepared(data_dir=data_dir())
   builder = prepare(make, _REMEDY, url=f"{_URL}train.en")
   with damage_named(builder):

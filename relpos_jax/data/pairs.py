@@ -1,6 +1,7 @@
 """What a user brings: two aligned text files, or one file of two tab-separated columns."""
 
 import gzip
+import os
 import pathlib
 import zlib
 
@@ -45,7 +46,7 @@ def load(train: str = "", valid: str = "", test: str = "") -> Corpus:
 
 def read_pairs(files: str) -> list[tuple[str, str]]:
   """The pairs of "source_file,target_file" or "file.tsv", those with an empty side included."""
-  paths = [pathlib.Path(name.strip()).expanduser() for name in files.split(",")]
+  paths = [local_path(name.strip()) for name in files.split(",")]
   if len(paths) == 1:
     return _read_columns(paths[0])
   if len(paths) > 2:
@@ -57,6 +58,12 @@ def read_pairs(files: str) -> list[tuple[str, str]]:
       "line i of one must translate line i of the other"
     )
   return list(zip(source, target, strict=True))
+
+
+def local_path(name: str) -> pathlib.Path:
+  """The path of a file or folder that a setting names, a leading ~ or ~user expanded."""
+  # Of no user's ~name, os.path makes a path that is not there, where pathlib raises RuntimeError.
+  return pathlib.Path(os.path.expanduser(name))
 
 
 def read_lines(path: pathlib.Path) -> list[str]:

@@ -1,7 +1,6 @@
 """Molecules with bond labels, as TFDS data sets, and any folder in TU format."""
 
 import os
-import pathlib
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
+from relpos_jax.data.pairs import local_path
 from relpos_jax.data.prepared import damage_named, data_dir, prepare, read_split, verify
 from relpos_jax.data.tu_format import read_folder
 from relpos_jax.errors import InputError
@@ -45,7 +45,7 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   >>> load("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
   """
-  folder = pathlib.Path(path).expanduser() if path else None
+  folder = local_path(path) if path else None
   # The os says no, where pathlib would raise, of a folder that may not be looked into.
   if folder and (name not in _FILES or os.path.exists(folder / f"{name}_A.txt")):
     return read_folder(folder, name)

@@ -111,6 +111,10 @@ def test_missing_file_is_named(tmp_path):
   assert f"no file {tmp_path / 'gone'}" in _refusal(f"{full},{tmp_path / 'gone'}")
 
 
+def test_home_of_nobody_is_named():
+  assert "no file ~nobody-of-this-name/gone" in _refusal("~nobody-of-this-name/gone")
+
+
 def test_folder_is_named(tmp_path):
   assert f"cannot read {tmp_path}: Is a directory" in _refusal(str(tmp_path))
 
