@@ -17,6 +17,7 @@ from relpos_jax.typing import Int, PyTree
 
 _SHORTEST = 16
 _MOST_TOKENS = 2**31 - 1  # an int32; no vocabulary has more
+_LONGEST = 2**30  # prime and new tokens, each rounded up to a power of two, fit into an int32
 
 
 class Sampler:
@@ -83,12 +84,16 @@ class Sampler:
 def check_room(prime: int, num_tokens: int, context: int) -> None:
   """Raises InputError unless the context holds begin, prime and all new tokens but the last.
 
+  No context is above 2**30 tokens, which int32 can count.
+
   >>> check_room(2000, 48, context=2048)
   >>> check_room(2048, 48, context=2048)
   Traceback (most recent call last):
   ...
   relpos_jax.errors.InputError: the prime has 2048 tokens, the context is 2048 tokens: give ...
   """
+  if context > _LONGEST:
+    raise InputError(f"the context is {context} tokens: give at most {_LONGEST}")
   if prime >= context:
     raise InputError(
       f"the prime has {prime} tokens, the context is {context} tokens: give a shorter prime, or a "

@@ -103,6 +103,7 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     (sample(own, out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(own, out, f"--prime={tmp_path}/empty.mid"), "empty.mid"),
     (sample(own, out, prime, "--context=64"), "prime has 96 tokens, context 64 shorter"),
+    (sample(own, out, f"--context={2**31}"), f"context {2**31} tokens: give at most {2**30}"),
     (sample(own, out, "--top_p=0"), "top_p is 0"),
     (sample(own, out, prime, "--prime_tokens=-5"), "--prime_tokens -5"),
     (sample(own, out, prime, f"--seed={2**70}"), f"--seed={2**70}: give"),
