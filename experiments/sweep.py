@@ -14,7 +14,7 @@ A sweep is a config file with a generator `sweep()` of (row, changes). A cell is
 and trains in OUT/SWEEP/CELL, its output beside it in CELL.log. The same command again goes on: what
 is finished is skipped, here or in another sweep's results with the same config; what is not goes
 on where it stopped. A failed cell leaves the end of its output in CELL.error.txt, and the others go
-on.
+on. One sweep at a time is at work in OUT/SWEEP.
 
 The results, a line a cell, are RESULTS/SWEEP.jsonl. To train a cell again, delete its line and its
 folder. With --submit each cell is a job, and the same command collects those that are finished; to
@@ -33,6 +33,7 @@ from experiments import command
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import Cell, plan_cells, submission, sweep_name
 from experiments.sweeps.local import run_cells
+from experiments.sweeps.locks import alone_in
 from experiments.sweeps.progress import Progress, fail, finished_state, read_state
 from experiments.tasks import make_task
 from relpos_jax.errors import InputError
@@ -65,23 +66,32 @@ def main(
   jax.config.update("jax_platforms", "cpu")
   sweep, cells = sweep_name(config), plan_cells(config, seeds, pathlib.Path(out))
   jobs = {cell.name: submission(submit, sweep, cell) for cell in cells} if submit else {}
-  book = Book(pathlib.Path(results), sweep, cells)
-  waiting = [cell for cell in cells if cell.name not in book.records and not _is_submitted(cell)]
-  for note in book.notes:
-    print(note)
   if dry_run:
+    _, waiting = _what_is_left(pathlib.Path(results), sweep, cells)
     for cell in waiting:
       print(shlex.join(jobs.get(cell.name, cell.command)))
     return
-  command.make_folder(cells[0].workdir.parent, "out")
-  book.write()
-  with Progress(cells, score=make_task(config.config).score) as progress:
-    _show_what_is_done(cells, book, progress)
-    if submit:
-      _submit(waiting, jobs, progress)
-    else:
-      run_cells(waiting, parallel, book, progress)
+  with alone_in(command.make_folder(cells[0].workdir.parent, "out")):
+    book, waiting = _what_is_left(pathlib.Path(results), sweep, cells)
+    book.write()
+    with Progress(cells, score=make_task(config.config).score) as progress:
+      _show_what_is_done(cells, book, progress)
+      if submit:
+        _submit(waiting, jobs, progress)
+      else:
+        run_cells(waiting, parallel, book, progress)
   _tell(sweep, cells, progress, book)
+
+
+def _what_is_left(
+  results: pathlib.Path, sweep: str, cells: Sequence[Cell]
+) -> tuple[Book, list[Cell]]:
+  """The records that are there, told where they are another's, and the cells still to be done."""
+  book = Book(results, sweep, cells)
+  for note in book.notes:
+    print(note)
+  done = lambda cell: cell.name in book.records or _is_submitted(cell)
+  return book, [cell for cell in cells if not done(cell)]
 
 
 def _is_submitted(cell: Cell) -> bool:

@@ -12,7 +12,7 @@ from experiments import command
 from experiments.validation import validate
 from experiments.values import changes, own_values
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import digest, from_line, read_records
+from relpos_jax.evaluation.record import digest, from_line
 
 TRAIN = ("python", "-m", "experiments.train")
 
@@ -175,41 +175,3 @@ def own_record(cell: Cell) -> dict[str, Any] | None:
   except (OSError, ValueError):
     return None
   return record if record["digest"] == cell.digest else None
-
-
-class Known(NamedTuple):
-  """The records of the results files that concern a sweep."""
-
-  here: dict[str, dict[str, Any]]  # by digest: in the sweep's own file
-  elsewhere: dict[str, tuple[str, dict[str, Any]]]  # by digest: the file's name, and the record
-  others: list[dict[str, Any]]  # of the sweep's own file, of seeds and rows not asked for now
-
-
-def read_known(results: pathlib.Path, sweep: str, cells: Sequence[Cell]) -> Known:
-  """Reads all results files.
-
-  Raises:
-    InputError: a line is half-written, two records in the sweep's own file are of one cell, or one
-      is of a cell by its name and not by its config. Nothing of that may be overwritten.
-  """
-  own = results / f"{sweep}.jsonl"
-  planned = {(cell.row, cell.seed): cell for cell in cells}
-  here, others, seen = {}, [], set()
-  for record in read_records(own):
-    key = record["row"], record["seed"]
-    if key in seen:
-      raise InputError(f"{own} has two records of {key[0]!r}, seed {key[1]}: delete one")
-    seen.add(key)
-    if key not in planned:
-      others.append(record)
-    elif record["digest"] == planned[key].digest:
-      here[record["digest"]] = record
-    else:
-      raise InputError(
-        f"{own} has {key[0]!r}, seed {key[1]}, of another config ({record['digest']}, not "
-        f"{planned[key].digest}): move that file, or give another --results or --config.name"
-      )
-  files = [path for path in sorted(results.glob("*.jsonl")) if path != own]
-  found = [(path.name, record) for path in files for record in read_records(path)]
-  elsewhere = {record["digest"]: (name, record) for name, record in found}
-  return Known(here, elsewhere, others)

@@ -1,6 +1,7 @@
 """The command sweep: each cell once, in order, and nothing lost. Its trainings here are a fake."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ import pytest
 from configs import default
 from experiments import command, train
 from experiments.sweeps import cells as cells_module
-from experiments.sweeps import local, progress
+from experiments.sweeps import local, locks, progress
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import plan_cells
 from experiments.values import changes
@@ -319,6 +320,114 @@ def test_a_sweep_that_is_killed_leaves_no_training_behind(tmp_path, request):
     while ") Z" not in state.read_text():  # nor does it wait to be reaped
       assert time.monotonic() < end, "it goes on"
       time.sleep(0.05)
+
+
+# Several sweeps at once ---------------------------------------------------------------------------
+
+HOLDER = """import pathlib, sys, time
+
+from experiments.sweeps.locks import alone_in
+
+with alone_in(pathlib.Path(sys.argv[1])):
+  print(flush=True)
+  time.sleep(60)
+"""
+
+
+@pytest.fixture
+def another(room, request):
+  """A process that is at work in the sweep's folder."""
+  folder = room / "runs" / "three"
+  folder.mkdir(parents=True)
+  words = [sys.executable, "-c", HOLDER, str(folder)]
+  root = request.config.rootpath
+  with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=root) as process:
+    process.stdout.readline()
+    yield process
+    process.kill()
+
+
+def test_a_sweep_keeps_others_out_of_its_folder_until_it_ends_however_it_ends(
+  room, swept, another, cluster
+):
+  words = f"another sweep is at work in {room}/runs/three: wait for it, or give another --out"
+  for arguments in ([], [cluster[0]]):
+    refused(swept(*arguments, seeds=1), words)
+  assert not calls(room) and not cluster[1]() and not (room / "results").exists()
+  assert swept("--dry_run", seeds=1).status == 0  # it only looks
+  assert swept("--config.name=other", seeds=1).status == 0
+  another.kill()
+  another.wait()
+  assert swept(seeds=1).status == 0
+  assert swept(seeds=1).status == 0 and results(room) == ALL_RESULTS[:3]
+
+
+def test_a_training_does_not_hold_the_folder_of_its_sweep(room):
+  """It could not be ended otherwise where it outlives the sweep."""
+  with locks.alone_in(room):
+    training = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+  try:
+    with locks.alone_in(room):
+      pass
+  finally:
+    training.kill()
+    training.wait()
+
+
+def test_where_files_have_no_locks_a_sweep_says_so_and_goes_on(room, swept, monkeypatch):
+  def flock(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+  monkeypatch.setattr(locks.fcntl, "flock", flock)
+  answer = swept(seeds=1)
+  assert (answer.status, results(room)) == (0, ALL_RESULTS[:3])
+  assert f"{room}/runs/three cannot be locked (Function not implemented)" in answer.out
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (2, 2), (1, 2)])
+def test_sweeps_with_one_results_file_lose_no_record(room, seeds):
+  """As with two --out, on two machines: each writes what the other has found, too."""
+  plans = [plan(room, seeds=number) for number in seeds]
+  books = [Book(room / "results", "three", cells) for cells in plans]
+  books[0].add(plans[0][0], record_of(plans[0][0]))
+  books[1].add(plans[1][-1], record_of(plans[1][-1]))
+  for book in books:
+    book.write()
+  last = plans[1][-1]
+  assert results(room) == [("k=1", 0), (last.row, last.seed)]
+  books[0].write()
+  assert results(room) == [("k=1", 0), (last.row, last.seed)]
+
+
+WRITER = """import json, pathlib, sys
+
+from experiments.sweeps.book import Book
+from experiments.sweeps.cells import Cell
+
+results, number, record = pathlib.Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+row = f"row {number}"
+cells = [Cell(f"{row} {i}", row, i, f"{row} {i}", 1, results, ()) for i in range(20)]
+book = Book(results, "many", cells)
+print(flush=True)
+sys.stdin.readline()
+for cell in cells:
+  book.add(cell, record | dict(seed=cell.seed, digest=cell.digest))
+  book.write()
+"""
+
+
+def test_writers_at_the_same_time_lose_no_record(room, request):
+  record = json.dumps(record_of(plan(room)[0]))
+  words = [sys.executable, "-c", WRITER, str(room / "results")]
+  streams = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=request.config.rootpath)
+  start = lambda number: subprocess.Popen([*words, str(number), record], **streams)
+  with start(0) as one, start(1) as other:
+    for writer in (one, other):
+      writer.stdout.readline()  # it has looked for what is there
+    for writer in (one, other):
+      writer.stdin.close()
+    assert (one.wait(), other.wait()) == (0, 0)
+  assert sorted(results(room, "many")) == [(f"row {i}", n) for i in range(2) for n in range(20)]
 
 
 # Several at once ----------------------------------------------------------------------------------
