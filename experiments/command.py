@@ -45,6 +45,7 @@ class ConfigFile(NamedTuple):
   name: str
   module: types.ModuleType
   config: ConfigDict
+  given: tuple[str, ...] = ()  # the keys for which there is a --config.KEY
 
 
 def run(
@@ -184,12 +185,12 @@ def _define_config(name, argv, values):
     meant = f" (write --{name}={stray})" if stray else ""
     raise InputError(f"missing --{name}=FILE{meant}: {_available()}")
   loaded = _load_config(file.value)
-  for argument in argv:
-    change = re.match(rf"--?(?:no)?{name}\.([^=]*)", argument)
-    if change:
-      _check_key(change[1], loaded.config)
+  changes = [re.match(rf"--?(?:no)?{name}\.([^=]*)", argument) for argument in argv]
+  given = tuple(change[1] for change in changes if change)
+  for key in given:
+    _check_key(key, loaded.config)
   config_flags.DEFINE_config_dict(name, loaded.config, flag_values=values, sys_argv=argv)
-  return argv, loaded
+  return argv, loaded._replace(given=given)
 
 
 def _check_key(name: str, config: ConfigDict) -> None:

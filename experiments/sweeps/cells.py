@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments import command
 from experiments.validation import validate
-from experiments.values import changes, own_values
+from experiments.values import flatten, own_values
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import digest, from_line
 
@@ -40,24 +40,33 @@ def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> l
   config.
 
   Raises:
-    InputError: the file has no rows; a cell's config is not valid, or two cells have one name or
-      one config. Names the cells.
+    InputError: the file has no rows, or all of them override a change of the user's; a cell's
+      config is not valid, or two cells have one name or one config. Names the cells.
   """
   if num_seeds < 1:
     raise InputError(f"--seeds={num_seeds}: give at least 1")
-  rows = [*_rows(file)]
+  rows = _rows(file)
+  _check_changes(file, rows)
   first = file.config.seed
   make = functools.partial(_cell, file, _changes_by_user(file), out / sweep_name(file))
   cells = [make(*row, seed) for seed in range(first, first + num_seeds) for row in rows]
   _check_distinct(cells[: len(rows)])
-  for cell in cells[: len(rows)]:  # a seed changes nothing that could be wrong
+  for cell in [*cells[: len(rows)], cells[-1]]:  # the last seed may be too large
     _check_valid(cell)
   return cells
 
 
 def sweep_name(file: command.ConfigFile) -> str:
-  """What its results file, folder and jobs are called."""
-  return slug(file.config.name)
+  """What its results file, folder and jobs are called.
+
+  Raises:
+    InputError: nothing is left of the config's name.
+  """
+  if name := slug(file.config.name):
+    return name
+  raise InputError(
+    f"config.name is {file.config.name!r}: give a --config.name with a letter or digit in it"
+  )
 
 
 def slug(text: str) -> str:
@@ -90,10 +99,26 @@ def _rows(file: command.ConfigFile) -> list[tuple[str, dict[str, Any]]]:
   return rows
 
 
+def _check_changes(file: command.ConfigFile, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
+  """No change may be lost: rows override what the user gives, and the sweep the seeds of rows."""
+  path = file.name.partition(":")[0]
+  for row, changed in rows:
+    if "seed" in changed:
+      raise InputError(
+        f"{path}: row {row!r} has a seed, which is the sweep's: give --config.seed and --seeds"
+      )
+  for key in file.given:
+    if all(key in changed for _, changed in rows):
+      raise InputError(
+        f"--config.{key} reaches no cell: every row of {path} has a value of its own: leave it "
+        "out, or change sweep() there"
+      )
+
+
 def _changes_by_user(file: command.ConfigFile) -> dict[str, Any]:
-  """What --config.KEY=VALUE changed."""
-  unchanged = command.parse(dict(config=command.CONFIG), [f"--config={file.name}"])["config"]
-  return changes(file.config, unchanged)
+  """What --config.KEY=VALUE gave."""
+  values = flatten(file.config)
+  return {key: values[key] for key in file.given}
 
 
 def _cell(

@@ -21,6 +21,7 @@ from experiments.sweeps import cells as cells_module
 from experiments.sweeps import local, locks, progress
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import plan_cells
+from experiments.validation import validate
 from experiments.values import changes
 from relpos_jax.evaluation.record import digest, read_records
 
@@ -576,7 +577,8 @@ def refused(answer, words: str) -> None:
 @pytest.mark.parametrize(
   "rows, words",
   [
-    ("('a=1', {}), ('a 1', {'seed': 1})", "two cells called a-1-seed0 'a=1' 'a 1'"),
+    ("('a=1', {}), ('a 1', {'model.width': 8})", "two cells called a-1-seed0 'a=1' 'a 1'"),
+    ("('a', {}), ('b', {'seed': 7})", "three.py row 'b' seed --config.seed --seeds"),
     ("('a', {'model.width': 64}), ('b', {'model.width': 64})", "'a' 'b' same config"),
     ("('a', {}), ('b', {'name': 'x'})", "'a' 'b' same config"),
     ("('a', {'model.widht': 64}),", "cell a-seed0 unknown config.model.widht config.model.width?"),
@@ -603,6 +605,33 @@ def test_a_cell_whose_config_is_not_valid_is_named(room, swept, monkeypatch):
   (room / "three.py").write_text(text)
   refused(swept(), "cell k-2-seed0 config.model.max_distance is -2 at least 0")
   assert not calls(room)
+
+
+@pytest.mark.parametrize("value", [8, 16])
+def test_a_change_that_every_row_overrides_is_refused(room, swept, value):
+  """A value that is the config's own is asked for, too."""
+  change = f"--config.model.max_distance={value}"
+  words = f"--config.model.max_distance no cell {room}/three.py leave sweep()"
+  refused(swept(change, "--dry_run"), words)
+
+
+def test_a_change_that_some_rows_override_holds_in_the_others(room, swept):
+  (room / "three.py").write_text((room / "three.py").read_text() + "  yield 'own', {}\n")
+  answer = swept("--config.model.max_distance=8", "--dry_run", seeds=1)
+  told = [re.search("max_distance=([0-9]+)", line)[1] for line in answer.out.splitlines()]
+  assert (answer.status, told) == (0, ["1", "2", "4", "8"])
+
+
+def test_a_last_seed_that_is_none_is_refused(room, swept, monkeypatch):
+  monkeypatch.setattr(cells_module, "validate", validate)
+  change = f"--config.seed={2**32 - 1}"
+  assert swept(change, "--dry_run", seeds=1).status == 0
+  refused(swept(change, "--dry_run", seeds=2), f"-seed{2**32} config.seed is {2**32} 2**32 - 1")
+
+
+def test_a_name_that_no_folder_can_have_is_refused(room, swept):
+  refused(swept("--config.name=***"), "config.name is '***' letter --config.name")
+  assert not (room / "runs").exists() and not (room / "results").exists()
 
 
 def test_a_config_without_a_sweep_is_named(room, swept):
