@@ -1,6 +1,7 @@
 """The cells of a sweep: its rows times its seeds, each a training with its own command."""
 
 import functools
+import hashlib
 import math
 import pathlib
 import re
@@ -15,6 +16,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import digest, from_line
 
 TRAIN = ("python", "-m", "experiments.train")
+_LONGEST_JOB_NAME = 40  # of xpk; Kubernetes itself and SLURM take longer ones
 
 
 class Cell(NamedTuple):
@@ -180,7 +182,7 @@ def submission(template: str, sweep: str, cell: Cell) -> list[str]:
   >>> submission("sbatch --job-name={name} --wrap={command}", "table2", cell)
   ['sbatch', '--job-name=table2-k-4-seed0', '--wrap=python train.py']
   """
-  values = dict(name=f"{sweep}-{cell.name}", command=shlex.join(cell.command))
+  values = dict(name=_job_name(sweep, cell), command=shlex.join(cell.command))
   try:
     words = [word.format_map(values) for word in shlex.split(template)]
     if "{command}" not in template:
@@ -191,6 +193,15 @@ def submission(template: str, sweep: str, cell: Cell) -> list[str]:
       "as in 'sbatch --job-name={name} --wrap={command}'"
     ) from error
   return words
+
+
+def _job_name(sweep: str, cell: Cell) -> str:
+  """As it is, or shortened to what xpk takes, with some letters of a digest and the seed."""
+  name = f"{sweep}-{cell.name}"
+  if len(name) <= _LONGEST_JOB_NAME:
+    return name
+  end = f"-{hashlib.sha256(name.encode()).hexdigest()[:6]}-seed{cell.seed}"
+  return name[: _LONGEST_JOB_NAME - len(end)].rstrip("-") + end
 
 
 def own_record(cell: Cell) -> dict[str, Any] | None:

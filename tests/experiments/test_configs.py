@@ -233,11 +233,11 @@ def test_the_brief_recipe_is_the_short_one_in_a_fifth_of_the_updates():
     assert steps(brief) == steps(short) / 5
 
 
-def plan(name: str) -> list[cells_module.Cell]:
-  """The cells of a sweep with its first seed, without a look whether they are valid."""
+def plan(name: str, seeds: int = 1) -> list[cells_module.Cell]:
+  """The cells of a sweep with its first seeds, without a look whether they are valid."""
   file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])["config"]
   with mock.patch.object(cells_module, "validate"):
-    return cells_module.plan_cells(file, 1, pathlib.Path("runs"))
+    return cells_module.plan_cells(file, seeds, pathlib.Path("runs"))
 
 
 def rows(name: str) -> dict:
@@ -251,6 +251,22 @@ def test_every_cell_is_valid():
   configs = [config for name in SWEEPS for config in rows(f"{name}.py").values()]
   for config in {digest_of(config): config for config in configs}.values():
     validate(config)
+
+
+def test_every_job_has_a_name_of_its_own_that_xpk_takes():
+  """Each sweep with its longest arguments; xpk's pattern and length."""
+  files = [path for path in pathlib.Path("configs").glob("*.py") if "def sweep" in path.read_text()]
+  assert {path.stem for path in files} == {*SWEEPS, "graph", "music"}
+  longest = [*SWEEP_FILES, *(f"{name}.py:published,prepared" for name in SWEEPS)]
+  longest += ["music.py:published", "graph.py:mutagenicity", "graph.py:clutrr", "graph.py:tu"]
+  jobs = [
+    cells_module.submission("{name} {command}", load(name).name, cell)[0]
+    for name in longest
+    for cell in plan(name, seeds=2)
+  ]
+  assert len(jobs) > 100 and len({*jobs}) == len(jobs)
+  assert not [job for job in jobs if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", job)]
+  assert max(map(len, jobs)) == 40
 
 
 @pytest.mark.parametrize("name", SWEEP_FILES)
