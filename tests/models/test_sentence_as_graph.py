@@ -74,10 +74,6 @@ def train(model: Transformer):
 
 def test_edge_labels_of_clipped_distances_train_step_for_step_like_relative_positions():
   (losses, params), (losses_of_graphs, params_of_graphs) = train(make()), train(make(LABELS))
-  print(
-    np.abs(losses - losses_of_graphs).max(),
-    max(np.abs(params[p][...] - params_of_graphs[p][...]).max() for p in params),
-  )
   assert len({*losses.tolist()}) == STEPS
   np.testing.assert_allclose(losses_of_graphs, losses, rtol=0, atol=1e-8)
   assert params.keys() == params_of_graphs.keys()
