@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.attention.edges import pair_features
+from relpos_jax.attention.edges import pair_features, sum_over_pairs
 from relpos_jax.models.layers import LayersConfig, SelfAttentionLayer, last_norm
 from relpos_jax.nn.attention import kernel_init
 from relpos_jax.nn.edges import EdgeTables
@@ -28,13 +28,15 @@ class GraphEncoderConfig(LayersConfig):
 
   Attributes:
     num_node_labels, num_edge_labels, num_classes: how many there are of each.
-    num_node_features, num_edge_features: floating numbers of every node and every edge.
+    num_node_features, num_edge_features: floating numbers of every node and every edge. Of several
+      edges from one node to another attention takes the mean.
     head: "graph" gives the classes of each graph, "node" of each node, "pair" of each graph's
       query, a pair of its nodes, which the model is shown.
     readout: a graph is the "mean" or the "sum" of its nodes, for head "graph".
     sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
-    reverse_edges: an edge also runs backwards, under a label of its own ("own_label"), under the
-      same ("same_label": direction is dropped), or not at all ("none": the receiver alone sees).
+    reverse_edges: an edge also runs backwards, under a label and with kernels of its own
+      ("own_label"), under the same ("same_label": direction is dropped, and the mean is over edges
+      both ways), or not at all ("none": the receiver alone sees).
     layers_shared: one layer `num_layers` times, or as many layers.
 
   Raises:
@@ -71,6 +73,11 @@ class GraphEncoderConfig(LayersConfig):
   def num_table_rows(self) -> int:
     """The labels, those of edges that run backwards, and that of a node to itself."""
     return self.num_edge_labels * (2 if self.reverse_edges == "own_label" else 1) + 1
+
+  @property
+  def num_kernel_rows(self) -> int:
+    """The features of edges, and those of edges that run backwards."""
+    return self.num_edge_features * (2 if self.reverse_edges == "own_label" else 1)
 
 
 @runtime_checkable
@@ -212,7 +219,7 @@ def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
 
   M edges of T nodes become M + T, or 2 M + T with those backwards. Labels are those of the edges, E
   more where an edge runs backwards under a label of its own, and the last row of the tables from a
-  node to itself, where features are 0.
+  node to itself. Features are those of the pair that an edge joins: see `_means_over_pairs`.
   """
   edges = Edges(graphs.senders, graphs.receivers, graphs.labels, graphs.edge_features)
   node = jnp.broadcast_to(jnp.arange(graphs.nodes.shape[1]), graphs.nodes.shape)
@@ -224,7 +231,28 @@ def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
     more = config.num_edge_labels if config.reverse_edges == "own_label" else 0
     labels = jnp.where(edges.labels >= 0, edges.labels + more, -1)
     parts.append(Edges(edges.receivers, edges.senders, labels, edges.features))
-  return jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
+  whole: Edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
+  if not whole.features.shape[-1]:
+    return whole
+  place = jnp.arange(whole.senders.shape[1])[:, None]
+  ahead, back = place < edges.senders.shape[1], place >= sum(x.senders.shape[1] for x in parts[:2])
+  ways = [ahead, back] if config.reverse_edges == "own_label" else [ahead | back]
+  return whole._replace(features=_means_over_pairs(whole, ways, node.shape[1]))
+
+
+def _means_over_pairs(
+  edges: Edges, ways: list[Bool[Array, "M 1"]], num_nodes: int
+) -> Float[Array, "B M R"]:
+  """For every edge the mean features of its pair's edges that go each way, or 0: R = ways * F.
+
+  The operator's mean over all edges of a pair leaves them as they are: neither those that go the
+  other way nor that of a node to itself, which has no features, dilute them.
+  """
+  counted = jnp.concatenate([edges.features, jnp.ones_like(edges.features[..., :1])], -1)
+  of_ways = jnp.concatenate([jnp.where(way, counted, 0) for way in ways], -1)
+  sums = sum_over_pairs(edges.senders, edges.receivers, of_ways, num_nodes=num_nodes)
+  means = [x[..., :-1] / jnp.maximum(x[..., -1:], 1) for x in jnp.split(sums, len(ways), -1)]
+  return jnp.concatenate(means, -1)
 
 
 def _pairs(
@@ -264,7 +292,7 @@ def _tables(config: GraphEncoderConfig, rngs: nnx.Rngs) -> EdgeTables:
   return EdgeTables(
     config.num_table_rows,
     config.width // config.num_heads,
-    num_features=config.num_edge_features,
+    num_features=config.num_kernel_rows,
     num_heads=config.num_heads if config.tables_per_head else None,
     keys=config.relative_keys,
     values=config.relative_values,

@@ -9,9 +9,10 @@ import pytest
 from compiling import quickly
 from flax import nnx
 
+from relpos_jax.attention.edges import pair_features
 from relpos_jax.data.graph_batching import GraphBatch, GraphBatches
 from relpos_jax.data.graphs import Graph
-from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig, complete
 
 LABELS, CLASSES = 3, 5
 BLIND = dict(relative_keys=False, relative_values=False)
@@ -102,6 +103,51 @@ def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
   assert_same(of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values))
 
 
+# Two against each other, two on one pair, and one of a node to itself, with these features.
+FEATURED = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
+GIVEN = ((1.0,), (5.0,), (2.0,), (4.0,), (6.0,))
+
+
+def featured(features=GIVEN) -> GraphBatch:
+  nodes = np.zeros((4, 2))
+  return rows(Graph.of([0] * 4, FEATURED, target=0, node_features=nodes, edge_features=features))
+
+
+@pytest.mark.parametrize(
+  "reverse_edges, wanted",
+  [
+    ("own_label", {(1, 0): [1, 5], (0, 1): [5, 1], (2, 1): [3, 0], (1, 2): [0, 3], (3, 3): [6, 6]}),
+    ("same_label", {(1, 0): [3], (0, 1): [3], (2, 1): [3], (1, 2): [3], (3, 3): [6]}),
+    ("none", {(1, 0): [1], (0, 1): [5], (2, 1): [3], (3, 3): [6]}),
+  ],
+)
+def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(reverse_edges, wanted):
+  """By receiver and sender; that every node also sees itself leaves all as they are."""
+  config = GraphEncoderConfig(
+    num_node_labels=1, num_edge_labels=3, num_classes=2, num_edge_features=1, width=8, num_heads=2,
+    reverse_edges=reverse_edges
+  )  # fmt: skip
+  edges, number = complete(featured(), config), config.num_table_rows
+  (found,), _ = pair_features(*edges, num_labels=number, num_nodes=4)
+  expected = np.zeros((4, 4, config.num_kernel_rows))
+  for pair, features in wanted.items():
+    expected[pair] = features
+  assert_same(found[..., number:], expected)
+
+
+@pytest.mark.parametrize("reverse_edges", ["own_label", "same_label", "none"])
+def test_features_of_edges_against_each_other_are_told_apart_as_a_list_and_as_a_matrix(
+  reverse_edges,
+):
+  swapped = featured((GIVEN[1], GIVEN[0], *GIVEN[2:]))
+  outputs = []
+  for implementation in (None, "edge_list"):
+    model = make(head="node", reverse_edges=reverse_edges, implementation=implementation)
+    outputs.append((model(featured()), model(swapped)))
+    assert differ(*outputs[-1]) == (reverse_edges != "same_label")
+  assert_same(*outputs)
+
+
 def renumbered(graph: Graph, new) -> Graph:
   """The same graph, its node i called new[i], its edges in another order."""
   old, edges = np.argsort(new), np.arange(len(graph.senders))[::-1]
@@ -185,6 +231,8 @@ def test_what_a_model_without_labels_is_made_of():
   assert {*tables(reverse_edges="none", tables_per_head=False).values()} == {(4, 4)}
   assert len(tables(layers_shared=True)) == len(tables(tables_per_layer=False)) == 2
   assert not any(path[1] == 1 for path, _ in shapes(layers_shared=True) if path[0] == "layers")
+  assert {*tables(num_edge_features=5).values()} == {(7, 2, 4), (10, 2, 4)}
+  assert {*tables(num_edge_features=5, reverse_edges="none").values()} == {(4, 2, 4), (5, 2, 4)}
 
 
 WRONG = {
