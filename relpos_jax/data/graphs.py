@@ -15,7 +15,7 @@ class Graph(NamedTuple):
 
   Edges are a set of (sender, receiver, label, features): one given twice says nothing new, and
   `Graph.of` leaves it out. Several labels of a pair are several edges, and so are several features,
-  of which attention takes the mean. An edge may go from a node to itself.
+  of which attention takes the mean in each direction. An edge may go from a node to itself.
 
   Attributes:
     nodes: the label of each node.
@@ -41,14 +41,17 @@ class Graph(NamedTuple):
   ) -> "Graph":
     """From rows of (sender, receiver, label), and of features; edges equal in both become one.
 
+    Raises InputError: a number is no integer of 32 bits, or edges have not a row of features each.
+
     >>> graph = Graph.of([0, 0, 1], [(0, 1, 4), (1, 2, 4), (0, 1, 4), (0, 1, 5)], target=1)
     >>> graph.senders, graph.receivers, graph.labels
     (array([0, 1, 0], dtype=int32), array([1, 2, 1], dtype=int32), array([4, 4, 5], dtype=int32))
     """
-    nodes = np.asarray(nodes, np.int32).reshape(-1)
-    edges = np.asarray(edges, np.int32).reshape(-1, 3)
+    nodes = _int32("nodes", nodes).reshape(-1)
+    edges = _int32("edges", edges).reshape(-1, 3)
     floats = lambda x, number: np.asarray(np.empty((number, 0)) if x is None else x, np.float32)
     edge_features = floats(edge_features, len(edges))
+    _check_rows("features of edges", edge_features, len(edges))
     places: dict[tuple[float, ...], int] = {}
     for place, edge in enumerate(map(tuple, np.column_stack([edges, edge_features]).tolist())):
       places.setdefault(edge, place)
@@ -58,9 +61,19 @@ class Graph(NamedTuple):
       *edges[first].T,
       node_features=floats(node_features, len(nodes)),
       edge_features=edge_features[first],
-      target=np.asarray(target, np.int32),
-      query=np.asarray(query, np.int32),
+      target=_int32("target", target),
+      query=_int32("query", query),
     )
+
+
+def _int32(what: str, x) -> Int[np.ndarray, "..."]:
+  """x, where no number is lost thereby."""
+  found, limits = np.asarray(x), np.iinfo(np.int32)
+  if found.size and found.dtype.kind not in "iuO":  # objects: Python's integers beyond 64 bits
+    raise InputError(f"{what} are of {found.dtype}; want integers of 32 bits")
+  if found.size and not limits.min <= found.min() <= found.max() <= limits.max:
+    raise InputError(f"{what} go from {found.min()} to {found.max()}; want integers of 32 bits")
+  return found.astype(np.int32)
 
 
 class GraphNames(NamedTuple):
@@ -103,7 +116,7 @@ class GraphData:
     """Raises InputError, one line that starts with `where`, for a graph that is none.
 
     That is one without nodes, with an edge or a query to a node that it does not have, with a label
-    or class that has no name, or with features of another width.
+    or class that has no name, or with features of another width or not of all nodes and edges.
     """
     number = len(graph.nodes)
     if not number:
@@ -114,9 +127,10 @@ class GraphData:
     _check(where, "label of edge", graph.labels, -1, len(self.names.edge_labels))
     _check(where, "node of query", graph.query, -1, number)
     _check(where, "class", graph.target.reshape(-1), -1, len(self.names.classes))
-    for what in ("node", "edge"):
-      found = getattr(graph, f"{what}_features").shape[1]
-      wanted = getattr(self.names, f"num_{what}_features")
+    for what, rows in (("node", number), ("edge", len(graph.senders))):
+      features = getattr(graph, f"{what}_features")
+      _check_rows(f"{where}: features of {what}s", features, rows)
+      found, wanted = features.shape[1], getattr(self.names, f"num_{what}_features")
       if found != wanted:
         raise InputError(f"{where} has {found} features of {what}s; want {wanted}")
     if graph.target.ndim and len(graph.target) != number:
@@ -127,6 +141,11 @@ def _check(where: str, what: str, x: Int[np.ndarray, "x"], least: int, number: i
   if x.size and not least <= x.min() <= x.max() < number:
     wrong = np.flatnonzero((x < least) | (x >= number))[0]
     raise InputError(f"{where}: {what} {wrong + 1} is {x[wrong]}; want {least} to {number - 1}")
+
+
+def _check_rows(what: str, features: np.ndarray, rows: int) -> None:
+  if features.ndim != 2 or len(features) != rows:
+    raise InputError(f"{what} have shape {features.shape}; want ({rows}, ...), a row each")
 
 
 def stratified_folds(

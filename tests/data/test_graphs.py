@@ -141,6 +141,12 @@ WRONG = {
   "valid: graph 2 has 1 features of nodes; want 0": GOOD._replace(
     node_features=np.ones((2, 1), np.float32)
   ),
+  "valid: graph 2: features of nodes have shape (3, 0); want (2, ...), a row each": GOOD._replace(
+    node_features=np.ones((3, 0), np.float32)
+  ),
+  "valid: graph 2: features of edges have shape (2,); want (2, ...), a row each": GOOD._replace(
+    edge_features=np.ones(2, np.float32)
+  ),
   "valid: graph 2 has 2 nodes and 3 classes": GOOD._replace(target=np.int32([0, 1, 0])),
 }
 
@@ -151,6 +157,28 @@ def test_what_is_no_graph_is_named(message):
   with pytest.raises(InputError) as caught:
     GraphData(dict(train=[GOOD], valid=[GOOD, WRONG[message]]), names)
   assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+LIMIT = "; want integers of 32 bits"
+LOST = {
+  f"nodes go from 0 to 4294967296{LIMIT}": dict(nodes=[0, 2**32]),
+  f"nodes are of float64{LIMIT}": dict(nodes=[0, 0.9]),
+  f"nodes go from 0 to {2**70}{LIMIT}": dict(nodes=[0, 2**70]),
+  f"edges go from 0 to 4294967296{LIMIT}": dict(edges=[(0, 1, 2**32)]),
+  f"edges are of float64{LIMIT}": dict(edges=[(0, 1.7, 0)]),
+  f"target go from -2147483649 to -2147483649{LIMIT}": dict(target=-(2**31) - 1),
+  f"query are of bool{LIMIT}": dict(query=(False, True)),
+  "features of edges have shape (2, 1); want (1, ...), a row each": dict(
+    edge_features=[[1.0], [2.0]]
+  ),
+}
+
+
+@pytest.mark.parametrize("message", LOST)
+def test_what_a_graph_would_lose_is_named(message):
+  with pytest.raises(InputError) as caught:
+    Graph.of(**(dict(nodes=[0, 1], edges=[(0, 1, 0)], target=0) | LOST[message]))
+  assert str(caught.value) == message
 
 
 @given(

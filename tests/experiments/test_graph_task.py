@@ -96,7 +96,7 @@ def make(**values) -> Graphs:
 
 
 def graphs(number: int) -> GraphData:
-  of = [Graph.of(np.zeros(1 + i % 5), [], target=i % 3) for i in range(number)]
+  of = [Graph.of([0] * (1 + i % 5), [], target=i % 3) for i in range(number)]
   return GraphData(dict(all=of), GraphNames(("x",), (), ("a", "b", "c")))
 
 
