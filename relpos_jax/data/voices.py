@@ -126,11 +126,12 @@ def score(grid: Integer[np.ndarray, "steps 4"], quarters_a_minute: float = 80.0)
 def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
   """The grid nearest to a score of four parts: `grid_of(score(grid))` is `grid`.
 
-  But for silence at its end. Parts are taken for voices by their names, those of `VOICES`, or else
-  by their mean pitch, highest first. A note takes a step at least; where two of a voice sound
-  together, it is the one begun last.
+  But for silence at its end. Parts with notes are taken for voices by their names, of `VOICES` (one
+  that is missing is silent), or else four by their mean pitch, highest first. A note takes a step
+  at least; where two of a voice sound together, it is the one begun last.
 
-  Raises InputError, about the score of this name: there are not four parts with notes.
+  Raises InputError, about the score of this name: parts with notes are none, or without such names
+  not four.
   """
   parts = _voices(score.parts, name)
   ticks = score.ticks_per_quarter / _STEPS_PER_QUARTER
@@ -148,10 +149,10 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
 
 def _voices(parts: Sequence[Part], name: str) -> list[Part]:
   """The parts of the four voices, soprano to bass."""
-  by_name = {part.name.strip().capitalize(): part for part in parts}
-  if set(VOICES) == set(by_name) and len(parts) == len(VOICES):
-    return [by_name[voice] for voice in VOICES]
   sounding = [part for part in parts if part.notes]
+  by_name = {part.name.strip().capitalize(): part for part in sounding}
+  if sounding and set(by_name) <= set(VOICES) and len(by_name) == len(sounding):
+    return [by_name.get(voice, Part(voice, [])) for voice in VOICES]
   if len(sounding) != len(VOICES):
     raise InputError(
       f"{name} has {len(sounding)} tracks or channels with notes; want four, a voice each"
