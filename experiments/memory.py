@@ -68,6 +68,8 @@ def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, o
       raise InputError(f"--{flag} is {value}; want at least 1")
   compiled = command.lengths("lengths", lengths)
   tried = command.lengths("step_lengths", step_lengths)
+  if tried and heads * width % 2:
+    raise InputError(f"--heads={heads} times --width={width} is odd: give an even --width")
   folder = command.make_folder(pathlib.Path(out, "music"), "out")
   settings = dict(heads=heads, width=width)
   if compiled:
