@@ -7,6 +7,7 @@ A model of chorales reads and writes four voices, a track or a channel each. Dra
 beside it (more.png): the prime on grey, and how far back the model looks.
 """
 
+import os
 import pathlib
 
 import numpy as np
@@ -78,7 +79,7 @@ def _midi_path(out: str) -> pathlib.Path:
   path = pathlib.Path(out)
   if path.suffix not in (".mid", ".midi"):
     raise InputError(f"--out={out}: give a file name that ends in .mid")
-  if not path.parent.is_dir():
+  if not os.path.isdir(path.parent):  # the os says no, where pathlib would raise
     raise InputError(f"--out={out}: there is no folder {path.parent}")
   check_writable(path.parent, "give another --out")
   return path

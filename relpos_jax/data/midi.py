@@ -1,6 +1,7 @@
 """A folder of MIDI files of the user's as music to train on."""
 
 import hashlib
+import os
 import pathlib
 
 from relpos_jax.data import performance, voices
@@ -44,9 +45,10 @@ def split_files(path: str) -> dict[str, list[pathlib.Path]]:
   if not path:
     raise InputError("no folder of MIDI files: give its path")
   folder = local_path(path)
-  if not folder.is_dir():
+  # The os says no, where pathlib would raise, of a folder that may not be looked into.
+  if not os.path.isdir(folder):
     raise InputError(f"no folder {folder}: check the name")
-  named = [split for split in SPLITS if (folder / split).is_dir()]
+  named = [split for split in SPLITS if os.path.isdir(folder / split)]
   if named:
     found = {split: _midi_files(folder / split) for split in named}
   else:
@@ -75,5 +77,5 @@ def split_of(name: str) -> str:
 
 def _midi_files(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(
-    path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()
+    path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and os.path.isfile(path)
   )

@@ -97,8 +97,9 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
 
 
 def _open(path: pathlib.Path) -> mido.MidiFile:
-  if not path.is_file():
-    raise InputError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: name a file")
+  if not os.path.isfile(path):  # the os says no, where pathlib would raise
+    what = "a folder" if os.path.isdir(path) else "not there"
+    raise InputError(f"{path} is {what}: name a file")
   try:
     file = mido.MidiFile(path)
   except EOFError:

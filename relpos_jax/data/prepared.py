@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -98,7 +99,8 @@ def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str
   Raises InputError: it is missing or damaged, or the sha256 of its content is not the recorded one.
   """
   packed = folder / f"{name}.gz"
-  file = packed if packed.exists() else folder / name
+  # The os says no, where pathlib would raise, of a folder that may not be looked into.
+  file = packed if os.path.exists(packed) else folder / name
   content = read_content(file)
   _check_sha256(file, "the sha256 of its text", content, sha256, upstream)
   return content

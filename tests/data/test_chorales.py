@@ -105,6 +105,7 @@ def test_no_network_is_said_at_once_with_the_remedy(folder):
 
 def test_wrong_and_missing_files_are_named(folder, data_dir):
   assert refusal("/no") == f"no file /no/{chorales._NAME}: check the name"
+  assert refusal("/" + "x" * 300).endswith(f"/{chorales._NAME}: File name too long")
   (folder / chorales._NAME).write_text("{}")
   assert f"wrong file {folder / chorales._NAME}" in refusal(str(folder))
   assert not data_dir.exists()

@@ -119,6 +119,7 @@ def test_seconds_follow_the_tempo_in_any_track(tmp_path):
 
 def test_missing_files_folders_and_other_files_are_named(tmp_path):
   assert "is not there" in refusal(tmp_path / "none.mid")
+  assert "is not there" in refusal(tmp_path / ("x" * 300))
   assert "is a folder" in refusal(tmp_path)
   (tmp_path / "text.mid").write_text("not MIDI at all")
   assert "as MIDI: " in refusal(tmp_path / "text.mid")

@@ -118,6 +118,7 @@ def test_missing_file_and_folder_are_named(folder):
   (folder / "val.de.gz").unlink()
   assert f"cannot read {folder / 'val.de.gz'}: No such file" in _refusal(path=str(folder))
   assert "cannot read /no/train.en.gz: No such file" in _refusal(path="/no")
+  assert "/train.en.gz: File name too long" in _refusal(path="/" + "x" * 300)
 
 
 @pytest.mark.usefixtures("address")

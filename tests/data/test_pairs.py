@@ -113,6 +113,7 @@ def test_missing_file_is_named(tmp_path):
 
 def test_home_of_nobody_is_named():
   assert "no file ~nobody-of-this-name/gone" in _refusal("~nobody-of-this-name/gone")
+  assert "x: File name too long" in _refusal("/" + "x" * 300)
 
 
 def test_folder_is_named(tmp_path):

@@ -100,6 +100,8 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
   for answer, words in (
     (sample(own, f"--out={tmp_path}/new.wav"), "--out .mid"),
     (sample(own, f"--out={tmp_path}/nowhere/new.mid"), "--out no folder"),
+    (sample(own, f"--out={tmp_path}/{'x' * 300}/new.mid"), "--out no folder"),
+    (sample(own, out, f"--prime={'x' * 300}"), "xxx not there"),
     (sample(own, out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(own, out, f"--prime={tmp_path}/empty.mid"), "empty.mid"),
     (sample(own, out, prime, "--context=64"), "prime has 96 tokens, context 64 shorter"),
