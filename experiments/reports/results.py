@@ -152,7 +152,7 @@ def _check_split(record: Record, split: str) -> None:
     if not isinstance(of.get(name), int | float) or name not in of["signatures"]:
       raise ValueError(f"no number {name!r} with its signature in the scores of {split}")
   value = float(bleu_of_counts(split_counts(record, split).sum(axis=0)))
-  if abs(value - of["sacrebleu"]) > 0.01:
+  if not abs(value - of["sacrebleu"]) <= 0.01:  # NaN, too
     raise ValueError(f"the sentences of {split} give BLEU {value:.2f}, not {of['sacrebleu']:.2f}")
 
 

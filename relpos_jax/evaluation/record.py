@@ -151,11 +151,15 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
   """The records of a results file, a line each; none where there is no file.
 
   Raises:
-    InputError: names the first line that is not a whole record.
+    InputError: the file cannot be read; or names the first line that is not a whole record.
   """
   path = pathlib.Path(path)
   records = []
-  lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+  try:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+  except (OSError, UnicodeDecodeError) as error:
+    why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+    raise InputError(f"cannot read {path} ({why}): restore that file, or take it away") from error
   for number, line in enumerate(lines, start=1):
     try:
       records.append(from_line(line))

@@ -112,6 +112,20 @@ def test_no_file_is_no_record(tmp_path):
   assert read_records(tmp_path / "table1.jsonl") == []
 
 
+@pytest.mark.parametrize(
+  "spoil, why",
+  [
+    (lambda file: file.write_bytes(b"\xff\n"), "it is not UTF-8"),
+    (lambda file: file.mkdir(), "Is a directory"),
+  ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, spoil, why):
+  spoil(file := tmp_path / "table1.jsonl")
+  with pytest.raises(InputError, match=rf"^cannot read {file} \({why}.*\): restore") as caught:
+    read_records(file)
+  assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
 def test_a_half_written_line_is_refused_wherever_it_ends(tmp_path, share):
   file = tmp_path / "table1.jsonl"

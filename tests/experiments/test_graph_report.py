@@ -158,6 +158,7 @@ def test_each_task_has_its_own_report(call, written, tmp_path):
   "change, words",
   [
     (lambda r: r["scores"]["valid"].update(accuracy=99.0), "line 2: the graphs of valid give"),
+    (lambda r: r["scores"]["valid"].update(accuracy=float("nan")), "give accuracy"),
     (lambda r: r["scores"]["valid"].pop("loss"), "line 2: no number 'loss'"),
     (lambda r: r["sentences"].update(valid=[[1]]), "line 2: the graphs of valid are not two"),
     (lambda r: r["sentences"].pop("valid"), "line 2: its scores and its sentences are of"),

@@ -187,6 +187,7 @@ def test_a_part_that_is_missing_from_a_measurement_is_one_line(request, tmp_path
   "damage, words",
   [
     (lambda r: r["scores"]["valid"].update(nll=0.3), "give 0.35 nats not 0.3000"),
+    (lambda r: r["scores"]["valid"].update(nll=float("nan")), "give 0.35 nats not nan"),
     (lambda r: r["scores"]["test"].pop("per_step"), "no number 'per_step' test"),
     (lambda r: r["sentences"]["test"][0].append(1), "test"),
     (lambda r: r["sentences"].pop("test"), "different splits"),

@@ -396,6 +396,7 @@ class TestBadInput:
         "config.task is 'speech': choose one of translation, music, graphs",
       ),
       ("scores/test/sacrebleu", 12.25, "not 12.25"),
+      ("scores/test/sacrebleu", float("nan"), "not nan"),
       ("scores/test/sacrebleu", None, "no number 'sacrebleu'"),
       ("scores/test/signatures", {}, "with its signature"),
       ("scores", {}, "different splits"),
