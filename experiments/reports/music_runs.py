@@ -11,8 +11,15 @@ import numpy as np
 
 from experiments.reports import captions, markdown
 from experiments.reports.claims import lone_seeds
-from experiments.reports.records import Record
-from experiments.reports.results import Table, config_value, files_of, made_how, read_table
+from experiments.reports.records import Record, read_checked
+from experiments.reports.results import (
+  Table,
+  config_value,
+  described,
+  files_of,
+  made_how,
+  table_of,
+)
 from experiments.reports.tables import learning_points
 from experiments.tasks.music_scores import PUBLISHED, published
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
@@ -23,7 +30,8 @@ log-likelihood of whole pieces in nats, each token given all before it: a token,
 included; a token without them; a time step. Lower is better. The mean over seeds, and after ± half
 its 95% interval by Student's t; a difference is of two means, its interval by Welch's t, and p is
 the paired bootstrap's over the pieces. It is called beyond the spread where the interval leaves out
-zero and p is below 0.05. No setting was chosen on the test split."""
+zero and p is below 0.05; each pair is judged by itself, with no allowance for how many there are.
+No setting was chosen on the test split."""
 _MEASURES = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
 _DIGITS = 3
 Compare = Callable[[str, str], Comparison]
@@ -35,12 +43,31 @@ def sections(folder: pathlib.Path) -> list[str]:
   Raises:
     InputError: a damaged record.
   """
-  tables = [read_table(file, _setting, _check) for file in files_of("music", folder / "runs")]
+  tables = [_read(file) for file in files_of("music", folder / "runs")]
   lines = [line for table in tables for line in _section(table, folder)]
   return ["## Likelihood", "", _ABOUT, "", *lines] if lines else []
 
 
+def _read(file: pathlib.Path) -> Table:
+  """Its table; those that diverged are set apart, however many they are."""
+  records = read_checked(file, _check)
+  table = table_of(file.stem, [record for record in records if _is_finite(record)], _setting)
+  lost = [
+    f"{record['row']}, seed {record['seed']}: no finite likelihood"
+    for record in records
+    if not _is_finite(record)
+  ]
+  return table._replace(apart=[*table.apart, *lost])
+
+
+def _is_finite(record: Record) -> bool:
+  return all(math.isfinite(of[name]) for of in record["scores"].values() for name in _MEASURES)
+
+
 def _section(table: Table, folder: pathlib.Path) -> list[str]:
+  if not table.rows:
+    none = "No run has a finite likelihood."
+    return [f"### {table.sweep}", "", none, "", *captions.set_apart(table)]
   splits = [*table.records()[0]["scores"]]
   compare = functools.cache(lambda first, second: _compare(table, first, second, splits[0]))
   (folder / "music").mkdir(exist_ok=True)
@@ -55,10 +82,11 @@ def _section(table: Table, folder: pathlib.Path) -> list[str]:
 
 def _setting(record: Record) -> dict[str, str]:
   """What all runs of a table have in common, in words."""
-  is_finite = all(math.isfinite(of["nll"]) for of in record["scores"].values())
   return made_how(record, "tokens") | dict(
-    likelihood="finite" if is_finite else "no number",
-    pieces=", ".join(f"{len(rows)} of {name}" for name, rows in record["sentences"].items()),
+    pieces=", ".join(
+      described(name, [tokens for tokens, _ in rows])
+      for name, rows in sorted(record["sentences"].items())
+    ),
   )
 
 
@@ -97,11 +125,12 @@ def _scores(runs: Sequence[Record], split: str) -> Scores:
 def _caption(table: Table) -> str:
   records, common = table.records(), _setting(table.records()[0])
   size = lambda name: captions.each(records, lambda r: config_value(r, f"model.{name}"))
+  pieces = ", ".join(f"{len(rows)} of {name}" for name, rows in records[0]["sentences"].items())
   told = f" {published()}." if _is_published(table) else ""
   return (
     f"{size('num_layers')} layers of width {size('width')}, {size('num_heads')} heads; every run "
     f"{common['updates']} updates of {common['tokens']} tokens, padding included, "
-    f"{captions.minutes(records)}. {captions.origin(records)}. Pieces: {common['pieces']}.{told}"
+    f"{captions.minutes(records)}. {captions.origin(records)}. Pieces: {pieces}.{told}"
   )
 
 

@@ -87,7 +87,21 @@ def read_table(
     InputError: a record is half-written, twice there or not what it says, as `check_split` finds,
       by raising KeyError, TypeError or ValueError.
   """
-  return _table(file.stem, read_checked(file, check_split), describe)
+  return table_of(file.stem, read_checked(file, check_split), describe)
+
+
+def table_of(
+  sweep: str, records: Sequence[Record], describe: Callable[[Record], dict[str, str]]
+) -> Table:
+  """The table of these records, those set apart that `describe` tells from most."""
+  kept, apart = _keep_most(records, describe)
+  rows = {}
+  for row in dict.fromkeys(record["row"] for record in records):
+    runs, others = _keep_most([record for record in kept if record["row"] == row], _config_of_row)
+    apart += others
+    if runs:
+      rows[row] = sorted(runs, key=lambda record: record["seed"])
+  return Table(sweep, rows, apart)
 
 
 def config_value(record: Record, name: str) -> Any:
@@ -133,13 +147,19 @@ def setting(record: Record) -> dict[str, str]:
   scores = record["scores"]
   return made_how(record, "tokens") | dict(
     BLEU=", ".join(sorted({s for of in scores.values() for s in of["signatures"].values()})),
-    sentences=", ".join(_describe_split(*split) for split in sorted(record["sentences"].items())),
+    sentences=", ".join(
+      described(name, [(length, ref_len) for length, _, ref_len, *_ in sentences])
+      for name, sentences in sorted(record["sentences"].items())
+    ),
   )
 
 
-def _describe_split(name: str, sentences: Sequence[Sequence[int]]) -> str:
-  """Its size, and letters that tell it from others: of what no translation changes."""
-  fixed = [(length, ref_len) for length, _, ref_len, *_ in sentences]
+def described(name: str, fixed: Sequence[Any]) -> str:
+  """A split's size, and letters that tell it from others: of what no model changes in its rows.
+
+  >>> described("test", [5, 7, 4])
+  '3 of test (ca0176)'
+  """
   letters = hashlib.sha256(json.dumps(fixed).encode()).hexdigest()[:6]
   return f"{len(fixed):,} of {name} ({letters})"
 
@@ -154,19 +174,6 @@ def _check_split(record: Record, split: str) -> None:
   value = float(bleu_of_counts(split_counts(record, split).sum(axis=0)))
   if not abs(value - of["sacrebleu"]) <= 0.01:  # NaN, too
     raise ValueError(f"the sentences of {split} give BLEU {value:.2f}, not {of['sacrebleu']:.2f}")
-
-
-def _table(
-  sweep: str, records: Sequence[Record], describe: Callable[[Record], dict[str, str]]
-) -> Table:
-  kept, apart = _keep_most(records, describe)
-  rows = {}
-  for row in dict.fromkeys(record["row"] for record in records):
-    runs, others = _keep_most([record for record in kept if record["row"] == row], _config_of_row)
-    apart += others
-    if runs:
-      rows[row] = sorted(runs, key=lambda record: record["seed"])
-  return Table(sweep, rows, apart)
 
 
 def _config_of_row(record: Record) -> dict[str, str]:

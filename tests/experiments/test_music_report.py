@@ -133,7 +133,8 @@ def make_infinite(record):
   "change, told",
   [
     (lambda r: r.update(commit="fedcba9876543210"), "commit fedcba987654, not 0123456789ab"),
-    (make_infinite, "likelihood no number, not finite"),
+    (make_infinite, "no finite likelihood"),
+    (lambda r: r["sentences"]["test"].reverse(), "pieces 25 of test ("),
   ],
 )
 def test_a_run_that_is_unlike_the_others_is_set_apart(records, monkeypatch, tmp_path, change, told):
@@ -145,7 +146,28 @@ def test_a_run_that_is_unlike_the_others_is_set_apart(records, monkeypatch, tmp_
   text = music.write(folder).read_text("utf-8")
   (table,) = tables_in(text)
   assert {row["seeds"] for row in table} == {"0, 1, 2"}
-  assert f"- none, seed 3: {told}\n" in text and "nan" not in text
+  assert f"- none, seed 3: {told}" in text and "nan" not in text
+
+
+def test_however_many_diverge_they_are_the_ones_set_apart(monkeypatch, tmp_path):
+  from experiments.reports import music_runs
+
+  monkeypatch.setattr(music_runs, "spread_curves", lambda panels, path: path)
+  lost = [invent(row, 0) | dict(date="2027-01-01") for row in ("relative", "sinusoidal")]
+  for record in lost:
+    make_infinite(record)
+  text = music.write(write_runs(tmp_path, [*lost, invent("none", 0)])).read_text("utf-8")
+  assert [row[""] for row in tables_in(text)[0]] == ["none"]
+  for row in ("relative", "sinusoidal"):
+    assert f"- {row}, seed 0: no finite likelihood\n" in text
+  assert "reaches" not in text and "nan" not in text
+
+
+def test_where_all_diverge_there_is_a_line_and_no_table(tmp_path):
+  make_infinite(record := invent("relative", 0))
+  text = music.write(write_runs(tmp_path, [record])).read_text("utf-8")
+  assert "### music\n\nNo run has a finite likelihood.\n" in text and not tables_in(text)
+  assert "- relative, seed 0: no finite likelihood\n" in text and "learning.png" not in text
 
 
 @pytest.mark.parametrize("name", ["memory", "step"])
