@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from experiments.reports import claims, markdown
-from experiments.reports.results import Table, config_value, split_lengths
+from experiments.reports.results import Table, config_value
 from experiments.reports.scored import Scored, inside, lengths_of, score_table, splits_of
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 from relpos_jax.evaluation.statistics import Scores, length_bands, student_interval
@@ -16,7 +16,8 @@ from relpos_jax.evaluation.statistics import Scores, length_bands, student_inter
 
 def length_section(table: Table, title: str, folder: pathlib.Path) -> list[str]:
   """Its lines, none if no sentence is longer than those trained on; a picture in folder/report."""
-  splits, trained = splits_of(table), longest_trained(table)
+  splits = splits_of(table)
+  trained = config_value(table.records()[0], "batches.max_length") - 1  # without the end mark
   lengths = lengths_of(table.records()[0], splits)
   if not (lengths > trained).any() or not (lengths <= trained).any():
     return []
@@ -29,8 +30,8 @@ def length_section(table: Table, title: str, folder: pathlib.Path) -> list[str]:
   return [
     f"### By length: {title}",
     "",
-    f"Tokens of the vocabulary, of a sentence's longer side. Of {trained} and fewer there are "
-    f"{within.num_sentences:,} sentences, of more {above.num_sentences:,}. SacreBLEU.",
+    f"Tokens of the vocabulary, of a sentence's longer side. Training lets in up to {trained}: so "
+    f"long are {within.num_sentences:,} sentences, longer {above.num_sentences:,}. SacreBLEU.",
     "",
     *_two_sides(within, above, trained),
     "",
@@ -41,18 +42,6 @@ def length_section(table: Table, title: str, folder: pathlib.Path) -> list[str]:
     f"![BLEU by length: {title}](report/{picture.name})",
     "",
   ]
-
-
-def longest_trained(table: Table) -> int:
-  """The tokens of the longest sentences that the runs were trained on.
-
-  Those of the test split where a split `long` goes beyond it, or else as the config allows, whose
-  `batches.max_length` counts the end mark, too.
-  """
-  record = table.records()[0]
-  if {"test", "long"} <= {*splits_of(table)}:
-    return int(split_lengths(record, "test").max())
-  return config_value(record, "batches.max_length") - 1
 
 
 def _two_sides(within: Scored, above: Scored, trained: int) -> list[str]:
@@ -107,4 +96,4 @@ def _length_panel(
     for row, (seeds, _) in scored.rows.items():
       point = (middle, float(seeds.min()), float(seeds.mean()), float(seeds.max()))
       curves.setdefault(row, []).append(point)
-  return SpreadPanel("tokens", "sacreBLEU", curves, (trained + 0.5, "longest in training"))
+  return SpreadPanel("tokens", "sacreBLEU", curves, (trained + 0.5, "limit of training"))

@@ -334,12 +334,18 @@ class TestLengths:
   def test_lengths_that_were_all_trained_on_are_no_section(self, whole):
     assert whole[0].count("### By length") == 1
 
-  def test_a_split_of_long_sentences_begins_where_the_test_split_ends(self, tmp_path, records):
+  def test_longer_than_the_test_split_is_not_longer_than_training(self, tmp_path, records):
+    """Pairs as long as the batches let in train, and the test split need not have so long ones."""
     records = copy.deepcopy(records)
     for record in records:
+      record["config"]["batches.max_length"] = 51
       record["scores"]["long"] = record["scores"]["test"]
       record["sentences"]["long"] = [[x + 40, *rest] for x, *rest in record["sentences"]["test"]]
-    assert "Of 27 and fewer there are 300 sentences, of more 300." in text_of(tmp_path, records)
+    lengths = [row[0] for part in records[0]["sentences"].values() for row in part]
+    longer = sum(length > 50 for length in lengths)
+    assert max(row[0] for row in records[0]["sentences"]["test"]) < 50 and 0 < longer < 300
+    told = f"Training lets in up to 50: so long are {600 - longer} sentences, longer {longer}. "
+    assert told in text_of(tmp_path, records)
 
 
 def change(record, path: str, value):
