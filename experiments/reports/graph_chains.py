@@ -12,7 +12,13 @@ from experiments.reports.graph_gains import GUESS, LABELS, caption, gain_of, spr
 from experiments.reports.markdown import signed
 from experiments.reports.records import Record
 from experiments.reports.results import Table
-from experiments.tasks.graph_scores import CTP, LONGEST_TRAINED, lengths_panel
+from experiments.tasks.graph_scores import (
+  CTP,
+  DIFFERENT_LONGEST,
+  GRAPHS,
+  LONGEST_TRAINED,
+  lengths_panel,
+)
 from relpos_jax.evaluation.pictures import spread_curves
 
 
@@ -25,7 +31,8 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     "## CLUTRR: kinship in chains of relations",
     "",
     f"Trained on chains of 2 to {LONGEST_TRAINED}. Valid are {_number(table, 'valid')} of the "
-    f"published training rows, and no graph of them is trained on. {caption(table)}",
+    f"published training rows{_different_valid(table)}, and no graph of them is trained on. "
+    f"{caption(table)}",
     "",
     *_chain_table(table, tests),
     "",
@@ -33,8 +40,9 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     "",
     *captions.not_finite(table),
     *captions.set_apart(table),
-    "Test chains by their number of relations (graphs in brackets); CTP, without attention: "
-    "Minervini et al. 2020, one seed, as the README of github.com/uclnlp/ctp prints it.",
+    f"Test chains by their number of relations; in brackets rows{_different_tests(table)}. CTP, "
+    "without attention: Minervini et al. 2020, one seed, as the README of github.com/uclnlp/ctp "
+    "prints it.",
     "",
     *_length_table(table, tests),
     "",
@@ -87,7 +95,9 @@ def _pooled(run: Record, splits: Sequence[str], of: Callable[[Record, str], floa
 
 def _length_table(table: Table, tests: Mapping[int, str]) -> list[str]:
   first = table.records()[0]
-  header = ["", *(f"{k} ({len(first['sentences'][split])})" for k, split in tests.items())]
+  number = lambda split: f"; {GRAPHS[split][1]}" if _is_counted(first) else ""
+  header = [""]
+  header += [f"{k} ({len(first['sentences'][of])}{number(of)})" for k, of in tests.items()]
   rows = [
     [
       row,
@@ -106,6 +116,34 @@ def _curves(table: Table, tests: Mapping[int, str]):
     scores = {k: [run["scores"][split]["accuracy"] for run in runs] for k, split in tests.items()}
     curves[row] = [(k, min(of), statistics.fmean(of), max(of)) for k, of in scores.items()]
   return curves | {"CTP, published": [(k, y, y, y) for k, y in CTP.items()]}
+
+
+# How many graphs differ ---------------------------------------------------------------------------
+
+
+def _is_counted(run: Record) -> bool:
+  """Whether its graphs are those of which it is known how many are different."""
+  numbers = {split: len(rows) for split, rows in run["sentences"].items()}
+  return numbers == {split: rows for split, (rows, _) in GRAPHS.items()}
+
+
+def _different_valid(table: Table) -> str:
+  if not _is_counted(run := table.records()[0]):
+    return ""
+  longest = sum(size == LONGEST_TRAINED for size, _ in run["sentences"]["valid"])
+  return (
+    f" ({GRAPHS['valid'][1]} different graphs; of {LONGEST_TRAINED} relations {longest} rows, "
+    f"{DIFFERENT_LONGEST} graphs)"
+  )
+
+
+def _different_tests(table: Table) -> str:
+  if not _is_counted(table.records()[0]):
+    return ""
+  return (
+    ", and how many different graphs they are: those of 2 relations are in training, too, "
+    "the others are not"
+  )
 
 
 def _number(table: Table, split: str) -> str:

@@ -10,7 +10,7 @@ from experiments.reports.records import Record
 from experiments.reports.results import Table, made_how
 from relpos_jax.evaluation.statistics import Interval, student_interval
 
-LABELS, BLIND = "keys and values", "none"  # rows
+LABELS, BLIND, UNDIRECTED = "keys and values", "none", "undirected"  # rows
 GUESS = "most frequent class in training"
 
 

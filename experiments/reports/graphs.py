@@ -2,12 +2,30 @@
 
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 from experiments.reports import captions, graph_chains, markdown
-from experiments.reports.graph_gains import BLIND, GUESS, caption, gain_of, spread, told
+from experiments.reports.graph_gains import (
+  BLIND,
+  GUESS,
+  LABELS,
+  UNDIRECTED,
+  caption,
+  gain_of,
+  spread,
+  told,
+)
 from experiments.reports.markdown import signed
-from experiments.reports.records import Record
-from experiments.reports.results import Table, config_value, files_of, made_how, read_table
+from experiments.reports.records import Record, read_checked
+from experiments.reports.results import (
+  Table,
+  config_value,
+  described,
+  files_of,
+  made_how,
+  table_of,
+)
+from experiments.tasks.graph_data import fold_of
 from relpos_jax.training.workdir import write_whole
 
 _INTRO = """# Attention over labelled graphs
@@ -16,7 +34,8 @@ Written by `python -m experiments.report` from `runs/*.jsonl`, a line a run. Sha
 section 3.1: vectors of edge labels are added to keys and values. `configs/graph.py` says what the
 systems are, which differ in nothing else. Accuracy in percent: the mean over seeds, and after ± the
 standard deviation. A gain is that of the same seed or fold, its interval the 95% of Student's t; it
-is called beyond the spread where that leaves out zero. Settings were chosen on valid splits.
+is called beyond the spread where that leaves out zero; each pair is judged by itself, with no
+allowance for how many there are. Settings were chosen on valid splits.
 """
 
 
@@ -29,8 +48,9 @@ def write(folder: pathlib.Path) -> pathlib.Path:
   (folder / "graphs").mkdir(exist_ok=True)
   lines = [_INTRO]
   for file in files_of("graphs", folder / "runs"):
-    table = read_table(file, setting, _check_split)
-    is_chain = config_value(table.records()[0], "data.source") == "clutrr"
+    # A fold is the seed's, and so are its graphs.
+    table = table_of(file.stem, read_checked(file, _check_split), setting, _graphs)
+    is_chain = _is_chain(table.records()[0])
     lines += graph_chains.section(table, folder) if is_chain else _folds(table)
   write_whole(folder / "graphs.md", "\n".join(lines))
   return folder / "graphs.md"
@@ -38,9 +58,28 @@ def write(folder: pathlib.Path) -> pathlib.Path:
 
 def setting(record: Record) -> dict[str, str]:
   """What all runs of a table have in common, in words."""
-  return made_how(record, "nodes") | dict(
-    splits=", ".join(sorted(record["scores"])),
+  common = made_how(record, "nodes")
+  if _is_chain(record):
+    return common | _graphs(record)
+  fixed = config_value(record, "data.tu.fold")
+  return common | dict(
+    data=config_value(record, "data.tu.name"),
+    folds=f"{config_value(record, 'data.tu.num_folds')}",
+    fold="the seed's" if fixed == -1 else f"{fixed}",
   )
+
+
+def _is_chain(record: Record) -> bool:
+  return config_value(record, "data.source") == "clutrr"
+
+
+def _graphs(record: Record) -> dict[str, str]:
+  """The graphs by what no model changes: their sizes, and how often the guess is right."""
+  splits = (
+    described(name, [(size, round(record["scores"][name]["majority"], 6)) for size, _ in rows])
+    for name, rows in sorted(record["sentences"].items())
+  )
+  return dict(graphs=", ".join(splits))
 
 
 def _check_split(record: Record, split: str) -> None:
@@ -59,18 +98,38 @@ def _folds(table: Table) -> list[str]:
   run = table.records()[0]
   name = config_value(run, "data.tu.name") or table.sweep
   number = config_value(run, "data.tu.num_folds")
+  is_repeated = any(len(_by_fold(runs)) < len(runs) for runs in table.rows.values())
+  whose = "some seeds share one" if is_repeated else "each seed has its own"
   return [
     f"## {name}: {number} stratified folds",
     "",
-    "One fold is tested on, the next one is valid, all others train; each seed has its own. "
-    f"{caption(table)}",
+    f"One fold is tested on, the next one is valid, all others train; {whose}. Folds share "
+    f"training graphs, so an interval over them is a rough one. {caption(table)}",
     "",
     *_fold_table(table, number),
     "",
+    *_twins(table),
     told(table, _test, "test"),
     "",
     *captions.set_apart(table),
   ]
+
+
+def _by_fold(runs: Sequence[Record]) -> dict[int, Record]:
+  """A run of each fold."""
+  tu = lambda run, name: config_value(run, f"data.tu.{name}")
+  return {fold_of(run["seed"], tu(run, "fold"), tu(run, "num_folds")): run for run in runs}
+
+
+def _twins(table: Table) -> list[str]:
+  """That two rows are one model, where every score of every fold is the same."""
+  scores = [
+    {run["seed"]: run["scores"] for run in table.rows.get(row, ())} for row in (LABELS, UNDIRECTED)
+  ]
+  if not scores[0] or scores[0] != scores[1]:
+    return []
+  same = "all scores are the same in every fold: each edge is listed in both directions already."
+  return [f"{UNDIRECTED.capitalize()} is {LABELS} here by construction, and {same}", ""]
 
 
 def _fold_table(table: Table, number: int) -> list[str]:
@@ -81,8 +140,10 @@ def _fold_table(table: Table, number: int) -> list[str]:
       spread([run["scores"][split]["accuracy"] for run in runs]) for split in ("valid", "test")
     ]
     above = "" if row == BLIND else signed(gain_of(table, row, BLIND, _test))
-    rows.append([row, f"{len(runs)} of {number}", *values, above])
-  of_folds = {run["seed"]: run for run in table.records()}.values()
+    folds = len(_by_fold(runs))
+    repeated = f", {len(runs)} runs" if folds < len(runs) else ""
+    rows.append([row, f"{folds} of {number}{repeated}", *values, above])
+  of_folds = _by_fold(table.records()).values()
   guesses = [
     spread([run["scores"][split]["majority"] for run in of_folds]) for split in ("valid", "test")
   ]

@@ -39,7 +39,9 @@ def read_tables(folder: pathlib.Path) -> dict[str, Table]:
     InputError: there are no records, or one is half-written, twice there or not what it says.
   """
   files = files_of("translation", folder)
-  tables = {file.stem: read_table(file, setting, _check_split) for file in files}
+  tables = {
+    file.stem: table_of(file.stem, read_checked(file, _check_split), setting) for file in files
+  }
   if not tables:
     raise InputError(
       f"no records in {folder}/*.jsonl: run a sweep first, with "
@@ -76,32 +78,30 @@ def _task(record: Record) -> str:
   return defaults(record["config"]).task
 
 
-def read_table(
-  file: pathlib.Path,
-  describe: Callable[[Record], dict[str, str]],
-  check_split: Callable[[Record, str], None],
-) -> Table:
-  """The table of a file, those set apart that `describe` tells from most.
-
-  Raises:
-    InputError: a record is half-written, twice there or not what it says, as `check_split` finds,
-      by raising KeyError, TypeError or ValueError.
-  """
-  return table_of(file.stem, read_checked(file, check_split), describe)
-
-
 def table_of(
-  sweep: str, records: Sequence[Record], describe: Callable[[Record], dict[str, str]]
+  sweep: str,
+  records: Sequence[Record],
+  describe: Callable[[Record], dict[str, str]],
+  describe_seed: Callable[[Record], dict[str, str]] = lambda record: {},
 ) -> Table:
-  """The table of these records, those set apart that `describe` tells from most."""
+  """The table of these records, those set apart that `describe` tells from most.
+
+  And those that `describe_seed` tells from most of their seed.
+  """
   kept, apart = _keep_most(records, describe)
-  rows = {}
-  for row in dict.fromkeys(record["row"] for record in records):
-    runs, others = _keep_most([record for record in kept if record["row"] == row], _config_of_row)
-    apart += others
-    if runs:
-      rows[row] = sorted(runs, key=lambda record: record["seed"])
-  return Table(sweep, rows, apart)
+  for name, of in (("seed", describe_seed), ("row", _config_of_row)):
+    parts = [_keep_most(group, of) for group in _grouped(kept, name).values()]
+    kept = [record for runs, _ in parts for record in runs]
+    apart += [line for _, lines in parts for line in lines]
+  rows = _grouped(sorted(kept, key=lambda record: record["seed"]), "row")
+  return Table(sweep, {row: rows[row] for row in _grouped(records, "row") if row in rows}, apart)
+
+
+def _grouped(records: Sequence[Record], name: str) -> dict[Any, list[Record]]:
+  groups: dict[Any, list[Record]] = {}
+  for record in records:
+    groups.setdefault(record[name], []).append(record)
+  return groups
 
 
 def config_value(record: Record, name: str) -> Any:

@@ -29,8 +29,17 @@ def load(config: ConfigDict) -> GraphData:
     return clutrr.load(**data.clutrr)
   from relpos_jax.data import tu
 
-  fold = config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
+  fold = fold_of(config.seed, data.tu.fold, data.tu.num_folds)
   return _folded(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
+
+
+def fold_of(seed: int, fixed: int, number: int) -> int:
+  """The fold that a run tests on: the fixed one, or where that is -1 its seed's.
+
+  >>> fold_of(12, -1, 10), fold_of(12, 3, 10)
+  (2, 3)
+  """
+  return seed % number if fixed == -1 else fixed
 
 
 def _folded(data: GraphData, fold: int, number: int) -> GraphData:

@@ -15,6 +15,14 @@ from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 # each length, as the README of github.com/uclnlp/ctp prints them, of one seed.
 CTP = dict(zip(range(2, 11), (100, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
 LONGEST_TRAINED = 4  # relations of a chain
+# Of the data set's splits, with the share of valid graphs that is default: the rows, and how many
+# different graphs they are. Those of test_2 are in train too, and none of the others.
+GRAPHS = dict(
+  **dict(valid=(1_544, 247), test_2=(38, 2), test_3=(107, 7), test_4=(77, 36), test_5=(185, 185)),
+  **dict(test_6=(105, 105), test_7=(155, 155), test_8=(135, 135), test_9=(124, 124)),
+  test_10=(122, 122),
+)
+DIFFERENT_LONGEST = 208  # of the valid chains of 4
 
 
 class Row(NamedTuple):

@@ -9,11 +9,13 @@ import pytest
 from test_sweep_report import invent_sweep, tables_in
 
 from experiments.reports import graph_chains, graphs
-from experiments.tasks.graph_scores import CTP
+from experiments.tasks.graph_scores import CTP, DIFFERENT_LONGEST, GRAPHS
+from relpos_jax.data import clutrr
 
 # Chance of a right answer at 2 relations; it falls by 2% with each more.
 ROWS = {"keys and values": 0.98, "keys": 0.9, "none": 0.15, "unstructured": 0.15}
 SIZES = {"valid": (2, 3, 4)} | {f"test_{k}": (k,) for k in range(2, 11)}
+SIZES_OF_FOLDS = dict(valid=(10, 14), test=(12,))
 
 
 def invent(sweep: str, row: str, seed: int, chance: float, sizes, **config):
@@ -28,8 +30,9 @@ def invent(sweep: str, row: str, seed: int, chance: float, sizes, **config):
     ]
     for split, of in sizes.items()
   }
+  fold = seed if "data.source" in config else 0
   scores = {
-    split: dict(accuracy=100 * np.mean(rows, axis=0)[1], loss=1.5 - chance, majority=7.0 + seed)
+    split: dict(accuracy=100 * np.mean(rows, axis=0)[1], loss=1.5 - chance, majority=7.0 + fold)
     for split, rows in sentences.items()
   }
   return dict(
@@ -47,12 +50,11 @@ def invent_chains():
   return [invent("graph-clutrr", row, seed, ROWS[row], SIZES) for seed in range(3) for row in ROWS]
 
 
-def invent_folds():
-  config = {"data.source": "tu"}
-  sizes = dict(valid=(10, 14), test=(12,))
+def invent_folds(number=5, **config):
+  config = {"data.source": "tu", **config}
   return [
-    invent("graph-tu", row, fold, chance, sizes, **config)
-    for fold in range(5)
+    invent("graph-tu", row, fold, chance, SIZES_OF_FOLDS, **config)
+    for fold in range(number)
     for row, chance in {"keys and values": 0.95, "none": 0.85}.items()
   ]
 
@@ -141,6 +143,96 @@ def test_folds_are_compared_each_with_itself(text):
   assert table[0]["test"] == spread(ours) and table[0]["folds"] == "5 of 10"
   assert table[0]["test: above none"] == f"{np.mean(ours) - np.mean(blind):+.2f} ± {half_width:.2f}"
   assert table[2]["test"] == spread([7.0 + fold for fold in range(5)])
+
+
+@pytest.mark.parametrize(
+  "number, config, told",
+  [(4, {"data.tu.fold": 3}, "1 of 10, 4 runs"), (12, {}, "10 of 10, 12 runs")],
+)
+def test_runs_of_one_fold_are_no_folds(tmp_path, number, config, told):
+  text = graphs.write(write_runs(tmp_path, invent_folds(number, **config))).read_text("utf-8")
+  (table,) = tables_in(text)
+  assert {row["folds"] for row in table[:-1]} == {told}
+  assert table[-1]["folds"] == told.partition(",")[0]
+  assert "each seed has its own" not in text and "some seeds share one" in text
+
+
+def test_rows_that_are_one_model_are_told(tmp_path):
+  records = invent_folds()
+  twins = [r | dict(row="undirected") for r in records if r["row"] == "keys and values"]
+  folder = write_runs(tmp_path, [*records, *twins])
+  assert "Undirected is keys and values here" in graphs.write(folder).read_text("utf-8")
+  twins[0] = invent("graph-tu", "undirected", 0, 0.5, SIZES_OF_FOLDS, **{"data.source": "tu"})
+  (tmp_path / "other").mkdir()
+  folder = write_runs(tmp_path / "other", [*records, *twins])
+  assert "Undirected" not in graphs.write(folder).read_text("utf-8")
+
+
+def apart_in(text: str) -> list[str]:
+  return [line for line in text.splitlines() if line.startswith("- ")]
+
+
+@pytest.mark.parametrize("change", [
+  lambda r: [row.__setitem__(0, row[0] + 1) for row in r["sentences"]["test"]],
+  lambda r: r["scores"]["valid"].update(majority=50.0),
+])  # fmt: skip
+def test_a_fold_of_other_graphs_is_set_apart(tmp_path, change):
+  records = invent_folds()
+  twins = [r | dict(row="keys") for r in invent_folds() if r["row"] == "none"]
+  change(twins[2])
+  text = graphs.write(write_runs(tmp_path, [*records, *twins])).read_text("utf-8")
+  (line,) = apart_in(text)
+  assert line.startswith("- keys, seed 2: graphs 21 of test (") and "not 21 of test (" in line
+  assert [row["folds"] for row in tables_in(text)[0]] == ["5 of 10"] * 2 + ["4 of 10", "5 of 10"]
+
+
+@pytest.mark.parametrize(
+  "config, told",
+  [
+    ({"data.tu.fold": 3}, "fold 3, not the seed's"),
+    ({"data.tu.num_folds": 5}, "folds 5, not 10"),
+    ({"data.tu.name": "Mutagenicity"}, "data Mutagenicity, not MUTAG"),
+  ],
+)
+def test_a_run_on_other_folds_is_set_apart(tmp_path, config, told):
+  other = invent("graph-tu", "keys", 1, 0.9, SIZES_OF_FOLDS, **{"data.source": "tu"}, **config)
+  text = graphs.write(write_runs(tmp_path, [*invent_folds(), other])).read_text("utf-8")
+  assert apart_in(text) == [f"- keys, seed 1: {told}"]
+
+
+def test_chains_of_other_graphs_are_set_apart(tmp_path, monkeypatch):
+  monkeypatch.setattr(graph_chains, "spread_curves", lambda panels, path: path)
+  records = invent_chains()
+  records[5]["scores"]["test_4"]["majority"] = 9.0
+  (line,) = apart_in(graphs.write(write_runs(tmp_path, records)).read_text("utf-8"))
+  assert line.startswith("- keys, seed 1: graphs 26 of test_10 (")
+
+
+def test_different_graphs_are_as_many_as_are_told(shared_data):
+  """By what tells a graph to be valid; and which test graphs are in training."""
+  rows = clutrr._rows_of_graphs(shared_data / "clutrr" / clutrr._GRAPHS)
+  known = {split: [(known_by(row), len(row["labels"])) for row in of] for split, of in rows.items()}
+  everything = known.pop("train")
+  train, valid = ([x for x in everything if (x[0] < 0.1) == wanted] for wanted in (False, True))
+  known["valid"] = valid
+  assert {split: (len(of), len({*of})) for split, of in known.items()} == GRAPHS
+  assert len({x for x in valid if x[1] == 4}) == DIFFERENT_LONGEST
+  assert {*known["test_2"]} <= {*train}
+  assert not any({*train} & {*of} for split, of in known.items() if split != "test_2")
+
+
+def known_by(row) -> float:
+  labels = map(clutrr.RELATIONS.index, row["labels"])
+  edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
+  item = dict(edges=np.array(edges), query=np.array(row["query"]), target=np.int32(0))
+  return clutrr._number(clutrr._graph(item))
+
+
+def test_different_graphs_are_told_of_the_data_that_were_counted(text, request):
+  committed = (request.config.rootpath / "results" / "graphs.md").read_text("utf-8")
+  assert "| 2 (38; 2) | 3 (107; 7) | 4 (77; 36) | 5 (185; 185) |" in committed
+  assert "(247 different graphs; of 4 relations 535 rows, 208 graphs)" in committed
+  assert "different graphs" not in text and "training, too" not in text
 
 
 def test_each_task_has_its_own_report(call, written, tmp_path):
