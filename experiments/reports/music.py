@@ -208,7 +208,8 @@ def _step(results: Record, _: pathlib.Path) -> list[str]:
     "",
     f"{settings['layers']} layers, D = {heads * width}, {heads} heads, relative positions up to "
     f"half the length and sinusoids, attention by blocks, dropout {settings['dropout']}, "
-    f"{settings['dtype']}, Adam, one sequence of random tokens.",
+    f"{settings['dtype']}, Adam, one sequence of random tokens. The time is of one step, beside "
+    "whatever else the machine did.",
     "",
     *_where(results),
   ]
