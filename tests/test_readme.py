@@ -53,13 +53,19 @@ def test_the_readmes_memory_of_music_is_the_measured_one():
   assert [*said.groups()] == sizes
 
 
-def test_the_readmes_graphs_are_those_of_the_report():
-  report = (ROOT / "results" / "graphs.md").read_text("utf-8")
-  valid, longer = (_column(report, name) for name in ("valid, 4", "test, 5 to 10"))
-  told = _column(README, "5 to 10")
-  assert len(told) >= 5 and told == {row: longer[row] for row in told}
-  told = _column(README, "4, held out")
-  assert told == {row: valid[row] for row in told}
+@pytest.mark.parametrize(
+  "name, column, of_report",
+  [
+    ("graphs", "valid, 4", "valid, 4"),
+    ("graphs", "test, 5 to 10", "test, 5 to 10"),
+    ("music", "here", "valid, a token"),
+    ("report", "sacreBLEU", "sacreBLEU"),
+  ],
+)
+def test_the_readmes_tables_are_those_of_the_reports(name, column, of_report):
+  report = (ROOT / "results" / f"{name}.md").read_text("utf-8")
+  told, reported = _column(README, column), _column(report, of_report)
+  assert len(told) >= 4 and told == {row: reported[row] for row in told}
 
 
 def _column(text, name):
