@@ -23,6 +23,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+_LONGEST = 2**20  # the compiler can count the bytes of all pairs of so many tokens
 
 
 class Flag(NamedTuple):
@@ -127,15 +128,17 @@ def lengths(name: str, text: str) -> list[int]:
   """The value of a flag that names lengths, separated by commas.
 
   Raises:
-    InputError: one is no number from 1 on.
+    InputError: one is no number from 1 to 2**20.
 
   >>> lengths("lengths", "512,1024")
   [512, 1024]
   """
   words = text.split(",") if text else []
   for word in words:
-    if not re.fullmatch("0*[1-9][0-9]*", word):
-      raise InputError(f"--{name}: {word!r} is no length; want numbers such as 512,1024")
+    if not re.fullmatch("0*[1-9][0-9]{0,6}", word) or int(word) > _LONGEST:
+      raise InputError(
+        f"--{name}: {word!r} is no length; want numbers such as 512,1024, at most {_LONGEST:,}"
+      )
   return [int(word) for word in words]
 
 

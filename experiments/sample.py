@@ -48,7 +48,7 @@ def main(
   seed: int,
 ) -> None:
   """Reads the prime, samples, writes and draws."""
-  path = _midi_path(out)
+  path = _midi_path(out, prime)
   sampling = SamplingParams(temperature, top_k, top_p)
   check_sampling(sampling)
   if not 0 <= seed < 2**32:  # JAX drops the bits above
@@ -68,6 +68,8 @@ def _read_prime(workdir: str, prime: str, num_tokens: int) -> Int[np.ndarray, "_
   """The tokens to go on from, as the run writes music."""
   if num_tokens < 0:
     raise InputError(f"--prime_tokens={num_tokens}: give 0, for all, or more")
+  if num_tokens and not prime:
+    raise InputError(f"--prime_tokens={num_tokens}: give a --prime, too")
   task = load_task(workdir)
   if not isinstance(task, MusicTask):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of music")
@@ -75,12 +77,14 @@ def _read_prime(workdir: str, prime: str, num_tokens: int) -> Int[np.ndarray, "_
   return tokens[: num_tokens or None]
 
 
-def _midi_path(out: str) -> pathlib.Path:
+def _midi_path(out: str, prime: str) -> pathlib.Path:
   path = pathlib.Path(out)
   if path.suffix not in (".mid", ".midi"):
     raise InputError(f"--out={out}: give a file name that ends in .mid")
   if not os.path.isdir(path.parent):  # the os says no, where pathlib would raise
     raise InputError(f"--out={out}: there is no folder {path.parent}")
+  if prime and os.path.realpath(prime) == os.path.realpath(path):
+    raise InputError(f"--out={out} is the --prime, which would be lost: give another file")
   check_writable(path.parent, "give another --out")
   return path
 

@@ -42,7 +42,10 @@ _CHOICES = {
   "data.source": ("chorales", "midi"),
   "data.midi.codec": (*midi.CODECS,),
 } | model_choices(LanguageModelConfig)
-_NUMBERS = (at_least(0, "data.transpose"), at_least(1, "batches.valid_length"))
+_NUMBERS = (
+  ("from 0 to 127", lambda x: 0 <= x <= 127, ("data.transpose",)),  # MIDI has 128 pitches
+  at_least(1, "batches.valid_length"),
+)
 _MOST_DRAWN = 512  # tokens of a piece in a picture
 
 

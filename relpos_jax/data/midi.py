@@ -43,7 +43,7 @@ def load(path: str = "", codec: str = "events") -> Music:
 def split_files(path: str) -> dict[str, list[pathlib.Path]]:
   """The MIDI files of a folder by split, those splits alone that have any."""
   if not path:
-    raise InputError("no folder of MIDI files: give its path")
+    raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = local_path(path)
   # The os says no, where pathlib would raise, of a folder that may not be looked into.
   if not os.path.isdir(folder):

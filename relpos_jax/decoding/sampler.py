@@ -92,6 +92,8 @@ def check_room(prime: int, num_tokens: int, context: int) -> None:
   ...
   relpos_jax.errors.InputError: the prime has 2048 tokens, the context is 2048 tokens: give ...
   """
+  if context < 1:
+    raise InputError(f"the context is {context} tokens: give at least 1")
   if context > _LONGEST:
     raise InputError(f"the context is {context} tokens: give at most {_LONGEST}")
   if prime >= context:

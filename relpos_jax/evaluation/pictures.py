@@ -227,7 +227,7 @@ def _draw_loss(ax: Axes, loss, valid_loss) -> None:
   if valid_loss:
     last = valid_loss[1][-1]
     ax.plot(*valid_loss, "o-", color=_VALID, label=f"validation, last {last:.2f}", **_MARKED)
-  ax.set_ylabel("loss (nats per token)")
+  ax.set_ylabel("loss (nats)")
   if loss or valid_loss:
     ax.legend(frameon=False)
 

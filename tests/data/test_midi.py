@@ -74,7 +74,7 @@ def test_shares_are_those_promised():
 
 
 def test_bad_folders_and_files_are_named(tmp_path):
-  assert refusal("") == "no folder of MIDI files: give its path"
+  assert refusal("") == "no folder of MIDI files: give --config.data.midi.path"
   assert refusal(str(tmp_path / "none")) == f"no folder {tmp_path / 'none'}: check the name"
   assert refusal("/" + "x" * 300).startswith("no folder /xxx")
   assert refusal(str(tmp_path)).startswith(f"no MIDI file in {tmp_path}")

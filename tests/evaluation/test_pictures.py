@@ -30,7 +30,7 @@ def test_curves_show_every_series(words_of):
   assert "training, last 0.05" in words
   assert "validation, last 0.23" in words
   assert "validation, best 12.2 at step 50" in words
-  assert {"step", "BLEU", "learning rate", "loss (nats per token)"} <= set(words)
+  assert {"step", "BLEU", "learning rate", "loss (nats)"} <= set(words)
 
 
 def test_curves_leave_out_what_was_not_measured(words_of):

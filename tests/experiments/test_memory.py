@@ -157,6 +157,7 @@ def test_a_step_learns():
   [
     (["--lengths=", "--out={out}"], "no results in {out}/music: measure first"),
     (["--lengths=12,no"], "--lengths: 'no' is no length"),
+    (["--lengths=9999999999999"], "--lengths: '9999999999999' is no length"),
     (["--heads=0"], "--heads is 0; want at least 1"),
     (
       ["--lengths=", "--step_lengths=16", "--heads=1", "--width=3", "--out={out}"],

@@ -94,6 +94,8 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
   own = f"--workdir={run[0]}"
   out = f"--out={tmp_path}/new.mid"
   prime = f"--prime={pieces}/test/0.mid"
+  own_prime = tmp_path / "own.mid"
+  own_prime.write_bytes((pieces / "test" / "0.mid").read_bytes())
   no_valid = tmp_path / "pieces"
   (no_valid / "train").mkdir(parents=True)
   (no_valid / "train" / "0.mid").write_bytes((pieces / "test" / "0.mid").read_bytes())
@@ -106,7 +108,12 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     (sample(own, out, f"--prime={tmp_path}/empty.mid"), "empty.mid"),
     (sample(own, out, prime, "--context=64"), "prime has 96 tokens, context 64 shorter"),
     (sample(own, out, f"--context={2**31}"), f"context {2**31} tokens: give at most {2**30}"),
+    (sample(own, out, "--context=-3"), "context is -3 tokens: give at least 1"),
     (sample(own, out, "--top_p=0"), "top_p is 0"),
+    (sample(own, f"--out={own_prime}", f"--prime={own_prime}"), "--out --prime another"),
+    (sample(own, out, "--prime_tokens=10"), "--prime_tokens=10 --prime"),
+    (train_music(tmp_path / "run", "--config.data.transpose=200"), "data.transpose is 200"),
+    (train_music(tmp_path / "run", "--config.data.midi.path="), "--config.data.midi.path"),
     (sample(own, out, prime, "--prime_tokens=-5"), "--prime_tokens -5"),
     (sample(own, out, prime, f"--seed={2**70}"), f"--seed={2**70}: give"),
     (
