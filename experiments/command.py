@@ -1,6 +1,7 @@
 """What every command shares: its flags, its help, and one clear line for a user's mistake."""
 
 import ast
+import errno
 import functools
 import importlib.util
 import inspect
@@ -23,6 +24,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+_UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES)  # a path that only another path can mend
 _LONGEST = 2**20  # the compiler can count the bytes of all pairs of so many tokens
 
 
@@ -54,10 +56,11 @@ def run(
 ) -> None:
   """Calls `main` with the values of `flags` by name, and exits.
 
-  Exit status: 0; 2 after a user's mistake (an `InputError`, or flags that do not parse), which is
-  told in one line on stderr; 130 when interrupted from the keyboard; 141 when the reader of stdout,
-  such as `head`, went away. `--help` prints the docstring of `main`'s module and the flags. Any
-  other exception is a bug and keeps its traceback. Text goes out as UTF-8, whatever the locale.
+  Exit status: 0; 2 after a user's mistake (an `InputError`, flags that do not parse, or a path that
+  is too long or may not be looked into), which is told in one line on stderr; 130 when interrupted
+  from the keyboard; 141 when the reader of stdout, such as `head`, went away. `--help` prints the
+  docstring of `main`'s module and the flags. Any other exception is a bug and keeps its traceback.
+  Text goes out as UTF-8, whatever the locale.
 
       if __name__ == "__main__":
         command.run(main, dict(config=command.CONFIG, workdir=command.Flag(None, "run's folder")))
@@ -88,6 +91,11 @@ def run(
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end.
     sys.exit(141)
+  except OSError as error:
+    if error.errno not in _UNUSABLE:
+      raise
+    print(f"error: {error.filename}: {error.strerror}; give another path", file=sys.stderr)
+    sys.exit(2)
   sys.exit(0)
 
 

@@ -1,5 +1,7 @@
 """A user's mistake on the command line is one line on stderr and exit status 2."""
 
+import pathlib
+
 import pytest
 from ml_collections import ConfigDict
 
@@ -187,6 +189,18 @@ def test_input_errors_of_the_command_are_one_line_and_bugs_keep_their_traceback(
   assert (status, err) == (2, "error: empty file train.en: give at least one sentence a line\n")
   with pytest.raises(ZeroDivisionError):
     command.run(lambda: 1 / 0, {}, [])
+
+
+def test_a_path_that_is_too_long_is_one_line_whatever_command_looks_for_it(capsys):
+  for flags, argv in [({}, []), (dict(config=command.CONFIG), [f"--config={'x' * 300}"])]:
+    code, _, err = run(capsys, lambda: pathlib.Path("x" * 300).exists(), *argv, flags=flags)
+    assert code == 2
+    assert err == f"error: {'x' * 300}: File name too long; give another path\n"
+
+
+def test_other_errors_of_the_system_keep_their_traceback(capsys):
+  with pytest.raises(FileNotFoundError):
+    run(capsys, lambda: pathlib.Path("none").read_text(), flags={})
 
 
 def test_an_interrupt_is_one_line_and_status_130(capsys):
