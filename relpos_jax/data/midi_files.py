@@ -102,7 +102,13 @@ def _open(path: pathlib.Path) -> mido.MidiFile:
     what = "a folder" if os.path.isdir(path) else "not there"
     raise InputError(f"{path} is {what}: name a file")
   try:
-    file = mido.MidiFile(path)
+    with path.open("rb") as content:
+      if content.read(4) != b"MThd":
+        raise InputError(f"{path} is no MIDI file: it does not begin with MThd; give another file")
+      content.seek(0)
+      file = mido.MidiFile(file=content)
+  except InputError:
+    raise
   except EOFError:
     raise InputError(f"damaged MIDI file {path}: it ends too early; copy it again") from None
   except Exception as error:  # of many kinds, as damage is

@@ -179,10 +179,16 @@ def test_missing_files_folders_and_other_files_are_named(tmp_path):
   assert "is not there" in refusal(tmp_path / "none.mid")
   assert "is not there" in refusal(tmp_path / ("x" * 300))
   assert "is a folder" in refusal(tmp_path)
-  (tmp_path / "text.mid").write_text("not MIDI at all")
-  assert "as MIDI: " in refusal(tmp_path / "text.mid")
-  (tmp_path / "empty.mid").write_bytes(b"")
-  assert "it ends too early" in refusal(tmp_path / "empty.mid")
+  for content in (b"", b"MTh", b"no MIDI", b"RIFF" + bytes(99)):
+    (tmp_path / "other.mid").write_bytes(content)
+    assert "is no MIDI file: it does not begin with MThd; give" in refusal(tmp_path / "other.mid")
+
+
+def test_a_file_that_is_cut_ends_too_early(tmp_path):
+  whole = save(tmp_path / "a.mid", [on(0, 60), off(5, 60)]).read_bytes()
+  for end in range(4, len(whole), 5):
+    (tmp_path / "b.mid").write_bytes(whole[:end])
+    assert "it ends too early; copy it again" in refusal(tmp_path / "b.mid")
 
 
 def test_files_without_notes_are_named(tmp_path):
