@@ -18,6 +18,10 @@ of ten folds each (--config.data.tu.fold=3 fixes it); or mutagenicity, more mole
   unstructured  every node sees all of its graph, and nothing of its edges
 
 Where labels are known, all persons of a chain see each other, and atoms see their neighbours.
+
+A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt, where they are there, train beside
+the labels, as the numbers are (scale them): those of nodes in every system, those of edges where
+labels of edges do.
 """
 
 from configs import default

@@ -8,7 +8,7 @@ import grain
 import numpy as np
 
 from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.schedule import Schedule
+from relpos_jax.data.schedule import Schedule, counted
 from relpos_jax.data.tokenizer import PAD
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Int
@@ -131,8 +131,9 @@ class Batches:
     return float(1 - tokens / (self._schedule.cells * len(lengths)))
 
   def __str__(self) -> str:
+    dropped = counted(self.dropped, self._what.removesuffix("s"))
     return (
-      f"{self._schedule}, {self.dropped:,} {self._what} longer than {self._longest} tokens dropped,"
+      f"{self._schedule}, {dropped} longer than {self._longest} tokens dropped,"
       f" {self.padding:.0%} padding"
     )
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 
 from relpos_jax.data.graphs import Graph
-from relpos_jax.data.schedule import Schedule
+from relpos_jax.data.schedule import Schedule, counted
 from relpos_jax.typing import Array, Float, Int
 
 PAD = -1
@@ -130,8 +130,9 @@ class GraphBatches:
     return [graph for row in self._schedule[step][0] for graph in self._rows[row]]
 
   def __str__(self) -> str:
+    dropped = counted(self.dropped, "graph")
     return (
-      f"{self._schedule}, {self.dropped:,} graphs of more than {self._longest} nodes dropped,"
+      f"{self._schedule}, {dropped} of more than {self._longest} nodes dropped,"
       f" {self.padding:.0%} padding"
     )
 

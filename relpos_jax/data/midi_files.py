@@ -1,5 +1,6 @@
 """MIDI files as notes: all that this project knows of the MIDI library, mido."""
 
+import collections
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -101,7 +102,13 @@ def _open(path: pathlib.Path) -> mido.MidiFile:
     what = "a folder" if os.path.isdir(path) else "not there"
     raise InputError(f"{path} is {what}: name a file")
   try:
-    file = mido.MidiFile(path)
+    with path.open("rb") as content:
+      if content.read(4) != b"MThd":
+        raise InputError(f"{path} is no MIDI file: it does not begin with MThd; give another file")
+      content.seek(0)
+      file = mido.MidiFile(file=content)
+  except InputError:
+    raise
   except EOFError:
     raise InputError(f"damaged MIDI file {path}: it ends too early; copy it again") from None
   except Exception as error:  # of many kinds, as damage is
@@ -141,9 +148,14 @@ def _parts(track: mido.MidiTrack) -> Iterator[Part]:
 
 
 def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list[Note]:
-  """The notes of one channel; its messages carry their tick."""
+  """The notes of one channel; its messages carry their tick.
+
+  Ends belong to the oldest notes: where a note is struck again as it ends, some files tell the new
+  start before the old end.
+  """
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}  # by pitch: tick and velocity
+  awaited: collections.Counter[int] = collections.Counter()  # by pitch: ends that are to come
   held: set[int] = set()  # of those begun: ended but for the pedal
   is_down = False
 
@@ -158,8 +170,11 @@ def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list
       if message.note in begun:
         end(message.note, tick)
       begun[message.note] = tick, message.velocity
-    elif message.type in ("note_on", "note_off") and message.note in begun:
-      held.add(message.note)
+      awaited[message.note] += 1
+    elif message.type in ("note_on", "note_off"):
+      awaited[message.note] = max(0, awaited[message.note] - 1)
+      if message.note in begun and (begun[message.note][0] < tick or not awaited[message.note]):
+        held.add(message.note)
     elif message.type == "control_change" and message.control == _PEDAL:
       is_down = message.value >= 64
     for pitch in () if is_down else sorted(held):

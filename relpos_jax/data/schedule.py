@@ -97,7 +97,17 @@ class Schedule:
 
   def __str__(self) -> str:
     shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
-    return f"{len(self.shapes)} shapes: {shapes}, {self.num_per_epoch:,} batches an epoch"
+    number, batches = counted(len(self.shapes), "shape"), counted(self.num_per_epoch, "batch", "es")
+    return f"{number}: {shapes}, {batches} an epoch"
+
+
+def counted(number: int, thing: str, ending: str = "s") -> str:
+  """A number of things, in words.
+
+  >>> counted(1, "shape"), counted(2000, "batch", "es")
+  ('1 shape', '2,000 batches')
+  """
+  return f"{number:,} {thing}{ending if number != 1 else ''}"
 
 
 def _buckets(

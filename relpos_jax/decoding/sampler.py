@@ -59,7 +59,7 @@ class Sampler:
     `sampling` is out of range.
     """
     check_sampling(sampling)
-    limits = np.broadcast_to(np.asarray(num_tokens, np.int32), len(primes))
+    limits = np.broadcast_to(num_tokens, len(primes))
     begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
     for prime, limit in zip(primes, limits.tolist(), strict=True):
       check_room(len(prime), limit, self.context)
@@ -69,7 +69,7 @@ class Sampler:
     tokens = self._draw(
       self.params,
       begun.padded(np.arange(len(primes)), shape, PAD),
-      limits,
+      limits.astype(np.int32),  # no context is longer
       jax.random.key(seed),
       jax.tree.map(jnp.asarray, sampling),
       max_length=_rounded(int(limits.max())),

@@ -167,7 +167,7 @@ def test_the_longer_side_counts():
 def test_the_log_line_says_what_matters():
   batches = make(*corpus([(2, 3), (3, 1), (8, 2), (9, 9)]))
   assert str(batches) == (
-    "2 shapes: 8x3 4x8, 2 batches an epoch, 1 pairs longer than 8 tokens dropped, 83% padding"
+    "2 shapes: 8x3 4x8, 2 batches an epoch, 1 pair longer than 8 tokens dropped, 83% padding"
   )
 
 
@@ -180,7 +180,7 @@ def test_a_budget_too_small_for_one_multiple_is_refused():
 
 def test_rows_of_one_side_are_no_pairs():
   make = functools.partial(Batches, kind=Tokens, boundaries=(3,), token_budget=6, seed=0)
-  assert "1 sequences longer than 3 tokens" in str(make([[5, 6], [5] * 4]))
+  assert "1 sequence longer than 3 tokens" in str(make([[5, 6], [5] * 4]))
   with pytest.raises(InputError, match="none of 1 sequences has at most 3 tokens: give"):
     make([[5] * 4])
 

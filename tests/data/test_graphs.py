@@ -101,7 +101,7 @@ def test_packing_needs_fewer_cells():
   options = dict(boundaries=(8,), node_budget=16, seed=0)
   packed = GraphBatches(graphs, packed=True, **options)
   assert packed.padding < 0.1 < 0.4 < GraphBatches(graphs, **options).padding
-  assert str(packed).startswith("1 shapes: 2x8, 12 batches an epoch, 0 graphs of more than 8 nodes")
+  assert str(packed).startswith("1 shape: 2x8, 12 batches an epoch, 0 graphs of more than 8 nodes")
 
 
 REFUSED = {

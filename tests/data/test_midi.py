@@ -87,5 +87,5 @@ def test_bad_folders_and_files_are_named(tmp_path):
   write(tmp_path / "valid" / "a.mid")
   assert refusal(str(tmp_path)) == no_training
   write(tmp_path / "train" / "a.mid")
-  (tmp_path / "train" / "b.mid").write_bytes(b"")
+  (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
   assert f"damaged MIDI file {tmp_path / 'train' / 'b.mid'}" in refusal(str(tmp_path))

@@ -93,6 +93,64 @@ def test_a_note_without_length_is_none(tmp_path):
   assert part.notes == [Note(0, 5, 61, 64)]
 
 
+def simultaneous(notes, order, off=off):
+  """The track of (start, end, pitch, channel): `order(tick, is_on)` sorts what is at one tick."""
+  events = [(start, True, on(0, pitch, 1 + start, channel)) for start, _, pitch, channel in notes]
+  events += [(end, False, off(0, pitch, channel=channel)) for _, end, pitch, channel in notes]
+  events.sort(key=lambda event: (event[0], order(event[1])))
+  ticks = [0, *(tick for tick, *_ in events)]
+  return [
+    (tick - before, *message[1:]) for before, (tick, _, message) in zip(ticks, events, strict=False)
+  ]
+
+
+def silent_on(time, note, channel):
+  return on(time, note, 0, channel)
+
+
+ORDERS = {"ends first": lambda is_on: is_on, "starts first": lambda is_on: not is_on}
+
+
+@pytest.mark.parametrize("off", [off, silent_on])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_note_struck_again_as_it_ends_is_two_whichever_is_told_first(tmp_path, order, off):
+  """In every part: the end told late is the older note's, and the new one lasts."""
+  notes = [
+    (start, start + 4, pitch, channel)
+    for channel, pitch in [(0, 60), (0, 64), (3, 60)]
+    for start in (0, 4, 8, 16, 20)
+  ]
+  track = simultaneous(notes, order, off)
+  parts = read_score(save(tmp_path / "a.mid", track, track)).parts
+  wanted = [sorted(Note(*x[:3], 1 + x[0]) for x in notes if x[3] == channel) for channel in (0, 3)]
+  assert [part.notes for part in parts] == wanted * 2
+
+
+def test_the_order_of_what_is_simultaneous_changes_nothing(tmp_path):
+  """Random notes that last, two of one pitch at once among them, as voices in unison are."""
+  generator = np.random.default_rng(0)
+  for _ in range(40):
+    start = generator.integers(0, 12, 30)
+    end = start + generator.integers(1, 5, 30)
+    pitch, channel = generator.integers(60, 63, 30), generator.integers(0, 2, 30)
+    notes = np.column_stack([start, end, pitch, channel]).tolist()
+    orders = [*ORDERS.values(), lambda _: generator.random(), lambda _: generator.random()]
+    first, *others = (
+      read_score(save(tmp_path / "a.mid", simultaneous(notes, order))) for order in orders
+    )
+    assert others == [first] * 3
+
+
+def test_a_note_struck_again_without_length_is_none(tmp_path):
+  """One end is the older note's, the other its own; with the pedal down the older had its end."""
+  twice = [on(0, 60), on(5, 60), off(0, 60), off(0, 60), on(5, 61), off(5, 61)]
+  (part,) = read_score(save(tmp_path / "a.mid", twice)).parts
+  assert part.notes == [Note(0, 5, 60, 64), Note(10, 15, 61, 64)]
+  held = [pedal(0, 127), on(0, 60), off(5, 60), on(5, 60), off(0, 60), pedal(0, 0), on(5, 61)]
+  (part,) = read_score(save(tmp_path / "b.mid", [*held, off(5, 61)])).parts
+  assert part.notes == [Note(0, 10, 60, 64), Note(15, 20, 61, 64)]
+
+
 def test_the_pedal_holds_notes_until_it_is_lifted_or_they_are_struck_again(tmp_path):
   track = [
     pedal(0, 127),
@@ -121,10 +179,16 @@ def test_missing_files_folders_and_other_files_are_named(tmp_path):
   assert "is not there" in refusal(tmp_path / "none.mid")
   assert "is not there" in refusal(tmp_path / ("x" * 300))
   assert "is a folder" in refusal(tmp_path)
-  (tmp_path / "text.mid").write_text("not MIDI at all")
-  assert "as MIDI: " in refusal(tmp_path / "text.mid")
-  (tmp_path / "empty.mid").write_bytes(b"")
-  assert "it ends too early" in refusal(tmp_path / "empty.mid")
+  for content in (b"", b"MTh", b"no MIDI", b"RIFF" + bytes(99)):
+    (tmp_path / "other.mid").write_bytes(content)
+    assert "is no MIDI file: it does not begin with MThd; give" in refusal(tmp_path / "other.mid")
+
+
+def test_a_file_that_is_cut_ends_too_early(tmp_path):
+  whole = save(tmp_path / "a.mid", [on(0, 60), off(5, 60)]).read_bytes()
+  for end in range(4, len(whole), 5):
+    (tmp_path / "b.mid").write_bytes(whole[:end])
+    assert "it ends too early; copy it again" in refusal(tmp_path / "b.mid")
 
 
 def test_files_without_notes_are_named(tmp_path):

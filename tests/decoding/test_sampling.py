@@ -271,6 +271,10 @@ def test_the_context_holds_begin_prime_and_all_but_the_last_token(sampler):
   message = refusal(sampler, [[], [5] * 16], num_tokens=1, seed=0)
   assert message.startswith("the prime has 16 tokens, the context is 16 tokens: give a shorter")
   assert refusal(sampler, [[]], num_tokens=0, seed=0).startswith("0 tokens wanted")
+  for much in (2**31, 10**30):  # of which no int32, and no integer of numpy's, is
+    message = refusal(sampler, [[5], [5]], num_tokens=[1, much], seed=0)
+    assert message.startswith(f"the prime has 1 tokens and {much} are to follow")
+    assert refusal(sampler, [[5], [5]], num_tokens=much, seed=0) == message
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from experiments import command
 from experiments.run import load_run
 from experiments.sweeps.cells import plan_cells
 from experiments.tasks import make_task
-from experiments.tasks.graphs import Graphs
+from experiments.tasks.graphs import Graphs, encoder_config
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
 from relpos_jax.evaluation.record import from_line
 
@@ -98,6 +98,22 @@ def make(**values) -> Graphs:
 def graphs(number: int) -> GraphData:
   of = [Graph.of([0] * (1 + i % 5), [], target=i % 3) for i in range(number)]
   return GraphData(dict(all=of), GraphNames(("x",), (), ("a", "b", "c")))
+
+
+def test_attributes_of_a_folder_are_the_models(tmp_path):
+  """As many of nodes and edges as the files have columns."""
+  files = dict(
+    A="1, 2\n3, 4\n5, 6\n",
+    graph_indicator="1\n1\n2\n2\n3\n3\n",
+    graph_labels="0\n1\n0\n",
+    node_attributes="1, 2\n" * 6,
+    edge_attributes="3, 4, 5\n" * 3,
+  )
+  for kind, text in files.items():
+    (tmp_path / f"MINE_{kind}.txt").write_text(text)
+  task = make(data=dict(tu=dict(path=str(tmp_path), name="", num_folds=3)))
+  model = encoder_config(task.config, task.load_data().names)
+  assert (model.num_node_features, model.num_edge_features) == (2, 3)
 
 
 def test_the_seeds_test_on_every_graph_once(monkeypatch):

@@ -49,7 +49,7 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_speak
   ]
   for answer in answers:
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("training: 1 shapes") == answer.stdout.count("pictures:") == 1
+    assert answer.stdout.count("training: 1 shape:") == answer.stdout.count("pictures:") == 1
   assert f"{run} is trained to step 6\n" in answers[1].stdout
   np.testing.assert_allclose(losses(run), losses(workdir), rtol=0, atol=1e-5)
   assert {path.name for path in run.iterdir()} == {path.name for path in workdir.iterdir()}

@@ -84,8 +84,8 @@ def test_the_end_shows_scores_five_samples_and_the_pictures(training):
 def test_the_log_says_what_was_left_out_of_both_splits_and_what_will_be_compiled(training):
   _, answer = training
   assert "1 pair with an empty side skipped in train\n" in answer.out
-  assert "training: 1 shapes: 14x9, " in answer.out and " pairs longer than 9 tokens" in answer.out
-  assert "validation: 1 shapes: 14x9, 1 batches an epoch, " in answer.out
+  assert "training: 1 shape: 14x9, " in answer.out and " pairs longer than 9 tokens" in answer.out
+  assert "validation: 1 shape: 14x9, 1 batch an epoch, " in answer.out
 
 
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
@@ -230,7 +230,7 @@ def test_other_choices_train_too(train, data, tmp_path):
     *("--config.training.num_steps=2", "--config.decoding.average_checkpoints=1"),
   )
   assert answer.status == 0, answer.err
-  assert "1 shapes: 32x9" in answer.out and "no test pairs to score" in answer.out
+  assert "1 shape: 32x9" in answer.out and "no test pairs to score" in answer.out
   assert f"pictures: {tmp_path}/run/learning_curves.png\n" in answer.out
   names = {path.name for path in (tmp_path / "run").iterdir()}
   assert {"tokenizer.source.json", "tokenizer.target.json"} < names and "results.json" not in names
