@@ -13,6 +13,7 @@ from experiments import report
 from experiments.reports import lengths, paper
 from experiments.reports import tables as table_sections
 from experiments.reports.results import read_tables
+from relpos_jax.evaluation.record import digest
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 ROWS = dict(relative=0.8, sinusoidal=0.7, both=0.8, none=0.55)
@@ -31,10 +32,10 @@ def invent(sweep: str, row: str, seed: int, quality: float, num_sentences: int =
   sentences = np.stack([lengths, hyp_lens, ref_lens, *matches], axis=1)
   score = bleu(sentences)
   signatures = dict(sacrebleu="tok:none|smooth:exp", paper_bleu="tok:moses-de+hyphens")
+  config = {"data.source": "multi30k", "model.width": 128, "seed": seed}
+  config |= {"batches.max_length": 16} if sweep == "lengths" else {}
   return dict(
-    **dict(sweep=sweep, row=row, seed=seed, digest=f"{sweep}{row}{seed}"),
-    config={"data.source": "multi30k", "model.width": 128, "seed": seed}
-    | ({"batches.max_length": 16} if sweep == "lengths" else {}),
+    **dict(sweep=sweep, row=row, seed=seed, digest=digest(config), config=config),
     **dict(commit="0123456789abcdef" + 24 * "0", date=f"2026-11-2{seed}T10:00:00+00:00"),
     **dict(hardware="1 x cpu, 4 cores of AMD EPYC", packages=dict(python="3.11.7", jax="0.10.2")),
     budget=dict(updates=1500, tokens_per_update=1024, minutes=5.5, tokens_per_second=None),
@@ -53,6 +54,12 @@ def bleu(sentences) -> float:
 
 def invent_sweep(sweep: str, rows: dict[str, float], num_seeds: int = 3):
   return [invent(sweep, row, seed, rows[row]) for seed in range(num_seeds) for row in rows]
+
+
+def of_config(record, **values):
+  """A copy whose config has other values, as if it had been run so."""
+  config = record["config"] | values
+  return record | dict(config=config, digest=digest(config))
 
 
 def write_runs(folder: pathlib.Path, *sweeps) -> pathlib.Path:
@@ -110,8 +117,9 @@ def whole(tmp_path_factory, records):
   folder = tmp_path_factory.mktemp("results")
   table2 = invent_sweep("table2", {"k=0": 0.55, "k=1": 0.75, "k=2": 0.8, "k=64": 0.8})
   table3 = invent_sweep("table3", dict(keys=0.8, values=0.7, neither=0.55))
-  for record in table3:
-    record["config"] |= {"model.positions": "none"} if record["row"] == "neither" else {}
+  for row in range(len(table3)):
+    if table3[row]["row"] == "neither":
+      table3[row] = of_config(table3[row], **{"model.positions": "none"})
   lengths = invent_sweep("lengths", {"relative, k=4": 0.8, "sinusoidal": 0.6, "none": 0.6})
   mine = invent_sweep("mine", dict(a=0.7, b=0.7), num_seeds=1)
   return text_of(folder, records, table2, table3, lengths, mine), folder
@@ -299,8 +307,7 @@ class TestSentences:
 
   def test_k_0_is_not_held_against_runs_of_another_setting(self, tmp_path):
     none = invent_sweep("table1", dict(none=0.5))
-    for record in none:
-      record["config"]["model.width"] = 64
+    none = [of_config(record, **{"model.width": 64}) for record in none]
     text = text_of(tmp_path, none, invent_sweep("table2", {"k=0": 0.7}))
     assert "no run without positions in the same setting" in text
 
@@ -336,9 +343,8 @@ class TestLengths:
 
   def test_longer_than_the_test_split_is_not_longer_than_training(self, tmp_path, records):
     """Pairs as long as the batches let in train, and the test split need not have so long ones."""
-    records = copy.deepcopy(records)
+    records = [of_config(copy.deepcopy(r), **{"batches.max_length": 51}) for r in records]
     for record in records:
-      record["config"]["batches.max_length"] = 51
       record["scores"]["long"] = record["scores"]["test"]
       record["sentences"]["long"] = [[x + 40, *rest] for x, *rest in record["sentences"]["test"]]
     lengths = [row[0] for part in records[0]["sentences"].values() for row in part]
@@ -443,7 +449,7 @@ class TestBadInput:
   def test_another_setting_is_set_apart_by_name_and_in_no_number(
     self, tmp_path, records, alone, path, value, words
   ):
-    other = change(invent("table1", "relative", 3, 0.2), path, value)
+    other = of_config(change(invent("table1", "relative", 3, 0.2), path, value))
     text = text_of(tmp_path, [*records, other])
     (line,) = [line for line in text.splitlines() if line.startswith("- ")]
     assert line.startswith("- relative, seed 3: ") and words in line
