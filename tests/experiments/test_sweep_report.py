@@ -423,6 +423,41 @@ class TestBadInput:
     write_runs(tmp_path, [*records[:3], change(records[3], path, value)])
     self.refused(call, tmp_path, "table1.jsonl, line 4: ", words)
 
+  @pytest.mark.parametrize(
+    "path, value, words",
+    [
+      ("seed", 7, "its seed is 7, its config's 0"),
+      ("config/seed", 7, "its seed is 0, its config's 7"),
+      ("config/model.width", 64, ", its config's '{digest}'"),
+      ("config/model.dtype", "bfloat16", ", its config's '{digest}'"),
+      ("digest", "0123456789ab", "its digest is '0123456789ab', its config's '{digest}'"),
+    ],
+  )
+  def test_a_record_of_another_config_than_its_own(
+    self, call, tmp_path, records, path, value, words
+  ):
+    other = change(records[3], path, value)
+    write_runs(tmp_path, [*records[:3], other])
+    told = words.format(digest=digest(other["config"]))
+    self.refused(call, tmp_path, "table1.jsonl, line 4: ", told, "restore or delete that line")
+
+  def test_a_run_copied_as_another_seeds(self, call, tmp_path, records):
+    copied = of_config(records[5] | dict(seed=3, date="2027-01-01"), seed=3)
+    write_runs(tmp_path, [*records, copied])
+    self.refused(call, tmp_path, "lines 6 and 13: ", "sinusoidal", "one is a copy: delete one")
+
+  def test_runs_that_agree_in_part_are_no_copies(self, tmp_path, records):
+    """Nor those of another row, nor those that diverged from the start, which know no seed."""
+    first = records[0]
+    same_sentences = of_config(first | dict(seed=3, curve=records[4]["curve"][:2]), seed=3)
+    same_curve = invent("table1", "relative", 4, 0.8) | dict(curve=first["curve"])
+    other_row = first | dict(row="twin")
+    lost = of_config(records[3] | dict(curve=[[500, None, 0.0]]))
+    also_lost = of_config(lost | dict(seed=5), seed=5)
+    write_runs(tmp_path, [first, same_sentences, same_curve, other_row, lost, also_lost])
+    table = read_tables(tmp_path / "runs")["table1"]
+    assert [len(runs) for runs in table.rows.values()] == [3, 1, 2]
+
   def test_a_record_without_a_key(self, call, tmp_path, records):
     last = {name: value for name, value in records[3].items() if name != "budget"}
     write_runs(tmp_path, [*records[:3], last])
