@@ -3,6 +3,7 @@
 import copy
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 import sacrebleu
 
 from experiments import report
-from experiments.reports import lengths, paper
+from experiments.reports import captions, lengths, paper
 from experiments.reports import tables as table_sections
-from experiments.reports.results import read_tables
+from experiments.reports.results import Table, read_tables
 from relpos_jax.evaluation.record import digest
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
@@ -227,7 +228,7 @@ class TestNumbers:
 class TestSentences:
   def sentence(self, folder, rows, sweep="table3"):
     text = text_of(folder, invent_sweep(sweep, rows))
-    return text.split("|\n\n")[1].split("\n")[0]
+    return text.split("|\n\n")[1].split("\n\n")[1]
 
   def test_the_papers_ordering_holds(self, tmp_path):
     rows = {"keys and values": 0.8, "keys": 0.8, "values": 0.7, "neither": 0.5}
@@ -310,6 +311,59 @@ class TestSentences:
     none = [of_config(record, **{"model.width": 64}) for record in none]
     text = text_of(tmp_path, none, invent_sweep("table2", {"k=0": 0.7}))
     assert "no run without positions in the same setting" in text
+
+
+class TestHowRowsDiffer:
+  """Under each table, from the configs: `KEY=VALUE` of what is not the same in all rows."""
+
+  def table(self, **configs) -> Table:
+    rows = {
+      row: [of_config(invent("table1", row, seed, 0.8), **config) for seed in (0, 1)]
+      for row, config in configs.items()
+    }
+    return Table("table1", rows, [])
+
+  def test_every_row_has_every_value_that_differs_be_it_the_default(self):
+    (line, _) = captions.how_rows_differ(
+      self.table(
+        relative={"model.positions": "both", "model.relative_values": False},
+        clipped={"model.max_distance": 4, "model.dropout_rate": 0, "seed": 1},
+        none={"model.positions": "none", "model.dropout_rate": 0.0},
+      )
+    )
+    keys = ("model.dropout_rate", "model.max_distance", "model.positions", "model.relative_values")
+    values = dict(
+      relative=(0.1, 16, "both", "false"),
+      clipped=(0, 4, "relative", "true"),
+      none=(0, 16, "none", "true"),
+    )
+    told = [
+      f"{row}: {', '.join(f'`{key}={x}`' for key, x in zip(keys, of, strict=True))}"
+      for row, of in values.items()
+    ]
+    assert line == f"The rows' configs differ: {'; '.join(told)}."
+
+  def test_a_single_key_is_named_once(self):
+    (line, _) = captions.how_rows_differ(
+      self.table(**{"k=4": {"model.max_distance": 4}, "k=16": {}})
+    )
+    assert line == "The rows' configs differ in `model.max_distance` alone: k=4: `4`; k=16: `16`."
+
+  def test_rows_of_one_config_are_told_and_one_row_is_not(self):
+    (line, _) = captions.how_rows_differ(self.table(a={}, b=dict(seed=3)))
+    assert line == "The rows' configs do not differ."
+    assert captions.how_rows_differ(self.table(a={})) == []
+
+  def test_a_key_that_is_known_no_more_is_unset_in_other_rows(self):
+    (line, _) = captions.how_rows_differ(self.table(a={"model.gone": ""}, b={}))
+    assert line.endswith('in `model.gone` alone: a: `""`; b: `unset`.')
+
+  @pytest.mark.parametrize("name", ["report", "music", "graphs"])
+  def test_every_section_of_the_committed_reports_tells_it(self, name):
+    text = (RESULTS / f"{name}.md").read_text("utf-8")
+    sections = re.split("\n##+ ", text)
+    told = [s for s in sections if re.search(r"\|\n\nThe rows' configs differ.*: .*`", s)]
+    assert len(told) == len([s for s in sections if re.search(r"\| (seeds|folds) \|", s)]) > 0
 
 
 class TestLengths:
