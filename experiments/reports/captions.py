@@ -1,10 +1,12 @@
 """What the sections on all tasks say of the runs of a table."""
 
+import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from experiments.reports.records import Record
 from experiments.reports.results import Table, short_commit
+from experiments.values import defaults, flatten
 
 
 def each(records: Sequence[Record], of: Callable[[Record], object]) -> str:
@@ -49,6 +51,38 @@ def valid_loss(runs: Sequence[Record], mean: Callable[[Sequence[float], int], st
     return "not finite"
   lost = len(losses) - len(finite)
   return mean(finite, 3) + (f" ({lost} not finite)" if lost else "")
+
+
+def how_rows_differ(table: Table) -> list[str]:
+  """The lines with each row's values of what is not the same in all their configs."""
+  if len(table.rows) < 2:
+    return []
+  values = _differing({row: runs[0] for row, runs in table.rows.items()})
+  keys = [*next(iter(values.values()))]
+  if not keys:
+    return ["The rows' configs do not differ.", ""]
+  where, told = "", lambda of: ", ".join(f"`{key}={value}`" for key, value in of.items())
+  if len(keys) == 1:
+    where, told = f" in `{keys[0]}` alone", lambda of: f"`{of[keys[0]]}`"
+  rows = "; ".join(f"{row}: {told(of)}" for row, of in values.items())
+  return [f"The rows' configs differ{where}: {rows}.", ""]
+
+
+def _differing(runs: Mapping[str, Record]) -> dict[str, dict[str, str]]:
+  """By row and dotted key the values that are not the same in all configs, but for the seeds."""
+  values = {row: _values(run) for row, run in runs.items()}
+  keys = sorted({key for of in values.values() for key in of} - {"seed"})
+  of_key = lambda key: {row: of.get(key, "unset") for row, of in values.items()}
+  differing = [key for key in keys if len({*of_key(key).values()}) > 1]
+  return {row: {key: of_key(key)[row] for key in differing} for row in values}
+
+
+def _values(record: Record) -> dict[str, str]:
+  """All values of a config by dotted key, the defaults too, as on a command line."""
+  config = flatten(defaults(record["config"])) | record["config"]
+  # Where a float belongs, 0 and 0.0 are the same value.
+  shown = lambda x: x if x and isinstance(x, str) else json.dumps(x).removesuffix(".0")
+  return {key: shown(value) for key, value in config.items()}
 
 
 def not_finite(table: Table) -> list[str]:

@@ -36,6 +36,7 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     "",
     *_chain_table(table, tests),
     "",
+    *captions.how_rows_differ(table),
     told(table, _valid_longest, f"valid chains of {LONGEST_TRAINED}"),
     "",
     *captions.not_finite(table),

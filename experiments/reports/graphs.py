@@ -108,6 +108,7 @@ def _folds(table: Table) -> list[str]:
     "",
     *_fold_table(table, number),
     "",
+    *captions.how_rows_differ(table),
     *_twins(table),
     told(table, _test, "test"),
     "",

@@ -74,6 +74,7 @@ def _section(table: Table, folder: pathlib.Path) -> list[str]:
   picture = folder / "music" / f"{table.sweep}-learning.png"
   spread_curves([_learning(table)], picture)
   lines = [f"### {table.sweep}", "", _caption(table), "", *_table(table, splits, compare), ""]
+  lines += captions.how_rows_differ(table)
   lines += [" ".join(_sentences(table, splits[0], compare)), ""]
   lines += captions.not_finite(table)
   lines += captions.set_apart(table)

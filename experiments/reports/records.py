@@ -1,13 +1,15 @@
 """Records of runs as files have them: each is whole, agrees with itself, and is there once."""
 
 import contextlib
+import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.values import defaults
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import read_records
+from relpos_jax.evaluation.record import digest, read_records
 
 Record = Mapping[str, Any]
 
@@ -32,21 +34,30 @@ def read_checked(file: pathlib.Path, check_split: Callable[[Record, str], None])
   """All records of a file.
 
   Raises:
-    InputError: one is half-written, twice there or not what it says, as `check_split` finds of each
-      split, by raising KeyError, TypeError or ValueError.
+    InputError: one is half-written, twice there, another seed's copy or not what it says, as
+      `check_split` finds of each split, by raising KeyError, TypeError or ValueError.
   """
   records = read_records(file)
-  seen: dict[tuple[str, int], int] = {}
   for number, record in enumerate(records, start=1):
     with naming(file, number):
       _check(record, file.stem, check_split)
-    cell = record["row"], record["seed"]
-    if cell in seen:
-      raise InputError(
-        f"{file}, lines {seen[cell]} and {number}: both are {cell[0]}, seed {cell[1]}: delete one"
-      )
-    seen[cell] = number
+  _check_distinct(file, records)
   return records
+
+
+def _check_distinct(file: pathlib.Path, records: Sequence[Record]) -> None:
+  """Raises InputError if a cell is there twice, or one run of a row as two seeds'."""
+  seen: dict[tuple[str, int | str], int] = {}
+  for number, record in enumerate(records, start=1):
+    row, seed = record["row"], record["seed"]
+    told = {(row, seed): f"both are {row}, seed {seed}"}
+    # Seeds that diverged from the start may agree.
+    if any(loss is not None for _, loss, _ in record["curve"]):
+      numbers = json.dumps([record["sentences"], record["curve"]])
+      told[row, numbers] = f"{row} has the same sentences and curve, so one is a copy"
+    for key, words in told.items():
+      if (first := seen.setdefault(key, number)) != number:
+        raise InputError(f"{file}, lines {first} and {number}: {words}: delete one")
 
 
 def _check(record: Record, sweep: str, check_split) -> None:
@@ -58,6 +69,11 @@ def _check(record: Record, sweep: str, check_split) -> None:
     raise ValueError("'commit' is no str")
   if record["sweep"] != sweep:
     raise ValueError(f"its sweep is {record['sweep']!r}")
+  config = record["config"]
+  own = dict(seed=config.get("seed", defaults(config).seed), digest=digest(config))
+  for name, value in own.items():
+    if record[name] != value:
+      raise ValueError(f"its {name} is {record[name]!r}, its config's {value!r}")
   for name in ("updates", "tokens_per_update", "minutes"):
     if not isinstance(record["budget"].get(name), int | float):
       raise ValueError(f"no number {name!r} in its budget")

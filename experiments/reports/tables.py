@@ -29,6 +29,7 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     "",
     *_main_table(table, scored, paper, split),
     "",
+    *captions.how_rows_differ(table),
     " ".join(_sentences(table, scored, paper)),
     "",
   ]

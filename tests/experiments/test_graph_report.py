@@ -11,6 +11,7 @@ from test_sweep_report import invent_sweep, tables_in
 from experiments.reports import graph_chains, graphs
 from experiments.tasks.graph_scores import CTP, DIFFERENT_LONGEST, GRAPHS
 from relpos_jax.data import clutrr
+from relpos_jax.evaluation.record import digest
 
 # Chance of a right answer at 2 relations; it falls by 2% with each more.
 ROWS = {"keys and values": 0.98, "keys": 0.9, "none": 0.15, "unstructured": 0.15}
@@ -35,9 +36,9 @@ def invent(sweep: str, row: str, seed: int, chance: float, sizes, **config):
     split: dict(accuracy=100 * np.mean(rows, axis=0)[1], loss=1.5 - chance, majority=7.0 + fold)
     for split, rows in sentences.items()
   }
+  config = {"task": "graphs", "seed": seed, **config}
   return dict(
-    **dict(sweep=sweep, row=row, seed=seed, digest=f"{sweep}{row}{seed}"),
-    config={"task": "graphs", "seed": seed, **config},
+    **dict(sweep=sweep, row=row, seed=seed, digest=digest(config), config=config),
     **dict(commit="0123456789abcdef" + 24 * "0", date="2026-11-21T10:00:00+00:00"),
     **dict(hardware="1 x cpu, 1 cores of AMD EPYC", packages=dict(python="3.11.7", jax="0.10.2")),
     budget=dict(updates=1030, tokens_per_update=640, minutes=1.5, tokens_per_second=None),

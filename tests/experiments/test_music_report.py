@@ -9,6 +9,7 @@ from test_sweep_report import invent_sweep, pictures_in, tables_in, write_runs
 from experiments import report
 from experiments.reports import music
 from relpos_jax.errors import InputError
+from relpos_jax.evaluation.record import digest
 from relpos_jax.evaluation.statistics import difference_interval, student_interval
 
 ROWS = dict(relative=0.35, clipped=0.42, sinusoidal=0.407, none=0.421)
@@ -29,9 +30,9 @@ def invent(row: str, seed: int, sweep: str = "music", **config):
       per_step=nats.sum() / steps,
     )
     sentences[split] = [[int(n), round(x, 3)] for n, x in zip(lengths, nats, strict=True)]
+  config = {"task": "music", "seed": seed, "model.width": 96, **config}
   return dict(
-    **dict(sweep=sweep, row=row, seed=seed, digest=f"{sweep}{row}{seed}"),
-    config={"task": "music", "seed": seed, "model.width": 96, **config},
+    **dict(sweep=sweep, row=row, seed=seed, digest=digest(config), config=config),
     **dict(commit="0123456789abcdef" + 24 * "0", date="2026-11-21T10:00:00+00:00"),
     **dict(hardware="1 x cpu, 4 cores of AMD EPYC", packages=dict(python="3.11.7", jax="0.10.2")),
     budget=dict(updates=6000, tokens_per_update=2304, minutes=31.5, tokens_per_second=None),

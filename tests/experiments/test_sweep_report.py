@@ -3,6 +3,7 @@
 import copy
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import sacrebleu
 
 from experiments import report
-from experiments.reports import lengths, paper
+from experiments.reports import captions, lengths, paper
 from experiments.reports import tables as table_sections
-from experiments.reports.results import read_tables
+from experiments.reports.results import Table, read_tables
+from relpos_jax.evaluation.record import digest
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 ROWS = dict(relative=0.8, sinusoidal=0.7, both=0.8, none=0.55)
@@ -31,10 +33,10 @@ def invent(sweep: str, row: str, seed: int, quality: float, num_sentences: int =
   sentences = np.stack([lengths, hyp_lens, ref_lens, *matches], axis=1)
   score = bleu(sentences)
   signatures = dict(sacrebleu="tok:none|smooth:exp", paper_bleu="tok:moses-de+hyphens")
+  config = {"data.source": "multi30k", "model.width": 128, "seed": seed}
+  config |= {"batches.max_length": 16} if sweep == "lengths" else {}
   return dict(
-    **dict(sweep=sweep, row=row, seed=seed, digest=f"{sweep}{row}{seed}"),
-    config={"data.source": "multi30k", "model.width": 128, "seed": seed}
-    | ({"batches.max_length": 16} if sweep == "lengths" else {}),
+    **dict(sweep=sweep, row=row, seed=seed, digest=digest(config), config=config),
     **dict(commit="0123456789abcdef" + 24 * "0", date=f"2026-11-2{seed}T10:00:00+00:00"),
     **dict(hardware="1 x cpu, 4 cores of AMD EPYC", packages=dict(python="3.11.7", jax="0.10.2")),
     budget=dict(updates=1500, tokens_per_update=1024, minutes=5.5, tokens_per_second=None),
@@ -53,6 +55,12 @@ def bleu(sentences) -> float:
 
 def invent_sweep(sweep: str, rows: dict[str, float], num_seeds: int = 3):
   return [invent(sweep, row, seed, rows[row]) for seed in range(num_seeds) for row in rows]
+
+
+def of_config(record, **values):
+  """A copy whose config has other values, as if it had been run so."""
+  config = record["config"] | values
+  return record | dict(config=config, digest=digest(config))
 
 
 def write_runs(folder: pathlib.Path, *sweeps) -> pathlib.Path:
@@ -110,8 +118,9 @@ def whole(tmp_path_factory, records):
   folder = tmp_path_factory.mktemp("results")
   table2 = invent_sweep("table2", {"k=0": 0.55, "k=1": 0.75, "k=2": 0.8, "k=64": 0.8})
   table3 = invent_sweep("table3", dict(keys=0.8, values=0.7, neither=0.55))
-  for record in table3:
-    record["config"] |= {"model.positions": "none"} if record["row"] == "neither" else {}
+  for row in range(len(table3)):
+    if table3[row]["row"] == "neither":
+      table3[row] = of_config(table3[row], **{"model.positions": "none"})
   lengths = invent_sweep("lengths", {"relative, k=4": 0.8, "sinusoidal": 0.6, "none": 0.6})
   mine = invent_sweep("mine", dict(a=0.7, b=0.7), num_seeds=1)
   return text_of(folder, records, table2, table3, lengths, mine), folder
@@ -219,7 +228,7 @@ class TestNumbers:
 class TestSentences:
   def sentence(self, folder, rows, sweep="table3"):
     text = text_of(folder, invent_sweep(sweep, rows))
-    return text.split("|\n\n")[1].split("\n")[0]
+    return text.split("|\n\n")[1].split("\n\n")[1]
 
   def test_the_papers_ordering_holds(self, tmp_path):
     rows = {"keys and values": 0.8, "keys": 0.8, "values": 0.7, "neither": 0.5}
@@ -299,10 +308,62 @@ class TestSentences:
 
   def test_k_0_is_not_held_against_runs_of_another_setting(self, tmp_path):
     none = invent_sweep("table1", dict(none=0.5))
-    for record in none:
-      record["config"]["model.width"] = 64
+    none = [of_config(record, **{"model.width": 64}) for record in none]
     text = text_of(tmp_path, none, invent_sweep("table2", {"k=0": 0.7}))
     assert "no run without positions in the same setting" in text
+
+
+class TestHowRowsDiffer:
+  """Under each table, from the configs: `KEY=VALUE` of what is not the same in all rows."""
+
+  def table(self, **configs) -> Table:
+    rows = {
+      row: [of_config(invent("table1", row, seed, 0.8), **config) for seed in (0, 1)]
+      for row, config in configs.items()
+    }
+    return Table("table1", rows, [])
+
+  def test_every_row_has_every_value_that_differs_be_it_the_default(self):
+    (line, _) = captions.how_rows_differ(
+      self.table(
+        relative={"model.positions": "both", "model.relative_values": False},
+        clipped={"model.max_distance": 4, "model.dropout_rate": 0, "seed": 1},
+        none={"model.positions": "none", "model.dropout_rate": 0.0},
+      )
+    )
+    keys = ("model.dropout_rate", "model.max_distance", "model.positions", "model.relative_values")
+    values = dict(
+      relative=(0.1, 16, "both", "false"),
+      clipped=(0, 4, "relative", "true"),
+      none=(0, 16, "none", "true"),
+    )
+    told = [
+      f"{row}: {', '.join(f'`{key}={x}`' for key, x in zip(keys, of, strict=True))}"
+      for row, of in values.items()
+    ]
+    assert line == f"The rows' configs differ: {'; '.join(told)}."
+
+  def test_a_single_key_is_named_once(self):
+    (line, _) = captions.how_rows_differ(
+      self.table(**{"k=4": {"model.max_distance": 4}, "k=16": {}})
+    )
+    assert line == "The rows' configs differ in `model.max_distance` alone: k=4: `4`; k=16: `16`."
+
+  def test_rows_of_one_config_are_told_and_one_row_is_not(self):
+    (line, _) = captions.how_rows_differ(self.table(a={}, b=dict(seed=3)))
+    assert line == "The rows' configs do not differ."
+    assert captions.how_rows_differ(self.table(a={})) == []
+
+  def test_a_key_that_is_known_no_more_is_unset_in_other_rows(self):
+    (line, _) = captions.how_rows_differ(self.table(a={"model.gone": ""}, b={}))
+    assert line.endswith('in `model.gone` alone: a: `""`; b: `unset`.')
+
+  @pytest.mark.parametrize("name", ["report", "music", "graphs"])
+  def test_every_section_of_the_committed_reports_tells_it(self, name):
+    text = (RESULTS / f"{name}.md").read_text("utf-8")
+    sections = re.split("\n##+ ", text)
+    told = [s for s in sections if re.search(r"\|\n\nThe rows' configs differ.*: .*`", s)]
+    assert len(told) == len([s for s in sections if re.search(r"\| (seeds|folds) \|", s)]) > 0
 
 
 class TestLengths:
@@ -336,9 +397,8 @@ class TestLengths:
 
   def test_longer_than_the_test_split_is_not_longer_than_training(self, tmp_path, records):
     """Pairs as long as the batches let in train, and the test split need not have so long ones."""
-    records = copy.deepcopy(records)
+    records = [of_config(copy.deepcopy(r), **{"batches.max_length": 51}) for r in records]
     for record in records:
-      record["config"]["batches.max_length"] = 51
       record["scores"]["long"] = record["scores"]["test"]
       record["sentences"]["long"] = [[x + 40, *rest] for x, *rest in record["sentences"]["test"]]
     lengths = [row[0] for part in records[0]["sentences"].values() for row in part]
@@ -417,6 +477,41 @@ class TestBadInput:
     write_runs(tmp_path, [*records[:3], change(records[3], path, value)])
     self.refused(call, tmp_path, "table1.jsonl, line 4: ", words)
 
+  @pytest.mark.parametrize(
+    "path, value, words",
+    [
+      ("seed", 7, "its seed is 7, its config's 0"),
+      ("config/seed", 7, "its seed is 0, its config's 7"),
+      ("config/model.width", 64, ", its config's '{digest}'"),
+      ("config/model.dtype", "bfloat16", ", its config's '{digest}'"),
+      ("digest", "0123456789ab", "its digest is '0123456789ab', its config's '{digest}'"),
+    ],
+  )
+  def test_a_record_of_another_config_than_its_own(
+    self, call, tmp_path, records, path, value, words
+  ):
+    other = change(records[3], path, value)
+    write_runs(tmp_path, [*records[:3], other])
+    told = words.format(digest=digest(other["config"]))
+    self.refused(call, tmp_path, "table1.jsonl, line 4: ", told, "restore or delete that line")
+
+  def test_a_run_copied_as_another_seeds(self, call, tmp_path, records):
+    copied = of_config(records[5] | dict(seed=3, date="2027-01-01"), seed=3)
+    write_runs(tmp_path, [*records, copied])
+    self.refused(call, tmp_path, "lines 6 and 13: ", "sinusoidal", "one is a copy: delete one")
+
+  def test_runs_that_agree_in_part_are_no_copies(self, tmp_path, records):
+    """Nor those of another row, nor those that diverged from the start, which know no seed."""
+    first = records[0]
+    same_sentences = of_config(first | dict(seed=3, curve=records[4]["curve"][:2]), seed=3)
+    same_curve = invent("table1", "relative", 4, 0.8) | dict(curve=first["curve"])
+    other_row = first | dict(row="twin")
+    lost = of_config(records[3] | dict(curve=[[500, None, 0.0]]))
+    also_lost = of_config(lost | dict(seed=5), seed=5)
+    write_runs(tmp_path, [first, same_sentences, same_curve, other_row, lost, also_lost])
+    table = read_tables(tmp_path / "runs")["table1"]
+    assert [len(runs) for runs in table.rows.values()] == [3, 1, 2]
+
   def test_a_record_without_a_key(self, call, tmp_path, records):
     last = {name: value for name, value in records[3].items() if name != "budget"}
     write_runs(tmp_path, [*records[:3], last])
@@ -443,7 +538,7 @@ class TestBadInput:
   def test_another_setting_is_set_apart_by_name_and_in_no_number(
     self, tmp_path, records, alone, path, value, words
   ):
-    other = change(invent("table1", "relative", 3, 0.2), path, value)
+    other = of_config(change(invent("table1", "relative", 3, 0.2), path, value))
     text = text_of(tmp_path, [*records, other])
     (line,) = [line for line in text.splitlines() if line.startswith("- ")]
     assert line.startswith("- relative, seed 3: ") and words in line
