@@ -23,6 +23,7 @@ submit one again, delete its CELL.submitted.
 
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from experiments.sweeps.locks import alone_in
 from experiments.sweeps.progress import Progress, fail, finished_state, read_state
 from experiments.tasks import make_task
 from relpos_jax.errors import InputError
+from relpos_jax.training.stopping import Stopped
 from relpos_jax.training.workdir import write_whole
 
 FLAGS = dict(
@@ -79,7 +81,7 @@ def main(
       if submit:
         _submit(waiting, jobs, progress)
       else:
-        run_cells(waiting, parallel, book, progress)
+        _run(waiting, parallel, book, progress)
   _tell(sweep, cells, progress, book)
 
 
@@ -104,6 +106,15 @@ def _show_what_is_done(cells: Sequence[Cell], book: Book, progress: Progress) ->
       progress.update(cell.name, finished_state(cell, book.records[cell.name]))
     elif _is_submitted(cell):
       progress.update(cell.name, read_state(cell.workdir, "submitted"))
+
+
+def _run(cells: Sequence[Cell], parallel: int, book: Book, progress: Progress) -> None:
+  """Trains each cell here; SIGTERM ends all, and the process with its status."""
+  try:
+    run_cells(cells, parallel, book, progress)
+  except Stopped:
+    print("stopped by SIGTERM: the same command goes on", file=sys.stderr)
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _submit(cells: Sequence[Cell], jobs: Mapping[str, list[str]], progress: Progress) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from experiments import command
 from experiments.run import load_run, load_task
-from experiments.tasks.translation import Translation, make_translator, normalize_input
+from experiments.tasks.translation import Translation, check_beam, make_translator, normalize_input
 from experiments.tasks.translation_scores import draw_attention, joined
 from relpos_jax.data.pairs import read_lines
 from relpos_jax.errors import InputError
@@ -43,6 +43,7 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
   task = load_task(workdir)
   if not isinstance(task, Translation):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of translation")
+  check_beam(task.config, beam_size, f"--beam_size={beam_size}")
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():

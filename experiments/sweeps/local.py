@@ -14,6 +14,7 @@ from experiments.launch.children import dying_with_this_process
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import Cell, own_record
 from experiments.sweeps.progress import Progress, fail, finished_state, read_state
+from relpos_jax.training.stopping import Stopped
 
 _KEPT_LINES = 40  # of a failed cell's output
 _POLL_SECONDS, _READ_SECONDS, _SECONDS_TO_STOP = 0.05, 2.0, 10.0
@@ -26,10 +27,10 @@ class _Running(NamedTuple):
 
 
 def run_cells(cells: Sequence[Cell], parallel: int, book: Book, progress: Progress) -> None:
-  """Runs the cells in order, so many at once, and enters each that finishes."""
+  """Runs the cells in order, so many at once, and enters each that finishes; SIGTERM: `Stopped`."""
   waiting, running, last_read = collections.deque(cells), [], 0.0
   cores = core_shares(parallel)
-  before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+  before = signal.signal(signal.SIGTERM, _stop_all)
   try:
     while waiting or running:
       while waiting and len(running) < parallel:
@@ -46,6 +47,10 @@ def run_cells(cells: Sequence[Cell], parallel: int, book: Book, progress: Progre
   finally:
     _stop([one.process for one in running])
     signal.signal(signal.SIGTERM, before)
+
+
+def _stop_all(*_) -> None:
+  raise Stopped
 
 
 def core_shares(number: int) -> list[set[int]]:

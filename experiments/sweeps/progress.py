@@ -50,7 +50,8 @@ class Progress:
   A column that has no number in any cell is not shown: not every task has every score.
 
   The time left is that of the updates left at the pace of this sweep so far, all its cells and
-  their evaluations together; none is told before there are updates to go by.
+  their evaluations together, and a cell's at its own pace; none is told before there are updates to
+  go by.
   """
 
   def __init__(
@@ -69,12 +70,12 @@ class Progress:
       console: stderr by default.
       seconds: between two lines that tell of running cells, where there is no terminal.
     """
-    self._columns = ("step", "loss", "valid loss", f"valid {score}", f"test {score}")
+    self._columns = ("left", "step", "loss", "valid loss", f"valid {score}", f"test {score}")
     self._console = console or rich.console.Console(stderr=True)
     self._seconds = seconds
     self._num_steps = {cell.name: cell.num_steps for cell in cells}
     self._states = {cell.name: State() for cell in cells}
-    self._first_steps: dict[str, int] = {}  # of cells that run here, when they started
+    self._starts: dict[str, tuple[int, float]] = {}  # step and time, of cells that run here
     self._started = self._last_shown = time.monotonic()
     self._live = rich.live.Live(console=self._console, auto_refresh=False, transient=False)
 
@@ -97,7 +98,7 @@ class Progress:
     """Tells the state of a cell."""
     before, self._states[name] = self._states[name], state
     if state.word == "running":
-      self._first_steps.setdefault(name, state.step)
+      self._starts.setdefault(name, (state.step, time.monotonic()))
     if self._console.is_terminal:
       self._live.update(self.table(), refresh=True)
     elif state.word != before.word:
@@ -131,22 +132,28 @@ class Progress:
 
   def time_left(self) -> datetime.timedelta | None:
     """Until all cells that run here are finished."""
-    done = sum(self._states[name].step - first for name, first in self._first_steps.items())
+    done = sum(self._states[name].step - first for name, (first, _) in self._starts.items())
     left = sum(
       self._num_steps[name] - state.step
       for name, state in self._states.items()
       if state.word in ("waiting", "running")
     )
-    if done <= 0:
+    return _time_for(left, done, self._started)
+
+  def _time_left_of(self, name: str) -> datetime.timedelta | None:
+    state = self._states[name]
+    if state.word != "running":
       return None
-    return datetime.timedelta(seconds=round(left * (time.monotonic() - self._started) / done))
+    first, started = self._starts[name]
+    return _time_for(self._num_steps[name] - state.step, state.step - first, started)
 
   def _cells_of(self, name: str) -> list[str]:
     state = self._states[name]
     step = f"{state.step}/{self._num_steps[name]}" if state.step else ""
     losses = (_rounded(loss, 3) for loss in (state.loss, state.valid_loss))
     scores = _rounded(state.valid_score, 1), _rounded(state.test_score, 2)
-    return [name, state.word, step, *losses, *scores]
+    left = self._time_left_of(name)
+    return [name, state.word, "" if left is None else str(left), step, *losses, *scores]
 
   def _print(self, name: str) -> None:
     names = ("", "", *(f"{column} " for column in self._columns))
@@ -161,6 +168,13 @@ def fail(cell: Cell, lines: Sequence[str], progress: Progress) -> None:
   """Keeps what a failed cell said, and shows that it failed."""
   cell.beside(".error.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
   progress.update(cell.name, read_state(cell.workdir, "failed"))
+
+
+def _time_for(left: int, done: int, started: float) -> datetime.timedelta | None:
+  """For the updates left, at the pace of those done since."""
+  if done <= 0:
+    return None
+  return datetime.timedelta(seconds=round(left * (time.monotonic() - started) / done))
 
 
 def _rounded(x: float | None, decimals: int) -> str:

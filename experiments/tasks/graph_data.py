@@ -45,6 +45,12 @@ def fold_of(seed: int, fixed: int, number: int) -> int:
 def _folded(data: GraphData, fold: int, number: int) -> GraphData:
   """One fold to test on, the next to validate, all others to train."""
   graphs = data.splits["all"]
+  if len(graphs) < 3:
+    raise InputError(f"{len(graphs)} graphs in config.data.tu: at least 3 are needed")
+  if len(graphs) < number:
+    raise InputError(
+      f"config.data.tu.num_folds is {number}, of {len(graphs)} graphs: give 3 to {len(graphs)}"
+    )
   folds = stratified_folds([int(graph.target) for graph in graphs], number, _FOLDS_SEED)
   parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
   parts["train"] = np.concatenate(folds)

@@ -84,7 +84,7 @@ def edge_attention(
   check_dropout(dropout_rate, dropout_key)
   scale = query.shape[-1] ** -0.5 if scale is None else scale
   check_scale(scale)
-  given = senders, receivers, None if labels is None else labels.labels
+  given = senders, receivers, getattr(labels, "labels", None)
   # Edges that are known are sorted now: XLA would fold the sort of constants, and take minutes.
   known = not any(isinstance(x, jax.core.Tracer) for x in given)
   with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():

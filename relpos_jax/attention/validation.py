@@ -59,6 +59,12 @@ def check_sizes(least: int, **sizes: object) -> None:
       raise ValueError(f"{name} is {size!r}; want an integer, at least {least}")
 
 
+def check_width(name: str, x: Array, width: int) -> None:
+  """What a layer reads: [..., D]."""
+  if jnp.shape(x)[-1:] != (width,):
+    raise ValueError(f"{name} has shape {jnp.shape(x)}; want [..., {width}]")
+
+
 def check_shapes(query: Array, key: Array, value: Array) -> None:
   """Query [B,T,N,H], key and value [B,S,K,H], or all without B; N a multiple of K; one dtype."""
   if query.ndim not in (3, 4) or not jnp.issubdtype(query.dtype, jnp.floating):
@@ -239,7 +245,7 @@ def check_edge_list(
 
 
 def check_edge_relation(
-  name: str, relation: EdgeLabels | EdgeFeatures | None, edges: tuple[int, ...], head: tuple
+  name: str, relation: object, edges: tuple[int, ...], head: tuple
 ) -> EdgeLabels | EdgeFeatures | None:
   """Labels [*B, M] or features [*B, M, F] that fit the tables.
 

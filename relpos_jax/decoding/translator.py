@@ -1,5 +1,6 @@
 """From lines of one language to lines of the other."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
 from relpos_jax.decoding.beam import beam_search
+from relpos_jax.errors import InputError
 from relpos_jax.models.cached import decoding_model
 from relpos_jax.typing import Array, Int, PyTree
 
@@ -47,7 +49,7 @@ class Translator:
   ):
     self.params = params
     self.tokenizers = tokenizers
-    self._token_budget, self._track = token_budget, track
+    self._token_budget, self._track, self._beam_size = token_budget, track, beam_size
     self._num_devices = mesh.size if mesh else 1
     search = functools.partial(
       _search,
@@ -62,6 +64,9 @@ class Translator:
     """Translates every line, in order; an empty line gives an empty one.
 
     `params` stand for those of the translator, as while they are trained.
+
+    Raises:
+      InputError: the beam is too wide for the devices' memory.
     """
     params = self.params if params is None else params
     translations = [""] * len(lines)
@@ -71,14 +76,30 @@ class Translator:
     for length, rows in self._track(batches):
       # A fixed number of rows for each padded length, so that few shapes are compiled.
       padded = sources.padded(np.array(rows), (self._num_rows(length), length), PAD)
-      tokens = self._search(params, padded)
-      for i, ids in zip(rows, np.asarray(tokens), strict=False):  # the last rows are filling
+      with _room_for(self._beam_size, padded.shape):
+        tokens = np.asarray(self._search(params, padded))
+      for i, ids in zip(rows, tokens, strict=False):  # the last rows are filling
         translations[i] = _one_line(decode(self.tokenizers.target, ids))
     return translations
 
   def _num_rows(self, padded_length: int) -> int:
     """What the budget holds, as many on each device, and at least one."""
     return max(1, self._token_budget // padded_length // self._num_devices) * self._num_devices
+
+
+@contextlib.contextmanager
+def _room_for(beam_size: int, shape: tuple[int, ...]) -> Iterator[None]:
+  """Of a beam of one, running out of memory is no mistake of the user's."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if beam_size == 1 or "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    rows, length = shape
+    raise InputError(
+      f"no memory for beams of {beam_size} with {rows} sentences of {length} tokens: give a "
+      "smaller --beam_size (config.decoding.beam_size)"
+    ) from error
 
 
 def _one_line(text: str) -> str:

@@ -100,15 +100,16 @@ def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
     )
   clean(ax)
   pitches = [span.pitch for span in spans] or [60]
-  ax.set_ylim(min(pitches) - 2, max(pitches) + 4)
-  cs = range(-(-(min(pitches) - 2) // 12) * 12, max(pitches) + 5, 12)
+  ax.set_ylim(min(pitches) - 2, max(pitches) + 2)
+  cs = range(-(-(min(pitches) - 2) // 12) * 12, max(pitches) + 3, 12)
   ax.set_yticks([*cs], [f"C{pitch // 12 - 1}" for pitch in cs])
   ax.set_ylabel("pitch")
 
 
 def _say(ax: Axes, x: float | int, text: str, side: str) -> None:
+  """Above the axes, where no note is."""
   place = ax.get_xaxis_transform()
-  ax.text(x, 0.99, text, transform=place, ha=side, va="top", color=QUIET, fontsize=9)
+  ax.text(x, 1.01, text, transform=place, ha=side, va="bottom", color=QUIET, fontsize=9)
 
 
 def _draw_reach(ax: Axes, reach: Reach, end: float) -> None:

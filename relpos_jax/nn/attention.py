@@ -6,7 +6,7 @@ from flax import nnx
 
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
-from relpos_jax.attention.validation import check_sizes
+from relpos_jax.attention.validation import check_sizes, check_width
 from relpos_jax.nn.cache import KVCache, empty_cache
 from relpos_jax.nn.positions import RelativePositionTables
 from relpos_jax.typing import Array, Bool, Float, Int
@@ -69,6 +69,7 @@ class MultiHeadAttention(nnx.Module):
       raise ValueError(
         f"num_key_heads is {num_key_heads}; want a divisor of num_heads, {num_heads}"
       )
+    self.width = width
     self.key_shape = (num_key_heads, head_width)
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)
@@ -93,6 +94,7 @@ class MultiHeadAttention(nnx.Module):
 
     Further options are the operator's: mask, is_causal, query_positions, key_segment_ids, ...
     """
+    check_width("x", x, self.width)
     key, value = self.keys_values(x if memory is None else memory)
     return self.attend(x, key, value, rngs=rngs, **options)
 
@@ -100,6 +102,7 @@ class MultiHeadAttention(nnx.Module):
     self, memory: Float[Array, "B S D"]
   ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
     """What `attend` looks at: project a memory once, attend to it many times."""
+    check_width("memory", memory, self.width)
     return self.key(memory), self.value(memory)
 
   def attend(
@@ -116,6 +119,7 @@ class MultiHeadAttention(nnx.Module):
     Of a graph's edges: with `relations`, which depend on it, in a layer that has no tables; or with
     the `senders` and `receivers` of a list of edges, and options of `edge_attention`.
     """
+    check_width("x", x, self.width)
     query = self.query(x)
     if "senders" in options:
       return self.out(edge_attention(query, key, value, **options, **self._dropout(rngs)))
@@ -140,6 +144,7 @@ class MultiHeadAttention(nnx.Module):
 
     M tokens at once, or one by one, give the full causal pass.
     """
+    check_width("x", x, self.width)
     cache = cache.append(*self.keys_values(x), positions)
     filled: Bool[Array, "B 1 1 S"] = cache.filled[:, None, None]
     y = self.attend(

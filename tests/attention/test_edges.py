@@ -1,6 +1,7 @@
 """Attention over a list of edges is the operator on the matrix of pairs, and costs its edges."""
 
 import functools
+import inspect
 import re
 
 import jax
@@ -316,6 +317,16 @@ def test_a_wrong_edge_is_named(message):
   with pytest.raises(ValueError) as caught:
     edge_attention(tokens, tokens, tokens, **(GOOD | dict(labels=LABELS) | WRONG[message]))
   assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("labels", [np.array([0, 1], np.int32), [0, 1]])
+def test_labels_that_are_no_relation_are_named(labels):
+  """Where no type checker does so before."""
+  unchecked, tokens = inspect.unwrap(edge_attention), np.ones((4, 2, 3))
+  kind = "int32 of shape (2,)" if hasattr(labels, "dtype") else "of type list"
+  with pytest.raises(ValueError) as caught:
+    unchecked(tokens, tokens, tokens, **GOOD, labels=labels)
+  assert str(caught.value) == f"labels is {kind}; want EdgeLabels or None"
 
 
 def test_no_edge_at_all_gives_zeros():

@@ -8,6 +8,7 @@ from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
 from relpos_jax.decoding.translator import Translator
+from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.sharding import make_mesh, put_parameters
 
@@ -117,6 +118,21 @@ def test_a_translation_is_one_line_though_the_model_writes_another(model, transl
   (translation,) = translator(SHORT[:1], params)
   assert "\n" not in translation
   assert translation == decode(TOKENIZER, ids).replace("\n", " ").replace("\r", " ")
+
+
+@pytest.mark.parametrize("beam_size, kind", [(4, InputError), (1, jax.errors.JaxRuntimeError)])
+def test_a_beam_without_room_is_one_line(model, beam_size, kind):
+  """Of greedy decoding the beam is not to blame."""
+  translator = Translator(*model, TOKENIZERS, beam_size=beam_size, **OPTIONS)
+  reason = "RESOURCE_EXHAUSTED: Out of memory allocating 68719476736 bytes."
+
+  def fail(*_):
+    raise jax.errors.JaxRuntimeError(reason)
+
+  translator._search = fail
+  line = "no memory for beams of 4 with 4 sentences of 16 tokens: give a smaller --beam_size"
+  with pytest.raises(kind, match=line if beam_size > 1 else reason):
+    translator(SHORT)
 
 
 def test_greedy_decoding_with_a_cache_is_that_without_token_by_token(model):

@@ -67,6 +67,7 @@ def test_the_prime_is_told_from_what_the_model_wrote(drawn):
     if patch.get_x() == 0 and patch.get_width() == 4 and patch.get_zorder() == 0
   )
   assert area.get_height() == 1
+  assert all(text.get_position()[1] > 1 for text in ax.texts)  # where no note is
 
 
 def test_the_reach_has_a_row_for_each_layer_with_the_weight_at_its_time(drawn):

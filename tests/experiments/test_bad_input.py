@@ -77,6 +77,7 @@ def run_copy(workdir, tmp_path):
     ("training.schedule=cosine", "config.training.schedule 'cosine' paper, inverse_sqrt"),
     ("training.prng=mt19937", "config.training.prng 'mt19937' threefry2x32"),
     ("decoding.beam_size=0", "config.decoding.beam_size is 0 at least 1"),
+    ("decoding.beam_size=401", "config.decoding.beam_size is 401 at most 400"),
     ("decoding.length_penalty=-1", "config.decoding.length_penalty is -1 at least 0"),
     (
       "decoding.average_checkpoints=4",
@@ -334,6 +335,18 @@ class TestARunThatIsNotWhole:
     (run_copy / "config.json").write_text(text)
     refused(run_copy, words, name, f"--workdir={run_copy}")
 
+  def test_a_beam_wider_than_the_vocabulary(self, call, run_copy, contents, name):
+    text = (run_copy / "config.json").read_text()
+    assert '"beam_size": 2,' in text
+    text = text.replace('"beam_size": 2,', '"beam_size": 100000,')
+    (run_copy / "config.json").write_text(text)
+    before = contents(run_copy)
+    answer = call(name, f"--workdir={run_copy}", stdin=b"a cat\n")
+    assert answer.status == 2 and contents(run_copy) == before
+    assert answer.err == (
+      "error: config.decoding.beam_size is 100000: give at most 400, config.vocabulary.size\n"
+    )
+
 
 # Translating -------------------------------------------------------------------------------------
 
@@ -343,6 +356,7 @@ class TestARunThatIsNotWhole:
   [
     (["--beam_size=-1"], "--beam_size=-1 1 or more"),
     (["--beam_size=wide"], "--beam_size=wide int"),
+    (["--beam_size=100000"], "--beam_size=100000 at most 400 config.vocabulary.size"),
     (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
     (["--input=TMP"], "cannot read directory"),
     (["--input=TMP/empty.txt"], "empty file empty.txt"),

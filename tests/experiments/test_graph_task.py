@@ -11,9 +11,10 @@ from configs import default
 from experiments import command
 from experiments.run import load_run
 from experiments.sweeps.cells import plan_cells
-from experiments.tasks import make_task
+from experiments.tasks import graph_data, make_task
 from experiments.tasks.graphs import Graphs, encoder_config
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames
+from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import from_line
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -148,6 +149,12 @@ def test_answers_are_in_the_order_of_the_graphs_and_none_is_left_out(run, packed
   assert answers == kinds.tolist()
 
 
+def test_fewer_graphs_than_any_number_of_folds_are_told_so():
+  data = GraphData(dict(all=2 * [Graph.of([0], [], target=0)]), GraphNames(("0",), (), ("0",)))
+  with pytest.raises(InputError, match=r"2 graphs in config\.data\.tu: at least 3 are needed"):
+    graph_data._folded(data, 0, 10)
+
+
 def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
   (tmp_path / "empty").mkdir()
   for change, words in (
@@ -156,7 +163,7 @@ def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
     ("data.source=multi30k", "config.data.source clutrr, tu"),
     ("data.tu.fold=4", "config.data.tu.fold is 4 0 to 3"),
     ("data.tu.num_folds=2", "config.data.tu.num_folds is 2 at least 3"),
-    ("data.tu.num_folds=49", "49 folds of 48 graphs"),
+    ("data.tu.num_folds=49", "config.data.tu.num_folds is 49 48 graphs 3 to 48"),
     ("data.clutrr.valid_share=1", "config.data.clutrr.valid_share is 1"),
     ("batches.max_length=3", "config.batches.max_length is 3 smallest graph has 4 nodes"),
     ("batches.tokens=7", "config.batches.tokens is 7 0 rows 8"),

@@ -275,11 +275,18 @@ def interrupt():
 
 
 @pytest.mark.parametrize(
-  "end, status",
-  [(interrupt, 130), (lambda: os.kill(os.getpid(), signal.SIGTERM), 143)],
+  "end, status, last_line",
+  [
+    (interrupt, 130, "interrupted"),
+    (
+      lambda: os.kill(os.getpid(), signal.SIGTERM),
+      143,
+      "stopped by SIGTERM: the same command goes on",
+    ),
+  ],
 )
 def test_what_ends_a_sweep_ends_the_trainings_and_keeps_what_is_finished(
-  room, swept, monkeypatch, end, status
+  room, swept, monkeypatch, end, status, last_line
 ):
   def end_when_it_hangs(workdir, word):
     if (room / "hanging").exists():
@@ -289,7 +296,8 @@ def test_what_ends_a_sweep_ends_the_trainings_and_keeps_what_is_finished(
   monkeypatch.setattr(local, "read_state", end_when_it_hangs)
   monkeypatch.setattr(local, "_READ_SECONDS", 0.0)
   handler = signal.getsignal(signal.SIGTERM)
-  assert swept(do={"k-2-seed0": "hang"}).status == status
+  answer = swept(do={"k-2-seed0": "hang"})
+  assert (answer.status, answer.err.splitlines()[-1]) == (status, last_line)
   assert names(room) == ALL[:2] and results(room) == [("k=1", 0)]
   assert signal.getsignal(signal.SIGTERM) is handler
   with pytest.raises(ProcessLookupError):

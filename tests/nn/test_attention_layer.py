@@ -12,6 +12,7 @@ from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.nn.positions import RelativePositionTables
 
 B, T, D, N, H = 3, 6, 16, 4, 4
+POSITIONS = jnp.zeros((B, T), int)
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
 MEMORY = RANDOM.standard_normal((B, 5, D), dtype=np.float32)
@@ -235,3 +236,18 @@ def test_low_precision_computes_with_float32_parameters():
 def test_the_implementation_named_is_the_one_asked():
   with pytest.raises(ValueError, match="implementation is 'nonsense'"):
     make_layer(implementation="nonsense")(jnp.asarray(X))
+
+
+@pytest.mark.parametrize(
+  "call, name",
+  [
+    (lambda layer, wide, narrow: layer(narrow), "x"),
+    (lambda layer, wide, narrow: layer.keys_values(narrow), "memory"),
+    (lambda layer, wide, narrow: layer.attend(narrow, *layer.keys_values(wide)), "x"),
+    (lambda layer, wide, narrow: layer.decode(narrow, layer.init_cache(B, T), POSITIONS), "x"),
+  ],
+)
+def test_an_input_of_another_width_is_named(call, name):
+  with pytest.raises(ValueError) as error:
+    call(make_layer(), jnp.asarray(X), jnp.asarray(X[..., :9]))
+  assert str(error.value) == f"{name} has shape (3, 6, 9); want [..., 16]"

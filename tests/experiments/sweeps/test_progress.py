@@ -65,6 +65,17 @@ def test_updates_made_before_the_sweep_started_do_not_count_for_its_pace(clock):
     assert seconds(progress) == 40 + 100
 
 
+def test_a_cell_has_its_own_time_left_since_it_started(clock):
+  progress, file = make(terminal=False)
+  with progress:
+    progress.update("a-seed0", State("finished", 100))
+    clock[0] = 1000.0
+    progress.update("b-seed0", State("running", 50))
+    clock[0] = 1070.0
+    progress.update("b-seed0", State("running", 60))
+  assert file.getvalue().splitlines()[-1].startswith("b-seed0  running  left 0:04:40  step 60/100")
+
+
 def test_cells_of_a_cluster_are_not_waited_for(clock):
   progress, _ = make(terminal=False)
   with progress:
@@ -85,7 +96,7 @@ def test_where_there_is_no_terminal_each_change_is_a_line_and_time_passing_one(c
     progress.update("a-seed0", State("finished", 100, 1.5, 2.25, 8.0, 9.123))
   assert file.getvalue().splitlines() == [
     "a-seed0  running  (0 of 3 finished)",
-    "a-seed0  running  step 30/100  loss 2.500  valid loss 3.500  valid BLEU 7.2  "
+    "a-seed0  running  left 0:02:55  step 30/100  loss 2.500  valid loss 3.500  valid BLEU 7.2  "
     "(0 of 3 finished, 0:11:15 left)",
     "a-seed0  finished  step 100/100  loss 1.500  valid loss 2.250  valid BLEU 8.0  "
     "test BLEU 9.12  (1 of 3 finished, 0:02:30 left)",
@@ -105,7 +116,7 @@ def test_the_table_shows_every_cell_and_the_time_left(clock):
   assert all(
     word in rows["a-seed0"] for word in ("finished", "100/100", "1.500", "2.250", "8.0", "9.12")
   )
-  assert all(word in rows["b-seed0"] for word in ("running", "50/100", "2.500"))
+  assert all(word in rows["b-seed0"] for word in ("running", "0:00:10", "50/100", "2.500"))
   assert "waiting" in rows["c-seed0"] and "1 of 3 finished, 0:00:30 left" in last
 
 
