@@ -26,7 +26,7 @@ from experiments.values import changes
 from relpos_jax.data.batching import Batches
 from relpos_jax.data.tokenizer import EOS
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import digest
+from relpos_jax.evaluation.record import digest, read_records
 from relpos_jax.models.seq2seq import Transformer
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -391,3 +391,29 @@ def test_help_teaches_by_examples_that_parse(call, name):
   examples = re.findall(rf"python -m experiments\.{name} ([^\n>]*)", answer.out.replace("\\\n", ""))
   flags = importlib.import_module(f"experiments.{name}").FLAGS
   assert examples and all(command.parse(flags, shlex.split(example)) for example in examples)
+
+
+# The commands that the documents name, and the records that are committed ------------------------
+
+RESULTS = pathlib.Path(__file__).parents[2] / "results" / "runs"
+
+
+def documented_sweeps() -> dict[str, str]:
+  """By the name of its results, the config of each sweep that the documents name."""
+  files = [
+    *pathlib.Path("configs").glob("*.py"),
+    *map(pathlib.Path, ("README.md", "experiments/sweep.py")),
+  ]
+  pattern = r"experiments\.sweep --config=(configs/[\w.:,]*\w)"
+  names = [name for file in files for name in re.findall(pattern, file.read_text())]
+  return {load(name.removeprefix("configs/")).name: name.removeprefix("configs/") for name in names}
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl")), ids=lambda file: file.stem)
+def test_a_documented_sweep_finds_its_committed_records(file):
+  """All rows, with the seeds that were trained: the command trains none of them again."""
+  records = {(record["row"], record["seed"]): record["digest"] for record in read_records(file)}
+  seeds = {seed for _, seed in records}
+  cells = plan(documented_sweeps()[file.stem], seeds=len(seeds))
+  assert {(cell.row, cell.seed): cell.digest for cell in cells} == records
+  assert all(record["digest"] == digest(record["config"]) for record in read_records(file))
