@@ -1,13 +1,19 @@
 r"""Measures what relative positions cost in a training step, beside the sinusoidal twin.
 
   python -m experiments.step_benchmark --config=configs/multi30k.py --length=16
-  python -m experiments.step_benchmark --config=configs/wmt14.py --length=32 \
+  python -m experiments.step_benchmark --config=configs/wmt14.py --length=32 --out=results \
       --config.batches.tokens=1024 --config.model.dtype=float32
 
-Steps of both models on one random batch, in turn, in one process; each ratio is of two neighbours
-in time. The sinusoidal model stands there twice: the ratio of its two copies is the noise.
+Rounds of a step of each model on one random batch, in one process; the order changes from round to
+round, so that each is as often first. The sinusoidal model stands there twice: a round's ratio is
+to the mean of its two copies, and the ratio of one to the other is the noise.
+
+With --out it keeps every single time in OUT/steps/NAME.json, NAME being the config's, and writes
+OUT/steps.md from all that are there.
 """
 
+import json
+import pathlib
 from collections.abc import Callable
 
 import jax
@@ -16,47 +22,75 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments import command
+from experiments.reports import steps as report
+from experiments.sweeps.cells import slug
 from experiments.tasks.translation import Translation
 from experiments.validation import validate
+from experiments.values import own_values
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import UNK
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.cost import compare, ratio_quartiles
+from relpos_jax.evaluation.cost import take_turns
+from relpos_jax.evaluation.record import digest
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.step import init_state, make_train_step
-from relpos_jax.training.workdir import environment
+from relpos_jax.training.workdir import environment, write_whole
 
 FLAGS = dict(
   config=command.CONFIG,
   length=command.Flag(32, "tokens a sentence, on either side"),
   repetitions=command.Flag(40, "steps of each model"),
+  out=command.Flag("", "the folder to write to; empty: only print"),
 )
-_TWIN = "sinusoidal"
+_LEAST = 6  # rounds: all orders once; of fewer no median has an interval of 95%
 
 
-def main(config: ConfigDict, length: int, repetitions: int) -> None:
-  """Prints a Markdown table: milliseconds a step, and the ratio's median and quartiles."""
+def main(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
+  """Prints a Markdown section, its table and what that shows; keeps it if there is a folder."""
+  _check(config, length, repetitions)
+  file = command.make_folder(pathlib.Path(out, "steps"), "out") / _name(config) if out else None
+  kinds = {report.TWIN: report.TWIN, report.AGAIN: report.TWIN}
+  kinds[config.model.positions] = config.model.positions
+  steps = {name: make_stepper(config, kind, length) for name, kind in kinds.items()}
+  results = _about(config, length) | dict(seconds=take_turns(steps, repetitions))
+  print("\n".join(report.section(results)))
+  if file:
+    write_whole(file, json.dumps(results) + "\n")
+    print(report.write(pathlib.Path(out)))
+
+
+def _check(config: ConfigDict, length: int, repetitions: int) -> None:
   validate(config)
   if config.task != "translation":
     raise InputError(f"--config is of {config.task}: give one of translation")
+  if config.model.positions == report.TWIN:
+    raise InputError(f"config.model.positions is {report.TWIN}, the twin's: give relative")
   if not 1 <= length <= config.batches.tokens:
     raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
-  if repetitions < 1:
-    raise InputError(f"--repetitions={repetitions}: give at least 1")
-  again, positions = f"{_TWIN} (again)", config.model.positions
-  kinds = {_TWIN: _TWIN, again: _TWIN} | {positions: positions}
-  steps = {name: make_stepper(config, kind, length) for name, kind in kinds.items()}
-  pairs = dict.fromkeys([(again, _TWIN), (positions, _TWIN)])
-  times = compare(steps, pairs, repetitions)
-  where, rows = environment(), config.batches.tokens // length
-  print(
-    f"{config.name}: width {config.model.width}, {rows} x {length} tokens, {config.model.dtype}"
+  if repetitions < _LEAST:
+    raise InputError(f"--repetitions={repetitions}: give at least {_LEAST}")
+
+
+def _name(config: ConfigDict) -> str:
+  """Of its file."""
+  if not (name := slug(config.name)):
+    raise InputError(
+      f"config.name is {config.name!r}: give a --config.name with a letter or digit in it"
+    )
+  return f"{name}.json"
+
+
+def _about(config: ConfigDict, length: int) -> dict:
+  """What was measured, and where."""
+  return dict(
+    environment=environment(),
+    name=config.name,
+    digest=digest(own_values(config)),
+    positions=config.model.positions,
+    width=config.model.width,
+    shape=(config.batches.tokens // length, length),
+    dtype=config.model.dtype,
   )
-  print(f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date']}\n")
-  print("| positions | ms a step | ratio to sinusoidal | quartiles |\n|---|---|---|---|")
-  for (name, _), (seconds, against) in times.items():
-    low, median, high = ratio_quartiles(seconds, against)
-    print(f"| {name} | {1e3 * np.median(seconds):.1f} | {median:.3f} | {low:.3f} to {high:.3f} |")
 
 
 def make_stepper(config: ConfigDict, positions: str, length: int) -> Callable[[], None]:

@@ -1,6 +1,5 @@
 """Molecules with bond labels, as TFDS data sets, and any folder in TU format."""
 
-import os
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +36,7 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   Ivanov et al. 2019, who left isomorphic copies out (figures for the 188 of MUTAG do not apply), or
   from the archive of that name in the folder `path`. Any other name, or "" for the only one there,
   is that of a data set in TU format in the folder `path`: see `relpos_jax.data.tu_format`. Such a
-  folder is read anew each time, also where it holds NAME_A.txt of a name known here.
+  folder is read anew each time. The two names are of the archives alone, whose sums are checked.
 
   Raises InputError for an unknown name, a missing or wrong file, no network, a folder that is not
   in TU format.
@@ -46,15 +45,14 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   ('0', '1', '2', '3')
   """
   folder = local_path(path) if path else None
-  # The os says no, where pathlib would raise, of a folder that may not be looked into.
-  if folder and (name not in _FILES or os.path.exists(folder / f"{name}_A.txt")):
+  if folder and name not in _FILES:
     return read_folder(folder, name)
   if name not in _FILES:
     raise InputError(
       f"unknown data set {name!r}: give the path of its folder, or {' or '.join(_FILES)}"
     )
   if folder:
-    wanted = f"a folder with {name}.zip from {_UPSTREAM}, or in TU format"
+    wanted = f"a folder with {name}.zip from {_UPSTREAM}, or with an empty name one in TU format"
     verify(folder / f"{name}.zip", _FILES[name][1], _UPSTREAM, wanted)
   make = lambda: TU(config=name, data_dir=data_dir())
   url = "" if folder else f"{_URL}{name}.zip"

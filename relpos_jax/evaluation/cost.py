@@ -1,11 +1,13 @@
 """What a computation costs: its time beside another's, and the memory its compiler sets aside."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+_SEED, _NUM_SAMPLES = 12345, 10_000  # of resampled rounds
 
 Pair = tuple[str, str]
 
@@ -49,6 +51,26 @@ def compare(
   return times
 
 
+def take_turns(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+  """Times each function once a round, and returns the seconds of each by name.
+
+  Each is as often first as any other, and as often before as after its neighbour: of n functions,
+  2 n rounds have n orders and their reverses. Only the runs of one round are to be compared.
+
+  >>> seconds = take_turns(dict(double=lambda: np.ones(9) * 2, square=lambda: np.ones(9) ** 2), 4)
+  >>> [len(of) for of in seconds.values()]
+  [4, 4]
+  """
+  names = list(functions)
+  seconds = {name: [] for name in names}
+  for number in range(rounds):
+    first = number // 2 % len(names)
+    order = names[first:] + names[:first]
+    for name in reversed(order) if number % 2 else order:
+      seconds[name].append(run_time(functions[name]))
+  return seconds
+
+
 def run_time(function: Callable[[], Any]) -> float:
   """Seconds of one call, until all arrays that it returns are there."""
   start = time.perf_counter()
@@ -57,7 +79,7 @@ def run_time(function: Callable[[], Any]) -> float:
 
 
 def ratio_quartiles(
-  seconds: list[float], against_seconds: list[float]
+  seconds: Sequence[float], against_seconds: Sequence[float]
 ) -> tuple[float, float, float]:
   """Lower quartile, median and upper quartile of the ratios of neighbours.
 
@@ -66,6 +88,20 @@ def ratio_quartiles(
   """
   low, median, high = np.quantile(np.divide(seconds, against_seconds), (0.25, 0.5, 0.75))
   return float(low), float(median), float(high)
+
+
+def ratio_interval(
+  seconds: Sequence[float], against_seconds: Sequence[float]
+) -> tuple[float, float]:
+  """The 95% interval of the median ratio: percentiles of the medians of resampled rounds.
+
+  >>> ratio_interval([2.0] * 6, [1.0] * 6)
+  (2.0, 2.0)
+  """
+  ratios = np.divide(seconds, against_seconds)
+  samples = np.random.default_rng(_SEED).choice(ratios, (_NUM_SAMPLES, len(ratios)))
+  low, high = np.quantile(np.median(samples, axis=1), (0.025, 0.975))
+  return float(low), float(high)
 
 
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -155,13 +155,21 @@ def molecules(tmp_path, monkeypatch) -> pathlib.Path:
 def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(molecules):
   found = tu.load("MUTAG", path=str(molecules.parent))
   molecules.with_name("MUTAG.zip").unlink()
-  again, wanted = tu.load("MUTAG"), tu.load("MUTAG", path=str(molecules))
+  again, wanted = tu.load("MUTAG"), tu.load("", path=str(molecules))
   for data in (found, again):
     assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
       wanted.names.node_labels, wanted.names.edge_labels, wanted.names.classes
     )  # fmt: skip
     for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
+
+
+def test_a_known_name_is_of_the_archive_alone_whose_sum_is_checked(molecules):
+  """A record leaves out where it lies; of a folder in TU format it tells the path."""
+  message = refusal("MUTAG", path=str(molecules))
+  assert message.startswith(f"cannot read {molecules}/MUTAG.zip: ")
+  assert "with an empty name one in TU format" in message
+  assert len(tu.load("", path=str(molecules)).splits["all"])
 
 
 def test_damaged_prepared_data_are_named_whichever_file_it_is(molecules, data_dir):

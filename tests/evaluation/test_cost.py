@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from relpos_jax.evaluation import cost
-from relpos_jax.evaluation.cost import compare, compile_program, ratio_quartiles, with_gradients
+from relpos_jax.evaluation.cost import (
+  compare,
+  compile_program,
+  ratio_interval,
+  ratio_quartiles,
+  take_turns,
+  with_gradients,
+)
 
 
 @pytest.fixture
@@ -32,6 +39,24 @@ def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
   assert times["a", "c"] == ([2.0, 5.0], [1.0, 6.0])
   assert times["b", "c"] == ([4.0, 7.0], [3.0, 8.0])
   assert sum(ticks) == sum(range(1, 9)) and len(ticks) == 4
+
+
+def test_in_turns_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
+  seconds = take_turns({name: lambda name=name: name for name in "abc"}, 6)
+  rounds = ["".join(calls[i : i + 3]) for i in range(0, 18, 3)]
+  assert rounds == ["abc", "cba", "bca", "acb", "cab", "bac"]
+  assert seconds["a"][:2] == [1.0, 6.0] and all(len(of) == 6 for of in seconds.values())
+
+
+def test_an_interval_holds_the_median_and_shrinks_with_the_spread():
+  random = np.random.default_rng(0)
+  widths = []
+  for spread in (0.2, 0.02):
+    ratios = np.exp(spread * random.normal(size=60)).tolist()
+    low, high = ratio_interval(ratios, 60 * [1.0])
+    assert low < np.median(ratios) < high
+    widths.append(high - low)
+  assert widths[0] > 5 * widths[1]
 
 
 class Late:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from relpos_jax.data import tu
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import KEYS, digest, from_line, make_record, read_records, to_line
 
@@ -79,6 +80,26 @@ def test_the_digest_does_not_depend_on_what_changes_no_result(same):
 )
 def test_every_other_value_changes_the_digest(other):
   assert digest(other) != digest(CHANGES)
+
+
+MOLECULES = {"task": "graphs", "data.source": "tu", "data.tu.path": "/my/data"}
+
+
+@pytest.mark.parametrize("name", [None, *tu._FILES])
+def test_where_the_known_archives_lie_is_no_part_of_a_record(name):
+  """Their sums are checked."""
+  named = MOLECULES | ({"data.tu.name": name} if name else {})
+  assert digest(named) == digest(named | {"data.tu.path": "/your/data"})
+  assert digest(named) == digest({k: v for k, v in named.items() if k != "data.tu.path"})
+  made = make_record(CONFIG, named, ENVIRONMENT, METRICS, SCORES, {})
+  assert "data.tu.path" not in made["config"] and made["digest"] == digest(named)
+
+
+@pytest.mark.parametrize("name", ["", "PROTEINS", "mutag"])
+def test_a_folder_of_ones_own_is_told_by_its_path(name):
+  """Nobody knows what is in it."""
+  named = MOLECULES | {"data.tu.name": name}
+  assert digest(named) != digest(named | {"data.tu.path": "/your/data"})
 
 
 def test_the_digest_is_that_of_the_values_in_the_record():

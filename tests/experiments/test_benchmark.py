@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import shutil
 import sys
 from functools import partial
 
@@ -13,6 +14,7 @@ import pytest
 from experiments import benchmark, step_benchmark
 from experiments.benchmarks import contestants, measurement, tables, torch_peers
 from experiments.benchmarks.contestants import AGAIN, STOCK, Case, Contestant, Prepared
+from experiments.reports import steps
 from relpos_jax.attention.choice import Implementation
 from relpos_jax.errors import InputError
 
@@ -257,16 +259,75 @@ def test_without_pytorch_its_rows_say_so(monkeypatch):
 # A training step ---------------------------------------------------------------------------------
 
 
-def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, monkeypatch):
+@pytest.fixture
+def ran(monkeypatch):
+  """The positions and lengths of steps that were made; none is compiled."""
   ran = []
   make_stepper = lambda config, positions, length: lambda: ran.append((positions, length))
   monkeypatch.setattr(step_benchmark, "make_stepper", make_stepper)
-  answer = call("step_benchmark", f"--config={data}/tiny.py", "--length=16", "--repetitions=2")
+  return ran
+
+
+def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, ran):
+  answer = call("step_benchmark", f"--config={data}/tiny.py", "--length=16", "--repetitions=6")
   assert answer.status == 0, answer.err
   rows = [line.split(" | ")[0] for line in answer.out.splitlines() if line.startswith("| ")]
-  assert rows == ["| positions", "| sinusoidal (again)", "| relative"]
-  assert (ran.count(("relative", 16)), ran.count(("sinusoidal", 16))) == (2, 6)
-  for mistake in ("--length=0", "--length=100000", "--repetitions=0"):
-    answer = call("step_benchmark", f"--config={data}/tiny.py", mistake)
+  assert rows == ["| positions", "| sinusoidal", "| sinusoidal (again)", "| relative"]
+  assert (ran.count(("relative", 16)), ran.count(("sinusoidal", 16))) == (6, 12)
+  mistakes = "--length=0", "--length=100000", "--repetitions=5", "--config.model.positions"
+  for mistake in mistakes:
+    value = "=sinusoidal" if "positions" in mistake else ""
+    answer = call("step_benchmark", f"--config={data}/tiny.py", f"{mistake}{value}")
     assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
-    assert f"error: {mistake}: give" in answer.err
+    assert answer.err.startswith(f"error: {mistake.removeprefix('--') if value else mistake}")
+    assert ": give" in answer.err
+
+
+def test_the_report_of_steps_is_rebuilt_from_every_single_time(call, data, ran, tmp_path):
+  for name in ("one", "two"):
+    flags = f"--config={data}/tiny.py", f"--config.name={name}", f"--out={tmp_path}"
+    answer = call("step_benchmark", *flags, "--length=16", "--repetitions=7")
+    assert answer.status == 0, answer.err
+  text = (tmp_path / "steps.md").read_text()
+  assert text.count("\n## ") == 2 and answer.out.split("\n## ")[-1].split("\n|")[0] in text
+  results = json.loads((tmp_path / "steps" / "one.json").read_text())
+  assert [len(of) for of in results["seconds"].values()] == 3 * [7]
+  assert results["shape"] == [8, 16] and len(results["digest"]) == 12
+  assert steps.write(tmp_path).read_text() == text
+  (tmp_path / "steps" / "one.json").write_text("{}")
+  with pytest.raises(InputError, match=f"^{tmp_path}/steps/one.json is not as"):
+    steps.write(tmp_path)
+
+
+def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
+  """A machine that slows down changes no ratio; medians over all rounds are of other rounds."""
+  drift = np.array([1.0, 2.0, 3.0, 50.0, 60.0, 70.0])
+  factors = {steps.TWIN: 0.9, steps.AGAIN: 1.1, "relative": 1.04}
+  seconds = {name: (factor * drift).tolist() for name, factor in factors.items()}
+  where = dict(devices="", cpu_cores=1, cpu="", date="", packages=dict(jax=""), command="")
+  about = dict(name="", digest="", positions="relative", width=1, shape=(1, 1), dtype="")
+  lines = steps.section(about | dict(environment=where | dict(git_commit=None), seconds=seconds))
+  (row,) = [line for line in lines if line.startswith("| relative")]
+  assert row.endswith("| 1.040 | 1.040 to 1.040 | 1.040 to 1.040 |")
+  assert "at most 1.05 is shown" in lines[-2]
+
+
+@pytest.mark.parametrize(
+  "interval, told",
+  [
+    ((1.0, 1.05), "at most 1.05 is shown (1.000 to 1.050); the paper's 1.07 is above"),
+    ((1.0, 1.08), "at most 1.05 is not shown (1.000 to 1.080); the paper's 1.07 is in"),
+    ((1.051, 1.06), "at most 1.05 is not so (1.051 to 1.060); the paper's 1.07 is above"),
+    ((1.08, 1.09), "at most 1.05 is not so (1.080 to 1.090); the paper's 1.07 is below"),
+  ],
+)
+def test_what_is_said_of_the_price_follows_from_its_interval(interval, told):
+  assert told in steps.verdict(interval)
+
+
+def test_the_steps_that_are_committed_give_the_report(tmp_path):
+  results = pathlib.Path(__file__).parents[2] / "results"
+  if not list(results.glob("steps/*.json")):
+    pytest.skip("no raw results are committed yet: results/steps/*.json")
+  shutil.copytree(results / "steps", tmp_path / "steps")
+  assert steps.write(tmp_path).read_text() == (results / "steps.md").read_text()

@@ -396,7 +396,7 @@ class TestLengths:
     assert whole[0].count("### By length") == 1
 
   def test_longer_than_the_test_split_is_not_longer_than_training(self, tmp_path, records):
-    """Pairs as long as the batches let in train, and the test split need not have so long ones."""
+    """Pairs as long as the batches let in train (`test_configs`); test need not have such."""
     records = [of_config(copy.deepcopy(r), **{"batches.max_length": 51}) for r in records]
     for record in records:
       record["scores"]["long"] = record["scores"]["test"]
