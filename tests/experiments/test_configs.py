@@ -422,13 +422,7 @@ def documented_sweeps() -> dict[str, str]:
   return {load(name.removeprefix("configs/")).name: name.removeprefix("configs/") for name in names}
 
 
-def results_file(file: pathlib.Path):
-  to_be_renewed = pytest.mark.xfail(strict=True, reason="trained before its limit of lengths was")
-  marks = to_be_renewed if file.stem == "lengths-embedded" else ()
-  return pytest.param(file, id=file.stem, marks=marks)
-
-
-@pytest.mark.parametrize("file", [*map(results_file, sorted(RESULTS.glob("*.jsonl")))])
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl")), ids=lambda file: file.stem)
 def test_a_documented_sweep_finds_its_committed_records(file):
   """All rows, with the seeds that were trained: the command trains none of them again."""
   records = {(record["row"], record["seed"]): record["digest"] for record in read_records(file)}
