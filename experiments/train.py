@@ -10,8 +10,9 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
 The folder --workdir holds all of the run; the same command again goes on where it stopped. One
-training at a time is at work in it. SIGTERM saves and ends it with status 0. Data are downloaded,
-but where a FOLDER has them already.
+training at a time is at work in it. SIGTERM saves and ends it with status 0, Ctrl-C saves and ends
+it with status 130, and Ctrl-C again at once. Data are downloaded, but where a FOLDER has them
+already.
 
 In several processes the first prints and writes. Each is started with this command, as srun and
 mpirun do; experiments/launch/ has recipes.
@@ -20,6 +21,7 @@ mpirun do; experiments/launch/ has recipes.
 import contextlib
 import functools
 import pathlib
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -73,7 +75,10 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
-      print(" ".join(f"stopped by SIGTERM {stopped}".split()) + ": the same command goes on")
+      print(" ".join(f"stopped by {stop.signal.name} {stopped}".split()), end="")
+      print(": the same command goes on", flush=True)
+      if stop.signal == signal.SIGINT:
+        raise KeyboardInterrupt from stopped
     except OSError as error:
       if not is_no_room(error):
         raise
