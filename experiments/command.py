@@ -10,6 +10,7 @@ import operator
 import os
 import pathlib
 import re
+import signal
 import sys
 import traceback
 import types
@@ -72,6 +73,8 @@ def run(
     argv: the arguments; those of the command line by default.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
+  if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `experiments` has left it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(encoding="utf-8")

@@ -31,10 +31,10 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from experiments import command
+from experiments.locks import alone_in
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import Cell, plan_cells, submission, sweep_name
 from experiments.sweeps.local import run_cells
-from experiments.sweeps.locks import alone_in
 from experiments.sweeps.progress import Progress, fail, finished_state, read_state
 from experiments.tasks import make_task
 from relpos_jax.errors import InputError

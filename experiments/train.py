@@ -9,16 +9,21 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
-The folder --workdir holds all of the run; the same command again goes on where it stopped. SIGTERM
-saves and ends it with status 0. Data are downloaded, but where a FOLDER has them already.
+The folder --workdir holds all of the run; the same command again goes on where it stopped. One
+training at a time is at work in it. SIGTERM saves and ends it with status 0, Ctrl-C saves and ends
+it with status 130, and Ctrl-C again at once. Data are downloaded, but where a FOLDER has them
+already.
 
 In several processes the first prints and writes. Each is started with this command, as srun and
 mpirun do; experiments/launch/ has recipes.
 """
 
+import contextlib
 import functools
 import pathlib
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,6 +32,7 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.evaluate import evaluate
+from experiments.locks import alone_in
 from experiments.run import init_params, make_optimizer, make_step, plan_run, with_average
 from experiments.tasks import make_task
 from experiments.tasks.task import Run
@@ -39,6 +45,7 @@ from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.processes import (
   anywhere,
   check_same,
+  first_line,
   is_first,
   join_processes,
   one_voice,
@@ -68,7 +75,10 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
-      print(" ".join(f"stopped by SIGTERM {stopped}".split()) + ": the same command goes on")
+      print(" ".join(f"stopped by {stop.signal.name} {stopped}".split()), end="")
+      print(": the same command goes on", flush=True)
+      if stop.signal == signal.SIGINT:
+        raise KeyboardInterrupt from stopped
     except OSError as error:
       if not is_no_room(error):
         raise
@@ -80,16 +90,32 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
 def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
   validate(config)
   claim_workdir(workdir, config.to_dict(), defaults(config).to_dict())
-  task = make_task(config)
-  data = task.load_data()
-  for note in data.notes:
-    print(note)
-  run = plan_run(task, task.learn_vocabulary(data, workdir))
-  _check_processes(run)
-  with jax.set_mesh(run.mesh):
-    run_training(run, data, workdir, stop)
-  evaluate(with_average(run, workdir), data, workdir)
-  wait_for_all("evaluated")
+  with _alone_in(workdir):
+    task = make_task(config)
+    data = task.load_data()
+    for note in data.notes:
+      print(note)
+    run = plan_run(task, task.learn_vocabulary(data, workdir))
+    _check_processes(run)
+    with jax.set_mesh(run.mesh):
+      run_training(run, data, workdir, stop)
+    evaluate(with_average(run, workdir), data, workdir)
+    wait_for_all("evaluated")
+
+
+@contextlib.contextmanager
+def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
+  """Keeps every other training out: the first of several processes does, and all are refused."""
+  with contextlib.ExitStack() as stack:
+    refusal = ""
+    if is_first():
+      try:
+        stack.enter_context(alone_in(workdir, "training", "workdir"))
+      except InputError as error:
+        refusal = str(error)
+    if refusal := first_line(refusal):
+      raise InputError(refusal)
+    yield
 
 
 def _check_processes(run: Run) -> None:

@@ -5,8 +5,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.locks import in_turn
 from experiments.sweeps.cells import Cell, own_record
-from experiments.sweeps.locks import in_turn
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import read_records, to_line
 from relpos_jax.training.workdir import environment, write_whole

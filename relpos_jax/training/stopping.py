@@ -1,4 +1,4 @@
-"""What a run does when it is asked to end: SIGTERM, as schedulers and clouds send it."""
+"""What a run does when it is asked to end: SIGTERM, as schedulers send it, or SIGINT: Ctrl-C."""
 
 import contextlib
 import functools
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from relpos_jax.typing import Array, Bool, PyTree
 
 _A_MOMENT = 0.1  # seconds
+_AFTER_THE_LAST = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
 
 
 class Stopped(BaseException):
@@ -26,7 +27,7 @@ class Stopped(BaseException):
 
 
 class Stop:
-  """Hears SIGTERM between `with` and its end; a second one kills.
+  """Hears SIGTERM and SIGINT between `with` and its end; the same one again kills.
 
   At once a `Stopped` is raised, but where `waits` is true: there a step of training is not to be
   cut short. Those that train look at `reached` after each step, and one process's signal stops all
@@ -45,18 +46,20 @@ class Stop:
     self._is_last = is_last
     self.waits = False
     self.reached = False  # and all processes know
+    self.signal = signal.SIGTERM  # or the first that this process heard
     self._asked = False  # this process was
-    self._before = self._hook = None
+    self._before, self._hook = {}, None
 
   def __enter__(self) -> "Stop":
     if threading.current_thread() is threading.main_thread():  # as Python wants it
-      self._before = signal.signal(signal.SIGTERM, self._note)
+      self._before = {number: signal.signal(number, self._note) for number in _AFTER_THE_LAST}
       self._hook, sys.unraisablehook = sys.unraisablehook, self._once_more
     return self
 
   def __exit__(self, *_) -> None:
-    if self._before is not None:
-      signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_last else self._before)
+    for number, handler in self._before.items():
+      signal.signal(number, _AFTER_THE_LAST[number] if self._is_last else handler)
+    if self._hook:
       sys.unraisablehook = self._hook
 
   def ask(self, after: PyTree = ()) -> Bool[Array, ""] | None:
@@ -95,9 +98,11 @@ class Stop:
     finally:
       self.waits = before
 
-  def _note(self, *_) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    self._asked = True
+  def _note(self, number: int, _) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    if self._asked:  # by the other one: a launcher passes on what its terminal sends to all
+      return
+    self._asked, self.signal = True, signal.Signals(number)
     if not self.waits:
       raise Stopped
 
@@ -105,8 +110,9 @@ class Stop:
     """Callbacks and an object's end let nothing through: the signal comes again, a moment later."""
     if unraisable.exc_type is not Stopped:
       return self._hook(unraisable)
-    signal.signal(signal.SIGTERM, self._note)
-    threading.Timer(_A_MOMENT, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    self._asked = False
+    signal.signal(self.signal, self._note)
+    threading.Timer(_A_MOMENT, os.kill, (os.getpid(), self.signal)).start()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from experiments import translate
+from experiments.locks import alone_in
 from relpos_jax.attention import choice
 
 
@@ -246,6 +247,14 @@ def test_a_folder_with_other_files(train_refused, tmp_path):
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "thesis.tex").write_text("years of work")
   train_refused("'thesis.tex' no run --workdir")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_folder_that_another_training_is_at_work_in(train_refused, workdir, tmp_path, is_new):
+  if not is_new:
+    shutil.copytree(workdir, tmp_path / "run")
+  with alone_in(tmp_path / "run"):
+    train_refused(f"another training is at work in {tmp_path}/run: wait give another --workdir")
 
 
 def test_a_file_where_the_folder_should_be(train_refused, tmp_path):

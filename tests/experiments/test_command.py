@@ -1,6 +1,10 @@
 """A user's mistake on the command line is one line on stderr and exit status 2."""
 
+import os
 import pathlib
+import signal
+import subprocess
+import sys
 
 import pytest
 from ml_collections import ConfigDict
@@ -208,6 +212,20 @@ def test_an_interrupt_is_one_line_and_status_130(capsys):
     raise KeyboardInterrupt
 
   assert run(capsys, interrupted, flags={}) == (130, "", "interrupted\n")
+
+
+def test_an_interrupt_ends_a_command_that_is_still_being_imported(tmp_path, request):
+  """In JAX's callbacks a KeyboardInterrupt would be lost."""
+  callback = "import signal\nclass Ends:\n  def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+  (tmp_path / "ml_collections.py").write_text(f"{callback}Ends()\nprint('goes on')")
+  answer = subprocess.run(
+    [sys.executable, "-m", "experiments.command"],
+    env=dict(os.environ, PYTHONPATH=str(tmp_path)),
+    cwd=request.config.rootpath,
+    capture_output=True,
+    text=True,
+  )
+  assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from experiments.locks import alone_in
 from relpos_jax.training.reporting import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -85,6 +86,13 @@ def test_a_folder_of_each_process_is_refused_by_all(data, tmp_path):
   assert not launch(1, tmp_path / "0", data, "--config.training.num_steps=6").returncode
   answer = launch(2, own, data, everywhere)
   assert answer.returncode == 2 and "checkpoints is not the same in all" in answer.stderr
+
+
+def test_a_folder_that_another_training_is_at_work_in_is_refused_by_all(data, tmp_path):
+  with alone_in(tmp_path / "run"):
+    answer = launch(2, tmp_path / "run", data, "--config.mesh.data=-1")
+  assert answer.returncode == 2 and not (tmp_path / "run").exists()
+  assert f"another training is at work in {tmp_path}/run" in answer.stderr
 
 
 def test_parameters_cut_over_processes_are_evaluated_as_whole_ones(data, tmp_path):

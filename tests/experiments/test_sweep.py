@@ -16,9 +16,9 @@ import time
 import pytest
 
 from configs import default
-from experiments import command, train
+from experiments import command, locks, train
 from experiments.sweeps import cells as cells_module
-from experiments.sweeps import local, locks, progress
+from experiments.sweeps import local, progress
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import plan_cells
 from experiments.validation import validate
@@ -335,7 +335,7 @@ def test_a_sweep_that_is_killed_leaves_no_training_behind(tmp_path, request):
 
 HOLDER = """import pathlib, sys, time
 
-from experiments.sweeps.locks import alone_in
+from experiments.locks import alone_in
 
 with alone_in(pathlib.Path(sys.argv[1])):
   print(flush=True)

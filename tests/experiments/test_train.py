@@ -188,11 +188,16 @@ def test_a_full_disk_is_told_in_a_line_and_another_error_is_a_bug(train, tmp_pat
     train(tmp_path / "run")
 
 
-def test_sigterm_before_the_first_step_ends_at_once(train, tmp_path, monkeypatch):
-  monkeypatch.setattr(Translation, "load_data", lambda _: _terminate())
+@pytest.mark.parametrize(
+  "number, status, err", [(signal.SIGTERM, 0, ""), (signal.SIGINT, 130, "interrupted\n")]
+)
+def test_a_signal_before_the_first_step_ends_at_once(
+  train, tmp_path, monkeypatch, number, status, err
+):
+  monkeypatch.setattr(Translation, "load_data", lambda _: signal.raise_signal(number))
   answer = train(tmp_path)
-  assert (answer.status, answer.err) == (0, "")
-  assert answer.out == "stopped by SIGTERM: the same command goes on\n"
+  assert (answer.status, answer.err) == (status, err)
+  assert answer.out == f"stopped by {number.name}: the same command goes on\n"
 
 
 def test_steps_that_are_not_finite_are_skipped_and_too_many_stop_with_finite_parameters(

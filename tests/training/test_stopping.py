@@ -1,4 +1,4 @@
-"""SIGTERM is heard once, where it should be, and its handler is put back."""
+"""SIGTERM and SIGINT are heard once, where they should be; their handlers are put back."""
 
 import contextlib
 import signal
@@ -52,15 +52,28 @@ def test_what_may_be_cut_short_is_but_not_where_others_take_part(before, monkeyp
       assert stop.waits and (went_on, stop.reached) == (others, not others)
 
 
-def test_where_python_lets_nothing_through_it_is_heard_a_moment_later(before, capsys):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_where_python_lets_nothing_through_it_is_heard_a_moment_later(before, capsys, number):
   class Ends:
     def __del__(self):
-      terminate()
+      signal.raise_signal(number)
 
-  with Stop(), pytest.raises(Stopped):
+  with Stop() as stop, pytest.raises(Stopped):
     Ends()  # and what it raises is lost
     time.sleep(5)
-  assert not capsys.readouterr().err
+  assert not capsys.readouterr().err and stop.signal == number
+
+
+def test_an_interrupt_that_a_launcher_passes_on_too_stops_once_and_again_kills(before):
+  """The launcher's SIGTERM comes while what the interrupt has stopped is put away."""
+  interrupts = signal.getsignal(signal.SIGINT)
+  with Stop() as stop:
+    with pytest.raises(Stopped):
+      signal.raise_signal(signal.SIGINT)
+    terminate()
+    assert stop.signal == signal.SIGINT and stop.hear(stop.ask())
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+  assert signal.getsignal(signal.SIGINT) == interrupts
 
 
 def test_nothing_is_reached_without_a_signal(before):
