@@ -75,8 +75,8 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
-      print(" ".join(f"stopped by {stop.signal.name} {stopped}".split()), end="")
-      print(": the same command goes on", flush=True)
+      done = " ".join(f"stopped by {stop.signal.name} {stopped}".split())
+      print(f"{done}: the same command goes on", flush=True)
       if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt from stopped
     except OSError as error:
