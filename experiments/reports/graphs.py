@@ -35,7 +35,7 @@ section 3.1: vectors of edge labels are added to keys and values. `configs/graph
 systems are, which differ in nothing else. Accuracy in percent: the mean over seeds, and after ± the
 standard deviation. A gain is that of the same seed or fold, its interval the 95% of Student's t; it
 is called beyond the spread where that leaves out zero; each pair is judged by itself, with no
-allowance for how many there are. Settings were chosen on valid splits.
+allowance for how many there are.
 """
 
 

@@ -88,6 +88,10 @@ def of_row(records, row: str, of):
   return [of(record) for record in records if record["row"] == row]
 
 
+def test_how_settings_were_chosen_is_not_told_of_runs_that_nobody_knows(text):
+  assert "chosen" not in text
+
+
 def test_chains_have_the_mean_and_deviation_of_their_seeds(text):
   records, (table, lengths, _) = invent_chains(), tables_in(text)
   longest = lambda r: 100 * np.mean([ok for size, ok in r["sentences"]["valid"] if size == 4])
