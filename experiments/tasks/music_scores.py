@@ -1,15 +1,16 @@
 """The likelihood of pieces as tables tell it, beside the published figures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from relpos_jax.evaluation.likelihood import Likelihood
 
-# Huang et al. 2018, table 2: on the valid split of the chorales, nats a token.
+# Huang et al. 2018, table 2: on the valid split of the chorales, nats a token. Quoted second hand:
+# nobody has held them against the paper.
 PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
 BASELINE = 0.417
+WITH_INSTRUMENTS = 0.37  # sinusoidal, and each token's voice is told
 
 
 def scores_of(found: Likelihood) -> dict[str, float]:
@@ -37,11 +38,11 @@ def table(found: Mapping[str, Likelihood], is_published: bool) -> str:
 
 
 def published() -> str:
-  """The figures, in words.
+  """The figures, in words, and what they are worth.
 
-  >>> published()
-  'Huang et al. 2018, table 2: baseline 0.417, relative 0.357, sinusoidal 0.398'
+  >>> published().partition(": ")[2]
+  'baseline 0.417, relative 0.357, sinusoidal 0.398, with instrument labels 0.37'
   """
-  figures: dict[str, Any] = dict(baseline=BASELINE) | PUBLISHED
+  figures = dict(baseline=BASELINE) | PUBLISHED | {"with instrument labels": WITH_INSTRUMENTS}
   told = ", ".join(f"{name} {value}" for name, value in figures.items())
-  return f"Huang et al. 2018, table 2: {told}"
+  return f"Huang et al. 2018, table 2, quoted second hand, not checked: {told}"

@@ -66,7 +66,7 @@ def test_every_number_is_that_of_the_runs(page, records):
       ).items():
         mean, half = student_interval([run["scores"][split][measure] for run in runs])
         assert cells[f"{split}, {words}"] == f"{mean:.3f} ± {half:.3f}"
-  assert {row[""]: row["published, valid"] for row in table} == dict(
+  assert {row[""]: row["published (second hand), valid"] for row in table} == dict(
     relative="0.357", sinusoidal="0.398", clipped="-", none="-"
   )
 
@@ -88,9 +88,21 @@ def test_the_ordering_is_told_as_far_as_the_spread_shows_it(page):
   assert "from the lowest to the highest: relative, sinusoidal, clipped, none." in text
   assert "sinusoidal above relative: +0.0" in text
   assert "none above clipped" not in text and "Inside it: 1 of 6." in text
-  assert "relative below sinusoidal, holds here." in text
-  assert "Relative reaches the published 0.357." in text
-  assert "Sinusoidal is 0.00" in text and "above the published 0.398." in text
+  assert "relative below sinusoidal, holds here; " in text
+  assert "Relative reaches the 0.357 quoted." in text
+  assert "Sinusoidal is 0.00" in text and "above the 0.398 quoted." in text
+
+
+def test_figures_that_nobody_checked_are_called_so(page):
+  """Nor is all that lies between two of them put down to positions."""
+  text = page[0]
+  assert "quoted second hand, not checked: " in text and "with instrument labels 0.37" in text
+  assert "The ordering quoted second hand, relative below sinusoidal," in text
+  assert "not all need be of the positions" in text
+
+
+def test_how_settings_were_chosen_is_not_told_of_runs_that_nobody_knows(page):
+  assert "chosen" not in page[0]
 
 
 def test_runs_and_memory_share_a_page_whoever_writes_it(page, request):
