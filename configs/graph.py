@@ -10,26 +10,30 @@
 The argument's words, separated by commas: clutrr, trained on chains of 2 to 4 relations and scored
 on 2 to 10; or tu, the molecules MUTAG and any folder in TU format, where seeds 0 to 9 test on one
 of ten folds each (--config.data.tu.fold=3 fixes it); or mutagenicity, more molecules. And a system:
-
-  keys_values   labels of edges on keys and values
-  keys, values  labels on the one alone
-  none          neighbours see each other, and no labels
-  undirected    keys_values, and an edge is the same in both directions
-  unstructured  every node sees all of its graph, and nothing of its edges
-
-Where labels are known, all persons of a chain see each other, and atoms see their neighbours.
+keys_values, keys, values, none, undirected or unstructured, as `_SYSTEMS` says below.
 """
 
 from configs import default
 
 _BLIND = dict(relative_keys=False, relative_values=False)
+# Each: what it is, and the values that make it.
 _SYSTEMS = {
-  "keys_values": {},
-  "keys": dict(relative_values=False),
-  "values": dict(relative_keys=False),
-  "none": dict(_BLIND, sees="neighbours"),
-  "undirected": dict(reverse_edges="same_label"),
-  "unstructured": dict(_BLIND, sees="all"),
+  "keys_values": (
+    "labels of edges on keys and values; all persons of a chain see each other, atoms see their "
+    "neighbours",
+    {},
+  ),
+  "keys": ("the first with labels on keys alone", dict(relative_values=False)),
+  "values": ("the first with labels on values alone", dict(relative_keys=False)),
+  "none": ("neighbours see each other, and no labels", dict(_BLIND, sees="neighbours")),
+  "undirected": (
+    "the first, but an edge is the same in both directions",
+    dict(reverse_edges="same_label"),
+  ),
+  "unstructured": (
+    "every node sees all of its graph, and nothing of its edges",
+    dict(_BLIND, sees="all"),
+  ),
 }
 _ROWS = dict(keys_values="keys and values")  # other rows are called like their systems
 
@@ -43,7 +47,7 @@ def get_config(argument: str = ""):
   config.name = f"graph-{source}" + (f"-{system}" if system != "keys_values" else "")
   config.training.update(schedule="inverse_sqrt", learning_rate=0.001, keep_checkpoints=3)
   _SOURCES[source](config)
-  config.model.update(_SYSTEMS[system])
+  config.model.update(_SYSTEMS[system][1])
   return config
 
 
@@ -74,5 +78,10 @@ _SOURCES = dict(clutrr=_clutrr, tu=_tu, mutagenicity=_mutagenicity)
 
 def sweep():
   """Each system."""
-  for name, changes in _SYSTEMS.items():
+  for name, (_, changes) in _SYSTEMS.items():
     yield _ROWS.get(name, name), {f"model.{key}": value for key, value in changes.items()}
+
+
+def systems():
+  """What each row of the sweep is, in words."""
+  return {_ROWS.get(name, name): what for name, (what, _) in _SYSTEMS.items()}

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from experiments.reports.records import Record
-from experiments.reports.results import Table, short_commit
+from experiments.reports.results import Table, config_value, short_commit
 
 
 def each(records: Sequence[Record], of: Callable[[Record], object]) -> str:
@@ -34,6 +34,17 @@ def origin(records: Sequence[Record], packages: Sequence[str] = ("jax",)) -> str
   return (
     f"{each(records, lambda r: r['hardware'])}; {each(records, lambda r: r['date'][:10])}; "
     f"commit {commit}; {', '.join(versions)}"
+  )
+
+
+def of_which(records: Sequence[Record]) -> str:
+  """Of which parameters numbers are: training evaluates those it has, scores are of their mean."""
+  averaged = each(records, lambda record: config_value(record, "decoding.average_checkpoints"))
+  if averaged == "1":
+    return "Valid loss and scores are of the parameters after the last update."
+  return (
+    "Valid loss and learning curves are of the parameters after an update, scores of the mean of "
+    f"the last {averaged} checkpoints."
   )
 
 

@@ -16,6 +16,7 @@ from experiments.tasks.graph_scores import (
   CTP,
   DIFFERENT_LONGEST,
   GRAPHS,
+  GUESSED_LONGEST,
   LONGEST_TRAINED,
   lengths_panel,
 )
@@ -32,7 +33,7 @@ def section(table: Table, folder: pathlib.Path) -> list[str]:
     "",
     f"Trained on chains of 2 to {LONGEST_TRAINED}. Valid are {_number(table, 'valid')} of the "
     f"published training rows{_different_valid(table)}, and no graph of them is trained on. "
-    f"{caption(table)}",
+    f"{caption(table)} {captions.of_which(table.records())}",
     "",
     *_chain_table(table, tests),
     "",
@@ -75,9 +76,9 @@ def _chain_table(table: Table, tests: Mapping[int, str]) -> list[str]:
     rows.append([row, captions.seeds(runs), captions.valid_loss(runs, spread), *values, below])
   majority = lambda run, split: run["scores"][split]["majority"]
   run = table.records()[0]
-  guesses = [majority(run, "valid"), None, majority(run, tests[longest])]
+  guesses = [majority(run, "valid"), _guessed_longest(run), majority(run, tests[longest])]
   guesses.append(_pooled(run, long_splits, majority))
-  cells = ["" if guess is None else f"{guess:.1f}" for guess in guesses]
+  cells = [spread([guess]) for guess in guesses]
   return markdown.table(header, [*rows, [GUESS, "", "", *cells, ""]])
 
 
@@ -130,11 +131,19 @@ def _is_counted(run: Record) -> bool:
 def _different_valid(table: Table) -> str:
   if not _is_counted(run := table.records()[0]):
     return ""
-  longest = sum(size == LONGEST_TRAINED for size, _ in run["sentences"]["valid"])
   return (
-    f" ({GRAPHS['valid'][1]} different graphs; of {LONGEST_TRAINED} relations {longest} rows, "
-    f"{DIFFERENT_LONGEST} graphs)"
+    f" ({GRAPHS['valid'][1]} different graphs; of {LONGEST_TRAINED} relations {_num_longest(run)} "
+    f"rows, {DIFFERENT_LONGEST} graphs)"
   )
+
+
+def _guessed_longest(run: Record) -> float:
+  """How often the guess is right of the longest valid chains; no number of graphs not counted."""
+  return 100 * GUESSED_LONGEST / _num_longest(run) if _is_counted(run) else math.nan
+
+
+def _num_longest(run: Record) -> int:
+  return sum(size == LONGEST_TRAINED for size, _ in run["sentences"]["valid"])
 
 
 def _different_tests(table: Table) -> str:

@@ -1,9 +1,10 @@
-"""The report on labelled graphs, results/graphs.md: every number in it comes from the records."""
+"""The report on labelled graphs, results/graphs.md: every score of ours is from the records."""
 
 import pathlib
 import statistics
 from collections.abc import Sequence
 
+from configs import graph
 from experiments.reports import captions, graph_chains, markdown
 from experiments.reports.graph_gains import (
   BLIND,
@@ -28,15 +29,17 @@ from experiments.reports.results import (
 from experiments.tasks.graph_data import fold_of
 from relpos_jax.training.workdir import write_whole
 
-_INTRO = """# Attention over labelled graphs
+_INTRO = f"""# Attention over labelled graphs
 
 Written by `python -m experiments.report` from `runs/*.jsonl`, a line a run. Shaw et al. 2018,
-section 3.1: vectors of edge labels are added to keys and values. `configs/graph.py` says what the
-systems are, which differ in nothing else. Accuracy in percent: the mean over seeds, and after ± the
-standard deviation. A gain is that of the same seed or fold, its interval the 95% of Student's t; it
-is called beyond the spread where that leaves out zero; each pair is judged by itself, with no
-allowance for how many there are.
-"""
+section 3.1: vectors of edge labels are added to keys and values. Accuracy in percent: the mean over
+seeds, and after ± the standard deviation. A gain is that of the same seed or fold, its interval the
+95% of Student's t; it is called beyond the spread where that leaves out zero; each pair is judged
+by itself, with no allowance for how many there are.
+
+The systems of `configs/graph.py`, which differ in nothing else:
+
+{"".join(f"- {row}: {what}{chr(10)}" for row, what in graph.systems().items())}"""
 
 
 def write(folder: pathlib.Path) -> pathlib.Path:

@@ -48,6 +48,7 @@ def _caption(table: Table, split: str) -> str:
   return (
     f"{' '.join(data)}, every run {common['updates']} updates of {common['tokens']} tokens, "
     f"{captions.minutes(records)}. {captions.origin(records, _PACKAGES)}. "
+    f"{captions.of_which(records)} "
     f"BLEU of {len(records[0]['sentences'][split]):,} sentences of {split}: "
     f"sacreBLEU {of['signatures']['sacrebleu']}, the paper's {of['signatures']['paper_bleu']}."
   )

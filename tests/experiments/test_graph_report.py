@@ -1,5 +1,6 @@
 """The report on graphs: every number is that of the raw records."""
 
+import collections
 import json
 import pathlib
 import re
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 from test_sweep_report import invent_sweep, tables_in
 
-from experiments.reports import graph_chains, graphs
-from experiments.tasks.graph_scores import CTP, DIFFERENT_LONGEST, GRAPHS
+from configs import graph
+from experiments.reports import captions, graph_chains, graphs
+from experiments.tasks.graph_scores import CTP, DIFFERENT_LONGEST, GRAPHS, GUESSED_LONGEST
 from relpos_jax.data import clutrr
 
 # Chance of a right answer at 2 relations; it falls by 2% with each more.
@@ -86,6 +88,22 @@ def text(written):
 
 def of_row(records, row: str, of):
   return [of(record) for record in records if record["row"] == row]
+
+
+def test_every_system_is_said_to_be_something(text):
+  rows = {row for row, _ in graph.sweep()}
+  said = dict(re.findall(r"^- ([^:\n]*): (.+)$", text, re.MULTILINE))
+  assert said == graph.systems() and {*said} == rows
+
+
+@pytest.mark.parametrize("number, told", [
+  (1, "Valid loss and scores are of the parameters after the last update."),
+  (5, "Valid loss and learning curves are of the parameters after an update, scores of the mean of "
+      "the last 5 checkpoints."),
+])  # fmt: skip
+def test_of_which_parameters_numbers_are(number, told):
+  record = dict(config={"task": "graphs", "decoding.average_checkpoints": number})
+  assert captions.of_which([record, record]) == told
 
 
 def test_how_settings_were_chosen_is_not_told_of_runs_that_nobody_knows(text):
@@ -173,7 +191,8 @@ def test_rows_that_are_one_model_are_told(tmp_path):
 
 
 def apart_in(text: str) -> list[str]:
-  return [line for line in text.splitlines() if line.startswith("- ")]
+  """In the sections; the list before them is of systems."""
+  return [line for line in text.partition("\n## ")[2].splitlines() if line.startswith("- ")]
 
 
 @pytest.mark.parametrize("change", [
@@ -225,6 +244,19 @@ def test_different_graphs_are_as_many_as_are_told(shared_data):
   assert not any({*train} & {*of} for split, of in known.items() if split != "test_2")
 
 
+def test_the_guess_is_right_as_often_as_is_told(shared_data):
+  """Among valid chains of 4, of which records have no classes."""
+  rows = clutrr._rows_of_graphs(shared_data / "clutrr" / clutrr._GRAPHS)["train"]
+  is_valid = [known_by(row) < 0.1 for row in rows]
+  trained = (row["target"] for row, valid in zip(rows, is_valid, strict=True) if not valid)
+  guess = collections.Counter(trained).most_common(1)[0][0]
+  valid = [row for row, wanted in zip(rows, is_valid, strict=True) if wanted]
+  right = {k: sum(row["target"] == guess for row in valid if len(row["labels"]) == k)
+           for k in (2, 3, 4)}  # fmt: skip
+  assert right[4] == GUESSED_LONGEST
+  assert sum(right.values()) == 139  # of 1,544 are the 9.0% that the records have
+
+
 def known_by(row) -> float:
   labels = map(clutrr.RELATIONS.index, row["labels"])
   edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
@@ -236,7 +268,10 @@ def test_different_graphs_are_told_of_the_data_that_were_counted(text, request):
   committed = (request.config.rootpath / "results" / "graphs.md").read_text("utf-8")
   assert "| 2 (38; 2) | 3 (107; 7) | 4 (77; 36) | 5 (185; 185) |" in committed
   assert "(247 different graphs; of 4 relations 535 rows, 208 graphs)" in committed
+  guess = tables_in(committed)[0][-1]
+  assert (guess["valid"], guess["valid, 4"]) == ("9.0", f"{100 * GUESSED_LONGEST / 535:.1f}")
   assert "different graphs" not in text and "training, too" not in text
+  assert tables_in(text)[0][-1]["valid, 4"] == "-"
 
 
 def test_each_task_has_its_own_report(call, written, tmp_path):
