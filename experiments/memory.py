@@ -73,10 +73,8 @@ def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, o
   folder = command.make_folder(pathlib.Path(out, "music"), "out")
   settings = dict(heads=heads, width=width)
   if compiled:
-    rows = []
-    for row in measure(compiled, **settings):
-      rows.append(row)
-      _write(folder / "memory.json", settings=settings, rows=rows)
+    rows = [*measure(compiled, **settings)]  # all of them, before the older ones are written over
+    _write(folder / "memory.json", settings=settings, rows=rows)
   if tried:
     _write(folder / "step.json", **_step(tried, heads, width, layers))
   music.write(pathlib.Path(out))

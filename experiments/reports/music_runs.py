@@ -130,7 +130,8 @@ def _caption(table: Table) -> str:
   return (
     f"{size('num_layers')} layers of width {size('width')}, {size('num_heads')} heads; every run "
     f"{common['updates']} updates of {common['tokens']} tokens, padding included, "
-    f"{captions.minutes(records)}. {captions.origin(records)}. Pieces: {pieces}.{told}"
+    f"{captions.minutes(records)}. {captions.origin(records)}. "
+    f"{captions.of_which(records)} Pieces: {pieces}.{told}"
   )
 
 

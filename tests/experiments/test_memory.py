@@ -70,6 +70,23 @@ def test_every_form_is_compiled_with_and_without_relations_and_gradients(call, t
   assert again.status == 0, again.err
 
 
+@pytest.mark.usefixtures("fake_compiler")
+def test_measuring_that_stops_leaves_the_older_results(call, tmp_path, monkeypatch):
+  file = tmp_path / "music" / "memory.json"
+  call("memory", *TINY, "--lengths=6,8", f"--out={tmp_path}")
+  older, temporary_bytes = file.read_text(), memory._temporary_bytes
+
+  def stop_at_eight(name, length, *rest):
+    if length == 8:
+      raise KeyboardInterrupt
+    return temporary_bytes(name, length, *rest)
+
+  monkeypatch.setattr(memory, "_temporary_bytes", stop_at_eight)
+  with pytest.raises(KeyboardInterrupt):
+    memory.main("4,8", "", heads=2, width=4, layers=1, out=str(tmp_path))
+  assert file.read_text() == older
+
+
 def row(length: int, megabytes: float) -> dict:
   """Relations add a half, gradients double; each form holds a tenth of the one before."""
   shares = dict(per_position=1.0, skew=0.1, chunked=0.01)
@@ -96,18 +113,23 @@ def cells(report: str, title: str) -> dict[str, list[str]]:
 
 def test_the_report_says_what_the_raw_results_say(tmp_path):
   (tmp_path / "music").mkdir()
-  results = dict(settings=dict(heads=8, width=64), rows=[row(512, 10), row(2048, 1000)])
+  results = dict(
+    settings=dict(heads=8, width=64),
+    rows=[row(512, 50), row(2048, 10), row(4096, 90), row(8192, 1000)],
+  )
   memory._write(tmp_path / "music" / "memory.json", **results)
   music.write(tmp_path)
   report = (tmp_path / "music.md").read_text()
   paper = cells(report, "Beside the paper")
-  assert paper["gathered (Shaw et al. 2018)"] == ["8.5 GB", "8.59 GB", "500 MB", "1.5 GB"]
-  assert paper["skewed (Huang et al. 2018)"] == ["4.2 MB", "4.2 MB", "50.0 MB", "150 MB"]
-  assert cells(report, "Forward\n")["by blocks"] == ["0.1 MB", "15.0 MB", "x 10.00"]
+  assert paper["gathered (Shaw et al. 2018)"] == ["8.5 GB", "8.59 GB", "5.0 MB", "15.0 MB"]
+  assert paper["skewed (Huang et al. 2018)"] == ["4.2 MB", "4.2 MB", "0.5 MB", "1.5 MB"]
+  forward = cells(report, "Forward\n")
+  assert forward[""][-1] == "doubling L, from 2,048 on"
+  assert forward["by blocks"] == ["0.8 MB", "0.1 MB", "1.4 MB", "15.0 MB", "x 10.00"]
   both = cells(report, "Forward and backward")
-  assert both["gathered (no relations)"] == ["20.0 MB", "2 GB", "x 10.00"]
-  alone = cells(report, "The relative term alone, forward and backward")
-  assert alone["gathered (Shaw et al. 2018)"] == ["10.0 MB", "1 GB"]
+  assert both["gathered (no relations)"] == ["100 MB", "20.0 MB", "180 MB", "2 GB", "x 10.00"]
+  added = cells(report, "What relations add to the peak, forward and backward")
+  assert added["gathered (Shaw et al. 2018)"] == ["50.0 MB", "10.0 MB", "90.0 MB", "1 GB"]
 
 
 @pytest.mark.usefixtures("fake_compiler")
