@@ -53,11 +53,12 @@ def _draw_curves(run: Run, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _write_record(workdir: pathlib.Path, found: Evaluation) -> None:
-  """Writes record.json, by which a sweep knows a finished run; not of one stopped on the way."""
+  """Writes record.json, by which a sweep knows a finished run; one stopped on the way has none."""
   config = ConfigDict(read_json(workdir / "config.json"))
   metrics = read_metrics(workdir)
   last = metrics[-1] if metrics else {}  # A finished training ends with an evaluation.
   if last.get("step") != config.training.num_steps or "valid_loss" not in last:
+    (workdir / "record.json").unlink(missing_ok=True)  # of fewer updates
     return
   record = make_record(
     config.to_dict(),

@@ -40,6 +40,19 @@ def test_the_readmes_memory_is_the_measured_one():
   ]
 
 
+def test_the_published_recipe_has_the_figures_of_its_record():
+  folder = ROOT / "results" / "multi30k"
+  record = json.loads((folder / "published-sinusoidal.json").read_text("utf-8"))
+  text = folder.with_suffix(".md").read_text("utf-8").partition("## The published recipe")[2]
+  scores = record["scores"]["test"]
+  assert f"{scores['sacrebleu']:.2f} sacreBLEU ({scores['paper_bleu']:.2f} paper's BLEU)" in text
+  assert f"after {record['budget']['updates']:,} updates:" in text
+  rows = re.findall(r"^\| (\d.*) \| (.*) \| (.*) \|$", text.partition("\n## ")[0], re.MULTILINE)
+  assert rows == [
+    (f"{step:,}", f"{loss:.3f}", f"{bleu:.2f}") for step, loss, bleu in record["curve"]
+  ]
+
+
 def test_the_readmes_memory_of_music_is_the_measured_one():
   rows = json.loads((ROOT / "results" / "music" / "memory.json").read_text("utf-8"))["rows"]
   (programs,) = (row["programs"] for row in rows if row["length"] == 2048)
