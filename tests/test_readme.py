@@ -47,6 +47,7 @@ def test_the_published_recipe_has_the_figures_of_its_record():
   scores = record["scores"]["test"]
   assert f"{scores['sacrebleu']:.2f} sacreBLEU ({scores['paper_bleu']:.2f} paper's BLEU)" in text
   assert f"after {record['budget']['updates']:,} updates:" in text
+  assert f"{scores['sacrebleu']:.2f} after {record['budget']['updates']:,} of its 8,000" in README
   rows = re.findall(r"^\| (\d.*) \| (.*) \| (.*) \|$", text.partition("\n## ")[0], re.MULTILINE)
   assert rows == [
     (f"{step:,}", f"{loss:.3f}", f"{bleu:.2f}") for step, loss, bleu in record["curve"]
