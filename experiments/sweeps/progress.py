@@ -15,6 +15,8 @@ from experiments.sweeps.cells import Cell
 from relpos_jax.evaluation.record import valid_score
 from relpos_jax.training.reporting import read_metrics
 
+_ENOUGH = 10  # updates: the first ones are compiled
+
 
 class State(NamedTuple):
   """How far a cell is."""
@@ -50,8 +52,8 @@ class Progress:
   A column that has no number in any cell is not shown: not every task has every score.
 
   The time left is that of the updates left at the pace of this sweep so far, all its cells and
-  their evaluations together, and a cell's at its own pace; none is told before there are updates to
-  go by.
+  their evaluations together, and a cell's at its own pace; none is told before there are enough
+  updates to go by.
   """
 
   def __init__(
@@ -171,8 +173,8 @@ def fail(cell: Cell, lines: Sequence[str], progress: Progress) -> None:
 
 
 def _time_for(left: int, done: int, started: float) -> datetime.timedelta | None:
-  """For the updates left, at the pace of those done since."""
-  if done <= 0:
+  """For the updates left, at the pace of those done since, once there are enough to go by."""
+  if done < _ENOUGH:
     return None
   return datetime.timedelta(seconds=round(left * (time.monotonic() - started) / done))
 

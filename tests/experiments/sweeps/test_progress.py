@@ -43,6 +43,8 @@ def test_time_left_is_that_of_all_updates_left_at_the_pace_so_far(clock):
     progress.update("a-seed0", State("running"))
     assert progress.time_left() is None
     clock[0] = 10.0
+    progress.update("a-seed0", State("running", 1))  # compiled: no pace to go by
+    assert progress.time_left() is None
     progress.update("a-seed0", State("running", 20))
     assert seconds(progress) == 280 / 2
     clock[0] = 50.0
