@@ -64,13 +64,13 @@ def verdict(interval: tuple[float, float]) -> str:
   """What the interval of the median ratio says of the price that is aimed at, and the paper's.
 
   >>> print(verdict((1.01, 1.04)))
-  a price of at most 1.05 is shown (1.010 to 1.040); the paper's 1.07 is above the interval.
+  a price of at most 1.05 is shown (1.0100 to 1.0400); the paper's 1.07 is above the interval.
   """
   low, high = interval
   shown = "is shown" if high <= _MOST else "is not so" if low > _MOST else "is not shown"
   where = "above" if high < _PAPER else "below" if low > _PAPER else "in"
   return (
-    f"a price of at most {_MOST} {shown} ({low:.3f} to {high:.3f}); "
+    f"a price of at most {_MOST} {shown} ({low:.4f} to {high:.4f}); "
     f"the paper's {_PAPER} is {where} the interval."
   )
 
