@@ -95,7 +95,7 @@ def run(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end.
     sys.exit(141)
   except OSError as error:
-    if error.errno not in _UNUSABLE:
+    if error.errno not in _UNUSABLE or error.filename is None:
       raise
     print(f"error: {error.filename}: {error.strerror}; give another path", file=sys.stderr)
     sys.exit(2)

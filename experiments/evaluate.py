@@ -57,8 +57,10 @@ def _write_record(workdir: pathlib.Path, found: Evaluation) -> None:
   config = ConfigDict(read_json(workdir / "config.json"))
   metrics = read_metrics(workdir)
   last = metrics[-1] if metrics else {}  # A finished training ends with an evaluation.
-  if last.get("step") != config.training.num_steps or "valid_loss" not in last:
-    (workdir / "record.json").unlink(missing_ok=True)  # of fewer updates
+  step, num_steps = last.get("step"), config.training.num_steps
+  if step != num_steps or "valid_loss" not in last:
+    if step and step <= num_steps:
+      (workdir / "record.json").unlink(missing_ok=True)  # of an end before this one
     return
   record = make_record(
     config.to_dict(),

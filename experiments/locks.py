@@ -1,4 +1,7 @@
-"""Locks of folders, which the kernel frees when their process ends, however it ends."""
+"""Locks of folders, which the kernel frees when their process ends, however it ends.
+
+Over a network that of a machine that died is free when its server gives the machine up.
+"""
 
 import contextlib
 import fcntl

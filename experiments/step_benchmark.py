@@ -8,8 +8,8 @@ Rounds of a step of each model on one random batch, in one process; the order ch
 round, so that each is as often first. The sinusoidal model stands there twice: a round's ratio is
 to the mean of its two copies, and the ratio of one to the other is the noise.
 
-With --out it keeps every single time in OUT/steps/NAME.json, NAME being the config's, and writes
-OUT/steps.md from all that are there.
+With --out it keeps every single time in OUT/steps/NAME-ROWSxLENGTH.json, NAME being the config's,
+and writes OUT/steps.md from all that are there.
 """
 
 import json
@@ -39,16 +39,17 @@ from relpos_jax.training.workdir import environment, write_whole
 FLAGS = dict(
   config=command.CONFIG,
   length=command.Flag(32, "tokens a sentence, on either side"),
-  repetitions=command.Flag(40, "steps of each model"),
+  repetitions=command.Flag(42, "steps of each model; a multiple of 6, the orders there are"),
   out=command.Flag("", "the folder to write to; empty: only print"),
 )
-_LEAST = 6  # rounds: all orders once; of fewer no median has an interval of 95%
+_ORDERS = 6  # of three models; of fewer rounds no median has an interval of 95%
 
 
 def main(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Prints a Markdown section, its table and what that shows; keeps it if there is a folder."""
   _check(config, length, repetitions)
-  file = command.make_folder(pathlib.Path(out, "steps"), "out") / _name(config) if out else None
+  name = _name(config, length)
+  file = command.make_folder(pathlib.Path(out, "steps"), "out") / name if out else None
   kinds = {report.TWIN: report.TWIN, report.AGAIN: report.TWIN}
   kinds[config.model.positions] = config.model.positions
   steps = {name: make_stepper(config, kind, length) for name, kind in kinds.items()}
@@ -67,17 +68,17 @@ def _check(config: ConfigDict, length: int, repetitions: int) -> None:
     raise InputError(f"config.model.positions is {report.TWIN}, the twin's: give relative")
   if not 1 <= length <= config.batches.tokens:
     raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
-  if repetitions < _LEAST:
-    raise InputError(f"--repetitions={repetitions}: give at least {_LEAST}")
+  if repetitions < _ORDERS or repetitions % _ORDERS:
+    raise InputError(f"--repetitions={repetitions}: give a multiple of {_ORDERS}")
 
 
-def _name(config: ConfigDict) -> str:
+def _name(config: ConfigDict, length: int) -> str:
   """Of its file."""
   if not (name := slug(config.name)):
     raise InputError(
       f"config.name is {config.name!r}: give a --config.name with a letter or digit in it"
     )
-  return f"{name}.json"
+  return f"{name}-{config.batches.tokens // length}x{length}.json"
 
 
 def _about(config: ConfigDict, length: int) -> dict:

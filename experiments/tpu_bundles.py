@@ -33,7 +33,7 @@ from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 from relpos_jax.errors import InputError
-from relpos_jax.training.workdir import environment
+from relpos_jax.training.workdir import environment, short_commit
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 _HEADS, _WIDTH, _K = 8, 64, 16
@@ -181,7 +181,7 @@ def _report(results: Mapping[str, Any]) -> str:
 def _header(results: Mapping[str, Any]) -> list[str]:
   where = results["environment"]
   versions = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "libtpu"))
-  commit = (where["git_commit"] or "unknown")[:12]
+  commit = short_commit(where["git_commit"])
   about = f"{results['chip']}, {where['date'][:10]}, Python {where['python']}, {versions}"
   return [f"{about}, commit {commit}.", "", f"```\n{where['command']}\n```"]
 

@@ -11,8 +11,8 @@ r"""Trains a model, scores it and draws what it learned.
 
 The folder --workdir holds all of the run; the same command again goes on where it stopped. One
 training at a time is at work in it. SIGTERM saves and ends it with status 0, Ctrl-C saves and ends
-it with status 130, and Ctrl-C again at once. Data are downloaded, but where a FOLDER has them
-already.
+it with status 130, and Ctrl-C again, once the first was heard, at once. Data are downloaded, but
+where a FOLDER has them already.
 
 In several processes the first prints and writes. Each is started with this command, as srun and
 mpirun do; experiments/launch/ has recipes.
@@ -75,7 +75,8 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
-      done = " ".join(f"stopped by {stop.signal.name} {stopped}".split())
+      by = stop.signal.name if stop.signal else "another process's signal"
+      done = " ".join(f"stopped by {by} {stopped}".split())
       print(f"{done}: the same command goes on", flush=True)
       if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt from stopped

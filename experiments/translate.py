@@ -43,7 +43,7 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
   task = load_task(workdir)
   if not isinstance(task, Translation):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of translation")
-  check_beam(task.config, beam_size, f"--beam_size={beam_size}")
+  check_beam(task.config, beam_size)
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():

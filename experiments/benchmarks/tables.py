@@ -12,6 +12,7 @@ from experiments.benchmarks.contestants import AGAIN, STOCK
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_quartiles
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
+from relpos_jax.training.workdir import short_commit
 
 _INTRO = f"""# What attention costs
 
@@ -72,7 +73,7 @@ def _header(results: Record) -> list[str]:
   return [
     f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
     f"Python {where['python']}, {_packages(where)}, "
-    f"commit {(where['git_commit'] or 'unknown')[:12]}. "
+    f"commit {short_commit(where['git_commit'])}. "
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}, "
     f"{_repetitions(results['cases'])}.",

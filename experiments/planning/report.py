@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from experiments.planning.scaling import Plan, effort
 from experiments.planning.tables import tables
 from relpos_jax.errors import InputError
+from relpos_jax.training.workdir import short_commit
 
 _INTRO = """Written by `python -m experiments.plan`: the training step as `experiments.train`
 makes it, compiled by the TPU's own compiler for chips that are not there. **Nothing ran, no time
@@ -53,7 +54,7 @@ def _versions(plans: Iterable[Plan]) -> list[str]:
       where["date"][:10],
       where["python"],
       *(where["packages"][name] for name in ("jax", "libtpu")),
-      (where["git_commit"] or "unknown")[:12],
+      short_commit(where["git_commit"]),
     )
     for where in (plan["environment"] for plan in plans)
   }

@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.reports.records import Record
-from experiments.reports.results import Table, config_value, short_commit
+from experiments.reports.results import Table, config_value
 from experiments.values import defaults, flatten
+from relpos_jax.training.workdir import short_commit
 
 
 def each(records: Sequence[Record], of: Callable[[Record], object]) -> str:
@@ -31,7 +32,7 @@ def minutes(records: Sequence[Record]) -> str:
 
 def origin(records: Sequence[Record], packages: Sequence[str] = ("jax",)) -> str:
   """Where and when the runs were made, and of which code: a table's are of one commit."""
-  commit = short_commit(records[0]).replace("-dirty", " with changes")
+  commit = short_commit(records[0]["commit"]).replace("-dirty", " with changes")
   versions = [each(records, lambda r, n=n: f"{n} {r['packages'].get(n)}") for n in packages]
   return (
     f"{each(records, lambda r: r['hardware'])}; {each(records, lambda r: r['date'][:10])}; "

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from experiments.values import defaults
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import bleu_of_counts, sentence_counts
 from relpos_jax.evaluation.record import read_records
+from relpos_jax.training.workdir import short_commit
 
 
 class Table(NamedTuple):
@@ -127,19 +127,10 @@ def made_how(record: Record, size: str) -> dict[str, str]:
   """
   budget = record["budget"]
   return dict(
-    commit=short_commit(record),
+    commit=short_commit(record["commit"]),
     devices=record["hardware"].partition(",")[0],
     updates=f"{budget['updates']:,}",
   ) | {size: f"{budget['tokens_per_update']:,}"}
-
-
-def short_commit(record: Record) -> str:
-  """The first letters of the commit's hash, and all that stands around it.
-
-  >>> short_commit(dict(commit=40 * "a" + "-dirty")), short_commit(dict(commit=None))
-  ('aaaaaaaaaaaa-dirty', 'unknown')
-  """
-  return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", record["commit"] or "unknown")
 
 
 def setting(record: Record) -> dict[str, str]:

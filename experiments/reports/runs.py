@@ -12,7 +12,7 @@ import numpy as np
 
 from relpos_jax.errors import InputError
 from relpos_jax.training.reporting import read_metrics
-from relpos_jax.training.workdir import read_json
+from relpos_jax.training.workdir import read_json, short_commit
 
 _SCORES = ("sacrebleu", "paper_bleu")
 _COLUMNS = (
@@ -95,5 +95,5 @@ def _provenance(run: dict[str, Any]) -> str:
   return (
     f"- {run['config']['name']}: {where['date'][:10]}, {where['devices']}, {where['cpu_cores']} "
     f"cores of {where['cpu']}, Python {where['python']}, {packages}, commit "
-    f"{(where['git_commit'] or 'unknown')[:12]}"
+    f"{short_commit(where['git_commit'])}"
   )

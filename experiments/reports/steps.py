@@ -1,5 +1,6 @@
 """The report on the price of a training step, steps.md: every number comes from the raw times."""
 
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from experiments.reports.markdown import table
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_interval, ratio_quartiles
-from relpos_jax.training.workdir import read_json, write_whole
+from relpos_jax.training.workdir import short_commit, write_whole
 
 TWIN, AGAIN = "sinusoidal", "sinusoidal (again)"
 _MOST, _PAPER = 1.05, 1.07
@@ -33,8 +34,8 @@ def write(out: pathlib.Path) -> pathlib.Path:
   sections = [_INTRO]
   for file in sorted((out / "steps").glob("*.json")):
     try:
-      sections += section(read_json(file))
-    except (LookupError, TypeError, ValueError) as error:
+      sections += section(json.loads(file.read_text("utf-8")))
+    except (LookupError, OSError, TypeError, ValueError) as error:
       raise InputError(
         f"{file} is not as experiments.step_benchmark writes it ({error!r}): restore or delete it"
       ) from error
@@ -84,7 +85,7 @@ def _header(results: Results) -> list[str]:
     f"Width {results['width']}, {rows} x {length} tokens, {results['dtype']}, "
     f"{len(results['seconds'][TWIN])} rounds; config {results['digest']}. {where['devices']}, "
     f"{where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
-    f"jax {where['packages']['jax']}, commit {(where['git_commit'] or 'unknown')[:12]}.",
+    f"jax {where['packages']['jax']}, commit {short_commit(where['git_commit'])}.",
     "",
     f"```\n{where['command']}\n```",
     "",

@@ -75,7 +75,7 @@ class Translation:
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)
-    _check_own_beam(self.config)
+    check_beam(self.config)
     _check_languages(self.config.data)
     _check_subwords(self.config)
     if self.config.model.share_embeddings and not self.config.vocabulary.joint:
@@ -185,16 +185,21 @@ def transformer_config(
 
 def make_translator(run: Run, **changes) -> Translator:
   """Translates as `config.decoding` says, but for the changes, on the run's devices."""
-  _check_own_beam(run.config)
+  check_beam(run.config, changes.get("beam_size"))
   options = run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
   return Translator(run.graphdef, run.params, run.vocabulary, mesh=run.mesh, **options)
 
 
-def check_beam(config: ConfigDict, beam_size: int, said: str) -> None:
-  """At most as many hypotheses as there are words to begin with; InputError for more."""
-  if beam_size > config.vocabulary.size:
-    raise InputError(f"{said}: give at most {config.vocabulary.size}, config.vocabulary.size")
+def check_beam(config: ConfigDict, beam_size: int | None = None) -> None:
+  """At most as many hypotheses as there are words to begin with; InputError for more.
+
+  `beam_size`: that of the flag, where it is given; the config's otherwise.
+  """
+  own, most = config.decoding.beam_size, config.vocabulary.size
+  said = f"--beam_size={beam_size}" if beam_size else f"config.decoding.beam_size is {own}"
+  if (beam_size or own) > most:
+    raise InputError(f"{said}: give at most {most}, config.vocabulary.size")
 
 
 def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
@@ -204,11 +209,6 @@ def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
     return lines
   language = data.languages.partition("-")[0]
   return normalize_lines(lines, language, moses=data.moses, lowercase=data.lowercase)
-
-
-def _check_own_beam(config: ConfigDict) -> None:
-  beam_size = config.decoding.beam_size
-  check_beam(config, beam_size, f"config.decoding.beam_size is {beam_size}")
 
 
 def _has_tokenizers(workdir: pathlib.Path) -> bool:

@@ -150,8 +150,8 @@ def _parts(track: mido.MidiTrack) -> Iterator[Part]:
 def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list[Note]:
   """The notes of one channel; its messages carry their tick.
 
-  Ends belong to the oldest notes: where a note is struck again as it ends, some files tell the new
-  start before the old end.
+  An end at the very tick at which a note is struck again is the older note's: some files tell the
+  new start before the old end.
   """
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}  # by pitch: tick and velocity

@@ -29,6 +29,8 @@ class Stopped(BaseException):
 class Stop:
   """Hears SIGTERM and SIGINT between `with` and its end; the same one again kills.
 
+  One that is ignored stays so: shells let what a script starts in the background ignore SIGINT.
+
   At once a `Stopped` is raised, but where `waits` is true: there a step of training is not to be
   cut short. Those that train look at `reached` after each step, and one process's signal stops all
   at the same step: `ask` after a step, in every process, and `hear` the answer when the step's
@@ -46,13 +48,14 @@ class Stop:
     self._is_last = is_last
     self.waits = False
     self.reached = False  # and all processes know
-    self.signal = signal.SIGTERM  # or the first that this process heard
+    self.signal: signal.Signals | None = None  # the first that this process heard
     self._asked = False  # this process was
     self._before, self._hook = {}, None
 
   def __enter__(self) -> "Stop":
     if threading.current_thread() is threading.main_thread():  # as Python wants it
-      self._before = {number: signal.signal(number, self._note) for number in _AFTER_THE_LAST}
+      heard = [n for n in _AFTER_THE_LAST if signal.getsignal(n) is not signal.SIG_IGN]
+      self._before = {number: signal.signal(number, self._note) for number in heard}
       self._hook, sys.unraisablehook = sys.unraisablehook, self._once_more
     return self
 
@@ -108,7 +111,7 @@ class Stop:
 
   def _once_more(self, unraisable) -> None:
     """Callbacks and an object's end let nothing through: the signal comes again, a moment later."""
-    if unraisable.exc_type is not Stopped:
+    if unraisable.exc_type is not Stopped or self.signal is None:
       return self._hook(unraisable)
     self._asked = False
     signal.signal(self.signal, self._note)

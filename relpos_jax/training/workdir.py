@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -178,6 +179,15 @@ def environment() -> dict[str, Any]:
     devices=f"{len(devices)} x {devices[0].device_kind}",
     processes=jax.process_count(),
   )
+
+
+def short_commit(commit: str | None) -> str:
+  """The first letters of a commit's hash, as `environment` gives it, and all that stands around.
+
+  >>> short_commit(40 * "a" + "-dirty"), short_commit(None)
+  ('aaaaaaaaaaaa-dirty', 'unknown')
+  """
+  return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", commit or "unknown")
 
 
 def _version(package: str) -> str | None:

@@ -274,7 +274,8 @@ def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, ran):
   rows = [line.split(" | ")[0] for line in answer.out.splitlines() if line.startswith("| ")]
   assert rows == ["| positions", "| sinusoidal", "| sinusoidal (again)", "| relative"]
   assert (ran.count(("relative", 16)), ran.count(("sinusoidal", 16))) == (6, 12)
-  mistakes = "--length=0", "--length=100000", "--repetitions=5", "--config.model.positions"
+  mistakes = "--length=0", "--length=100000", "--repetitions=0", "--config.model.positions"
+  mistakes += ("--repetitions=8",)  # Not each would be as often first.
   for mistake in mistakes:
     value = "=sinusoidal" if "positions" in mistake else ""
     answer = call("step_benchmark", f"--config={data}/tiny.py", f"{mistake}{value}")
@@ -286,17 +287,27 @@ def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, ran):
 def test_the_report_of_steps_is_rebuilt_from_every_single_time(call, data, ran, tmp_path):
   for name in ("one", "two"):
     flags = f"--config={data}/tiny.py", f"--config.name={name}", f"--out={tmp_path}"
-    answer = call("step_benchmark", *flags, "--length=16", "--repetitions=7")
+    answer = call("step_benchmark", *flags, "--length=16", "--repetitions=12")
     assert answer.status == 0, answer.err
   text = (tmp_path / "steps.md").read_text()
   assert text.count("\n## ") == 2 and answer.out.split("\n## ")[-1].split("\n|")[0] in text
-  results = json.loads((tmp_path / "steps" / "one.json").read_text())
-  assert [len(of) for of in results["seconds"].values()] == 3 * [7]
+  results = json.loads((tmp_path / "steps" / "one-8x16.json").read_text())
+  assert [len(of) for of in results["seconds"].values()] == 3 * [12]
   assert results["shape"] == [8, 16] and len(results["digest"]) == 12
   assert steps.write(tmp_path).read_text() == text
-  (tmp_path / "steps" / "one.json").write_text("{}")
-  with pytest.raises(InputError, match=f"^{tmp_path}/steps/one.json is not as"):
-    steps.write(tmp_path)
+  for damage in (b"{}", b"", b"\xff"):
+    (tmp_path / "steps" / "one-8x16.json").write_bytes(damage)
+    with pytest.raises(InputError, match=f"^{tmp_path}/steps/one-8x16.json is not as") as raised:
+      steps.write(tmp_path)
+    assert str(raised.value).endswith(": restore or delete it")
+
+
+def test_a_measurement_at_another_length_is_kept_beside_the_first(call, data, ran, tmp_path):
+  for length in (8, 16):
+    flags = f"--config={data}/tiny.py", f"--length={length}", "--repetitions=6"
+    assert call("step_benchmark", *flags, f"--out={tmp_path}").status == 0
+  assert len(list((tmp_path / "steps").iterdir())) == 2
+  assert (tmp_path / "steps.md").read_text().count("\n## ") == 2
 
 
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():

@@ -1,5 +1,6 @@
 """A user's mistake on the command line is one line on stderr and exit status 2."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -202,9 +203,23 @@ def test_a_path_that_is_too_long_is_one_line_whatever_command_looks_for_it(capsy
     assert err == f"error: {'x' * 300}: File name too long; give another path\n"
 
 
+def test_a_path_that_may_not_be_looked_into_is_one_line_that_names_it(capsys):
+  code, _, err = run(capsys, _denied("closed/folder"), flags={})
+  assert (code, err) == (2, "error: closed/folder: Permission denied; give another path\n")
+
+
 def test_other_errors_of_the_system_keep_their_traceback(capsys):
   with pytest.raises(FileNotFoundError):
     run(capsys, lambda: pathlib.Path("none").read_text(), flags={})
+  with pytest.raises(PermissionError):  # of no path
+    run(capsys, _denied(), flags={})
+
+
+def _denied(*path):
+  def denied():
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), *path)
+
+  return denied
 
 
 def test_an_interrupt_is_one_line_and_status_130(capsys):

@@ -117,6 +117,24 @@ def test_a_run_that_stopped_on_the_way_gets_no_record(workdir, call, tmp_path):
   assert not (copy / "record.json").exists() and (copy / "results.json").exists()
 
 
+def test_the_record_of_more_updates_or_of_a_run_without_its_metrics_stays(
+  workdir, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(evaluate, "_draw_curves", lambda run, workdir: None)
+  for name in ("config.json", "environment.json", "metrics.jsonl", "record.json"):
+    shutil.copy(workdir / name, tmp_path)
+  config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+  config["training"]["num_steps"] -= 1
+  (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+  found = Evaluation("", dict(test={}), scores={}, sentences={}, pictures=())
+  task = types.SimpleNamespace(evaluate=lambda *_: found)
+  for missing in ("", "metrics.jsonl"):
+    if missing:
+      (tmp_path / missing).unlink()
+    evaluate.evaluate(types.SimpleNamespace(task=task), None, tmp_path)
+    assert (tmp_path / "record.json").read_bytes() == (workdir / "record.json").read_bytes()
+
+
 @pytest.mark.parametrize("num_kept, is_finished", [(None, True), (-1, False)])
 def test_nor_does_one_that_stopped_before_its_last_evaluation(
   workdir, tmp_path, monkeypatch, num_kept, is_finished

@@ -142,7 +142,7 @@ def _terminate():
   signal.raise_signal(signal.SIGTERM)
 
 
-def test_sigterm_saves_and_the_same_command_goes_on_to_the_same_end(
+def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   workdir, train, parameters, tmp_path, monkeypatch
 ):
   straight, handler = workdir, signal.getsignal(signal.SIGTERM)
@@ -157,9 +157,11 @@ def test_sigterm_saves_and_the_same_command_goes_on_to_the_same_end(
   assert not (tmp_path / "samples.txt").exists()
 
   with monkeypatch.context() as patch:
-    patch.setattr(train_command.Reporter, "step", _interrupt_at(7, _terminate))
+    interrupt = lambda: signal.raise_signal(signal.SIGINT)
+    patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train(tmp_path)
-  assert answer.status == 0 and "SIGTERM at step 8:" in answer.out.splitlines()[-1]
+  told = "stopped by SIGINT at step 8: the same command goes on"
+  assert (answer.status, answer.out.splitlines()[-1]) == (130, told)
   assert metrics(tmp_path)[-1]["step"] == 8 and not (tmp_path / "record.json").exists()
 
   assert train(tmp_path).status == 0

@@ -76,6 +76,21 @@ def test_an_interrupt_that_a_launcher_passes_on_too_stops_once_and_again_kills(b
   assert signal.getsignal(signal.SIGINT) == interrupts
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_an_interrupt_that_is_ignored_stays_so(is_last):
+  """As by what a shell's script starts in the background."""
+  terminate = signal.getsignal(signal.SIGTERM)
+  interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+  try:
+    with Stop(is_last) as stop:
+      signal.raise_signal(signal.SIGINT)
+      assert not stop.hear(stop.ask()) and stop.signal is None
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+  finally:
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
+
+
 def test_nothing_is_reached_without_a_signal(before):
   with Stop() as stop:
     assert not stop.hear(stop.ask()) and not stop.reached
