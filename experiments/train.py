@@ -75,8 +75,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
-      by = stop.signal.name if stop.signal else "another process's signal"
-      done = " ".join(f"stopped by {by} {stopped}".split())
+      done = " ".join(f"stopped by {stop.signal.name} {stopped}".split())
       print(f"{done}: the same command goes on", flush=True)
       if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt from stopped

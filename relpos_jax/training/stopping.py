@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from relpos_jax.typing import Array, Bool, PyTree
+from relpos_jax.typing import Array, Int, PyTree
 
 _A_MOMENT = 0.1  # seconds
 _AFTER_THE_LAST = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
@@ -48,7 +48,7 @@ class Stop:
     self._is_last = is_last
     self.waits = False
     self.reached = False  # and all processes know
-    self.signal: signal.Signals | None = None  # the first that this process heard
+    self.signal = signal.SIGTERM  # or what it was
     self._asked = False  # this process was
     self._before, self._hook = {}, None
 
@@ -65,8 +65,8 @@ class Stop:
     if self._hook:
       sys.unraisablehook = self._hook
 
-  def ask(self, after: PyTree = ()) -> Bool[Array, ""] | None:
-    """Whether any of several processes was asked to end: an array that is not waited for.
+  def ask(self, after: PyTree = ()) -> Int[Array, ""] | None:
+    """The signal that any of several processes heard, or 0: an array that is not waited for.
 
     `after` are arrays of what was last computed.
     """
@@ -75,15 +75,20 @@ class Stop:
     one_by_one = jax.default_backend() == "cpu"  # where two reductions at once may block each other
     if one_by_one:
       jax.block_until_ready(after)
-    place, any_of = _over_processes()
-    flags = np.array([self._asked])
+    place, greatest = _over_processes()
+    heard = np.array([self.signal if self._asked else 0], np.int32)
     with jax.set_mesh(place.mesh):  # not all devices of the caller's mesh are of this one
-      answer = any_of(jax.make_array_from_callback((jax.process_count(),), place, lambda _: flags))
+      answer = greatest(
+        jax.make_array_from_callback((jax.process_count(),), place, lambda _: heard)
+      )
     return jax.block_until_ready(answer) if one_by_one else answer
 
-  def hear(self, answer: Bool[Array, ""] | None) -> bool:
-    """Waits for the answer; returns `reached`."""
-    self.reached |= self._asked if answer is None else bool(answer)
+  def hear(self, answer: Int[Array, ""] | None) -> bool:
+    """Waits for the answer; returns `reached`. Then `signal` is the same in all processes."""
+    if answer is None:
+      self.reached |= self._asked
+    elif number := int(answer):
+      self.reached, self.signal = True, signal.Signals(number)
     return self.reached
 
   @contextlib.contextmanager
@@ -111,7 +116,7 @@ class Stop:
 
   def _once_more(self, unraisable) -> None:
     """Callbacks and an object's end let nothing through: the signal comes again, a moment later."""
-    if unraisable.exc_type is not Stopped or self.signal is None:
+    if unraisable.exc_type is not Stopped:
       return self._hook(unraisable)
     self._asked = False
     signal.signal(self.signal, self._note)
@@ -120,8 +125,8 @@ class Stop:
 
 @functools.cache
 def _over_processes():
-  """Where each process has a flag of its own, and what tells all of them whether any is true."""
+  """Where each process has a number of its own, and what tells all of them the greatest."""
   firsts = {device.process_index: device for device in reversed(jax.devices())}
   mesh = Mesh([firsts[i] for i in range(jax.process_count())], ("process",))
   place = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
-  return place("process"), jax.jit(jnp.any, out_shardings=place())
+  return place("process"), jax.jit(jnp.max, out_shardings=place())

@@ -41,7 +41,7 @@ def train_step(state: TrainState, batch: Rows):
   return TrainState(state.step + 1, state.params - 0.1 * gradient, ()), metrics
 
 
-def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: None):
+def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: None, stop=None):
   """Trains from the last checkpoint, if any; returns losses by step."""
   mesh = make_mesh(-1 if num_devices is None else num_devices)
   losses = {}
@@ -50,7 +50,7 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
     losses[step] = metrics["loss"]
     at(step)
 
-  with Stop() as stop, Checkpoints(folder) as checkpoints:
+  with stop or Stop() as stop, Checkpoints(folder) as checkpoints:
     state = put_parameters(TrainState(jnp.int32(0), jnp.ones(4), ()), mesh)
     if checkpoints.latest_step() is not None:
       state = checkpoints.restore(like=state)
@@ -79,8 +79,10 @@ def main(folder: str, num_steps: str, process="0", signal="0", step="0") -> None
     if signal != "0" and (jax.process_index(), now) == (int(process), int(step)):
       os.kill(os.getpid(), int(signal))
 
-  losses = run(pathlib.Path(folder), int(num_steps), at=at)
-  print(json.dumps(dict(process=jax.process_index(), losses=losses)))
+  stop = Stop()
+  losses = run(pathlib.Path(folder), int(num_steps), at=at, stop=stop)
+  heard = stop.signal.name if stop.reached else None
+  print(json.dumps(dict(process=jax.process_index(), losses=losses, heard=heard)))
 
 
 if __name__ == "__main__":

@@ -58,21 +58,22 @@ def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
 
 
 def answers(processes):
-  """Each process's losses by step."""
+  """Each process's losses by step, and the signal that stopped it."""
   texts = finish(processes)
   lines = [line for out, _ in texts for line in out.splitlines() if line.startswith("{")]
-  found = {answer["process"]: answer["losses"] for answer in map(json.loads, lines)}
-  return [{int(k): v for k, v in found[i].items()} for i in range(len(processes))]
+  found = sorted(map(json.loads, lines), key=lambda answer: answer["process"])
+  return [({int(k): v for k, v in answer["losses"].items()}, answer["heard"]) for answer in found]
 
 
 def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_path):
-  """SIGTERM to either stops both at one step, and it is saved."""
+  """A signal to either stops both at one step, and it is saved; both know which it was."""
   straight = small_run.run(tmp_path / "straight", 20, num_devices=4)
   folder = tmp_path / "checkpoints"
   losses = small_run.run(folder, 3, num_devices=4)
 
-  first, second = answers(start(folder, 20, 1, int(signal.SIGTERM), 6))
-  assert first == second and 6 <= max(first) < 10
+  one, other = answers(start(folder, 20, 1, int(signal.SIGINT), 6))
+  first, heard = one
+  assert one == other and heard == "SIGINT" and 6 <= max(first) < 10
   assert sorted(path.name for path in folder.iterdir()) == ["3", str(max(first))]
 
   losses |= first | small_run.run(folder, 20, num_devices=2)
