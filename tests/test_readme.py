@@ -40,18 +40,25 @@ def test_the_readmes_memory_is_the_measured_one():
   ]
 
 
-def test_the_published_recipe_has_the_figures_of_its_record():
+def test_the_published_recipe_has_the_figures_of_its_records():
   folder = ROOT / "results" / "multi30k"
-  record = json.loads((folder / "published-sinusoidal.json").read_text("utf-8"))
   text = folder.with_suffix(".md").read_text("utf-8").partition("## The published recipe")[2]
-  scores = record["scores"]["test"]
-  assert f"{scores['sacrebleu']:.2f} sacreBLEU ({scores['paper_bleu']:.2f} paper's BLEU)" in text
-  assert f"after {record['budget']['updates']:,} updates:" in text
-  assert f"{scores['sacrebleu']:.2f} after {record['budget']['updates']:,} of its 8,000" in README
-  rows = re.findall(r"^\| (\d.*) \| (.*) \| (.*) \|$", text.partition("\n## ")[0], re.MULTILINE)
-  assert rows == [
-    (f"{step:,}", f"{loss:.3f}", f"{bleu:.2f}") for step, loss, bleu in record["curve"]
-  ]
+  readme = " ".join(README.split())
+  curves = []
+  for positions, told in (("sinusoidal", "sinusoids"), ("relative", "relative positions reach")):
+    record = json.loads((folder / f"published-{positions}.json").read_text("utf-8"))
+    updates, scores = f"{record['budget']['updates']:,}", record["scores"]["test"]
+    sacrebleu, paper = (f"{scores[kind]:.2f}" for kind in ("sacrebleu", "paper_bleu"))
+    assert f"| {positions} | {updates} | {sacrebleu} | {paper} |\n" in text
+    assert f"{told} {sacrebleu} after {updates}" in readme
+    curve = record["curve"]
+    curves.append({f"{step:,}": [f"{loss:.3f}", f"{bleu:.2f}"] for step, loss, bleu in curve})
+  rows = re.findall(r"^\| (\d[\d,]*) \|(.*)\|(.*)\|(.*)\|(.*)\|$", text, re.MULTILINE)
+  shown = {step: [cell.strip() for cell in cells] for step, *cells in rows}
+  assert shown == {
+    step: [cell for curve in curves for cell in curve.get(step, ["", ""])]
+    for step in curves[0] | curves[1]
+  }
 
 
 def test_the_readmes_memory_of_music_is_the_measured_one():
