@@ -6,6 +6,7 @@ import gc
 import http.server
 import os
 import pathlib
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -24,7 +25,12 @@ _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_configure(config):
-  """Compiles quickly for the host. What a test says of a GPU's or TPU's program, users run."""
+  """Compiles quickly for the host. What a test says of a GPU's or TPU's program, users run.
+
+  Interrupts are heard, as in a terminal: in a script's background they would be ignored.
+  """
+  if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   if "not gpu and not tpu" in config.option.markexpr:
     flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
     os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
