@@ -12,7 +12,7 @@ from experiments.benchmarks.contestants import AGAIN, STOCK
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_quartiles
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
-from relpos_jax.training.workdir import short_commit
+from relpos_jax.training.workdir import hardware, short_commit
 
 _INTRO = f"""# What attention costs
 
@@ -71,7 +71,7 @@ def _header(results: Record) -> list[str]:
   """Where, when and by what command it was measured, and what all cases have in common."""
   where, settings = results["environment"], results["settings"]
   return [
-    f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
+    f"{hardware(where)}, {where['date'][:10]}, "
     f"Python {where['python']}, {_packages(where)}, "
     f"commit {short_commit(where['git_commit'])}. "
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "

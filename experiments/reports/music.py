@@ -10,7 +10,7 @@ from experiments.reports import music_runs
 from experiments.reports.markdown import table
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
-from relpos_jax.training.workdir import read_json, short_commit, write_whole
+from relpos_jax.training.workdir import hardware, read_json, short_commit, write_whole
 
 Record = Mapping[str, Any]
 
@@ -81,7 +81,7 @@ def _where(results: Record) -> list[str]:
   where = results["environment"]
   versions = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "jaxlib"))
   return [
-    f"{where['devices']}, {where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
+    f"{hardware(where)}, {where['date'][:10]}, "
     f"Python {where['python']}, {versions}, commit {short_commit(where['git_commit'])}.",
     "",
     f"```\n{where['command']}\n```",

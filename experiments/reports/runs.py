@@ -12,7 +12,7 @@ import numpy as np
 
 from relpos_jax.errors import InputError
 from relpos_jax.training.reporting import read_metrics
-from relpos_jax.training.workdir import read_json, short_commit
+from relpos_jax.training.workdir import hardware, read_json, short_commit
 
 _SCORES = ("sacrebleu", "paper_bleu")
 _COLUMNS = (
@@ -93,7 +93,7 @@ def _provenance(run: dict[str, Any]) -> str:
   where = run["environment"]
   packages = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "flax"))
   return (
-    f"- {run['config']['name']}: {where['date'][:10]}, {where['devices']}, {where['cpu_cores']} "
-    f"cores of {where['cpu']}, Python {where['python']}, {packages}, commit "
+    f"- {run['config']['name']}: {where['date'][:10]}, {hardware(where)}, "
+    f"Python {where['python']}, {packages}, commit "
     f"{short_commit(where['git_commit'])}"
   )

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.reports.markdown import table
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_interval, ratio_quartiles
-from relpos_jax.training.workdir import short_commit, write_whole
+from relpos_jax.training.workdir import hardware, short_commit, write_whole
 
 TWIN, AGAIN = "sinusoidal", "sinusoidal (again)"
 _MOST, _PAPER = 1.05, 1.07
@@ -83,9 +83,9 @@ def _header(results: Results) -> list[str]:
     f"## {results['name']}",
     "",
     f"Width {results['width']}, {rows} x {length} tokens, {results['dtype']}, "
-    f"{len(results['seconds'][TWIN])} rounds; config {results['digest']}. {where['devices']}, "
-    f"{where['cpu_cores']} cores of {where['cpu']}, {where['date'][:10]}, "
-    f"jax {where['packages']['jax']}, commit {short_commit(where['git_commit'])}.",
+    f"{len(results['seconds'][TWIN])} rounds; config {results['digest']}. {hardware(where)}, "
+    f"{where['date'][:10]}, jax {where['packages']['jax']}, "
+    f"commit {short_commit(where['git_commit'])}.",
     "",
     f"```\n{where['command']}\n```",
     "",

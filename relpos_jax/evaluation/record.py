@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from relpos_jax.errors import InputError
+from relpos_jax.training.workdir import hardware
 
 KEYS = (
   *("sweep", "row", "seed", "digest", "config", "commit", "date", "hardware", "packages"),
@@ -90,7 +91,7 @@ def make_record(
     config=_telling(changes),
     commit=environment["git_commit"],
     date=environment["date"],
-    hardware="{devices}, {cpu_cores} cores of {cpu}".format_map(environment),
+    hardware=hardware(environment),
     packages=dict(python=environment["python"], **environment["packages"]),
     budget=_budget(config, metrics),
     scores=dict(scores),

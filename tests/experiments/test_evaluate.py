@@ -126,12 +126,10 @@ def test_the_record_of_more_updates_or_of_a_run_without_its_metrics_stays(
   config = json.loads((tmp_path / "config.json").read_text("utf-8"))
   config["training"]["num_steps"] -= 1
   (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-  found = Evaluation("", dict(test={}), scores={}, sentences={}, pictures=())
-  task = types.SimpleNamespace(evaluate=lambda *_: found)
   for missing in ("", "metrics.jsonl"):
     if missing:
       (tmp_path / missing).unlink()
-    evaluate.evaluate(types.SimpleNamespace(task=task), None, tmp_path)
+    _evaluate(tmp_path)
     assert (tmp_path / "record.json").read_bytes() == (workdir / "record.json").read_bytes()
 
 
@@ -144,7 +142,12 @@ def test_nor_does_one_that_stopped_before_its_last_evaluation(
     shutil.copy(workdir / name, tmp_path)
   lines = (workdir / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
   (tmp_path / "metrics.jsonl").write_text("".join(lines[:num_kept]), encoding="utf-8")
+  _evaluate(tmp_path)
+  assert (tmp_path / "record.json").exists() == is_finished
+
+
+def _evaluate(workdir):
+  """Without a model: what it would find is nothing."""
   found = Evaluation("", dict(test={}), scores={}, sentences={}, pictures=())
   task = types.SimpleNamespace(evaluate=lambda *_: found)
-  evaluate.evaluate(types.SimpleNamespace(task=task), None, tmp_path)
-  assert (tmp_path / "record.json").exists() == is_finished
+  evaluate.evaluate(types.SimpleNamespace(task=task), None, workdir)
