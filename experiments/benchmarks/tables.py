@@ -12,7 +12,8 @@ from experiments.benchmarks.contestants import AGAIN, STOCK
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_quartiles
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
-from relpos_jax.training.workdir import hardware, short_commit
+from relpos_jax.evaluation.record import hardware
+from relpos_jax.training.workdir import short_commit
 
 _INTRO = f"""# What attention costs
 

@@ -10,7 +10,8 @@ from experiments.reports import music_runs
 from experiments.reports.markdown import table
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
-from relpos_jax.training.workdir import hardware, read_json, short_commit, write_whole
+from relpos_jax.evaluation.record import hardware
+from relpos_jax.training.workdir import read_json, short_commit, write_whole
 
 Record = Mapping[str, Any]
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from relpos_jax.errors import InputError
+from relpos_jax.evaluation.record import hardware
 from relpos_jax.training.reporting import read_metrics
-from relpos_jax.training.workdir import hardware, read_json, short_commit
+from relpos_jax.training.workdir import read_json, short_commit
 
 _SCORES = ("sacrebleu", "paper_bleu")
 _COLUMNS = (

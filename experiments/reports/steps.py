@@ -10,7 +10,8 @@ import numpy as np
 from experiments.reports.markdown import table
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_interval, ratio_quartiles
-from relpos_jax.training.workdir import hardware, short_commit, write_whole
+from relpos_jax.evaluation.record import hardware
+from relpos_jax.training.workdir import short_commit, write_whole
 
 TWIN, AGAIN = "sinusoidal", "sinusoidal (again)"
 _MOST, _PAPER = 1.05, 1.07

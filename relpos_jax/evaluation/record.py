@@ -32,7 +32,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from relpos_jax.errors import InputError
-from relpos_jax.training.workdir import hardware
 
 KEYS = (
   *("sweep", "row", "seed", "digest", "config", "commit", "date", "hardware", "packages"),
@@ -102,6 +101,15 @@ def make_record(
       if "valid_loss" in line
     ],
   )
+
+
+def hardware(environment: Mapping[str, Any]) -> str:
+  """What a run's environment.json says that it ran on, in words.
+
+  >>> hardware(dict(devices="1 x cpu", cpu_cores=2, cpu="AMD EPYC"))
+  '1 x cpu, 2 cores of AMD EPYC'
+  """
+  return "{devices}, {cpu_cores} cores of {cpu}".format_map(environment)
 
 
 def valid_score(values: Mapping[str, Any]) -> Any:

@@ -181,15 +181,6 @@ def environment() -> dict[str, Any]:
   )
 
 
-def hardware(environment: Mapping[str, Any]) -> str:
-  """What an `environment` ran on, in words.
-
-  >>> hardware(dict(devices="1 x cpu", cpu_cores=2, cpu="AMD EPYC"))
-  '1 x cpu, 2 cores of AMD EPYC'
-  """
-  return "{devices}, {cpu_cores} cores of {cpu}".format_map(environment)
-
-
 def short_commit(commit: str | None) -> str:
   """The first letters of a commit's hash, as `environment` gives it, and all that stands around.
 
