@@ -95,6 +95,5 @@ def _provenance(run: dict[str, Any]) -> str:
   packages = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "flax"))
   return (
     f"- {run['config']['name']}: {where['date'][:10]}, {hardware(where)}, "
-    f"Python {where['python']}, {packages}, commit "
-    f"{short_commit(where['git_commit'])}"
+    f"Python {where['python']}, {packages}, commit {short_commit(where['git_commit'])}"
   )
