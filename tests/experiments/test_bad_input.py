@@ -228,7 +228,7 @@ def test_splits_that_are_not_given_or_cannot_be_read(train_refused, change, word
     (["source=multi30k", "multi30k.path=/nowhere"], "/nowhere/train.en.gz multi30k/dataset"),
     (["source=wmt14", "languages=de-fr"], "unknown languages 'de-fr' en-de"),
     (["source=embedded", "languages=de-en"], "config.data.languages 'de-en' en-de"),
-    (["source=embedded", "embedded.train_size=0"], "train_size 0 at least 1"),
+    (["source=embedded", "embedded.train_size=20001"], "train_size 20001 from 1 to 20000"),
   ],
 )
 def test_what_a_source_does_not_have(train_refused, changes, words):
