@@ -279,6 +279,16 @@ def test_a_foreign_checkpoint(train_refused, refused, run_copy):
     refused(run_copy, words.replace("12", ""), name, f"--workdir={run_copy}")
 
 
+def test_a_run_on_a_corpus_that_is_gone(train_refused, refused, run_copy):
+  config = json.loads((run_copy / "config.json").read_text())
+  config["data"]["embedded"]["seed"] = 3
+  (run_copy / "config.json").write_text(json.dumps(config))
+  train_refused("another config: data.embedded.seed 3 there 0 here another --workdir")
+  words = "config.data.embedded.seed 3, only 0 environment.json"
+  for name in ("evaluate", "translate"):
+    refused(run_copy, words, name, f"--workdir={run_copy}")
+
+
 def test_a_checkpoint_of_another_program(train_refused, refused, run_copy):
   shutil.rmtree(run_copy / "checkpoints" / "12" / "manifest")
   metadata = run_copy / "checkpoints" / "12" / "_CHECKPOINT_METADATA"
