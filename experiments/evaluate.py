@@ -12,10 +12,8 @@ import json
 import pathlib
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from experiments import command
-from experiments.run import load_run
+from experiments.run import load_run, read_config
 from experiments.tasks.task import Evaluation, Run
 from experiments.values import own_values
 from relpos_jax.evaluation.pictures import learning_curves
@@ -54,7 +52,7 @@ def _draw_curves(run: Run, workdir: pathlib.Path) -> pathlib.Path:
 
 def _write_record(workdir: pathlib.Path, found: Evaluation) -> None:
   """Writes record.json, by which a sweep knows a finished run; one stopped on the way has none."""
-  config = ConfigDict(read_json(workdir / "config.json"))
+  config = read_config(workdir)
   metrics = read_metrics(workdir)
   last = metrics[-1] if metrics else {}  # A finished training ends with an evaluation.
   step, num_steps = last.get("step"), config.training.num_steps

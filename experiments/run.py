@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from experiments.tasks import make_task
 from experiments.tasks.task import Run, Task
-from experiments.values import check_types, defaults
+from experiments.values import check_types, defaults, without_retired
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
@@ -80,16 +80,22 @@ def load_task(workdir: str | pathlib.Path) -> Task:
   Raises:
     InputError: no run there, or its config is damaged.
   """
-  config = _load_config(pathlib.Path(workdir, "config.json"))
+  config = read_config(workdir)
   config.mesh = defaults(config).mesh
   return make_task(config)
 
 
-def _load_config(path: pathlib.Path) -> ConfigDict:
+def read_config(workdir: str | pathlib.Path) -> ConfigDict:
+  """Reads the config of the run in a folder; keys younger than the run have their defaults.
+
+  Raises:
+    InputError: no run there, or its config is damaged or needs an older version.
+  """
+  path = pathlib.Path(workdir, "config.json")
   if not path.is_file():
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
-  values = read_json(path)
-  config = defaults(values)  # whose values are those of keys younger than the run
+  values = without_retired(read_json(path))
+  config = defaults(values)
   with config.ignore_type():
     config.update(values)
   check_types(config, defaults(config))

@@ -30,6 +30,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from configs.default import RETIRED
 from experiments import command
 from experiments.evaluate import evaluate
 from experiments.locks import alone_in
@@ -89,7 +90,8 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
 
 def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
   validate(config)
-  claim_workdir(workdir, config.to_dict(), defaults(config).to_dict())
+  # An older run may still have the retired keys: then with the values that are left.
+  claim_workdir(workdir, config.to_dict() | RETIRED, defaults(config).to_dict() | RETIRED)
   with _alone_in(workdir):
     task = make_task(config)
     data = task.load_data()

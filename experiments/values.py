@@ -1,6 +1,8 @@
 """The values of a config by dotted key, held against those of another and against their meaning."""
 
 import difflib
+import functools
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -23,6 +25,30 @@ def defaults(config: Mapping[str, Any]) -> ConfigDict:
   if task not in default.TASKS:
     raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
   return default.get_config(task)
+
+
+def without_retired(values: Mapping[str, Any]) -> ConfigDict:
+  """Returns the config of an older run without the keys that are gone since.
+
+  Raises:
+    InputError: such a key has another value than the one that is left.
+
+  >>> without_retired(dict(seed=1, data=dict(embedded=dict(seed=0))))["data"].to_dict()
+  {'embedded': {}}
+  """
+  config = ConfigDict(values)
+  for name, left in default.RETIRED.items():
+    if not has_key(name, config):
+      continue
+    *groups, last = name.split(".")
+    group = functools.reduce(operator.getitem, groups, config)
+    if group[last] != left:
+      raise InputError(
+        f"config.{name} is {group[last]}, and only {left} is left: "
+        "use the commit in the run's environment.json"
+      )
+    del group[last]
+  return config
 
 
 def at_least(least: int, *names: str) -> Numbers:

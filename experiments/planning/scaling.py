@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from experiments.planning import roofline
 from experiments.planning.collectives import ACROSS
 from experiments.planning.roofline import CHIPS, Estimate
+from experiments.values import without_retired
 
 Plan = Mapping[str, Any]
 Step = Mapping[str, Any]
@@ -66,7 +67,8 @@ def _training(plan: Plan) -> str:
 
   Their kernels too: which attention a config chooses changes with the code.
   """
-  config = {name: x for name, x in plan["config"].items() if name not in _OF_THE_MACHINE}
+  config = without_retired(plan["config"]).to_dict()
+  config = {name: x for name, x in config.items() if name not in _OF_THE_MACHINE}
   config["batches"] = {name: x for name, x in config["batches"].items() if name != "tokens"}
   kernels = plan["steps"][-1].get("num_kernels", 0)
   return str((plan["chip"], effort(plan), kernels, sorted(config.items())))

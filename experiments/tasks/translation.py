@@ -47,7 +47,6 @@ _CHOICES = {
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
 } | model_choices(TransformerConfig)
 _NUMBERS = (
-  ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("data.embedded.seed",)),
   *tokens.NUMBERS,
   at_least(1, "training.num_samples", "decoding.beam_size"),
   at_least(0, "decoding.length_penalty", "decoding.extra_length"),

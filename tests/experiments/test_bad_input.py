@@ -228,7 +228,7 @@ def test_splits_that_are_not_given_or_cannot_be_read(train_refused, change, word
     (["source=multi30k", "multi30k.path=/nowhere"], "/nowhere/train.en.gz multi30k/dataset"),
     (["source=wmt14", "languages=de-fr"], "unknown languages 'de-fr' en-de"),
     (["source=embedded", "languages=de-en"], "config.data.languages 'de-en' en-de"),
-    (["source=embedded", "embedded.train_size=0"], "train_size 0 at least 1"),
+    (["source=embedded", "embedded.train_size=20001"], "train_size 20001 from 1 to 20000"),
   ],
 )
 def test_what_a_source_does_not_have(train_refused, changes, words):
@@ -277,6 +277,16 @@ def test_a_foreign_checkpoint(train_refused, refused, run_copy):
   train_refused(words, "--config.model.feed_forward=17")
   for name in ("evaluate", "translate"):
     refused(run_copy, words.replace("12", ""), name, f"--workdir={run_copy}")
+
+
+def test_a_run_on_a_corpus_that_is_gone(train_refused, refused, run_copy):
+  config = json.loads((run_copy / "config.json").read_text())
+  config["data"]["embedded"]["seed"] = 3
+  (run_copy / "config.json").write_text(json.dumps(config))
+  train_refused("another config: data.embedded.seed 3 there 0 here another --workdir")
+  words = "config.data.embedded.seed 3, only 0 environment.json"
+  for name in ("evaluate", "translate"):
+    refused(run_copy, words, name, f"--workdir={run_copy}")
 
 
 def test_a_checkpoint_of_another_program(train_refused, refused, run_copy):

@@ -358,6 +358,10 @@ class TestHowRowsDiffer:
     (line, _) = captions.how_rows_differ(self.table(a={"model.gone": ""}, b={}))
     assert line.endswith('in `model.gone` alone: a: `""`; b: `unset`.')
 
+  def test_records_with_a_key_that_is_known_no_more_are_read(self, tmp_path, records, alone):
+    older = [of_config(record, **{"data.embedded.seed": 3}) for record in records]
+    assert text_of(tmp_path, older) == alone
+
   @pytest.mark.parametrize("name", ["report", "music", "graphs"])
   def test_every_section_of_the_committed_reports_tells_it(self, name):
     text = (RESULTS / f"{name}.md").read_text("utf-8")

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 
 import jax
@@ -99,6 +100,23 @@ def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypa
   changed = {name for name in before | after if before.get(name) != after.get(name)}
   # The date, and seconds.
   assert changed <= {"environment.json", "results.json", "record.json"}
+
+
+def test_a_run_older_than_the_loss_of_a_key_is_scored_translates_and_goes_on(
+  workdir, call, train, tmp_path
+):
+  copy = shutil.copytree(workdir, tmp_path / "run")
+  config = json.loads((copy / "config.json").read_text())
+  config["data"]["embedded"]["seed"] = 0
+  (copy / "config.json").write_text(json.dumps(config))
+  (copy / "record.json").unlink()
+  for name in ("evaluate", "translate"):
+    assert call(name, f"--workdir={copy}", stdin=b"a cat\n").status == 0
+  records = [json.loads((folder / "record.json").read_text()) for folder in (copy, workdir)]
+  assert records[0]["config"] == records[1]["config"]
+  assert records[0]["digest"] == records[1]["digest"]
+  again = train(copy)
+  assert (again.status, f"{copy} is trained to step 12\n" in again.out) == (0, True)
 
 
 def test_a_run_that_was_stopped_and_killed_equals_one_that_was_not(

@@ -56,6 +56,14 @@ def test_only_alike_plans_are_compared(other):
   assert not [*efficiencies([plan_on(4), plan_on(16) | other])]
 
 
+def test_a_plan_older_than_the_loss_of_a_key_is_compared():
+  older = plan_on(16)
+  older["config"]["data"] = dict(embedded=dict(seed=0, train_size=20_000))
+  newer = plan_on(4)
+  newer["config"]["data"] = dict(embedded=dict(train_size=20_000))
+  assert len([*efficiencies([newer, older])]) == 2
+
+
 def test_between_slices_there_is_another_network():
   """Of v5e a pod of 256 chips has 6.4 Tbit/s, in all."""
   plan = plan_on(32)

@@ -1,1 +1,0 @@
-"""English: inflection, phrases, word order."""

@@ -1,1 +1,0 @@
-"""German: inflection, phrases, word order."""

@@ -1,1 +1,0 @@
-"""Random derivations of the grammar."""
