@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from experiments.tasks import make_task
 from experiments.tasks.task import Run, Task
-from experiments.values import check_types, defaults
+from experiments.validation import validate
+from experiments.values import defaults
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
@@ -78,10 +79,11 @@ def load_task(workdir: str | pathlib.Path) -> Task:
   """The task of the run in a folder, on all devices.
 
   Raises:
-    InputError: no run there, or its config is damaged.
+    InputError: no run there, or its config is damaged or has a wrong value.
   """
   config = _load_config(pathlib.Path(workdir, "config.json"))
   config.mesh = defaults(config).mesh
+  validate(config, num_devices=1)  # its batches are those of another machine
   return make_task(config)
 
 
@@ -92,7 +94,6 @@ def _load_config(path: pathlib.Path) -> ConfigDict:
   config = defaults(values)  # whose values are those of keys younger than the run
   with config.ignore_type():
     config.update(values)
-  check_types(config, defaults(config))
   return config
 
 
