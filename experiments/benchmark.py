@@ -34,7 +34,7 @@ from experiments.benchmarks.contestants import Case
 from experiments.benchmarks.measurement import PEERS, Effort
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.errors import InputError
-from relpos_jax.training.workdir import environment
+from relpos_jax.training.workdir import environment, write_whole
 
 _USUAL = ",".join(name for name in IMPLEMENTATIONS if name != "reference")
 _CAUSAL = {"no": [False], "yes": [True], "both": [False, True]}
@@ -77,7 +77,7 @@ def main(**values: Any) -> None:
     effort = Effort(values["repetitions"], values["seconds"])
     results = dict(environment=_environment(), settings=values)
     for measured in measurement.measure(cases, memory_cases, entrants, effort):
-      file.write_text(json.dumps(results | measured) + "\n", encoding="utf-8")
+      write_whole(file, json.dumps(results | measured) + "\n")
   tables.write(pathlib.Path(values["out"]))
 
 

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from experiments.tasks import make_task
 from experiments.tasks.task import Run, Task
-from experiments.values import check_types, defaults, without_retired
+from experiments.validation import validate
+from experiments.values import defaults, without_retired
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
@@ -78,10 +79,11 @@ def load_task(workdir: str | pathlib.Path) -> Task:
   """The task of the run in a folder, on all devices.
 
   Raises:
-    InputError: no run there, or its config is damaged.
+    InputError: no run there, or its config is damaged or has a wrong value.
   """
   config = read_config(workdir)
   config.mesh = defaults(config).mesh
+  validate(config, num_devices=1)  # its batches are those of another machine
   return make_task(config)
 
 
@@ -98,7 +100,6 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
   config = defaults(values)
   with config.ignore_type():
     config.update(values)
-  check_types(config, defaults(config))
   return config
 
 

@@ -4,7 +4,8 @@ r"""Lets a trained model of music go on, from a prime or from nothing, into a MI
   python -m experiments.sample --workdir=runs/music --out=new.mid --seed=3 --top_p=0.95
 
 A model of chorales reads and writes four voices, a track or a channel each. Draws the piano roll
-beside it (more.png): the prime on grey, and how far back the model looks.
+beside it (more.png): the prime on grey, and how far back the model looks. Neither file may be there
+already.
 """
 
 import os
@@ -48,7 +49,7 @@ def main(
   seed: int,
 ) -> None:
   """Reads the prime, samples, writes and draws."""
-  path = _midi_path(out, prime)
+  path = _midi_path(out)
   sampling = SamplingParams(temperature, top_k, top_p)
   check_sampling(sampling)
   if not 0 <= seed < 2**32:  # JAX drops the bits above
@@ -59,7 +60,7 @@ def main(
   sampler = make_sampler(run, context)
   (piece,) = sampler([begun], num_tokens=num_tokens, seed=seed, sampling=sampling)
   run.vocabulary.write(piece, path)
-  picture = draw(run, piece, path.with_suffix(".png"), prime=len(begun))
+  picture = draw(run, piece, _picture(path), prime=len(begun))
   print(f"wrote {path}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
   print(f"drew {picture}")
 
@@ -77,16 +78,21 @@ def _read_prime(workdir: str, prime: str, num_tokens: int) -> Int[np.ndarray, "_
   return tokens[: num_tokens or None]
 
 
-def _midi_path(out: str, prime: str) -> pathlib.Path:
+def _midi_path(out: str) -> pathlib.Path:
   path = pathlib.Path(out)
   if path.suffix not in (".mid", ".midi"):
     raise InputError(f"--out={out}: give a file name that ends in .mid")
   if not os.path.isdir(path.parent):  # the os says no, where pathlib would raise
     raise InputError(f"--out={out}: there is no folder {path.parent}")
-  if prime and os.path.realpath(prime) == os.path.realpath(path):
-    raise InputError(f"--out={out} is the --prime, which would be lost: give another file")
+  for written in (path, _picture(path)):
+    if os.path.lexists(written):
+      raise InputError(f"{written} is there already: give another --out, or delete it")
   check_writable(path.parent, "give another --out")
   return path
+
+
+def _picture(path: pathlib.Path) -> pathlib.Path:
+  return path.with_suffix(".png")
 
 
 if __name__ == "__main__":

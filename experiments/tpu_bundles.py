@@ -33,7 +33,7 @@ from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 from relpos_jax.errors import InputError
-from relpos_jax.training.workdir import environment, short_commit
+from relpos_jax.training.workdir import environment, short_commit, write_whole
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 _HEADS, _WIDTH, _K = 8, 64, 16
@@ -73,8 +73,8 @@ def main(lengths: str, chip: str, out: str) -> None:
   results["environment"]["packages"]["libtpu"] = version
   print(report := _report(results))
   if folder:
-    (folder / "tpu_bundles.json").write_text(json.dumps(results) + "\n", encoding="utf-8")
-    (folder / "tpu_bundles.md").write_text(report, encoding="utf-8")
+    write_whole(folder / "tpu_bundles.json", json.dumps(results) + "\n")
+    write_whole(folder / "tpu_bundles.md", report)
 
 
 def _lengths(text: str) -> list[int]:

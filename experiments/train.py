@@ -20,6 +20,7 @@ mpirun do; experiments/launch/ has recipes.
 
 import contextlib
 import functools
+import hashlib
 import pathlib
 import signal
 import sys
@@ -40,6 +41,7 @@ from experiments.tasks.task import Run
 from experiments.validation import validate
 from experiments.values import defaults
 from relpos_jax.data.batching import prefetch
+from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
@@ -57,7 +59,13 @@ from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.shelf import is_no_room, numbered
 from relpos_jax.training.step import TrainState, init_state, make_eval_step
 from relpos_jax.training.stopping import Stop, Stopped
-from relpos_jax.training.workdir import check_shared, claim_workdir, write_run_files
+from relpos_jax.training.workdir import (
+  changed_data,
+  check_shared,
+  claim_workdir,
+  write_digests,
+  write_run_files,
+)
 
 FLAGS = dict(
   config=command.CONFIG,
@@ -137,6 +145,9 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
   config, stop = run.config.training, stop or Stop()
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
+  training_data = _digest(train_batches.examples)
+  if refusal := first_line(changed_data(workdir, _digests(training_data, workdir))):
+    raise InputError(refusal)
   with (
     Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
     Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
@@ -146,7 +157,7 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
     # Each process reads the file by itself, but what follows is for all or none.
     lacks_evaluation = anywhere(_lacks_evaluation(config, int(state.step), workdir))
     check_same("the first batch", train_batches[0])  # and wait, before one of them writes
-    _write_what_it_is(run, workdir)
+    _write_what_it_is(run, training_data, workdir)
     stop.waits = True
     if lacks_evaluation:
       reporter.go_on_after(int(state.step))
@@ -188,11 +199,28 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> b
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _write_what_it_is(run: Run, workdir: pathlib.Path) -> None:
+def _write_what_it_is(run: Run, training_data: str, workdir: pathlib.Path) -> None:
   if is_first():
     write_run_files(workdir, run.config.to_dict())
     run.task.save_vocabulary(run.vocabulary, workdir)
+    write_digests(workdir, _digests(training_data, workdir))
   check_shared(workdir)
+
+
+def _digests(training_data: str, workdir: pathlib.Path) -> dict[str, str]:
+  """Returns what the steps of a run depend on besides its config; the tokenizer if there is one."""
+  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
+  tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
+  return tokenizer | {"training data": training_data}
+
+
+def _digest(arrays: Any) -> str:
+  """Returns the SHA-256 of a tree of arrays."""
+  found = hashlib.sha256()
+  for array in jax.tree.leaves(arrays):
+    found.update(f"{array.dtype}{array.shape}".encode())
+    found.update(np.ascontiguousarray(array))
+  return found.hexdigest()
 
 
 def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:

@@ -14,12 +14,14 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from experiments import command
 from experiments.run import load_run, load_task
 from experiments.tasks.translation import Translation, check_beam, make_translator, normalize_input
 from experiments.tasks.translation_scores import draw_attention, joined
 from relpos_jax.data.pairs import read_lines
+from relpos_jax.data.tokenizer import first_tokens
 from relpos_jax.errors import InputError
 from relpos_jax.training.progress import track
 
@@ -29,14 +31,17 @@ FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
   input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
   beam_size=command.Flag(0, "hypotheses kept; 0: as in the run's config, 1: greedy"),
+  max_source_length=command.Flag(1024, "tokens of a line: a longer line is cut, with a warning"),
   plot=command.Flag("", "draws the first sentence's attention into this file: .png, .pdf or .svg"),
 )
 
 
-def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
+def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot: str) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
   if beam_size < 0:
     raise InputError(f"--beam_size={beam_size}: give 1 or more, or 0 for the run's own")
+  if max_source_length < 1:
+    raise InputError(f"--max_source_length={max_source_length}: give 1 or more")
   if plot:
     _check_picture(pathlib.Path(plot))
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
@@ -49,8 +54,11 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="batches translated")
   translate = make_translator(run, **changes)
+  numbers = itertools.count(1)
   for chunk in _chunks(lines, 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE):
     chunk = normalize_input(run.config, chunk)
+    numbered = zip(chunk, numbers, strict=False)
+    chunk = [_cut(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
     translations = translate(chunk)
     print(*joined(run.config, translations), sep="\n", flush=True)
     first = next((pair for pair in zip(chunk, translations, strict=True) if pair[0].strip()), None)
@@ -59,11 +67,23 @@ def main(workdir: str, input: str, beam_size: int, plot: str) -> None:
       plot = ""
 
 
+def _cut(line: str, number: int, tokenizer: Any, longest: int) -> str:
+  """Returns the line, or its first tokens if it has more, and then warns."""
+  line, num_tokens = first_tokens(tokenizer, line.strip(), longest)
+  if num_tokens > longest:
+    print(
+      f"line {number} has {num_tokens:,} tokens: cut to the first {longest:,}, "
+      "see --max_source_length",
+      file=sys.stderr,
+    )
+  return line
+
+
 def _check_picture(path: pathlib.Path) -> None:
   """Better now than after the work."""
   if path.suffix not in (".png", ".pdf", ".svg"):
     raise InputError(f"--plot={path}: give a file name that ends in .png, .pdf or .svg")
-  if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+  if path.is_dir() or not os.access(path.parent, os.W_OK):
     raise InputError(f"cannot write --plot={path}: give a file in a folder that you may write to")
 
 

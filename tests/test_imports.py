@@ -12,18 +12,20 @@ FOUNDATION = {"relpos_jax.typing", "relpos_jax.errors"}
 ATTENTION = FOUNDATION | {"relpos_jax.attention"}
 NN = ATTENTION | {"relpos_jax.nn"}
 MODELS = NN | {"relpos_jax.models"}
+FILES = {"relpos_jax.files"}
 # What the modules of each package may import of this project, besides that package itself.
 MAY_IMPORT = {
   "relpos_jax.typing": set(),
   "relpos_jax.errors": set(),
+  "relpos_jax.files": set(),
   "relpos_jax.attention": FOUNDATION,
   "relpos_jax.nn": ATTENTION,
   "relpos_jax.linen": NN,
   "relpos_jax.models": NN,
-  "relpos_jax.data": FOUNDATION,
-  "relpos_jax.training": MODELS | {"relpos_jax.data"},
+  "relpos_jax.data": FOUNDATION | FILES,
+  "relpos_jax.training": MODELS | FILES | {"relpos_jax.data"},
   "relpos_jax.decoding": MODELS | {"relpos_jax.data"},
-  "relpos_jax.evaluation": MODELS | {"relpos_jax.data"},
+  "relpos_jax.evaluation": MODELS | FILES | {"relpos_jax.data"},
   "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
   "configs": set(),
 }
@@ -31,6 +33,7 @@ MAY_IMPORT = {
 OUTSIDE = {
   "relpos_jax.typing": {"jax", "jaxtyping"},
   "relpos_jax.errors": set(),
+  "relpos_jax.files": set(),
   "relpos_jax.attention": {"jax", "numpy"},
   "relpos_jax.nn": {"jax", "flax"},
   "relpos_jax.linen": {"jax", "flax"},

@@ -13,7 +13,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.cost import ratio_quartiles
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
 from relpos_jax.evaluation.record import hardware
-from relpos_jax.training.workdir import short_commit
+from relpos_jax.training.workdir import short_commit, write_whole
 
 _INTRO = f"""# What attention costs
 
@@ -41,7 +41,7 @@ def write(out: pathlib.Path) -> None:
     results = json.loads(file.read_text(encoding="utf-8"))
     picture = cost_curves(_panels(results), _peers(results), file.with_suffix(".png"))
     sections.append(_section(file.stem, results, f"attention/{picture.name}"))
-  (out / "attention.md").write_text("\n".join(sections), encoding="utf-8")
+  write_whole(out / "attention.md", "\n".join(sections))
 
 
 def describe_kind(is_causal: bool, backward: bool) -> str:

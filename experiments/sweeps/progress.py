@@ -14,6 +14,7 @@ from rich.text import Text
 from experiments.sweeps.cells import Cell
 from relpos_jax.evaluation.record import valid_score
 from relpos_jax.training.reporting import read_metrics
+from relpos_jax.training.workdir import write_whole
 
 _ENOUGH = 10  # updates: the first ones are compiled
 
@@ -168,7 +169,7 @@ class Progress:
 
 def fail(cell: Cell, lines: Sequence[str], progress: Progress) -> None:
   """Keeps what a failed cell said, and shows that it failed."""
-  cell.beside(".error.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+  write_whole(cell.beside(".error.txt"), "".join(f"{line}\n" for line in lines))
   progress.update(cell.name, read_state(cell.workdir, "failed"))
 
 

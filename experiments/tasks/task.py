@@ -58,7 +58,8 @@ class Task(Protocol):
   def make_batches(self, data: Any, vocabulary: Any, mesh: AnyMesh) -> tuple[Any, Any]:
     """Batches of the training split, endless and shuffled, and of the valid split, in order.
 
-    As `relpos_jax.data.batching.Batches`: `batches[step]` is a tree of arrays, rows first.
+    As `relpos_jax.data.batching.Batches`: `batches[step]` is a tree of arrays, rows first, and
+    `batches.examples` a tree of arrays that determines every batch.
     """
 
   def mock_batches(self, mesh: AnyMesh) -> Any:

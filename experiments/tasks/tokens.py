@@ -13,7 +13,8 @@ from relpos_jax.training.sharding import AnyMesh, num_rows_together
 
 LAYERS = (
   at_least(1, "batches.tokens", "batches.max_length", "batches.num_shapes"),
-  at_least(1, "model.num_layers", "model.width", "model.num_heads", "model.feed_forward"),
+  ("from 1 to 1000", lambda x: 1 <= x <= 1000, ("model.num_layers",)),  # each is traced
+  at_least(1, "model.width", "model.num_heads", "model.feed_forward"),
   rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
   rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
 )

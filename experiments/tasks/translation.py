@@ -28,6 +28,7 @@ from relpos_jax.data.tokenizer import (
   encode_pairs,
   load_tokenizers,
   save_tokenizers,
+  tokenizer_files,
   train_tokenizer,
 )
 from relpos_jax.decoding.translator import Translator
@@ -102,8 +103,14 @@ class Translation:
     return corpus
 
   def learn_vocabulary(self, data: Corpus, workdir: pathlib.Path) -> Tokenizers:
-    """Those of the run's folder, or new ones, as `config.vocabulary` says."""
-    return load_tokenizers(workdir) if _has_tokenizers(workdir) else self.learn_tokenizers(data)
+    """Those of the run's folder, or new ones, as `config.vocabulary` says.
+
+    Half a vocabulary, of a run that was killed while writing it, is learned anew; InputError if
+    there is a checkpoint already.
+    """
+    if tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
+      return load_tokenizers(workdir)
+    return self.learn_tokenizers(data)
 
   def learn_tokenizers(self, data: Corpus) -> Tokenizers:
     """Trains the vocabularies of `config.vocabulary` on the training split."""
@@ -118,7 +125,7 @@ class Translation:
     return load_tokenizers(workdir)
 
   def save_vocabulary(self, vocabulary: Tokenizers, workdir: pathlib.Path) -> None:
-    if not _has_tokenizers(workdir):
+    if not tokenizer_files(workdir):
       save_tokenizers(vocabulary, workdir)
 
   def mock_vocabulary(self) -> Tokenizers:
@@ -208,10 +215,6 @@ def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
     return lines
   language = data.languages.partition("-")[0]
   return normalize_lines(lines, language, moses=data.moses, lowercase=data.lowercase)
-
-
-def _has_tokenizers(workdir: pathlib.Path) -> bool:
-  return any(workdir.glob("tokenizer*.json"))
 
 
 def _check_mark(mark: str, corpus: Corpus) -> None:

@@ -21,6 +21,7 @@ from relpos_jax.evaluation.bleu import (
 )
 from relpos_jax.evaluation.heatmaps import attention_heatmap
 from relpos_jax.evaluation.report import BleuRow, Sample, bleu_table, plain_text, samples
+from relpos_jax.files import write_whole
 
 _SHOWN, _SHOWN_IN_SHORT = 5, 3
 
@@ -71,7 +72,7 @@ def evaluation(run: Run, scored: Mapping[str, Translated], workdir: pathlib.Path
     return Evaluation(text, {}, {}, {})
   for split, of in scored.items():
     text = "".join(f"{line}\n" for line in joined(run.config, of.translations))
-    workdir.joinpath(f"{split}.translations.txt").write_text(text, encoding="utf-8")
+    write_whole(workdir / f"{split}.translations.txt", text)
   rows = {
     split: score(run.config, split, of.translations, of.references) for split, of in scored.items()
   }

@@ -124,6 +124,12 @@ class Batches:
     return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
 
   @property
+  def examples(self) -> list[np.ndarray]:
+    """The rows of the first epoch, of all sides, before they are batched."""
+    sides = [side.in_epoch(0) for side in self._sides]
+    return [array for side in sides for array in (side.values, side.offsets)]
+
+  @property
   def padding(self) -> float:
     """The share of PAD in an epoch's tokens, all sides together."""
     lengths = [side.in_epoch(0).lengths for side in self._sides]

@@ -125,6 +125,11 @@ class GraphBatches:
       _write(batch, row, graphs)
     return batch
 
+  @property
+  def examples(self) -> Sequence[Graph]:
+    """The graphs, before they are batched."""
+    return self._graphs
+
   def order(self, step: SupportsIndex) -> list[int]:
     """The numbers of the graphs of a step's batch, row after row."""
     return [graph for row in self._schedule[step][0] for graph in self._rows[row]]

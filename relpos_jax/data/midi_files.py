@@ -10,6 +10,7 @@ import mido
 import numpy as np
 
 from relpos_jax.errors import InputError
+from relpos_jax.files import whole_file
 from relpos_jax.typing import Float
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
@@ -66,8 +67,8 @@ def read_score(path: str | os.PathLike) -> Score:
   A note that is struck again ends there; one that nothing ends, ends with its track. Drums
   (channel 10) are left out.
 
-  Raises InputError, a line that names the file: missing, no MIDI file, damaged, numbers outside 0
-  to 127, no notes, music of more than a day.
+  Raises InputError, a line that names the file: missing, no MIDI file, damaged, of type 2, numbers
+  outside 0 to 127, no notes, music of more than a day.
   """
   file = _open(pathlib.Path(path))
   parts = [part for track in file.tracks for part in _parts(track)]
@@ -92,7 +93,8 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
     name = mido.MetaMessage("track_name", name=part.name)
     file.tracks.append(_track([(0, name), *_messages(part.notes, channel)]))
   try:
-    file.save(path)
+    with whole_file(path) as content:
+      file.save(file=content)
   except OSError as error:
     raise InputError(f"cannot write {path}: {error.strerror}") from None
 
@@ -116,6 +118,8 @@ def _open(path: pathlib.Path) -> mido.MidiFile:
     raise InputError(f"cannot read {path} as MIDI: {reason}; give another file") from None
   if file.ticks_per_beat < 1:
     raise InputError(f"{path} counts time in frames, not in quarter notes: convert it")
+  if file.type == 2:  # its tracks are pieces of their own
+    raise InputError(f"{path} is of type 2, one piece a track: give a file of type 0 or 1 for each")
   return file
 
 

@@ -31,6 +31,7 @@ from tokenizers import (
 
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.errors import InputError
+from relpos_jax.files import write_whole
 from relpos_jax.typing import Array, Integer
 
 KINDS = ("bpe", "wordpiece", "words")
@@ -182,6 +183,19 @@ def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
     yield chunk
 
 
+def first_tokens(tokenizer: Tokenizer, line: str, number: int) -> tuple[str, int]:
+  """Returns the text of a line's first tokens, and how many tokens all of it has.
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
+  >>> first_tokens(tokenizer, "ein Mann, ein Mann", 3)
+  ('ein Mann,', 5)
+  """
+  encoding = tokenizer.encode(line, add_special_tokens=False)
+  if len(encoding) > number:
+    line = line[: encoding.offsets[number - 1][1]]
+  return line, len(encoding)
+
+
 def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
   """The text of the tokens before the first EOS; PAD and BOS are nothing.
 
@@ -234,9 +248,19 @@ def save_tokenizers(tokenizers: Tokenizers, folder: str | os.PathLike) -> None:
   for name in {*_JOINT, *_SEPARATE} - {*names}:
     pathlib.Path(folder, name).unlink(missing_ok=True)
   for name, tokenizer in zip(names, tokenizers, strict=False):
-    partial = pathlib.Path(folder, f"{name}.partial")
-    partial.write_text(tokenizer.to_str(), encoding="utf-8")
-    partial.replace(pathlib.Path(folder, name))
+    write_whole(pathlib.Path(folder, name), tokenizer.to_str())
+
+
+def tokenizer_files(folder: str | os.PathLike) -> list[pathlib.Path]:
+  """Returns the files that `save_tokenizers` wrote; none if one of them is missing.
+
+  A process that is killed between two files leaves one.
+  """
+  for names in (_JOINT, _SEPARATE):
+    paths = [pathlib.Path(folder, name) for name in names]
+    if all(path.exists() for path in paths):
+      return paths
+  return []
 
 
 def load_tokenizers(folder: str | os.PathLike) -> Tokenizers:
@@ -253,7 +277,9 @@ def load_tokenizers(folder: str | os.PathLike) -> Tokenizers:
 
 def _load(path: pathlib.Path) -> Tokenizer:
   if not path.exists():
-    raise InputError(f"no {path.name} in {path.parent}: name the folder of a training run")
+    raise InputError(
+      f"no {path.name} in {path.parent}: restore it, or name the folder of a training run"
+    )
   try:
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
   except Exception as error:  # HF tokenizers raises nothing narrower

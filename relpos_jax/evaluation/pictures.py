@@ -17,6 +17,8 @@ from matplotlib.ticker import (
   StrMethodFormatter,
 )
 
+from relpos_jax.files import whole_file
+
 _TRAIN, _VALID, QUIET = "#4477aa", "#cc3311", "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 # Told apart by colour-blind readers too: Paul Tol's "bright" and "vibrant", and by their marks.
@@ -259,5 +261,7 @@ def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
   with warnings.catch_warnings():
     # The font lacks some scripts; a box in a picture is no reason to disturb a run.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
-    figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+    with whole_file(path) as file:
+      suffix = path.suffix.removeprefix(".") or None
+      figure.savefig(file, format=suffix, bbox_inches="tight", pad_inches=0.15)
   return path

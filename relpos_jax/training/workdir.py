@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from relpos_jax.errors import InputError
+from relpos_jax.files import write_whole
 from relpos_jax.training import processes
 
 # What a run may be continued with changed: keys, or groups of them, that no step depends on.
@@ -33,6 +34,7 @@ MAY_CHANGE = (
   "evaluation",
 )
 
+_DIGESTS = "digests.json"
 _SECONDS_TILL_SEEN = 10  # for files to come over a network
 
 _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -153,11 +155,25 @@ def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> No
     write_whole(pathlib.Path(workdir, f"{name}.json"), text + "\n")
 
 
-def write_whole(path: pathlib.Path, text: str) -> None:
-  """Writes a text file; if it cannot, or is killed meanwhile, the file is as it was before."""
-  new = path.with_name(f".{path.name}.new")
-  new.write_text(text, encoding="utf-8")
-  os.replace(new, path)
+def changed_data(workdir: pathlib.Path, digests: Mapping[str, str]) -> str:
+  """Compares what a run reads with what it read at its start; returns a refusal, or nothing.
+
+  What digests.json does not name is not compared: runs from before there was one have none.
+  """
+  path = workdir / _DIGESTS
+  recorded = read_json(path) if path.exists() else {}
+  for name, digest in digests.items():
+    if recorded.get(name, digest) != digest:
+      return (
+        f"the {name} of {workdir} changed since the run was started: restore it, give another "
+        f"--workdir, or delete {_DIGESTS} there to go on with the new one"
+      )
+  return ""
+
+
+def write_digests(workdir: pathlib.Path, digests: Mapping[str, str]) -> None:
+  """Writes digests.json, which `changed_data` compares."""
+  write_whole(workdir / _DIGESTS, json.dumps(digests, indent=2) + "\n")
 
 
 def environment() -> dict[str, Any]:

@@ -238,3 +238,17 @@ def test_music_of_more_than_a_day_is_damage(tmp_path, tempo):
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
   with pytest.raises(InputError, match=r"cannot write .*a.mid: No such file"):
     write_score(Score([], 96, [(0, 0.5)]), tmp_path / "none" / "a.mid")
+
+
+def test_tracks_that_do_not_sound_together_are_refused(tmp_path):
+  tracks = [on(0, 60), off(10, 60)], [on(0, 72), off(10, 72)]
+  assert len(read_score(save(tmp_path / "a.mid", *tracks, type=1)).parts) == 2
+  assert "of type 2" in refusal(save(tmp_path / "b.mid", *tracks, type=2))
+
+
+def test_a_link_is_not_followed_but_replaced(tmp_path):
+  (tmp_path / "victim").write_text("years of work")
+  (tmp_path / "a.mid").symlink_to("victim")
+  write_score(Score([Part("", [Note(0, 5, 60, 64)])], 96, [(0, 0.5)]), tmp_path / "a.mid")
+  assert (tmp_path / "victim").read_text() == "years of work"
+  assert read_score(tmp_path / "a.mid").parts

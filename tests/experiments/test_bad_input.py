@@ -67,6 +67,7 @@ def run_copy(workdir, tmp_path):
     ("model.positions=rotary", "config.model.positions 'rotary' relative, sinusoidal, both, none"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.max_distance=-1", "config.model.max_distance is -1 at least 0"),
+    ("model.num_layers=100000", "config.model.num_layers is 100000 from 1 to 1000"),
     ("model.dropout_rate=1.0", "config.model.dropout_rate is 1.0 below 1"),
     ("model.dropout_rate=-0.1", "config.model.dropout_rate is -0.1 from 0"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
@@ -354,6 +355,30 @@ class TestARunThatIsNotWhole:
     (run_copy / "config.json").write_text(text)
     refused(run_copy, words, name, f"--workdir={run_copy}")
 
+  @pytest.mark.parametrize(
+    "key, value, line",
+    [
+      ("model.num_heads", 0, "config.model.num_heads is 0: give a number at least 1"),
+      (
+        "model.num_layers",
+        100_000,
+        "config.model.num_layers is 100000: give a number from 1 to 1000",
+      ),
+      ("model.positions", "foo", "config.model.positions is 'foo': choose one of relative, "),
+      ("model.width", 17, "config.model: "),
+      ("decoding.beam_size", 0, "config.decoding.beam_size is 0: give a number at least 1"),
+      ("decoding.average_checkpoints", 9, "config.decoding.average_checkpoints is 9, but only 3 "),
+    ],
+  )
+  def test_a_config_of_wrong_values(self, refused, train_refused, run_copy, name, key, value, line):
+    """Is told as on the command line."""
+    config = json.loads((run_copy / "config.json").read_text())
+    group, _, last = key.partition(".")
+    config[group][last] = value
+    (run_copy / "config.json").write_text(json.dumps(config))
+    refused(run_copy, f"error: {line}", name, f"--workdir={run_copy}", stdin=b"a cat\n")
+    train_refused(f"error: {line}", f"--config.{key}={value}")
+
   def test_a_beam_wider_than_the_vocabulary(self, call, run_copy, contents, name):
     text = (run_copy / "config.json").read_text()
     assert '"beam_size": 2,' in text
@@ -375,6 +400,7 @@ class TestARunThatIsNotWhole:
   [
     (["--beam_size=-1"], "--beam_size=-1 1 or more"),
     (["--beam_size=wide"], "--beam_size=wide int"),
+    (["--max_source_length=0"], "--max_source_length=0 1 or more"),
     (["--beam_size=100000"], "--beam_size=100000 at most 400 config.vocabulary.size"),
     (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
     (["--input=TMP"], "cannot read directory"),

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -96,6 +97,8 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
   prime = f"--prime={pieces}/test/0.mid"
   own_prime = tmp_path / "own.mid"
   own_prime.write_bytes((pieces / "test" / "0.mid").read_bytes())
+  (tmp_path / "drawn.png").touch()
+  (tmp_path / "link.mid").symlink_to("nowhere.mid")
   no_valid = tmp_path / "pieces"
   (no_valid / "train").mkdir(parents=True)
   (no_valid / "train" / "0.mid").write_bytes((pieces / "test" / "0.mid").read_bytes())
@@ -110,7 +113,9 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     (sample(own, out, f"--context={2**31}"), f"context {2**31} tokens: give at most {2**30}"),
     (sample(own, out, "--context=-3"), "context is -3 tokens: give at least 1"),
     (sample(own, out, "--top_p=0"), "top_p is 0"),
-    (sample(own, f"--out={own_prime}", f"--prime={own_prime}"), "--out --prime another"),
+    (sample(own, f"--out={own_prime}", f"--prime={own_prime}"), "own.mid there another --out"),
+    (sample(own, f"--out={tmp_path}/drawn.mid"), "drawn.png there another --out"),
+    (sample(own, f"--out={tmp_path}/link.mid"), "link.mid there another --out"),
     (sample(own, out, "--prime_tokens=10"), "--prime_tokens=10 --prime"),
     (train_music(tmp_path / "run", "--config.data.transpose=200"), "data.transpose is 200"),
     (train_music(tmp_path / "run", "--config.data.midi.path="), "--config.data.midi.path"),
@@ -145,6 +150,20 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
     assert not [word for word in words.split() if word not in answer.err], answer.err
   assert not (tmp_path / "new.mid").exists() and not (tmp_path / "run").exists()
+
+
+def test_a_run_does_not_go_on_with_other_music(run, train_music, pieces, tmp_path):
+  workdir, file = shutil.copytree(run[0], tmp_path / "run"), pieces / "train" / "0.mid"
+  before = file.read_bytes()
+  try:
+    tokens = voices.read(file)
+    voices.write(voices.transpose(tokens, 1), file)
+    answer = train_music(workdir)
+  finally:
+    file.write_bytes(before)
+  assert (answer.status, answer.err.count("\n")) == (2, 1), answer
+  assert f"training data of {workdir} changed" in answer.err
+  assert train_music(workdir).status == 0
 
 
 @pytest.mark.parametrize("num_tokens", [0, 8, 32])

@@ -14,6 +14,7 @@ import pytest
 from experiments import train as train_command
 from experiments.tasks import translation
 from experiments.tasks.translation import Translation
+from relpos_jax.data.tokenizer import save_tokenizers
 from relpos_jax.training.reporting import read_metrics
 
 
@@ -31,7 +32,7 @@ def results(workdir):
 
 def test_the_folder_holds_all_of_the_run(workdir):
   assert {path.name for path in workdir.iterdir()} == {
-    *("config.json", "environment.json", "tokenizer.json", "checkpoints"),
+    *("config.json", "environment.json", "digests.json", "tokenizer.json", "checkpoints"),
     *("metrics.jsonl", "tensorboard", "samples.txt"),
     *("results.json", "test.translations.txt", "learning_curves.png", "attention.png"),
     "record.json",
@@ -139,6 +140,66 @@ def test_a_run_that_was_stopped_and_killed_equals_one_that_was_not(
   assert results(tmp_path) == results(straight)
   for name in ("samples.txt", "tokenizer.json", "test.translations.txt"):
     assert (tmp_path / name).read_bytes() == (straight / name).read_bytes()
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_half_a_vocabulary_is_learned_anew_unless_there_is_a_checkpoint(
+  train, tmp_path, monkeypatch, has_checkpoint
+):
+  changes = ("--noconfig.vocabulary.joint", "--noconfig.model.share_embeddings")
+  changes += ("--config.training.num_steps=2", "--config.decoding.average_checkpoints=1")
+
+  def save_half(tokenizers, folder):
+    save_tokenizers(tokenizers, folder)
+    (folder / "tokenizer.target.json").unlink()
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(translation, "save_tokenizers", save_half)
+    assert train(tmp_path, *changes).status == 130
+  assert (tmp_path / "tokenizer.source.json").exists()
+  if has_checkpoint:
+    (tmp_path / "checkpoints" / "2").mkdir(parents=True)
+    answer = train(tmp_path, *changes)
+    assert (answer.status, answer.err.count("\n")) == (2, 1)
+    assert f"no tokenizer.target.json in {tmp_path}" in answer.err
+  else:
+    answer = train(tmp_path, *changes)
+    assert answer.status == 0, answer.err
+    assert (tmp_path / "tokenizer.target.json").exists()
+
+
+def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
+  data, workdir, trainer, tmp_path
+):
+  """Of the same size: nothing else would tell."""
+  folder, run = shutil.copytree(data, tmp_path / "data"), tmp_path / "run"
+  train = trainer(f"{folder}/tiny.py", "training.eval_every=2")
+  assert train(run, "--config.training.num_steps=2").status == 0
+
+  def refused(what, path, change):
+    before = path.read_text(encoding="utf-8")
+    path.write_text(change(before), encoding="utf-8")
+    assert before != path.read_text(encoding="utf-8")
+    answer = train(run, "--config.training.num_steps=3")
+    path.write_text(before, encoding="utf-8")
+    assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
+    assert f"the {what} of {run} changed since" in answer.err and "restore" in answer.err
+
+  refused("training data", folder / "train.en", lambda text: text.replace("a tree", "a eert"))
+  refused("training data", folder / "train.de", lambda text: text.replace("Katze", "Tatze"))
+  refused("tokenizer", run / "tokenizer.json", _with_two_entries_swapped)
+
+  (run / "digests.json").unlink()  # as of a run from before there were any
+  answer = train(run, "--config.training.num_steps=3")
+  assert answer.status == 0 and (run / "digests.json").exists()
+
+
+def _with_two_entries_swapped(text):
+  tokenizer = json.loads(text)
+  entries = tokenizer["model"]["vocab"]
+  entries["b"], entries["c"] = entries["c"], entries["b"]
+  return json.dumps(tokenizer)
 
 
 def _interrupt_at(step, interrupt):

@@ -12,6 +12,7 @@ import pytest
 from experiments import translate as translate_command
 from experiments.run import load_run
 from experiments.tasks.translation import make_translator
+from relpos_jax.data.tokenizer import decode, encode, load_tokenizers
 
 LINES = [
   "a man sees a tree.",
@@ -66,6 +67,32 @@ def test_line_ends_do_not_matter(translate, translations, tmp_path, encode):
   wanted = [translations[LINES.index(line)] for line in SHORT_LINES]
   assert translate(text) == wanted
   assert translate(b"", f"--input={tmp_path}/lines.txt") == wanted
+
+
+def test_a_long_line_is_cut_and_named(call, workdir):
+  lines = ["the dog", "", "the cat finds the old green bike. " * 50, "the dog sees the house."]
+  stdin = "".join(f"{line}\n" for line in lines).encode()
+  answer = call("translate", f"--workdir={workdir}", "--max_source_length=12", stdin=stdin)
+  told = [line for line in answer.err.splitlines() if "--max_source_length" in line]
+  assert answer.status == 0 and len(told) == 1, answer.err
+  assert told[0].startswith("line 3 has ") and "cut to the first 12" in told[0]
+  short = [*lines[:2], _first_tokens(lines[2], workdir, 12), lines[3]]
+  wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
+  assert answer.out == wanted.out
+  at_once = call("translate", f"--workdir={workdir}", stdin=b"dog " * 5000)
+  assert at_once.status == 0 and "line 1 has " in at_once.err
+
+
+def _first_tokens(line, workdir, number):
+  tokenizer = load_tokenizers(workdir).source
+  return decode(tokenizer, encode(tokenizer, [line.strip()])[0][:number])
+
+
+def test_lines_are_counted_over_portions(call, workdir, monkeypatch):
+  monkeypatch.setattr(translate_command, "_LINES_AT_ONCE", 2)
+  stdin = b"a cat\n" * 4 + b"the dog sees the house.\n"
+  answer = call("translate", f"--workdir={workdir}", "--max_source_length=3", stdin=stdin)
+  assert answer.status == 0 and "line 5 has " in answer.err
 
 
 def test_a_gzip_file_is_read(translate, translations, tmp_path):

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from relpos_jax import files
 from relpos_jax.errors import InputError
 from relpos_jax.training import workdir as workdir_module
 from relpos_jax.training.workdir import check_shared, claim_workdir, write_run_files
@@ -139,14 +140,13 @@ def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
 def test_a_start_that_fails_while_writing_leaves_the_run_as_it_was(tmp_path, monkeypatch, started):
   if started:
     write_run_files(tmp_path, CONFIG)
-  write_text = pathlib.Path.write_text
 
-  def full_disk(path, text, **options):
-    write_text(path, text[:10], **options)
+  def full_disk(path, mode):
+    pathlib.Path(path).write_text("{")
     raise OSError(errno.ENOSPC, "No space left on device")
 
   with monkeypatch.context() as context, pytest.raises(OSError, match="No space"):
-    context.setattr(pathlib.Path, "write_text", full_disk)
+    context.setattr(files, "open", full_disk, raising=False)
     write_run_files(tmp_path, changed(training=dict(num_steps=200)))
   assert claim_workdir(tmp_path, CONFIG) is started
 
