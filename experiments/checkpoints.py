@@ -8,7 +8,7 @@ r"""Lists the checkpoints of a run, verifies that they are what was saved, and d
 A line a checkpoint: its step, date, bytes and state. `--verify` reads every array and compares it
 with the digest that was saved with it; it renames and deletes nothing. `--prune=N` verifies them
 from the newest on, keeps the newest N good ones and deletes those that are older; where fewer are
-good it deletes none. Damaged ones that are newer stay, and what training or translating set aside
+good it deletes none. Damaged ones that are newer stay, and what training set aside
 (`damaged-STEP`, with its `reason.txt`) too, unless `--damaged` is given and one is good.
 
 Exit status: 0; 1 if a damaged checkpoint is there; 2 for bad input. It runs on the CPU and leaves

@@ -21,6 +21,7 @@ mpirun do; experiments/launch/ has recipes.
 import contextlib
 import functools
 import hashlib
+import os
 import pathlib
 import signal
 import sys
@@ -56,13 +57,14 @@ from relpos_jax.training.processes import (
 )
 from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
-from relpos_jax.training.shelf import is_no_room, numbered
+from relpos_jax.training.shelf import aside, is_no_room, numbered, unfinished
 from relpos_jax.training.step import TrainState, init_state, make_eval_step
 from relpos_jax.training.stopping import Stop, Stopped
 from relpos_jax.training.workdir import (
   changed_data,
   check_shared,
   claim_workdir,
+  read_json,
   write_digests,
   write_run_files,
 )
@@ -99,7 +101,8 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
 def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
   validate(config)
   # An older run may still have the retired keys: then with the values that are left.
-  claim_workdir(workdir, config.to_dict() | RETIRED, defaults(config).to_dict() | RETIRED)
+  if claim_workdir(workdir, config.to_dict() | RETIRED, defaults(config).to_dict() | RETIRED):
+    _check_checkpoints_are_there(workdir)
   with _alone_in(workdir):
     task = make_task(config)
     data = task.load_data()
@@ -111,6 +114,29 @@ def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -
       run_training(run, data, workdir, stop)
     evaluate(with_average(run, workdir), data, workdir)
     wait_for_all("evaluated")
+
+
+def _check_checkpoints_are_there(workdir: pathlib.Path) -> None:
+  """Refuses to start anew where checkpoints are lost, as on a disk that is not mounted.
+
+  Their folder is made at the start of a run. It stays empty until the first save is over, and no
+  later step is reported before that, nor an evaluation of that step.
+  """
+  folder = workdir / "checkpoints"
+  lines = read_metrics(workdir)
+  if folder.is_dir():
+    first = read_json(workdir / "config.json")["training"]["save_every"]
+    is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
+    is_empty = not (numbered(folder) or aside(folder) or unfinished(folder))
+    is_lost = is_empty and any(map(is_past, lines))
+  else:
+    is_lost = bool(lines) or os.path.lexists(folder)
+  if is_lost:
+    step = max((line["step"] for line in lines), default=0)
+    raise InputError(
+      f"the checkpoints in {folder} are gone, and the run has reached step {step}: bring that "
+      f"folder back, or delete {workdir} to start anew"
+    )
 
 
 @contextlib.contextmanager
@@ -149,7 +175,9 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
   if refusal := first_line(changed_data(workdir, _digests(training_data, workdir))):
     raise InputError(refusal)
   with (
-    Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints) as checkpoints,
+    Checkpoints(
+      workdir / "checkpoints", keep=config.keep_checkpoints, rename_damaged=True
+    ) as checkpoints,
     Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
   ):
     state = _first_state(run, checkpoints)
@@ -202,6 +230,7 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> b
 def _write_what_it_is(run: Run, training_data: str, workdir: pathlib.Path) -> None:
   if is_first():
     write_run_files(workdir, run.config.to_dict())
+    (workdir / "checkpoints").mkdir(exist_ok=True)
     run.task.save_vocabulary(run.vocabulary, workdir)
     write_digests(workdir, _digests(training_data, workdir))
   check_shared(workdir)

@@ -29,10 +29,11 @@ class Checkpoints:
   with the shardings of `like`, whatever shardings it was saved with. Saving goes on in the
   background, and a step is there entirely or not at all.
 
-  What is read is compared with its digests. A step that is damaged, partial or unreadable is set
-  aside, `damaged-STEP` with a `reason.txt`, told in one line on stderr, and the one before is
-  taken. It is read twice before: what failed once may have been a file system's hiccup, or a step
-  that its run deleted meanwhile, which is none of the reader's business.
+  What is read is compared with its digests. A step that is damaged, partial, unreadable or in the
+  folder of another step is passed over, told in one line on stderr, and the one before is taken; the
+  run that owns the folder renames it to `damaged-STEP`, with a `reason.txt`. It is read twice
+  before: what failed once may have been a file system's hiccup, or a step that its run deleted
+  meanwhile, which is none of the reader's business. A step that may not be read is an error.
 
   >>> import tempfile
   >>> state = dict(params=dict(kernel=jnp.ones((2, 3))), step=jnp.int32(7))
@@ -44,17 +45,23 @@ class Checkpoints:
   [2, 3] 7
   """
 
-  def __init__(self, folder: str | pathlib.Path, keep: int = 5):
+  def __init__(self, folder: str | pathlib.Path, keep: int = 5, *, rename_damaged: bool = False):
     """Nothing is touched before the first save.
 
     Args:
       folder: of this run's checkpoints alone.
       keep: how many of the last checkpoints stay; older ones are deleted after each save.
+      rename_damaged: whether damaged steps are renamed: for the run that owns the folder alone.
+
+    Raises:
+      InputError: Orbax cannot keep checkpoints under this path.
     """
     if keep < 1:
       raise ValueError(f"keep must be at least 1, not {keep}")
     self.folder = pathlib.Path(folder)
     self._keep = keep
+    self._rename_damaged = rename_damaged
+    self._is_read_back = False
     self._under_way = (0, 0)  # the step that is being written, and the bytes it needs
     self._reader = Reader(folder)
 
@@ -72,7 +79,7 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """The steps there are, in order, whole or not; waits for a save under way."""
-    if self.folder.is_dir():
+    if "_manager" in vars(self):
       with self._writing():
         self._manager.wait_until_finished()
     return shelf.numbered(self.folder)
@@ -91,28 +98,50 @@ class Checkpoints:
   def save(self, step: int, state: PyTree) -> None:
     """Saves in the background; only copies are read after the call, so `state` may be donated.
 
+    The first save is waited for, and a part of it read back: whatever makes checkpoints of this
+    folder unreadable is known before any is needed.
+
     Raises:
-      InputError: the disk is full, now or when the save before went on; older ones stay good.
+      InputError: the disk is full, now or when the save before went on; older ones stay good. Or
+        the first save cannot be read back.
       ValueError: `step` is not after all those saved.
     """
     arrays = by_name(state)
     self.steps()  # The save before must be done before room is looked for.
     self.check_room(state)
     items = ocp.args.Composite(
-      state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest.make_manifest(arrays))
+      state=ocp.args.PyTreeSave(arrays),
+      manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
     )
     self._under_way = step, manifest.num_bytes(arrays)
     quiet.quieten_what_is_left_behind()
     with self._writing():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
+    if not self._is_read_back:
+      self._read_back(step)
+      self._is_read_back = True
+
+  def _read_back(self, step: int) -> None:
+    self.steps()  # waits
+    problem = ""
+    if processes.is_first():
+      try:
+        self._reader.check_found(step)
+      except (Damage, InputError) as error:
+        problem = str(error)
+    if problem := processes.first_line(problem):
+      path = self.folder / str(step)
+      raise InputError(
+        f"checkpoint {path} was saved but cannot be read back: {problem}: give another --workdir"
+      )
 
   def check_room(self, like: PyTree) -> None:
     """Raises InputError unless the disk has room for such a state once more."""
     shelf.check_room(self.folder, manifest.num_bytes(by_name(like)))
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
-    """The state at `step`, or the newest good one; damaged ones are set aside.
+    """The state at `step`, or the newest good one; damaged ones are passed over.
 
     Args:
       like: a state of the same structure, shapes and dtypes: arrays, or `jax.ShapeDtypeStruct`s.
@@ -120,7 +149,8 @@ class Checkpoints:
       field: with the name of a field of the state, only that field is read and `like` is like it.
 
     Raises:
-      InputError: there is no such checkpoint, or none that is good, or it is of something else.
+      InputError: there is no such checkpoint, or none that is good, or it is of something else, or
+        there is no access to it.
     """
     steps = self.steps()
     if step is not None and step not in steps:
@@ -130,7 +160,7 @@ class Checkpoints:
       return state
     if step is None:
       raise self._none_good()
-    there = ", ".join(map(str, self.steps())) or "none"
+    there = ", ".join(str(other) for other in self.steps() if other != step) or "none"
     raise InputError(f"checkpoint {self.folder / str(step)} is damaged: there are {there}")
 
   def average(self, num: int, *, like: PyTree, field: str = "params") -> PyTree:
@@ -175,10 +205,10 @@ class Checkpoints:
       raise shelf.no_room(self.folder / str(step), needed) from error
 
   def _good(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
-    """The states of those steps that are good, newest first; others are set aside on the way."""
+    """The states of those steps that are good, newest first; others are passed over."""
     wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
     for step in reversed(steps):
-      arrays = self._read_or_set_aside(step, wanted, field)
+      arrays = self._read_or_pass_over(step, wanted, field)
       if arrays is not None:
         yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
@@ -191,7 +221,7 @@ class Checkpoints:
       "put back a good copy, or delete that folder to start anew"
     )
 
-  def _read_or_set_aside(self, step: int, wanted: Mapping, field: str) -> Mapping | None:
+  def _read_or_pass_over(self, step: int, wanted: Mapping, field: str) -> Mapping | None:
     for _ in range(2):
       arrays, problem = _everywhere(self._reader.read, step, wanted, field)
       if not problem:  # All have read their parts: digests are of the whole.
@@ -199,18 +229,20 @@ class Checkpoints:
       if not problem:
         return arrays[0]
     if processes.anywhere((self.folder / str(step)).is_dir()):
-      self._set_aside(step, problem)
+      path = self.folder / str(step)
+      where = self._set_aside(path, problem) if self._rename_damaged else "passed over"
+      processes.tell(f"checkpoint {path} is damaged: {problem}: {where}")
     return None
 
-  def _set_aside(self, step: int, reason: str) -> None:
-    path = self.folder / str(step)
+  def _set_aside(self, path: pathlib.Path, reason: str) -> str:
     try:
       where = f"set aside as {shelf.set_aside(path, reason).name}" if processes.is_first() else ""
     except OSError as error:
       where = f"passed over, for it cannot be set aside ({error.strerror})"
     processes.wait_for_all("set aside")  # None goes on before the first process has renamed it.
-    self._manager.reload()
-    processes.tell(f"checkpoint {path} is damaged: {reason}: {where}")
+    if "_manager" in vars(self):
+      self._manager.reload()
+    return where
 
 
 def _everywhere(function: Callable, *args) -> tuple[Any, str]:

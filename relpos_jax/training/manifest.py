@@ -30,26 +30,29 @@ class Entry(NamedTuple):
   digest: str | None = None
 
 
-def make_manifest(arrays: Mapping) -> dict:
-  """The manifest of arrays by name, of values that JSON has; waits for the arrays.
+def make_manifest(arrays: Mapping, step: int) -> dict:
+  """The manifest of arrays by name, saved at a step, of values that JSON has; waits for the arrays.
 
-  >>> make_manifest(dict(step=jnp.int32(7)))["arrays"]
+  >>> make_manifest(dict(step=jnp.int32(7)), step=7)["arrays"]
   {'step': ['int32[]', '7cbdef15cf606302']}
   """
   found = digests(arrays)
   entries = {name: [describe(array), found[name]] for name, array in arrays.items()}
-  return dict(arrays=entries, digest=_seal(entries))
+  return dict(step=step, arrays=entries, digest=_seal(entries))
 
 
-def read_manifest(content: object) -> dict[str, Entry]:
-  """The entries of a manifest, by name.
+def read_manifest(content: object, step: int) -> dict[str, Entry]:
+  """The entries of a manifest, by name, found in the folder of a step.
 
   Raises:
-    Damage: it is not one that `make_manifest` made, or earlier versions, which knew no digests.
+    Damage: it is of another step, or not one that `make_manifest` made, or earlier versions, which
+      knew no step, or no digests either.
   """
   try:
     if content and all(isinstance(kind, str) for kind in content.values()):
       return {name: Entry(describe(abstract(kind))) for name, kind in content.items()}
+    if (saved := content.get("step", step)) != step:
+      raise Damage(f"it is of step {saved}: another step's folder was renamed or copied")
     if _seal(content["arrays"]) == content["digest"]:
       return {name: Entry(*entry) for name, entry in content["arrays"].items()}
   except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -4,11 +4,12 @@ import logging
 import re
 import sys
 import traceback
+import types
 import warnings
 
 # How reads and writes complain that were left behind when another failed: nobody waits for them.
 _LEFT_BEHIND = re.compile("Event loop is closed|coroutine .* was never awaited")
-_ORBAX = re.compile("orbax|tensorstore|OCDBT")
+_ORBAX = re.compile("orbax|tensorstore|ocdbt", re.IGNORECASE)
 
 
 def quieten() -> None:
@@ -19,8 +20,8 @@ def quieten() -> None:
 def quieten_what_is_left_behind() -> None:
   """Drops the complaints of reads and writes that Orbax leaves behind when one of many fails.
 
-  They come from other threads: those of writes before the error, hence from the first save on, and
-  those of reads later, hence for good, once something damaged has been read.
+  They come from other threads, before the error or after it: hence from the first save or read on,
+  and for good.
   """
   logging.getLogger("asyncio").addFilter(_is_of_others)
   warnings.filterwarnings("ignore", _LEFT_BEHIND.pattern, RuntimeWarning)
@@ -32,12 +33,16 @@ def quieten_what_is_left_behind() -> None:
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:
-  text = record.getMessage() if record.name == "asyncio" else record.pathname
-  return not _ORBAX.search(text)
+  if record.name != "asyncio":
+    return not _ORBAX.search(record.pathname)
+  *_, trace = record.exc_info or (None,)
+  return not (_ORBAX.search(record.getMessage()) or _is_through_orbax(trace))
 
 
 def _is_left_behind(args) -> bool:
-  frames = traceback.extract_tb(args.exc_traceback)
-  return bool(_LEFT_BEHIND.search(str(args.exc_value))) or any(
-    _ORBAX.search(frame.filename) for frame in frames
-  )
+  is_known = _LEFT_BEHIND.search(str(args.exc_value))
+  return bool(is_known) or _is_through_orbax(args.exc_traceback)
+
+
+def _is_through_orbax(trace: types.TracebackType | None) -> bool:
+  return any(_ORBAX.search(frame.filename) for frame in traceback.extract_tb(trace))

@@ -1,6 +1,8 @@
 """One step of a folder of checkpoints, read and compared with its manifest."""
 
 import functools
+import math
+import os
 import pathlib
 import re
 import textwrap
@@ -36,7 +38,9 @@ class Reader:
   """
 
   def __init__(self, folder: str | pathlib.Path):
+    """Raises InputError where Orbax cannot keep checkpoints: see `shelf.check_path`."""
     self._folder = pathlib.Path(folder)
+    shelf.check_path(self._folder)
     self._told_of_age = False
 
   def read(
@@ -73,26 +77,41 @@ class Reader:
       InputError: it is another program's, or cannot be read for a reason that is not its own.
     """
     entries = self.entries(step)
+    self._verify(step, entries)
+    return "good" if _have_digests(entries) else "readable; older than digests"
+
+  def check_found(self, step: int) -> None:
+    """Reads the smallest array of a step: that it can be found, and is of this step.
+
+    Raises:
+      Damage, InputError: as for `examine`.
+    """
+    entries = self.entries(step)
+    size = lambda name: math.prod(manifest.abstract(entries[name].kind).shape)
+    smallest = min(entries, key=size)
+    self._verify(step, {smallest: entries[smallest]})
+
+  def _verify(self, step: int, entries: Mapping[str, manifest.Entry]) -> None:
+    shapes = {name: manifest.abstract(entry.kind) for name, entry in entries.items()}
     on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in entries}
-    arrays = self._read_arrays(step, self.shapes(step), on_host)
+    arrays = self._read_arrays(step, shapes, on_host)
     manifest.check_kinds(arrays, entries)
     manifest.check_digests(arrays, entries)
-    return "good" if _have_digests(entries) else "readable; older than digests"
 
   def entries(self, step: int) -> dict[str, manifest.Entry]:
     """What the manifest of a step says of its arrays, by name; they themselves are not read.
 
     Raises:
-      Damage: the manifest is.
-      InputError: another program saved this step.
+      Damage: the manifest is, or is another step's.
+      InputError: another program saved this step, or there is no access to it.
     """
     path = self._folder / str(step)
-    if not (path / "manifest").is_dir() and shelf.is_foreign(path):
+    if not os.path.isdir(path / "manifest") and shelf.is_foreign(path):
       raise InputError(
         f"checkpoint {path} was not saved by relpos_jax (it has no manifest): "
         "delete this folder, or give another --workdir"
       )
-    return manifest.read_manifest(self._read_item(step, manifest=ocp.args.JsonRestore()))
+    return manifest.read_manifest(self._read_item(step, manifest=ocp.args.JsonRestore()), step)
 
   def shapes(self, step: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and dtypes of a step's arrays, by name; errors as for `entries`."""
@@ -121,10 +140,11 @@ class Reader:
 
   def _read_item(self, step: int, **item):
     (name,), path = item, self._folder / str(step)
+    quiet.quieten_what_is_left_behind()
     try:
       return self._checkpointer.restore(path.absolute(), args=ocp.args.Composite(**item))[name]
     except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
-      quiet.quieten_what_is_left_behind()
+      shelf.check_access(path)  # What may not be read is to Orbax as if it were not there.
       reason = _innermost(error)
       if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(reason):
         raise InputError(

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -13,16 +14,41 @@ _NO_ROOM = re.compile("No space left on device|Disk quota exceeded|File too larg
 _NO_ROOM_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def check_path(folder: pathlib.Path) -> None:
+  """Refuses a path under which Orbax writes checkpoints that it cannot read.
+
+  Orbax takes the absolute path for a pattern of file names, and TensorStore wants UTF-8.
+
+  Raises:
+    InputError: the path holds one of `[*?\\`, or is not UTF-8.
+  """
+  path = str(folder.absolute())
+  shown = path.encode(errors="backslashreplace").decode()
+  found = re.search(r"[*?\\\[]", path)
+  if found or shown != path:
+    reason = f"the path holds {found[0]!r}" if found else "the path is not UTF-8"
+    raise InputError(f"cannot keep checkpoints in {shown}: {reason}: give another --workdir")
+
+
 def numbered(folder: pathlib.Path) -> list[int]:
-  """The steps there are folders of, whole or not, in order.
+  """Returns the steps that have a folder, whole or not, in order; a link to a folder is none.
+
+  Raises:
+    InputError: there is no access to the folder.
 
   >>> numbered(pathlib.Path("nowhere"))
   []
   """
-  if not folder.is_dir():
-    return []
-  names = (path.name for path in folder.iterdir() if path.is_dir())
+  names = (path.name for path in _folders(folder))
   return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+  try:
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
+  except OSError as error:
+    raise no_access(folder, error) from error
 
 
 def unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path]:
@@ -52,9 +78,7 @@ def set_aside(path: pathlib.Path, reason: str) -> pathlib.Path:
 
 def aside(folder: pathlib.Path) -> dict[pathlib.Path, str]:
   """The folders that were set aside, each with its reason."""
-  if not folder.is_dir():
-    return {}
-  paths = [path for path in sorted(folder.iterdir()) if re.match(r"damaged-\d", path.name)]
+  paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
   return {path: _reason(path / "reason.txt") for path in paths}
 
 
@@ -72,6 +96,33 @@ def is_foreign(path: pathlib.Path) -> bool:
     return "manifest" not in (metadata["item_handlers"] or {})
   except (OSError, ValueError, KeyError, TypeError):
     return False
+
+
+def check_access(path: pathlib.Path) -> None:
+  """Opens every file of a checkpoint: where one cannot be opened, the checkpoint may be good.
+
+  Raises:
+    InputError: names the file or folder. One that is not there is another matter.
+  """
+
+  def refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+      raise no_access(path, error) from error
+
+  for folder, _, names in os.walk(path, onerror=refuse):
+    for name in names:
+      try:
+        open(os.path.join(folder, name), "rb").close()
+      except OSError as error:
+        refuse(error)
+
+
+def no_access(path: pathlib.Path, error: OSError) -> InputError:
+  """Returns the error of a checkpoint, or a folder of them, that cannot be looked into."""
+  return InputError(
+    f"cannot read {path} ({error.filename}: {error.strerror}): see to its permissions, or to its "
+    "disk"
+  )
 
 
 def num_bytes(path: pathlib.Path) -> int:

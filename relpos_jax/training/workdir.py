@@ -19,6 +19,7 @@ import jax
 from relpos_jax.errors import InputError
 from relpos_jax.files import write_whole
 from relpos_jax.training import processes
+from relpos_jax.training.shelf import check_path
 
 # What a run may be continued with changed: keys, or groups of them, that no step depends on.
 MAY_CHANGE = (
@@ -53,7 +54,8 @@ def claim_workdir(
     Whether there is a run to continue.
 
   Raises:
-    InputError: the folder holds another config's run or other files, or cannot be made or written.
+    InputError: the folder holds another config's run or other files, or cannot be made or written,
+      or checkpoints cannot be kept under its path.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder:
@@ -63,6 +65,7 @@ def claim_workdir(
   False True
   """
   workdir = pathlib.Path(workdir)
+  check_path(workdir)
   try:
     nearest = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
     files = sorted(path.name for path in nearest.iterdir() if not path.name.startswith("."))

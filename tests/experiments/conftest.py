@@ -207,7 +207,7 @@ def contents():
   """Every file of a folder, with a digest of what it holds, and every folder in it."""
 
   def contents(folder: pathlib.Path) -> dict[str, str]:
-    digest = lambda path: "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = lambda path: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     return {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*"))}
 
   return contents

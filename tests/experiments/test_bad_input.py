@@ -308,6 +308,24 @@ def test_checkpoints_that_were_all_set_aside(train_refused, refused, run_copy):
   refused(run_copy, words, "evaluate", f"--workdir={run_copy}")
 
 
+@pytest.mark.parametrize("how", ["gone", "a dangling link", "empty"])
+def test_checkpoints_that_are_gone(train_refused, run_copy, how):
+  """As where a disk is not mounted: a fresh start would cut the history of what is lost."""
+  folder = run_copy / "checkpoints"
+  shutil.rmtree(folder)
+  if how == "a dangling link":
+    folder.symlink_to("nowhere")
+  elif how == "empty":
+    folder.mkdir()
+  train_refused("run/checkpoints 12 bring back delete run to start anew")
+
+
+@pytest.mark.parametrize("name", ["lr[0.1]", os.fsdecode(b"\xff")])
+def test_a_folder_in_which_orbax_would_lose_checkpoints(refused, data, tmp_path, name):
+  flags = (f"--config={data}/tiny.py", f"--workdir={tmp_path}/{name}/run")
+  assert refused(tmp_path, "cannot keep checkpoints in another --workdir", "train", *flags) == ""
+
+
 def test_a_disk_without_room_for_a_checkpoint(train_refused, monkeypatch):
   usage = shutil.disk_usage("/")._replace(free=1234)
   monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)

@@ -78,6 +78,35 @@ def test_the_damaged_go_when_told_to_but_not_where_none_is_good(call, run_copy):
   assert answer.status == 1 and names(run_copy) == ["6"]
 
 
+def test_a_link_is_no_checkpoint(call, run_copy):
+  """It would count as the newest good one, and what it names be deleted as an old one."""
+  (run_copy / "checkpoints" / "15").symlink_to("12")
+  answer = call("checkpoints", f"--workdir={run_copy}", "--prune=1")
+  assert (answer.status, answer.err) == (0, "") and names(run_copy) == ["12", "15"]
+  assert states(answer) == {"12": "good"}
+
+
+def test_steps_that_were_swapped_are_damaged(call, run_copy):
+  checkpoints = run_copy / "checkpoints"
+  for old, new in (("12", "away"), ("9", "12"), ("away", "9")):
+    (checkpoints / old).rename(checkpoints / new)
+  answer = call("checkpoints", f"--workdir={run_copy}", "--verify")
+  found = states(answer)
+  assert answer.status == 1 and found["6"] == "good"
+  assert found["9"].startswith("damaged: it is of step 12: ")
+  assert found["12"].startswith("damaged: it is of step 9: ")
+
+
+def test_evaluating_and_translating_rename_nothing(call, run_copy):
+  damage(run_copy, 12)
+  for name in ("evaluate", "translate"):
+    answer = call(name, f"--workdir={run_copy}", stdin=b"a cat\n")
+    assert answer.status == 0, answer.err
+    assert f"checkpoint {run_copy}/checkpoints/12 is damaged: " in answer.err
+    assert ": passed over\n" in answer.err
+    assert names(run_copy) == ["12", "6", "9"]
+
+
 def test_help_teaches(call):
   answer = call("checkpoints", "--help")
   assert answer.status == 0

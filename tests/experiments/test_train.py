@@ -202,6 +202,23 @@ def _with_two_entries_swapped(text):
   return json.dumps(tokenizer)
 
 
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
+  workdir, train, tmp_path, monkeypatch, step
+):
+  with monkeypatch.context() as patch:
+    patch.setattr(train_command.Checkpoints, "save", lambda *_: _raise_interrupt())
+    if step < 3:
+      patch.setattr(train_command.Reporter, "step", _interrupt_at(step, _raise_interrupt))
+    assert train(tmp_path).status == 130
+  assert not any((tmp_path / "checkpoints").iterdir())
+  assert [line["step"] for line in metrics(tmp_path)] == [*range(1, 4)][: step - (step < 3)]
+  monkeypatch.setattr(train_command, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  answer = train(tmp_path, "--config.training.num_steps=6")
+  assert answer.status == 0, answer.err
+  assert metrics(tmp_path) == [line for line in metrics(workdir) if line["step"] <= 6]
+
+
 def _interrupt_at(step, interrupt):
   report = train_command.Reporter.step
 

@@ -27,7 +27,7 @@ def make_state(step: int):
 
 def main(folder: str, what: str) -> None:
   join_processes()
-  with Checkpoints(folder) as checkpoints:
+  with Checkpoints(folder, rename_damaged=True) as checkpoints:
     if what == "save":
       for step in (1, 2):
         checkpoints.save(step, make_state(step))
