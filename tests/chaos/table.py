@@ -102,7 +102,7 @@ def table(record: Mapping[str, Any]) -> str:
         figures.setdefault(figure, []).append(value)
     worst = "; ".join(f"{name} {_worst(values):.3g}" for name, values in figures.items())
     held = sum(not each["problem"] for each in tries)
-    title, demand = FAULTS[name].title, FAULTS[name].demand
+    title, demand = record[name]["title"], record[name]["demand"]
     lines.append(f"| {title} | {len(tries)} | {held} | {worst} | {demand} |")
   return "\n".join(lines)
 
@@ -158,7 +158,9 @@ class Recorder:
 
   def pytest_sessionfinish(self) -> None:
     where = environment() | dict(command=self._command)
+    texts = {name: dict(title=FAULTS[name].title, demand=FAULTS[name].demand) for name in FAULTS}
+    done = self._tries.items()
     write(
       self._folder,
-      {name: dict(environment=where, tries=tries) for name, tries in self._tries.items()},
+      {name: texts[name] | dict(environment=where, tries=tries) for name, tries in done},
     )

@@ -53,14 +53,15 @@ def test_only_the_table_is_replaced_and_only_by_what_was_done(tmp_path):
     packages={"jax": "1", "orbax-checkpoint": "2"},
   )
   tried = lambda problem, **figures: dict(what="it", problem=problem, figures=figures)
-  kill = dict(environment=where, tries=[tried("", lost=4), tried("late", lost=9)])
-  bits = dict(environment=where, tries=[tried("", harmless=True), tried("", harmless=True)])
+  kill = dict(title="killed", demand="it goes on", environment=where)
+  kill["tries"] = [tried("", lost=4), tried("late", lost=9)]
+  bits = kill | dict(title="flipped", tries=[tried("", harmless=True), tried("", harmless=True)])
   page = tmp_path / "faults.md"
-  page.write_text(f"Before.\n{table.BEGIN}\nold\n{table.END}\nAfter.\n")
+  page.write_text(f"Before.\n{table.BEGIN}\nstale\n{table.END}\nAfter.\n")
   table.write(tmp_path, dict(kill=kill))
   table.write(tmp_path, dict(bits=bits))
   text = page.read_text()
   assert text.startswith(f"Before.\n{table.BEGIN}\n- kill, bits: a, b cores of c, jax 1, orbax")
-  assert text.endswith(f"{table.END}\nAfter.\n") and "old" not in text
-  assert f"| {table.FAULTS['kill'].title} | 2 | 1 | lost 9 |" in text
-  assert f"| {table.FAULTS['bits'].title} | 2 | 2 | harmless 2 |" in text
+  assert text.endswith(f"{table.END}\nAfter.\n") and "stale" not in text
+  assert "| killed | 2 | 1 | lost 9 | it goes on |" in text
+  assert "| flipped | 2 | 2 | harmless 2 |" in text

@@ -7,22 +7,16 @@ import signal
 import time
 
 import pytest
+
 from chaos.outcome import digests, kept, reached
 from chaos.run import Run, is_alive, wait_until
 from chaos.training import DISTURBED, NUM_STEPS, SAVE_EVERY
-
 from relpos_jax.training import shelf
 
 pytestmark = pytest.mark.chaos
 
 _MOMENTS = (("start", "save"), ("save", "train"), ("train", "save"), ("save", "end"))
 _MOMENTS += (("train", "end"),)
-  ("start", "save"),
-  ("save", "train"),
-  ("train", "save"),
-  ("save", "end"),
-  ("train", "end"),
-)
 
 
 def test_kill(number, training, tmp_path, rng, begin):
