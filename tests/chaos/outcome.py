@@ -1,25 +1,13 @@
 """Reads what a run has left in its folder."""
 
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from relpos_jax.training import shelf
 from relpos_jax.training.reading import Reader
 from relpos_jax.training.reporting import read_metrics
 
 _OF_TIME = ("time", "tokens_per_second")
-
-
-class Outcome(NamedTuple):
-  """What a run has computed: its metrics, and the digests of its last state."""
-
-  metrics: list[dict[str, Any]]
-  digests: dict[str, str]
-
-
-def outcome_of(workdir: pathlib.Path) -> Outcome:
-  """Reads all of the last state; raises Damage if it is not what was saved."""
-  return Outcome(metrics(workdir), digests(workdir, kept(workdir)))
 
 
 def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -22,9 +22,11 @@ class Run:
 
   def pids(self) -> list[int]:
     """Returns the live processes of the training, in the order of their start."""
+    pids = [process.pid for process in self.processes if process.poll() is None]
     if self._has_launcher:
-      return _children(self.processes[0].pid)
-    return [process.pid for process in self.processes if process.poll() is None]
+      pids = [pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
+      pids = [int(pid) for children in pids for pid in children]
+    return [pid for pid in pids if is_alive(pid)]
 
   def out(self) -> str:
     return self.log.with_suffix(".out").read_text(encoding="utf-8")
@@ -40,15 +42,13 @@ class Run:
       TimeoutError: it does not hold after so many seconds.
     """
 
-    def holds_or_is_over() -> bool:
+    def holds():
       is_over = self._is_over()  # first: what the last process did on its way out counts
-      if not condition():
-        if is_over:
-          raise RuntimeError(f"ended too soon:\n{self.out()}\n{self.err()}")
-        return False
-      return True
+      if not (found := condition()) and is_over:
+        raise RuntimeError(f"ended too soon:\n{self.out()}\n{self.err()}")
+      return found
 
-    wait_until(holds_or_is_over, seconds)
+    wait_until(holds, seconds)
 
   def wait(self, seconds: float = _PATIENCE) -> int:
     """Waits for the end and returns the exit status of the first process, or the launcher."""
@@ -83,16 +83,6 @@ def is_alive(pid: int) -> bool:
   with contextlib.suppress(OSError):
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
   return False
-
-
-def _children(pid: int) -> list[int]:
-  found = []
-  for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-      state, parent = file.read_text().rpartition(")")[2].split()[:2]
-      if int(parent) == pid and state != "Z":
-        found.append(int(file.parent.name))
-  return sorted(found)
 
 
 def _is_newer(path: pathlib.Path, since: float) -> bool:

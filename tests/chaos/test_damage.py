@@ -17,13 +17,13 @@ pytestmark = pytest.mark.chaos
 @pytest.fixture(scope="module")
 def like(training):
   """The shapes of the state."""
-  return Reader(training.undisturbed()[1] / "checkpoints").shapes(100)
+  return Reader(training.undisturbed() / "checkpoints").shapes(100)
 
 
 @pytest.fixture(scope="module")
 def saved(training, like):
   """The bytes of the states of steps 80 and 100."""
-  with Checkpoints(training.undisturbed()[1] / "checkpoints") as checkpoints:
+  with Checkpoints(training.undisturbed() / "checkpoints") as checkpoints:
     return {step: _octets(checkpoints.restore(step, like=like)) for step in (80, 100)}
 
 
@@ -51,8 +51,8 @@ def restore(training, saved, like, tmp_path, capfd, begin):
     assert found is None or found == saved[80 if aside.exists() else 100], "other values came back"
     assert len(told) == aside.exists(), told
     for line in told:
-      assert re.fullmatch(rf"checkpoint {aside.parent}/100 is damaged: .+: set aside as .+", line)
-      assert (aside / "reason.txt").is_file()
+      assert line.startswith(f"checkpoint {aside.parent}/100 is damaged: ")
+      assert ": set aside as " in line and (aside / "reason.txt").is_file()
 
   return restore
 
@@ -63,7 +63,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def test_bits(number, training, rng, restore):
   """Every bit is as probable; the command restores every tenth time."""
-  step = training.undisturbed()[1] / "checkpoints" / "100"
+  step = training.undisturbed() / "checkpoints" / "100"
   (file,) = rng.choices(_files(step), [file.stat().st_size for file in _files(step)])
   bit, name = rng.randrange(8 * file.stat().st_size), file.relative_to(step)
   restore(f"bit {bit} of {name}", lambda copy: _flip(copy / name, bit), number % 10 == 0)
@@ -78,7 +78,7 @@ def _flip(file: pathlib.Path, bit: int) -> None:
 @pytest.mark.parametrize("how", ["cut", "removed"])
 def test_files(how, training, rng, restore):
   """Every file; the command restores every tenth time."""
-  step = training.undisturbed()[1] / "checkpoints" / "100"
+  step = training.undisturbed() / "checkpoints" / "100"
   for number, file in enumerate(_files(step)):
     name, size = file.relative_to(step), rng.randrange(file.stat().st_size)
     cut = lambda file, size=size: file.write_bytes(file.read_bytes()[:size])

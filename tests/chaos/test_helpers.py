@@ -44,7 +44,7 @@ def test_a_wait_fails_where_the_process_ends_first(run):
 def test_the_table_is_that_of_the_record():
   record = json.loads((ROOT / "results" / "faults.json").read_text(encoding="utf-8"))
   page = (ROOT / "results" / "faults.md").read_text(encoding="utf-8")
-  assert f"{table.BEGIN}\n{table.sources(record)}\n\n{table.table(record)}\n{table.END}\n" in page
+  assert f"{table.BEGIN}\n{table.rows(record)}\n{table.END}\n" in page
 
 
 def test_only_the_table_is_replaced_and_only_by_what_was_done(tmp_path):

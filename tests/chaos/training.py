@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from chaos.outcome import Outcome, kept, metrics, outcome_of
+from chaos.outcome import digests, kept, metrics
 from chaos.run import Run
 from experiments.launch.__main__ import environments
 from experiments.launch.children import dying_with_this_process
@@ -48,7 +48,7 @@ class Training:
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
     self._logs = itertools.count()
-    self._outcomes: dict[tuple, tuple[Outcome, pathlib.Path]] = {}
+    self._undisturbed: dict[tuple, pathlib.Path] = {}
     corpus = load_corpus("embedded", train_size=400)
     for split, number in (("train", 400), ("valid", 8)):
       lines = ("\t".join(pair) + "\n" for pair in corpus.splits[split][:number])
@@ -116,32 +116,34 @@ class Training:
 
   def check_end(self, workdir: pathlib.Path, *flags: str, processes: int = 1) -> None:
     """Asserts that metrics and final state are, to the bit, those of the undisturbed run."""
-    wanted, found = self.undisturbed(*flags, processes=processes)[0], outcome_of(workdir)
-    assert found.digests == wanted.digests, "the final state is another than the undisturbed run's"
-    assert found.metrics == wanted.metrics, "the metrics are others than the undisturbed run's"
+    other = self.undisturbed(*flags, processes=processes)
+    assert kept(workdir) == NUM_STEPS
+    assert digests(workdir, NUM_STEPS) == digests(other, NUM_STEPS), "the final state is another"
+    assert metrics(workdir) == metrics(other), "the metrics are others"
 
   def told(self, run: Run) -> list[str]:
-    """Returns all lines of stderr but the progress and what the undisturbed run shows, too."""
-    _, workdir = self.undisturbed()
-    usual = {"", *(workdir / "samples.txt").read_text(encoding="utf-8").splitlines()}
-    lines = (line.rstrip() for line in run.err().splitlines())
-    return [line for line in lines if line not in usual and not _PROGRESS.match(line)]
+    """Returns all lines of stderr but the progress and the sample translations."""
+    file = run.workdir / "samples.txt"
+    usual = {"", *(file.read_text(encoding="utf-8") if file.exists() else "").splitlines()}
+    return [
+      line for line in run.err().splitlines() if line not in usual and not _PROGRESS.match(line)
+    ]
 
-  def undisturbed(self, *flags: str, processes: int = 1) -> tuple[Outcome, pathlib.Path]:
-    """Returns the outcome and the folder of a training that is left alone."""
+  def undisturbed(self, *flags: str, processes: int = 1) -> pathlib.Path:
+    """Returns the folder of a training that is left alone, saved at steps 60, 80 and 100."""
     key = (processes, *flags)
-    if key not in self._outcomes:
-      workdir = self._folder / f"undisturbed-{len(self._outcomes)}"
+    if key not in self._undisturbed:
+      workdir = self._folder / f"undisturbed-{len(self._undisturbed)}"
       with self.launched(workdir, *flags, processes=processes) as run:
         assert run.wait() == 0, run.err()
-      assert metrics(workdir)[-1]["step"] == NUM_STEPS == kept(workdir)
-      self._outcomes[key] = outcome_of(workdir), workdir
-    return self._outcomes[key]
+      assert processes > 1 or self.told(run) == []
+      self._undisturbed[key] = workdir
+    return self._undisturbed[key]
 
   def copy(self, workdir: pathlib.Path) -> pathlib.Path:
-    """Copies the folder of the undisturbed run, saved at steps 60, 80 and 100."""
+    """Copies the folder of the undisturbed run."""
     shutil.rmtree(workdir, ignore_errors=True)
-    return shutil.copytree(self.undisturbed()[1], workdir)
+    return shutil.copytree(self.undisturbed(), workdir)
 
   def checkpoints(self, workdir: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
     """Runs the command `experiments.checkpoints`."""
