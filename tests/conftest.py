@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import hypothesis
 import jax
 import pytest
+from chaos.table import Recorder
 from compiling import QUICK
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -22,6 +23,13 @@ hypothesis.settings.load_profile("same every time")
 gc.set_threshold(20_000)
 
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_addoption(parser):
+  """Adds the options of `pytest -m chaos`."""
+  group = parser.getgroup("chaos")
+  group.addoption("--faults", choices=("short", "long"), default="short", help="how many tries")
+  group.addoption("--faults_out", metavar="FOLDER", help="write faults.json and faults.md there")
 
 
 def pytest_configure(config):
@@ -34,6 +42,9 @@ def pytest_configure(config):
   if "not gpu and not tpu" in config.option.markexpr:
     flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
     os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
+  if config.option.faults_out and not hasattr(config, "workerinput"):
+    recorder = Recorder(config.option.faults_out, config.invocation_params.args)
+    config.pluginmanager.register(recorder)
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Tests what a training survives: kills, full disks, damaged checkpoints, other devices, NaN."""

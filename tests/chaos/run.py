@@ -1,0 +1,91 @@
+"""Watches a command in its processes, and waits for moments in it."""
+
+import contextlib
+import pathlib
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from relpos_jax.training import shelf
+
+_PATIENCE = 300.0  # seconds
+
+
+class Run:
+  """A command under way, in one process or several, with its output in two files."""
+
+  def __init__(self, workdir: pathlib.Path, log: pathlib.Path, has_launcher: bool = False):
+    self.workdir, self.log, self._has_launcher = workdir, log, has_launcher
+    self.processes: list[subprocess.Popen] = []
+    self.since = time.time()  # of the start or the last kill
+
+  def pids(self) -> list[int]:
+    """Returns the live processes of the training, in the order of their start."""
+    pids = [process.pid for process in self.processes if process.poll() is None]
+    if self._has_launcher:
+      pids = [pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
+      pids = [int(pid) for children in pids for pid in children]
+    return [pid for pid in pids if is_alive(pid)]
+
+  def out(self) -> str:
+    return self.log.with_suffix(".out").read_text(encoding="utf-8")
+
+  def err(self) -> str:
+    return self.log.with_suffix(".err").read_text(encoding="utf-8")
+
+  def until(self, condition: Callable[[], Any], seconds: float = _PATIENCE) -> None:
+    """Waits until the condition holds.
+
+    Raises:
+      RuntimeError: all processes ended before.
+      TimeoutError: it does not hold after so many seconds.
+    """
+
+    def holds():
+      is_over = self._is_over()  # first: what the last process did on its way out counts
+      if not (found := condition()) and is_over:
+        raise RuntimeError(f"ended too soon:\n{self.out()}\n{self.err()}")
+      return found
+
+    wait_until(holds, seconds)
+
+  def wait(self, seconds: float = _PATIENCE) -> int:
+    """Waits for the end and returns the exit status of the first process, or the launcher."""
+    wait_until(self._is_over, seconds)
+    return self.processes[0].returncode
+
+  def _is_over(self) -> bool:
+    return all(process.poll() is not None for process in self.processes)
+
+  def has_stepped(self) -> bool:
+    """Returns whether a step was reported since `since`."""
+    return _is_newer(self.workdir / "metrics.jsonl", self.since)
+
+  def is_saving(self) -> bool:
+    """Returns whether a save that began since `since` is under way."""
+    has_started = _is_newer(self.workdir / "environment.json", self.since)
+    unfinished = shelf.unfinished(self.workdir / "checkpoints")
+    return has_started and any(_is_newer(path, self.since) for path in unfinished)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float) -> None:
+  """Waits until the condition holds; raises TimeoutError if it does not in so many seconds."""
+  deadline = time.monotonic() + seconds
+  while not condition():
+    if time.monotonic() > deadline:
+      raise TimeoutError(f"not in {seconds:.0f} s")
+    time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+  """Returns whether a process is there and is no zombie."""
+  with contextlib.suppress(OSError):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+  return False
+
+
+def _is_newer(path: pathlib.Path, since: float) -> bool:
+  with contextlib.suppress(FileNotFoundError):
+    return path.stat().st_mtime > since
+  return False

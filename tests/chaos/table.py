@@ -1,0 +1,157 @@
+"""The faults, what has to hold after each, and the table of what came of them."""
+
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from relpos_jax.training.workdir import environment, write_whole
+
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+_BITS = "the bits of the undisturbed run"
+_RIGHT = (
+  "the right values come back, or those of the step before, and stderr is one line that says why"
+)
+
+
+class Fault(NamedTuple):
+  """A kind of fault: `test_NAME(number)` is run `short` or `long` times."""
+
+  title: str
+  demand: str
+  short: int = 1
+  long: int = 1
+
+
+FAULTS = {
+  "kill": Fault(
+    "SIGKILL while it starts, trains, saves or evaluates",
+    f"started again by itself, it ends with {_BITS}, losses included; at most one save interval, "
+    "20 steps, is lost, and what was trained beside a save cut short",
+    *(2, 25),
+  ),
+  "vocabulary": Fault(
+    "SIGKILL between the files that a run writes at its start",
+    f"the same command ends with {_BITS}",
+  ),
+  "term": Fault(
+    "SIGTERM in one process and in two",
+    f"the step reached is saved and good, exit status 0 in 10 s; then it ends with {_BITS}",
+    *(2, 20),
+  ),
+  "bits": Fault("one bit of the newest checkpoint flipped", _RIGHT, 20, 100),
+  "files": Fault("a file of the newest checkpoint cut short, or removed", _RIGHT),
+  "swapped": Fault(
+    "folders of checkpoints swapped, or one copied over another",
+    "`checkpoints --verify` names all that are wrong; those read are told in one line each, a good "
+    f"step is taken, and it ends with {_BITS}",
+  ),
+  "missing": Fault(
+    "the folder of the checkpoints moved away, or a dangling link, beside metrics",
+    "refused with one line and exit status 2, the metrics untouched; once it is put back it ends "
+    f"with {_BITS}",
+  ),
+  "links": Fault(
+    "links among the checkpoints, then `checkpoints --prune`",
+    "the checkpoints that stay without the links stay, and are good",
+  ),
+  "paths": Fault(
+    "a --workdir whose absolute path has one of the characters [ ] * ? \\",
+    "refused with one line and exit status 2 before anything is compiled; nothing is written",
+  ),
+  "disk": Fault(
+    "disk full during a save",
+    "stderr is one line, exit status 2, the older steps good; with room again it ends with "
+    f"{_BITS}",
+    *(1, 5),
+  ),
+  "workers": Fault(
+    "one of two processes killed, coordinator or not",
+    f"no process is left after 15 s; started again, they end with {_BITS}",
+    *(2, 10),
+  ),
+  "devices": Fault(
+    "restored on 8, 4, 2, 8 devices and in 2, 1, 2 processes",
+    "parameters and optimiser are the same bits, and the pairs of each batch the same",
+    *(2, 5),
+  ),
+  "nan": Fault(
+    "a batch whose loss is not a number, and a run of them",
+    "skipped, counted, and nothing changed; 3 in a row end the run with exit status 1 and one line "
+    "that names step and batch, and finite parameters are saved",
+    *(2, 4),
+  ),
+}
+
+
+def rows(record: Mapping[str, Any]) -> str:
+  """Returns where each fault was done, and the table; a figure is the largest, or how often true.
+
+  >>> print(rows({}))
+  <BLANKLINE>
+  | fault | tries | held | worst | what has to hold |
+  |---|---|---|---|---|
+  """
+  sources: dict[str, list[str]] = {}
+  lines = ["| fault | tries | held | worst | what has to hold |", "|---|---|---|---|---|"]
+  for name in [name for name in FAULTS if name in record]:
+    found = record[name]
+    sources.setdefault(_source(found["environment"]), []).append(name)
+    figures: dict[str, list] = {}
+    for figure, value in [item for each in found["tries"] for item in each["figures"].items()]:
+      figures.setdefault(figure, []).append(value)
+    worst = "; ".join(f"{figure} {_worst(values):.3g}" for figure, values in figures.items())
+    held = sum(not each["problem"] for each in found["tries"])
+    numbers = f"{len(found['tries'])} | {held} | {worst}"
+    lines.append(f"| {found['title']} | {numbers} | {found['demand']} |")
+  return "\n".join([*(f"- {', '.join(n)}: {where}" for where, n in sources.items()), "", *lines])
+
+
+def _worst(values: Sequence[float | bool]) -> float:
+  return sum(values) if isinstance(values[0], bool) else max(values)
+
+
+def _source(where: Mapping[str, Any]) -> str:
+  versions = ", ".join(f"{name} {where['packages'][name]}" for name in ("jax", "orbax-checkpoint"))
+  machine = f"{where['date']}, {where['cpu_cores']} cores of {where['cpu']}, {versions}"
+  return f"{machine}, commit {where['git_commit']}, `{where['command']}`"
+
+
+def write(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
+  """Writes faults.json, and of faults.md what is between the markers; faults not done stay."""
+  folder.mkdir(parents=True, exist_ok=True)
+  file, page = folder / "faults.json", folder / "faults.md"
+  record = (json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}) | record
+  write_whole(file, json.dumps(record, indent=1) + "\n")
+  text = page.read_text(encoding="utf-8") if page.exists() else f"# Faults\n\n{BEGIN}\n{END}\n"
+  block = f"{BEGIN}\n{rows(record)}\n{END}"
+  write_whole(page, re.sub(f"{BEGIN}.*{END}", lambda _: block, text, flags=re.DOTALL))
+
+
+class Recorder:
+  """Collects the tries that tests report, in the process that the user started."""
+
+  def __init__(self, folder: str, words: Sequence[str]):
+    self._folder, self._command = pathlib.Path(folder), shlex.join(["pytest", *words])
+    self._tries: dict[str, list] = {}
+
+  def pytest_runtest_logreport(self, report) -> None:
+    name = re.search("chaos/.*::test_([a-z]+)", report.nodeid)
+    is_try = report.when == "call" or (report.when == "setup" and report.failed)
+    if not is_try or not name or name[1] not in FAULTS:
+      return
+    tries = dict(report.user_properties).get("tries") or [dict(what="", problem="", figures={})]
+    if report.failed:
+      crash = getattr(report.longrepr, "reprcrash", None)
+      said = crash.message if crash else str(report.longrepr)
+      tries[-1]["problem"] = " ".join(said.split())[:500] or "failed"
+    self._tries.setdefault(name[1], []).extend(tries)
+
+  def pytest_sessionfinish(self) -> None:
+    where, record = environment() | dict(command=self._command), {}
+    for name, tries in self._tries.items():
+      title, demand, *_ = FAULTS[name]
+      record[name] = dict(title=title, demand=demand, environment=where, tries=tries)
+    write(self._folder, record)

@@ -1,0 +1,151 @@
+"""Starts small trainings in subprocesses, and compares them with one that is left alone."""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from chaos.outcome import digests, kept, metrics
+from chaos.run import Run
+from experiments.launch.__main__ import environments
+from experiments.launch.children import dying_with_this_process
+from relpos_jax.data.corpus import load_corpus
+
+ROOT = pathlib.Path(__file__).parents[2]
+DISTURBED = (str(pathlib.Path(__file__).with_name("disturbed.py")),)
+NUM_STEPS, SAVE_EVERY = 100, 20
+
+_TRAIN = ("-m", "experiments.train")
+_CHANGES = dict(
+  vocabulary=dict(size=400),
+  batches=dict(tokens=256, max_length=32, num_shapes=1),
+  model=dict(num_layers=1, width=32, num_heads=2, feed_forward=32, max_distance=4),
+  training=dict(
+    num_steps=NUM_STEPS,
+    save_every=SAVE_EVERY,
+    eval_every=NUM_STEPS,
+    keep_checkpoints=3,
+    num_samples=2,
+  ),
+  decoding=dict(beam_size=1, extra_length=4),
+  mesh=dict(data=-1),
+)
+# Lines of stderr in which a training shows how far it is.
+_PROGRESS = re.compile(r"step \d+/\d+  loss |step \d+  valid_loss |\d+/\d+ .* left$")
+
+
+class Training:
+  """The command `experiments.train` with a model of one layer and 400 sentence pairs.
+
+  Keeps compiled programs in its folder: each start but the first takes seconds.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._folder = folder
+    self._logs = itertools.count()
+    self._undisturbed: dict[tuple, pathlib.Path] = {}
+    corpus = load_corpus("embedded", train_size=400)
+    for split, number in (("train", 400), ("valid", 8)):
+      lines = ("\t".join(pair) + "\n" for pair in corpus.splits[split][:number])
+      (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+
+  def words(self, workdir: str | os.PathLike, *flags: str) -> list[str]:
+    """Returns the flags of the training, and those that change it."""
+    pairs = [f"--config.data.pairs.{name}={self._folder}/{name}.tsv" for name in ("train", "valid")]
+    changes = [
+      f"--config.{group}.{key}={value}"
+      for group, values in _CHANGES.items()
+      for key, value in values.items()
+    ]
+    config = [f"--config={ROOT}/configs/quickstart.py", "--config.data.source=pairs"]
+    return [*config, *pairs, *changes, f"--workdir={workdir}", *flags]
+
+  def env(self, devices: int = 1) -> dict[str, str]:
+    """Returns the environment of a process with so many simulated devices."""
+    return os.environ | dict(
+      JAX_COMPILATION_CACHE_DIR=str(self._folder / "compiled"),
+      JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+      JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+      JAX_PLATFORMS="cpu",
+      JAX_NUM_CPU_DEVICES=str(devices),
+      PYTHONPATH=str(ROOT),
+    )
+
+  @contextlib.contextmanager
+  def launched(
+    self, workdir, *flags: str, processes=1, retries=0, devices=1, program=_TRAIN
+  ) -> Iterator[Run]:
+    """Starts the training by `experiments.launch`; kills what is left at the end."""
+    launch = ["-m", "experiments.launch", f"--processes={processes}", f"--retries={retries}"]
+    words = [*launch, "--", sys.executable, *program, *self.words(workdir, *flags)]
+    with self._started(workdir, words, [self.env(devices)], ROOT, True) as run:
+      yield run
+
+  @contextlib.contextmanager
+  def started(self, workdir, *flags, processes=1, program=_TRAIN, cwd=ROOT, **env) -> Iterator[Run]:
+    """Starts the training without a launcher, several processes as on a cluster."""
+    words = [*program, *self.words(workdir, *flags)]
+    with self._started(workdir, words, environments(processes, self.env() | env), cwd) as run:
+      yield run
+
+  @contextlib.contextmanager
+  def _started(self, workdir, words, envs: Sequence[dict], cwd, has_launcher=False):
+    run = Run(workdir, self._folder / f"log-{next(self._logs)}", has_launcher)
+    words = [*dying_with_this_process(), sys.executable, *words]
+    with contextlib.ExitStack() as stack:
+      opened = lambda suffix: stack.enter_context(open(run.log.with_suffix(suffix), "w"))
+      streams = dict(stdout=opened(".out"), stderr=opened(".err"))
+      for env in envs:
+        run.processes.append(subprocess.Popen(words, env=env, cwd=cwd, **streams))
+        stack.callback(run.processes[-1].wait)
+        stack.callback(run.processes[-1].kill)
+      yield run
+
+  def to_its_end(self, workdir: pathlib.Path, *flags: str, **how) -> list[str]:
+    """Trains to the end, which must be that of the undisturbed run; returns what stderr told."""
+    processes = how.get("processes", 1)
+    with (self.launched if processes > 1 else self.started)(workdir, *flags, **how) as run:
+      assert run.wait() == 0, run.err()
+    self.check_end(workdir, *flags, processes=processes)
+    return self.told(run)
+
+  def check_end(self, workdir: pathlib.Path, *flags: str, processes: int = 1) -> None:
+    """Asserts that metrics and final state are, to the bit, those of the undisturbed run."""
+    other = self.undisturbed(*flags, processes=processes)
+    assert kept(workdir) == NUM_STEPS
+    assert digests(workdir, NUM_STEPS) == digests(other, NUM_STEPS), "the final state is another"
+    assert metrics(workdir) == metrics(other), "the metrics are others"
+
+  def told(self, run: Run) -> list[str]:
+    """Returns all lines of stderr but the progress and the sample translations."""
+    file = run.workdir / "samples.txt"
+    usual = {"", *(file.read_text(encoding="utf-8") if file.exists() else "").splitlines()}
+    return [
+      line for line in run.err().splitlines() if line not in usual and not _PROGRESS.match(line)
+    ]
+
+  def undisturbed(self, *flags: str, processes: int = 1) -> pathlib.Path:
+    """Returns the folder of a training that is left alone, saved at steps 60, 80 and 100."""
+    key = (processes, *flags)
+    if key not in self._undisturbed:
+      workdir = self._folder / f"undisturbed-{len(self._undisturbed)}"
+      with self.launched(workdir, *flags, processes=processes) as run:
+        assert run.wait() == 0, run.err()
+      assert processes > 1 or self.told(run) == []
+      self._undisturbed[key] = workdir
+    return self._undisturbed[key]
+
+  def copy(self, workdir: pathlib.Path) -> pathlib.Path:
+    """Copies the folder of the undisturbed run."""
+    shutil.rmtree(workdir, ignore_errors=True)
+    return shutil.copytree(self.undisturbed(), workdir)
+
+  def checkpoints(self, workdir: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
+    """Runs the command `experiments.checkpoints`."""
+    words = [sys.executable, "-m", "experiments.checkpoints", f"--workdir={workdir}", *flags]
+    return subprocess.run(words, env=self.env(), cwd=ROOT, capture_output=True, text=True)
