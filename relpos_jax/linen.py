@@ -1,4 +1,4 @@
-"""The Linen twin of `relpos_jax.nn.RelativeAttention`, with the same names of parameters."""
+"""The Linen version of `relpos_jax.nn.RelativeAttention`, with the same parameter names."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.attention.validation import check_sizes
-from relpos_jax.nn.hooks import hooked_attention, refuse
+from relpos_jax.nn.hooks import attend_as_flax, refuse
 from relpos_jax.nn.positions import init_table
 from relpos_jax.typing import Array, ArrayLike, Float
 
@@ -19,7 +19,7 @@ __all__ = ["RelativeAttention", "RelativePositionTables"]
 class RelativePositionTables(nn.Module):
   """Owns the trained vectors w^K and w^V: see `relpos_jax.nn.RelativePositionTables`.
 
-  Called with the width of a row, H, it returns the relation of its tables.
+  Calling it with the width of a row, H, returns the relation of its tables.
 
   >>> import jax
   >>> relations, _ = RelativePositionTables(16, num_heads=8).init_with_output(jax.random.key(0), 64)
@@ -45,28 +45,27 @@ class RelativePositionTables(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-  """The `attention_fn` of a `MultiHeadDotProductAttention` that shall see relative positions.
+  """The `attention_fn` of a `MultiHeadDotProductAttention` with relative positions.
 
   It owns the tables: `attention_fn/tables/key` and `attention_fn/tables/value` in "params" of the
-  layer it is given to, wherever it is made (other modules made within a compact method become
-  that method's own, with counted names). To call it yourself, or to share its tables by several
-  layers, say whose it is: `RelativeAttention(16, parent=self, name="relative")`.
+  layer it is given to, also if it is made inside a compact method. To call it yourself, or to
+  share its tables between layers, name its parent:
+  `RelativeAttention(16, parent=self, name="relative")`.
 
-  Queries and keys have positions 0, 1, 2, ... where there are as many of them. In cached decoding
-  there is one query, the layer does not say which, and the call is refused unless
-  `query_positions` are given. The key in slot j of the cache then has position j, if
-  `key_positions` do not say otherwise.
+  If there are as many queries as keys, both have positions 0, 1, 2, ... In cached decoding there
+  is one query, flax does not say at which position, and the call raises unless `query_positions`
+  are given. The key in slot j of the cache then has position j, unless `key_positions` are given.
 
-  Unlike flax, dropout draws each weight apart, whatever `broadcast_dropout` says; softmax is always
-  in float32 or wider; a query that sees no key gets zero. There is no `precision`: leave it
-  None and set `jax.default_matmul_precision`. Nor are there einsums of one's own.
+  Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
+  computed in float32 or wider, and a query that sees no key gets zero. `precision` and the einsums
+  must be None: set `jax.default_matmul_precision` instead.
 
   Attributes:
-    max_distance: k, the distance beyond which positions are alike.
+    max_distance: k, the distance at which positions are clipped.
     num_heads, keys, values, beyond: as of `relpos_jax.nn.RelativePositionTables`.
     query_positions: integers `[B, T]` or `[T]`.
     key_positions: integers `[B, S]` or `[S]`.
-    implementation: of the operator; None takes the fastest that can do the call.
+    implementation: of the operator; None takes the fastest that supports the call.
 
   Raises, when called:
     ValueError: positions are needed, or an argument does not fit.
@@ -121,8 +120,8 @@ class RelativeAttention(nn.Module):
   ) -> Float[Array, "*B T N H"]:
     """Attends as flax's `dot_product_attention`; bias and mask broadcast to [*B, N, T, S].
 
-    Sows the weights, before dropout, as `attention_weights` of `module`, if given. (Every argument
-    has a name: Linen leaves out those it does not find in the signature, the mask too.)
+    If `module` is given, sows the weights before dropout as its `attention_weights`. (Linen passes
+    only arguments that the signature names, so it names all of them.)
     """
     refuse(
       precision=precision,
@@ -132,7 +131,7 @@ class RelativeAttention(nn.Module):
     tables = RelativePositionTables(
       self.max_distance, self.num_heads, self.keys, self.values, self.beyond, name="tables"
     )
-    return hooked_attention(
+    return attend_as_flax(
       tables(query.shape[-1]),
       query,
       key,

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -50,6 +51,13 @@ BEHIND = {
   "mido": {"relpos_jax.data.midi_files"},
   "matplotlib": {"relpos_jax.evaluation.pictures"},
 }
+
+
+# The packages that stand on jax, flax, numpy and jaxtyping alone, and libraries that they may not
+# import, not even through others.
+BASE = {f"relpos_jax.{name}" for name in ("attention", "nn", "linen", "models", "decoding")}
+EXPERIMENTS = {"ml_collections", "tensorflow_datasets", "tokenizers", "sacrebleu", "grain", "mido"}
+EXPERIMENTS |= {"matplotlib", "scipy", "tensorboardX", "sacremoses", "requests", "array_record"}
 
 
 def modules() -> dict[str, pathlib.Path]:
@@ -108,3 +116,30 @@ def test_each_of_these_libraries_is_known_to_its_modules_alone(library, modules)
     if any(imported.split(".")[0] == library for imported in imports(path))
   }
   assert users == modules
+
+
+def test_the_operator_loads_no_kernels_before_they_are_used():
+  program = """
+import jax, sys, relpos_jax
+x = jax.numpy.ones((1, 4, 1, 8))
+relpos_jax.dot_product_attention(x, x, x, relations=relpos_jax.RelativePositions(x[0, :3, 0], None))
+print([name for name in sys.modules if name.startswith("jax.experimental.pallas")])
+"""
+  answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+  assert (answer.stdout, answer.returncode) == ("[]\n", 0), answer.stderr
+
+
+def test_the_library_needs_the_base_install_only():
+  """As without the extra `experiments`: an import hook refuses all that the base does not need."""
+  program = f"""
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+  def find_spec(self, name, path=None, target=None):
+    if name.partition(".")[0] in {sorted(EXPERIMENTS)}:
+      raise ModuleNotFoundError(f"{{name}} is not in the base install")
+sys.meta_path.insert(0, Refuse())
+import relpos_jax, relpos_jax.linen, relpos_jax.nn
+{"".join(f"import {name}{chr(10)}" for name in MODULES if package(name) in BASE)}
+"""
+  answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+  assert answer.returncode == 0, answer.stderr

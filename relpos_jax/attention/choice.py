@@ -1,20 +1,13 @@
 """Which implementation runs: what each can do, and which is the fastest here."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import (
-  chunked,
-  pallas_gpu,
-  pallas_tpu,
-  per_position,
-  projected,
-  reference,
-  skew,
-)
+from relpos_jax.attention import chunked, per_position, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.platform import target_platform
 from relpos_jax.attention.relations import RelativePositions
@@ -36,15 +29,22 @@ class Implementation(NamedTuple):
     return self.device not in (None, target_platform())
 
 
-# What `implementation=` may name.
+def _kernel(name: str, device: str) -> Implementation:
+  """Returns a Pallas kernel whose module, slow to import, is imported when it is first used."""
+  module = lambda: importlib.import_module(f"relpos_jax.attention.{name}")
+  attention = lambda inputs: module().attention(inputs)
+  return Implementation(attention, lambda inputs: module().unsupported(inputs), device)
+
+
+# The names that `implementation=` takes.
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "reference": Implementation(reference.attention),
   "per_position": Implementation(per_position.attention),
   "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
-  "pallas_tpu": Implementation(pallas_tpu.attention, pallas_tpu.unsupported, device="tpu"),
-  "pallas_gpu": Implementation(pallas_gpu.attention, pallas_gpu.unsupported, device="gpu"),
+  "pallas_tpu": _kernel("pallas_tpu", device="tpu"),
+  "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }
 
 

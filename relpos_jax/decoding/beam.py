@@ -1,7 +1,7 @@
-"""Beam search as one pure function of a step-wise decoder and its cache.
+"""Beam search as a pure function of a step-wise decoder and its cache.
 
-A textbook beam: every step keeps the W most probable extensions of the live hypotheses; those that
-end are set aside with their final score and the others live on. With W = 1 it is greedy decoding.
+Every step keeps the W most probable extensions of the live hypotheses. Those that end are stored
+with their final score, the others go on. With W = 1 it is greedy decoding.
 """
 
 from collections.abc import Callable
@@ -31,31 +31,31 @@ def beam_search(
   """Finds the W best continuations of `bos` by log P(tokens) / ((5 + length) / 6)**length_penalty.
 
   The score is that of Wu et al. 2016, section 7, without coverage; the length counts `eos`. The
-  search for a sentence stops once no live hypothesis can beat the best that ended, whatever would
-  follow: the first place is what going on would find, the others are what ended until then.
-  Sentences do not influence one another. `pad` is never chosen: it means the absence of a token.
+  search for a sentence stops once no live hypothesis can beat the best one that ended, so that the
+  first place is exact and the others are those that had ended by then. Sentences do not influence
+  one another. `pad` is never chosen.
 
   To search on many devices, map it over them with `jax.shard_map(..., check_vma=False)`: each then
-  stops by itself, where automatic partitioning would gather the logits at every step.
+  stops by itself, whereas automatic partitioning would gather the logits at every step.
 
   Args:
-    decode: from the latest tokens [B*W, 1] and the cache to the logits [B*W, 1, V] of the next
-      ones and the new cache. The W hypotheses of a sentence are adjacent rows.
-    cache: any pytree of arrays [B, ...] that has not read `bos` yet. They are repeated to
-      [B*W, ...] and follow the hypotheses. `decode` reads at most `max_length` tokens.
+    decode: maps the latest tokens [B*W, 1] and the cache to the logits [B*W, 1, V] of the next
+      tokens and the new cache. The W hypotheses of a sentence are adjacent rows.
+    cache: a pytree of arrays [B, ...] that has not read `bos` yet. They are repeated to
+      [B*W, ...] and reordered with the hypotheses. `decode` reads at most `max_length` tokens.
     beam_size: W.
     max_length: L, the static length of the result.
     length_limits: the most tokens of each sentence, `eos` included, and L at most: the paper's
-      is the source's length + 50. With limit 0 there are no hypotheses, for rows that only fill
-      up a batch.
+      is the source's length + 50. Rows that only fill up a batch have
+      limit 0 and no hypotheses.
     length_penalty: 0 compares log-probabilities; the larger, the longer the output.
     bos: the token that starts every hypothesis and is not in the result.
     eos: the token that ends a hypothesis.
     pad: what follows `eos` in the result.
 
   Returns:
-    Tokens and their float32 scores, best first. Where no hypothesis ended within the limit, those
-    that reached it stand there without `eos`. A place with no hypothesis has score -inf and only
+    Tokens and their float32 scores, best first. If no hypothesis ended within the limit, those that
+    reached it are returned without `eos`. A place without a hypothesis has score -inf and only
     `pad`.
 
   Raises:
@@ -83,7 +83,7 @@ def beam_search(
     new, cache = _extend(state, decode, pad)
     is_end = new.tokens[:, :, length] == eos
     scored = _Hypotheses(new.tokens, score(new.scores, length))
-    ended = _set_aside(state.ended, scored, is_end, length == limits)
+    ended = _add_ended(state.ended, scored, is_end, length == limits)
     can_win = score(new.scores, limits) > ended.scores[:, :1]
     is_live = ~is_end & can_win & (length < limits)
     return _State(length, _keep(new, is_live), ended, cache)
@@ -108,7 +108,7 @@ class _State(NamedTuple):
 
 
 def _first(cache, limits, beam_size, max_length, bos, pad) -> _State:
-  """One live hypothesis a sentence, `bos`: W equal ones would stay equal."""
+  """Returns one live hypothesis per sentence, `bos`: W equal ones would stay equal."""
   none = jnp.full((limits.shape[0], beam_size), _NONE, jnp.float32)
   padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
   return _State(
@@ -122,7 +122,7 @@ def _first(cache, limits, beam_size, max_length, bos, pad) -> _State:
 
 
 def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
-  """The W most probable of all extensions by one token, and their cache."""
+  """Returns the W most probable of all extensions by one token, and their cache."""
   batch_size, beam_size = state.live.scores.shape
   latest = jax.lax.dynamic_index_in_dim(state.live.tokens, state.length, axis=2)
   logits, cache = decode(latest.reshape(-1, 1), state.cache)
@@ -140,8 +140,8 @@ def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
   return _Hypotheses(tokens, log_probs), cache
 
 
-def _set_aside(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypotheses:
-  """The W best of what ended before and ends now; at the limit, anything is better than nothing."""
+def _add_ended(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypotheses:
+  """Returns the W best hypotheses that have ended; at the limit, live ones if none has ended."""
   none_ended = jnp.all(jnp.maximum(ended.scores, _keep(new, is_end).scores) == _NONE, axis=1)
   new = _keep(new, is_end | (at_limit & none_ended[:, None]))
   # Of equal scores the first are taken, so that empty places stay as they are: all padding.
@@ -156,5 +156,5 @@ def _keep(hypotheses: _Hypotheses, which) -> _Hypotheses:
 
 
 def _pick(x: Array, places: Int[Array, "B W"]) -> Array:
-  """Sentence by sentence, x[places]."""
+  """Returns x[places] for each sentence."""
   return jax.vmap(lambda row, indices: row[indices])(x, places)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.sampling import AS_THE_MODEL_SAYS, SamplingParams, check_sampling, sample
+from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, check_sampling, sample
 from relpos_jax.errors import InputError
 from relpos_jax.models.cached import decoding_model
 from relpos_jax.typing import Int, PyTree
@@ -49,7 +49,7 @@ class Sampler:
     *,
     num_tokens: int | Sequence[int],
     seed: int,
-    sampling: SamplingParams = AS_THE_MODEL_SAYS,
+    sampling: SamplingParams = UNCHANGED,
   ) -> list[Int[np.ndarray, "_"]]:
     """Each prime and what follows it: `num_tokens` tokens, or fewer where the piece ends.
 

@@ -1,4 +1,4 @@
-"""Cached sampling as one pure function of a step-wise decoder and its cache."""
+"""Sampling as a pure function of a step-wise decoder and its cache."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
 
 
 class SamplingParams(NamedTuple):
-  """How the next token is drawn: what is left out, one after the other.
+  """Options of sampling, applied in this order.
 
   Attributes:
-    temperature: logits are divided by it; at 0 the most probable token is taken.
-    top_k: of so many of the most probable tokens; 0 is of all.
-    top_p: then of the fewest of these, the most probable ones, that have this probability together
-      (Holtzman et al. 2020, section 3.1); 1 is of all.
+    temperature: divides the logits; 0 takes the most probable token.
+    top_k: samples from the k most probable tokens; 0 means all.
+    top_p: then from the smallest set of most probable tokens whose probabilities add up to it
+      (Holtzman et al. 2020, section 3.1); 1 means all.
   """
 
   temperature: float = 1.0
@@ -26,11 +26,11 @@ class SamplingParams(NamedTuple):
   top_p: float = 1.0
 
 
-AS_THE_MODEL_SAYS = SamplingParams()
+UNCHANGED = SamplingParams()
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-  """Raises InputError, a line that names the value.
+  """Raises InputError for a value out of range.
 
   >>> check_sampling(SamplingParams(top_p=0.0))
   Traceback (most recent call last):
@@ -59,23 +59,23 @@ def sample(
   pad: int,
   never: Sequence[int] = (),
 ) -> Int[Array, "B L"]:
-  """Draws what follows each prime, token by token.
+  """Samples a continuation of each prime, token by token.
 
-  The key of the n-th new token of row i is `key` folded with i, then with n: a row is the same
-  whatever the others are.
+  The n-th new token of row i is drawn with `key` folded with i, then with n, so that a row does not
+  depend on the others.
 
   Args:
-    decode: from M more tokens and the cache to the logits after each, and the new cache. `pad`
+    decode: maps M more tokens and the cache to the logits after each, and the new cache. `pad`
       among them is no token.
-    cache: has read nothing yet; `decode` reads at most P + L tokens.
-    primes: filled with `pad`, on either side; at least one token a row.
+    cache: empty; `decode` reads at most P + L tokens.
+    primes: padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.
     key: a key of `jax.random.key`.
-    sampling: may be traced: other values compile nothing new.
+    sampling: may be traced, so that other values do not compile again.
     max_length: L, the static length of the result.
     eos: the token that ends a row.
     pad: what follows the end in the result.
-    never: tokens that are not drawn.
+    never: tokens that are never drawn.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
@@ -114,13 +114,13 @@ class _State(NamedTuple):
 def sample_token(
   logits: Float[Array, "B V"], keys: Key[Array, " B"], sampling: SamplingParams
 ) -> Int[Array, " B"]:
-  """A token of each row; of equal ones the most probable is the first."""
+  """Draws a token of each row; of equally probable ones, argmax takes the first."""
   drawn = jax.vmap(jax.random.categorical)(keys, filter_logits(logits, sampling))
   return jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
 
 
 def filter_logits(logits: Float[Array, "B V"], sampling: SamplingParams) -> Float[Array, "B V"]:
-  """Logits divided by the temperature, and -inf where `sampling` leaves a token out.
+  """Divides logits by the temperature and sets those that `sampling` excludes to -inf.
 
   >>> logits = jnp.log(jnp.array([[0.1, 0.5, 0.1, 0.3]]))
   >>> jnp.isfinite(filter_logits(logits, SamplingParams(top_k=1))).tolist()

@@ -148,7 +148,7 @@ def _search(
   model = decoding_model(graphdef, params)
   batch_size, max_length = source.shape[0], source.shape[1] + extra_length
   lengths = jnp.sum(source != PAD, axis=1)
-  memory = jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), model.remember(source))
+  memory = jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), model.encode_memory(source))
   tokens, _ = beam_search(
     lambda tokens, cache: model.decode(tokens, cache, memory),
     model.init_cache(batch_size, max_length),

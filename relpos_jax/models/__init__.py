@@ -1,1 +1,1 @@
-"""Models: whole networks, from tokens to logits."""
+"""Networks from tokens or graphs to logits."""

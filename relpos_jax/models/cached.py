@@ -1,4 +1,4 @@
-"""Decoding with a cache: the model that does it, and how it reads what is there already."""
+"""Models that decode with a key-value cache."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ _PIECE = 128
 
 
 def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:
-  """The model, put together, whose attention takes the fastest implementation of all that can.
+  """Merges a model for decoding and resets the implementation of its attention layers.
 
-  A decoder reads one token against a cache, at positions of its own: what a config names, as what
-  is fastest in training (`implementation="skew"`), may not do that.
+  A decoder reads one token against a cache, at given positions, which the implementation that a
+  config names for training, such as "skew", may not support.
   """
   model = nnx.merge(graphdef, params)
   model.set_attributes(implementation=None, raise_if_not_found=False)
@@ -27,16 +27,16 @@ def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:
 def prefill(
   decode: Decode, cache: PyTree, tokens: Int[Array, "B P"], *, pad: int, piece: int = _PIECE
 ) -> tuple[Float[Array, "B V"], PyTree]:
-  """Reads rows of tokens: the logits after the last of each, and the cache.
+  """Reads rows of tokens and returns the logits after the last of each, and the cache.
 
-  What one reading at once would give, `piece` tokens at a time: so the weights held are
-  [B, N, piece, S], and memory grows with the length, not with its square.
+  Reads `piece` tokens at a time, so that weights are [B, N, piece, S] and memory grows with the
+  length, not with its square. The result is the same as reading all at once.
 
   Args:
-    decode: from M more tokens and the cache to the logits after each, and the new cache. `pad`
+    decode: maps M more tokens and the cache to the logits after each, and the new cache. `pad`
       among them is no token.
-    cache: may have read something.
-    tokens: filled with `pad`, anywhere; at least one token a row.
+    cache: may have read tokens already.
+    tokens: with `pad` anywhere; at least one token in each row.
 
   >>> count = lambda tokens, cache: (jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1])
   >>> logits, cache = prefill(count, 0, jnp.array([[3, 4, 5, 6, 7], [5, 6, 0, 0, 0]]), pad=0)

@@ -1,4 +1,4 @@
-"""The graph encoder: attention that knows the labels of a directed graph's edges.
+"""The graph encoder: attention with the edge labels of a directed graph.
 
 Shaw et al. 2018, section 3.1: "relation-aware self-attention" over any labelled directed graph.
 """
@@ -19,28 +19,28 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphEncoderConfig(LayersConfig):
-  """Every switch of the model: those of its layers, and
+  """Options of the model: those of its layers, and
 
-  Of the layers' switches `relative_keys` and `relative_values` say whether a node knows edge labels
-  through its keys and its values: neither leaves of the edges who sees whom. `tables_per_head` and
-  `tables_per_layer` are of the labels' tables. There are no `positions`: nodes have none.
-  `implementation` "edge_list" takes memory for the edges alone, any other for all pairs of nodes.
+  `relative_keys` and `relative_values` say whether vectors of edge labels are added to keys and to
+  values; without both, edges only say which nodes see each other. `tables_per_head` and
+  `tables_per_layer` are of the label tables. Nodes have no `positions`. `implementation`
+  "edge_list" takes memory for edges alone, any other for all pairs of nodes.
 
   Attributes:
-    num_node_labels, num_edge_labels, num_classes: how many there are of each.
-    num_node_features, num_edge_features: floating numbers of every node and every edge. Of several
-      edges from one node to another attention takes the mean.
-    head: "graph" gives the classes of each graph, "node" of each node, "pair" of each graph's
-      query, a pair of its nodes, which the model is shown.
-    readout: a graph is the "mean" or the "sum" of its nodes, for head "graph".
+    num_node_labels, num_edge_labels, num_classes: numbers of labels and classes.
+    num_node_features, num_edge_features: numbers of float features of a node and of an edge.
+      Several edges from one node to another are averaged.
+    head: "graph" classifies graphs, "node" nodes, and "pair" the query of each graph, a pair of
+      nodes that the model is given.
+    readout: "mean" or "sum" over the nodes of a graph, for head "graph".
     sees: a node sees itself and its "neighbours", or "all" nodes of its graph.
-    reverse_edges: an edge also runs backwards, under a label and with kernels of its own
-      ("own_label"), under the same ("same_label": direction is dropped, and the mean is over edges
-      both ways), or not at all ("none": the receiver alone sees).
-    layers_shared: one layer `num_layers` times, or as many layers.
+    reverse_edges: an edge is also added backwards, with a label and kernels of its own
+      ("own_label"), with the same ones ("same_label", which drops the direction), or not at all
+      ("none": only the receiver sees the sender).
+    layers_shared: apply one layer `num_layers` times.
 
   Raises:
-    ValueError: a value is none of its choices, or two do not go together.
+    ValueError: a value is not one of its choices, or two values exclude each other.
   """
 
   num_node_labels: int
@@ -66,32 +66,32 @@ class GraphEncoderConfig(LayersConfig):
 
   @property
   def has_tables(self) -> bool:
-    """Whether self-attention knows labels."""
+    """Returns whether self-attention has label tables."""
     return self.relative_keys or self.relative_values
 
   @property
   def num_table_rows(self) -> int:
-    """The labels, those of edges that run backwards, and that of a node to itself."""
+    """Returns the number of labels: of edges, of reversed edges, and of a node to itself."""
     return self.num_edge_labels * (2 if self.reverse_edges == "own_label" else 1) + 1
 
   @property
   def num_kernel_rows(self) -> int:
-    """The features of edges, and those of edges that run backwards."""
+    """Returns the number of features of edges and of reversed edges."""
     return self.num_edge_features * (2 if self.reverse_edges == "own_label" else 1)
 
 
 @runtime_checkable
 class Graphs(Protocol):
-  """B rows of graphs; one graph a row is padding, several are packing. -1 is padding everywhere.
+  """B rows of one or several (packed) graphs. -1 is padding everywhere.
 
   Attributes:
     nodes: labels of nodes.
-    segment_ids: the number, in its row, of the graph that a node belongs to; below G.
-    node_features: floating numbers of nodes; F may be 0.
-    senders, receivers: the nodes, places in the row, that an edge goes from and to.
+    segment_ids: index, in its row, of the graph that a node belongs to; below G.
+    node_features: floats; F may be 0.
+    senders, receivers: indices of the nodes that an edge goes from and to.
     labels: of edges; also -1 for an edge without label.
-    edge_features: floating numbers of edges; F may be 0.
-    query: the pair of nodes, places in the row, that each graph is asked about.
+    edge_features: floats; F may be 0.
+    query: indices of the pair of nodes that is classified in each graph.
   """
 
   nodes: Int[Array, "B T"]
@@ -105,10 +105,10 @@ class Graphs(Protocol):
 
 
 class GraphEncoder(nnx.Module):
-  """From graphs to logits: of each graph, of each node, or of each graph's query.
+  """Maps graphs to logits of each graph, each node, or each graph's query.
 
-  Padding and the other graphs of a row have no effect, and get no gradient. Renumbering a graph's
-  nodes renumbers what it gives for them. `rngs` switches dropout on.
+  Padding and the other graphs of a row have no effect and get no gradient. Permuting the nodes of a
+  graph permutes their logits. Dropout is applied if `rngs` are given.
 
   >>> from relpos_jax.data.graph_batching import GraphBatches
   >>> from relpos_jax.data.graphs import Graph
@@ -134,7 +134,7 @@ class GraphEncoder(nnx.Module):
     self.head = Head(config, rngs=rngs)
 
   def __call__(self, graphs: Graphs, rngs: nnx.Rngs | None = None) -> Float[Array, "B X C"]:
-    """Logits, float32: of G graphs or queries, or of T nodes, in every row."""
+    """Returns float32 logits of G graphs or queries, or of T nodes, in every row."""
     x = self.embedding(graphs, rngs)
     options = [*self._options(complete(graphs, self.config), graphs.segment_ids)]
     for index in range(self.config.num_layers):
@@ -143,7 +143,7 @@ class GraphEncoder(nnx.Module):
     return self.head(self.norm(x), graphs, rngs)
 
   def _options(self, edges: "Edges", segment_ids: Int[Array, "B T"]):
-    """What attention is told of the edges, for each set of tables."""
+    """Yields the options of attention for each set of tables."""
     if self.config.implementation == "edge_list":
       ends = dict(senders=edges.senders, receivers=edges.receivers)
       for tables in self.tables:
@@ -159,7 +159,7 @@ class GraphEncoder(nnx.Module):
 
 
 class NodeEmbedding(nnx.Module):
-  """Nodes to vectors: of their label, their features and, in a query, of their place in it."""
+  """Embeds nodes: their labels, features, and the place of those in a query."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
@@ -183,7 +183,7 @@ class NodeEmbedding(nnx.Module):
 
 
 class Head(nnx.Module):
-  """What is asked of the graphs, from their nodes: a hidden layer and the logits of the classes."""
+  """The classifier of graphs, nodes or queries: a hidden layer and the logits of the classes."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
@@ -196,7 +196,7 @@ class Head(nnx.Module):
   def __call__(
     self, x: Float[Array, "B T D"], graphs: Graphs, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B X C"]:
-    """Logits, float32: X is G for graphs and for queries, T for nodes."""
+    """Returns float32 logits; X is G for graphs and for queries, T for nodes."""
     if self.kind == "pair":
       x = _nodes_of_queries(x, graphs.query)
     elif self.kind == "graph":
@@ -206,7 +206,7 @@ class Head(nnx.Module):
 
 
 class Edges(NamedTuple):
-  """Who sees whom by an edge: the receiver sees the sender."""
+  """Edges: the receiver sees the sender."""
 
   senders: Int[Array, "B M"]
   receivers: Int[Array, "B M"]
@@ -215,11 +215,11 @@ class Edges(NamedTuple):
 
 
 def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
-  """The edges, then the same backwards where that is wanted, then one of each node to itself.
+  """Adds an edge from each node to itself and, if asked for, reversed edges.
 
-  M edges of T nodes become M + T, or 2 M + T with those backwards. Labels are those of the edges, E
-  more where an edge runs backwards under a label of its own, and the last row of the tables from a
-  node to itself. Features are those of the pair that an edge joins: see `_means_over_pairs`.
+  M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed edge with a label of
+  its own has its edge's label plus E; edges from a node to itself have the last label. Features are
+  those of the pair of nodes: see `_means_over_pairs`.
   """
   edges = Edges(graphs.senders, graphs.receivers, graphs.labels, graphs.edge_features)
   node = jnp.broadcast_to(jnp.arange(graphs.nodes.shape[1]), graphs.nodes.shape)
@@ -243,10 +243,10 @@ def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
 def _means_over_pairs(
   edges: Edges, ways: list[Bool[Array, "M 1"]], num_nodes: int
 ) -> Float[Array, "B M R"]:
-  """For every edge the mean features of its pair's edges that go each way, or 0: R = ways * F.
+  """Averages, for every edge, the features over its pair's edges in each direction; R = ways * F.
 
-  The operator's mean over all edges of a pair leaves them as they are: neither those that go the
-  other way nor that of a node to itself, which has no features, dilute them.
+  The operator's mean over all edges of a pair then leaves the features as they are: neither edges
+  in the other direction nor an edge from a node to itself dilute them.
   """
   counted = jnp.concatenate([edges.features, jnp.ones_like(edges.features[..., :1])], -1)
   of_ways = jnp.concatenate([jnp.where(way, counted, 0) for way in ways], -1)
@@ -258,7 +258,7 @@ def _means_over_pairs(
 def _pairs(
   edges: Edges, segment_ids: Int[Array, "B T"], config: GraphEncoderConfig
 ) -> tuple[Float[Array, "B T T R"], Bool[Array, "B 1 T T"]]:
-  """Of every pair of nodes: its labels and features, and whether it may be seen."""
+  """Returns labels and features of every pair of nodes, and the mask."""
   features, mask = pair_features(
     *edges, num_labels=config.num_table_rows, num_nodes=segment_ids.shape[1]
   )
@@ -270,7 +270,7 @@ def _pairs(
 def _readout(
   x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"], num_graphs: int, kind: str
 ) -> Float[Array, "B G D"]:
-  """The mean or sum of each graph's nodes, in float32 or wider; 0 for a graph that is not there."""
+  """Computes the mean or sum of each graph's nodes, in float32 or wider; 0 for a missing graph."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   belongs = jax.nn.one_hot(segment_ids, num_graphs, dtype=wide)
   sums = jnp.einsum("BTG,BTD->BGD", belongs, x.astype(wide))
@@ -282,7 +282,7 @@ def _readout(
 def _nodes_of_queries(
   x: Float[Array, "B T D"], query: Int[Array, "B G 2"]
 ) -> Float[Array, "B G 2*D"]:
-  """Both nodes of each query side by side."""
+  """Concatenates the two nodes of each query."""
   rows, graphs, _ = query.shape
   places = jnp.maximum(query, 0).reshape(rows, -1, 1)
   return jnp.take_along_axis(x, places, axis=1).reshape(rows, graphs, -1)

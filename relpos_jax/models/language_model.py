@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: of Huang et al. 2018 with its relation, or with any other."""
+"""The decoder-only Transformer, such as Music Transformer (Huang et al. 2018)."""
 
 import dataclasses
 
@@ -18,23 +18,23 @@ from relpos_jax.typing import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelConfig(LayersConfig):
-  """Every switch of the model: those of its layers, and
+  """Options of the model: those of its layers, and
 
   Attributes:
     vocab_size: V.
 
   Raises:
-    ValueError: a value is none of its choices, or two do not go together.
+    ValueError: a value is not one of its choices, or two values exclude each other.
   """
 
   vocab_size: int
 
 
 class LanguageModel(nnx.Module):
-  """From tokens to logits of the next token; one matrix for tokens and softmax.
+  """Maps tokens to logits of the next token, with one matrix for embedding and softmax.
 
-  Token 0 is padding, at the end of a row. `rngs` switches dropout on. As in Music Transformer:
-  `LanguageModelConfig(..., positions="both", relative_values=False, beyond="zero")`.
+  Token 0 is padding, at the end of a row. Dropout is applied if `rngs` are given. The relation of
+  Music Transformer is `positions="both", relative_values=False, beyond="zero"`.
 
   >>> config = LanguageModelConfig(50, num_layers=1, width=16, num_heads=2)
   >>> model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()
@@ -42,7 +42,7 @@ class LanguageModel(nnx.Module):
   >>> nnx.jit(lambda model: model(tokens))(model).shape
   (2, 5, 50)
 
-  The same, one token at a time:
+  Decoding computes the same one token at a time:
 
   >>> cache = model.init_cache(2, num_slots=5)
   >>> logits, cache = nnx.jit(lambda model, cache: model.decode(tokens[:, :1], cache))(model, cache)
@@ -60,19 +60,19 @@ class LanguageModel(nnx.Module):
   def __call__(
     self, tokens: Int[Array, "B T"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B T V"]:
-    """Logits, float32, of the token after each of `tokens`."""
+    """Returns float32 logits of the token after each of `tokens`."""
     x = self.softmax(tokens, rngs=rngs)
     for layer in self.layers:
       x = layer(x, rngs, is_causal=True)
     return self.softmax.logits(self.norm(x))
 
   def init_cache(self, batch_size: int, num_slots: int) -> Cache:
-    """A model that has read nothing and may read `num_slots` tokens, padding included."""
+    """Returns an empty cache for `num_slots` tokens, padding included."""
     return Cache.empty(self.layers, batch_size, num_slots)
 
   def decode(self, tokens: Int[Array, "B M"], cache: Cache) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more tokens, padding anywhere among them, and gives the logits after each."""
-    positions, after = cache.place(tokens)
+    """Reads M more tokens, padding anywhere among them, and returns the logits after each."""
+    positions, after = cache.next_positions(tokens)
     x = self.softmax(tokens, positions=jnp.maximum(positions, 0))
     caches = []
     for layer, layer_cache in zip(self.layers, cache.layers, strict=True):

@@ -1,4 +1,4 @@
-"""What the models are made of: one config of their layers, embeddings, and a layer of each kind."""
+"""Parts shared by the models: the config of layers, embeddings, self-attention layers."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from flax import nnx
 from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.nn.blocks import FeedForward, Residual
 from relpos_jax.nn.cache import KVCache
-from relpos_jax.nn.placement import in_place, whole_rows
+from relpos_jax.nn.constraints import constrain_activations, constrain_table
 from relpos_jax.nn.positions import RelativePositionTables, sinusoids
 from relpos_jax.typing import Array, Float, Int
 
@@ -20,26 +20,29 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayersConfig:
-  """Every switch of the layers; the defaults are the paper's base model.
+  """Options of the layers; the defaults are the paper's base model.
 
   Attributes:
-    num_layers: of each stack.
-    width: D. num_heads: N, each of width D / N. feed_forward: its hidden width.
+    num_layers: in each stack.
+    width: D.
+    num_heads: N, each of width D / N.
+    feed_forward: hidden width of the feed-forward layers.
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to embeddings),
       "both", or "none".
     max_distance: k, the clipping distance.
-    tables_per_head: each head has tables `[2k+1, H]` of its own (base), or all share (big).
-    tables_per_layer: each layer has its own, or the layers of a stack share.
-    relative_keys, relative_values: which terms there are (Table 3); neither: no tables.
+    tables_per_head: each head has its own tables `[2k+1, H]` (base), or all share them (big).
+    tables_per_layer: each layer has its own tables, or the layers of a stack share them.
+    relative_keys, relative_values: whether there are the two terms (Table 3).
     beyond: "clip" or "zero" beyond distance k.
-    norm: "pre", with a last norm on each stack (T2T from October 2017), or "post" (the first code).
+    norm: "pre", with a final norm on each stack (Tensor2Tensor from October 2017), or "post"
+      (its first code).
     embedding_dropout_rate, dropout_rate, attention_dropout_rate, feed_forward_dropout_rate: on
       embeddings, sub-layer outputs, attention weights, and after the ReLU.
     dtype: of the computation; parameters are float32.
-    implementation: of the attention operator; None takes the fastest.
+    implementation: of attention; None takes the fastest.
 
   Raises:
-    ValueError: a value is none of its choices, or two do not go together.
+    ValueError: a value is not one of its choices, or two values exclude each other.
   """
 
   num_layers: int = 6
@@ -71,27 +74,27 @@ class LayersConfig:
 
   @property
   def has_tables(self) -> bool:
-    """Whether self-attention knows distances."""
+    """Returns whether self-attention has relative positions."""
     relative = self.positions in ("relative", "both")
     return relative and (self.relative_keys or self.relative_values)
 
 
 class Cache(NamedTuple):
-  """What a stack has read: a cache a layer, and the next position of each row."""
+  """The cache of a stack: one for each layer, and the next position of each row."""
 
   layers: tuple[KVCache, ...]
   next_position: Int[Array, " B"]
 
   @classmethod
   def empty(cls, layers, batch_size: int, num_slots: int) -> "Cache":
-    """Of layers that have read nothing and may read `num_slots` tokens, padding included."""
+    """Returns an empty cache of layers for `num_slots` tokens, padding included."""
     caches = tuple(layer.self_attention.init_cache(batch_size, num_slots) for layer in layers)
     return cls(caches, jnp.zeros((batch_size,), jnp.int32))
 
-  def place(self, tokens: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
-    """The positions of tokens that come next, and the next one after them.
+  def next_positions(self, tokens: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
+    """Returns the positions of the next tokens, and the position that follows them in each row.
 
-    Padding, anywhere, is at -1: it takes a slot, and no position.
+    Padding, anywhere, has position -1: it takes a slot of the cache but no position.
     """
     real = tokens != PAD
     positions = self.next_position[:, None] + jnp.cumsum(real, axis=1) - 1
@@ -99,7 +102,7 @@ class Cache(NamedTuple):
 
 
 class Embedding(nnx.Module):
-  """Tokens to vectors, N(0, 1/D) times sqrt(D), with sinusoids where asked for; and to logits."""
+  """Embeds tokens, N(0, 1/D) times sqrt(D), with sinusoids if asked for; maps vectors to logits."""
 
   def __init__(self, config: LayersConfig, vocab_size: int, *, rngs: nnx.Rngs):
     init = jax.nn.initializers.normal(config.width**-0.5)
@@ -115,23 +118,23 @@ class Embedding(nnx.Module):
     positions: Int[Array, "B T"] | None = None,
     rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T D"]:
-    """Embeds tokens at `positions`, 0, 1, 2, ... if not given."""
+    """Embeds tokens at `positions`, by default 0, 1, 2, ..."""
     width = self.table.shape[1]
-    x = jnp.take(whole_rows(self.table[...]), tokens, axis=0, mode="clip")
-    x = in_place(x * width**0.5)
+    x = jnp.take(constrain_table(self.table[...]), tokens, axis=0, mode="clip")
+    x = constrain_activations(x * width**0.5)
     if self.sinusoidal:
       positions = jnp.arange(tokens.shape[1]) if positions is None else positions
       x += sinusoids(positions, width)
     return self.dropout(x.astype(self.dtype), deterministic=rngs is None, rngs=rngs)
 
   def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-    """Scores of every token, float32: products with its embedding."""
+    """Returns float32 logits: products with the embedding of each token."""
     table = self.table[...].astype(self.dtype)
     return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
 class SelfAttentionLayer(nnx.Module):
-  """Self-attention and feed-forward, each with its residual."""
+  """Self-attention and a feed-forward layer, each with its residual connection."""
 
   def __init__(self, config: LayersConfig, tables, *, rngs: nnx.Rngs):
     self.self_attention = make_attention(config, tables, rngs)
@@ -139,13 +142,13 @@ class SelfAttentionLayer(nnx.Module):
     self.residuals = nnx.List([make_residual(config, rngs) for _ in range(2)])
 
   def __call__(self, x, rngs: nnx.Rngs | None = None, **options):
-    """`options` are the operator's: mask, is_causal, ..."""
+    """Applies the layer; `options` are the operator's: mask, is_causal, ..."""
     around = self.residuals[0]
     y = self.self_attention(around.before(x), rngs=rngs, **options)
     return self._feed(around.after(x, y, rngs), rngs)
 
   def decode(self, x, cache: KVCache, positions):
-    """Reads more tokens, causally."""
+    """Reads more tokens with a cache."""
     around = self.residuals[0]
     y, cache = self.self_attention.decode(around.before(x), cache, positions)
     return self._feed(around.after(x, y)), cache
@@ -156,7 +159,7 @@ class SelfAttentionLayer(nnx.Module):
 
 
 def table_maker(config: LayersConfig, rngs: nnx.Rngs):
-  """What gives each layer of a stack its tables: new ones, always the same, or None."""
+  """Returns a factory of position tables: one per layer, one shared, or none."""
   if not config.has_tables:
     return lambda: None
   make = functools.partial(
@@ -174,7 +177,7 @@ def table_maker(config: LayersConfig, rngs: nnx.Rngs):
 
 
 def make_attention(config: LayersConfig, tables, rngs: nnx.Rngs) -> MultiHeadAttention:
-  """An attention layer with these tables, or with none."""
+  """Returns an attention layer."""
   return MultiHeadAttention(
     config.width,
     config.num_heads,
@@ -187,7 +190,7 @@ def make_attention(config: LayersConfig, tables, rngs: nnx.Rngs) -> MultiHeadAtt
 
 
 def make_feed_forward(config: LayersConfig, rngs: nnx.Rngs) -> FeedForward:
-  """A feed-forward layer."""
+  """Returns a feed-forward layer."""
   return FeedForward(
     config.width,
     config.feed_forward,
@@ -198,14 +201,14 @@ def make_feed_forward(config: LayersConfig, rngs: nnx.Rngs) -> FeedForward:
 
 
 def make_residual(config: LayersConfig, rngs: nnx.Rngs) -> Residual:
-  """The way around a sub-layer."""
+  """Returns the residual connection of a sub-layer."""
   return Residual(
     config.width, norm=config.norm, dropout_rate=config.dropout_rate, dtype=config.dtype, rngs=rngs
   )
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
-  """Pre-norm leaves the sum of the residuals unscaled: a stack ends in a norm."""
+  """Returns the norm at the end of a stack: pre-norm leaves the sum of residuals unscaled."""
   if config.norm == "post":
     return _identity
   return nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)

@@ -24,14 +24,14 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(LayersConfig):
-  """Every switch of the model: those of its layers, and
+  """Options of the model: those of its layers, and
 
   Attributes:
-    source_vocab_size, target_vocab_size: V of either side; equal where embeddings are shared.
-    share_embeddings: one matrix for source, target and softmax, or three.
+    source_vocab_size, target_vocab_size: V of each side; equal if embeddings are shared.
+    share_embeddings: use one matrix for source, target and softmax, instead of three.
 
   Raises:
-    ValueError: a value is none of its choices, or two do not go together.
+    ValueError: a value is not one of its choices, or two values exclude each other.
   """
 
   source_vocab_size: int
@@ -46,17 +46,17 @@ class TransformerConfig(LayersConfig):
 
 
 class Memory(NamedTuple):
-  """An encoded source as the decoder sees it: each layer's keys and values, and what is padding."""
+  """An encoded source for the decoder: keys and values of each layer, and the padding mask."""
 
   keys_values: tuple[tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]], ...]
   mask: Bool[Array, "B 1 1 S"]
 
 
 class Transformer(nnx.Module):
-  """From source and target tokens to logits of the next target token.
+  """Maps source and target tokens to logits of the next target token.
 
-  Token 0 is padding, anywhere in a source and at the end of a target: no effect on other tokens, no
-  gradient. `rngs` switches dropout on.
+  Token 0 is padding, anywhere in a source and at the end of a target: it has no effect on other
+  tokens and no gradient. Dropout is applied if `rngs` are given.
 
   >>> import jax
   >>> config = TransformerConfig(50, 50, num_layers=1, width=16, num_heads=2)
@@ -65,9 +65,9 @@ class Transformer(nnx.Module):
   >>> jax.jit(model.__call__)(source, target_input).shape
   (2, 5, 50)
 
-  The same, one token at a time:
+  Decoding computes the same one token at a time:
 
-  >>> memory, cache = jax.jit(model.remember)(source), model.init_cache(2, num_slots=5)
+  >>> memory, cache = jax.jit(model.encode_memory)(source), model.init_cache(2, num_slots=5)
   >>> logits, cache = jax.jit(model.decode)(target_input[:, :1], cache, memory)
   >>> logits.shape
   (2, 1, 50)
@@ -89,39 +89,39 @@ class Transformer(nnx.Module):
     target_input: Int[Array, "B T"],
     rngs: nnx.Rngs | None = None,
   ) -> Float[Array, "B T V"]:
-    """Logits, float32, of the token after each of `target_input`."""
+    """Returns float32 logits of the token after each of `target_input`."""
     mask = _padding_mask(source)
     memory = self.encoder(self.source_embedding(source, rngs=rngs), mask, rngs)
     x = self.target_embedding(target_input, rngs=rngs)
     return self.softmax.logits(self.decoder(x, memory, mask, rngs))
 
   def encode(self, source: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-    """The encoder's output, one vector a source token."""
+    """Returns the encoder's output, one vector per source token."""
     return self.encoder(self.source_embedding(source), _padding_mask(source))
 
-  def remember(self, source: Int[Array, "B S"]) -> Memory:
+  def encode_memory(self, source: Int[Array, "B S"]) -> Memory:
     """Encodes a source once, for decoding many tokens."""
     return Memory(self.decoder.keys_values(self.encode(source)), _padding_mask(source))
 
   def init_cache(self, batch_size: int, num_slots: int) -> Cache:
-    """A decoder that has read nothing and may read `num_slots` tokens, padding included."""
+    """Returns an empty cache for `num_slots` tokens, padding included."""
     return Cache.empty(self.decoder.layers, batch_size, num_slots)
 
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache, memory: Memory
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more target tokens and gives the logits after each.
+    """Reads M more target tokens and returns the logits after each.
 
-    Padding, here anywhere, takes a slot of the cache but no position.
+    Padding, anywhere among them, takes a slot of the cache but no position.
     """
-    positions, after = cache.place(tokens)
+    positions, after = cache.next_positions(tokens)
     x = self.target_embedding(tokens, positions=jnp.maximum(positions, 0))
     x, layers = self.decoder.decode(x, cache.layers, positions, memory)
     return self.softmax.logits(x), Cache(layers, after)
 
 
 class Encoder(nnx.Module):
-  """A stack of layers that see the whole source."""
+  """A stack of self-attention layers over the source."""
 
   def __init__(self, config: TransformerConfig, make_tables, *, rngs: nnx.Rngs):
     make = lambda: SelfAttentionLayer(config, make_tables(), rngs=rngs)
@@ -135,7 +135,7 @@ class Encoder(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-  """Causal self-attention, attention to the memory (without positions), and feed-forward."""
+  """Causal self-attention, cross-attention without positions, and a feed-forward layer."""
 
   def __init__(self, config: TransformerConfig, tables, *, rngs: nnx.Rngs):
     self.self_attention = make_attention(config, tables, rngs)
@@ -155,7 +155,7 @@ class DecoderLayer(nnx.Module):
     return self._read(around.after(x, y), keys_values, mask), cache
 
   def _read(self, x, keys_values, mask, rngs=None):
-    """What follows self-attention, in training as in decoding."""
+    """Applies cross-attention and the feed-forward layer."""
     _, around_cross_attention, around_feed_forward = self.residuals
     x_normed = around_cross_attention.before(x)
     y = self.cross_attention.attend(x_normed, *keys_values, mask=mask, rngs=rngs)
@@ -178,7 +178,7 @@ class Decoder(nnx.Module):
     return self.norm(x)
 
   def keys_values(self, memory):
-    """Each layer's projection of the memory."""
+    """Projects the memory to keys and values of each layer."""
     return tuple(layer.cross_attention.keys_values(memory) for layer in self.layers)
 
   def decode(self, x, caches: tuple[KVCache, ...], positions, memory: Memory):

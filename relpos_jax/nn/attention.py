@@ -16,18 +16,18 @@ kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
 
 
 class MultiHeadAttention(nnx.Module):
-  """Multi-head attention that may see how far apart two tokens are.
+  """Multi-head attention, with relative positions if `tables` are given.
 
-  Vaswani et al. 2017, section 3.2.2, with the relation of Shaw et al. 2018, section 3.1, when
-  `tables` are given. Projections have no bias.
+  Vaswani et al. 2017, section 3.2.2, and Shaw et al. 2018, section 3.1. Projections have no bias.
 
   Args:
     width: D, of inputs and outputs.
-    num_heads: N query heads; `num_key_heads` of keys and values, where fewer.
+    num_heads: N, query heads.
+    num_key_heads: K, key and value heads; N if None.
     head_width: H; D / N if None.
-    tables: the layer's distance tables; give several layers the same object to share them.
-    dropout_rate: of the weights, while training.
-    implementation: of the operator; None takes the fastest that can do the call.
+    tables: of relative positions; layers given the same object share them.
+    dropout_rate: of the attention weights, in training.
+    implementation: of the operator; None takes the fastest that supports the call.
     dtype: of the computation; parameters are float32.
 
   Raises:
@@ -38,7 +38,7 @@ class MultiHeadAttention(nnx.Module):
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
   (2, 5, 32)
 
-  The weights, to look at, [B, N, T, S] of every call of every layer of a model:
+  Attention weights [B, N, T, S] of every layer of a model can be captured:
 
   >>> layer.set_attributes(sow_weights=True)
   >>> _, sown = nnx.capture(layer, nnx.Intermediate)(jnp.ones((2, 5, 32)))
@@ -90,7 +90,7 @@ class MultiHeadAttention(nnx.Module):
     rngs: nnx.Rngs | None = None,
     **options,
   ) -> Float[Array, "B T D"]:
-    """Attends from `x` to `memory`, or to itself; `rngs` switches dropout on.
+    """Attends from `x` to `memory`, or to itself; with `rngs`, applies dropout.
 
     Further options are the operator's: mask, is_causal, query_positions, key_segment_ids, ...
     """
@@ -101,7 +101,7 @@ class MultiHeadAttention(nnx.Module):
   def keys_values(
     self, memory: Float[Array, "B S D"]
   ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
-    """What `attend` looks at: project a memory once, attend to it many times."""
+    """Projects a memory to keys and values, once for many calls of `attend`."""
     check_width("memory", memory, self.width)
     return self.key(memory), self.value(memory)
 
@@ -116,8 +116,8 @@ class MultiHeadAttention(nnx.Module):
   ) -> Float[Array, "B T D"]:
     """Attends from `x` to projected keys and values.
 
-    Of a graph's edges: with `relations`, which depend on it, in a layer that has no tables; or with
-    the `senders` and `receivers` of a list of edges, and options of `edge_attention`.
+    For graphs, pass `relations` to a layer without tables, or the `senders` and `receivers` of a
+    list of edges with the options of `edge_attention`.
     """
     check_width("x", x, self.width)
     query = self.query(x)
@@ -142,7 +142,7 @@ class MultiHeadAttention(nnx.Module):
   ) -> tuple[Float[Array, "B M D"], KVCache]:
     """Reads M more tokens at absolute `positions` (-1: padding) and attends causally.
 
-    M tokens at once, or one by one, give the full causal pass.
+    Reading M tokens at once or one by one gives the same as the full causal pass.
     """
     check_width("x", x, self.width)
     cache = cache.append(*self.keys_values(x), positions)
@@ -159,5 +159,5 @@ class MultiHeadAttention(nnx.Module):
     return y, cache
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
-    """An empty cache of this layer's shape and dtype."""
+    """Returns an empty cache of this layer's shape and dtype."""
     return empty_cache(batch_size, num_slots, *self.key_shape, dtype=self.dtype)

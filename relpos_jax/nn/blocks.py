@@ -1,4 +1,4 @@
-"""What surrounds attention in a Transformer: the feed-forward layer and the residual."""
+"""The other parts of a Transformer layer: feed-forward layer and residual connection."""
 
 from typing import Literal
 
@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.nn.attention import kernel_init
-from relpos_jax.nn.placement import in_place
+from relpos_jax.nn.constraints import constrain_activations
 from relpos_jax.typing import Array, Float
 
 
 class FeedForward(nnx.Module):
-  """Two linear maps, with a ReLU and a dropout between. Vaswani et al. 2017, section 3.3.
+  """Two linear maps with a ReLU and dropout between them. Vaswani et al. 2017, section 3.3.
 
   >>> FeedForward(8, 32, rngs=nnx.Rngs(0))(jnp.ones((2, 8))).shape
   (2, 8)
@@ -38,10 +38,10 @@ class FeedForward(nnx.Module):
 
 
 class Residual(nnx.Module):
-  """The way around a sub-layer f, with its norm and dropout.
+  """The residual connection around a sub-layer f, with its norm and dropout.
 
-  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). In two halves, so that f
-  may return more than its output:
+  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). It is applied in two
+  halves, so that f may return more than its output:
 
   >>> residual = Residual(8, norm="pre", rngs=nnx.Rngs(0))
   >>> x = jnp.ones((2, 8))
@@ -63,12 +63,12 @@ class Residual(nnx.Module):
     self.pre_norm = norm == "pre"
 
   def before(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-    """The sub-layer's input."""
+    """Returns the input of the sub-layer."""
     return self.norm(x) if self.pre_norm else x
 
   def after(
     self, x: Float[Array, "*B D"], y: Float[Array, "*B D"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "*B D"]:
-    """Joins the sub-layer's output `y` to its way around."""
-    x = x + self.dropout(in_place(y), deterministic=rngs is None, rngs=rngs)
+    """Adds the sub-layer's output `y` to its input `x`."""
+    x = x + self.dropout(constrain_activations(y), deterministic=rngs is None, rngs=rngs)
     return x if self.pre_norm else self.norm(x)

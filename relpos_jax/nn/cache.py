@@ -1,4 +1,4 @@
-"""Keys and values of tokens already read, with their absolute positions."""
+"""The key-value cache: keys and values of tokens read, with their absolute positions."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,15 @@ _EMPTY = -1
 
 
 class KVCache(NamedTuple):
-  """What one attention layer remembers. Every leaf has the batch first: reorder beams by a gather.
+  """The cache of one attention layer. Every leaf has the batch first, so a gather reorders beams.
 
-  A slot's place means nothing; its position does. Padding takes a slot with position -1, which no
-  query sees, so rows may be padded left, right or in between.
+  A token is found by the position stored in its slot, not by the slot. Padding takes a slot with
+  position -1, which no query sees, so rows may be padded left, right or in between.
 
   Attributes:
     key, value: the projections of the tokens read.
     positions: absolute position of each slot's token; -1 where the slot is empty or padding.
-    length: slots taken in each row.
+    length: number of slots taken in each row.
   """
 
   key: Float[Array, "B S K H"]
@@ -29,7 +29,7 @@ class KVCache(NamedTuple):
 
   @property
   def filled(self) -> Bool[Array, "B S"]:
-    """Slots that hold a token."""
+    """Returns which slots hold a token."""
     return self.positions != _EMPTY
 
   def append(
@@ -40,8 +40,8 @@ class KVCache(NamedTuple):
   ) -> "KVCache":
     """Writes M tokens into the next slots of every row.
 
-    Raises ValueError when they do not fit, where `length` is concrete. Under `jit` the caller
-    sizes the cache: slots past the end would overwrite the last ones.
+    Raises ValueError if they do not fit and `length` is concrete. Under `jit` the caller makes the
+    cache large enough: tokens past the end would overwrite the last ones.
     """
     size, new = self.key.shape[1], key.shape[1]
     if not isinstance(self.length, jax.core.Tracer) and int(self.length.max()) + new > size:
@@ -57,7 +57,7 @@ class KVCache(NamedTuple):
 def empty_cache(
   batch_size: int, num_slots: int, num_heads: int, head_width: int, dtype=jnp.float32
 ) -> KVCache:
-  """A cache without tokens.
+  """Returns a cache without tokens.
 
   >>> empty_cache(2, 16, num_heads=8, head_width=64).key.shape
   (2, 16, 8, 64)
@@ -72,6 +72,6 @@ def empty_cache(
 
 
 def _write(rows, new, starts):
-  """Row by row, puts `new` at slot `starts`."""
+  """Writes `new` at slot `starts` of each row."""
   write = lambda row, x, start: jax.lax.dynamic_update_slice_in_dim(row, x, start, axis=0)
   return jax.vmap(write)(rows, new.astype(rows.dtype), starts)

@@ -1,4 +1,4 @@
-"""Where a layer's edge vectors come from: trained tables of labels and kernels of features."""
+"""Trained edge vectors: tables of labels and kernels of features."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,14 +12,15 @@ from relpos_jax.typing import Array, Float, Int
 class EdgeTables(nnx.Module):
   """Owns the vectors of a graph's edge labels, and the kernels of its edge features.
 
-  Shaw et al. 2018, section 3.1. Give one object to several layers and they share its tables.
+  Shaw et al. 2018, section 3.1. Layers given the same object share its tables.
 
   Args:
-    num_labels: E, rows of the tables. num_features: F, rows of the kernels; 0 for none.
+    num_labels: E, rows of the tables.
+    num_features: F, rows of the kernels; 0 for none.
     head_width: H, the width of a row.
-    num_heads: N for tables `[E, N, H]` of each head's own; None for `[E, H]`, shared by heads.
-    keys, values: which of the two terms there are.
-    dtype: of the tables as handed to the operator; parameters are float32.
+    num_heads: N for a table per head, `[E, N, H]`; None for one shared by heads, `[E, H]`.
+    keys, values: whether there is the key term, and the value term.
+    dtype: of the tables in the computation; parameters are float32.
 
   Raises:
     ValueError: a size is less than 1, or the number of features negative.
@@ -56,7 +57,7 @@ class EdgeTables(nnx.Module):
   def of_list(
     self, labels: Int[Array, "*B M"], features: Float[Array, "*B M F"]
   ) -> dict[str, EdgeLabels | EdgeFeatures]:
-    """The options `labels` and, where there are features, `features` of `edge_attention`."""
+    """Returns the options `labels` and, if there are features, `features` of `edge_attention`."""
     options: dict = dict(labels=EdgeLabels(labels, self._cast(self.key), self._cast(self.value)))
     if self.key_kernel is not None or self.value_kernel is not None:
       kernels = self._cast(self.key_kernel), self._cast(self.value_kernel)
@@ -64,7 +65,7 @@ class EdgeTables(nnx.Module):
     return options
 
   def of_pairs(self, features: Float[Array, "*B T S R"]) -> EdgeFeatures:
-    """The relation of `pair_features`: its rows are the labels', then the features'."""
+    """Returns the relation of `pair_features`: rows of the labels, then of the features."""
     return EdgeFeatures(
       features,
       _joined(self._cast(self.key), self._cast(self.key_kernel)),

@@ -1,4 +1,4 @@
-"""Relative positions for somebody else's model: an `attention_fn` of Flax's attention layers."""
+"""Relative positions in your own model: an `attention_fn` for Flax's attention layers."""
 
 import functools
 import math
@@ -16,27 +16,27 @@ from relpos_jax.typing import Array, ArrayLike, Float
 
 
 class RelativeAttention(nnx.Module):
-  """The `attention_fn` of an `nnx.MultiHeadAttention` that shall see relative positions.
+  """The `attention_fn` of an `nnx.MultiHeadAttention` with relative positions.
 
   It owns the tables, parameters `attention_fn/tables/key` and `attention_fn/tables/value` of the
-  layer it is given to. Give one object to several layers and they share its tables.
+  layer it is given to. Layers given the same object share its tables.
 
-  Queries and keys have positions 0, 1, 2, ... where there are as many of them, or both the
-  `input_positions` that the layer is called with (flax 0.12.12). In cached decoding there is one
-  query, the layer does not say which, and the call is refused unless its position is given: as
-  `input_positions`, or by `nnx.view(model, query_positions=...)`, for whole models and with every
-  flax. The key in slot j of the cache then has position j, if `key_positions`, given in the same
-  ways, do not say otherwise.
+  If there are as many queries as keys, both have positions 0, 1, 2, ..., or the `input_positions`
+  that the layer is called with (flax 0.12.12). In cached decoding there is one query, flax does
+  not say at which position, and the call raises unless its position is given: as
+  `input_positions`, or by `nnx.view(model, query_positions=...)`, which works for whole models and
+  with every flax. The key in slot j of the cache then has position j, unless `key_positions` are
+  given in the same way.
 
-  Unlike flax, dropout draws each weight apart, whatever `broadcast_dropout` says; softmax is always
-  in float32 or wider; a query that sees no key gets zero. There is no `precision`: leave it
-  None and set `jax.default_matmul_precision`.
+  Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
+  computed in float32 or wider, and a query that sees no key gets zero. `precision` must be None:
+  set `jax.default_matmul_precision` instead.
 
   Args:
-    max_distance: k, the distance beyond which positions are alike.
+    max_distance: k, the distance at which positions are clipped.
     head_width: H, the layer's `qkv_features / num_heads`.
-    implementation: of the operator; None takes the fastest that can do the call.
-    options: further ones of `RelativePositionTables`: num_heads, keys, values, beyond.
+    implementation: of the operator; None takes the fastest that supports the call.
+    options: of `RelativePositionTables`: num_heads, keys, values, beyond.
 
   Raises, when called:
     ValueError: positions are needed, or an argument does not fit.
@@ -48,7 +48,7 @@ class RelativeAttention(nnx.Module):
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
   (2, 5, 32)
 
-  Decoding, token by token:
+  Decodes token by token:
 
   >>> layer.init_cache((2, 5, 32))
   >>> for t in range(5):
@@ -73,7 +73,7 @@ class RelativeAttention(nnx.Module):
   def set_view(
     self, query_positions: ArrayLike | None = None, key_positions: ArrayLike | None = None
   ) -> None:
-    """What `nnx.view` calls: integers `[B, T]` or `[T]`, and `[B, S]` or `[S]`."""
+    """Sets positions for `nnx.view`: integers `[B, T]` or `[T]`, and `[B, S]` or `[S]`."""
     if query_positions is not None:
       self.query_positions = as_array("query_positions", query_positions)
     if key_positions is not None:
@@ -100,10 +100,10 @@ class RelativeAttention(nnx.Module):
   ) -> Float[Array, "*B T N H"]:
     """Attends as `nnx.dot_product_attention` does; bias and mask broadcast to [*B, N, T, S].
 
-    Sows the weights, before dropout, as `attention_weights` of `module`, if given.
+    If `module` is given, sows the weights before dropout as its `attention_weights`.
     """
     refuse(precision=precision)
-    return hooked_attention(
+    return attend_as_flax(
       self.tables(),
       query,
       key,
@@ -122,13 +122,13 @@ class RelativeAttention(nnx.Module):
 
 
 def refuse(**settings: object) -> None:
-  """Raises NotImplementedError for what flax can be asked and the operator cannot."""
+  """Raises NotImplementedError for settings of flax that the operator does not have."""
   for name, setting in settings.items():
     if setting is not None:
       raise NotImplementedError(f"{name} is {setting!r:.60}; RelativeAttention wants None")
 
 
-def hooked_attention(
+def attend_as_flax(
   relations: RelativePositions,
   query: Float[Array, "*B T N H"],
   key: Float[Array, "*B S K H"],
@@ -145,7 +145,7 @@ def hooked_attention(
   sow: Callable | None,
   implementation: str | None,
 ) -> Float[Array, "*B T N H"]:
-  """The operator, called in flax's way: any batch axes, masks of numbers, `dtype` to compute in."""
+  """Calls the operator with flax's arguments: any batch axes, numbers as masks, a `dtype`."""
   *batch, num_queries, _, _ = query.shape
   num_keys = key.shape[-3]
   dtype = jnp.result_type(query, key, value) if dtype is None else dtype
@@ -174,7 +174,7 @@ def _positions(
   num_queries: int,
   num_keys: int,
 ) -> tuple[ArrayLike | None, ArrayLike | None]:
-  """Those of the keys are the queries' where there are as many, else 0, 1, 2, ..."""
+  """Returns positions of queries and keys; as many keys as queries have the queries' positions."""
   for name, positions in (("query_positions", query_positions), ("key_positions", key_positions)):
     check_32_bits(name, positions)
   if query_positions is None and num_queries != num_keys:
@@ -188,7 +188,7 @@ def _positions(
 
 
 def _like_logits(x: ArrayLike | None, batch: list[int]) -> Array | None:
-  """A bias or mask that broadcasts to [*B, N, T, S], as [B or 1, #N, #T, #S]."""
+  """Reshapes a bias or mask that broadcasts to [*B, N, T, S] to [B or 1, #N, #T, #S]."""
   if x is None:
     return None
   x = jnp.asarray(x)
@@ -197,7 +197,7 @@ def _like_logits(x: ArrayLike | None, batch: list[int]) -> Array | None:
 
 
 def _merged(x: ArrayLike | None, batch: list[int], rank: int) -> Array | None:
-  """One batch axis before the last `rank` axes; none where the whole batch has the same."""
+  """Merges batch axes before the last `rank` axes into one; drops them if all have size 1."""
   if x is None:
     return None
   x = jnp.asarray(x)

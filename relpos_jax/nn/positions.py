@@ -1,4 +1,4 @@
-"""Where a layer's positions come from: trained distance tables, and sinusoids."""
+"""Positions of a layer: trained tables of relative positions, and sinusoids."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from relpos_jax.typing import Array, Float, Int
 
 
 def init_table(key: Array, shape: tuple[int, ...]) -> Float[Array, "R ..."]:
-  """Glorot uniform over [R, N*H], or [R, H]: Tensor2Tensor's initial range of the tables."""
+  """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H], as Tensor2Tensor."""
   _, *out_axes = range(len(shape))
   glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, tuple(out_axes))
   return glorot(key, shape)
@@ -19,15 +19,15 @@ def init_table(key: Array, shape: tuple[int, ...]) -> Float[Array, "R ..."]:
 class RelativePositionTables(nnx.Module):
   """Owns the trained vectors w^K and w^V of Shaw et al. 2018, section 3.2.
 
-  Give one object to several attention layers and they share its tables.
+  Attention layers given the same object share its tables.
 
   Args:
-    max_distance: k, the distance beyond which positions are alike; tables have 2k + 1 rows.
+    max_distance: k, the distance at which positions are clipped; tables have 2k + 1 rows.
     head_width: H, the width of a row.
-    num_heads: N for tables `[R, N, H]` of each head's own; None for `[R, H]`, shared by heads.
-    keys, values: which of the two tables there are.
+    num_heads: N for a table per head, `[R, N, H]`; None for one shared by heads, `[R, H]`.
+    keys, values: whether there is a key table, and a value table.
     beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music Transformer).
-    dtype: of the tables as handed to the operator; parameters are float32.
+    dtype: of the tables in the computation; parameters are float32.
 
   Raises:
     ValueError: a size is negative, or a width or number of heads 0.
@@ -59,7 +59,7 @@ class RelativePositionTables(nnx.Module):
     self.dtype = dtype
 
   def __call__(self) -> RelativePositions:
-    """The relation of these tables, in the compute dtype."""
+    """Returns the relation of these tables, in the compute dtype."""
     key, value = (
       None if table is None else table[...].astype(self.dtype) for table in (self.key, self.value)
     )
@@ -67,7 +67,7 @@ class RelativePositionTables(nnx.Module):
 
 
 def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {width}"]:
-  """Sines, then cosines, of positions at wavelengths from 2 pi to 20,000 pi.
+  """Returns sines, then cosines, of positions at wavelengths from 2 pi to 20,000 pi.
 
   Vaswani et al. 2017, section 3.5, laid out as in Tensor2Tensor: the halves side by side.
   `width` must be even.

@@ -1,8 +1,6 @@
 """A user's mistake on the command line is one line on stderr and exit status 2."""
 
-import errno
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -115,20 +113,21 @@ def test_main_cannot_add_keys_to_the_config(capsys, config_file):
     (["--config=F", "--config.width=3"], "unknown config.width config.model.width?"),
     (["--config=F", "--config.model.width.x=3"], "unknown config.model.width.x"),
     (["--config=F", "--config.=3"], "unknown"),
-    (["--config=F", "--config.model.width=abc"], "--config.model.width=abc not an int"),
+    (
+      ["--config=F", "--config.model.width=abc"],
+      "--config.model.width=abc invalid literal for int()",
+    ),
     (["--config=F", "--config.model.width=3.5"], "--config.model.width=3.5 int"),
     (["--config=F", "--config.seed=True"], "--config.seed=True int"),
     (["--config=F", "--config.model.relative=maybe"], "--config.model.relative=maybe boolean"),
     (["--config=F", "--config.model.layers=a b"], "--config.model.layers=a b tuple"),
-    (["--config=F", "--config.model=3"], "config.model group"),
-    (["--config=F", "--config.extra=3"], "config.extra group config.extra.KEY"),
+    (["--config=F", "--config.model=3"], "--config.model=3 dict"),
     (["--config=F", "--config.model.width"], "Missing value --config.model.width"),
     (["--config=F", "--wrokdir=a"], "Unknown wrokdir workdir --help"),
     (["--config=F", "--beam_size=wide"], "--beam_size=wide int"),
     (["--config=F", "--workdir"], "Missing value --workdir"),
     (["--config=F", "runs/a"], "unexpected argument 'runs/a' --name=value"),
     ([], "missing --config=FILE configs/small.py"),
-    (["F:large"], "missing --config=FILE (write small.py:large)"),
     (["--config.model.width=3"], "missing --config=FILE configs/small.py"),
     (["--config="], "missing --config=FILE configs/small.py"),
     (["--config=configs/smal.py"], "no config file 'configs/smal.py' configs/small.py"),
@@ -143,30 +142,20 @@ def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, word
   assert all(word in err for word in words.split())
 
 
-@pytest.mark.parametrize(
-  "text, words",
-  [
-    ("def get_config(:", "invalid syntax line 1"),
-    ("import nowhere", "nowhere line 1"),
-    ("\ndef get_config():\n  return width", "line 3 width"),
-    ("", "get_config"),
-    ("get_config = lambda: {}", "ConfigDict dict"),
-    ("from ml_collections import ConfigDict\nget_config = lambda size: None", "needs an argument"),
-  ],
-)
-def test_a_config_file_that_fails_is_named_with_its_line(capsys, config_file, text, words):
+def test_a_config_that_is_not_a_config_dict_is_refused(capsys, config_file):
   with open(config_file, "w") as file:
-    file.write(text)
+    file.write("get_config = lambda: {}")
   status, _, err = run(capsys, never, f"--config={config_file}")
-  assert status == 2 and err.count("\n") == 1
-  assert all(word in err for word in [config_file, *words.split()])
+  assert (
+    status == 2 and err == f"error: {config_file}: get_config() returned dict, not a ConfigDict\n"
+  )
 
 
-def test_an_argument_for_a_config_without_one_is_refused(capsys, config_file):
-  with open(config_file, "a") as file:
-    file.write("\nget_config = lambda: ConfigDict()\n")
-  status, _, err = run(capsys, never, f"--config={config_file}:large")
-  assert (status, err) == (2, "error: configs/small.py takes no argument\n")
+def test_a_bug_in_a_config_file_keeps_its_traceback(config_file):
+  with open(config_file, "w") as file:
+    file.write("def get_config():\n  return width")
+  with pytest.raises(NameError):
+    command.run(never, FLAGS, [f"--config={config_file}"])
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkeypatch):
@@ -194,32 +183,6 @@ def test_input_errors_of_the_command_are_one_line_and_bugs_keep_their_traceback(
   assert (status, err) == (2, "error: empty file train.en: give at least one sentence a line\n")
   with pytest.raises(ZeroDivisionError):
     command.run(lambda: 1 / 0, {}, [])
-
-
-def test_a_path_that_is_too_long_is_one_line_whatever_command_looks_for_it(capsys):
-  for flags, argv in [({}, []), (dict(config=command.CONFIG), [f"--config={'x' * 300}"])]:
-    code, _, err = run(capsys, lambda: pathlib.Path("x" * 300).exists(), *argv, flags=flags)
-    assert code == 2
-    assert err == f"error: {'x' * 300}: File name too long; give another path\n"
-
-
-def test_a_path_that_may_not_be_looked_into_is_one_line_that_names_it(capsys):
-  code, _, err = run(capsys, _denied("closed/folder"), flags={})
-  assert (code, err) == (2, "error: closed/folder: Permission denied; give another path\n")
-
-
-def test_other_errors_of_the_system_keep_their_traceback(capsys):
-  with pytest.raises(FileNotFoundError):
-    run(capsys, lambda: pathlib.Path("none").read_text(), flags={})
-  with pytest.raises(PermissionError):  # of no path
-    run(capsys, _denied(), flags={})
-
-
-def _denied(*path):
-  def denied():
-    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), *path)
-
-  return denied
 
 
 def test_an_interrupt_is_one_line_and_status_130(capsys):

@@ -349,7 +349,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
 
   @jax.jit
   def start(source, prompt):
-    memory, cache = model.remember(source), model.init_cache(2, num_slots=6)
+    memory, cache = model.encode_memory(source), model.init_cache(2, num_slots=6)
     return memory, *model.decode(prompt, cache, memory)
 
   prompt = np.array([[PAD, *TARGET[0, :2]], [TARGET[1, 0], PAD, TARGET[1, 1]]])

@@ -1,4 +1,4 @@
-"""Where activations live on a mesh in context."""
+"""Sharding constraints of activations, on the mesh in context."""
 
 import math
 
@@ -9,31 +9,31 @@ from relpos_jax.attention.partitioned import AXIS_NAMES, free_names
 from relpos_jax.typing import Array, Float
 
 
-def in_place(x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-  """x, if it is [B, T, D], cut by batch and by tokens as the mesh in context says, and whole in D.
+def constrain_activations(x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+  """Constrains x, if it is [B, T, D], to be sharded over batch and tokens and whole in D.
 
-  To be said where layers meet: the compiler then moves parameters, which are cut in D, and not
-  activations. Without a mesh in context, or where it does not divide x evenly, x as it is.
+  Applied between layers, so that the compiler moves parameters, which are sharded over D, and not
+  activations. Without a mesh in context, or where it does not divide x evenly, returns x.
 
   >>> import jax.numpy as jnp
-  >>> in_place(jnp.ones((2, 3, 4))).shape
+  >>> constrain_activations(jnp.ones((2, 3, 4))).shape
   (2, 3, 4)
   """
   return _cut(x, "BT") if x.ndim == 3 else x
 
 
-def whole_rows(table: Float[Array, "V D"]) -> Float[Array, "V D"]:
-  """A table whose rows are to be looked up, whole in D: it is moved, not what is looked up.
+def constrain_table(table: Float[Array, "V D"]) -> Float[Array, "V D"]:
+  """Constrains an embedding table to be whole in D, so that it is moved and not what is looked up.
 
   >>> import jax.numpy as jnp
-  >>> whole_rows(jnp.ones((3, 4))).shape
+  >>> constrain_table(jnp.ones((3, 4))).shape
   (3, 4)
   """
   return _cut(table, "N")
 
 
 def _cut(x: Array, letters: str) -> Array:
-  """x, its axes cut by those of the mesh in context that cut these letters, where that is even."""
+  """Shards the axes of x named by `letters` over the mesh in context, where it divides them."""
   mesh, names = jax.sharding.get_abstract_mesh(), free_names()
   if not names:
     return x
