@@ -18,7 +18,6 @@ from relpos_jax.attention.pallas_gpu_backward import backward
 from relpos_jax.attention.pallas_gpu_forward import forward
 from relpos_jax.attention.pallas_gpu_tiles import (
   AXES,
-  LOG2_E,
   Arrays,
   Blocks,
   Cotangents,
@@ -193,16 +192,16 @@ def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
   if plan.sums:
     row_sums = outputs.row_sums
     if row_sums is None:
-      row_sums = jnp.isfinite(outputs.logsumexp).astype(outputs.logsumexp.dtype)
+      row_sums = (outputs.inverse_total > 0).astype(outputs.inverse_total.dtype)
     sums = _sums(plan, arrays, outputs)
   results = outputs.output, sums, row_sums
-  return results, (arrays, outputs.logsumexp, *results)
+  return results, (arrays, outputs.maximum, outputs.inverse_total, *results)
 
 
 def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
-  arrays, logsumexp, output, sums, row_sums = residuals
+  arrays, maximum, inverse_total, output, sums, row_sums = residuals
   d_output, d_sums, d_row_sums = d_results
-  wide = logsumexp.dtype
+  wide = maximum.dtype
   delta = jnp.einsum("BTNH,BTNH->BNT", d_output.astype(wide), output.astype(wide))
   if plan.sums:
     delta += (d_sums * sums).sum(-1)
@@ -210,9 +209,10 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
     d_row_sums = None  # they are constant
   elif plan.sums:
     delta += d_row_sums * row_sums
-  left = Side(logsumexp, delta, d_row_sums)
-  right = _right_side(plan, arrays, left, d_sums) if plan.has_right else None
-  cotangents = Cotangents(d_output.astype(arrays.value.dtype), d_sums, left, right)
+  left = Side(delta, d_row_sums)
+  right = _right_side(plan, left, d_sums) if plan.has_right else None
+  d_output = d_output.astype(arrays.value.dtype)
+  cotangents = Cotangents(d_output, d_sums, maximum, inverse_total, left, right)
   gradients = functools.partial(backward, plan)
   d_query, d_logits, d_key, d_value = _on_each_device(gradients, arrays, cotangents)
   if d_logits is not None:
@@ -235,29 +235,25 @@ def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
   return jax.tree.structure(results).unflatten([found[name] for name in named(results)])
 
 
-def _right_side(plan: Plan, arrays: Arrays, left: Side, d_sums: Array | None) -> Side:
-  """Right of the band all weights of a query have one more term in the logit, one in dP."""
-  logsumexp, delta, d_weights = left
-  if arrays.band_logits is not None:
-    logsumexp -= LOG2_E * arrays.band_logits[..., -1]
+def _right_side(plan: Plan, left: Side, d_sums: Array | None) -> Side:
+  """Right of the band all weights of a query have one more term in dP."""
   if not plan.sums:
-    return Side(logsumexp, delta, d_weights)
+    return left
   if plan.rate:
-    return Side(logsumexp, delta, d_weights + d_sums[..., -1])
-  return Side(logsumexp, delta - d_sums[..., -1], None)
+    return left._replace(d_weights=left.d_weights + d_sums[..., -1])
+  return left._replace(delta=left.delta - d_sums[..., -1])
 
 
 def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
   """Each query's weights on the rows of the table."""
-  sums = jnp.exp2(outputs.band - outputs.logsumexp[..., None])
+  sums = jnp.exp(outputs.band - outputs.maximum[..., None]) * outputs.inverse_total[..., None]
   shape = outputs.band.shape
   kept = _seen_on_band(plan, arrays, shape)
   if plan.rate:
     rows, columns = _pairs(plan, shape)
-    dropped = ~dropout.keep(arrays.seeds[..., None, None], rows, columns, plan.rate)
-    kept &= ~dropped.at[..., -1].set(False)
+    kept &= dropout.keep(arrays.seeds[..., None, None], rows, columns, plan.rate)
     sums /= 1 - plan.rate
-  return jnp.where(kept, sums, 0)
+  return jnp.where(kept, sums, 0).at[..., -1].set(outputs.band[..., -1])
 
 
 def _pairs(plan: Plan, shape: tuple[int, ...]) -> tuple[Int[Array, "T 1"], Int[Array, "T R"]]:

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from relpos_jax import RelativePositions, attention_weights, dot_product_attention
+from relpos_jax.attention import chunked
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -545,3 +546,45 @@ def test_what_is_not_a_number_stays_so(name):
   arrays["query"] = arrays["query"].at[0, 3, 0, 0].set(jnp.nan)
   output = attend(arrays, case.options(), implementation=name)
   assert np.isnan(output[0, 3, 0]).all() and np.isnan(output).sum() == case.width
+
+
+# Each head has logits of another magnitude, or another mask as people write it: a bias.
+MAGNITUDES = 2.0 ** np.array([0, 10, 20, 24, 27, 30])
+LOWEST = (-1e4, -1e7, -1e9, float(np.finfo(np.float32).min))
+
+
+def large_logits(relative, biased, length=40, width=4, rows=5):
+  """Arrays of which float32 has all logits exactly: whole numbers times a power of two."""
+  random = np.random.default_rng(0)
+  # Beside -1e9 float32 has multiples of 64.
+  factors = np.array([*MAGNITUDES, *[128.0] * len(LOWEST)]) if biased else MAGNITUDES
+  heads = len(factors)
+  whole = lambda *shape: random.integers(-1, 2, shape).astype(np.float32)
+  arrays = {name: whole(1, length, heads, width) for name in ("query", "key", "value")}
+  arrays["query"] *= factors[:, None]
+  if relative:
+    arrays |= {name: whole(rows, heads, width) for name in ("key_table", "value_table")}
+  if biased:
+    bias = factors[:, None, None] * whole(1, heads, length, length)
+    i, j = np.ogrid[:length, :length]
+    hidden = (i % 4 == 0) | ((i % 4 == 1) & (j < length // 2)) | ((i % 4 == 2) & (j != i // 2))
+    bias[:, len(MAGNITUDES) :] = np.array(LOWEST)[:, None, None] * hidden
+    arrays["bias"] = bias
+  return {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("relative", [True, False])
+def test_gradients_are_exact_however_large_the_logits(relative, is_causal, biased, monkeypatch):
+  monkeypatch.setattr(chunked, "_block", lambda inputs: 16)
+  arrays, options = large_logits(relative, biased), dict(is_causal=is_causal)
+  wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}
+  wanted = results_of("reference", wide, options)
+  heads_last = lambda name, x: np.moveaxis(x, dict(bias=1, key_table=1).get(name, -2), -1)
+  for name, actual in results_of_each(ANY_MASK if biased else ALL, arrays, options).items():
+    for of, x in actual.items():
+      x, exact = (np.asarray(heads_last(of, y), np.float64) for y in (x, wanted[of]))
+      error = np.abs(x - exact).reshape(-1, x.shape[-1]).max(0)
+      error /= np.abs(exact).reshape(-1, x.shape[-1]).max(0)
+      print(name, of, error)
