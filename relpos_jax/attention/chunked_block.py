@@ -187,12 +187,13 @@ def _sum_by_diagonal(plan: Plan, piece: Piece, x: Float[Array, "N S T"]) -> Floa
 def _diagonals(plan: Plan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "N D T"]:
   """The place in x, [N S T], of each query's key on each diagonal; beyond all if it has none."""
   heads, size, block = shape
-  columns = piece.rows + plan.first + jnp.arange(plan.num_diagonals)[:, None]
+  columns = piece.rows[None] + plan.first + jnp.arange(plan.num_diagonals)[:, None]
   places = (columns - piece.columns[0]) % piece.num_keys
   is_there = (columns >= 0) & (columns < piece.num_keys) & (places < size)
   # One index for all heads: a look-up with an axis apart for them is slower on a CPU.
-  places_NDT = (size * jnp.arange(heads)[:, None, None] + places) * block + jnp.arange(block)
-  return jnp.where(is_there, places_NDT, heads * size * block)
+  head_N11, query_11T = jnp.ogrid[:heads, :1, :block][::2]
+  places_NDT = (size * head_N11 + places[None]) * block + query_11T
+  return jnp.where(is_there[None], places_NDT, heads * size * block)
 
 
 def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
@@ -222,7 +223,7 @@ def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"
   names = "mask", "real_queries", "real_keys"
   visible = [_of_pairs(block[name], piece) for name in names if name in block]
   if "query_segments" in block:
-    visible.append(block["key_segments"][piece.columns, None] == block["query_segments"])
+    visible.append(block["key_segments"][piece.columns, None] == block["query_segments"][None])
   if plan.is_causal and piece.is_near:
     visible.append(piece.distances <= 0)
   if plan.window is not None:
@@ -244,7 +245,8 @@ def _drop(
   if "seeds" not in block:
     return x
   seeds = block["seeds"][:, None, None]
-  kept = dropout.keep(seeds, piece.rows, piece.columns[:, None], plan.dropout_rate)
+  rows, columns = piece.rows[None, None], piece.columns[None, :, None]
+  kept = dropout.keep(seeds, rows, columns, plan.dropout_rate)
   return jnp.where(kept, x / (1 - plan.dropout_rate), 0)
 
 

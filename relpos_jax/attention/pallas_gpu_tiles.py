@@ -108,7 +108,7 @@ class Outputs(NamedTuple):
   inverse_total: Float[Array, "B N T"]  # of exp(logit - maximum), zero where no key is seen
   row_sums: Float[Array, "B N T"] | None  # of the weights that dropout leaves
   # The logits of the band, and the weight of all keys right of it, dropout applied. Anything where
-  # no key is: there nothing is written.
+  # no key is: there nothing is written, and `pallas_gpu` puts in what does no harm.
   band: Float[Array, "B N T R"] | None
 
 

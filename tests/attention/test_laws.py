@@ -573,18 +573,41 @@ def large_logits(relative, biased, length=40, width=4, rows=5):
   return {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
 
 
-@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("relative", [True, False])
-def test_gradients_are_exact_however_large_the_logits(relative, is_causal, biased, monkeypatch):
+def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monkeypatch):
+  """In float32, against float64; the kernels without a bias, which they do not take."""
   monkeypatch.setattr(chunked, "_block", lambda inputs: 16)
-  arrays, options = large_logits(relative, biased), dict(is_causal=is_causal)
-  wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}
-  wanted = results_of("reference", wide, options)
-  heads_last = lambda name, x: np.moveaxis(x, dict(bias=1, key_table=1).get(name, -2), -1)
-  for name, actual in results_of_each(ANY_MASK if biased else ALL, arrays, options).items():
-    for of, x in actual.items():
-      x, exact = (np.asarray(heads_last(of, y), np.float64) for y in (x, wanted[of]))
-      error = np.abs(x - exact).reshape(-1, x.shape[-1]).max(0)
-      error /= np.abs(exact).reshape(-1, x.shape[-1]).max(0)
-      print(name, of, error)
+  monkeypatch.setattr(chunked, "_STRETCHES", 2)
+  plain = [] if relative else [None]  # else None is one of the others
+  for names in ([name for name in ANY_MASK if name] + plain, ["pallas_tpu", "pallas_gpu"]):
+    arrays = large_logits(relative, biased="pallas_tpu" not in names)
+    wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}
+    wanted = results_of("reference", wide, dict(is_causal=is_causal))
+    for name, results in results_of_each(names, arrays, dict(is_causal=is_causal)).items():
+      for of, exact in wanted.items():
+        axis_of_heads = 1 if of == "bias" else exact.ndim - 2
+        axes = tuple(axis for axis in range(exact.ndim) if axis != axis_of_heads)
+        error = np.abs(results[of] - exact).max(axes) / np.abs(exact).max(axes)
+        assert error.max() < 1e-5, f"{name}: {of} of each head errs by {error}"
+
+
+def test_a_bias_hides_from_jax_nn_as_a_mask_does():
+  """Where there are no relations, too; jax.nn itself averages the values, or gives NaN."""
+  arrays = Case(keys=False, values=False, biased=True).arrays()
+  arrays = {name: x.astype(jnp.float32) for name, x in arrays.items()}
+  hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
+  masked = results_of(None, arrays, dict(mask=~hidden))
+  for lowest in (-np.inf, np.finfo(np.float32).min):
+    low = arrays | dict(bias=jnp.where(hidden, jnp.float32(lowest), arrays["bias"]))
+    assert_close(results_of(None, low, {}), masked, atol=1e-6)
+
+
+# A window has no end, where people want none.
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_window_may_be_as_wide_as_an_integer(is_causal):
+  case = Case(num_queries=5, num_keys=7, is_causal=is_causal)
+  options = case.options() | dict(local_window_size=(2**31 - 1, 2**40))
+  wanted = results_of("reference", case.arrays(), case.options())
+  for name, results in results_of_each(ALL, case.arrays(), options).items():
+    assert_close(results, wanted, name)
