@@ -278,10 +278,11 @@ def _where_seen(
   if band is None:
     return None
   rows, columns = _pairs(plan, band.shape)
-  ends = jnp.array([arrays.key.shape[1]]) if arrays.key_ends is None else arrays.key_ends
+  ends = arrays.key_ends
+  ends = arrays.key.shape[1] if ends is None else ends[:, None, None, None]
   lowest, highest = plan.limits
   seen = (columns >= 0) & (columns - rows >= lowest) & (columns - rows <= highest)
-  seen &= columns < ends[:, None, None, None]
+  seen &= columns < ends
   return jnp.where(seen.at[..., -1].set(True), band, other)
 
 
