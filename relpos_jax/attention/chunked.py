@@ -109,10 +109,12 @@ def _flash_backward(
   plan: Plan, residuals: tuple, d_output: Float[Array, "B T N H"]
 ) -> tuple[Arrays, None]:
   floats, hidden, outputs = residuals
+  # Divides each query's cotangent by its total once, in place of each of its weights.
+  d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
   # sum_j p_ij dp_ij, whatever the p_ij were multiplied with.
   delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
-  sums = {name: x for name, x in outputs.items() if name != "output"}
-  arrays = floats | hidden | sums | dict(d_output=d_output, delta=delta)
+  saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
+  arrays = floats | hidden | saved | dict(d_output=d_output, delta=delta)
   grads = _on_each_device(functools.partial(_backward, plan), arrays)
   return {name: _shared(grads[f"d_{name}"], name, x.shape) for name, x in floats.items()}, None
 
@@ -203,10 +205,11 @@ def _no_outputs(arrays: Arrays) -> Arrays:
   """Zeros in place of all outputs."""
   batch, num_queries, heads, width = arrays["query"].shape
   zeros = lambda *shape: jnp.zeros((batch, *shape), arrays["query"].dtype)
-  outputs = dict(output=zeros(num_queries, heads, width), logsumexp=zeros(heads, num_queries))
+  of_queries = ["maximum", "inverse_total"]
   if "value_table" in arrays:
-    outputs |= dict(right_sums=zeros(heads, num_queries), row_sums=zeros(heads, num_queries))
-  return outputs
+    of_queries += ["right_sums", "row_sums"]
+  output = zeros(num_queries, heads, width)
+  return dict(output=output, **{name: zeros(heads, num_queries) for name in of_queries})
 
 
 def _attend_stretch(

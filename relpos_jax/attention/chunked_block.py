@@ -19,26 +19,28 @@ from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
 
 def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
-  """Output, row sums and logsumexp of a block's queries.
+  """Returns a block's output, and what `differentiate` needs of it to compute the weights again.
 
-  Zero, and a logsumexp of infinity, for a query that sees no key.
+  A weight is exp(logit - maximum) * inverse_total. The two stay apart: in their sum, the logsumexp,
+  float32 would lose the total beside a large maximum. The sums are those of exp(logit - maximum).
+  A query that sees no key has an output and an inverse_total of zero.
   """
   pieces = near_and_far(plan, keys, row)
   terms = _of_rows(block, "key_table", "query")
   logits = [_logits(plan, block, piece, terms) for piece in pieces]
-  largest = functools.reduce(jnp.maximum, (x.max(1) for x in logits), masks.LOWEST)
-  weights = [jnp.exp(x - largest[:, None]) for x in logits]
+  maximum = functools.reduce(jnp.maximum, (x.max(1) for x in logits), masks.LOWEST)
+  weights = [jnp.exp(x - maximum[:, None]) for x in logits]
   total = sum(x.sum(1) for x in weights)
-  sees_a_key = largest > 0.5 * masks.LOWEST
+  sees_a_key = maximum > 0.5 * masks.LOWEST
   inverse_total = jnp.where(sees_a_key, 1 / jnp.where(sees_a_key, total, 1), 0)
   kept = [_drop(plan, block, *pair) for pair in zip(pieces, weights, strict=True)]
   row_sums = sum(x.sum(1) for x in kept) if "seeds" in block else total
   output, sums = _sum_pieces(plan, block, list(zip(pieces, kept, strict=True)), keys.width)
-  outputs = dict(logsumexp=jnp.where(sees_a_key, largest + jnp.log(total), jnp.inf))
+  outputs = dict(maximum=maximum, inverse_total=inverse_total)
   if "value_table" in block:
     sums = jnp.concatenate([sums, row_sums[:, None]], axis=1)
     output += jnp.einsum("NRT,NRH->NTH", sums, block["value_table"])
-    outputs |= dict(right_sums=sums[:, -2] * inverse_total, row_sums=sums[:, -1] * inverse_total)
+    outputs |= dict(right_sums=sums[:, -2], row_sums=sums[:, -1])
   return outputs | dict(output=output * inverse_total[..., None])
 
 
@@ -56,7 +58,10 @@ def _sum_pieces(
 def differentiate(
   plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
 ) -> tuple[Arrays, Arrays]:
-  """The gradients of a block's own arrays, and those of the keys with the block's share added."""
+  """Returns the gradients of a block's own arrays, and those of the keys with its share added.
+
+  The cotangents `d_output` and `delta` are already divided by the total, so weights need not be.
+  """
   of_block = {}
   for piece in near_and_far(plan, keys, row):
     of_own, of_piece = _differentiate_piece(plan, block, piece, keys.width)
@@ -87,7 +92,7 @@ def _differentiate_piece(
   Of those, in place of the tables': "d_terms", by row, and the "diagonal_sums" of weights.
   """
   terms, d_sums = _of_rows(block, "key_table", "query"), _of_rows(block, "value_table", "d_output")
-  weights = jnp.exp(_logits(plan, block, piece, terms) - block["logsumexp"][:, None])
+  weights = jnp.exp(_logits(plan, block, piece, terms) - block["maximum"][:, None])
   kept = _drop(plan, block, piece, weights)
   d_weights = _drop(plan, block, piece, _d_kept(plan, block, piece, d_sums))
   d_logits = weights * (d_weights - block["delta"][:, None])
@@ -182,12 +187,13 @@ def _sum_by_diagonal(plan: Plan, piece: Piece, x: Float[Array, "N S T"]) -> Floa
 def _diagonals(plan: Plan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "N D T"]:
   """The place in x, [N S T], of each query's key on each diagonal; beyond all if it has none."""
   heads, size, block = shape
-  columns = piece.rows + plan.first + jnp.arange(plan.num_diagonals)[:, None]
+  columns = piece.rows[None] + plan.first + jnp.arange(plan.num_diagonals)[:, None]
   places = (columns - piece.columns[0]) % piece.num_keys
   is_there = (columns >= 0) & (columns < piece.num_keys) & (places < size)
   # One index for all heads: a look-up with an axis apart for them is slower on a CPU.
-  places_NDT = (size * jnp.arange(heads)[:, None, None] + places) * block + jnp.arange(block)
-  return jnp.where(is_there, places_NDT, heads * size * block)
+  head_N11, query_11T = jnp.ogrid[:heads, :1, :block][::2]
+  places_NDT = (size * head_N11 + places[None]) * block + query_11T
+  return jnp.where(is_there[None], places_NDT, heads * size * block)
 
 
 def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
@@ -217,7 +223,7 @@ def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"
   names = "mask", "real_queries", "real_keys"
   visible = [_of_pairs(block[name], piece) for name in names if name in block]
   if "query_segments" in block:
-    visible.append(block["key_segments"][piece.columns, None] == block["query_segments"])
+    visible.append(block["key_segments"][piece.columns, None] == block["query_segments"][None])
   if plan.is_causal and piece.is_near:
     visible.append(piece.distances <= 0)
   if plan.window is not None:
@@ -239,7 +245,8 @@ def _drop(
   if "seeds" not in block:
     return x
   seeds = block["seeds"][:, None, None]
-  kept = dropout.keep(seeds, piece.rows, piece.columns[:, None], plan.dropout_rate)
+  rows, columns = piece.rows[None, None], piece.columns[None, :, None]
+  kept = dropout.keep(seeds, rows, columns, plan.dropout_rate)
   return jnp.where(kept, x / (1 - plan.dropout_rate), 0)
 
 

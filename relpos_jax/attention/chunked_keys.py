@@ -139,7 +139,7 @@ class Piece(NamedTuple):
 
   @property
   def distances(self) -> Int[Array, "S T"]:
-    return self.columns[:, None] - self.rows
+    return self.columns[:, None] - self.rows[None]
 
 
 def _twice(x: Float[Array, "N S H"]) -> Float[Array, "N P W"]:

@@ -24,7 +24,8 @@ AXES = dict(
   output="BTNH",
   right_sums="BNT",
   row_sums="BNT",
-  logsumexp="BNT",
+  maximum="BNT",
+  inverse_total="BNT",
   delta="BNT",
   # Of one head each, whether or not heads share a table.
   d_key_table="BNRH",

@@ -30,8 +30,6 @@ from relpos_jax.attention.validation import (
 )
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
-_FARTHEST = jnp.iinfo(jnp.int32).max  # no two tokens are farther apart
-
 
 class Inputs(NamedTuple):
   """What every implementation is given: batched arrays, tables `[R, 1 or N, H]`, no defaults."""
@@ -123,6 +121,8 @@ def gather_inputs(
   check_scale(scale)
   queries, keys = (*batch, num_queries), (*batch, key.shape[-3])
   logits = (*batch, heads, num_queries, key.shape[-3])
+  linear = query_positions is None and key_positions is None
+  farthest = max(num_queries, key.shape[-3]) if linear else jnp.iinfo(jnp.int32).max
   return Inputs(
     query=_batched(query, 4),
     key=_batched(key, 4),
@@ -132,8 +132,8 @@ def gather_inputs(
     relations=_relations(relations, logits, width, query.dtype),
     scale=scale,
     is_causal=is_causal,
-    window=_window(local_window_size),
-    linear_positions=query_positions is None and key_positions is None,
+    window=_window(local_window_size, farthest),
+    linear_positions=linear,
     query_positions=_positions("query_positions", query_positions, queries),
     key_positions=_positions("key_positions", key_positions, keys),
     query_lengths=_lengths("query_seq_lengths", query_seq_lengths, batch),
@@ -178,12 +178,13 @@ def _lengths(name: str, lengths: ArrayLike | None, batch: list[int]) -> Array | 
   return lengths.astype(jnp.int32).reshape(-1)
 
 
-def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:
+  """To the left and to the right, at most so far as any two tokens are apart."""
   if size is None:
     return None
   check_window(size)
   left, right = size if isinstance(size, tuple) else (size, size)
-  return min(int(left), _FARTHEST), min(int(right), _FARTHEST)
+  return min(int(left), farthest), min(int(right), farthest)
 
 
 def _relations(

@@ -62,4 +62,4 @@ def within(lengths: Int[Array, " B"], size: int) -> Bool[Array, "B {size}"]:
   Array([[1, 0, 0, 0],
          [1, 1, 1, 0]], dtype=int32)
   """
-  return jnp.arange(size) < lengths[:, None]
+  return jnp.arange(size)[None] < lengths[:, None]

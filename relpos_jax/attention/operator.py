@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import projected, softmax
+from relpos_jax.attention import masks, projected, softmax
 from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, check_names, choose
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import Relations
@@ -38,7 +38,8 @@ def dot_product_attention(
 
   Shaw et al. 2018, equations 3 and 4. With `relations=None` it is `jax.nn.dot_product_attention`.
   A query that sees no key gets zero output and zero gradient, with relations or without, and also
-  where there are none: B, T and S may be 0.
+  where there are none: B, T and S may be 0. A NaN or an infinity in a hidden key or value still
+  reaches the output, as in jax.nn: zero times it is NaN.
 
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
@@ -140,10 +141,14 @@ def attention_weights(
 
 def _plain(inputs: Inputs) -> Array:
   """jax.nn's attention, and zero for a query that sees no key, where jax.nn averages the values."""
-  visible = inputs.visible()
-  arrays = inputs.query, inputs.key, inputs.value, inputs.bias, visible
+  visible, bias = inputs.visible(), inputs.bias
+  if bias is not None:
+    bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # finite, also where it hides
+  arrays = inputs.query, inputs.key, inputs.value, bias, visible
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore
-  if visible is None:
+  not_hidden = None if bias is None else ~(bias <= masks.LOWEST / 2)  # a NaN hides nothing
+  sees = masks.combine(visible, not_hidden)
+  if sees is None:
     return output
-  sees_a_key_BTN1 = jnp.moveaxis(visible.any(-1, keepdims=True), 1, 2)
+  sees_a_key_BTN1 = jnp.moveaxis(sees.any(-1, keepdims=True), 1, 2)
   return jnp.where(sees_a_key_BTN1, output, 0)

@@ -18,10 +18,10 @@ from relpos_jax.attention.pallas_gpu_backward import backward
 from relpos_jax.attention.pallas_gpu_forward import forward
 from relpos_jax.attention.pallas_gpu_tiles import (
   AXES,
-  LOG2_E,
   Arrays,
   Blocks,
   Cotangents,
+  Gradients,
   Outputs,
   Plan,
   Side,
@@ -29,7 +29,7 @@ from relpos_jax.attention.pallas_gpu_tiles import (
 )
 from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.attention.platform import target_platform
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, Float, Int
 
 _SIDE = 16  # of the smallest product of tiles
 _WIDEST = 256  # heads whose tiles fit a multiprocessor's memory
@@ -150,7 +150,7 @@ def _relative_values(
 ) -> Float[Array, "B T N H"]:
   """sum_j p_ij aV_ij, from the weights on each row and the weights in all."""
   output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
-  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value
+  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value[None, None]
 
 
 def _padded(x: Array, axis: int, block: int) -> Array:
@@ -171,7 +171,7 @@ def _visible_keys(inputs: Inputs, block: int) -> Int[Array, "B S"] | None:
 
 def _ends(visible: Int[Array, "B S"]) -> Int[Array, " B"]:
   numbers = jnp.arange(1, visible.shape[1] + 1, dtype=jnp.int32)
-  return jnp.max(visible * numbers, axis=1)
+  return jnp.max(visible * numbers[None], axis=1)
 
 
 def _segments(ids: Array | None, batch: int, block: int) -> Int[Array, "B L"] | None:
@@ -188,21 +188,21 @@ def _attend(plan: Plan, arrays: Arrays) -> tuple[Array, Array | None, Array | No
 
 def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
   arrays = arrays._replace(query=arrays.query.astype(arrays.key.dtype))
-  outputs = _on_each_device(functools.partial(forward, plan), arrays)
+  outputs = _on_each_device(functools.partial(_forward, plan), arrays)
   sums, row_sums = None, None
   if plan.sums:
     row_sums = outputs.row_sums
     if row_sums is None:
-      row_sums = jnp.isfinite(outputs.logsumexp).astype(outputs.logsumexp.dtype)
+      row_sums = (outputs.inverse_total > 0).astype(outputs.inverse_total.dtype)
     sums = _sums(plan, arrays, outputs)
   results = outputs.output, sums, row_sums
-  return results, (arrays, outputs.logsumexp, *results)
+  return results, (arrays, outputs.maximum, outputs.inverse_total, *results)
 
 
 def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
-  arrays, logsumexp, output, sums, row_sums = residuals
+  arrays, maximum, inverse_total, output, sums, row_sums = residuals
   d_output, d_sums, d_row_sums = d_results
-  wide = logsumexp.dtype
+  wide = maximum.dtype
   delta = jnp.einsum("BTNH,BTNH->BNT", d_output.astype(wide), output.astype(wide))
   if plan.sums:
     delta += (d_sums * sums).sum(-1)
@@ -210,19 +210,29 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
     d_row_sums = None  # they are constant
   elif plan.sums:
     delta += d_row_sums * row_sums
-  left = Side(logsumexp, delta, d_row_sums)
-  right = _right_side(plan, arrays, left, d_sums) if plan.has_right else None
-  cotangents = Cotangents(d_output.astype(arrays.value.dtype), d_sums, left, right)
-  gradients = functools.partial(backward, plan)
+  left = Side(delta, d_row_sums)
+  right = _right_side(plan, left, d_sums) if plan.has_right else None
+  d_output = d_output.astype(arrays.value.dtype)
+  cotangents = Cotangents(d_output, d_sums, maximum, inverse_total, left, right)
+  gradients = functools.partial(_backward, plan)
   d_query, d_logits, d_key, d_value = _on_each_device(gradients, arrays, cotangents)
-  if d_logits is not None:
-    d_logits = jnp.where(_seen_on_band(plan, arrays, d_logits.shape), d_logits, 0)
   d_key, d_value = (_sum_of_group(x, arrays.key) for x in (d_key, d_value))
   nothing = dict.fromkeys(("visible", "key_ends", "query_segments", "key_segments", "seeds"))
   return (Arrays(d_query, d_key, d_value, d_logits, **nothing),)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _forward(plan: Plan, arrays: Arrays) -> Outputs:
+  outputs = forward(plan, arrays)
+  return outputs._replace(band=_where_seen(plan, arrays, outputs.band, masks.LOWEST))
+
+
+def _backward(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
+  gradients = backward(plan, arrays, cotangents)
+  d_band_logits = _where_seen(plan, arrays, gradients.d_band_logits, 0.0)
+  return gradients._replace(d_band_logits=d_band_logits)
 
 
 def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
@@ -235,45 +245,45 @@ def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
   return jax.tree.structure(results).unflatten([found[name] for name in named(results)])
 
 
-def _right_side(plan: Plan, arrays: Arrays, left: Side, d_sums: Array | None) -> Side:
-  """Right of the band all weights of a query have one more term in the logit, one in dP."""
-  logsumexp, delta, d_weights = left
-  if arrays.band_logits is not None:
-    logsumexp -= LOG2_E * arrays.band_logits[..., -1]
+def _right_side(plan: Plan, left: Side, d_sums: Array | None) -> Side:
+  """Right of the band all weights of a query have one more term in dP."""
   if not plan.sums:
-    return Side(logsumexp, delta, d_weights)
+    return left
   if plan.rate:
-    return Side(logsumexp, delta, d_weights + d_sums[..., -1])
-  return Side(logsumexp, delta - d_sums[..., -1], None)
+    return left._replace(d_weights=left.d_weights + d_sums[..., -1])
+  return left._replace(delta=left.delta - d_sums[..., -1])
 
 
 def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
   """Each query's weights on the rows of the table."""
-  sums = jnp.exp2(outputs.band - outputs.logsumexp[..., None])
-  shape = outputs.band.shape
-  kept = _seen_on_band(plan, arrays, shape)
+  sums = jnp.exp(outputs.band - outputs.maximum[..., None]) * outputs.inverse_total[..., None]
   if plan.rate:
-    rows, columns = _pairs(plan, shape)
-    dropped = ~dropout.keep(arrays.seeds[..., None, None], rows, columns, plan.rate)
-    kept &= ~dropped.at[..., -1].set(False)
-    sums /= 1 - plan.rate
-  return jnp.where(kept, sums, 0)
+    kept = dropout.keep(arrays.seeds[..., None, None], *_pairs(plan, sums.shape), plan.rate)
+    sums = jnp.where(kept, sums / (1 - plan.rate), 0)
+  return sums.at[..., -1].set(outputs.band[..., -1])
 
 
-def _pairs(plan: Plan, shape: tuple[int, ...]) -> tuple[Int[Array, "T 1"], Int[Array, "T R"]]:
+def _pairs(
+  plan: Plan, shape: tuple[int, ...]
+) -> tuple[Int[Array, "1 1 T 1"], Int[Array, "1 1 T R"]]:
   """The query and the key that each entry of [T, R] is of, the last column excepted."""
-  rows = jnp.arange(shape[2], dtype=jnp.int32)[:, None]
-  return rows, rows + plan.first + jnp.arange(shape[3], dtype=jnp.int32)
+  row, column = (jax.lax.broadcasted_iota(jnp.int32, (1, 1, *shape[2:]), axis) for axis in (2, 3))
+  return row[..., :1], row + plan.first + column
 
 
-def _seen_on_band(plan: Plan, arrays: Arrays, shape: tuple[int, ...]) -> Bool[Array, "#B 1 T R"]:
-  """False where the kernels wrote nothing: those pairs are without a key, or hidden."""
-  rows, columns = _pairs(plan, shape)
-  ends = jnp.array([arrays.key.shape[1]]) if arrays.key_ends is None else arrays.key_ends
+def _where_seen(
+  plan: Plan, arrays: Arrays, band: Float[Array, "B N T R"] | None, other: float
+) -> Float[Array, "B N T R"] | None:
+  """`other` where the kernels wrote nothing: those pairs are without a key, or hidden."""
+  if band is None:
+    return None
+  rows, columns = _pairs(plan, band.shape)
+  ends = arrays.key_ends
+  ends = arrays.key.shape[1] if ends is None else ends[:, None, None, None]
   lowest, highest = plan.limits
   seen = (columns >= 0) & (columns - rows >= lowest) & (columns - rows <= highest)
-  seen = (seen & (columns < ends[:, None, None])).at[..., -1].set(True)
-  return seen[:, None]
+  seen &= columns < ends
+  return jnp.where(seen.at[..., -1].set(True), band, other)
 
 
 def _sum_of_group(x: Array, like: Array) -> Float[Array, "B S K H"]:

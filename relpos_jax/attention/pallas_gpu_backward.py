@@ -1,7 +1,6 @@
 """The backward kernels for GPUs: gradient of queries and band; of keys and values.
 
-Plain tiles right of the band with logsumexp_i - c_i and delta_i - dSums_i; mixed tiles; plain tiles
-left.
+Tiles right of the band with c_i and delta_i - dSums_i; mixed tiles; plain tiles left.
 """
 
 import functools
@@ -44,9 +43,9 @@ def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradient
     d_query, d_right = carry
     width = size // parts if side == "mixed" else size
     keys = pl.ds(t * width, width)
-    tile = Tile(start, t * width, (block, width), pl.ds(0, block), keys, side == "mixed")
+    tile = Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
     key, value = arrays.key[keys], arrays.value[keys]
-    _, d_logits = _d_logits(plan, arrays, cotangents, tile, side, query, key, value, d_output)
+    _, d_logits = _d_logits(plan, arrays, cotangents, tile, query, key, value, d_output)
     d_query += tiles.dot(d_logits.astype(key.dtype), key, 1, 0)
     if tile.mixed and with_band:
       tiles.scatter(plan, gradients.d_band_logits, tile, d_logits)
@@ -76,9 +75,9 @@ def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients:
   def visit(side: str, t: Array, carry: tuple) -> tuple:
     height = size // parts if side == "mixed" else size
     queries = pl.ds(t * height, height)
-    tile = Tile(t * height, start, (height, block), queries, pl.ds(0, block), side == "mixed")
+    tile = Tile(t * height, start, (height, block), queries, pl.ds(0, block), side)
     query, d_output = arrays.query[queries], cotangents.output[queries]
-    weights, d_logits = _d_logits(plan, arrays, cotangents, tile, side, query, key, value, d_output)
+    weights, d_logits = _d_logits(plan, arrays, cotangents, tile, query, key, value, d_output)
     return (
       carry[0] + tiles.dot(d_logits.astype(query.dtype), query, 0, 0),
       carry[1] + tiles.dot(weights.astype(d_output.dtype), d_output, 0, 0),
@@ -100,16 +99,18 @@ def _d_logits(
   arrays: Arrays,
   cotangents: Cotangents,
   tile: Tile,
-  side: str,
   query: Array,
   key: Array,
   value: Array,
   d_output: Array,
 ) -> tuple[Array, Array]:
   """The tile's weights, those dropped left out, and the gradient of its logits."""
-  of = cotangents.right if side == "right" else cotangents.left
-  logsumexp, delta = of.logsumexp[tile.queries], of.delta[tile.queries]
-  weights = jnp.exp2(tiles.logits(plan, arrays, tile, query, key) - logsumexp[:, None])
+  of = cotangents.right if tile.side == "right" else cotangents.left
+  delta = of.delta[tile.queries]
+  maximum, inverse_total = (
+    x[tile.queries][:, None] for x in (cotangents.maximum, cotangents.inverse_total)
+  )
+  weights = jnp.exp(tiles.logits(plan, arrays, tile, query, key) - maximum) * inverse_total
   d_weights = tiles.dot(d_output, value, 1, 1)
   if tile.mixed and plan.sums:
     d_weights += tiles.gather(plan, cotangents.sums, tile)

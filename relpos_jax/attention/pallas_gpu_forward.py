@@ -1,11 +1,10 @@
 """The forward kernel for GPUs: an online softmax over the tiles of a block of queries.
 
-Plain tiles right of the band; `m_i += c_i`, once; mixed tiles, with the band's logits; plain tiles
-left of it.
+Tiles right of the band, with one number c_i for each query; mixed tiles, with the band's logits;
+plain tiles left of it.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from jax.experimental import pallas as pl
 
 from relpos_jax.attention import masks
 from relpos_jax.attention import pallas_gpu_tiles as tiles
-from relpos_jax.attention.pallas_gpu_tiles import LOG2_E, Arrays, Outputs, Plan, Tile
+from relpos_jax.attention.pallas_gpu_tiles import Arrays, Outputs, Plan, Tile
 from relpos_jax.typing import Array, Float
 
 
@@ -29,6 +28,7 @@ def forward(plan: Plan, arrays: Arrays) -> Outputs:
   shapes = Outputs(
     jax.ShapeDtypeStruct(arrays.query.shape, dtype),
     of_rows,
+    of_rows,
     of_rows if plan.sums and arrays.seeds is not None else None,
     of_band if plan.sums else None,
   )
@@ -39,7 +39,7 @@ def forward(plan: Plan, arrays: Arrays) -> Outputs:
 
 
 class _State(NamedTuple):
-  """An online softmax: all but the maximum are to be multiplied by 2^maximum."""
+  """An online softmax: all but the maximum are to be multiplied by exp(maximum)."""
 
   maximum: Float[Array, " Q"]
   total: Float[Array, " Q"]
@@ -53,27 +53,29 @@ def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
   query = arrays.query[...]
   start = pl.program_id(0) * block
 
-  def visit(mixed: bool, t: Array, state: _State) -> _State:
-    width = size // parts if mixed else size
+  def visit(side: str, t: Array, state: _State) -> _State:
+    width = size // parts if side == "mixed" else size
     keys = pl.ds(t * width, width)
-    tile = Tile(start, t * width, (block, width), pl.ds(0, block), keys, mixed)
+    tile = Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
     logits = tiles.logits(plan, arrays, tile, query, arrays.key[keys])
-    if mixed and plan.sums:
+    if tile.mixed and plan.sums:
       tiles.scatter(plan, outputs.band, tile, logits)
     return _attend(plan, arrays, tile, state, logits, arrays.value[keys])
 
   begin, left_end, right_begin, end = tiles.key_tiles(plan, arrays, start, (block, size))
-  state = _empty(plan, arrays, block, outputs.logsumexp.dtype)
+  state = _empty(plan, arrays, block, outputs.maximum.dtype)
   if plan.has_right:
-    state = lax.fori_loop(right_begin, end, functools.partial(visit, False), state)
-  state = _turn_to_the_band(plan, arrays, state)
-  mixed = left_end * parts, right_begin * parts
-  state = lax.fori_loop(*mixed, functools.partial(visit, True), state)
+    state = lax.fori_loop(right_begin, end, functools.partial(visit, "right"), state)
   if plan.sums:
-    outputs.band[:, plan.num_diagonals] = jnp.log2(state.right) + state.maximum
-    state = state._replace(right=None)
-  state = lax.fori_loop(begin, left_end, functools.partial(visit, False), state)
-  _finish(plan, state, outputs)
+    state = state._replace(right=state.kept if plan.rate else state.total)
+  mixed = left_end * parts, right_begin * parts
+  state = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), state)
+  right, since = state.right, state.maximum
+  state = state._replace(right=None)
+  state = lax.fori_loop(begin, left_end, functools.partial(visit, "left"), state)
+  of_output = _finish(plan, state, outputs)
+  if plan.sums:
+    outputs.band[:, plan.num_diagonals] = right * jnp.exp(since - state.maximum) * of_output
 
 
 def _empty(plan: Plan, arrays: Arrays, block: int, dtype: Any) -> _State:
@@ -88,8 +90,8 @@ def _attend(
 ) -> _State:
   """The state after one more tile."""
   maximum = jnp.maximum(state.maximum, logits.max(1))
-  correction = jnp.exp2(state.maximum - maximum)
-  weights = jnp.exp2(logits - maximum[:, None])
+  correction = jnp.exp(state.maximum - maximum)
+  weights = jnp.exp(logits - maximum[:, None])
   total = state.total * correction + weights.sum(1)
   kept, right = state.kept, state.right
   if plan.rate:
@@ -102,24 +104,17 @@ def _attend(
   return _State(maximum, total, kept, right, output)
 
 
-def _turn_to_the_band(plan: Plan, arrays: Arrays, state: _State) -> _State:
-  """From right of the band on logits are not c_i too low any more."""
-  if plan.sums:
-    state = state._replace(right=state.kept if plan.rate else state.total)
-  if arrays.band_logits is None:
-    return state
-  return state._replace(maximum=state.maximum + LOG2_E * arrays.band_logits[:, plan.num_diagonals])
+def _finish(plan: Plan, state: _State, outputs: Outputs) -> Float[Array, " Q"]:
+  """Writes the output and what is known of each query; returns what sums are multiplied with.
 
-
-def _finish(plan: Plan, state: _State, outputs: Outputs) -> None:
-  """Divides; a query that sees no key has weights of zero."""
+  It is zero for a query that sees no key.
+  """
   sees = state.maximum > masks.LOWEST / 2
-  total = jnp.where(sees, state.total, 1)
-  of_output, of_row = (
-    jnp.where(sees, 1 / (total * (1 - plan.rate)), 0),
-    jnp.where(sees, jnp.log2(total) + state.maximum, math.inf),
-  )
+  inverse_total = jnp.where(sees, 1 / jnp.where(sees, state.total, 1), 0)
+  of_output = inverse_total / (1 - plan.rate)
   outputs.output[...] = (state.output * of_output[:, None]).astype(outputs.output.dtype)
-  outputs.logsumexp[...] = of_row
+  outputs.maximum[...] = state.maximum
+  outputs.inverse_total[...] = inverse_total
   if outputs.row_sums is not None:
     outputs.row_sums[...] = state.kept * of_output
+  return of_output

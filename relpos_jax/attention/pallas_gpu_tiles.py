@@ -7,12 +7,12 @@ In a mixed tile column j - i - first of [T, R] is that of the pair (i, j): it is
 reference. Every (i, r) of the band is of one j, so what is given back by rows of the table is
 scattered there, without atomics; its last row, all keys further right, is summed.
 
-Logits are in base 2 in here. A hidden pair has a very low one, so that nothing is ever infinite
-but the logsumexp of a query that sees no key.
+A hidden pair has a very low logit, so that nothing is ever infinite. A weight is
+exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses a small
+summand beside a large logit, and rounds a large one that is multiplied with log2(e).
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from jax.experimental.pallas import triton as plgpu
 from relpos_jax.attention import dropout, masks
 from relpos_jax.typing import Array, Bool, Float, Int
 
-LOG2_E = math.log2(math.e)
 _FAR = 2**30
 
 
@@ -105,17 +104,17 @@ class Outputs(NamedTuple):
   """Of the first kernel."""
 
   output: Float[Array, "B T N H"]
-  logsumexp: Float[Array, "B N T"]  # log2 sum_j 2^logit_ij, infinite where no key is seen
+  maximum: Float[Array, "B N T"]  # of the logits
+  inverse_total: Float[Array, "B N T"]  # of exp(logit - maximum), zero where no key is seen
   row_sums: Float[Array, "B N T"] | None  # of the weights that dropout leaves
-  # The logits of the band, and log2 of the sum right of it, dropout applied. Anything where no
-  # key is: there nothing is written.
+  # The logits of the band, and the weight of all keys right of it, dropout applied. Anything where
+  # no key is: there nothing is written, and `pallas_gpu` puts in what does no harm.
   band: Float[Array, "B N T R"] | None
 
 
 class Side(NamedTuple):
   """What the gradient in a plain tile needs to know of its queries: left or right of the band."""
 
-  logsumexp: Float[Array, "B N T"]
   delta: Float[Array, "B N T"]
   d_weights: Float[Array, "B N T"] | None  # added to dO_i . v_j, where something is dropped
 
@@ -125,6 +124,8 @@ class Cotangents(NamedTuple):
 
   output: Float[Array, "B T N H"]
   sums: Float[Array, "B N T R"] | None
+  maximum: Float[Array, "B N T"]
+  inverse_total: Float[Array, "B N T"]
   left: Side
   right: Side | None
 
@@ -139,10 +140,10 @@ class Gradients(NamedTuple):
 
 
 # The axes of every field.
-_SIDE = Side("BNT", "BNT", "BNT")
+_SIDE = Side("BNT", "BNT")
 ARRAYS = Arrays("BTNH", "BSKH", "BSKH", "BNTR", "BS", "B", "BT", "BS", "BN")
-OUTPUTS = Outputs("BTNH", "BNT", "BNT", "BNTR")
-COTANGENTS = Cotangents("BTNH", "BNTR", _SIDE, _SIDE)
+OUTPUTS = Outputs("BTNH", "BNT", "BNT", "BNT", "BNTR")
+COTANGENTS = Cotangents("BTNH", "BNTR", "BNT", "BNT", _SIDE, _SIDE)
 GRADIENTS = Gradients("BTNH", "BNTR", "BSNH", "BSNH")
 
 
@@ -205,7 +206,11 @@ class Tile(NamedTuple):
   size: tuple[int, int]
   queries: Any  # slices of references
   keys: Any
-  mixed: bool
+  side: str  # of the band: "left", "right", or "mixed"
+
+  @property
+  def mixed(self) -> bool:
+    return self.side == "mixed"
 
   @property
   def rows(self) -> Int[Array, "Q 1"]:
@@ -225,10 +230,12 @@ def _range(size: int) -> Int[Array, " {size}"]:
 
 
 def logits(plan: Plan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> Array:
-  """In base 2, less c_i right of the band."""
-  logits = dot(query, key, 1, 1) * (plan.scale * LOG2_E)
+  """The tile's logits; right of the band the relative term is one number for each query."""
+  logits = dot(query, key, 1, 1) * plan.scale
   if tile.mixed and arrays.band_logits is not None:
-    logits += LOG2_E * gather(plan, arrays.band_logits, tile)
+    logits += gather(plan, arrays.band_logits, tile)
+  if tile.side == "right" and arrays.band_logits is not None:
+    logits += arrays.band_logits[tile.queries, plan.num_diagonals][:, None]
   for shown in _conditions(plan, arrays, tile):
     logits = jnp.where(shown, logits, masks.LOWEST)
   return logits

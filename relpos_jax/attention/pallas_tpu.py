@@ -37,7 +37,10 @@ _AXES = dict(
   value="BKSh",
   key_table="Nwh",
   value_table="Nwh",
-  logsumexp="BNoT",
+  maximum="BNoT",
+  inverse_total="BNoT",
+  far_maximum="BNoT",
+  far_inverse_total="BNoT",
   sums="BNoT",
   delta="BNoT",
   seeds="BNop",
@@ -215,12 +218,12 @@ def _forward(plan: Plan, floats: Floats, masks: Masks):
 
 def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   floats, masks, outputs = residuals
-  wide = outputs["logsumexp"].dtype
+  wide = outputs["maximum"].dtype
   output = outputs["output"].astype(wide)
   if "output_rest" in outputs:
     output += outputs["output_rest"].astype(wide)
   delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
-  rows = {name: outputs[name] for name in ("logsumexp", "sums") if name in outputs}
+  rows = {name: x for name, x in outputs.items() if name not in ("output", "output_rest")}
   operands = _operands(floats, masks, queries_along=2) | rows
   operands |= dict(d_output=d_output, delta=delta)
   kernel = functools.partial(_backward_in_parts, plan)

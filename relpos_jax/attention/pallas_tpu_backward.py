@@ -104,7 +104,7 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
     if name in ("key_table", "value_table"):
       per_head = lambda b, m, g, i, j: (head(m, g) if shape[0] > 1 else 0, 0, 0)
       return pl.BlockSpec((1, *shape[1:]), per_head)
-    if name in ("logsumexp", "sums", "delta"):
+    if name in tiles.ROWS:
       return pl.BlockSpec((1, 1, 1, block), lambda b, m, g, i, j: (b, head(m, g), 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, 1, block), lambda b, m, g, i, j: (batch(b), 0, i))
@@ -192,8 +192,9 @@ def _weights(plan: Plan, operands, scratch, query, key, offset, is_right):
   logits = tiles.product(key, query, (1, 1)) * plan.scale
   logits = _relative(plan, operands, scratch, "key", logits, offset)
   logits = tiles.hide(plan, logits, offset, operands, keys=0)
-  logsumexp = operands["logsumexp"][0, 0] - _right(scratch, "key", is_right)
-  return jnp.exp(logits - logsumexp)
+  far = "far_" if is_right and "far_maximum" in operands else ""
+  maximum, inverse_total = (operands[far + x][0, 0] for x in ("maximum", "inverse_total"))
+  return jnp.exp(logits - maximum) * inverse_total
 
 
 def _d_weights(plan: Plan, operands, scratch, value, d_output, offset, is_right):

@@ -24,14 +24,14 @@ SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
 def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Output [B,N,T,H], its rounding error, logsumexp and sums of dropped weights [B,N,1,T].
+  """Returns the output [B,N,T,H], its rounding error, and what `tiles.ROWS` names [B,N,1,T].
 
-  The last two in float32 or wider.
+  The latter in float32 or wider.
   """
   query, key = operands["query"], operands["key"]
   batch, heads, length, _ = query.shape
   grid = (batch, heads, length // plan.block, key.shape[2] // plan.block)
-  outputs = _outputs(operands)
+  outputs = _outputs(plan, operands)
   specs = functools.partial(block_specs, plan, heads // key.shape[1], grid[3])
   return pl.pallas_call(
     functools.partial(_kernel, plan),
@@ -47,17 +47,25 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
   )(operands)
 
 
-def _outputs(operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
+def _outputs(plan: Plan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
   query = operands["query"]
   batch, heads, length, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
   row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
-  outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype), logsumexp=row)
+  output = jax.ShapeDtypeStruct(query.shape, query.dtype)
+  outputs = dict(output=output, maximum=row, inverse_total=row)
+  if _has_far(plan, operands):
+    outputs |= dict(far_maximum=row, far_inverse_total=row)
   if "value_table" in operands:
     outputs |= dict(sums=row)
   if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
     outputs |= dict(output_rest=outputs["output"])
   return outputs
+
+
+def _has_far(plan: Plan, operands: dict) -> bool:
+  """Whether logits lack c_i in the tiles right of the diagonal's."""
+  return "key_table" in operands and not plan.is_causal
 
 
 def _scratch(plan: Plan, operands: dict) -> dict:
@@ -67,6 +75,8 @@ def _scratch(plan: Plan, operands: dict) -> dict:
   shapes = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
   if "key_table" in operands:
     shapes |= dict(key_band=band, key_right=tile)
+  if _has_far(plan, operands):
+    shapes |= dict(far_maximum=tile)
   if "value_table" in operands:
     shapes |= dict(band_logits=band, right_sums=tile, right_maximum=tile)
   if plan.dropout_rate:
@@ -98,7 +108,7 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
       return pl.BlockSpec((1, 1, block, shape[3]), lambda b, n, i, j: (b, n, i, 0))
     if name in ("key_table", "value_table"):
       return pl.BlockSpec((1, *shape[1:]), lambda b, n, i, j: (n if shape[0] > 1 else 0, 0, 0))
-    if name in ("logsumexp", "sums"):
+    if name in tiles.ROWS:
       return pl.BlockSpec((1, 1, 1, block), lambda b, n, i, j: (b, n, 0, i))
     if name == "query_segments":
       return pl.BlockSpec((1, block, 1), lambda b, n, i, j: (batch(b), i, 0))
@@ -125,7 +135,7 @@ def _start(plan: Plan, operands, scratch) -> None:
   lowest = jnp.asarray(masks.LOWEST, scratch["output"].dtype)
   clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
   if not plan.sees_right() or plan.num_blocks[0] > plan.num_blocks[1]:
-    clear |= dict(right_sums=0, right_maximum=lowest)
+    clear |= dict(right_sums=0, right_maximum=lowest, far_maximum=lowest)
   for name, number in clear.items():  # not a set: the kernel is to be the same every time
     if name in scratch:
       scratch[name][...] = jnp.full(scratch[name].shape, number, scratch[name].dtype)
@@ -171,32 +181,24 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> N
 
 
 def _logits(plan: Plan, operands, scratch, query, key, offset):
-  """They lack c_i in tiles right of the diagonal's; in that one, in sub-tiles right of the band."""
+  """They lack c_i in tiles right of the diagonal's."""
   logits = tiles.product(query, key, (1, 1)) * plan.scale
   if isinstance(offset, int) and "key_table" in operands:
     band, right = scratch["key_band"], scratch["key_right"]
-    logits = tiles.add_band(plan, logits, offset, band, right, keys=1, all_right=False)
+    logits = tiles.add_band(plan, logits, offset, band, right, keys=1)
   return tiles.hide(plan, logits, offset, operands, keys=1)
 
 
 def _weights(plan: Plan, scratch, logits, offset):
   """Weights, whole and by `lanes` columns; the new maximum; what corrects sums of the old one."""
   maximum = scratch["maximum"][...]
-  if isinstance(offset, int) and offset == 0 and "key_right" in scratch and plan.sees_right():
-    return _weights_at_the_diagonal(plan, logits, maximum, scratch["key_right"])
+  if isinstance(offset, int) and offset == 0 and "far_maximum" in scratch:
+    scratch["far_maximum"][...] = maximum
+    maximum += scratch["key_right"][...]
   columns = tiles.split(logits, plan.lanes, 1)
   new_maximum, correction = _raised(maximum, functools.reduce(jnp.maximum, columns))
   columns = [jnp.exp(column - new_maximum) for column in columns]
   return jnp.concatenate(columns, 1), columns, new_maximum, correction
-
-
-def _weights_at_the_diagonal(plan: Plan, logits, maximum, right):
-  """The same where what is right of the band lacks c_i, as all before it did."""
-  maximum += right[...]
-  highest, reference = _highest(plan, logits, right)
-  maximum, correction = _raised(maximum, highest)
-  weights = jnp.exp(logits - reference(maximum))
-  return weights, tiles.split(weights, plan.lanes, 1), maximum, correction
 
 
 def _raised(maximum, highest):
@@ -208,26 +210,6 @@ def _raised(maximum, highest):
 def _drop(plan: Plan, operands, query_block, key_block, weights):
   kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
   return jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
-
-
-def _highest(plan: Plan, logits, right):
-  """Of the diagonal's tile: the highest logits by lane, and what makes weights of a maximum."""
-  strips = tiles.pieces(plan, 0, keys=1)
-
-  def highest(strip):
-    part = lambda piece: logits[piece.rows, piece.columns]
-    of_right = [part(piece) for piece in strip if piece.where == "right"]
-    others = [part(piece) for piece in strip if piece.where != "right"]
-    if of_right:
-      others.append(functools.reduce(jnp.maximum, of_right) + right[strip[0].queries])
-    return functools.reduce(jnp.maximum, others)
-
-  def reference(maximum):
-    low = maximum - right[...]
-    of = lambda piece: (low if piece.where == "right" else maximum)[piece.queries]
-    return tiles.joined([[of(piece) for piece in strip] for strip in strips])
-
-  return jnp.concatenate([highest(strip) for strip in strips], 0), reference
 
 
 def _put_aside(plan: Plan, scratch, logits, offset) -> None:
@@ -263,13 +245,15 @@ def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
   """Divides by the sum of weights, and adds the value table's share."""
   maximum = scratch["maximum"][...]
   sums = scratch["sums"][...].sum(1, keepdims=True)
-  share, logsumexp = 1 / sums, maximum + jnp.log(sums)
+  share = 1 / sums
   if plan.window is not None or operands.keys() & {"key_visible", "query_segments"}:
-    sees_a_key = maximum > masks.LOWEST / 2
-    share = jnp.where(sees_a_key, share, 0)
-    logsumexp = jnp.where(sees_a_key, logsumexp, -masks.LOWEST)
+    share = jnp.where(maximum > masks.LOWEST / 2, share, 0)
   output = scratch["output"][...] * share[:, :1]
-  rows = dict(logsumexp=logsumexp)
+  rows = dict(maximum=maximum, inverse_total=share)
+  if "far_maximum" in scratch:
+    far = scratch["far_maximum"][...]
+    since = jnp.exp(far + scratch["key_right"][...] - maximum)
+    rows |= dict(far_maximum=far, far_inverse_total=since * share)
   if "value_table" in operands:
     kept = (
       sums * share
@@ -306,11 +290,14 @@ def _relative_values(plan: Plan, operands, scratch, query_block, maximum, share,
 
 
 def _write_rows(plan: Plan, outputs, columns) -> None:
-  """One number for each query, the same in all lanes, written along lanes: one transposition."""
+  """Writes along lanes one number for each query, the same in all lanes: one transposition."""
   lane = jax.lax.broadcasted_iota(jnp.int32, (plan.block, plan.lanes), 1)
-  stacked = 0
-  for number, column in enumerate(columns.values()):
-    stacked = jnp.where(lane == number, column, stacked)
-  rows = stacked.T
-  for number, name in enumerate(columns):
-    outputs[name][0, 0] = rows[number : number + 1]
+  # On a TPU all at once; in interpret mode there may be fewer lanes than columns.
+  columns = list(columns.items())
+  for start in range(0, len(columns), plan.lanes):
+    some, stacked = columns[start : start + plan.lanes], 0
+    for number, (_, column) in enumerate(some):
+      stacked = jnp.where(lane == number, column, stacked)
+    rows = stacked.T
+    for number, (name, _) in enumerate(some):
+      outputs[name][0, 0] = rows[number : number + 1]

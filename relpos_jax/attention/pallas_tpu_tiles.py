@@ -24,6 +24,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
 
+# One number for each query. A weight is exp(logit - maximum) * inverse_total: in the sum of maximum
+# and log(total) float32 would lose the total beside a large maximum. The "far" ones are those of
+# tiles right of the diagonal's, whose logits all lack the same relative term.
+ROWS = "maximum", "inverse_total", "far_maximum", "far_inverse_total", "sums", "delta"
+
 
 class Plan(NamedTuple):
   """The static facts of a call.
@@ -220,18 +225,17 @@ def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
   return logits
 
 
-def add_band(plan: Plan, tile, offset: int, band, right, keys: int, *, all_right: bool = True):
+def add_band(plan: Plan, tile, offset: int, band, right, keys: int):
   """Adds a skewed band `[block, period]`, and what all keys right of it have in common.
 
-  In tiles right of the diagonal's that last summand is left out everywhere, for the caller to add,
-  and elsewhere, unless `all_right`, in the sub-tiles that are all right of the band. With keys
-  along axis 0 band and `right` are transposed.
+  In tiles right of the diagonal's that last summand is left out everywhere, for the caller to add.
+  With keys along axis 0 band and `right` are transposed.
   """
 
   def added(piece: Piece):
     part = tile[piece.rows, piece.columns]
     of_right = right[piece.queries] if keys else right[:, piece.queries]
-    if piece.where == "right" and offset <= 0 and all_right:
+    if piece.where == "right" and offset <= 0:
       return part + of_right
     if piece.where != "band":
       return part

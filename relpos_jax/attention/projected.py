@@ -40,7 +40,7 @@ def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[
   """x[b, n, i, labels[i, j]], zero where the label is -1."""
   batch, heads, length, num_rows = x.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
-  index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[:, None]
+  index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
   found = jnp.take_along_axis(
     x.reshape(batch, heads, length * num_rows),
     index.reshape(len(labels), 1, -1),

@@ -88,6 +88,6 @@ def _masked_softmax(
 def _dropout(
   weights: Float[Array, "B N T S"], rate: float, seeds: Int[Array, "B N"]
 ) -> Float[Array, "B N T S"]:
-  rows, columns = jnp.arange(weights.shape[2])[:, None], jnp.arange(weights.shape[3])
+  _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
   kept = dropout.keep(seeds[..., None, None], rows, columns, rate)
   return jnp.where(kept, weights / (1 - rate), 0)

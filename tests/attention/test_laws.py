@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from relpos_jax import RelativePositions, attention_weights, dot_product_attention
+from relpos_jax.attention import chunked
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -545,3 +546,69 @@ def test_what_is_not_a_number_stays_so(name):
   arrays["query"] = arrays["query"].at[0, 3, 0, 0].set(jnp.nan)
   output = attend(arrays, case.options(), implementation=name)
   assert np.isnan(output[0, 3, 0]).all() and np.isnan(output).sum() == case.width
+
+
+# Each head has logits of another magnitude, or another mask as people write it: a bias.
+MAGNITUDES = 2.0 ** np.array([0, 10, 20, 24, 27, 30])
+LOWEST = (-1e4, -1e7, -1e9, float(np.finfo(np.float32).min))
+
+
+def large_logits(relative, biased, length=40, width=4, rows=5):
+  """Arrays of which float32 has all logits exactly: whole numbers times a power of two."""
+  random = np.random.default_rng(0)
+  # Beside -1e9 float32 has multiples of 64.
+  factors = np.array([*MAGNITUDES, *[128.0] * len(LOWEST)]) if biased else MAGNITUDES
+  heads = len(factors)
+  whole = lambda *shape: random.integers(-1, 2, shape).astype(np.float32)
+  arrays = {name: whole(1, length, heads, width) for name in ("query", "key", "value")}
+  arrays["query"] *= factors[:, None]
+  if relative:
+    arrays |= {name: whole(rows, heads, width) for name in ("key_table", "value_table")}
+  if biased:
+    bias = factors[:, None, None] * whole(1, heads, length, length)
+    i, j = np.ogrid[:length, :length]
+    hidden = (i % 4 == 0) | ((i % 4 == 1) & (j < length // 2)) | ((i % 4 == 2) & (j != i // 2))
+    bias[:, len(MAGNITUDES) :] = np.array(LOWEST)[:, None, None] * hidden
+    arrays["bias"] = bias
+  return {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("relative", [True, False])
+def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monkeypatch):
+  """In float32, against float64; the kernels without a bias, which they do not take."""
+  monkeypatch.setattr(chunked, "_block", lambda inputs: 16)
+  monkeypatch.setattr(chunked, "_STRETCHES", 2)
+  plain = [] if relative else [None]  # else None is one of the others
+  for names in ([name for name in ANY_MASK if name] + plain, ["pallas_tpu", "pallas_gpu"]):
+    arrays = large_logits(relative, biased="pallas_tpu" not in names)
+    wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}
+    wanted = results_of("reference", wide, dict(is_causal=is_causal))
+    for name, results in results_of_each(names, arrays, dict(is_causal=is_causal)).items():
+      for of, exact in wanted.items():
+        axis_of_heads = 1 if of == "bias" else exact.ndim - 2
+        axes = tuple(axis for axis in range(exact.ndim) if axis != axis_of_heads)
+        error = np.abs(results[of] - exact).max(axes) / np.abs(exact).max(axes)
+        assert error.max() < 1e-5, f"{name}: {of} of each head errs by {error}"
+
+
+def test_a_bias_hides_from_jax_nn_as_a_mask_does():
+  """Where there are no relations, too; jax.nn itself averages the values, or gives NaN."""
+  arrays = Case(keys=False, values=False, biased=True).arrays()
+  arrays = {name: x.astype(jnp.float32) for name, x in arrays.items()}
+  hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
+  masked = results_of(None, arrays, dict(mask=~hidden))
+  for lowest in (-np.inf, np.finfo(np.float32).min):
+    low = arrays | dict(bias=jnp.where(hidden, jnp.float32(lowest), arrays["bias"]))
+    assert_close(results_of(None, low, {}), masked, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "pallas_tpu", "pallas_gpu"])
+def test_a_window_may_be_as_wide_as_an_integer(implementation):
+  case = Case(num_queries=5, num_keys=7)
+  options = dict(local_window_size=2**31 - 1)
+  np.testing.assert_allclose(
+    attend(case.arrays(), options, implementation=implementation),
+    attend(case.arrays(), {}, implementation="reference"),
+    **TOLERANCE,
+  )
