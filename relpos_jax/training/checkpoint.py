@@ -30,8 +30,8 @@ class Checkpoints:
   background, and a step is there entirely or not at all.
 
   What is read is compared with its digests. A step that is damaged, partial, unreadable or in the
-  folder of another step is passed over, told in one line on stderr, and the one before is taken; the
-  run that owns the folder renames it to `damaged-STEP`, with a `reason.txt`. It is read twice
+  folder of another step is passed over, told in one line on stderr, and the one before is taken.
+  The run that owns the folder renames it to `damaged-STEP`, with a `reason.txt`. It is read twice
   before: what failed once may have been a file system's hiccup, or a step that its run deleted
   meanwhile, which is none of the reader's business. A step that may not be read is an error.
 
