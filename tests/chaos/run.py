@@ -9,7 +9,7 @@ from typing import Any
 
 from relpos_jax.training import shelf
 
-_PATIENCE = 300.0  # seconds
+_PATIENCE = 600.0  # seconds
 
 
 class Run:

@@ -79,8 +79,8 @@ FAULTS = {
   ),
   "nan": Fault(
     "a batch whose loss is not a number, and a run of them",
-    "skipped, counted, and nothing changed; 3 in a row end the run with exit status 1 and one line "
-    "that names step and batch, and finite parameters are saved",
+    "skipped, counted, and nothing changed; 3 in a row end the run with exit status 1, step and "
+    "batch named, and finite parameters saved",
     *(2, 4),
   ),
 }
