@@ -15,9 +15,10 @@ runs in these folders instead, or writes it to --out.
 import pathlib
 from collections.abc import Sequence
 
+from configs import default
 from experiments import command
 from experiments.reports import graphs, music, translation
-from experiments.values import defaults, flatten
+from experiments.values import flatten
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation import tables
 from relpos_jax.evaluation.record import Record, group_rows, read_records
@@ -68,10 +69,13 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _read(file: pathlib.Path, records: Sequence[Record]) -> tuple[str, tables.Rows]:
   """Returns the task of a file's records, and these by row with whole configs: defaults, too."""
-  of_task = defaults(records[0]["config"])
-  rows = group_rows(file, records, _SYSTEMS[of_task.task].METRIC)
-  whole = lambda record: record | dict(config=flatten(of_task) | record["config"])
-  return of_task.task, {row: [*map(whole, runs)] for row, runs in rows.items()}
+  task = records[0]["config"].get("task", "translation")
+  if task not in _SYSTEMS:
+    raise InputError(f"{file}, line 1: no task {task!r}: there are {', '.join(_SYSTEMS)}")
+  rows = group_rows(file, records, _SYSTEMS[task].METRIC)
+  values = flatten(default.get_config(task))
+  whole = lambda record: record | dict(config=values | record["config"])
+  return task, {row: [*map(whole, runs)] for row, runs in rows.items()}
 
 
 # Single runs --------------------------------------------------------------------------------------
