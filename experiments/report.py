@@ -78,9 +78,6 @@ def _read(file: pathlib.Path, records: Sequence[Record]) -> tuple[str, tables.Ro
   return task, {row: [*map(whole, runs)] for row, runs in rows.items()}
 
 
-# Single runs --------------------------------------------------------------------------------------
-
-
 def _write_runs(files: Sequence[pathlib.Path], out: str) -> None:
   for file in files:
     if not file.exists():
