@@ -84,8 +84,3 @@ def sweep():
   """Each system."""
   for name, (_, changes) in _SYSTEMS.items():
     yield _ROWS.get(name, name), {f"model.{key}": value for key, value in changes.items()}
-
-
-def systems():
-  """What each row of the sweep is, in words."""
-  return {_ROWS.get(name, name): what for name, (what, _) in _SYSTEMS.items()}

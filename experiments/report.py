@@ -1,134 +1,117 @@
-r"""Writes the report of the sweeps from their raw results: tables, sentences and pictures.
+r"""Writes the tables and pictures of the results pages from the records of runs.
 
   python -m experiments.report
   python -m experiments.report --results=elsewhere
-  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal,runs/none \
-      --out=results/multi30k.md
+  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal --out=table.md
 
-RESULTS/runs/*.jsonl are read, a sweep each, as `python -m experiments.sweep` leaves them;
-of translation RESULTS/report.md and RESULTS/report/*.png are written anew, of graphs
-RESULTS/graphs.md, of music RESULTS/music.md. No number comes from elsewhere but those published.
-With --workdirs, a table of these runs' own folders is printed instead, or written to --out.
+RESULTS/runs/*.jsonl hold the records of one sweep each, as `python -m experiments.sweep` leaves
+them. The command rewrites the blocks between <!-- begin NAME --> and <!-- end NAME --> in
+RESULTS/report.md (translation), graphs.md and music.md, and the pictures beside these pages; the
+words around the blocks stay as they are. RESULTS/multi30k/*.json, records of single runs, go into
+the block `runs` of multi30k.md. With --workdirs, the command prints such a table of the finished
+runs in these folders instead, or writes it to --out.
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 
+from configs import default
 from experiments import command
-from experiments.reports import graphs, markdown, music, paper, runs
-from experiments.reports.records import Record
-from experiments.reports.results import Table, files_of, read_tables, setting
-from experiments.reports.scored import main_split, score_table
-from experiments.reports.tables import section
+from experiments.reports import graphs, music, translation
+from experiments.values import flatten
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.statistics import Comparison, compare_scores
+from relpos_jax.evaluation import tables
+from relpos_jax.evaluation.record import Record, group_rows, read_records
 from relpos_jax.training.workdir import write_whole
 
 FLAGS = dict(
-  results=command.Flag("results", "the folder of runs/*.jsonl, report.md and report/*.png"),
-  workdirs=command.Flag(
-    "", "instead, the folders of finished translation runs, separated by commas"
-  ),
+  results=command.Flag("results", "the folder of runs/*.jsonl and of the pages"),
+  workdirs=command.Flag("", "instead, the folders of finished runs, separated by commas"),
   out=command.Flag("-", "the Markdown file to write for --workdirs; - prints"),
 )
-_INTRO = f"""# The paper's tables at a small scale
-
-Written by `python -m experiments.report` from `runs/*.jsonl`, a line a run; nothing is typed by
-hand but the paper's numbers. Those are of other data and {paper.BUDGET}: only the
-order of rows is to be compared.
-
-A number is the mean over seeds, and after ± half its 95% interval by Student's t; one seed has no
-interval. A difference is of two means, its interval by Welch's t. p is the paired bootstrap's over
-the test sentences (1,000 samples, the mean over seeds in each). A difference is called beyond the
-spread where its interval leaves out zero and p is below 0.05, and not claimed otherwise; each pair
-is judged by itself, with no allowance for how many there are. In pictures a line is the mean over
-seeds, its band reaches from the lowest to the highest.
-"""
+_SYSTEMS = dict(translation=translation, graphs=graphs, music=music)
 
 
 def main(results: str, workdirs: str, out: str) -> None:
-  """The report, or the table of some runs."""
+  """Writes the pages, or the table of some runs."""
   if workdirs:
-    runs.write(workdirs, out)
+    _write_runs([pathlib.Path(name) / "record.json" for name in workdirs.split(",")], out)
     return
   try:
-    for path in write_all(pathlib.Path(results)):
-      print(path)
+    for page in write_all(pathlib.Path(results)):
+      print(page)
   except OSError as error:
     raise InputError(f"cannot write into {results} ({error.strerror}): give --results") from error
 
 
 def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Writes the report of every task that there are records of, and returns the files.
+  """Writes the blocks of each page that there are records for, and returns the pages.
 
   Raises:
     InputError: there are no records, or a damaged one.
   """
-  writers = dict(translation=write, graphs=graphs.write, music=music.write)
-  there = [task for task in writers if files_of(task, folder / "runs")]
-  return [writers[task](folder) for task in there or ["translation"]]
+  sweeps: dict[str, dict[str, tables.Rows]] = {task: {} for task in _SYSTEMS}
+  for file in sorted((folder / "runs").glob("*.jsonl")):
+    if records := read_records(file):
+      task, rows = _read(file, records)
+      sweeps[task][file.stem] = rows
+  pages = [_SYSTEMS[task].write(of, folder) for task, of in sweeps.items() if of]
+  if files := sorted((folder / "multi30k").glob("*.json")):
+    pages.append(folder / "multi30k.md")
+    tables.rewrite_blocks(pages[-1], dict(runs=_runs_table(files)))
+  if not pages:
+    raise InputError(
+      f"no records in {folder}/runs/*.jsonl: run a sweep first, with "
+      "python -m experiments.sweep --config=configs/table1.py"
+    )
+  return pages
 
 
-def write(folder: pathlib.Path) -> pathlib.Path:
-  """Writes folder/report.md and its pictures from folder/runs/*.jsonl; returns the former.
-
-  Raises:
-    InputError: there are no records, or a damaged one.
-  """
-  tables = read_tables(folder / "runs")
-  (folder / "report").mkdir(exist_ok=True)
-  lines = [_INTRO]
-  for sweep in paper.in_order(list(tables)):
-    lines += section(tables[sweep], folder)
-  lines += _without_positions(tables)
-  write_whole(folder / "report.md", "\n".join(lines))
-  return folder / "report.md"
+def _read(file: pathlib.Path, records: Sequence[Record]) -> tuple[str, tables.Rows]:
+  """Returns the task of a file's records, and these by row with whole configs: defaults, too."""
+  task = records[0]["config"].get("task", "translation")
+  if task not in _SYSTEMS:
+    raise InputError(f"{file}, line 1: no task {task!r}: there are {', '.join(_SYSTEMS)}")
+  rows = group_rows(file, records, _SYSTEMS[task].METRIC)
+  values = flatten(default.get_config(task))
+  whole = lambda record: record | dict(config=values | record["config"])
+  return task, {row: [*map(whole, runs)] for row, runs in rows.items()}
 
 
-# k = 0 -------------------------------------------------------------------------------------------
+def _write_runs(files: Sequence[pathlib.Path], out: str) -> None:
+  for file in files:
+    if not file.exists():
+      raise InputError(f"no {file}: name the folders of finished runs")
+  text = _runs_table(files) + "\n"
+  if out == "-":
+    print(text, end="")
+    return
+  try:
+    pathlib.Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(pathlib.Path(out), text)
+  except OSError as error:
+    raise InputError(f"cannot write --out={out} ({error.strerror}): give another file") from error
 
 
-def _without_positions(tables: Mapping[str, Table]) -> list[str]:
-  """The check that clipping at 0, where all positions are alike, is no positions."""
-  lines = [
-    line for table in tables.values() if "k=0" in table.rows for line in _check(table, tables)
-  ]
-  return ["## A check: k = 0 is no positions", "", *lines, ""] if lines else []
-
-
-def _check(table: Table, tables: Mapping[str, Table]) -> list[str]:
-  for row in ("neither", "none"):
-    for other in tables.values():
-      if row in other.rows and _all_else(table.rows["k=0"][0]) == _all_else(other.rows[row][0]):
-        return [_check_line(table, other, row)]
-  return [f"For k=0 of {table.sweep} there is no run without positions in the same setting."]
-
-
-def _all_else(record: Record) -> tuple[dict, dict]:
-  """The setting, and the config but for seed and positions."""
-  config = dict(record["config"])
-  for name in ("seed", "model.positions", "model.max_distance"):
-    config.pop(name, None)
-  return setting(record), config
-
-
-def _check_line(table: Table, other: Table, row: str) -> str:
-  difference, p_value = comparison = _compare(table, other, row)
-  told = (
-    "beyond the spread, which chance does in one of twenty, or a mistake"
-    if comparison.is_clear()
-    else "inside the spread, as it must be"
+def _runs_table(files: Sequence[pathlib.Path]) -> str:
+  """Returns tables of a column per run: how it was made and its scores; its curve by update."""
+  facts, curves = {}, {}
+  for number, file in enumerate(files, start=1):
+    _, rows = _read(file, read_records(file))
+    ((name, (run, *_)),) = rows.items()
+    cells = dict(line[2:].split(": ", 1) for line in tables.run_facts(rows, {}).splitlines())
+    cells["tokens per second"] = f"{run['budget']['tokens_per_second'] or 0:,.0f}"
+    for split, scores in run["scores"].items():
+      cells |= {f"{k}, {split}": f"{x:.2f}" for k, x in scores.items() if isinstance(x, float)}
+    shown = lambda x, digits: "not finite" if x is None else f"{x:.{digits}f}"
+    points = {step: f"{shown(loss, 3)}, {shown(score, 2)}" for step, loss, score in run["curve"]}
+    facts[f"{number}: {name}"], curves[f"{number}: {name}"] = cells, points
+  names = dict.fromkeys(name for cells in facts.values() for name in cells)
+  steps = sorted({step for points in curves.values() for step in points})
+  title = "updates: valid loss, score"
+  return (
+    f"{tables.column_table('run', names, facts)}\n\n{tables.column_table(title, steps, curves)}"
   )
-  if difference.half_width is None:
-    told = "of a single seed, so nothing is said"
-  names = f"k=0 of {table.sweep} over {row} of {other.sweep}"
-  return f"{names}: {markdown.signed(difference)}, p = {p_value:.3f}: {told}."
-
-
-def _compare(table: Table, other: Table, row: str) -> Comparison:
-  split = main_split(table)
-  scores = [score_table(of, [split]).rows for of in (table, other)]
-  return compare_scores(scores[0]["k=0"], scores[1][row])
 
 
 if __name__ == "__main__":

@@ -1,159 +1,154 @@
-"""The report on labelled graphs, results/graphs.md: every score of ours is from the records."""
+"""Reports of sweeps over labelled graphs: accuracy by row, by length of chains and over folds."""
 
+import math
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from configs import graph
-from experiments.reports import captions, graph_chains, markdown
-from experiments.reports.graph_gains import (
-  BLIND,
-  GUESS,
-  LABELS,
-  UNDIRECTED,
-  caption,
-  gain_of,
-  spread,
-  told,
+import numpy as np
+
+from experiments.tasks.graph_scores import (
+  CTP,
+  GRAPHS,
+  GUESSED_LONGEST,
+  LONGEST_TRAINED,
+  lengths_panel,
 )
-from experiments.reports.markdown import signed
-from experiments.reports.records import Record, read_checked
-from experiments.reports.results import (
-  Table,
-  config_value,
-  described,
-  files_of,
-  made_how,
-  table_of,
+from relpos_jax.evaluation import tables
+from relpos_jax.evaluation.pictures import spread_curves
+from relpos_jax.evaluation.record import Metric, Record
+from relpos_jax.evaluation.statistics import Interval, student_interval
+from relpos_jax.evaluation.tables import Rows
+
+METRIC = Metric(
+  "accuracy",
+  lambda graphs: 100 * graphs[:, 1].mean(),
+  tolerance=0.01,
+  fixed=(0,),
+  differs_by_seed=True,
 )
-from experiments.tasks.graph_data import fold_of
-from relpos_jax.training.workdir import write_whole
-
-_INTRO = f"""# Attention over labelled graphs
-
-Written by `python -m experiments.report` from `runs/*.jsonl`, a line a run. Shaw et al. 2018,
-section 3.1: vectors of edge labels are added to keys and values. Accuracy in percent: the mean over
-seeds, and after ± the standard deviation. A gain is that of the same seed or fold, its interval the
-95% of Student's t; it is called beyond the spread where that leaves out zero; each pair is judged
-by itself, with no allowance for how many there are.
-
-The systems of `configs/graph.py`, which differ in nothing else:
-
-{"".join(f"- {row}: {what}{chr(10)}" for row, what in graph.systems().items())}"""
+_GUESS, _CTP = "most frequent class in training", "CTP, published"
+_Score = Callable[[Record, str], float]  # the accuracy of a run, or of the guess: "majority"
 
 
-def write(folder: pathlib.Path) -> pathlib.Path:
-  """Writes folder/graphs.md and its pictures from folder/runs/*.jsonl; returns the former.
-
-  Raises:
-    InputError: a damaged record.
-  """
+def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
+  """Writes the blocks of folder/graphs.md, the rows by sweep, and pictures in folder/graphs."""
   (folder / "graphs").mkdir(exist_ok=True)
-  lines = [_INTRO]
-  for file in files_of("graphs", folder / "runs"):
-    # A fold is the seed's, and so are its graphs.
-    table = table_of(file.stem, read_checked(file, _check_split), setting, _graphs)
-    is_chain = _is_chain(table.records()[0])
-    lines += graph_chains.section(table, folder) if is_chain else _folds(table)
-  write_whole(folder / "graphs.md", "\n".join(lines))
+  blocks = {}
+  for sweep, rows in sweeps.items():
+    first = next(iter(rows.values()))[0]
+    section = _chains if first["config"]["data.source"] == "clutrr" else _folds
+    parts = [*section(sweep, rows, first, folder), tables.config_table(rows)]
+    blocks[sweep] = "\n\n".join([*parts, tables.run_facts(rows, {})])
+  tables.rewrite_blocks(folder / "graphs.md", blocks)
   return folder / "graphs.md"
 
 
-def setting(record: Record) -> dict[str, str]:
-  """What all runs of a table have in common, in words."""
-  common = made_how(record, "nodes")
-  if _is_chain(record):
-    return common | _graphs(record)
-  fixed = config_value(record, "data.tu.fold")
-  return common | dict(
-    data=config_value(record, "data.tu.name"),
-    folds=f"{config_value(record, 'data.tu.num_folds')}",
-    fold="the seed's" if fixed == -1 else f"{fixed}",
-  )
+def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
+  """Formats a mean and a standard deviation, which a single value does not have.
+
+  >>> _mean_and_deviation([1.0, 2.0, 3.0]), _mean_and_deviation([1.0]), _mean_and_deviation([])
+  ('2.0 ± 1.0', '1.0', '-')
+  """
+  if not values:
+    return "-"
+  deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+  return f"{statistics.fmean(values):.{digits}f}{deviation}"
 
 
-def _is_chain(record: Record) -> bool:
-  return config_value(record, "data.source") == "clutrr"
+def _column(rows: Rows, guesses: Sequence[Record], score: _Score) -> dict[str, str]:
+  """Returns the accuracy of each row, and of the guess in the data of the runs `guesses`."""
+  ours = tables.mean_column(rows, lambda run: score(run, "accuracy"), 1, _mean_and_deviation)
+  guess = _mean_and_deviation([score(run, "majority") for run in guesses])
+  return ours | {_GUESS: guess.replace("nan", "-")}
 
 
-def _graphs(record: Record) -> dict[str, str]:
-  """The graphs by what no model changes: their sizes, and how often the guess is right."""
-  splits = (
-    described(name, [(size, round(record["scores"][name]["majority"], 6)) for size, _ in rows])
-    for name, rows in sorted(record["sentences"].items())
-  )
-  return dict(graphs=", ".join(splits))
+def _pair_table(title: str, rows: Rows, score: _Score) -> str:
+  """Returns the gains of rows over one another, each the mean over the seeds that both have."""
+
+  def gain(first: str, second: str) -> str:
+    values, others = (
+      {run["seed"]: score(run, "accuracy") for run in rows[row]} for row in (first, second)
+    )
+    both = [values[seed] - others[seed] for seed in values if seed in others]
+    return tables.signed_difference(student_interval(both) if both else Interval(math.nan, None))
+
+  return tables.pair_table(f"{title}, row - column", [*rows], gain)
 
 
-def _check_split(record: Record, split: str) -> None:
-  of, rows = record["scores"][split], record["sentences"][split]
-  if not rows or any([type(x) for x in row] != 2 * [int] for row in rows):
-    raise ValueError(f"the graphs of {split} are not two whole numbers each")
-  for name in ("accuracy", "loss", "majority"):
-    if not isinstance(of.get(name), int | float):
-      raise ValueError(f"no number {name!r} in the scores of {split}")
-  value = 100 * statistics.fmean(right for _, right in rows)
-  if not abs(value - of["accuracy"]) <= 0.01:  # NaN, too
-    raise ValueError(f"the graphs of {split} give accuracy {value:.2f}, not {of['accuracy']:.2f}")
+def _split(*splits: str) -> _Score:
+  """Returns the score over all graphs of these splits."""
+  numbers = lambda run: [len(run["sentences"][split]) for split in splits]
+  scores = lambda run, name: [run["scores"][split][name] for split in splits]
+  return lambda run, name: float(np.average(scores(run, name), weights=numbers(run)))
 
 
-def _folds(table: Table) -> list[str]:
-  run = table.records()[0]
-  name = config_value(run, "data.tu.name") or table.sweep
-  number = config_value(run, "data.tu.num_folds")
-  is_repeated = any(len(_by_fold(runs)) < len(runs) for runs in table.rows.values())
-  whose = "some seeds share one" if is_repeated else "each seed has its own"
+# Chains of relations ------------------------------------------------------------------------------
+
+
+def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
+  tests = sorted(int(name[5:]) for name in first["scores"] if name.startswith("test_"))
+  longest, longer = LONGEST_TRAINED, [k for k in tests if k > LONGEST_TRAINED]
+  column = lambda score: _column(rows, [first], score)
+  columns = tables.seed_columns(rows, _mean_and_deviation) | {
+    "valid": column(_split("valid")),
+    f"valid, {longest}": column(_valid_longest),
+    f"test, {longest}": column(_split(f"test_{longest}")),
+    f"test, {longer[0]} to {longer[-1]}": column(_split(*(f"test_{k}" for k in longer))),
+  }
+  by_length = {
+    f"{k} ({_num_graphs(first, f'test_{k}')})": column(_split(f"test_{k}"))
+    | ({_CTP: f"{CTP[k]:.1f}"} if k in CTP else {})
+    for k in tests
+  }
+  picture = folder / "graphs" / f"{sweep}-lengths.png"
+  spread_curves([lengths_panel(_curves(rows, tests))], picture)
   return [
-    f"## {name}: {number} stratified folds",
-    "",
-    f"One fold is tested on, the next one is valid, all others train; {whose}. Folds share "
-    f"training graphs, so an interval over them is a rough one. {caption(table)}",
-    "",
-    *_fold_table(table, number),
-    "",
-    *captions.how_rows_differ(table),
-    *_twins(table),
-    told(table, _test, "test"),
-    "",
-    *captions.set_apart(table),
+    tables.column_table(sweep, [*rows, _GUESS], columns),
+    _pair_table(f"valid, {longest}", rows, _valid_longest),
+    tables.column_table("test, relations (graphs)", [*rows, _CTP, _GUESS], by_length),
+    f"![Accuracy over length](graphs/{picture.name})",
   ]
 
 
-def _by_fold(runs: Sequence[Record]) -> dict[int, Record]:
-  """A run of each fold."""
-  tu = lambda run, name: config_value(run, f"data.tu.{name}")
-  return {fold_of(run["seed"], tu(run, "fold"), tu(run, "num_folds")): run for run in runs}
+def _valid_longest(run: Record, name: str) -> float:
+  """Computes the score of the valid chains that are as long as any in training, or NaN.
+
+  The guess is known for the published graphs alone: records have no classes.
+  """
+  right = [right for size, right in run["sentences"]["valid"] if size == LONGEST_TRAINED]
+  if name == "majority":
+    is_published = ";" in _num_graphs(run, "valid")
+    return 100 * GUESSED_LONGEST / len(right) if is_published else math.nan
+  return 100 * statistics.fmean(right) if right else math.nan
 
 
-def _twins(table: Table) -> list[str]:
-  """That two rows are one model, where every score of every fold is the same."""
-  scores = [
-    {run["seed"]: run["scores"] for run in table.rows.get(row, ())} for row in (LABELS, UNDIRECTED)
+def _num_graphs(run: Record, split: str) -> str:
+  """Returns the number of graphs and, if they are the published ones, of different graphs."""
+  number, (published, different) = len(run["sentences"][split]), GRAPHS.get(split, (0, 0))
+  return f"{number}; {different}" if number == published else f"{number}"
+
+
+def _curves(rows: Rows, tests: Sequence[int]) -> dict[str, list[tuple[float, ...]]]:
+  curves = {_CTP: [(k, y, y, y) for k, y in CTP.items()]}
+  for row, runs in rows.items():
+    scores = {k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs] for k in tests}
+    curves[row] = [(k, min(of), statistics.fmean(of), max(of)) for k, of in scores.items()]
+  return {row: curves[row] for row in (*rows, _CTP)}
+
+
+# Folds --------------------------------------------------------------------------------------------
+
+
+def _folds(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
+  """Returns the tables of runs whose seeds test on a fold each."""
+  guesses = next(iter(rows.values()))
+  columns = {name: _column(rows, guesses, _split(name)) for name in ("valid", "test")}
+  columns = {"seeds": tables.seed_columns(rows)["seeds"]} | columns
+  title = (
+    f"{sweep}: {first['config']['data.tu.name']}, {first['config']['data.tu.num_folds']} folds"
+  )
+  return [
+    tables.column_table(title, [*rows, _GUESS], columns),
+    _pair_table("test", rows, _split("test")),
   ]
-  if not scores[0] or scores[0] != scores[1]:
-    return []
-  same = "all scores are the same in every fold: each edge is listed in both directions already."
-  return [f"{UNDIRECTED.capitalize()} is {LABELS} here by construction, and {same}", ""]
-
-
-def _fold_table(table: Table, number: int) -> list[str]:
-  header = ["", "folds", "valid", "test", f"test: above {BLIND}"]
-  rows = []
-  for row, runs in table.rows.items():
-    values = [
-      spread([run["scores"][split]["accuracy"] for run in runs]) for split in ("valid", "test")
-    ]
-    above = "" if row == BLIND else signed(gain_of(table, row, BLIND, _test))
-    folds = len(_by_fold(runs))
-    repeated = f", {len(runs)} runs" if folds < len(runs) else ""
-    rows.append([row, f"{folds} of {number}{repeated}", *values, above])
-  of_folds = _by_fold(table.records()).values()
-  guesses = [
-    spread([run["scores"][split]["majority"] for run in of_folds]) for split in ("valid", "test")
-  ]
-  rows.append([GUESS, f"{len(of_folds)} of {number}", *guesses, ""])
-  return markdown.table(header, rows)
-
-
-def _test(run: Record) -> float:
-  return run["scores"]["test"]["accuracy"]

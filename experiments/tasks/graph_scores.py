@@ -22,7 +22,6 @@ GRAPHS = dict(
   **dict(test_6=(105, 105), test_7=(155, 155), test_8=(135, 135), test_9=(124, 124)),
   test_10=(122, 122),
 )
-DIFFERENT_LONGEST = 208  # of the valid chains of 4
 # Of these chains' rows: the answer is the most frequent in training. Records have no classes.
 GUESSED_LONGEST = 63
 

@@ -1,26 +1,26 @@
-"""The record of a finished run: one line of JSON, from which all tables and curves are made.
+"""Records of finished runs: one line of JSON each, from which all tables and curves are made.
 
 A record is a dict of
 
-  sweep, row, seed    which cell of which sweep it is; a run of its own has no sweep, "", and its
-                      config's name for a row
-  digest              of `config`: what was run
+  sweep, row, seed    the cell of the sweep; a single run has the sweep "" and its config's name
+                      for a row
+  digest              of `config`
   config              the values by dotted key that differ from those of configs/default.py for the
                       task, and the task if it is not translation
-  commit, date        of the code, and when the run was started for the last time
-  hardware, packages  what it ran on, in words, and versions by name
+  commit, date        of the code, and when the run was last started
+  hardware, packages  a description of the machine, and versions by name
   budget              updates, tokens_per_update, minutes, tokens_per_second
-  scores              by split: of translations sacrebleu, paper_bleu, and the signatures of both;
-                      of any task the first is its score
-  sentences           by split, of translations a row a sentence: length (the longer of source and
+  scores              by split: for translation sacrebleu, paper_bleu, and the signatures of both;
+                      for every task the first is its score
+  sentences           by split. Translation, a row per sentence: length (the longer of source and
                       reference in tokens of the vocabulary, without the end mark), hyp_len, ref_len
-                      and the matches c1 to c4 of `bleu.sentence_statistics`; of graphs a row a
-                      graph: size (nodes, or the relations of a chain), and 1 if it was told right;
-                      of music a row a piece: its tokens, and the nats of these and of its end
+                      and the matches c1 to c4 of `bleu.sentence_statistics`. Graphs, a row per
+                      graph: size (nodes, or the relations of a chain), and 1 if classified right.
+                      Music, a row per piece: tokens, and the nats of these and of the end
   curve               rows of step, valid_loss and the score of the valid split, null if none
 
-The sentences' numbers suffice for BLEU of any selection of them, by bootstrap or by length; no text
-of the data is in a record.
+The counts of sentences suffice for BLEU of any selection of them, by bootstrap or by length. A
+record holds no text of the data.
 """
 
 import hashlib
@@ -28,8 +28,10 @@ import json
 import os
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from relpos_jax.errors import InputError
 
@@ -37,16 +39,17 @@ KEYS = (
   *("sweep", "row", "seed", "digest", "config", "commit", "date", "hardware", "packages"),
   *("budget", "scores", "sentences", "curve"),
 )
-# What a run is called, and where its data lie: the sums of these files are checked.
+# The name of a run, and the folders of data whose checksums are verified.
 _INCIDENTAL = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
-_ARCHIVES = ("MUTAG", "Mutagenicity")  # of `data.tu`, checked likewise; the first is the default
+_ARCHIVES = ("MUTAG", "Mutagenicity")  # of `data.tu`, verified too; the first is the default
+Record = Mapping[str, Any]
 
 
 def digest(changes: Mapping[str, Any]) -> str:
-  """The first 12 letters of the SHA-256 of a config's values that differ from the defaults.
+  """Returns 12 letters of the SHA-256 of the config's values that differ from the defaults.
 
-  Thus a new key, whose default is what was done before, leaves the digests of old records as they
-  are. Names and the folders of files whose sums are checked do not count, nor does the keys' order.
+  A new key whose default keeps the old behaviour leaves the digests of old records as they are.
+  Names, the folders of data whose checksums are verified and the order of keys do not count.
 
   >>> digest({"name": "a", "model.rate": 0.0})
   'b52a29831b1c'
@@ -72,7 +75,7 @@ def make_record(
   scores: Mapping[str, Any],
   sentences: Mapping[str, list[list[int | float]]],
 ) -> dict[str, Any]:
-  """The record of a run that belongs to no sweep.
+  """Returns the record of a run that belongs to no sweep.
 
   Args:
     config: all values, as in the run's config.json.
@@ -104,7 +107,7 @@ def make_record(
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
-  """What a run's environment.json says that it ran on, in words.
+  """Describes the machine of a run from its environment.json.
 
   >>> hardware(dict(devices="1 x cpu", cpu_cores=2, cpu="AMD EPYC"))
   '1 x cpu, 2 cores of AMD EPYC'
@@ -113,7 +116,7 @@ def hardware(environment: Mapping[str, Any]) -> str:
 
 
 def valid_score(values: Mapping[str, Any]) -> Any:
-  """The first value of the valid split besides the loss, if there is any.
+  """Returns the first value of the valid split besides the loss, or None.
 
   >>> valid_score(dict(step=7, valid_loss=3.5, valid_bleu=20.0))
   20.0
@@ -123,7 +126,7 @@ def valid_score(values: Mapping[str, Any]) -> Any:
 
 
 def _budget(config: Mapping[str, Any], metrics: list[Mapping[str, Any]]) -> dict[str, Any]:
-  """Minutes are from the first step to the last evaluation, pauses included."""
+  """Counts the minutes from the first step to the last evaluation, pauses included."""
   speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
   return dict(
     updates=metrics[-1]["step"],
@@ -134,12 +137,12 @@ def _budget(config: Mapping[str, Any], metrics: list[Mapping[str, Any]]) -> dict
 
 
 def to_line(record: Mapping[str, Any]) -> str:
-  """A record as a line of a results file."""
+  """Returns a record as a line of a results file."""
   return json.dumps(record, separators=(",", ":")) + "\n"
 
 
 def from_line(line: str) -> dict[str, Any]:
-  """A record from its line.
+  """Returns the record that a line holds.
 
   Raises:
     ValueError: the line is not a whole record.
@@ -160,10 +163,10 @@ def from_line(line: str) -> dict[str, Any]:
 
 
 def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
-  """The records of a results file, a line each; none where there is no file.
+  """Returns the records of a results file, one per line; none if there is no file.
 
   Raises:
-    InputError: the file cannot be read; or names the first line that is not a whole record.
+    InputError: the file cannot be read, or a line of it is not a whole record.
   """
   path = pathlib.Path(path)
   records = []
@@ -178,3 +181,77 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
     except ValueError as error:
       raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
   return records
+
+
+# Records of one table -----------------------------------------------------------------------------
+
+
+class Metric(NamedTuple):
+  """Computes the score of a split from the rows of its sentences.
+
+  Attributes:
+    name: of the score in a record.
+    compute: takes the rows, an array of a row per sentence.
+    tolerance: between the score computed and the one recorded.
+    fixed: the columns that depend on the data alone and are the same for every model.
+    differs_by_seed: whether each seed has data of its own, such as a fold.
+  """
+
+  name: str
+  compute: Callable[[np.ndarray], float]
+  tolerance: float
+  fixed: tuple[int, ...]
+  differs_by_seed: bool = False
+
+
+def group_rows(
+  path: str | os.PathLike, records: Sequence[Record], metric: Metric
+) -> dict[str, list[Record]]:
+  """Groups the records of a results file by row, each in the order of seeds, and checks them.
+
+  Raises:
+    InputError: a record's seed, digest or score is not what its own config and sentences give, two
+      records are of one row and seed, or two differ in what all runs of a table or row share.
+  """
+  rows: dict[str, list[Record]] = {}
+  seen: dict[Any, tuple[int, Any]] = {}
+  for number, record in enumerate(records, start=1):
+    row, seed = record["row"], record["seed"]
+    try:
+      _check(record, metric)
+      if seed in [run["seed"] for run in rows.get(row, [])]:
+        raise ValueError(f"a second record of {row!r}, seed {seed}")
+      for key, value in _shared(record, metric).items():
+        first, expected = seen.setdefault(key, (number, value))
+        if value != expected:
+          raise ValueError(f"not the same {key[0]} as line {first}, so not in one table")
+    except (LookupError, TypeError, ValueError) as error:
+      raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
+    rows.setdefault(row, []).append(record)
+  return {row: sorted(runs, key=lambda run: run["seed"]) for row, runs in rows.items()}
+
+
+def _check(record: Record, metric: Metric) -> None:
+  """Raises LookupError, TypeError or ValueError unless a record agrees with itself."""
+  config = record["config"]
+  for name, own in dict(seed=config.get("seed", 0), digest=digest(config)).items():
+    if record[name] != own:
+      raise ValueError(f"its {name} is {record[name]!r}, that of its config {own!r}")
+  if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
+    raise ValueError("its scores and its sentences are of different splits")
+  for split, scores in record["scores"].items():
+    value, recorded = metric.compute(np.array(record["sentences"][split])), scores[metric.name]
+    if not np.isclose(value, recorded, rtol=0, atol=metric.tolerance, equal_nan=True):
+      raise ValueError(f"its sentences of {split} give {metric.name} {value:.4f}, not {recorded}")
+
+
+def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
+  """Returns what is the same for all runs of a table, of a row, or of a seed."""
+  budget, splits = record["budget"], record["sentences"].items()
+  seed = record["seed"] if metric.differs_by_seed else None
+  return {
+    ("budget",): (budget["updates"], budget["tokens_per_update"]),
+    ("signatures",): [scores.get("signatures") for scores in record["scores"].values()],
+    ("data", seed): {split: np.array(of)[:, metric.fixed].tolist() for split, of in splits},
+    ("config", record["row"]): {k: x for k, x in record["config"].items() if k != "seed"},
+  }

@@ -1,14 +1,21 @@
 """Tables in Markdown, and pages that hold generated blocks between a person's words."""
 
+import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.statistics import Interval, student_interval
+from relpos_jax.evaluation.record import Record
+from relpos_jax.evaluation.statistics import Comparison, Interval, student_interval
+
+Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, with their whole configs
+Point = tuple[int | float, float, float, float]  # x, and the lowest, mean and highest of y
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -47,6 +54,124 @@ def signed_difference(difference: Interval, digits: int = 2) -> str:
 
 def _plus_minus(half_width: float | None, digits: int) -> str:
   return "" if half_width is None else f" ± {half_width:.{digits}f}"
+
+
+def format_comparison(comparison: Comparison, digits: int = 2) -> str:
+  """Formats a difference, its interval and its p-value, in bold if the difference is clear.
+
+  >>> format_comparison(Comparison(Interval(0.5, 0.25), 0.001))
+  '**+0.50 ± 0.25**, p 0.001'
+  """
+  difference, p_value = comparison
+  bold = "**" if comparison.is_clear() else ""
+  return f"{bold}{signed_difference(difference, digits)}{bold}, p {p_value:.3f}"
+
+
+def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, str]]) -> str:
+  """Returns a table of columns, each of cells by row; a dash where there is no cell.
+
+  >>> print(column_table("", ["k=0", "k=1"], {"BLEU": {"k=0": "12.5"}}))
+  |  | BLEU |
+  |---|---|
+  | k=0 | 12.5 |
+  | k=1 | - |
+  """
+  name = lambda row: f"{row:,}" if isinstance(row, int) else row
+  cells = [[name(row), *(of.get(row, "-") for of in columns.values())] for row in rows]
+  return markdown_table([title, *columns], cells)
+
+
+def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]) -> str:
+  """Returns a table of each name against each other; `cell` takes the row's, then the column's.
+
+  >>> print(pair_table("a - b", ["k=0", "k=1"], lambda first, second: f"{first} - {second}"))
+  | a - b | k=0 | k=1 |
+  |---|---|---|
+  | k=0 | - | k=0 - k=1 |
+  | k=1 | k=1 - k=0 | - |
+  """
+  return column_table(title, names, {b: {a: cell(a, b) for a in names if a != b} for b in names})
+
+
+def config_table(rows: Rows) -> str:
+  """Returns a table of the config values that are not the same in all rows, but for the seed.
+
+  >>> runs = {f"k={k}": [dict(config={"model.k": k, "task": "music"})] for k in (4, 16)}
+  >>> print(config_table(runs))
+  | config | model.k |
+  |---|---|
+  | k=4 | `4` |
+  | k=16 | `16` |
+  """
+  configs = {row: runs[0]["config"] for row, runs in rows.items()}
+  keys = sorted({key for config in configs.values() for key in config} - {"seed"})
+  # 0 and 0.0 are the same value.
+  shown = lambda x: x if x and isinstance(x, str) else json.dumps(x).removesuffix(".0")
+  columns = {
+    key: {row: f"`{shown(of[key])}`" for row, of in configs.items() if key in of} for key in keys
+  }
+  differs = lambda of: len({of.get(row) for row in rows}) > 1
+  return column_table("config", rows, {key: of for key, of in columns.items() if differs(of)})
+
+
+def run_facts(rows: Rows, facts: Mapping[str, object]) -> str:
+  """Lists how the runs of a table were made: these facts, budget, machine, code and versions."""
+  records = [run for runs in rows.values() for run in runs]
+  each = lambda of: ", ".join(sorted({str(of(record)) for record in records}))
+  minutes = statistics.median(record["budget"]["minutes"] for record in records)
+  facts = dict(facts) | {
+    "updates": each(lambda r: f"{r['budget']['updates']:,}"),
+    "tokens or nodes per update": each(lambda r: f"{r['budget']['tokens_per_update']:,}"),
+    "minutes per run (median)": f"{minutes:.1f}",
+    "checkpoints averaged": each(lambda r: r["config"]["decoding.average_checkpoints"]),
+    "hardware": each(lambda r: r["hardware"]),
+    "date": each(lambda r: r["date"][:10]),
+    "commit": each(lambda r: re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", r["commit"] or "unknown")),
+    **{name: each(lambda r, n=name: r["packages"].get(n)) for name in ("python", "jax", "flax")},
+  }
+  return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def mean_column(
+  rows: Rows,
+  value: Callable[[Record], float | None],
+  digits: int = 2,
+  mean: Callable[[Sequence[float], int], str] = mean_and_interval,
+) -> dict[str, str]:
+  """Returns the cells of the mean of a value over the runs of each row, those that are finite.
+
+  >>> rows = dict(both=[dict(loss=2.0), dict(loss=None)])
+  >>> mean_column(rows, lambda run: run["loss"])
+  {'both': '2.00 (1 not finite)'}
+  """
+  cells = {}
+  for row, runs in rows.items():
+    values = [x for x in map(value, runs) if x is not None and math.isfinite(x)]
+    lost = f" ({len(runs) - len(values)} not finite)" if len(values) < len(runs) else ""
+    cells[row] = mean(values, digits) + lost
+  return cells
+
+
+def seed_columns(
+  rows: Rows, mean: Callable[[Sequence[float], int], str] = mean_and_interval
+) -> dict[str, dict[str, str]]:
+  """Returns the columns that all tables of sweeps begin with: seeds, and the last valid loss."""
+  return {
+    "seeds": {row: ", ".join(str(run["seed"]) for run in runs) for row, runs in rows.items()},
+    "valid loss": mean_column(rows, lambda run: run["curve"][-1][1], 3, mean),
+  }
+
+
+def curve_points(runs: Sequence[Record], column: int) -> list[Point]:
+  """Returns step, lowest, mean and highest over runs of a column of their curves.
+
+  >>> curve_points([dict(curve=[[9, 2.0, None]]), dict(curve=[[9, 4.0, None]])], column=1)
+  [(9, 2.0, 3.0, 4.0)]
+  """
+  values: dict[int, list[float]] = {}
+  for point in (point for run in runs for point in run["curve"] if point[column] is not None):
+    values.setdefault(point[0], []).append(point[column])
+  return [(step, min(of), statistics.fmean(of), max(of)) for step, of in sorted(values.items())]
 
 
 def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:

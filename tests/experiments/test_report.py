@@ -1,0 +1,372 @@
+"""The report's numbers are those of the raw records, and wrong records are refused."""
+
+import collections
+import copy
+import json
+import pathlib
+import re
+import shutil
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from experiments import report
+from experiments.reports import graphs, music, translation
+from experiments.tasks.graph_scores import CTP, GRAPHS, GUESSED_LONGEST
+from relpos_jax.data import clutrr
+from relpos_jax.evaluation.record import digest
+
+RESULTS = pathlib.Path(__file__).parents[2] / "results"
+STUDENT = {3: 4.30265, 2: 12.7062}  # 95% of Student's t, by the number of seeds
+ROWS = dict(relative=0.8, sinusoidal=0.7, none=0.55)
+CHAINS = {"keys and values": 0.98, "keys": 0.9, "none": 0.15}
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+  """Skips drawing, which takes most of the time, except in tests marked so."""
+  if "pictures" not in request.fixturenames:
+    for module in (translation, graphs, music):
+      monkeypatch.setattr(module, "spread_curves", lambda panels, path: path)
+
+
+@pytest.fixture
+def pictures():
+  """Marks a test that draws."""
+
+
+def make_record(sweep, row, seed, scores, sentences, curve, **config) -> dict:
+  """Returns the record of a run that never was."""
+  config = config | dict(seed=seed)
+  return dict(
+    **dict(sweep=sweep, row=row, seed=seed, digest=digest(config), config=config),
+    **dict(commit=40 * "a", date="2026-11-21T10:00:00+00:00", hardware="1 x cpu"),
+    packages=dict(python="3.11.7", jax="0.10.2", flax="0.12.8"),
+    budget=dict(updates=1500, tokens_per_update=1024, minutes=5.5, tokens_per_second=None),
+    **dict(scores=scores, sentences=sentences, curve=curve),
+  )
+
+
+def bleu(sentences) -> float:
+  """Computes BLEU as sacreBLEU does, from rows of counts."""
+  _, hyp_len, ref_len, *correct = np.sum(sentences, axis=0).tolist()
+  total = [sum(max(0, row[1] - n) for row in np.asarray(sentences).tolist()) for n in range(4)]
+  return sacrebleu.BLEU.compute_bleu(correct, total, hyp_len, ref_len, "exp").score
+
+
+def make_translations(sweep, rows=ROWS, num_seeds=3, **config) -> list[dict]:
+  """Returns records of translations of 200 sentences; long ones have fewer matches."""
+  rng = np.random.default_rng(0)
+  lengths = rng.integers(4, 28, 200)
+  references = lengths - rng.integers(0, 3, 200)
+  signatures = dict(sacrebleu="tok:none", paper_bleu="tok:moses-de+hyphens")
+  records = []
+  for seed in range(num_seeds):
+    for row, quality in rows.items():
+      rng = np.random.default_rng([seed, *map(ord, sweep + row)])
+      matches = [rng.binomial(references, quality * (1 - lengths / 200))]
+      for _ in range(3):
+        matches.append(rng.binomial(np.maximum(matches[-1] - 1, 0), quality))
+      counts = np.stack([lengths, references, references, *matches], axis=1).tolist()
+      scores = dict(sacrebleu=bleu(counts), paper_bleu=bleu(counts) + 0.1, signatures=signatures)
+      curve = [[step, 4 - quality - step / 1000, quality] for step in (500, 1500)]
+      data = {"data.source": "multi30k", **config}
+      records.append(
+        make_record(sweep, row, seed, dict(test=scores), dict(test=counts), curve, **data)
+      )
+  return records
+
+
+def make_chains(num_seeds=3) -> list[dict]:
+  sizes = dict(valid=(2, 3, 4), **{f"test_{k}": (k,) for k in range(2, 11)})
+  records = []
+  for seed, (row, chance) in ((s, item) for s in range(num_seeds) for item in CHAINS.items()):
+    rng = np.random.default_rng([seed, *map(ord, row)])
+    sentences = {
+      split: [[k, int(rng.random() < chance)] for k in of for _ in range(20 + k)]
+      for split, of in sizes.items()
+    }
+    scores = {
+      split: dict(accuracy=100 * np.mean(of, axis=0)[1], loss=1.0, majority=7.0)
+      for split, of in sentences.items()
+    }
+    curve = [[1500, 1.5 - chance, None]]
+    records.append(make_record("graph-clutrr", row, seed, scores, sentences, curve, task="graphs"))
+  return records
+
+
+def make_music(num_seeds=3) -> list[dict]:
+  records = []
+  for seed, (row, quality) in ((s, item) for s in range(num_seeds) for item in ROWS.items()):
+    rng = np.random.default_rng([seed, *map(ord, row)])
+    pieces = [[400 + n, round((1 - quality) * (401 + n) + rng.normal(), 3)] for n in range(30)]
+    nll = sum(nats for _, nats in pieces) / sum(tokens + 1 for tokens, _ in pieces)
+    scores = dict(valid=dict(nll=nll, without_ends=nll, per_step=4 * nll))
+    curve = [[1500, nll, None]]
+    records.append(make_record("music", row, seed, scores, dict(valid=pieces), curve, task="music"))
+  return records
+
+
+def write_runs(folder: pathlib.Path, *sweeps) -> pathlib.Path:
+  """Writes a results folder with a file for each list of records."""
+  (folder / "runs").mkdir(parents=True, exist_ok=True)
+  for records in sweeps:
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "runs" / f"{records[0]['sweep']}.jsonl").write_text(text, encoding="utf-8")
+  return folder
+
+
+def tables_of(folder: pathlib.Path, *sweeps) -> dict[str, dict[str, dict[str, str]]]:
+  """Writes the report of these records; returns its cells by table's first head, row and column."""
+  (page,) = report.write_all(write_runs(folder, *sweeps))
+  found, head = {}, None
+  for line in page.read_text("utf-8").splitlines():
+    cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else None
+    if cells and head is None:
+      found[cells[0]] = {}
+    elif cells and cells[0] != "---":
+      found[head[0]][cells[0]] = dict(zip(head[1:], cells[1:], strict=True))
+    head = cells and (head or cells)
+  return found
+
+
+def of_row(records, row: str, value) -> list[float]:
+  return [value(record) for record in records if record["row"] == row]
+
+
+def interval(values, digits: int = 2) -> str:
+  half_width = STUDENT[len(values)] * np.std(values, ddof=1) / np.sqrt(len(values))
+  return f"{np.mean(values):.{digits}f} ± {half_width:.{digits}f}"
+
+
+def deviation(values) -> str:
+  return f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
+
+
+class TestTranslation:
+  def test_numbers_are_those_of_the_seeds(self, tmp_path):
+    records = make_translations("table1")
+    tables = tables_of(tmp_path, records)
+    score = lambda record: record["scores"]["test"]["sacrebleu"]
+    for row, cells in tables["table1"].items():
+      assert cells["seeds"] == "0, 1, 2"
+      assert cells["valid loss"] == f"{2.5 - ROWS[row]:.3f} ± 0.000"
+      assert cells["sacreBLEU"] == interval(of_row(records, row, score))
+      assert cells["paper's BLEU"] == interval(np.add(of_row(records, row, score), 0.1))
+    assert [of["paper, EN-DE base"] for of in tables["table1"].values()] == ["26.8", "26.5", "-"]
+    above = np.mean(of_row(records, "relative", score)) - np.mean(of_row(records, "none", score))
+    pairs = tables["sacreBLEU of test, row - column"]
+    assert re.fullmatch(rf"\*\*\+{above:.2f} ± .*\*\*, p 0.001", pairs["relative"]["none"])
+    assert pairs["none"]["relative"].startswith(f"**-{above:.2f} ± ")
+
+  def test_one_seed_has_no_interval_and_is_never_bold(self, tmp_path):
+    tables = tables_of(tmp_path, make_translations("table1", num_seeds=1))
+    assert not any("±" in x or "**" in x for x in re.findall(r"'([^']*)'", str(tables)))
+
+  def test_a_loss_that_is_not_finite_is_in_no_mean(self, tmp_path):
+    records = make_translations("table1")
+    records[0]["curve"] = [[1500, None, None]]
+    cells = tables_of(tmp_path, records)["table1"]["relative"]
+    assert cells["valid loss"] == "1.700 ± 0.000 (1 not finite)"
+
+  def test_bands_hold_the_bleu_of_their_sentences(self, tmp_path):
+    records = make_translations("lengths", **{"batches.max_length": 16})
+    tables = tables_of(tmp_path, records)
+
+    def of_lengths(row, first, last, digits):
+      of = [np.array(record["sentences"]["test"]) for record in records if record["row"] == row]
+      return interval([bleu(x[(first <= x[:, 0]) & (x[:, 0] <= last)]) for x in of], digits)
+
+    for row, cells in tables["lengths: tokens (sentences)"].items():
+      sides = {name.partition(" (")[0]: cell for name, cell in cells.items()}
+      assert sides["up to 15"] == of_lengths(row, 0, 15, 2)
+      assert sides["above 15"] == of_lengths(row, 16, 99, 2)
+    for band, cells in tables["tokens"].items():
+      first, _, last = band.partition(" to ")
+      assert cells["none"] == of_lengths("none", int(first), int(last or first), 1)
+    assert sum(int(cells["sentences"]) for cells in tables["tokens"].values()) == 200
+
+  def test_lengths_that_were_all_trained_on_have_no_table(self, tmp_path):
+    assert "tokens" not in tables_of(tmp_path, make_translations("table1"))
+
+  def test_the_words_of_a_person_stay_and_pictures_are_drawn(self, tmp_path, pictures):
+    sweeps = [
+      make_translations("table2", {"k=0": 0.6}),
+      make_translations("table3", {"neither": 0.6}),
+    ]
+    page = tmp_path / "report.md"
+    page.write_text("Ours.\n<!-- begin table3 -->\nold\n<!-- end table3 -->\nA conclusion.\n")
+    tables_of(tmp_path, *sweeps)
+    text = page.read_text("utf-8")
+    assert text.startswith("Ours.\n<!-- begin table3 -->\n| table3 |") and "old" not in text
+    assert "<!-- end table3 -->\nA conclusion.\n" in text and "| k=0 | neither |" in text
+    names = re.findall(r"\]\((.*?)\)", text)
+    assert len(names) == 2 and all((tmp_path / x).stat().st_size > 10_000 for x in names)
+
+
+class TestGraphs:
+  def test_numbers_are_those_of_the_seeds(self, tmp_path):
+    records = make_chains()
+    tables = tables_of(tmp_path, records)
+    longest = lambda r: 100 * np.mean([ok for k, ok in r["sentences"]["valid"] if k == 4])
+    longer = lambda r: (
+      100 * np.mean([ok for k in range(5, 11) for _, ok in r["sentences"][f"test_{k}"]])
+    )
+    for row in CHAINS:
+      cells = tables["graph-clutrr"][row]
+      assert cells["valid, 4"] == deviation(of_row(records, row, longest))
+      assert cells["test, 5 to 10"] == deviation(of_row(records, row, longer))
+      six = of_row(records, row, lambda r: r["scores"]["test_6"]["accuracy"])
+      assert tables["test, relations (graphs)"][row]["6 (26)"] == deviation(six)
+    assert tables["test, relations (graphs)"]["CTP, published"]["6 (26)"] == f"{CTP[6]:.1f}"
+    guess = tables["graph-clutrr"]["most frequent class in training"]
+    assert (guess["valid"], guess["valid, 4"]) == ("7.0", "-")
+    gains = np.subtract(*(of_row(records, row, longest) for row in ("keys", "none")))
+    assert tables["valid, 4, row - column"]["keys"]["none"] == f"+{interval(gains)}"
+
+  def test_different_graphs_are_as_many_as_are_published(self, shared_data):
+    rows = clutrr._rows_of_graphs(shared_data / "clutrr" / clutrr._GRAPHS)
+    known = {split: [(_key(x), len(x["labels"]), x["target"]) for x in of]
+             for split, of in rows.items()}  # fmt: skip
+    everything = known.pop("train")
+    train = [x for x in everything if x[0] >= 0.1]
+    known["valid"] = [x for x in everything if x[0] < 0.1]
+    assert {split: (len(of), len({x[:2] for x in of})) for split, of in known.items()} == GRAPHS
+    assert len({x[:2] for x in known["valid"] if x[1] == 4}) == 208  # as results/graphs.md says
+    assert {x[:2] for x in known["test_2"]} <= {x[:2] for x in train}
+    guess = collections.Counter(target for *_, target in train).most_common(1)[0][0]
+    assert sum(x[1:] == (4, guess) for x in known["valid"]) == GUESSED_LONGEST
+
+
+def _key(row) -> float:
+  """Returns the number by which a graph of the published files is valid or trained on."""
+  labels = map(clutrr.RELATIONS.index, row["labels"])
+  edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
+  item = dict(edges=np.array(edges), query=np.array(row["query"]), target=np.int32(0))
+  return clutrr._number(clutrr._graph(item))
+
+
+class TestMusic:
+  def test_numbers_are_those_of_the_seeds_that_did_not_diverge(self, tmp_path):
+    records = make_music()
+    records[1]["scores"]["valid"]["nll"] = records[1]["sentences"]["valid"][0][1] = float("nan")
+    tables = tables_of(tmp_path, records)
+    nll = lambda record: record["scores"]["valid"]["nll"]
+    of = {row: [x for x in of_row(records, row, nll) if np.isfinite(x)] for row in ROWS}
+    cells = {row: of["valid, a token"] for row, of in tables["music"].items()}
+    assert cells["relative"] == interval(of["relative"], 3)
+    assert cells["sinusoidal"] == f"{interval(of['sinusoidal'], 3)} (1 not finite)"
+    pairs = tables["valid, a token, row - column"]["relative"]
+    above = np.mean(of["relative"]) - np.mean(of["sinusoidal"])
+    assert pairs["sinusoidal"].removeprefix("**").startswith(f"{above:+.3f} ± ")
+    published = [row["published (second hand), valid, a token"] for row in tables["music"].values()]
+    assert published == ["0.357", "0.398", "-"]
+
+
+class TestRecords:
+  @pytest.mark.parametrize(
+    "change, words",
+    [
+      (lambda r: r["config"].update({"model.width": 64}), "its digest is"),
+      (lambda r: r["config"].update(task="speech"), "its digest is"),
+      (lambda r: r.update(seed=7), "its seed is 7"),
+      (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
+      (lambda r: r["scores"]["test"].update(sacrebleu=12.25), "not 12.25"),
+      (lambda r: r["scores"]["test"].update(sacrebleu=None), "NoneType"),
+      (lambda r: r["sentences"]["test"].pop(), "give sacrebleu"),
+      (lambda r: r["sentences"].pop("test"), "different splits"),
+      (lambda r: r["sentences"].update(test=[[1, 2], [1]]), "inhomogeneous"),
+      (lambda r: _shift(r), "not the same data as line 1"),
+      (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
+      (lambda r: r["scores"]["test"].update(signatures={}), "not the same signatures as line 1"),
+      (lambda r: _with_config(r, {"model.width": 64}), "not the same config as line 2"),
+    ],
+  )
+  def test_a_wrong_record_is_one_line_and_the_page_stays(self, call, tmp_path, change, words):
+    records = copy.deepcopy(make_translations("table1", num_seeds=2))
+    change(records[4])
+    folder = write_runs(tmp_path, records)
+    self.refused(call("report", f"--results={folder}"), "table1.jsonl, line 5: ", words)
+    assert not (folder / "report.md").exists()
+
+  def test_a_half_written_line_is_one_line(self, call, tmp_path):
+    file = write_runs(tmp_path, make_music()) / "runs" / "music.jsonl"
+    file.write_text(file.read_text()[:-100])
+    self.refused(call("report", f"--results={tmp_path}"), f"{file}, line 9: half-written")
+
+  def test_no_records_and_unknown_tasks_are_one_line(self, call, tmp_path):
+    self.refused(call("report", f"--results={tmp_path}"), f"no records in {tmp_path}")
+    record = make_music()[0]
+    _with_config(record, dict(task="speech"))
+    folder = write_runs(tmp_path, [record])
+    self.refused(call("report", f"--results={folder}"), "music.jsonl, line 1: no task 'speech'")
+
+  def test_a_key_that_configs_no_longer_have_leaves_records_readable(self, tmp_path):
+    records = make_translations("table1", **{"data.embedded.seed": 3})
+    assert tables_of(tmp_path, records)["table1"]
+
+  def refused(self, answer, *words):
+    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
+    assert all(word in answer.err for word in words), answer.err
+
+
+def _shift(record):
+  """Changes the lengths of the test sentences, and so the data, but no score."""
+  for sentence in record["sentences"]["test"]:
+    sentence[0] += 1
+
+
+def _with_config(record, values):
+  record["config"] |= values
+  record["digest"] = digest(record["config"])
+
+
+class TestWorkdirs:
+  def test_a_column_says_what_the_runs_own_files_say(self, call, workdir, tmp_path):
+    answer = call("report", f"--workdirs={workdir}", f"--out={tmp_path}/new/table.md")
+    assert (answer.status, answer.out, answer.err) == (0, "", "")
+    text = (tmp_path / "new" / "table.md").read_text("utf-8")
+    assert call("report", f"--workdirs={workdir}").out == text
+    scores = json.loads((workdir / "results.json").read_text())["test"]
+    environment = json.loads((workdir / "environment.json").read_text())
+    for name, value in {
+      "run": "1: tiny",
+      "updates": "12",
+      "sacrebleu, test": f"{scores['sacrebleu']['value']:.2f}",
+      "paper_bleu, test": f"{scores['paper_bleu']['value']:.2f}",
+      "date": environment["date"][:10],
+      "jax": environment["packages"]["jax"],
+    }.items():
+      assert f"| {name} | {value} |" in text
+
+  def test_unfinished_runs_and_unwritable_files_are_one_line(self, call, workdir, tmp_path):
+    answer = call("report", f"--workdirs={workdir},{tmp_path}")
+    assert (answer.status, answer.err.count("\n")) == (2, 1)
+    assert f"no {tmp_path}/record.json" in answer.err
+    answer = call("report", f"--workdirs={workdir}", f"--out={tmp_path}")
+    assert (answer.status, answer.err.count("\n")) == (2, 1) and "cannot write --out=" in answer.err
+
+
+def test_the_committed_pages_are_those_of_the_committed_records(tmp_path):
+  names = ("runs", "multi30k", "report.md", "graphs.md", "music.md", "multi30k.md")
+  for name in names:
+    (shutil.copytree if "." not in name else shutil.copy)(RESULTS / name, tmp_path / name)
+  report.write_all(tmp_path)
+  for name in names[2:]:
+    assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", (RESULTS / name).read_text("utf-8"))
+    assert all((RESULTS / picture).exists() for picture in pictures)
+
+
+@pytest.mark.parametrize("name, own", [
+  ("report", {"0.05", "1.0", "0.5"}),  # p, and the paper's keys over values
+  ("graphs", {"3.1"}),
+  ("music", {"0.05", "0.417", "0.37", "0.109", "0.123"}),  # published, and differences to these
+])  # fmt: skip
+def test_the_figures_in_a_pages_words_are_those_of_its_tables(name, own):
+  text = (RESULTS / f"{name}.md").read_text("utf-8").partition("## Memory")[0]
+  blocks = re.compile(r"<!-- begin (.*?) -->.*?<!-- end \1 -->", re.DOTALL)
+  figures = re.findall(r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)", blocks.sub("", text))
+  tables = "".join(match[0] for match in blocks.finditer(text))
+  assert [figure for figure in figures if figure not in tables and figure not in own] == []
