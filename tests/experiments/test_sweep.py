@@ -14,13 +14,13 @@ import sys
 import time
 
 import pytest
-
-from configs import default
-from experiments import command, locks, train
 from experiments.sweeps import cells as cells_module
 from experiments.sweeps import local, progress
 from experiments.sweeps.book import Book
 from experiments.sweeps.cells import plan_cells
+
+from configs import default
+from experiments import command, locks, train
 from experiments.validation import validate
 from experiments.values import changes
 from relpos_jax.evaluation.record import digest, read_records

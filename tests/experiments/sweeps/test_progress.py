@@ -7,7 +7,6 @@ import pathlib
 
 import pytest
 import rich.console
-
 from experiments.sweeps import progress as progress_module
 from experiments.sweeps.cells import Cell
 from experiments.sweeps.progress import Progress, State, finished_state, read_state
