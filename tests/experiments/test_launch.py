@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from experiments.launch.__main__ import environments, run_again_and_again
+from experiments.launch.__main__ import environments, run_with_retries
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "launch"
 RECIPES = sorted([*FOLDER.glob("*.sh"), *FOLDER.glob("*.sbatch")])
@@ -23,20 +23,20 @@ def bash(script: str) -> list[str]:
 @pytest.mark.parametrize("status", ["exit 134", "exit 137", "exit 143", "kill -9 $$", "kill -6 $$"])
 def test_a_killed_command_is_started_again_up_to_a_limit(status, tmp_path, capfd):
   count = f"echo >> {tmp_path}/starts"
-  assert run_again_and_again(bash(f"{count}; {status}"), 1, retries=2) in (134, 137, 143)
+  assert run_with_retries(bash(f"{count}; {status}"), 1, retries=2) in (134, 137, 143)
   assert len((tmp_path / "starts").read_text().splitlines()) == 3
   assert "retry 2 of 2" in capfd.readouterr().err
 
 
 def test_one_that_recovers_ends_well(tmp_path):
   script = f"test -e {tmp_path}/once && exit 0; touch {tmp_path}/once; kill -9 $$"
-  assert run_again_and_again(bash(script), 1, retries=1) == 0
+  assert run_with_retries(bash(script), 1, retries=1) == 0
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])
 def test_what_ended_by_itself_is_not_started_again(status, tmp_path):
   script = f"echo >> {tmp_path}/starts; exit {status}"
-  assert run_again_and_again(bash(script), 1, retries=2) == status
+  assert run_with_retries(bash(script), 1, retries=2) == status
   assert len((tmp_path / "starts").read_text().splitlines()) == 1
 
 
@@ -44,7 +44,7 @@ def test_when_one_of_several_fails_the_others_are_killed(tmp_path):
   """The mistake of one counts more than that others died of it."""
   script = f"echo $$ > {tmp_path}/$JAX_PROCESS_ID; [ $JAX_PROCESS_ID = 0 ] && exec sleep 100"
   script += f"; while [ ! -s {tmp_path}/0 ]; do sleep 0.05; done; exit $((135 - JAX_PROCESS_ID))"
-  assert run_again_and_again(bash(script), 2, retries=0) == 134
+  assert run_with_retries(bash(script), 2, retries=0) == 134
   assert not is_alive(int((tmp_path / "0").read_text()))
 
 
@@ -72,7 +72,7 @@ def test_sigterm_is_passed_on_and_nothing_is_started_again(tmp_path):
 
   thread = threading.Thread(target=terminate)
   thread.start()
-  assert run_again_and_again(bash(script), 2, retries=2) == 1
+  assert run_with_retries(bash(script), 2, retries=2) == 1
   thread.join()
   assert len((tmp_path / "heard").read_text().splitlines()) == 2
   assert signal.getsignal(signal.SIGTERM) == handler
