@@ -118,6 +118,7 @@ class ProgressTable:
     self._rows = {cell.name: add(cell.name, total=cell.num_steps) for cell in cells}
     self._all = add("all", state="")
     self._printed = dict.fromkeys(self._rows, 0.0)
+    self._starts: dict[str, int] = {}  # step from which this sweep trains a cell
 
   def update(self, cell: Cell, state: str, record: Record | None = None) -> None:
     """Shows the state of a cell, the last numbers of its metrics, and its test score."""
@@ -133,8 +134,12 @@ class ProgressTable:
     row = self._rows[cell.name]
     has_changed = self.table.tasks[row].fields["state"] != state
     self.table.update(row, completed=step, state=state, numbers=text)
+    if state == "running":
+      self._starts.setdefault(cell.name, step)
     *cells, _ = self.table.tasks
-    done = sum(task.completed for task in cells)
+    done = sum(
+      task.completed - self._starts.get(task.description, task.completed) for task in cells
+    )
     left = sum(task.remaining for task in cells if task.fields["state"] in ("waiting", "running"))
     self.table.update(self._all, completed=done, total=done + left)
     if self._console.is_terminal:
