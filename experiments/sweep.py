@@ -21,7 +21,6 @@ RESULTS/SWEEP.jsonl has a line per cell. To train one again, delete its line and
 import collections
 import contextlib
 import datetime
-import functools
 import os
 import pathlib
 import shlex
@@ -74,13 +73,15 @@ def main(
   path = pathlib.Path(results, f"{sweep}.jsonl")
   words_of = lambda cell: sweep_cells.submission(submit, sweep, cell) if submit else cell.command
   commands = {cell.name: words_of(cell) for cell in cells}
-  if dry_run:
-    for cell in _waiting(cells, sweep_cells.find_records(path, cells)):
-      print(shlex.join(commands[cell.name]))
-    return
-  with lock_folder(pathlib.Path(out, sweep), "sweep", "out"):
-    records = sweep_cells.collect_records(path, cells)
-    waiting = _waiting(cells, records)
+  lock = lock_folder(pathlib.Path(out, sweep), "sweep", "out")
+  with contextlib.nullcontext() if dry_run else lock:
+    records = (sweep_cells.find_records if dry_run else sweep_cells.collect_records)(path, cells)
+    waiting = [cell for cell in cells if cell.key not in records]
+    waiting = [cell for cell in waiting if not cell.file(".submitted").exists()]
+    if dry_run:
+      for cell in waiting:
+        print(shlex.join(commands[cell.name]))
+      return
     progress = ProgressTable(cells)
     with progress.table:
       for cell in (cell for cell in cells if cell not in waiting):
@@ -96,11 +97,6 @@ def main(
     sys.exit("\n".join(f"failed: {file}: {file.read_text().splitlines()[-1]}" for file in errors))
 
 
-def _waiting(cells: Sequence[Cell], records: Mapping[Key, Record]) -> list[Cell]:
-  cells = [cell for cell in cells if cell.key not in records]
-  return [cell for cell in cells if not cell.file(".submitted").exists()]
-
-
 class ProgressTable:
   """Shows the cells in a table on a terminal; elsewhere in a line per change and per minute."""
 
@@ -114,9 +110,9 @@ class ProgressTable:
       disable=not self._console.is_terminal,
       speed_estimate_period=float("inf"),
     )
-    add = functools.partial(self.table.add_task, state="waiting", numbers="")
-    self._rows = {cell.name: add(cell.name, total=cell.num_steps) for cell in cells}
-    self._all = add("all", state="")
+    add = lambda name, steps: self.table.add_task(name, total=steps, state="waiting", numbers="")
+    self._rows = {cell.name: add(cell.name, cell.num_steps) for cell in cells}
+    self._all = add("all", None)
     self._printed = dict.fromkeys(self._rows, 0.0)
     self._starts: dict[str, int] = {}  # step from which this sweep trains a cell
 
@@ -127,9 +123,8 @@ class ProgressTable:
       last |= {name: x for name, x in line.items() if x is not None}
     step = cell.num_steps if record else last.get("step", 0)
     numbers = {name: x for name, x in last.items() if name == "loss" or name.startswith("valid_")}
-    if record and (scores := record["scores"].get("test")):
-      name, score = next(iter(scores.items()))
-      numbers[f"test {name}"] = score
+    scores = record["scores"].get("test", {}) if record else {}
+    numbers |= {f"test {name}": scores[name] for name in [*scores][:1]}
     text = "  ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in numbers.items())
     row = self._rows[cell.name]
     has_changed = self.table.tasks[row].fields["state"] != state
@@ -137,11 +132,9 @@ class ProgressTable:
     if state == "running":
       self._starts.setdefault(cell.name, step)
     *cells, _ = self.table.tasks
-    done = sum(
-      task.completed - self._starts.get(task.description, task.completed) for task in cells
-    )
-    left = sum(task.remaining for task in cells if task.fields["state"] in ("waiting", "running"))
-    self.table.update(self._all, completed=done, total=done + left)
+    done = sum(t.completed - self._starts.get(t.description, t.completed) for t in cells)
+    left = sum(t.remaining for t in cells if t.fields["state"] in ("waiting", "running"))
+    self.table.update(self._all, completed=done, total=done + left, state="")
     if self._console.is_terminal:
       self.table.refresh()
     elif has_changed or time.monotonic() - self._printed[cell.name] > _PRINT_SECONDS:

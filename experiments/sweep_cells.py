@@ -21,8 +21,7 @@ from relpos_jax.training.workdir import write_whole
 TRAIN = ("python", "-m", "experiments.train")
 _LONGEST_JOB_NAME = 40  # xpk's limit; Kubernetes and SLURM allow more
 
-Record = dict[str, Any]
-Key = tuple[str, int]  # row and seed: identify a record in a results file
+Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
 
 
 class Cell(NamedTuple):
