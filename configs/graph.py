@@ -1,4 +1,4 @@
-"""Attention over labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecules.
+"""Classifies labelled graphs with attention (Shaw et al. 2018, section 3.1): kinship, molecules.
 
   python -m experiments.train --config=configs/graph.py:clutrr
   python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=3
@@ -7,20 +7,20 @@
   python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
 
-The argument's words, separated by commas: clutrr, trained on chains of 2 to 4 relations and scored
-on 2 to 10; or tu, the molecules MUTAG and any folder in TU format, where seeds 0 to 9 test on one
-of ten folds each (--config.data.tu.fold=3 fixes it); or mutagenicity, more molecules. And a system:
-keys_values, keys, values, none, undirected or unstructured, as `_SYSTEMS` says below.
+Arguments, separated by commas: a source and a system. Sources: `clutrr`, trained on chains of 2 to
+4 relations and scored on 2 to 10; `tu`, the molecules MUTAG or any folder in TU format, where seeds
+0 to 9 test on one of ten folds each (--config.data.tu.fold=3 fixes it); `mutagenicity`, more
+molecules. Systems: keys_values, keys, values, none, undirected, unstructured; see `_SYSTEMS`.
 
-A folder's NAME_node_attributes.txt and NAME_edge_attributes.txt, where they are there, train beside
-the labels, as the numbers are (scale them): those of nodes in every system, those of edges where
-labels of edges do.
+If the folder has NAME_node_attributes.txt or NAME_edge_attributes.txt, these numbers are inputs
+beside the labels, without scaling: node attributes in every system, edge attributes in those that
+use labels of edges.
 """
 
 from configs import default
 
 _BLIND = dict(relative_keys=False, relative_values=False)
-# Each: what it is, and the values that make it.
+# Each has a description, and the model values it changes.
 _SYSTEMS = {
   "keys_values": (
     "labels of edges on keys and values; all persons of a chain see each other, atoms see their "
@@ -39,11 +39,11 @@ _SYSTEMS = {
     dict(_BLIND, sees="all"),
   ),
 }
-_ROWS = dict(keys_values="keys and values")  # other rows are called like their systems
+_ROWS = dict(keys_values="keys and values")  # other rows have their system's name
 
 
 def get_config(argument: str = ""):
-  """A source and a system by name; clutrr and keys_values by default."""
+  """Returns a config by source and system; clutrr and keys_values by default."""
   words = default.words_of(argument, *_SOURCES, *_SYSTEMS)
   source = default.the_only(words, _SOURCES, "clutrr")
   system = default.the_only(words, _SYSTEMS, "keys_values")
@@ -56,13 +56,13 @@ def get_config(argument: str = ""):
 
 
 def _clutrr(config) -> None:
-  """128 chains a batch, about ten epochs; chosen on the valid split."""
+  """Sets 128 chains per batch and about ten epochs, chosen on the valid split."""
   config.batches.update(tokens=640, max_length=5, num_shapes=1)
   config.training.update(num_steps=1030, warmup_steps=200, eval_every=206, save_every=206)
 
 
 def _tu(config) -> None:
-  """A bond is an edge in each direction already. After 40 epochs MUTAG's valid loss only rises."""
+  """Sets 40 epochs, after which MUTAG's valid loss rises. Bonds are edges in both directions."""
   config.data.source = "tu"
   config.batches.update(tokens=1024, max_length=128, num_shapes=1)
   config.model.update(sees="neighbours", reverse_edges="none", dropout_rate=0.2)
@@ -70,7 +70,7 @@ def _tu(config) -> None:
 
 
 def _mutagenicity(config) -> None:
-  """About ten epochs."""
+  """Sets about ten epochs."""
   _tu(config)
   config.data.tu.name = "Mutagenicity"
   config.batches.num_shapes = 4
@@ -81,11 +81,11 @@ _SOURCES = dict(clutrr=_clutrr, tu=_tu, mutagenicity=_mutagenicity)
 
 
 def sweep():
-  """Each system."""
+  """Yields each system and the values it changes."""
   for name, (_, changes) in _SYSTEMS.items():
     yield _ROWS.get(name, name), {f"model.{key}": value for key, value in changes.items()}
 
 
 def systems():
-  """What each row of the sweep is, in words."""
+  """Returns a description of each row of the sweep."""
   return {_ROWS.get(name, name): what for name, (what, _) in _SYSTEMS.items()}
