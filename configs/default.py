@@ -1,8 +1,7 @@
-"""Every value of an experiment, with its meaning.
+"""Defines every value of an experiment: those of all tasks, and those of each.
 
-Those of all tasks, and those of each: of translation, the paper's base model. A value is changed on
-the command line by `--config.model.max_distance=4`. Other configs start from these values, and so
-does one of your own, a file anywhere:
+The values of translation are the paper's base model. Change a value on the command line with
+`--config.model.max_distance=4`, or write a config of your own, a file anywhere:
 
   from configs import default
 
@@ -18,7 +17,7 @@ from ml_collections import ConfigDict
 
 
 def words_of(argument: str, *known: str) -> list[str]:
-  """The words of a config's argument, which commas separate; ValueError for one not known."""
+  """Splits a config's argument at commas; raises ValueError for an unknown word."""
   words = [word for word in argument.split(",") if word]
   for word in words:
     if word not in known:
@@ -27,7 +26,7 @@ def words_of(argument: str, *known: str) -> list[str]:
 
 
 def the_only(words, choices, otherwise: str) -> str:
-  """The word that is one of the choices, or else `otherwise`; ValueError if there are several."""
+  """Returns the word among choices, or `otherwise`; raises ValueError if there are several."""
   found = [word for word in words if word in choices]
   if len(found) > 1:
     raise ValueError(f"{' and '.join(found)} exclude each other: give one")
@@ -35,7 +34,7 @@ def the_only(words, choices, otherwise: str) -> str:
 
 
 def get_config(task: str = "translation") -> ConfigDict:
-  """The values of a task: translation, music or graphs."""
+  """Returns the values of a task: translation, music or graphs."""
   config = _of_all_tasks()
   config.task = task
   config.update(_TASKS[task]())
@@ -46,14 +45,14 @@ def _of_all_tasks() -> ConfigDict:
   return ConfigDict(
     dict(
       name="default",  # runs/NAME is the run's folder if --workdir is not given
-      seed=0,  # of parameters, order of batches, dropout
-      task="",  # what kind of system it is; the values below differ
-      # Devices along each axis of the mesh; one may be -1, the rest.
+      seed=0,  # for parameters, order of batches, dropout
+      task="",  # translation, music or graphs
+      # Devices along each axis of the mesh; one may be -1: all that remain.
       mesh=dict(
         data=-1,  # batches
         fsdp=1,  # batches, and parameters
         tensor=1,  # heads, and the feed-forward's hidden width
-        sequence=1,  # tokens of a sequence
+        sequence=1,  # tokens of each sequence
       ),
       training=dict(
         num_steps=100_000,
@@ -62,15 +61,15 @@ def _of_all_tasks() -> ConfigDict:
         schedule="paper",
         learning_rate=1.0,
         warmup_steps=4000,
-        num_microbatches=1,  # gradients are summed over so many parts of a batch
+        num_microbatches=1,  # parts of a batch over which gradients are summed
         prng="threefry2x32",  # or unsafe_rbg: faster dropout, different on other meshes
         eval_every=2000,
         save_every=2000,
         keep_checkpoints=20,
-        max_skipped=10,  # so many steps in a row with a loss or gradient not finite end the run
+        max_skipped=10,  # consecutive non-finite steps that end the run
       ),
       decoding=dict(
-        average_checkpoints=1,  # the mean of so many of the last ones
+        average_checkpoints=1,  # number of last checkpoints
       ),
     )
   )
@@ -81,7 +80,7 @@ def _translation() -> dict:
     data=dict(
       source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
       languages="en-de",  # from-to
-      moses=False,  # normalise and tokenise as Moses does, before the vocabulary is trained
+      moses=False,  # normalise and tokenise as Moses does, before the vocabulary
       lowercase=False,
       embedded=dict(train_size=20_000),  # the first pairs of 20,000
       multi30k=dict(
@@ -93,9 +92,9 @@ def _translation() -> dict:
       pairs=dict(train="", valid="", test=""),
     ),
     vocabulary=dict(
-      kind="bpe",  # or wordpiece; words: of text that is tokenised already
+      kind="bpe",  # or wordpiece; words: for tokenised text
       size=32_768,
-      joint=True,  # one for both languages, or one each
+      joint=True,  # one for both languages
     ),
     batches=dict(
       tokens=4096,  # a batch, counted as the longer side of a pair, padding included
@@ -130,15 +129,15 @@ def _music() -> dict:
       chorales=dict(path=""),  # a folder of the chorales' file; empty: download it
       midi=dict(
         path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
-        codec="events",  # of any music; or voices: four, on a grid of 16th notes
+        codec="events",  # any music; or voices: four, on a grid of 16th notes
       ),
-      transpose=0,  # each epoch moves a training piece by so many semitones at most, up or down
+      transpose=0,  # training pieces by up to this many semitones, anew in each epoch
     ),
     batches=dict(
       tokens=8192,  # a batch, padding included
       max_length=2048,  # longer pieces are cut
-      cut_anew=False,  # in each epoch at other places
-      valid_length=4096,  # longer valid pieces are cut, while training; scores are of whole ones
+      cut_anew=False,  # at other places in each epoch
+      valid_length=4096,  # longer valid pieces are cut during training, not when scored
       num_shapes=4,  # each is compiled once
     ),
     model=_layers(),
@@ -152,34 +151,34 @@ def _graphs() -> dict:
       source="clutrr",  # or tu, with its own options below
       clutrr=dict(
         path="",  # a folder of the kinship graphs' file; empty: download it
-        valid_share=0.1,  # of the different training graphs
+        valid_share=0.1,  # share of the distinct training graphs
       ),
       tu=dict(
-        name="MUTAG",  # or Mutagenicity, or that of the files in `path`
+        name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`
         path="",  # a folder in TU format, or of the molecules' archives; empty: download them
         num_folds=10,  # stratified
-        fold=-1,  # that is tested on, and the next one validates; -1: the seed says which
+        fold=-1,  # tested on; the next one validates; -1: chosen by the seed
       ),
     ),
     batches=dict(
       tokens=640,  # nodes of a batch, padding included
       max_length=64,  # larger graphs do not train
       num_shapes=1,  # each is compiled once
-      packed=False,  # several graphs a row
+      packed=False,  # several graphs per row
     ),
     model=dict(
       num_layers=3,
       width=64,
       num_heads=4,
       feed_forward=128,
-      sees="all",  # nodes of the graph; or neighbours
-      reverse_edges="own_label",  # an edge also runs backwards; or same_label, none
-      relative_keys=True,  # nodes know labels of edges through their keys
+      sees="all",  # nodes that a node attends to; or neighbours
+      reverse_edges="own_label",  # label of reversed edges; or same_label, none
+      relative_keys=True,  # labels of edges on keys
       relative_values=True,
       tables_per_head=True,
       tables_per_layer=True,
       layers_shared=False,
-      readout="mean",  # of a graph's nodes; or sum
+      readout="mean",  # over a graph's nodes; or sum
       norm="pre",  # or post
       embedding_dropout_rate=0.0,
       dropout_rate=0.1,
@@ -193,7 +192,7 @@ def _graphs() -> dict:
 
 
 def _layers() -> dict:
-  """Of a model of tokens in a row."""
+  """Returns the layers of a sequence model."""
   return dict(
     num_layers=6,
     width=512,

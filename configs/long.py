@@ -1,14 +1,14 @@
-"""Long performances, 131,072 events at once: a decoder alone, over many chips.
+"""Trains a decoder on performances of 131,072 events, each sharded over sixteen chips.
 
-What it needs of a TPU's chips says
+`plan` estimates memory and time per chip before you rent one:
 
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-The mesh cuts every sequence into sixteen: each chip embeds its 8,192 tokens, has its queries of all
-heads, and computes its logits. In each layer it gathers the keys and values of all, whose gradients
-are summed and scattered. Parameters are whole on every chip. With more chips there are more
-sequences a batch, which wants as many tokens: --config.batches.tokens=2097152 for v5e:16x16.
-Attention is causal: the chip with the last tokens sees twice the keys of the mean.
+Each chip embeds its 8,192 tokens, and computes their queries for all heads and their logits. In
+each layer it gathers the keys and values of the whole sequence; their gradients are
+reduce-scattered. Parameters are replicated. With more chips, raise the batch:
+--config.batches.tokens=2097152 for v5e:16x16. Attention is causal: the chip with the last tokens
+attends to twice the mean number of keys.
 """
 
 from configs import default

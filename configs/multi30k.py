@@ -1,20 +1,20 @@
-"""Image captions, English to German: the literature's small Transformer.
+"""Translates image captions, English to German, with the literature's small Transformer.
 
   python -m experiments.train --config=configs/multi30k.py --workdir=runs/multi30k
   python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal
   python -m experiments.train --config=configs/multi30k.py:sinusoidal,published,prepared
 
 Multi30k (Elliott et al. 2016). Arguments, separated by commas: positions (relative, sinusoidal,
-both, none), and a recipe. `short` learns in minutes on four CPU cores; `brief`, in a fifth of the
-updates, is for many runs, as the sweeps `configs/table1.py` and so on are: pre-norm and without
-dropout, which learns faster and would not last as long. `published` is that of the known 41.02 BLEU
-(sinusoids; GitHub LividWo/Revisit-MMT), for an accelerator: its mean is of the checkpoints of the
-last 10 epochs, of 64 updates each.
+both, none), a recipe, `prepared`. Recipes: `short` trains in minutes on four CPU cores. `brief`
+takes a fifth of the updates, for sweeps: pre-norm without dropout, which learns faster at first.
+`published` is the recipe of the published baseline with sinusoids, 41.02 BLEU (GitHub
+LividWo/Revisit-MMT), for an accelerator; it averages the checkpoints of the last 10 epochs, of 64
+updates each.
 
-`prepared` takes the text of that repository (data/multi30k-en-de: Moses tokens, lower case, BPE of
-10,000 merges) instead of the captions; --config.data.multi30k.path=FOLDER names files at hand. Its
-vocabulary of 9,712 entries is theirs. Their 2,568,192 parameters are 6,144 more than here with
-sinusoids: the biases of attention's projections, which Shaw et al. have not.
+`prepared` uses the text and the vocabulary (9,712 entries) of that repository instead of the
+captions: data/multi30k-en-de, Moses tokens, lower case, BPE of 10,000 merges. For local files give
+--config.data.multi30k.path=FOLDER. Its 2,568,192 parameters are 6,144 more than ours: biases of the
+attention projections, which Shaw et al. do not have.
 """
 
 from configs import default
@@ -38,7 +38,7 @@ _RECIPES = {
 
 
 def get_config(argument: str = ""):
-  """Positions, recipe and text by name; relative, short and the captions by default."""
+  """Returns a config by positions, recipe and text; by default relative, short, captions."""
   words = default.words_of(argument, *_POSITIONS, *_RECIPES, _PREPARED)
   recipe = _RECIPES[default.the_only(words, _RECIPES, "short")]
   config = default.get_config()
@@ -78,7 +78,7 @@ def get_config(argument: str = ""):
 
 
 def get_base(name: str, argument: str = ""):
-  """What the cells of a sweep start from: `brief`, unless the argument names another recipe."""
+  """Returns the base cell of a sweep: `brief`, unless the argument names another recipe."""
   words = [word for word in argument.split(",") if word]
   config = get_config(",".join([*words, *["brief"] * (not {*words} & {*_RECIPES})]))
   config.name = "-".join([name, *argument.split(",")]).strip("-")

@@ -1,4 +1,4 @@
-"""Bach's chorales by a decoder alone: Music Transformer (Huang et al. 2018).
+"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018).
 
   python -m experiments.train --config=configs/music.py --workdir=runs/music
   python -m experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
@@ -7,18 +7,17 @@
   python -m experiments.train --config=configs/music.py --config.data.source=midi \
       --config.data.midi.path=FOLDER --workdir=runs/mine  # with sub-folders train and valid
 
-Arguments, separated by commas: positions and a recipe. Positions are one of: relative, per-head
-tables of distances on keys, zero beyond them, and sinusoids; clipped, keys and values of distances
-up to 16, as of Shaw et al. 2018, without sinusoids; sinusoidal; none.
+Arguments, separated by commas: positions and a recipe. Positions: `relative`, per-head tables on
+keys, zero beyond the last distance, with sinusoids; `clipped`, on keys and values up to distance
+16, as in Shaw et al. 2018; `sinusoidal`; `none`.
 
-Recipes: `brief`, of a small model, for CPUs, with attention by blocks, which halves the time of
-sinusoidal and none; `sweep --parallel=4` uses four cores best, a core a run. `published`, of the
-baseline's 5 layers of width 256, for an accelerator. Both train on whole pieces, which each epoch
-transposes, by 5 semitones at most, and take the mean of the last checkpoints. What is longer, of
-one's own, is cut; with --config.batches.cut_anew, in each epoch elsewhere.
+Recipes: `brief`, a small model for CPUs with chunked attention (`sweep --parallel=4` makes the best
+use of four cores); `published`, the baseline's 5 layers of width 256, for an accelerator. Both
+train on whole pieces, transposed by up to 5 semitones, and average the last checkpoints. Longer
+pieces of your own are cut; with --config.batches.cut_anew at other places in each epoch.
 
-JSB chorales on a grid of 16th notes, the four voices of a step one after the other; split as
-published. --config.data.chorales.path=FOLDER names a file at hand.
+JSB chorales on a grid of 16th notes, the four voices of a step in turn, with the published splits.
+For a local file give --config.data.chorales.path=FOLDER.
 """
 
 from configs import default
@@ -29,7 +28,7 @@ _POSITIONS = {
   "sinusoidal": dict(positions="sinusoidal"),
   "none": dict(positions="none"),
 }
-# Rows hold the longest piece of the training split and its end: none is cut.
+# Rows of a batch fit the longest training piece and its end: none is cut.
 _RECIPES = {
   "brief": dict(
     **dict(layers=3, width=128, heads=4, feed_forward=512, max_distance=256),
@@ -48,7 +47,7 @@ _LONGEST = 2112
 
 
 def get_config(argument: str = ""):
-  """Positions and recipe by name; relative and brief by default."""
+  """Returns a config by positions and recipe; relative and brief by default."""
   words = default.words_of(argument, *_POSITIONS, *_RECIPES)
   recipe = _RECIPES[default.the_only(words, _RECIPES, "brief")]
   config = default.get_config("music")
@@ -83,7 +82,7 @@ def get_config(argument: str = ""):
 
 
 def sweep():
-  """Each kind of positions; the first is the config's own, so that no other is taken for it."""
+  """Yields each kind of positions; the first is the base cell."""
   for name, changes in _POSITIONS.items():
     own = name == "relative"
     yield name, {} if own else {f"model.{key}": value for key, value in changes.items()}

@@ -1,15 +1,15 @@
-"""A small Transformer on the embedded English-German corpus: five minutes on two cores.
+"""Trains a small Transformer on the embedded English-German corpus in five minutes on two cores.
 
   python -m experiments.train --config=configs/quickstart.py
 
-It downloads nothing.
+Downloads nothing.
 """
 
 from configs import default
 
 
 def get_config():
-  """The smallest run from which a useful translator comes."""
+  """Returns the smallest run that gives a useful translator."""
   config = default.get_config()
   config.name = "quickstart"
   config.vocabulary.size = 2_000

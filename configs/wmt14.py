@@ -1,20 +1,18 @@
-"""WMT 2014, Table 1 of Shaw et al. 2018: base and big, English to German and French.
+"""Repeats Table 1 of Shaw et al. 2018 on WMT 2014: base and big, English to German and French.
 
   python -m experiments.train --config=configs/wmt14.py:base,ende,relative --workdir=DIR
   python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
-
-Arguments, separated by commas and in any order: base or big; ende or enfr; relative or sinusoidal;
-v1 or v2 (below). Made for eight accelerators: 4,096 tokens on each; what they need of a TPU's chips
-says
-
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
 
-The paper leaves open which of two recipes its code used. v1 (September 2017): post-norm, dropout on
-embeddings and sub-layers only, warmup 4,000 and rate 1. v2 (October 2017): pre-norm, dropout on
-attention weights and after the ReLU too, warmup 8,000 and rate 2. The feed-forward width of base is
-1,024 as printed; the code of the time had 2,048: --config.model.feed_forward=2048. Big takes the
-mean of its last 20 checkpoints, in the paper 10 minutes apart: 600 updates, at the second each that
-Vaswani et al. 2017 (section 5.2) took on their eight GPUs.
+Arguments, separated by commas: base or big; ende or enfr; relative or sinusoidal; v1 or v2. For
+eight accelerators with 4,096 tokens each.
+
+The paper does not say which of two recipes its code used. v1 (September 2017): post-norm, dropout
+on embeddings and sub-layers, warmup 4,000, rate 1. v2 (October 2017): pre-norm, dropout also on
+attention weights and after the ReLU, warmup 8,000, rate 2. The feed-forward width of base is 1,024
+as printed; the code had 2,048: --config.model.feed_forward=2048. Big averages its last 20
+checkpoints, in the paper 10 minutes apart: 600 updates at one second each (Vaswani et al. 2017,
+section 5.2).
 """
 
 from configs import default
@@ -28,7 +26,7 @@ _WORDS = dict(
 
 
 def get_config(argument: str = ""):
-  """The paper's values by name; base, ende, relative and v1 by default."""
+  """Returns the paper's values; base, ende, relative and v1 by default."""
   words = default.words_of(argument, *(word for choices in _WORDS.values() for word in choices))
   chosen = {kind: default.the_only(words, of, of[0]) for kind, of in _WORDS.items()}
   config = default.get_config()

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.reports import steps as report
-from experiments.sweeps.cells import slug
+from experiments.sweep_cells import slug
 from experiments.tasks.translation import Translation
 from experiments.validation import validate
 from experiments.values import own_values

@@ -35,7 +35,7 @@ from ml_collections import ConfigDict
 from configs.default import RETIRED
 from experiments import command
 from experiments.evaluate import evaluate
-from experiments.locks import alone_in
+from experiments.locks import lock_folder
 from experiments.run import init_params, make_optimizer, make_step, plan_run, with_average
 from experiments.tasks import make_task
 from experiments.tasks.task import Run
@@ -146,7 +146,7 @@ def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
     refusal = ""
     if is_first():
       try:
-        stack.enter_context(alone_in(workdir, "training", "workdir"))
+        stack.enter_context(lock_folder(workdir, "training", "workdir"))
       except InputError as error:
         refusal = str(error)
     if refusal := first_line(refusal):

@@ -1,1 +1,1 @@
-"""Starting a run in several processes: those of this machine, and recipes for clusters."""
+"""Starts runs in several processes on this machine, and has recipes for clusters."""

@@ -1,16 +1,16 @@
-"""Processes that do not outlive the one that started them."""
+"""Starts processes that do not outlive their parent."""
 
 import os
 import sys
 
-# Before it becomes the command, a child asks Linux to be killed with its parent, if that is there.
-_ASK = (
-  "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
+# PR_SET_PDEATHSIG: Linux kills the child with its parent. Exits if the parent has died already.
+_CODE = (
+  "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
   "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 
 
 def dying_with_this_process() -> list[str]:
-  """Words before a command with which it is killed when the thread that started it ends."""
-  linux = sys.platform == "linux"
-  return [sys.executable, "-I", "-S", "-c", _ASK, str(os.getpid())] if linux else []
+  """Returns a prefix to a command: on Linux it is killed when the thread that started it ends."""
+  is_linux = sys.platform == "linux"
+  return [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid())] if is_linux else []

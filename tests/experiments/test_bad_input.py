@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from experiments import translate
-from experiments.locks import alone_in
+from experiments.locks import lock_folder
 from relpos_jax.attention import choice
 
 
@@ -254,7 +254,7 @@ def test_a_folder_with_other_files(train_refused, tmp_path):
 def test_a_folder_that_another_training_is_at_work_in(train_refused, workdir, tmp_path, is_new):
   if not is_new:
     shutil.copytree(workdir, tmp_path / "run")
-  with alone_in(tmp_path / "run"):
+  with lock_folder(tmp_path / "run", "training", "workdir"):
     train_refused(f"another training is at work in {tmp_path}/run: wait give another --workdir")
 
 

@@ -18,8 +18,8 @@ from flax import nnx
 
 from configs import default
 from experiments import command
+from experiments import sweep_cells as cells_module
 from experiments.run import schedule
-from experiments.sweeps import cells as cells_module
 from experiments.tasks.translation import Translation, transformer_config
 from experiments.validation import validate
 from experiments.values import changes

@@ -11,7 +11,7 @@ import pytest
 from configs import default
 from experiments import command
 from experiments.run import load_run
-from experiments.sweeps.cells import plan_cells
+from experiments.sweep_cells import plan_cells
 from experiments.tasks import graph_data, make_task
 from experiments.tasks.graphs import Graphs, encoder_config
 from relpos_jax.data.graphs import Graph, GraphData, GraphNames

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.locks import alone_in
+from experiments.locks import lock_folder
 from relpos_jax.training.reporting import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_folder_of_each_process_is_refused_by_all(data, tmp_path):
 
 
 def test_a_folder_that_another_training_is_at_work_in_is_refused_by_all(data, tmp_path):
-  with alone_in(tmp_path / "run"):
+  with lock_folder(tmp_path / "run", "training", "workdir"):
     answer = launch(2, tmp_path / "run", data, "--config.mesh.data=-1")
   assert answer.returncode == 2 and not (tmp_path / "run").exists()
   assert f"another training is at work in {tmp_path}/run" in answer.stderr

@@ -1,1 +1,0 @@
-"""What `experiments.sweep` is made of: the cells of a sweep and its table of progress."""
