@@ -5,8 +5,8 @@ r"""Times beam search of a config's translation model with random parameters.
       --sentences=16 --out=results
 
 Every beam size translates the same random sentences, in turns, in one process; the order changes
-from round to round. A model with random parameters seldom ends a sentence, so that translations
-have up to --config.decoding.extra_length tokens more than their sources: the search at its longest.
+from round to round. The end mark's embedding is zero, so that no translation ends before its limit,
+--config.decoding.extra_length tokens more than its source: the search at its longest.
 
 Prints a table. With --out it also writes every time to OUT/decode/NAME-SENTENCESxLENGTH.json and
 that block of OUT/decode.md.
@@ -14,7 +14,9 @@ that block of OUT/decode.md.
 
 import pathlib
 
+import jax
 import numpy as np
+from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments import command
@@ -23,7 +25,7 @@ from experiments.run import init_params, plan_run
 from experiments.tasks.translation import Translation, make_translator
 from experiments.validation import validate
 from experiments.values import own_values
-from relpos_jax.data.tokenizer import UNK, Tokenizers, train_tokenizer
+from relpos_jax.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.record import digest
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
@@ -53,14 +55,14 @@ def main(
   words = [f"w{number}" for number in range(config.vocabulary.size - UNK - 1)]
   tokenizer = train_tokenizer([" ".join(words)], "words", config.vocabulary.size)
   run = plan_run(Translation(config), Tokenizers(tokenizer, tokenizer))
-  run = run._replace(params=init_params(run))
+  run = run._replace(params=without_ends(init_params(run), config.vocabulary.size))
   chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
   lines = [" ".join(row) for row in chosen]
   translators = {str(beam): make_translator(run, beam_size=beam) for beam in beams}
   translate = lambda translator: lambda: translator(lines)
   functions = {beam: translate(translator) for beam, translator in translators.items()}
   tokens = {  # also compiles
-    beam: sum(1 + len(line.split()) for line in function()) for beam, function in functions.items()
+    beam: sum(len(line.split()) for line in function()) for beam, function in functions.items()
   }
   results = dict(
     environment=environment(),
@@ -75,6 +77,12 @@ def main(
   if folder:
     timing.write_results(folder / f"{config.name}-{sentences}x{length}.json", results)
     write_page(folder.parent)
+
+
+def without_ends(params: nnx.State, vocab_size: int) -> nnx.State:
+  """Sets the rows of the end mark in all embeddings to zero, where no logit is the highest."""
+  is_embedding = lambda x: x.ndim == 2 and x.shape[0] == vocab_size
+  return jax.tree.map(lambda x: x.at[EOS].set(0) if is_embedding(x) else x, params)
 
 
 def write_page(out: pathlib.Path) -> None:
