@@ -1,6 +1,6 @@
 """Long performances, 131,072 events at once: a decoder alone, over many chips.
 
-What it needs of a TPU's chips says
+Estimate its memory and time on TPU chips:
 
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 

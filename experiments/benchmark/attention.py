@@ -292,7 +292,7 @@ def _block(results: Record, picture: str) -> str:
     timing.provenance(results, ("jax", "jaxlib", "torch")),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
-    f"repetitions: {min(repetitions)} to {max(repetitions)}.",
+    f"repetitions: {' to '.join(map(str, sorted(repetitions)))}.",
     f"![Time and memory over length]({picture})",
   ]
   for title, some, cells in (
