@@ -4,8 +4,8 @@
   python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR
 
 Arguments, separated by commas and in any order: base or big; ende or enfr; relative or sinusoidal;
-v1 or v2 (below). Made for eight accelerators: 4,096 tokens on each; what they need of a TPU's chips
-says
+v1 or v2 (below). Made for eight accelerators: 4,096 tokens on each. Estimate memory and time on TPU
+chips:
 
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
 

@@ -110,7 +110,3 @@ def block(results: timing.Record) -> str:
       markdown_table(header, rows),
     ]
   )
-
-
-if __name__ == "__main__":
-  command.run(main, FLAGS)

@@ -222,19 +222,16 @@ def _bytes(row: Record, name: str, has_relations: bool, backward: bool) -> int:
 
 
 def _panels(rows: Sequence[Record]) -> list[CostPanel]:
-  kinds = [(name, has) for has in (True, False) for name in FORMS]
-  # Without relations the gathered form is the skewed one.
-  kinds.remove(("per_position", False))
-  curves = lambda backward: {
-    FORMS[name] + " (no relations)" * (not has): [
-      (row["length"], _bytes(row, name, has, backward) / 1e6) for row in rows
-    ]
-    for name, has in kinds
-  }
-  return [
-    CostPanel(passes, "temporary memory (MB)", curves(backward))
-    for backward, passes in _PASSES.items()
-  ]
+  """Returns a panel for each pass; without relations the gathered form is the skewed one."""
+  panels = []
+  for backward, passes in _PASSES.items():
+    curves = {}
+    for has, (name, form) in itertools.product((True, False), FORMS.items()):
+      if has or name != "per_position":
+        points = [(row["length"], _bytes(row, name, has, backward) / 1e6) for row in rows]
+        curves[form if has else f"{form} (no relations)"] = points
+    panels.append(CostPanel(passes, "temporary memory (MB)", curves))
+  return panels
 
 
 def _step_block(results: Record) -> str:
@@ -264,7 +261,3 @@ def size(number: float) -> str:
     return f"{number / 1e6:.1f} MB" if abs(number) < 1e8 else f"{number / 1e6:.0f} MB"
   unit, name = (1e9, "GB") if abs(number) < 1e12 else (1e12, "TB")
   return f"{number / unit:.3g} {name}"
-
-
-if __name__ == "__main__":
-  command.run(main, FLAGS)

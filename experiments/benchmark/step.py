@@ -132,7 +132,3 @@ def _ratio(seconds, against) -> list[str]:
   low, median, high = timing.quartiles(ratios)
   interval = "{:.3f} to {:.3f}".format(*timing.median_interval(ratios))
   return [f"{median:.3f}", interval, f"{low:.3f} to {high:.3f}"]
-
-
-if __name__ == "__main__":
-  command.run(main, FLAGS)

@@ -12,6 +12,7 @@ Prints a table. With --out it also writes OUT/tpu_bundles.json and block `bundle
 OUT/tpu_bundles.md.
 """
 
+import collections
 import itertools
 import json
 import os
@@ -60,23 +61,6 @@ class Call(NamedTuple):
   relations: bool
 
 
-class Count(NamedTuple):
-  """The bundles of a kernel, for one head.
-
-  Attributes:
-    every_step: run for every tile, also for one that causality hides.
-    start, end: of a block of queries.
-    tiles: of a tile, by its kind: its offset from the diagonal, or "others".
-    whole_call: of all that runs.
-  """
-
-  every_step: int
-  start: int
-  tiles: dict[str, int]
-  end: int
-  whole_call: int
-
-
 def main(lengths: str, chip: str, out: str) -> None:
   """Compiles and counts all calls."""
   numbers = command.lengths("lengths", lengths)
@@ -90,8 +74,8 @@ def main(lengths: str, chip: str, out: str) -> None:
   counts = []
   for call in itertools.starmap(Call, itertools.product(numbers, (False, True), (False, True))):
     for direction, texts in compile_texts(call, chip).items():
-      found = count(plan_of(call), direction, texts)
-      counts.append(call._asdict() | dict(direction=direction) | found._asdict())
+      whole_call = count(plan_of(call), direction, texts)
+      counts.append(call._asdict() | dict(direction=direction, whole_call=whole_call))
   results = dict(environment=environment(), chip=chip, counts=counts)
   results["environment"]["packages"]["libtpu"] = version
   print(block(results))
@@ -156,8 +140,10 @@ def _inputs(call: Call, query, key, value, *tables) -> Inputs:
 # Counting -----------------------------------------------------------------------------------------
 
 
-def count(plan: Plan, direction: str, texts: Sequence[str]) -> Count:
-  """Counts the "forward" or "backward" kernel of a plan, each of whose calls has a text.
+def count(plan: Plan, direction: str, texts: Sequence[str]) -> int:
+  """Counts the bundles that the "forward" or "backward" kernel of a plan runs for one head.
+
+  `texts` are the final bundles of the kernel's calls.
 
   Raises:
     ValueError: there are more or fewer texts than calls, or one has other branches than the plan.
@@ -165,11 +151,10 @@ def count(plan: Plan, direction: str, texts: Sequence[str]) -> Count:
   last = plan.num_blocks[1]
   most = pallas_tpu.KEYS_A_CALL // plan.block if direction == "backward" else last
   calls = [(plan._replace(key_block=x), min(most, last - x)) for x in range(0, last, most)]
-  counts = [_count(*call, direction, text) for call, text in zip(calls, texts, strict=True)]
-  return counts[0]._replace(whole_call=sum(each.whole_call for each in counts))
+  return sum(_count(*call, direction, text) for call, text in zip(calls, texts, strict=True))
 
 
-def _count(plan: Plan, num_key_blocks: int, direction: str, text: str) -> Count:
+def _count(plan: Plan, num_key_blocks: int, direction: str, text: str) -> int:
   num_queries, num_keys = plan.num_blocks
   offsets = [*plan.special_offsets(), *range(num_keys - 1, -num_queries, -1)]
   kinds = list(filter(None, dict.fromkeys(_kind(plan, direction, x) for x in offsets)))
@@ -179,14 +164,14 @@ def _count(plan: Plan, num_key_blocks: int, direction: str, text: str) -> Count:
   every_step, sizes = branches(text)
   if len(sizes) != len(names):
     raise ValueError(f"the text has branches of {sizes} bundles; want those of {', '.join(names)}")
-  once = dict(zip(names, sizes, strict=True))
-  start, end = once.pop("start"), once.pop("end")
-  tiles = {kind: once.pop(kind) for kind in kinds}
-  steps = itertools.product(range(num_queries), range(num_key_blocks))
-  steps = [_kind(plan, direction, plan.key_block + key - query) for query, key in steps]
-  of_tiles = len(steps) * every_step + sum(tiles[kind] for kind in steps if kind)
-  whole_call = of_tiles + num_queries * (start + end) + sum(once.values())
-  return Count(every_step, start, tiles, end, whole_call)
+  tiles = itertools.product(range(num_queries), range(num_key_blocks))
+  runs = collections.Counter(_kind(plan, direction, plan.key_block + k - q) for q, k in tiles)
+  times = dict(start=num_queries, end=num_queries) | {kind: runs[kind] for kind in kinds}
+  of_branches = sum(
+    size * times.get(name, 1)
+    for name, size in zip(names, sizes, strict=True)  # others run once
+  )
+  return num_queries * num_key_blocks * every_step + of_branches
 
 
 def _kind(plan: Plan, direction: str, offset: int) -> str | None:
@@ -255,18 +240,11 @@ def block(results: timing.Record) -> str:
     if not row["relations"]:
       plain[order(row)] = row["whole_call"]
       continue
-    parts = ", ".join(f"{kind}: {size:,}" for kind, size in row["tiles"].items())
     whole, without = row["whole_call"], plain[order(row)]
     mask = "causal" if row["is_causal"] else "bidirectional"
-    names = [f"{row['length']:,}", mask, row["direction"]]
-    counts = [row["every_step"], row["start"], row["end"], without, whole]
-    rows.append([*names, parts, *(f"{x:,}" for x in counts), f"{whole / without:.3f}"])
-  header = ["T", "mask", "kernel", "tiles by kind", "every step", "start", "end"]
-  header += ["whole call without relations", "with relations", "ratio"]
+    counts = [f"{without:,}", f"{whole:,}", f"{whole / without:.3f}"]
+    rows.append([f"{row['length']:,}", mask, row["direction"], *counts])
+  header = ["T", "mask", "kernel", "without relations", "with relations", "ratio"]
   return f"{results['chip']}. {timing.provenance(results, ['jax', 'libtpu'])}\n" + markdown_table(
     header, rows
   )
-
-
-if __name__ == "__main__":
-  command.run(main, FLAGS)
