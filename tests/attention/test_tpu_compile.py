@@ -15,8 +15,8 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from experiments.planning.topology import NO_TPU
-from experiments.tpu_bundles import CHIPS
+from experiments.benchmark.tpu_bundles import CHIPS
+from experiments.plan.topology import NO_TPU
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs

@@ -446,20 +446,3 @@ def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
   status, out, err, _ = call("translate", f"--workdir={workdir}", stdin=text)
   assert (status, out) == (2, "\n\n")
   assert err == "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"
-
-
-# Counting bundles --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  "argument, words",
-  [
-    ("--lengths=512", "--lengths 512 1024"),
-    ("--lengths=4096,long", "--lengths 'long'"),
-    ("--lengths=", "--lengths 4096"),
-    ("--chip=v9", "--chip=v9 v5e, v6e, v5p"),
-    ("--out=/dev/null", "/dev/null --out"),
-  ],
-)
-def test_what_to_count_the_bundles_of(refused, tmp_path, argument, words):
-  assert refused(tmp_path, words, "tpu_bundles", argument) == ""

@@ -1,45 +1,106 @@
-"""The benchmarks: what they leave, and that who cannot run is a row with the reason."""
+"""The benchmarks: every time is kept, contestants that cannot run are rows with the reason."""
 
 import functools
 import json
 import pathlib
 import shutil
 import sys
-from functools import partial
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import benchmark, step_benchmark
-from experiments.benchmarks import contestants, measurement, tables, torch_peers
-from experiments.benchmarks.contestants import AGAIN, STOCK, Case, Contestant, Prepared
-from experiments.reports import steps
+from experiments.benchmark import __main__ as benchmark
+from experiments.benchmark import attention, decode, memory, step, timing, torch_peers
+from experiments.benchmark.attention import AGAIN, STOCK, Case, Contestant
+from experiments.benchmark.timing import Program
 from relpos_jax.attention.choice import Implementation
-from relpos_jax.errors import InputError
 
+RESULTS = pathlib.Path(__file__).parents[2] / "results"
 TINY = ("--heads=2", "--width=4", "--max_distance=2", "--tokens=32", "--repetitions=3")
 CASE = Case(2, 8, 2, 4, 2, "float32", is_causal=True, backward=True)
 ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: "its device is not here")
 
 
+# Times -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """Names of what ran; the n-th run takes n seconds."""
+  calls = []
+
+  def run_time(function):
+    calls.append(function())
+    return float(len(calls))
+
+  monkeypatch.setattr(timing, "run_time", run_time)
+  return calls
+
+
+FUNCTIONS = {name: lambda name=name: name for name in "abc"}
+
+
+def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
+  times = timing.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
+  assert "".join(calls) == "cacb" + "acbc"
+  assert times["a", "c"] == ([2.0, 5.0], [1.0, 6.0])
+  assert times["b", "c"] == ([4.0, 7.0], [3.0, 8.0])
+
+
+def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
+  seconds = timing.time_rounds(FUNCTIONS, 6)
+  rounds = ["".join(calls[i : i + 3]) for i in range(0, 18, 3)]
+  assert rounds == ["abc", "cba", "bca", "acb", "cab", "bac"]
+  assert seconds["a"][:2] == [1.0, 6.0] and all(len(of) == 6 for of in seconds.values())
+
+
+def test_a_run_is_waited_for():
+  class Late:
+    def block_until_ready(self):
+      time.sleep(0.01)
+
+  assert timing.run_time(lambda: [Late()]) >= 0.01
+
+
+def test_an_interval_holds_the_median_and_shrinks_with_the_spread():
+  random, widths = np.random.default_rng(0), []
+  for spread in (0.2, 0.02):
+    ratios = np.exp(spread * random.normal(size=60))
+    low, high = timing.median_interval(ratios)
+    assert low < np.median(ratios) < high
+    widths.append(high - low)
+  assert widths[0] > 5 * widths[1]
+
+
+def test_memory_is_that_of_what_is_neither_argument_nor_result():
+  x, weights = jax.ShapeDtypeStruct((256, 4), jnp.float32), 4 * 256 * 256
+  without, with_weights = (
+    timing.compile_program(function, x)
+    for function in (lambda x: x + 1, lambda x: jax.nn.softmax(x @ x.T) @ x)
+  )
+  assert without.temporary_bytes < weights / 4 < weights <= with_weights.temporary_bytes
+  assert without.bytes_needed >= 2 * 4 * 256 * 4
+
+
+# Attention ---------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def out(call, tmp_path_factory) -> pathlib.Path:
-  """The folder of a small measurement; one of the implementations is for another device.
-
-  "projected", which is soon compiled, stands for the blockwise ones.
-  """
+  """The folder of a small measurement; "projected", quick to compile, is the blockwise one."""
   folder = tmp_path_factory.mktemp("benchmark") / "results"
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(measurement, "BLOCKWISE", ("projected",))
-    patch.setitem(benchmark.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
+    patch.setattr(attention, "BLOCKWISE", ("projected",))
+    patch.setitem(attention.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
     answer = call(
-      *("benchmark", *TINY, "--seconds=0", "--lengths=8,16", "--memory_lengths=16,64"),
+      *("benchmark.attention", *TINY, "--lengths=8,16", "--memory_lengths=16,64", "--name=here"),
       *("--implementations=projected,per_position,elsewhere", "--peers=dense_bias,cudnn"),
-      *("--causal=no", "--passes=backward", f"--out={folder}", "--name=here"),
+      *("--masks=bidirectional", "--passes=backward", f"--out={folder}"),
     )
   assert answer.status == 0, answer.err
-  assert "left in all" in answer.err
   return folder
 
 
@@ -48,94 +109,56 @@ def results(out):
   return json.loads((out / "attention" / "here.json").read_text())
 
 
-def test_every_single_time_is_kept(results):
-  assert [(case["length"], case["batch"], case["backward"]) for case in results["cases"]] == [
-    *((8, 4, True), (16, 2, True)),
-  ]
+def test_every_time_and_every_refusal_is_kept(results):
   bare = "projected (no relations)"
-  beside_stock = [AGAIN, "projected", bare, "per_position", "dense_bias"]
+  others = [AGAIN, "projected", bare, "per_position", "dense_bias"]
+  pairs = [*((name, STOCK) for name in others), ("projected", bare), ("projected", "per_position")]
   for case in results["cases"]:
-    pairs = {(pair["name"], pair["against"]): pair for pair in case["pairs"]}
-    others = [("projected", bare), ("projected", "per_position")]
-    assert [*pairs] == [*((name, STOCK) for name in beside_stock), *others]
-    for pair in pairs.values():
+    assert [(pair["name"], pair["against"]) for pair in case["pairs"]] == pairs
+    for pair in case["pairs"]:
       assert len(pair["seconds"]) == len(pair["against_seconds"]) == 3
       assert min(pair["seconds"] + pair["against_seconds"]) > 0
-
-
-def test_who_cannot_run_is_a_row_with_the_reason(results, out):
   for case in [*results["cases"], *results["memory"]]:
     refused = {name: row["refused"] for name, row in case["contestants"].items() if row["refused"]}
     assert refused == {"elsewhere": "its device is not here", "cudnn": "it needs a GPU"}
-  assert "- elsewhere: its device is not here\n" in (out / "attention.md").read_text()
+  sizes = [case["contestants"][STOCK]["temporary_bytes"] for case in results["memory"]]
+  assert sizes[1] > 8 * sizes[0] > 0
 
 
-def test_memory_is_known_for_all_that_is_compiled(results):
-  one, four = (case["contestants"] for case in results["memory"])
-  stock = [rows[STOCK]["temporary_bytes"] for rows in (one, four)]
-  assert stock[1] > 8 * stock[0] > 0
-  assert one["per_position"]["temporary_bytes"] > stock[0]
-
-
-def test_the_report_is_written_anew_from_the_files_alone(call, out, results):
-  report = (out / "attention.md").read_text()
+def test_the_page_is_rewritten_from_the_raw_results_and_keeps_a_persons_words(call, out, results):
+  page = out / "attention.md"
   for pair in results["cases"][-1]["pairs"]:
-    low, median, high = np.quantile(
-      np.divide(pair["seconds"], pair["against_seconds"]), (0.25, 0.5, 0.75)
-    )
-    assert f"({low:.2f} to {high:.2f})" in report and f"{median:.2f}" in report
-  for case in results["memory"]:
-    for row in case["contestants"].values():
-      assert f"{(row['temporary_bytes'] or 0) / 2**20:.1f} MiB" in report or row["refused"]
-  (out / "attention.md").unlink()
-  picture = out / "attention" / "here.png"
-  assert f"](attention/{picture.name})" in report and picture.stat().st_size > 10_000
-  assert call("benchmark", "--lengths=", f"--out={out}").status == 0
-  assert (out / "attention.md").read_text() == report
-
-
-def test_tables_are_tables(out):
-  blocks = (out / "attention.md").read_text().split("\n\n")
-  markdown_tables = [block.splitlines() for block in blocks if block.startswith("|")]
-  assert len(markdown_tables) == 1 + 1 + 1 + 1
-  for lines in markdown_tables:
-    assert len({line.count("|") for line in lines}) == 1
+    low, median, high = timing.quartiles(np.divide(pair["seconds"], pair["against_seconds"]))
+    assert f"| {median:.2f} ({low:.2f} to {high:.2f}) |" in page.read_text()
+  assert "| elsewhere | keys and values | its device is not here |" in page.read_text()
+  assert (out / "attention" / "here.png").stat().st_size > 10_000
+  words = f"# Ours\n\n{page.read_text()}\nConclusions.\n"
+  page.write_text(words.replace("### Time", "### Damaged"))
+  assert call("benchmark.__main__", f"--out={out}").status == 0
+  assert page.read_text() == words
 
 
 @pytest.mark.parametrize(
   "flag, words",
   [
     ("lengths=512,long", "--lengths 'long' 512,1024"),
-    ("lengths=0", "--lengths '0'"),
-    ("memory_lengths=-4", "--memory_lengths '-4'"),
     ("lengths=48", "--lengths 48 --tokens=4096"),
     ("implementations=fast", "--implementations 'fast' chunked"),
-    ("implementations=", "--implementations '' chunked"),
     ("peers=tensorflow", "--peers 'tensorflow' torch_sdpa"),
-    ("causal=maybe", "--causal 'maybe' no, yes, both"),
     ("passes=sideways", "--passes 'sideways' forward"),
-    ("repetitions=0", "--repetitions is 0 at least 1"),
-    ("max_distance=-1", "--max_distance is -1 at least 0"),
-    ("repetitions=many", "--repetitions=many int"),
     ("out=/dev/null", "/dev/null --out"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):
-  answer = call("benchmark", f"--out={tmp_path}", f"--{flag}")
+  answer = call("benchmark.attention", f"--out={tmp_path}", f"--{flag}")
   assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0)
   assert not [word for word in words.split() if word not in answer.err], answer.err
 
 
-def test_a_report_of_nothing(tmp_path):
-  with pytest.raises(InputError, match=r"no results in .* measure first"):
-    tables.write(tmp_path)
-
-
-# Rows --------------------------------------------------------------------------------------------
-
-
-def contestant(run=lambda: None, needed: int = 0) -> Contestant:
-  return Contestant("none", "", lambda case: Prepared(run, 7, needed))
+def test_an_unknown_command_is_one_line(capsys):
+  with pytest.raises(SystemExit, match="2"):
+    benchmark.run(["atention"])
+  assert capsys.readouterr().err.startswith("error: no command 'atention': give attention, step")
 
 
 def fail():
@@ -143,200 +166,174 @@ def fail():
 
 
 @pytest.mark.parametrize(
-  "entrant, words",
-  [
-    (contestant(needed=2**60), "it needs 1073741824.0 GiB of"),
-    (contestant(fail), "RESOURCE_EXHAUSTED: Out of memory"),
-  ],
+  "run, needed, words",
+  [(lambda: 0, 2**60, "it needs 1073741824.0 GiB of"), (fail, 0, "RESOURCE_EXHAUSTED: Out of")],
 )
-def test_what_has_no_room_is_a_row_with_the_reason(entrant, words):
-  row, runner = measurement._warm_up(entrant, CASE)
-  assert row["refused"].startswith(words) and row["temporary_bytes"] == 7 and runner is None
+def test_a_contestant_without_room_is_a_row_with_the_reason(run, needed, words):
+  entrants = dict(large=Contestant("none", lambda case: Program(run, 7, needed)))
+  rows, functions = attention.prepare(CASE, entrants)
+  assert rows["large"]["refused"].startswith(words) and rows["large"]["temporary_bytes"] == 7
+  assert not functions
 
 
-def test_short_cases_are_repeated_more_often():
-  effort = measurement.Effort(repetitions=3, seconds=1)
-  plan = measurement._plan(CASE, {STOCK: contestant(), AGAIN: contestant()}, effort)
-  assert plan.repetitions == 30 and plan.pairs == [(AGAIN, STOCK)]
-
-
-def test_only_the_blockwise_are_held_against_others():
-  names = [STOCK, AGAIN, "per_position", "chunked", "chunked (no relations)", "flex_attention"]
-  against = [pair for pair in measurement.pairs_of(names) if pair[1] != STOCK]
-  assert against == [("chunked", name) for name in (names[4], "per_position", "flex_attention")]
-
-
-# Peers -------------------------------------------------------------------------------------------
+def keys_only(case):
+  *arrays, relations = attention.arguments(case)
+  return *arrays, relations.__class__(relations.key, None)
 
 
 def test_a_dense_bias_holds_the_relative_key_term():
-  *arrays, relations = contestants.arguments(CASE._replace(backward=False))
-  keys_only = relations.__class__(relations.key, None)
-  found = jax.jit(partial(contestants._dense_bias, CASE))(*arrays, keys_only)
-  wanted = jax.jit(partial(contestants._ours, "reference", CASE))(*arrays, keys_only)
+  case = CASE._replace(backward=False)
+  bias, reference = attention._dense_bias, functools.partial(attention._ours, "reference")
+  found, wanted = (
+    jax.jit(functools.partial(of, case))(*keys_only(case)) for of in (bias, reference)
+  )
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_pytorch_computes_the_same(is_causal):
-  pytest.importorskip("torch")
-  case = CASE._replace(backward=False, is_causal=is_causal)
-  *arrays, relations = contestants.arguments(case)
-  keys_only = relations.__class__(relations.key, None)
-  for name, wanted in (
-    ("torch_sdpa", contestants._jax_nn(case, *arrays, None)),
-    ("flex_attention", jax.jit(partial(contestants._ours, "reference", case))(*arrays, keys_only)),
-  ):
-    found = measurement.PEERS[name].prepare(case).run()
-    np.testing.assert_allclose(found.swapaxes(1, 2), wanted, atol=1e-5)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_pytorch_has_every_gradient(is_causal, monkeypatch):
+def test_pytorch_gives_the_same_results_and_gradients(is_causal, monkeypatch):
   flex = pytest.importorskip("torch.nn.attention.flex_attention")
   # On CPUs it refuses to be differentiated, though what it runs there can be.
   monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
   case = CASE._replace(is_causal=is_causal)
-  cotangent, *arrays, relations = contestants.arguments(case)
-  keys_only = relations.__class__(relations.key, None)
-  for name, attention, those in (
-    ("torch_sdpa", contestants._jax_nn, None),
-    ("flex_attention", partial(contestants._ours, "reference"), keys_only),
-  ):
-    _, pull_back = jax.vjp(partial(attention, case), *arrays, those)
+  forward = case._replace(backward=False)
+  reference = functools.partial(attention._ours, "reference")
+  for name, function in (("torch_sdpa", attention._jax_nn), ("flex_attention", reference)):
+    prepare = attention.PEERS[name].prepare
+    result = functools.partial(function, forward)(*keys_only(forward))
+    np.testing.assert_allclose(prepare(forward).run().swapaxes(1, 2), result, atol=1e-5)
+    cotangent, *arrays = keys_only(case)
+    _, pull_back = jax.vjp(functools.partial(function, case), *arrays)
     *of_tokens, of_relations = pull_back(cotangent)
-    wanted = [gradient.swapaxes(1, 2) for gradient in of_tokens] + jax.tree.leaves(of_relations)
-    found = measurement.PEERS[name].prepare(case).run()
-    for gradient, of in zip(found, wanted, strict=True):
+    of_table = jax.tree.leaves(of_relations) if name == "flex_attention" else []
+    wanted = [gradient.swapaxes(1, 2) for gradient in of_tokens] + of_table
+    for gradient, of in zip(prepare(case).run(), wanted, strict=True):
       np.testing.assert_allclose(gradient, of, atol=1e-5)
 
 
-def test_without_a_gradient_there_is_no_time():
-  pytest.importorskip("torch")
-  forgets_its_table = torch_peers._prepare(torch_peers._sdpa, num_inputs=4, scores_at_once=1)
-  row, runner = measurement._warm_up(Contestant("keys", "", forgets_its_table), CASE)
-  assert "to not have been used in the graph" in row["refused"] and runner is None
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-  """FlexAttention as on GPUs, but for code and the usual limit; what has been compiled so far."""
+def test_flex_attention_is_compiled_for_every_case(monkeypatch):
   torch = pytest.importorskip("torch")
   graphs = []
   backend = lambda graph, inputs: graphs.append(graph) or graph.forward
-  monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+  monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
   make = torch_peers._flex_attention.__wrapped__
   monkeypatch.setattr(torch_peers, "_flex_attention", functools.cache(lambda _: make("cuda")))
   torch._dynamo.reset()
   with torch._dynamo.config.patch(recompile_limit=2):
-    yield graphs
+    for number, length in enumerate(range(4, 8), 1):
+      case = CASE._replace(length=length, is_causal=False, backward=False)
+      attention.PEERS["flex_attention"].prepare(case).run()
+      assert len(graphs) == number
 
 
-def warm_up_flex_attention(length: int):
-  case = CASE._replace(length=length, is_causal=False, backward=False)
-  return measurement._warm_up(measurement.PEERS["flex_attention"], case)
-
-
-def test_flex_attention_is_compiled_for_every_case(compiled):
-  for number, length in enumerate(range(4, 8), 1):
-    row, runner = warm_up_flex_attention(length)
-    assert runner and len(compiled) == number, row
-
-
-def test_flex_attention_that_is_not_compiled_has_no_time(compiled, monkeypatch):
-  monkeypatch.setattr(torch_peers, "_MOST_CASES", 2)
-  *_, (row, runner) = map(warm_up_flex_attention, (4, 5, 6))
-  assert "compiled for 2 cases at most" in row["refused"] and runner is None
-
-
-def test_without_pytorch_its_rows_say_so(monkeypatch):
+def test_without_pytorch_its_rows_give_the_remedy(monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
-  for name in ("torch_sdpa", "flex_attention"):
-    row, runner = measurement._warm_up(measurement.PEERS[name], CASE)
-    assert "PyTorch is not installed" in row["refused"] and runner is None
+  rows, functions = attention.prepare(CASE, dict(torch_sdpa=attention.PEERS["torch_sdpa"]))
+  assert "pip install 'relpos_jax[benchmark]'" in rows["torch_sdpa"]["refused"] and not functions
 
 
 # A training step ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ran(monkeypatch):
-  """The positions and lengths of steps that were made; none is compiled."""
+def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, monkeypatch, tmp_path):
   ran = []
-  make_stepper = lambda config, positions, length: lambda: ran.append((positions, length))
-  monkeypatch.setattr(step_benchmark, "make_stepper", make_stepper)
-  return ran
-
-
-def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, ran):
-  answer = call("step_benchmark", f"--config={data}/tiny.py", "--length=16", "--repetitions=6")
-  assert answer.status == 0, answer.err
-  rows = [line.split(" | ")[0] for line in answer.out.splitlines() if line.startswith("| ")]
-  assert rows == ["| positions", "| sinusoidal", "| sinusoidal (again)", "| relative"]
-  assert (ran.count(("relative", 16)), ran.count(("sinusoidal", 16))) == (6, 12)
-  mistakes = "--length=0", "--length=100000", "--repetitions=0", "--config.model.positions"
-  mistakes += ("--repetitions=8",)  # Not each would be as often first.
-  for mistake in mistakes:
-    value = "=sinusoidal" if "positions" in mistake else ""
-    answer = call("step_benchmark", f"--config={data}/tiny.py", f"{mistake}{value}")
-    assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
-    assert answer.err.startswith(f"error: {mistake.removeprefix('--') if value else mistake}")
-    assert ": give" in answer.err
-
-
-def test_the_report_of_steps_is_rebuilt_from_every_single_time(call, data, ran, tmp_path):
-  for name in ("one", "two"):
-    flags = f"--config={data}/tiny.py", f"--config.name={name}", f"--out={tmp_path}"
-    answer = call("step_benchmark", *flags, "--length=16", "--repetitions=12")
+  make_stepper = lambda config, positions, shape: lambda: ran.append((positions, *shape))
+  monkeypatch.setattr(step, "make_stepper", make_stepper)
+  flags = f"--config={data}/tiny.py", "--repetitions=6", f"--out={tmp_path}"
+  for length, rows in ((16, 8), (8, 16)):
+    answer = call("benchmark.step", *flags, f"--length={length}")
     assert answer.status == 0, answer.err
-  text = (tmp_path / "steps.md").read_text()
-  assert text.count("\n## ") == 2 and answer.out.split("\n## ")[-1].split("\n|")[0] in text
-  results = json.loads((tmp_path / "steps" / "one-8x16.json").read_text())
-  assert [len(of) for of in results["seconds"].values()] == 3 * [12]
-  assert results["shape"] == [8, 16] and len(results["digest"]) == 12
-  assert steps.write(tmp_path).read_text() == text
-  for damage in (b"{}", b"", b"\xff"):
-    (tmp_path / "steps" / "one-8x16.json").write_bytes(damage)
-    with pytest.raises(InputError, match=f"^{tmp_path}/steps/one-8x16.json is not as") as raised:
-      steps.write(tmp_path)
-    assert str(raised.value).endswith(": restore or delete it")
-
-
-def test_a_measurement_at_another_length_is_kept_beside_the_first(call, data, ran, tmp_path):
-  for length in (8, 16):
-    flags = f"--config={data}/tiny.py", f"--length={length}", "--repetitions=6"
-    assert call("step_benchmark", *flags, f"--out={tmp_path}").status == 0
-  assert len(list((tmp_path / "steps").iterdir())) == 2
-  assert (tmp_path / "steps.md").read_text().count("\n## ") == 2
+    assert ran.count(("relative", rows, length)) == 6
+    assert ran.count(("sinusoidal", rows, length)) == 12
+  raw = json.loads((tmp_path / "steps" / "tiny-8x16.json").read_text())
+  assert [len(of) for of in raw["seconds"].values()] == 3 * [6] and raw["shape"] == [8, 16]
+  assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 2
+  for mistake in ("length=0", "repetitions=8", "config.model.positions=sinusoidal"):
+    answer = call("benchmark.step", *flags, f"--{mistake}")
+    assert (answer.status, answer.err.count("\n")) == (2, 1) and ": give" in answer.err
+    assert mistake.partition("=")[0] in answer.err
 
 
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
   """A machine that slows down changes no ratio; medians over all rounds are of other rounds."""
+  results = json.loads((RESULTS / "steps" / "multi30k-64x16.json").read_text())
   drift = np.array([1.0, 2.0, 3.0, 50.0, 60.0, 70.0])
-  factors = {steps.TWIN: 0.9, steps.AGAIN: 1.1, "relative": 1.04}
+  factors = {step.TWIN: 0.9, step.AGAIN: 1.1, "relative": 1.04}
   seconds = {name: (factor * drift).tolist() for name, factor in factors.items()}
-  where = dict(devices="", cpu_cores=1, cpu="", date="", packages=dict(jax=""), command="")
-  about = dict(name="", digest="", positions="relative", width=1, shape=(1, 1), dtype="")
-  lines = steps.section(about | dict(environment=where | dict(git_commit=None), seconds=seconds))
-  (row,) = [line for line in lines if line.startswith("| relative")]
+  row = step.block(results | dict(seconds=seconds)).splitlines()[-1]
   assert row.endswith("| 1.040 | 1.040 to 1.040 | 1.040 to 1.040 |")
-  assert "at most 1.05 is shown" in lines[-2]
 
 
-@pytest.mark.parametrize(
-  "interval, told",
-  [
-    ((1.0, 1.05), "at most 1.05 is shown (1.0000 to 1.0500); the paper's 1.07 is above"),
-    ((1.0, 1.08), "at most 1.05 is not shown (1.0000 to 1.0800); the paper's 1.07 is in"),
-    ((1.051, 1.06), "at most 1.05 is not so (1.0510 to 1.0600); the paper's 1.07 is above"),
-    ((1.08, 1.09), "at most 1.05 is not so (1.0800 to 1.0900); the paper's 1.07 is below"),
-  ],
-)
-def test_what_is_said_of_the_price_follows_from_its_interval(interval, told):
-  assert told in steps.verdict(interval)
+# Decoding ----------------------------------------------------------------------------------------
 
 
-def test_the_steps_that_are_committed_give_the_report(tmp_path):
-  results = pathlib.Path(__file__).parents[2] / "results"
-  shutil.copytree(results / "steps", tmp_path / "steps")
-  assert steps.write(tmp_path).read_text() == (results / "steps.md").read_text()
+def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path):
+  flags = "--beam_sizes=1,2", "--length=5", "--sentences=3", "--repetitions=4", f"--out={tmp_path}"
+  answer = call("benchmark.decode", f"--config={data}/tiny.py", *flags)
+  assert answer.status == 0, answer.err
+  raw = json.loads((tmp_path / "decode" / "tiny-3x5.json").read_text())
+  assert raw["tokens"] == {"1": 3 * (5 + 4), "2": 3 * (5 + 4)}  # extra_length is 4
+  assert [len(of) for of in raw["seconds"].values()] == [4, 4]
+  low, median, high = timing.quartiles(3 / np.array(raw["seconds"]["2"]))
+  assert f"| 2 | 27 | {median:,.1f} ({low:,.1f} to {high:,.1f}) |" in answer.out
+  assert decode.block(raw) in (tmp_path / "decode.md").read_text()
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+  """A compiler of which the n-th program needs n MB; nothing is compiled, all is traced."""
+  programs = []
+
+  def compile_program(function, *arguments):
+    programs.append(jax.eval_shape(function, *arguments))
+    run = lambda state, batch: (state, dict(loss=jnp.float32(4.25)))
+    return Program(run, 10**6 * len(programs), 10**6 * len(programs))
+
+  monkeypatch.setattr(timing, "compile_program", compile_program)
+  return programs
+
+
+def test_the_papers_count_is_of_vectors_of_pairs_and_of_distances(compiled):
+  row = memory.measure(2048, heads=8, width=64)
+  assert int(row["counts"]["gathered"] / 1e8) == 85 and int(row["counts"]["table"] / 1e5) == 41
+  kinds = {(x["implementation"], x["relations"], x["backward"]) for x in row["programs"]}
+  assert len(kinds) == len(compiled) == 3 * 2 * 2
+
+
+def test_growth_is_fitted_to_the_long_lengths():
+  rows = [dict(length=length) for length in (512, 2048, 4096, 8192)]
+  assert memory._growth(rows, [7, 1, 10, 100]) == "x 10.00"
+  assert memory._growth(rows[:2], [7, 1]) == "-"
+
+
+def test_one_step_runs_at_the_longest_length_that_fits(call, tmp_path, monkeypatch, compiled):
+  free = iter([0.5e6, 2.5e6])
+  monkeypatch.setattr(timing, "free_bytes", lambda: next(free, 0))
+  flags = "--heads=2", "--width=4", "--layers=1", "--lengths=", f"--out={tmp_path}"
+  answer = call("benchmark.memory", *flags, "--step_lengths=8,32,16")
+  assert answer.status == 0, answer.err
+  page = (tmp_path / "music.md").read_text()
+  assert "| 32 | 1.0 MB | not run: 0.5 MB are free |" in page
+  assert "| 16 | 2.0 MB | " in page and "loss 4.25 |" in page
+  answer = call("benchmark.memory", *flags, "--step_lengths=16")
+  assert answer.status == 2 and "--step_lengths: none fits, the shortest needs" in answer.err
+
+
+# Pages -------------------------------------------------------------------------------------------
+
+
+def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
+  for module in (attention, memory):
+    monkeypatch.setattr(module, "cost_curves", lambda *_: None)
+  for name in ("attention", "steps", "music"):
+    shutil.copytree(RESULTS / name, tmp_path / name)
+  shutil.copy(RESULTS / "tpu_bundles.json", tmp_path)
+  pages = {f"{name}.md" for name in ("attention", "steps", "music", "tpu_bundles")}
+  for name in pages:
+    shutil.copy(RESULTS / name, tmp_path)
+  assert call("benchmark.__main__", f"--out={tmp_path}").status == 0
+  for name in pages:
+    assert (tmp_path / name).read_text() == (RESULTS / name).read_text(), name

@@ -122,7 +122,7 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     (sample(own, out, prime, "--prime_tokens=-5"), "--prime_tokens -5"),
     (sample(own, out, prime, f"--seed={2**70}"), f"--seed={2**70}: give"),
     (
-      call("step_benchmark", "--config=configs/music.py", "--config.mesh.data=1"),
+      call("benchmark.step", "--config=configs/music.py", "--config.mesh.data=1"),
       "music translation",
     ),
     (call("report", f"--workdirs={run[0]}", "--out=-"), "music translation"),

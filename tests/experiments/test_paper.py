@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from experiments import command
-from experiments.planning.compiling import batch_of, first_state
+from experiments.plan.__main__ import batch_of, first_state
 from experiments.run import make_optimizer, make_step, plan_model, with_average
 from experiments.tasks.task import Run
 from experiments.tasks.translation import Translation

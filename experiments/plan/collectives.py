@@ -1,4 +1,4 @@
-"""What chips send each other in a step: the collectives in a compiled program's text."""
+"""Reads the collectives in the text of a compiled program."""
 
 import collections
 import math
@@ -7,15 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 KINDS = (
-  "all-reduce",
-  "all-gather",
-  "reduce-scatter",
-  "all-to-all",
-  "collective-permute",
-  "collective-broadcast",
+  *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
+  *("collective-permute", "collective-broadcast"),
 )
-# Between slices, over another network: the compiler has made each such sum a reduce-scatter within
-# a slice, a sum across slices of what a chip then has, and an all-gather.
+# A sum over slices is compiled to a reduce-scatter within a slice, a sum across slices over
+# another network, and an all-gather.
 ACROSS = "all-reduce across slices"
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(-start)?\(")
@@ -42,7 +38,7 @@ class Collective(NamedTuple):
 
   @property
   def sent_bytes(self) -> float:
-    """What a chip sends each time, in a ring over those that take part.
+    """The bytes that a chip sends each time, in a ring over those that take part.
 
     >>> Collective("all-reduce", 800, num_chips=8, times=1).sent_bytes
     1400.0
@@ -54,9 +50,9 @@ class Collective(NamedTuple):
 
 
 def find(text: str, num_chips: int) -> list[Collective]:
-  """The collectives of a compiled program (`Compiled.as_text()`) that runs on `num_chips`.
+  """Finds the collectives of a compiled program (`Compiled.as_text()`) that runs on `num_chips`.
 
-  In a loop they run as often as its body does, once if the compiler did not say how often.
+  In a loop they run as often as its body, or once if the compiler does not state how often.
   """
   computations = _computations(text)
   times = _times(computations)
@@ -68,7 +64,7 @@ def find(text: str, num_chips: int) -> list[Collective]:
 
 
 def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
-  """How often each kind runs in a step, its bytes, and those that a chip sends for it."""
+  """Sums how often each kind runs in a step, its bytes, and the bytes that a chip sends."""
   total = collections.defaultdict(lambda: dict(times=0, num_bytes=0, sent_bytes=0.0))
   for collective in found:
     row, times = total[collective.kind], collective.times
@@ -78,13 +74,8 @@ def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
   return dict(total)
 
 
-def num_loops(text: str) -> int:
-  """The loops of a compiled program, of which compilers count one pass."""
-  return len(re.findall(r" while\(", text))
-
-
 def _computations(text: str) -> dict[str, list[str]]:
-  """The lines of each computation, the callers after those they call, the entry last."""
+  """Returns the lines of each computation, callers after those they call, the entry last."""
   computations, lines = {}, []
   for line in text.splitlines():
     if head := _COMPUTATION.match(line):
@@ -95,7 +86,7 @@ def _computations(text: str) -> dict[str, list[str]]:
 
 
 def _times(computations: Mapping[str, Sequence[str]]) -> collections.Counter:
-  """How often each computation runs."""
+  """Counts how often each computation runs."""
   times = collections.Counter({name: 1 for name in list(computations)[-1:]})
   for name in reversed(computations):
     for line in computations[name]:
@@ -110,24 +101,24 @@ def _in_lines(
 ) -> Iterator[Collective]:
   for line in lines:
     if across := _ACROSS.search(line):
-      yield Collective(ACROSS, _bytes(across[1]), _num_listed(across[2]), times)
+      ends = [[int(end) for end in part.split(":")] for part in across[2].split(",")]  # "1,4:6"
+      slices = sum(end[-1] - end[0] + 1 for end in ends)
+      yield Collective(ACROSS, _bytes(across[1]), slices, times)
     if found := _COLLECTIVE.search(line):
       kind, starts = found[2], bool(found[3])
       chips = _num_chips(line, num_chips)
-      num_bytes = _bytes(_result(found[1], kind) if starts else found[1])
+      # The shape of a start is a tuple of operands and results, but for an all-reduce.
+      num_bytes = _bytes(_parts(found[1])[1] if starts and kind != "all-reduce" else found[1])
       if computation.startswith("all-reduce-scatter"):  # A fusion: each chip keeps its part.
-        yield Collective("reduce-scatter", num_bytes, chips, times)
-        continue
-      yield Collective(kind, num_bytes * (chips if kind == "reduce-scatter" else 1), chips, times)
-
-
-def _result(shape: str, kind: str) -> str:
-  """Of the shape of a collective that starts: operands and results, and what goes with them."""
-  return shape if kind == "all-reduce" else _parts(shape)[1]
+        kind = "reduce-scatter"
+      elif kind == "reduce-scatter":
+        num_bytes *= chips
+      yield Collective(kind, num_bytes, chips, times)
 
 
 def _parts(shape: str) -> list[str]:
-  """
+  """Splits the shape of a tuple into those of its parts.
+
   >>> _parts("((f32[2]{0}, u8[3]{0}), f32[4,2]{1,0})")
   ['(f32[2]{0}, u8[3]{0})', ' f32[4,2]{1,0}']
   """
@@ -142,21 +133,20 @@ def _parts(shape: str) -> list[str]:
 
 
 def _bytes(shape: str) -> int:
-  """
+  """Sums the bytes of a shape's arrays.
+
   >>> _bytes("(f32[2,3]{1,0:T(8,128)}, bf16[5]{0}, pred[])")
   35
   """
-  sizes = (math.prod(map(int, filter(None, dims.split(",")))) for _, dims in _ARRAY.findall(shape))
-  kinds = (kind for kind, _ in _ARRAY.findall(shape))
-  return sum(size * _width(kind) for size, kind in zip(sizes, kinds, strict=True))
-
-
-def _width(kind: str) -> int:
-  return 1 if kind == "pred" else math.ceil(int(re.sub(r"\D", "", kind)) / 8)
+  width = lambda kind: 1 if kind == "pred" else math.ceil(int(re.sub(r"\D", "", kind)) / 8)
+  return sum(
+    math.prod(map(int, filter(None, sizes.split(",")))) * width(kind)
+    for kind, sizes in _ARRAY.findall(shape)
+  )
 
 
 def _num_chips(line: str, num_chips: int) -> int:
-  """Of one group: {{0,1},{2,3}}, or [2,2]<=[4], or mesh['x'=2,'y'=2] {'y'}: two groups of two."""
+  """Returns the chips of a group: {{0,1},{2,3}}, [2,2]<=[4] or mesh['x'=2,'y'=2] {'y'}."""
   if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
     return listed[1].count(",") + 1
   if tiled := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
@@ -167,12 +157,3 @@ def _num_chips(line: str, num_chips: int) -> int:
     parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])
     return math.prod(int(part or sizes[name]) for name, part in parts)
   return num_chips
-
-
-def _num_listed(numbers: str) -> int:
-  """
-  >>> _num_listed("1,2"), _num_listed("1:4")
-  (2, 4)
-  """
-  parts = [[int(end) for end in part.split(":")] for part in numbers.split(",")]
-  return sum(ends[-1] - ends[0] + 1 for ends in parts)

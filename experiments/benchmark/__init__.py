@@ -1,0 +1,1 @@
+"""Benchmarks of attention, training steps, decoding and memory."""

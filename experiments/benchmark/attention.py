@@ -1,0 +1,380 @@
+r"""Times every implementation of attention and its peers against jax.nn's attention.
+
+  python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
+  python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
+
+All run in one process, on as many threads as there are cores, in pairs: each runs next to
+jax.nn.dot_product_attention without relations, which goes first every other time, and a ratio is of
+two neighbours in time. jax.nn is measured twice: the ratio of its two runs is the noise. Blockwise
+implementations are also timed against themselves without relations, against `per_position` and
+against `flex_attention`. A contestant that cannot do a call, or needs more memory than is free, is
+left out with the reason.
+
+Keys and values have relations; float32 on CPUs, bfloat16 elsewhere. --memory_lengths compiles one
+sequence of each length for its memory, and runs nothing. Writes OUT/attention/NAME.json with every
+time, a picture, and block NAME of OUT/attention.md.
+"""
+
+import functools
+import os
+import pathlib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import command
+from experiments.benchmark import timing, torch_peers
+from experiments.benchmark.timing import Pair, Program, Record
+from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax.attention import skew
+from relpos_jax.attention.choice import IMPLEMENTATIONS
+from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.errors import InputError
+from relpos_jax.evaluation.pictures import CostPanel, cost_curves
+from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
+from relpos_jax.training.workdir import environment
+
+STOCK, AGAIN = "jax.nn", "jax.nn (again)"
+BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
+_USUAL = ",".join(name for name in IMPLEMENTATIONS if name != "reference")
+_NOT_COMPILED = (AGAIN, "torch_sdpa", "flex_attention")  # for their memory alone
+MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
+
+FLAGS = dict(
+  lengths=command.Flag("32,128,512,1024,4096", "tokens of a sequence, separated by commas"),
+  memory_lengths=command.Flag("", "lengths at which to compile one sequence for its memory"),
+  implementations=command.Flag(_USUAL, f"all, none, or some of {','.join(IMPLEMENTATIONS)}"),
+  peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa,flex_attention"),
+  masks=command.Flag("all", f"all, or one of {','.join(MASKS)}"),
+  passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
+  repetitions=command.Flag(20, "of every pair"),
+  tokens=command.Flag(4096, "of a batch, whatever the length"),
+  heads=command.Flag(8, "of queries, keys and values"),
+  width=command.Flag(64, "of a head"),
+  max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
+  out=command.Flag("runs/benchmark", "the folder to write to"),
+  name=command.Flag("", "of this machine's results; by default its device's"),
+)
+
+
+class Case(NamedTuple):
+  """One call to measure: B sequences of T tokens, N heads of width H, tables of 2 k + 1 rows."""
+
+  batch: int
+  length: int
+  heads: int
+  width: int
+  max_distance: int
+  dtype: str
+  is_causal: bool
+  backward: bool
+
+
+class Contestant(NamedTuple):
+  """An attention function to measure.
+
+  Attributes:
+    relations: those that it computes: "keys and values", "keys" or "none".
+    prepare: makes a case ready to run; raises a RuntimeError, with the reason, if it cannot.
+  """
+
+  relations: str
+  prepare: Callable[[Case], Program]
+
+
+def main(**values: Any) -> None:
+  """Measures all cases, writes the raw results after each, and rewrites the page."""
+  # PyTorch needs memory on the same GPU; JAX reads this when it first looks for devices.
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+  cases = _cases(values)
+  entrants = _entrants(
+    _names("implementations", values["implementations"], IMPLEMENTATIONS),
+    _names("peers", values["peers"], PEERS),
+  )
+  folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
+  device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
+  results = dict(environment=environment(), settings=values, cases=[], memory=[])
+  results["environment"]["packages"]["torch"] = torch_peers.version()
+  results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
+  for part, case in cases:
+    timing.report(f"{part}: T = {case.length:,}, {_kind(case._asdict())}")
+    rows, functions = prepare(case, entrants, runs=part == "cases")
+    pairs = measure(functions, values["repetitions"]) if functions else []
+    results[part].append(case._asdict() | dict(contestants=rows, pairs=pairs))
+    timing.write_results(folder / f"{values['name'] or device}.json", results)
+  write_page(folder.parent)
+
+
+def _cases(values: Mapping[str, Any]) -> list[tuple[str, Case]]:
+  """Returns the cases to compile for "memory", of one sequence, and the "cases" to time."""
+  passes = _names("passes", values["passes"], PASSES)
+  masks = _names("masks", values["masks"], MASKS)
+  tokens = values["tokens"]
+  shapes = [("memory", 1, x) for x in command.lengths("memory_lengths", values["memory_lengths"])]
+  for length in command.lengths("lengths", values["lengths"]):
+    if tokens % length:
+      raise InputError(f"--lengths: {length} does not divide --tokens={tokens}; change one of them")
+    shapes.append(("cases", tokens // length, length))
+  same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
+  return [
+    (part, Case(batch, length, *same, mask == "causal", name == "backward"))
+    for part, batch, length in shapes
+    for name in passes
+    for mask in masks
+  ]
+
+
+def _names(flag: str, text: str, known: Collection[str]) -> list[str]:
+  if text in ("all", "none"):
+    return list(known) if text == "all" else []
+  for name in text.split(","):
+    if name not in known:
+      raise InputError(f"--{flag}: unknown {name!r}; want all, none or some of {', '.join(known)}")
+  return list(dict.fromkeys(text.split(",")))
+
+
+# Contestants --------------------------------------------------------------------------------------
+
+
+def _compiled(attention, *, backend: str | None = None) -> Callable[[Case], Program]:
+  """Returns the `prepare` of attention(case, query, key, value, relations)."""
+
+  def prepare(case: Case) -> Program:
+    if backend not in (None, jax.default_backend()):
+      raise NotImplementedError(f"it needs a {backend.upper()}")
+    function = functools.partial(attention, case)
+    shapes = jax.eval_shape(lambda: _random_arguments(case))
+    if case.backward:
+      function = timing.with_gradients(function)
+    program = timing.compile_program(function, *shapes)
+    return program._replace(run=lambda: program.run(*arguments(case)))
+
+  return prepare
+
+
+@functools.lru_cache(maxsize=1)
+def arguments(case: Case) -> tuple:
+  """Returns random query, key, value and relations, after a cotangent if there is a backward."""
+  return jax.block_until_ready(_random_arguments(case))
+
+
+def _random_arguments(case: Case) -> tuple:
+  keys = jax.random.split(jax.random.key(0), 6)
+  shape = case.batch, case.length, case.heads, case.width
+  tokens = [jax.random.normal(key, shape, case.dtype) for key in keys[: 3 + case.backward]]
+  tables = [jax.random.normal(key, (2 * case.max_distance + 1, case.width)) for key in keys[4:]]
+  return *tokens, RelativePositions(*tables)
+
+
+def _ours(name, case, query, key, value, relations):
+  return dot_product_attention(
+    query, key, value, relations=relations, is_causal=case.is_causal, implementation=name
+  )
+
+
+def _without_relations(name, case, *tokens_and_relations):
+  return _ours(name, case, *tokens_and_relations[:3], None)
+
+
+def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
+  return jax.nn.dot_product_attention(
+    query, key, value, bias=bias, is_causal=case.is_causal, implementation=implementation
+  )
+
+
+def _dense_bias(case, query, key, value, relations, *, implementation=None):
+  """Computes the relative key term of all pairs as jax.nn's bias."""
+  inputs = gather_inputs(query, key, value, relations=relations)
+  bias = (skew.relative_logits(inputs) * inputs.scale).astype(query.dtype)
+  return _jax_nn(case, query, key, value, None, bias=bias, implementation=implementation)
+
+
+def _in_torch(attention, num_inputs: int, num_scores: int) -> Callable[[Case], Program]:
+  return lambda case: torch_peers.prepare(attention, num_inputs, num_scores, case, arguments(case))
+
+
+_in_cudnn = lambda attention: _compiled(
+  functools.partial(attention, implementation="cudnn"), backend="gpu"
+)
+PEERS = dict(
+  dense_bias=Contestant("keys", _compiled(_dense_bias)),
+  cudnn=Contestant("none", _in_cudnn(_jax_nn)),
+  cudnn_dense_bias=Contestant("keys", _in_cudnn(_dense_bias)),
+  torch_sdpa=Contestant("none", _in_torch(torch_peers.sdpa, num_inputs=3, num_scores=1)),
+  flex_attention=Contestant("keys", _in_torch(torch_peers.flex, num_inputs=4, num_scores=8)),
+)
+
+
+def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str, Contestant]:
+  """Returns contestants by name: jax.nn twice, ours, blockwise ones without relations, peers."""
+  stock = Contestant("none", _compiled(_jax_nn))
+  found = {STOCK: stock, AGAIN: stock}
+  for name in implementations:
+    ours, bare = (
+      _compiled(functools.partial(of, name), backend=IMPLEMENTATIONS[name].device)
+      for of in (_ours, _without_relations)
+    )
+    found[name] = Contestant("keys and values", ours)
+    if name in BLOCKWISE:
+      found[f"{name} (no relations)"] = Contestant("none", bare)
+  return found | {name: PEERS[name] for name in peers}
+
+
+# Measurement --------------------------------------------------------------------------------------
+
+
+def prepare(
+  case: Case, entrants: Mapping[str, Contestant], runs: bool = True
+) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
+  """Returns a row for each entrant: its memory, or the reason that it is left out.
+
+  Also returns a function for each entrant that has run the case; none if not `runs`.
+  """
+  rows, functions = {}, {}
+  for name, entrant in entrants.items():
+    if not runs and name in _NOT_COMPILED:
+      continue
+    row = rows[name] = dict(temporary_bytes=None, refused=None)
+    try:
+      program = entrant.prepare(case)
+      row["temporary_bytes"] = program.temporary_bytes
+      if not runs:
+        continue
+      needed, free = program.bytes_needed / 2**30, timing.free_bytes() / 2**30
+      if needed > free:
+        raise RuntimeError(f"it needs {needed:.1f} GiB of {free:.1f} GiB")
+      jax.block_until_ready(program.run())  # may compile
+      functions[name] = program.run
+    except RuntimeError as error:  # also NotImplementedError and lack of memory
+      reason = (str(error) or type(error).__name__).splitlines()[0]
+      row["refused"] = reason.partition("cannot do this call: ")[2] or reason
+  return rows, functions
+
+
+def measure(functions: Mapping[str, Callable[[], Any]], repetitions: int) -> list[dict[str, Any]]:
+  """Times functions in pairs; returns the seconds of both in every repetition."""
+  times = timing.time_pairs(functions, pairs_of(list(functions)), repetitions)
+  keys = "name", "against", "seconds", "against_seconds"
+  return [dict(zip(keys, (*pair, *seconds), strict=True)) for pair, seconds in times.items()]
+
+
+def pairs_of(names: Sequence[str]) -> list[Pair]:
+  """Pairs all with jax.nn, and blockwise implementations also with their nearest alternatives."""
+  pairs = [(name, STOCK) for name in names if name != STOCK]
+  for name in BLOCKWISE:
+    others = (f"{name} (no relations)", "per_position", "flex_attention") if name in names else ()
+    pairs += [(name, other) for other in others if other in names]
+  return pairs
+
+
+# Page ---------------------------------------------------------------------------------------------
+
+
+def write_page(out: pathlib.Path) -> None:
+  """Draws a picture of each out/attention/*.json and rewrites its block of out/attention.md."""
+  blocks = {}
+  for name, results in timing.read_results(out / "attention").items():
+    contestants = results["contestants"]
+    peers = [name for name, of in contestants.items() if of["relations"] != "keys and values"]
+    cost_curves(_panels(results), peers, out / "attention" / f"{name}.png")
+    blocks[name] = _block(results, f"attention/{name}.png")
+  rewrite_blocks(out / "attention.md", blocks)
+
+
+def _block(results: Record, picture: str) -> str:
+  settings, cases, memory = results["settings"], results["cases"], results["memory"]
+  repetitions = {len(pair["seconds"]) for case in cases for pair in case["pairs"]} or {0}
+  parts = [
+    timing.provenance(results, ("jax", "jaxlib", "torch")),
+    f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
+    f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
+    f"repetitions: {' to '.join(map(str, sorted(repetitions)))}.",
+    f"![Time and memory over length]({picture})",
+  ]
+  for title, some, cells in (
+    ("Time", cases, _times),
+    ("Temporary memory", cases, _memory),
+    ("Temporary memory of one sequence", memory, _memory),
+  ):
+    for kind in dict.fromkeys(map(_kind, some)):
+      columns = {f"T = {case['length']:,}": cells(case) for case in some if _kind(case) == kind}
+      parts += [f"### {title}, {kind}", _columns_table(columns)]
+  parts += ["### Contestants", _contestants([*cases, *memory], results["contestants"])]
+  return "\n\n".join(part.strip() for part in parts)
+
+
+def _columns_table(columns: Mapping[str, Mapping[str, str]]) -> str:
+  rows = dict.fromkeys(name for cells in columns.values() for name in cells)
+  cells = [[name, *(of.get(name, "-") for of in columns.values())] for name in rows]
+  return markdown_table(["", *columns], cells)
+
+
+def _times(case: Record) -> dict[str, str]:
+  """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
+  cells = {name: f"{x:,.1f} ms" for name, x in _milliseconds(case).items() if name == STOCK}
+  for pair in case["pairs"]:
+    low, median, high = timing.quartiles(_ratios(pair))
+    other = "" if pair["against"] == STOCK else f" / {pair['against']}"
+    cells[pair["name"] + other] = f"{median:.2f} ({low:.2f} to {high:.2f})"
+  return cells
+
+
+def _memory(case: Record) -> dict[str, str]:
+  """Returns temporary memory, and in brackets its ratio to jax.nn's."""
+  sizes = _mebibytes(case)
+  return {name: f"{x:,.1f} MiB ({x / sizes[STOCK]:.3g})" for name, x in sizes.items()}
+
+
+def _contestants(cases: Sequence[Record], contestants: Record) -> str:
+  rows = []
+  for name, of in contestants.items():
+    reasons = dict.fromkeys(case["contestants"].get(name, {}).get("refused") for case in cases)
+    rows.append([name, of["relations"], "; ".join(filter(None, reasons))])
+  return markdown_table(["", "relations", "reason for missing figures"], rows)
+
+
+def _kind(case: Record) -> str:
+  passes = "forward and backward" if case["backward"] else "forward"
+  return f"{passes}, {'causal' if case['is_causal'] else 'bidirectional'}"
+
+
+def _ratios(pair: Record) -> np.ndarray:
+  return np.divide(pair["seconds"], pair["against_seconds"])
+
+
+def _milliseconds(case: Record) -> dict[str, float]:
+  """Returns jax.nn's median time, and its product with each median ratio, which drifts less."""
+  if not (pairs := [pair for pair in case["pairs"] if pair["against"] == STOCK]):
+    return {}
+  stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
+  medians = {pair["name"]: stock * float(np.median(_ratios(pair))) for pair in pairs}
+  return {STOCK: stock} | medians
+
+
+def _mebibytes(case: Record) -> dict[str, float]:
+  sizes = {name: row["temporary_bytes"] for name, row in case["contestants"].items()}
+  return {name: size / 2**20 for name, size in sizes.items() if size and name != AGAIN}
+
+
+def _panels(results: Record) -> list[list[CostPanel]]:
+  """Returns a row of panels for each mask, with the backward pass if it was measured."""
+  cases, memory, rows = results["cases"], results["memory"], []
+  backward = any(case["backward"] for case in [*cases, *memory])
+  batch = f"B T = {results['settings']['tokens']:,}"
+  for kind in sorted({_kind(x) for x in [*cases, *memory] if x["backward"] == backward}):
+    panels = (
+      (batch, "milliseconds", cases, _milliseconds),
+      (batch, "temporary memory, MiB", cases, _mebibytes),
+      ("B = 1", "temporary memory, MiB", memory, _mebibytes),
+    )
+    rows.append([])
+    for size, measure, some, values in panels:
+      points = {case["length"]: values(case) for case in some if _kind(case) == kind}
+      names = dict.fromkeys(name for of in points.values() for name in of if name != AGAIN)
+      curves = {name: [(x, of[name]) for x, of in points.items() if name in of] for name in names}
+      rows[-1] += [CostPanel(f"{kind}, {size}", measure, curves)] * bool(curves)
+  return rows

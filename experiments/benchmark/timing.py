@@ -1,0 +1,160 @@
+"""Times functions in turns, compiles them for their memory, and reads and formats raw results."""
+
+import json
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from relpos_jax.evaluation.record import hardware
+from relpos_jax.training.workdir import environment, short_commit, write_whole
+
+_SEED, _NUM_SAMPLES = 12345, 10_000  # of the bootstrap
+
+Record = Mapping[str, Any]
+Pair = tuple[str, str]
+
+
+def time_pairs(
+  functions: Mapping[str, Callable[[], Any]], pairs: Iterable[Pair], repetitions: int
+) -> dict[Pair, tuple[list[float], list[float]]]:
+  """Times pairs of functions, one pair after the other, again and again.
+
+  A machine's speed drifts, so only neighbours in time are compared. The second of a pair runs first
+  in every other repetition.
+
+  Args:
+    functions: by name; each returns arrays to wait for.
+    pairs: a name and the name to compare it with.
+    repetitions: of every pair.
+
+  Returns:
+    Seconds of both functions of each pair, in the order of the repetitions.
+  """
+  times = {pair: ([], []) for pair in pairs}
+  for repetition in range(repetitions):
+    for names, seconds in times.items():
+      runs = list(zip(names, seconds, strict=True))
+      for name, list_of_seconds in runs if repetition % 2 else reversed(runs):
+        list_of_seconds.append(run_time(functions[name]))
+  return times
+
+
+def time_rounds(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+  """Times each function once a round and returns its seconds by name.
+
+  Of n functions, 2 n rounds have n orders and their reverses: each function is as often first as
+  any other, and as often before as after its neighbour.
+  """
+  names = list(functions)
+  seconds = {name: [] for name in names}
+  for number in range(rounds):
+    first = number // 2 % len(names)
+    order = names[first:] + names[:first]
+    for name in reversed(order) if number % 2 else order:
+      seconds[name].append(run_time(functions[name]))
+  return seconds
+
+
+def run_time(function: Callable[[], Any]) -> float:
+  """Returns the seconds of one call, until all arrays that it returns are ready."""
+  start = time.perf_counter()
+  jax.block_until_ready(function())
+  return time.perf_counter() - start
+
+
+def quartiles(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+  """Returns the lower quartile, the median and the upper quartile."""
+  low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+  return float(low), float(median), float(high)
+
+
+def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+  """Returns the 95% interval of the median, by the percentile bootstrap.
+
+  >>> median_interval([2.0] * 6)
+  (2.0, 2.0)
+  """
+  samples = np.random.default_rng(_SEED).choice(values, (_NUM_SAMPLES, len(values)))
+  low, high = np.quantile(np.median(samples, axis=1), (0.025, 0.975))
+  return float(low), float(high)
+
+
+def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a function of a cotangent and the arguments that gives the result and the gradients.
+
+  The result is returned too, because training needs it.
+
+  >>> result, gradients = with_gradients(lambda x: x**2)(1.0, 3.0)
+  >>> float(result), float(gradients[0])
+  (9.0, 6.0)
+  """
+
+  def both(cotangent, *arguments):
+    result, pull_back = jax.vjp(function, *arguments)
+    return result, pull_back(cotangent)
+
+  return both
+
+
+class Program(NamedTuple):
+  """A compiled function and the memory that its compiler reports.
+
+  Attributes:
+    run: calls it.
+    temporary_bytes: beyond arguments and results; None if no compiler reports them.
+    bytes_needed: in all.
+  """
+
+  run: Callable[..., Any]
+  temporary_bytes: int | None
+  bytes_needed: int
+
+
+def compile_program(function: Callable[..., Any], *arguments: Any) -> Program:
+  """Compiles a function for arguments, or their shapes, without running it."""
+  compiled = jax.jit(function).lower(*arguments).compile()
+  memory = compiled.memory_analysis()
+  temporary = memory.temp_size_in_bytes
+  lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  return Program(compiled, temporary, temporary + lasting)
+
+
+def free_bytes() -> float:
+  """Returns the free memory of the first device; infinity if the machine does not report it."""
+  stats = jax.devices()[0].memory_stats()
+  if stats and "bytes_limit" in stats:
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+  meminfo = pathlib.Path("/proc/meminfo")
+  found = meminfo.exists() and re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
+  return 1024 * int(found[1]) if found else float("inf")
+
+
+def report(text: str) -> None:
+  """Prints a line of progress."""
+  print(text, file=sys.stderr, flush=True)
+
+
+def write_results(file: pathlib.Path, results: Record) -> None:
+  """Writes raw results as JSON, with the environment of this process unless they have one."""
+  write_whole(file, json.dumps(dict(environment=environment()) | dict(results)) + "\n")
+
+
+def read_results(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the raw results of each JSON file in a folder, by the file's stem."""
+  return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:
+  """Returns Markdown with the hardware, date, versions and command of a measurement."""
+  where = results["environment"]
+  versions = ", ".join(f"{name} {where['packages'][name] or 'absent'}" for name in packages)
+  return (
+    f"{hardware(where)}, {where['date'][:10]}, Python {where['python']}, {versions}, "
+    f"commit {short_commit(where['git_commit'])}.\n\n```\n{where['command']}\n```\n"
+  )

@@ -1,1 +1,0 @@
-"""What `experiments.benchmark` and `experiments.tpu_bundles` are made of."""

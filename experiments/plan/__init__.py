@@ -1,0 +1,1 @@
+"""Plans of training steps on TPU chips, compiled without the chips."""

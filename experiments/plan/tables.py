@@ -1,0 +1,219 @@
+"""Tables of plans: the compiler's counts, and a roofline estimate from them.
+
+  python -m experiments.plan.tables --out=results
+
+rewrites the tables of all plans in a folder.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments import command
+from experiments.plan.collectives import ACROSS
+from experiments.plan.topology import CHIPS, Chip
+from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
+from relpos_jax.training.workdir import short_commit
+
+# A ring over all chips passes through each by two of its links, once in either direction.
+_LINKS_OF_A_RING = 2
+
+Plan = Mapping[str, Any]
+Step = Mapping[str, Any]
+
+
+class Estimate(NamedTuple):
+  """Seconds that each part of a step takes at a chip's peak; `network` is that within a slice."""
+
+  compute: float
+  memory: float
+  network: float
+  slices: float = 0.0
+
+  @property
+  def bounds(self) -> tuple[float, float]:
+    """The seconds of a step if all parts overlap perfectly, and if none overlap.
+
+    >>> Estimate(compute=2.0, memory=3.0, network=1.0).bounds
+    (3.0, 6.0)
+    """
+    return max(self), sum(self)
+
+
+def estimate(chip: Chip, step: Step) -> Estimate:
+  """Computes the roofline of one chip's step, with the networks as further roofs.
+
+  Williams et al. 2009.
+  """
+  sent = {kind: row["sent_bytes"] for kind, row in step["collectives"].items()}
+  slice_bytes = sent.pop(ACROSS, 0)
+  return Estimate(
+    step["flops"] / chip.flops,
+    step["hbm_bytes"] / chip.hbm_bandwidth,
+    sum(sent.values()) / (_LINKS_OF_A_RING * chip.link_bandwidth),
+    slice_bytes / chip.slice_bandwidth if slice_bytes else 0.0,
+  )
+
+
+def efficiencies(plans: Iterable[Plan]) -> list[tuple[Plan, Plan, list[float]]]:
+  """Compares the same training on different numbers of chips.
+
+  Returns:
+    Each plan, the plan on the fewest chips, and the tokens a second and chip of the former over
+    those of the latter: if all parts of a step overlap, and if none do.
+  """
+  groups = {}
+  for plan in plans:
+    if not plan["steps"][-1]["refused"]:
+      groups.setdefault(_training(plan), []).append(plan)
+  found = []
+  for group in groups.values():
+    group = sorted(group, key=lambda plan: plan["num_chips"])
+    if group[0]["num_chips"] < group[-1]["num_chips"]:
+      rates = [_rates(plan) for plan in group]
+      parts = [[x / first for x, first in zip(of, rates[0], strict=True)] for of in rates]
+      found += [(plan, group[0], of) for plan, of in zip(group, parts, strict=True)]
+  return found
+
+
+def _training(plan: Plan) -> str:
+  """Returns what plans must share to be compared: all but the chips and the tokens of a batch."""
+  config = {name: x for name, x in plan["config"].items() if name not in ("name", "mesh")}
+  config["batches"] = {name: x for name, x in config["batches"].items() if name != "tokens"}
+  kernels = plan["steps"][-1].get("num_kernels", 0)
+  return str((plan["chip"], plan.get("effort", "full"), kernels, sorted(config.items())))
+
+
+def _rates(plan: Plan) -> list[float]:
+  """Returns tokens a second and chip for both bounds of the longest step."""
+  step = plan["steps"][-1]
+  return [_tokens_per_chip(plan, step) / x for x in estimate(CHIPS[plan["chip"]], step).bounds]
+
+
+def _tokens_per_chip(plan: Plan, step: Step) -> float:
+  return step["rows"] * step["length"] / plan["num_chips"]
+
+
+# Page ---------------------------------------------------------------------------------------------
+
+
+def main(out: str) -> None:
+  """Rewrites the blocks of each out/TITLE.md from the out/plans/TITLE*.json."""
+  paths = sorted(pathlib.Path(out, "plans").glob("*.json"))
+  pages = {}
+  for plan in (json.loads(path.read_text(encoding="utf-8")) for path in paths):
+    pages.setdefault(plan["name"].partition("-")[0], []).append(plan)
+  for title, plans in pages.items():
+    rewrite_blocks(pathlib.Path(out, f"{title}.md"), blocks(plans))
+
+
+def blocks(plans: Sequence[Plan]) -> dict[str, str]:
+  """Returns the tables of plans by the names of their blocks."""
+  steps = [(plan, step) for plan in plans for step in plan["steps"]]
+  fit = [(plan, step) for plan, step in steps if not step["refused"]]
+  chips = dict.fromkeys(plan["chip"] for plan in plans)
+  rows = dict(
+    memory=[_memory(*step) for step in steps],
+    work=[_work(*step) for step in fit],
+    estimates=[_estimates(*step) for step in fit],
+    scaling=[_scaling(*each) for each in efficiencies(plans)],
+    chips=[dict(chip=name) | _chip(CHIPS[name]) for name in chips],
+    commands=[_command(plan) for plan in plans],
+  )
+  return {
+    name: markdown_table([*of[0]], [[*row.values()] for row in of])
+    for name, of in rows.items()
+    if of
+  }
+
+
+def _names(plan: Plan) -> dict[str, str]:
+  where, num_slices = plan["topology"], plan.get("num_slices", 1)
+  where += f", {num_slices} slices" * (num_slices > 1)
+  sizes = plan["config"].get("mesh", {}).items()
+  axes = [f"{name} {size}" for name, size in sizes if name != "data" and size != 1]
+  return dict(plan=plan["name"], chips=", ".join([f"{plan['num_chips']} ({where})", *axes]))
+
+
+def _memory(plan: Plan, step: Step) -> dict[str, str]:
+  sizes = {x: _gigabytes(step.get(f"{x}_bytes", 0)) for x in ("argument", "temporary", "peak")}
+  if step["refused"]:
+    sizes = dict(argument="-", temporary="-", peak=step["refused"])
+  hbm = _gigabytes(CHIPS[plan["chip"]].hbm)
+  batch = dict(batch=f"{step['rows']} x {step['length']}", parameters=f"{plan['parameters']:,}")
+  return _names(plan) | batch | sizes | {"memory of a chip": hbm}
+
+
+def _work(plan: Plan, step: Step) -> dict[str, str]:
+  sent = [
+    f"{kind}: {_gigabytes(row['num_bytes'])} in {row['times']}"
+    for kind, row in step["collectives"].items()
+  ]
+  return _names(plan) | {
+    "10^12 operations": f"{step['flops'] / 1e12:.2f}",
+    "memory traffic": _gigabytes(step["hbm_bytes"]),
+    "collectives, bytes and calls": ", ".join(sent),
+    "Pallas calls": str(step.get("num_kernels", "-")),
+    "loops": str(step.get("num_loops", "-")),
+  }
+
+
+def _estimates(plan: Plan, step: Step) -> dict[str, str]:
+  seconds = estimate(CHIPS[plan["chip"]], step)
+  parts = {name: f"{1000 * part:.1f} ms" for name, part in seconds._asdict().items()}
+  hours = [plan["num_steps"] * bound / 3600 for bound in seconds.bounds]
+  return _names(plan) | {
+    **parts,
+    "a step": "{:.1f} to {:.1f} ms".format(*(1000 * bound for bound in seconds.bounds)),
+    "all updates": "{:.1f} to {:.1f} h".format(*hours),
+  }
+
+
+def _scaling(plan: Plan, fewest: Plan, parts: Sequence[float]) -> dict[str, str]:
+  return _names(plan) | {
+    "tokens a chip": f"{_tokens_per_chip(plan, plan['steps'][-1]):,.0f}",
+    "against": f"{fewest['num_chips']} chips",
+    "if all overlap": f"{parts[0]:.3f}",
+    "if none overlap": f"{parts[1]:.3f}",
+  }
+
+
+def _chip(chip: Chip) -> dict[str, str]:
+  slices = f"{_gigabytes(chip.slice_bandwidth)}/s" if chip.slice_bandwidth else "unknown"
+  return {
+    "bfloat16 operations a second": f"{chip.flops / 1e12:.0f} * 10^12",
+    "memory": _gigabytes(chip.hbm),
+    "its bandwidth": f"{_gigabytes(chip.hbm_bandwidth)}/s",
+    "links, one way": f"{chip.links} of {_gigabytes(chip.link_bandwidth)}/s",
+    "between slices, one way": slices,
+    "source": chip.source,
+  }
+
+
+def _command(plan: Plan) -> dict[str, str]:
+  where = plan["environment"]
+  return {
+    "plan": plan["name"],
+    "compiler's effort": plan.get("effort", "full"),
+    "date": where["date"][:10],
+    "Python": where["python"],
+    **{name: where["packages"][name] for name in ("jax", "libtpu")},
+    "commit": short_commit(where["git_commit"]),
+    "command": f"`{where['command']}`",
+  }
+
+
+def _gigabytes(num_bytes: float) -> str:
+  """Formats bytes in GB.
+
+  >>> _gigabytes(16e9), _gigabytes(123_456_789), _gigabytes(4)
+  ('16 GB', '0.123 GB', '0.000 GB')
+  """
+  if num_bytes < 5e5:
+    return "0.000 GB"
+  return f"{num_bytes / 1e9:.3g} GB" if num_bytes < 1e12 else f"{num_bytes / 1e9:,.0f} GB"
+
+
+if __name__ == "__main__":
+  command.run(main, dict(out=command.Flag("results", "the folder of plans/ and of the pages")))

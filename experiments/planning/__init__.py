@@ -1,1 +1,0 @@
-"""What `experiments.plan` is made of: chips, compiling, collectives, roofline, and the page."""

@@ -1,0 +1,104 @@
+"""Counting bundles: branches in a compiler's text, and the tiles of a kernel."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from experiments.benchmark import tpu_bundles
+from experiments.benchmark.tpu_bundles import Call
+
+LONG = Call(16384, is_causal=False, relations=True)
+# Lines of libtpu 0.0.42.1's text of a forward kernel, with the instructions left out but for jumps.
+SAMPLE = """total scheduled bundles: 420
+0 :  {}
+0x4 LB: > {} /* Start region 88 :: Start region 29 :: Start region 30 */
+0xb : > { sbr.rel (%p267_p3) target = $region32 }
+0x17 : > { sbr.rel (%p1938_p10) target = $region36 }
+0x4d PF: > {} /* Start/End empty region 36 :: Start region 37 :: Start region 38 */
+0x128 : > { sbr.rel (%p2043_p11) target = $region40 }
+0x19a PF: > {} /* Start/End empty region 40 :: Start/End empty region 32 :: End region 6 */
+0x19e :  { sbr.rel (!%p12_p12) target = $region88 }
+0x1a2 :  {} /* End region 0 :: End region 4 :: End region 87 */
+0x1a3 :  {}
+"""
+
+
+def straight(number: int) -> list[str]:
+  return ["{ %v1 = vadd }"] * number
+
+
+def branch(region: int, *body: str) -> list[str]:
+  """Six bundles besides its body: the jump, four after it, and the one that it leads to."""
+  jump = f"{{ %9 = sbr.rel (%p{region}) target = $region{region}  ;;  %s1 = smov 0 }}"
+  return [jump, *straight(4), *body, f"{{}} /* End region 8 :: Start/End empty region {region} */"]
+
+
+def text_of(*body: str) -> str:
+  """The text of a loop, which has 20 bundles besides its body."""
+  first, last = "{} /* Start region 1 */", "{ %9 = sbr.rel (!%p1) target = $region1 }"
+  lines = [*straight(3), first, *branch(2, *body), *straight(5), last, *straight(4)]
+  return "".join(f"  {number:#x} LB: > {line}\n" for number, line in enumerate(lines))
+
+
+def kernel(sizes) -> str:
+  branches = (branch(region, *straight(size)) for region, size in enumerate(sizes, 3))
+  return text_of(*itertools.chain(*branches))
+
+
+def test_jumps_ahead_are_read_in_a_compilers_text():
+  bundles = [bundle[1] for bundle in tpu_bundles._BUNDLE.finditer(SAMPLE)]
+  assert len(bundles) == 10
+  assert tpu_bundles._jumps(bundles) == [(2 + 5, 6), (3 + 5, 4), (5 + 5, 6)]
+
+
+def test_branches_are_what_jumps_leave_out():
+  nested = branch(4, *straight(20), *branch(5, *straight(30)), *straight(7))
+  text = text_of(*branch(3, *straight(40)), *nested, *branch(6, *straight(8)))
+  assert tpu_bundles.branches(text) == (20 + 6 + 6 + 6 + 8, [40, 20 + 36 + 7])
+
+
+def test_a_stretch_that_always_runs_between_branches_is_one_too():
+  text = text_of(*branch(3, *straight(40)), *straight(200), *branch(4, *straight(50)))
+  every_step, sizes = tpu_bundles.branches(text)
+  assert sizes == [40, 1 + 200 + 5, 50] and every_step == 20 + 5 + 1
+
+
+def test_long_sequences_take_several_calls_whose_tiles_add_up():
+  tiles = {"1": 1003, "0": 1007, "-1": 1013, "others right": 1019, "others left": 1031}
+  sizes, plan = [11, 12, 101, *tiles.values(), 103, 13], tpu_bundles.plan_of(LONG)
+  every_step = 20 + 6 * len(sizes)
+  of_tiles = np.dot([*tiles.values()], [31, 32, 31, 465, 465])
+  of_blocks = 32 * (101 + 103) + 11 + 12 + 13
+  count = tpu_bundles.count(plan, "backward", [kernel(sizes)] * 2)
+  assert count == of_tiles + 2 * of_blocks + 32 * 32 * every_step
+  with pytest.raises(ValueError, match="want those of start, 1, 0, -1, others, end"):
+    tpu_bundles.count(plan, "forward", [kernel(sizes)])
+
+
+def test_the_command_keeps_its_counts_and_their_table(call, monkeypatch, tmp_path):
+  compile_texts = lambda call, chip: dict(forward=[""], backward=[""])
+  monkeypatch.setattr(tpu_bundles, "compile_texts", compile_texts)
+  monkeypatch.setattr(tpu_bundles, "compiler_version", lambda: "1.2.3")
+  monkeypatch.setattr(tpu_bundles, "_count", lambda *_: 500)
+  answer = call("benchmark.tpu_bundles", "--lengths=1024", f"--out={tmp_path}")
+  assert answer.status == 0, answer.err
+  results = json.loads((tmp_path / "tpu_bundles.json").read_text())
+  assert len(results["counts"]) == 2 * 2 * 2
+  row = "| 1,024 | causal | backward | 500 | 500 | 1.000 |"
+  assert row in answer.out and row in (tmp_path / "tpu_bundles.md").read_text()
+
+
+@pytest.mark.parametrize(
+  "flag, words",
+  [
+    ("--lengths=512", "--lengths=512 1024"),
+    ("--lengths=4096,long", "--lengths 'long'"),
+    ("--chip=v9", "--chip=v9 v5e, v6e, v5p"),
+  ],
+)
+def test_a_mistake_is_one_line(call, flag, words):
+  answer = call("benchmark.tpu_bundles", flag)
+  assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0)
+  assert not [word for word in words.split() if word not in answer.err], answer.err
