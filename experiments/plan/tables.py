@@ -79,7 +79,7 @@ def efficiencies(plans: Iterable[Plan]) -> list[tuple[Plan, Plan, list[float]]]:
 
 def _training(plan: Plan) -> str:
   """Returns what plans must share to be compared: all but the chips and the tokens of a batch."""
-  config = {name: x for name, x in plan["config"].items() if name not in ("name", "mesh")}
+  config = {name: x for name, x in plan["config"].items() if name not in ("name", "mesh", "data")}
   config["batches"] = {name: x for name, x in config["batches"].items() if name != "tokens"}
   kernels = plan["steps"][-1].get("num_kernels", 0)
   return str((plan["chip"], plan.get("effort", "full"), kernels, sorted(config.items())))
