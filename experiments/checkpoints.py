@@ -25,10 +25,10 @@ import jax
 
 from experiments import command
 from relpos_jax.errors import InputError
-from relpos_jax.training import shelf
+from relpos_jax.training import checkpoint_files
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.checkpoint_reader import Reader
 from relpos_jax.training.manifest import Damage
-from relpos_jax.training.reading import Reader
 
 FLAGS = dict(
   workdir=command.Flag(None, "the run's folder"),
@@ -51,7 +51,7 @@ def main(workdir: str, verify: bool, prune: int, damaged: bool) -> None:
   if prune < 0 or (damaged and not prune):
     raise InputError("--prune wants 1 or more: so many good checkpoints are kept")
   folder = pathlib.Path(workdir, "checkpoints")
-  if not shelf.numbered(folder) and not shelf.aside(folder):
+  if not checkpoint_files.numbered(folder) and not checkpoint_files.aside(folder):
     raise InputError(f"no checkpoints in {folder}: give the --workdir of a run")
   jax.config.update("jax_platforms", "cpu")  # Accelerators may be busy with the run itself.
   with Checkpoints(folder) as checkpoints:
@@ -71,7 +71,7 @@ def _rows(checkpoints: Checkpoints, num_good: int) -> list[Row]:
     path = checkpoints.folder / str(step)
     is_enough = sum(row.is_good is True for row in rows) >= num_good
     rows.append(Row(path, None, "not read") if is_enough else _examined(path))
-  aside = shelf.aside(checkpoints.folder)
+  aside = checkpoint_files.aside(checkpoints.folder)
   return rows + [Row(path, False, f"set aside: {reason}") for path, reason in aside.items()]
 
 
@@ -94,7 +94,7 @@ def _to_delete(rows: list[Row], num: int, damaged: bool) -> list[pathlib.Path]:
 
 def _delete(path: pathlib.Path) -> int:
   try:
-    size = shelf.num_bytes(path)
+    size = checkpoint_files.num_bytes(path)
     shutil.rmtree(path)
   except OSError as error:
     raise InputError(f"cannot delete {path} ({error.strerror}): see to its permissions") from error
@@ -104,7 +104,7 @@ def _delete(path: pathlib.Path) -> int:
 def _print(rows: list[Row]) -> None:
   for row in rows:
     try:
-      size, seconds = shelf.num_bytes(row.path), row.path.stat().st_mtime
+      size, seconds = checkpoint_files.num_bytes(row.path), row.path.stat().st_mtime
     except FileNotFoundError:  # The run has deleted it meanwhile.
       continue
     date = datetime.datetime.fromtimestamp(seconds).isoformat(" ", "minutes")

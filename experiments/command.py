@@ -15,7 +15,7 @@ from typing import NamedTuple
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments.values import has_key, unknown_key
+from relpos_jax.config import has_key, unknown_key
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
 
@@ -79,6 +79,9 @@ def run(
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     sys.exit(130)
+  except PermissionError as error:
+    print(f"error: {error.filename}: {error.strerror}: give another path", file=sys.stderr)
+    sys.exit(2)
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
     sys.exit(141)

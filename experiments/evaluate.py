@@ -13,12 +13,12 @@ import pathlib
 from typing import Any
 
 from experiments import command
+from experiments.config import own_values
 from experiments.run import load_run, read_config
-from experiments.tasks.task import Evaluation, Run
-from experiments.values import own_values
 from relpos_jax.evaluation.pictures import learning_curves
-from relpos_jax.evaluation.record import make_record, to_line
-from relpos_jax.training.reporting import read_metrics
+from relpos_jax.evaluation.records import make_record, to_line
+from relpos_jax.training.metrics import read_metrics
+from relpos_jax.training.task import Evaluation, Run
 from relpos_jax.training.workdir import check_writable, read_json, write_whole
 
 FLAGS = dict(workdir=command.Flag(None, "the folder of a training run"))

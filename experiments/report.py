@@ -17,12 +17,14 @@ from collections.abc import Sequence
 
 from configs import default
 from experiments import command
-from experiments.reports import graphs, music, translation
-from experiments.values import flatten
+from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation import tables
-from relpos_jax.evaluation.record import Record, group_rows, read_records
+from relpos_jax.evaluation.records import Record, group_rows, read_records
+from relpos_jax.graphs import report as graphs
+from relpos_jax.music import report as music
 from relpos_jax.training.workdir import write_whole
+from relpos_jax.translation import report as translation
 
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages"),

@@ -8,15 +8,13 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.tasks import make_task
-from experiments.tasks.task import Run, Task
-from experiments.validation import validate
-from experiments.values import defaults, without_retired
+from experiments.config import defaults, make_task, validate, without_retired
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import everywhere, make_mesh, put_parameters, shapes_on
 from relpos_jax.training.step import make_train_step
+from relpos_jax.training.task import Run, Task
 from relpos_jax.training.workdir import read_json
 
 

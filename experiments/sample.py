@@ -15,10 +15,10 @@ import numpy as np
 
 from experiments import command
 from experiments.run import load_run, load_task
-from experiments.tasks.music import MusicTask, draw, make_sampler
-from relpos_jax.decoding.sampler import check_room
 from relpos_jax.decoding.sampling import SamplingParams, check_sampling
 from relpos_jax.errors import InputError
+from relpos_jax.music.sampler import check_room
+from relpos_jax.music.task import MusicTask, draw, make_sampler
 from relpos_jax.training.workdir import check_writable
 from relpos_jax.typing import Int
 

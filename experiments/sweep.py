@@ -40,7 +40,7 @@ from experiments.launch.children import dying_with_this_process
 from experiments.locks import lock_folder
 from experiments.sweep_cells import Cell, Key, Record
 from relpos_jax.errors import InputError
-from relpos_jax.training.reporting import read_metrics
+from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.workdir import write_whole
 
 FLAGS = dict(

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import filelock
 
 from experiments import command
-from experiments.validation import validate
-from experiments.values import flatten, own_values
+from experiments.config import own_values, validate
+from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import digest, from_line, read_records, to_line
+from relpos_jax.evaluation.records import digest, from_line, read_records, to_line
 from relpos_jax.training.workdir import write_whole
 
 TRAIN = ("python", "-m", "experiments.train")

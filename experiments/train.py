@@ -34,18 +34,17 @@ from ml_collections import ConfigDict
 
 from configs.default import RETIRED
 from experiments import command
+from experiments.config import defaults, make_task, validate
 from experiments.evaluate import evaluate
 from experiments.locks import lock_folder
 from experiments.run import init_params, make_optimizer, make_step, plan_run, with_average
-from experiments.tasks import make_task
-from experiments.tasks.task import Run
-from experiments.validation import validate
-from experiments.values import defaults
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.checkpoint_files import aside, is_no_room, numbered, unfinished
 from relpos_jax.training.loop import NonFiniteError, train
+from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.processes import (
   anywhere,
   check_same,
@@ -55,11 +54,10 @@ from relpos_jax.training.processes import (
   one_voice,
   wait_for_all,
 )
-from relpos_jax.training.reporting import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
-from relpos_jax.training.shelf import aside, is_no_room, numbered, unfinished
+from relpos_jax.training.signals import Stop, Stopped
 from relpos_jax.training.step import TrainState, init_state, make_eval_step
-from relpos_jax.training.stopping import Stop, Stopped
+from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import (
   changed_data,
   check_shared,

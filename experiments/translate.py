@@ -18,12 +18,12 @@ from typing import Any
 
 from experiments import command
 from experiments.run import load_run, load_task
-from experiments.tasks.translation import Translation, check_beam, make_translator, normalize_input
-from experiments.tasks.translation_scores import draw_attention, joined
-from relpos_jax.data.pairs import read_lines
 from relpos_jax.data.tokenizer import first_tokens
 from relpos_jax.errors import InputError
 from relpos_jax.training.progress import track
+from relpos_jax.translation.pairs import read_lines
+from relpos_jax.translation.scores import draw_attention, joined
+from relpos_jax.translation.task import Translation, check_beam, make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
 

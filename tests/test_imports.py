@@ -43,12 +43,12 @@ OUTSIDE = {
 }
 # Each third-party library that is kept behind a module or two.
 BEHIND = {
-  "orbax": {"relpos_jax.training.checkpoint", "relpos_jax.training.reading"},
+  "orbax": {"relpos_jax.training.checkpoint", "relpos_jax.training.checkpoint_reader"},
   "tensorboardX": {"relpos_jax.training.tensorboard"},
   "tokenizers": {"relpos_jax.data.tokenizer"},
   "grain": {"relpos_jax.data.batching"},
   "sacrebleu": {"relpos_jax.evaluation.bleu"},
-  "mido": {"relpos_jax.data.midi_files"},
+  "mido": {"relpos_jax.music.midi_files"},
   "matplotlib": {"relpos_jax.evaluation.pictures"},
 }
 

@@ -21,15 +21,14 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.benchmark import timing
+from experiments.config import own_values, validate
 from experiments.run import init_params, plan_run
-from experiments.tasks.translation import Translation, make_translator
-from experiments.validation import validate
-from experiments.values import own_values
 from relpos_jax.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import digest
+from relpos_jax.evaluation.records import digest
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.workdir import environment
+from relpos_jax.translation.task import Translation, make_translator
 
 FLAGS = dict(
   config=command.CONFIG,

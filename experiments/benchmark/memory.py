@@ -33,13 +33,13 @@ from experiments import command
 from experiments.benchmark import timing
 from experiments.benchmark.timing import Record
 from relpos_jax import RelativePositions, dot_product_attention
-from relpos_jax.data import voices
 from relpos_jax.data.batching import Tokens
 from relpos_jax.data.tokenizer import BOS
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.music import voices
 from relpos_jax.training.loss import language_loss
 from relpos_jax.training.step import init_state, make_train_step
 

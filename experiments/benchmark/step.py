@@ -22,17 +22,16 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.benchmark import timing
+from experiments.config import own_values, validate
 from experiments.run import make_optimizer, make_step
-from experiments.tasks.translation import Translation
-from experiments.validation import validate
-from experiments.values import own_values
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import UNK
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import digest
+from relpos_jax.evaluation.records import digest
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.step import init_state
 from relpos_jax.training.workdir import environment
+from relpos_jax.translation.task import Translation
 
 TWIN, AGAIN = "sinusoidal", "sinusoidal (again)"
 _ORDERS = 6  # of three models

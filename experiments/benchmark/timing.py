@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from relpos_jax.evaluation.record import hardware
+from relpos_jax.evaluation.records import hardware
 from relpos_jax.training.workdir import environment, short_commit, write_whole
 
 _SEED, _NUM_SAMPLES = 12345, 10_000  # of the bootstrap

@@ -25,11 +25,10 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments import command
+from experiments.config import make_task, validate
 from experiments.plan import collectives, tables
 from experiments.plan.topology import chips, compiler_version, leave_tpus_alone, parse
 from experiments.run import make_optimizer, make_step, plan_model
-from experiments.tasks import make_task
-from experiments.validation import validate
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import AnyMesh, make_mesh, of_batches, shapes_on
 from relpos_jax.training.step import TrainState, init_state

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import Record
+from relpos_jax.evaluation.records import Record
 from relpos_jax.evaluation.statistics import Comparison, Interval, student_interval
 
 Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, with their whole configs

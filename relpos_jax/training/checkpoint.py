@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import manifest, processes, quiet, shelf
+from relpos_jax.training import checkpoint_files, manifest, orbax_logging, processes
+from relpos_jax.training.checkpoint_reader import Reader
 from relpos_jax.training.manifest import Damage, by_name
-from relpos_jax.training.reading import Reader
 from relpos_jax.typing import PyTree
 
-quiet.quieten()
+orbax_logging.quieten()
 
 
 class Checkpoints:
@@ -82,7 +82,7 @@ class Checkpoints:
     if "_manager" in vars(self):
       with self._writing():
         self._manager.wait_until_finished()
-    return shelf.numbered(self.folder)
+    return checkpoint_files.numbered(self.folder)
 
   def latest_step(self) -> int | None:
     """The last step there is, or None if none was ever saved.
@@ -91,7 +91,7 @@ class Checkpoints:
       InputError: there were some, and all of them have been set aside.
     """
     steps = self.steps()
-    if not steps and shelf.aside(self.folder):
+    if not steps and checkpoint_files.aside(self.folder):
       raise self._none_good()
     return max(steps, default=None)
 
@@ -114,7 +114,7 @@ class Checkpoints:
       manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
     )
     self._under_way = step, manifest.num_bytes(arrays)
-    quiet.quieten_what_is_left_behind()
+    orbax_logging.quieten_what_is_left_behind()
     with self._writing():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
@@ -138,7 +138,7 @@ class Checkpoints:
 
   def check_room(self, like: PyTree) -> None:
     """Raises InputError unless the disk has room for such a state once more."""
-    shelf.check_room(self.folder, manifest.num_bytes(by_name(like)))
+    checkpoint_files.check_room(self.folder, manifest.num_bytes(by_name(like)))
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """The state at `step`, or the newest good one; damaged ones are passed over.
@@ -197,12 +197,12 @@ class Checkpoints:
     try:
       yield
     except Exception as error:
-      if not shelf.is_no_room(error):
+      if not checkpoint_files.is_no_room(error):
         raise
       step, needed = self._under_way
-      for unfinished in shelf.unfinished(self.folder, step):
+      for unfinished in checkpoint_files.unfinished(self.folder, step):
         shutil.rmtree(unfinished, ignore_errors=True)
-      raise shelf.no_room(self.folder / str(step), needed) from error
+      raise checkpoint_files.no_room(self.folder / str(step), needed) from error
 
   def _good(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
     """The states of those steps that are good, newest first; others are passed over."""
@@ -213,7 +213,9 @@ class Checkpoints:
         yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
   def _none_good(self) -> InputError:
-    damaged = [path.name for path in shelf.aside(self.folder)] + [*map(str, self.steps())]
+    damaged = [path.name for path in checkpoint_files.aside(self.folder)] + [
+      *map(str, self.steps())
+    ]
     if not damaged:
       return InputError(f"no checkpoint in {self.folder}: train first, or give another --workdir")
     return InputError(
@@ -236,7 +238,8 @@ class Checkpoints:
 
   def _set_aside(self, path: pathlib.Path, reason: str) -> str:
     try:
-      where = f"set aside as {shelf.set_aside(path, reason).name}" if processes.is_first() else ""
+      new = checkpoint_files.set_aside(path, reason) if processes.is_first() else path
+      where = f"set aside as {new.name}"
     except OSError as error:
       where = f"passed over, for it cannot be set aside ({error.strerror})"
     processes.wait_for_all("set aside")  # None goes on before the first process has renamed it.

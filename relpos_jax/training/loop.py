@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import jax
 
+from relpos_jax.training.signals import Stop, Stopped
 from relpos_jax.training.step import TrainState
-from relpos_jax.training.stopping import Stop, Stopped
 
 
 class NonFiniteError(RuntimeError):

@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 
 from relpos_jax.data.batching import Batch, Tokens
-from relpos_jax.data.graph_batching import PAD as NO_CLASS
-from relpos_jax.data.graph_batching import GraphBatch
+from relpos_jax.graphs.batching import PAD as NO_CLASS
+from relpos_jax.graphs.batching import GraphBatch
 from relpos_jax.models.graph_encoder import GraphEncoder
 from relpos_jax.models.language_model import LanguageModel
 from relpos_jax.models.seq2seq import Transformer

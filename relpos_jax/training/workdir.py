@@ -19,7 +19,7 @@ import jax
 from relpos_jax.errors import InputError
 from relpos_jax.files import write_whole
 from relpos_jax.training import processes
-from relpos_jax.training.shelf import check_path
+from relpos_jax.training.checkpoint_files import check_path
 
 # What a run may be continued with changed: keys, or groups of them, that no step depends on.
 MAY_CHANGE = (

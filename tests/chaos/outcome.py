@@ -3,9 +3,9 @@
 import pathlib
 from typing import Any
 
-from relpos_jax.training import shelf
-from relpos_jax.training.reading import Reader
-from relpos_jax.training.reporting import read_metrics
+from relpos_jax.training import checkpoint_files
+from relpos_jax.training.checkpoint_reader import Reader
+from relpos_jax.training.metrics import read_metrics
 
 _OF_TIME = ("time", "tokens_per_second")
 
@@ -39,4 +39,4 @@ def reached(workdir: pathlib.Path) -> int:
 
 def kept(workdir: pathlib.Path) -> int:
   """Returns the last step that is saved, 0 if none is."""
-  return max(shelf.numbered(workdir / "checkpoints"), default=0)
+  return max(checkpoint_files.numbered(workdir / "checkpoints"), default=0)

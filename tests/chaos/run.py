@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from relpos_jax.training import shelf
+from relpos_jax.training import checkpoint_files
 
 _PATIENCE = 600.0  # seconds
 
@@ -65,7 +65,7 @@ class Run:
   def is_saving(self) -> bool:
     """Returns whether a save that began since `since` is under way."""
     has_started = _is_newer(self.workdir / "environment.json", self.since)
-    unfinished = shelf.unfinished(self.workdir / "checkpoints")
+    unfinished = checkpoint_files.unfinished(self.workdir / "checkpoints")
     return has_started and any(_is_newer(path, self.since) for path in unfinished)
 
 

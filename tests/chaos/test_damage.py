@@ -9,7 +9,7 @@ import pytest
 
 from chaos.outcome import kept
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.reading import Reader
+from relpos_jax.training.checkpoint_reader import Reader
 
 pytestmark = pytest.mark.chaos
 

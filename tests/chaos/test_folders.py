@@ -8,7 +8,7 @@ import pytest
 
 from chaos.outcome import digests, kept
 from chaos.training import ROOT
-from relpos_jax.training import shelf
+from relpos_jax.training import checkpoint_files
 
 pytestmark = pytest.mark.chaos
 
@@ -76,7 +76,7 @@ def test_disk(number, training, tmp_path, rng, begin):
       _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
       resource.prlimit(pid, resource.RLIMIT_FSIZE, (2**16, most))
     status = run.wait()
-  steps = shelf.numbered(workdir / "checkpoints")
+  steps = checkpoint_files.numbered(workdir / "checkpoints")
   begin(f"full after step {max(steps, default=0)}")
   assert status == 2, run.err()
   told = training.told(run)

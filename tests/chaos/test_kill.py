@@ -11,7 +11,7 @@ import pytest
 from chaos.outcome import digests, kept, reached
 from chaos.run import Run, is_alive, wait_until
 from chaos.training import DISTURBED, NUM_STEPS, SAVE_EVERY
-from relpos_jax.training import shelf
+from relpos_jax.training import checkpoint_files
 
 pytestmark = pytest.mark.chaos
 
@@ -27,7 +27,7 @@ def test_kill(number, training, tmp_path, rng, begin):
       _kill(run, begin)
     assert run.wait() == 0, run.err()
   training.check_end(workdir)
-  assert not shelf.aside(workdir / "checkpoints")
+  assert not checkpoint_files.aside(workdir / "checkpoints")
   assert training.told(run) == [f"exit status 137: retry {i} of 2" for i in (1, 2)]
 
 

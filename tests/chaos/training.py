@@ -14,7 +14,7 @@ from chaos.outcome import digests, kept, metrics
 from chaos.run import Run
 from experiments.launch.__main__ import environments
 from experiments.launch.children import dying_with_this_process
-from relpos_jax.data.corpus import load_corpus
+from relpos_jax.translation.corpus import load_corpus
 
 ROOT = pathlib.Path(__file__).parents[2]
 DISTURBED = (str(pathlib.Path(__file__).with_name("disturbed.py")),)

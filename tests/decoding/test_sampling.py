@@ -11,11 +11,11 @@ from compiling import quickly
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.sampler import Sampler
 from relpos_jax.decoding.sampling import SamplingParams, filter_logits, sample, sample_token
 from relpos_jax.errors import InputError
 from relpos_jax.models.cached import decoding_model, prefill
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.music.sampler import Sampler
 
 VOCABULARY, CONTEXT = 11, 16
 PRIMES = [[5, 9, 4], [], [6, 6, 7, 8, 9, 10, 3]]

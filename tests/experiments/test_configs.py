@@ -19,15 +19,14 @@ from flax import nnx
 from configs import default
 from experiments import command
 from experiments import sweep_cells as cells_module
+from experiments.config import changes, validate
 from experiments.run import schedule
-from experiments.tasks.translation import Translation, transformer_config
-from experiments.validation import validate
-from experiments.values import changes
 from relpos_jax.data.batching import Batches, pair_lengths
 from relpos_jax.data.tokenizer import EOS, encode_pairs
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.record import digest, read_records
+from relpos_jax.evaluation.records import digest, read_records
 from relpos_jax.models.seq2seq import Transformer
+from relpos_jax.translation.task import Translation, transformer_config
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 

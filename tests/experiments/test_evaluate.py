@@ -14,13 +14,13 @@ from ml_collections import ConfigDict
 
 from configs import default
 from experiments import evaluate
+from experiments.config import changes
 from experiments.run import load_run
-from experiments.tasks.task import Evaluation
-from experiments.values import changes
 from relpos_jax.data.tokenizer import encode, load_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
-from relpos_jax.evaluation.record import digest, from_line
-from relpos_jax.training.reporting import read_metrics
+from relpos_jax.evaluation.records import digest, from_line
+from relpos_jax.training.metrics import read_metrics
+from relpos_jax.training.task import Evaluation
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,13 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 from experiments import command
 from experiments.plan.__main__ import batch_of, first_state
 from experiments.run import make_optimizer, make_step, plan_model, with_average
-from experiments.tasks.task import Run
-from experiments.tasks.translation import Translation
-from experiments.tasks.translation_scores import score
 from relpos_jax.data.batching import Batch
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import AXES, make_mesh
 from relpos_jax.training.step import TrainState, init_state
+from relpos_jax.training.task import Run
+from relpos_jax.translation.scores import score
+from relpos_jax.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 

@@ -13,11 +13,11 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from experiments import command
+from experiments.config import make_task
 from experiments.plan import __main__ as plan
 from experiments.plan import tables, topology
 from experiments.plan.collectives import ACROSS, Collective, by_kind, find
 from experiments.plan.topology import CHIPS, Chip
-from experiments.tasks import make_task
 from relpos_jax.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -12,10 +12,12 @@ import pytest
 import sacrebleu
 
 from experiments import report
-from experiments.reports import graphs, music, translation
-from experiments.tasks.graph_scores import CTP, GRAPHS, GUESSED_LONGEST
-from relpos_jax.data import clutrr
-from relpos_jax.evaluation.record import digest
+from relpos_jax.evaluation.records import digest
+from relpos_jax.graphs import clutrr
+from relpos_jax.graphs import report as graphs
+from relpos_jax.graphs.scores import CTP, GRAPHS, GUESSED_LONGEST
+from relpos_jax.music import report as music
+from relpos_jax.translation import report as translation
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 STUDENT = {3: 4.30265, 2: 12.7062}  # 95% of Student's t, by the number of seeds

@@ -7,9 +7,9 @@ import pytest
 
 from configs import quickstart
 from experiments import run as run_module
-from experiments.tasks.translation import Translation
-from relpos_jax.data.corpus import Corpus
 from relpos_jax.training.sharding import make_mesh
+from relpos_jax.translation.corpus import Corpus
+from relpos_jax.translation.task import Translation
 
 PAIRS = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")] * 4
 

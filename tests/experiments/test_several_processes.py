@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.locks import lock_folder
-from relpos_jax.training.reporting import read_metrics
+from relpos_jax.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import rich.console
 from experiments import command, sweep, sweep_cells, train
 from experiments.locks import lock_folder
 from experiments.sweep_cells import collect_records, plan_cells
-from relpos_jax.evaluation.record import KEYS, read_records
+from relpos_jax.evaluation.records import KEYS, read_records
 
 CONFIG_FILE = """from configs import quickstart
 

@@ -12,10 +12,10 @@ import PIL.Image
 import pytest
 
 from experiments import train as train_command
-from experiments.tasks import translation
-from experiments.tasks.translation import Translation
 from relpos_jax.data.tokenizer import save_tokenizers
-from relpos_jax.training.reporting import read_metrics
+from relpos_jax.training.metrics import read_metrics
+from relpos_jax.translation import task
+from relpos_jax.translation.task import Translation
 
 
 def metrics(workdir):
@@ -155,7 +155,7 @@ def test_half_a_vocabulary_is_learned_anew_unless_there_is_a_checkpoint(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(translation, "save_tokenizers", save_half)
+    patch.setattr(task, "save_tokenizers", save_half)
     assert train(tmp_path, *changes).status == 130
   assert (tmp_path / "tokenizer.source.json").exists()
   if has_checkpoint:
@@ -243,7 +243,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
 ):
   straight, handler = workdir, signal.getsignal(signal.SIGTERM)
   with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
-    patch.setattr(translation, "make_translator", _translator_that_is_terminated)
+    patch.setattr(task, "make_translator", _translator_that_is_terminated)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
     0,

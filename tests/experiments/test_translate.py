@@ -11,8 +11,8 @@ import pytest
 
 from experiments import translate as translate_command
 from experiments.run import load_run
-from experiments.tasks.translation import make_translator
 from relpos_jax.data.tokenizer import decode, encode, load_tokenizers
+from relpos_jax.translation.task import make_translator
 
 LINES = [
   "a man sees a tree.",

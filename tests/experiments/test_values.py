@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from experiments.values import check_types, has_key, unknown_key
+from relpos_jax.config import check_types, has_key, unknown_key
 from relpos_jax.errors import InputError
 
 DEFAULTS = dict(

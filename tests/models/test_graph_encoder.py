@@ -10,8 +10,8 @@ from compiling import quickly
 from flax import nnx
 
 from relpos_jax.attention.edges import pair_features
-from relpos_jax.data.graph_batching import GraphBatch, GraphBatches
-from relpos_jax.data.graphs import Graph
+from relpos_jax.graphs.batching import GraphBatch, GraphBatches
+from relpos_jax.graphs.graph import Graph
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig, complete
 
 LABELS, CLASSES = 3, 5

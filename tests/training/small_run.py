@@ -21,8 +21,8 @@ from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import train
 from relpos_jax.training.processes import check_same, join_processes
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
+from relpos_jax.training.signals import Stop, Stopped
 from relpos_jax.training.step import TrainState
-from relpos_jax.training.stopping import Stop, Stopped
 
 
 class Rows(NamedTuple):

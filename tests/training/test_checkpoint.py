@@ -25,11 +25,11 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import manifest, quiet, shelf
+from relpos_jax.training import checkpoint_files, manifest, orbax_logging
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.checkpoint_reader import Reader
 from relpos_jax.training.digest import digests
 from relpos_jax.training.manifest import Damage
-from relpos_jax.training.reading import Reader
 from relpos_jax.training.sharding import make_mesh
 from relpos_jax.typing import PyTree
 
@@ -346,7 +346,7 @@ def test_a_truncated_file_is_told_in_one_line_and_nothing_else(tmp_path, percent
   ],
 )
 def test_only_what_orbax_left_behind_is_kept_from_asyncios_log(caplog, text, error):
-  quiet.quieten_what_is_left_behind()
+  orbax_logging.quieten_what_is_left_behind()
   exc_info = None
   if error:  # raised in a file of Orbax, which is not named in the text
     try:
@@ -543,8 +543,8 @@ def test_only_a_real_folder_is_a_step_or_was_set_aside(copied):
   (copied / "7").symlink_to("3")
   (copied / "damaged-7").symlink_to("3")
   (copied / "8").touch()
-  assert shelf.numbered(copied) == Checkpoints(copied).steps() == [1, 2, 3]
-  assert shelf.aside(copied) == {}
+  assert checkpoint_files.numbered(copied) == Checkpoints(copied).steps() == [1, 2, 3]
+  assert checkpoint_files.aside(copied) == {}
 
 
 def test_what_cannot_be_set_aside_is_passed_over(copied, capsys, monkeypatch):
@@ -635,7 +635,7 @@ def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path, name):
 
 def test_the_first_save_is_read_back(tmp_path, monkeypatch):
   """Whatever it is that makes it unreadable, it is known before a second one."""
-  monkeypatch.setattr(shelf, "check_path", lambda _: None)
+  monkeypatch.setattr(checkpoint_files, "check_path", lambda _: None)
   with Checkpoints(tmp_path / "lr[0.1]") as checkpoints:
     text = refusal(lambda: checkpoints.save(1, make_state()))
   assert f"checkpoint {tmp_path}/lr[0.1]/1 was saved but cannot be read back: its state" in text

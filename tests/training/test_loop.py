@@ -10,8 +10,8 @@ import pytest
 
 from relpos_jax.data.batching import Batch
 from relpos_jax.training.loop import NonFiniteError, train
+from relpos_jax.training.signals import Stop, Stopped
 from relpos_jax.training.step import TrainState
-from relpos_jax.training.stopping import Stop, Stopped
 
 
 def numbered_batches(start: int = 0):

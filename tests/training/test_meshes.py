@@ -13,9 +13,9 @@ import pytest
 from flax import nnx
 
 from relpos_jax.data.batching import Batch
-from relpos_jax.data.graph_batching import GraphBatch, GraphBatches
-from relpos_jax.data.graphs import Graph
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.graphs.batching import GraphBatch, GraphBatches
+from relpos_jax.graphs.graph import Graph
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.loss import graph_loss, translation_loss

@@ -1,0 +1,124 @@
+"""Configs of experiments: their tasks, defaults and validation."""
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from configs import default
+from relpos_jax.config import at_least, check_types, check_values, flatten, has_key
+from relpos_jax.errors import InputError
+from relpos_jax.graphs.task import Graphs
+from relpos_jax.music.task import MusicTask
+from relpos_jax.training.sharding import mesh_sizes
+from relpos_jax.training.task import Task
+from relpos_jax.translation.task import Translation
+
+_TASKS = dict(translation=Translation, music=MusicTask, graphs=Graphs)
+_CHOICES = {
+  "training.schedule": ("paper", "inverse_sqrt"),
+  "training.prng": ("threefry2x32", "rbg", "unsafe_rbg"),
+}
+_NUMBERS = (
+  ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("seed",)),
+  at_least(1, "training.num_steps", "training.warmup_steps", "training.num_microbatches"),
+  at_least(1, "training.eval_every", "training.save_every", "training.keep_checkpoints"),
+  at_least(1, "training.max_skipped", "decoding.average_checkpoints"),
+  ("above 0", lambda x: 0 < x < float("inf"), ("training.learning_rate",)),
+)
+
+
+def make_task(config: ConfigDict) -> Task:
+  """Returns the task of a valid config."""
+  return _TASKS[config.task](config)
+
+
+def validate(config: ConfigDict, num_devices: int | None = None) -> None:
+  """Holds a config against the meaning of its values, in a second and without any data.
+
+  `num_devices`: that the mesh may have; by default those here.
+
+  Raises:
+    InputError: names the first value that is wrong, and the remedy.
+  """
+  check_types(config, defaults(config))
+  check_values(config, _CHOICES, _NUMBERS)
+  if config.decoding.average_checkpoints > config.training.keep_checkpoints:
+    raise InputError(
+      f"config.decoding.average_checkpoints is {config.decoding.average_checkpoints}, but only "
+      f"{config.training.keep_checkpoints} are kept: raise config.training.keep_checkpoints"
+    )
+  sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
+  make_task(config).check(sizes)
+  for name in ("num_heads", "feed_forward"):
+    if config.model[name] % sizes["tensor"]:
+      raise InputError(
+        f"config.mesh.tensor is {sizes['tensor']}: give a divisor of config.model.{name}, "
+        f"{config.model[name]}"
+      )
+
+
+def defaults(config: Mapping[str, Any]) -> ConfigDict:
+  """The values of `configs/default.py` for the task of a config; translation if it names none.
+
+  Raises:
+    InputError: there is no such task.
+  """
+  task = config.get("task", "translation")
+  if task not in default.TASKS:
+    raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
+  return default.get_config(task)
+
+
+def without_retired(values: Mapping[str, Any]) -> ConfigDict:
+  """Returns the config of an older run without the keys that are gone since.
+
+  Raises:
+    InputError: such a key has another value than the one that is left.
+
+  >>> without_retired(dict(seed=1, data=dict(embedded=dict(seed=0))))["data"].to_dict()
+  {'embedded': {}}
+  """
+  config = ConfigDict(values)
+  for name, left in default.RETIRED.items():
+    if not has_key(name, config):
+      continue
+    *groups, last = name.split(".")
+    group = functools.reduce(operator.getitem, groups, config)
+    if group[last] != left:
+      raise InputError(
+        f"config.{name} is {group[last]}, and only {left} is left: "
+        "use the commit in the run's environment.json"
+      )
+    del group[last]
+  return config
+
+
+def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
+  """The values of `config` by dotted key that differ from those of `base`.
+
+  >>> base = ConfigDict(dict(seed=0, model=dict(width=512, rate=0.1)))
+  >>> changes(ConfigDict(dict(seed=0, model=dict(width=128, rate=0.1))), base)
+  {'model.width': 128}
+  """
+  before = flatten(base)
+  return {
+    name: value
+    for name, value in flatten(config).items()
+    if name not in before or value != before[name]
+  }
+
+
+def own_values(config: ConfigDict) -> dict[str, object]:
+  """The values that say what a run is: those changed, and its task if that is not translation.
+
+  >>> config = default.get_config("graphs")
+  >>> config.seed = 3
+  >>> own_values(config)
+  {'task': 'graphs', 'seed': 3}
+  """
+  task = {} if config.get("task", "translation") == "translation" else dict(task=config.task)
+  return task | changes(config, defaults(config))

@@ -1,1 +1,0 @@
-"""What `experiments.report` is made of: records read, compared and told."""

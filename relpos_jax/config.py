@@ -1,0 +1,133 @@
+"""Checks of configs: types, choices and ranges of values by dotted key."""
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from relpos_jax.errors import InputError
+
+# A description of the numbers allowed, a test for them, and the dotted keys that it applies to.
+Numbers = tuple[str, Callable[[float], bool], Collection[str]]
+
+
+def at_least(least: int, *names: str) -> Numbers:
+  """Finite numbers from `least` on."""
+  return f"at least {least}", lambda x: least <= x < float("inf"), names
+
+
+def rates(*names: str) -> Numbers:
+  """Parts of a whole that are less than all of it."""
+  return "from 0 to below 1", lambda x: 0 <= x < 1, names
+
+
+def check_values(
+  config: ConfigDict, choices: Mapping[str, Collection[Any]], numbers: Iterable[Numbers]
+) -> None:
+  """Holds values against their choices and their ranges.
+
+  Raises:
+    InputError: names the first key whose value is wrong, and those that are right.
+
+  >>> config = ConfigDict(dict(model=dict(width=0)))
+  >>> check_values(config, {}, [at_least(1, "model.width")])
+  Traceback (most recent call last):
+  ...
+  relpos_jax.errors.InputError: config.model.width is 0: give a number at least 1
+  """
+  values = flatten(config)
+  for name, known in choices.items():
+    if values[name] not in known:
+      raise InputError(f"config.{name} is {values[name]!r}: choose one of {', '.join(known)}")
+  for wanted, fits, names in numbers:
+    for name in names:
+      if not fits(values[name]):
+        raise InputError(f"config.{name} is {values[name]}: give a number {wanted}")
+
+
+def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
+  """Holds the keys of `config` and the types of its values against those of `defaults`.
+
+  An int may stand where a float belongs, but neither a bool where an int belongs nor an int where a
+  tuple does. The entries of a tuple have the types of the default's entries; where the default is
+  an empty tuple or None, anything goes.
+
+  Raises:
+    InputError: names the dotted key that is unknown, missing or of another type.
+
+  >>> defaults = ConfigDict(dict(model=dict(width=512, rate=0.1)))
+  >>> check_types(ConfigDict(dict(model=dict(width=128, rate=0))), defaults)
+  >>> check_types(ConfigDict(dict(model=dict(width=True, rate=0.1))), defaults)
+  Traceback (most recent call last):
+  ...
+  relpos_jax.errors.InputError: config.model.width must be of type int, not True (bool)
+  """
+  values, wanted = flatten(config), flatten(defaults)
+  for name in values:
+    if name not in wanted:
+      raise unknown_key(name, defaults)
+  for name, example in wanted.items():
+    if name not in values:
+      raise InputError(f"config.{name} is missing: start from the values of configs/default.py")
+    if not _fits(values[name], example):
+      value = values[name]
+      raise InputError(
+        f"config.{name} must be of type {_type_name(example)}, "
+        f"not {value!r} ({type(value).__name__})"
+      )
+
+
+def has_key(name: str, config: ConfigDict) -> bool:
+  """Whether `config` has the dotted key, of a value or of a group of them.
+
+  >>> has_key("model.width", ConfigDict(dict(model=dict(width=512))))
+  True
+  """
+  for part in name.split("."):
+    if not isinstance(config, ConfigDict) or part not in config:
+      return False
+    config = config[part]
+  return True
+
+
+def unknown_key(name: str, config: ConfigDict) -> InputError:
+  """The error for a key that `config` lacks, naming the likeliest key meant.
+
+  >>> print(unknown_key("model.widht", ConfigDict(dict(model=dict(width=512)))))
+  unknown config.model.widht: did you mean config.model.width?
+  """
+  names = list(flatten(config))
+  close = difflib.get_close_matches(name, names, n=1)
+  same_last_part = [known for known in names if known.split(".")[-1] == name.split(".")[-1]]
+  for known in [*same_last_part, *close]:
+    return InputError(f"unknown config.{name}: did you mean config.{known}?")
+  return InputError(f"unknown config.{name}: configs/default.py explains every key there is")
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+  """Every value by its dotted key; a group without any is its own value."""
+  flat = {}
+  for key, value in config.items():
+    if isinstance(value, ConfigDict):
+      flat |= flatten(value, f"{prefix}{key}.") or {f"{prefix}{key}": {}}
+    else:
+      flat[prefix + key] = value
+  return flat
+
+
+def _fits(value: object, default: object) -> bool:
+  if default is None:
+    return True
+  if isinstance(default, tuple):
+    fits_one = lambda entry: not default or any(_fits(entry, wanted) for wanted in default)
+    return isinstance(value, tuple) and all(fits_one(entry) for entry in value)
+  if type(default) is float:
+    return type(value) in (int, float)
+  return type(value) is type(default)
+
+
+def _type_name(default: object) -> str:
+  if not isinstance(default, tuple) or not default:
+    return type(default).__name__
+  return f"tuple of {' or '.join(dict.fromkeys(type(entry).__name__ for entry in default))}"

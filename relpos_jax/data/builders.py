@@ -1,0 +1,200 @@
+"""Data sets that TFDS prepares once on disk and reads without TensorFlow."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.constants import get_default_data_dir
+from tensorflow_datasets.core.dataset_info import json_format
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+from tensorflow_datasets.core.download.extractor import ExtractError
+
+from relpos_jax.errors import InputError
+from relpos_jax.translation.corpus import LazyPairs
+from relpos_jax.translation.pairs import read_content
+
+_DOWNLOAD_FAILURES = (
+  requests.RequestException,
+  tfds.download.DownloadError,
+  ExtractError,
+  NonMatchingChecksumError,
+)
+# Of what TFDS notes beside the data.
+_UNREADABLE = json_format.ParseError, json.JSONDecodeError, UnicodeDecodeError
+
+
+def data_dir() -> str:
+  """Where prepared data sets lie: TFDS_DATA_DIR, or ~/tensorflow_datasets."""
+  return get_default_data_dir()
+
+
+def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
+  """Whether the builder's data are whole on disk; an interrupted preparation leaves none."""
+  return builder.data_path.exists() and builder.is_prepared()
+
+
+def prepare(
+  make: Callable[[], tfds.core.DatasetBuilder], remedy: str, *, url: str = "", **download_config
+) -> tfds.core.DatasetBuilder:
+  """`make()` with its data on disk: downloaded and prepared unless that was done before.
+
+  What an earlier interrupted preparation left is replaced. Of several processes that prepare the
+  same data at once, the first one's are kept. Where something is to be downloaded, `url` is tried
+  first. Raises InputError, one line that ends in `remedy`, or says that what is there is damaged.
+  """
+  try:
+    builder = make()
+  except _UNREADABLE as error:
+    raise InputError(
+      f"damaged data in {data_dir()}: delete the data set's folder there and run again ({error})"
+    ) from None
+  if is_prepared(builder):
+    return builder
+  if url:
+    check_reachable(url, remedy)
+  mode = tfds.GenerateMode
+  config = tfds.download.DownloadConfig(
+    try_download_gcs=False,
+    # A folder without its metadata would otherwise be taken for prepared data.
+    download_mode=mode.REUSE_CACHE_IF_EXISTS
+    if builder.data_path.exists()
+    else mode.REUSE_DATASET_IF_EXISTS,
+    **download_config,
+  )
+  try:
+    builder.download_and_prepare(download_config=config, file_format="array_record")
+  except (OSError, *_DOWNLOAD_FAILURES) as error:
+    if is_prepared(again := make()):
+      return again
+    if not isinstance(error, _DOWNLOAD_FAILURES):
+      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
+    reason = str(error).partition("\n")[0].removesuffix(":")
+    raise InputError(
+      f"cannot prepare {builder.name} in {data_dir()}: {reason}; {remedy}"
+    ) from error
+  return builder
+
+
+def check_reachable(url: str, remedy: str) -> None:
+  """Raises InputError in seconds if nothing answers at the address; TFDS retries for minutes."""
+  try:
+    requests.head(url, timeout=20)
+  except requests.RequestException as error:
+    raise InputError(
+      f"cannot download {url}: no answer from {urlsplit(url).hostname} "
+      f"({type(error).__name__}); {remedy}"
+    ) from None
+
+
+def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str) -> bytes:
+  """What a folder's copy of an upstream file holds: `name` as it is, or `name`.gz.
+
+  Raises InputError: it is missing or damaged, or the sha256 of its content is not the recorded one.
+  """
+  packed = folder / f"{name}.gz"
+  # The os says no, where pathlib would raise, of a folder that may not be looked into.
+  file = packed if os.path.exists(packed) else folder / name
+  content = read_content(file)
+  _check_sha256(file, "the sha256 of its text", content, sha256, upstream)
+  return content
+
+
+def verify(file: pathlib.Path, sha256: str, upstream: str, wanted: str) -> None:
+  """Raises InputError unless a user's file is the one of its name upstream, byte for byte.
+
+  `wanted`: what the folder must be, in words.
+  """
+  try:
+    content = file.read_bytes()
+  except OSError as error:
+    raise InputError(
+      f"cannot read {file}: {error.strerror}; path must be {wanted}, or empty to download it"
+    ) from None
+  _check_sha256(file, "its sha256", content, sha256, upstream)
+
+
+def _check_sha256(
+  file: pathlib.Path, what: str, content: bytes, wanted: str, upstream: str
+) -> None:
+  found = hashlib.sha256(content).hexdigest()
+  if found != wanted:
+    raise InputError(
+      f"wrong file {file}: {what} is {found[:12]}..., upstream's is {wanted[:12]}...; copy it "
+      f"again from {upstream}, or leave path empty to download it"
+    )
+
+
+def split_languages(languages: str, known: tuple[str, ...]) -> tuple[str, str]:
+  """("en", "de") of "en-de".
+
+  >>> split_languages("de-en", known=("en-de", "de-en"))
+  ('de', 'en')
+  """
+  if languages not in known:
+    raise InputError(f"unknown languages {languages!r}: the known ones are {', '.join(known)}")
+  source, target = languages.split("-")
+  return source, target
+
+
+def lazy_splits(
+  builder: tfds.core.DatasetBuilder, languages: tuple[str, str]
+) -> dict[str, LazyPairs]:
+  """train, valid and test of a prepared data set of translations, read from disk item by item.
+
+  Raises InputError for data that were prepared before in a format without random access.
+  """
+  source, target = languages
+
+  def pair(item: Mapping[str, bytes | str]) -> tuple[str, str]:
+    return _text(item[source]), _text(item[target])
+
+  return read_splits(builder, pair)
+
+
+def read_splits(
+  builder: tfds.core.DatasetBuilder, function: Callable[[Any], Any]
+) -> dict[str, LazyPairs]:
+  """`function` of the items of train, valid and test of a prepared data set, one by one.
+
+  Raises InputError for data that were prepared before in a format without random access.
+  """
+  names = {"train": "train", "valid": "validation", "test": "test"}
+  return {split: read_split(builder, name, function) for split, name in names.items()}
+
+
+def read_split(
+  builder: tfds.core.DatasetBuilder, name: str, function: Callable[[Any], Any]
+) -> LazyPairs:
+  """`function` of the items of one split, by TFDS's own name of it, one by one.
+
+  Raises InputError as `read_splits` does.
+  """
+  try:
+    return LazyPairs(builder.as_data_source(name), function)
+  except NotImplementedError:
+    raise InputError(
+      f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
+    ) from None
+
+
+@contextlib.contextmanager
+def damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
+  """Raises InputError, which names the folder, where prepared data cannot be read.
+
+  Of a file that was cut short, TFDS may give items of None; names that are gone are a KeyError.
+  """
+  try:
+    yield
+  except (RuntimeError, TypeError, KeyError, *_UNREADABLE) as error:
+    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
+
+
+def _text(value: bytes | str) -> str:
+  return value.decode() if isinstance(value, bytes) else value

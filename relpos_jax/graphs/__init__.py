@@ -1,0 +1,1 @@
+"""Graphs with labelled edges: data, task, scores and report."""

@@ -1,0 +1,201 @@
+"""Batches of graphs of similar size, each a function of the seed and the step alone."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+
+from relpos_jax.data.schedule import Schedule, counted
+from relpos_jax.graphs.graph import Graph
+from relpos_jax.typing import Array, Float, Int
+
+PAD = -1
+
+
+class GraphBatch(NamedTuple):
+  """B rows of up to G graphs, filled with -1 to T nodes and M edges; features with 0.
+
+  Attributes:
+    nodes: labels of nodes.
+    segment_ids: the number, in its row, of the graph that a node belongs to.
+    node_features: floating numbers of nodes.
+    senders, receivers: the nodes, places in the row, that an edge goes from and to.
+    labels: of edges; also -1 for an edge without label.
+    edge_features: floating numbers of edges.
+    query: the two nodes, places in the row, that a graph is asked about.
+    target: the class of each graph or query, [B, G]; or of each node, [B, T].
+  """
+
+  nodes: Int[Array | np.ndarray, "B T"]
+  segment_ids: Int[Array | np.ndarray, "B T"]
+  node_features: Float[Array | np.ndarray, "B T features"]
+  senders: Int[Array | np.ndarray, "B M"]
+  receivers: Int[Array | np.ndarray, "B M"]
+  labels: Int[Array | np.ndarray, "B M"]
+  edge_features: Float[Array | np.ndarray, "B M F"]
+  query: Int[Array | np.ndarray, "B G 2"]
+  target: Int[Array | np.ndarray, "B X"]
+
+
+class GraphBatches:
+  """An endless sequence of batches: `batches[step]` for any step >= 0.
+
+  One graph a row (padding), in the bucket of the smallest boundary that holds its nodes; a bucket's
+  batches have node_budget // boundary rows. Or, with `packed`, as many graphs a row as fit into the
+  last boundary: the largest first, each into the first row with room, and the rows, not the graphs,
+  are shuffled. Each epoch shows every graph once. Rows of padding complete the last batch of a
+  bucket, and every batch to a multiple of rows. Safe to read from several threads.
+
+  Attributes:
+    num_per_epoch: batches an epoch, the same in every epoch.
+    shapes: the (rows, nodes, edges, graphs) that occur, of `empty_batch`: as many compilations of a
+      training step.
+    dropped: graphs of more nodes than the last boundary, left out.
+
+  >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
+  >>> single = Graph.of([0], [], target=0)
+  >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), node_budget=4, seed=0)
+  >>> print(batches)
+  2 shapes: 2x2 1x4, 2 batches an epoch, 0 graphs of more than 4 nodes dropped, 50% padding
+  >>> packed = GraphBatches([triangle, single], boundaries=(4,), node_budget=4, seed=0, packed=True)
+  >>> packed[0].segment_ids.tolist(), packed[0].target.tolist()
+  ([[0, 0, 0, 1]], [[1, 0]])
+  """
+
+  def __init__(
+    self,
+    graphs: Sequence[Graph],
+    *,
+    boundaries: Sequence[int],
+    node_budget: int,
+    multiple_of: int = 1,
+    packed: bool = False,
+    seed: int | None,
+  ):
+    """Sorts the graphs into buckets.
+
+    Args:
+      graphs: all with features of the same widths, and targets of the same kind.
+      boundaries: padded numbers of nodes, increasing.
+      node_budget: nodes a batch, padding included, at most, over all devices.
+      multiple_of: rows are filled up to a multiple of this: devices times accumulation.
+      packed: several graphs a row.
+      seed: of the order. None keeps the order of bucket and graph: for evaluation, where
+        `prefetch(batches, 0, batches.num_per_epoch)` gives every graph once, as `order` says.
+
+    Raises:
+      InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
+        no graph small enough.
+    """
+    sizes = np.array([len(graph.nodes) for graph in graphs], int)
+    is_packed = packed and len(boundaries) > 0
+    rows = _packed(sizes, boundaries[-1]) if is_packed else [[graph] for graph in range(len(sizes))]
+    self._graphs, self._rows = graphs, rows
+    sizes_of_rows = np.array([sizes[row].sum() for row in rows], int)
+    self._schedule = Schedule(
+      sizes_of_rows,
+      boundaries=boundaries,
+      budget=node_budget,
+      multiple_of=multiple_of,
+      seed=seed,
+      words=("graphs", "nodes", ""),
+    )
+    buckets = self._schedule.buckets
+    self._longest, self.num_per_epoch = boundaries[-1], self._schedule.num_per_epoch
+    self.shapes = tuple(
+      (*shape, self._most_edges(bucket), max(len(rows[row]) for row in bucket))
+      for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
+    )
+    self.dropped = len(graphs) - sum(len(rows[row]) for bucket in buckets for row in bucket)
+    nodes = sum(sizes_of_rows[bucket].sum() for bucket in buckets)
+    self.padding = float(1 - nodes / self._schedule.cells)
+
+  def _most_edges(self, rows: Int[np.ndarray, "rows"]) -> int:
+    """Of any of the rows; at least one, for arrays of none are a special case for everybody."""
+    number = lambda row: sum(len(self._graphs[graph].senders) for graph in self._rows[row])
+    return max(1, *map(number, rows))
+
+  def __getitem__(self, step: SupportsIndex) -> GraphBatch:
+    chosen, bucket = self._schedule[step]
+    rows = [[self._graphs[graph] for graph in self._rows[row]] for row in chosen]
+    some = rows[0][0]
+    widths = some.node_features.shape[1], some.edge_features.shape[1]
+    batch = empty_batch(self.shapes[bucket], *widths, per_node=bool(some.target.ndim))
+    for row, graphs in enumerate(rows):
+      _write(batch, row, graphs)
+    return batch
+
+  @property
+  def examples(self) -> Sequence[Graph]:
+    """The graphs, before they are batched."""
+    return self._graphs
+
+  def order(self, step: SupportsIndex) -> list[int]:
+    """The numbers of the graphs of a step's batch, row after row."""
+    return [graph for row in self._schedule[step][0] for graph in self._rows[row]]
+
+  def __str__(self) -> str:
+    dropped = counted(self.dropped, "graph")
+    return (
+      f"{self._schedule}, {dropped} of more than {self._longest} nodes dropped,"
+      f" {self.padding:.0%} padding"
+    )
+
+
+def empty_batch(
+  shape: tuple[int, int, int, int],
+  num_node_features: int = 0,
+  num_edge_features: int = 0,
+  *,
+  per_node: bool = False,
+) -> GraphBatch:
+  """A batch of (rows, nodes, edges, graphs), all padding; targets of nodes, or of graphs.
+
+  >>> empty_batch((2, 3, 5, 1)).target.tolist()
+  [[-1], [-1]]
+  """
+  rows, nodes, edges, graphs = shape
+  full = lambda *shape: np.full((rows, *shape), PAD, np.int32)
+  return GraphBatch(
+    nodes=full(nodes),
+    segment_ids=full(nodes),
+    node_features=np.zeros((rows, nodes, num_node_features), np.float32),
+    senders=full(edges),
+    receivers=full(edges),
+    labels=full(edges),
+    edge_features=np.zeros((rows, edges, num_edge_features), np.float32),
+    query=full(graphs, 2),
+    target=full(nodes if per_node else graphs),
+  )
+
+
+def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
+  """Graphs into rows, first fit of the largest first; one that fits no row has one of its own."""
+  rows: list[list[int]] = []
+  room: list[int] = []
+  for graph in np.argsort(-sizes, kind="stable"):
+    size = int(sizes[graph])
+    row = next((row for row, free in enumerate(room) if size <= free), None)
+    if row is None:
+      row = len(rows)
+      rows.append([])
+      room.append(capacity)
+    rows[row].append(int(graph))
+    room[row] -= size
+  return rows
+
+
+def _write(batch: GraphBatch, row: int, graphs: Sequence[Graph]) -> None:
+  node = edge = 0
+  for number, graph in enumerate(graphs):
+    nodes, edges = slice(node, node + len(graph.nodes)), slice(edge, edge + len(graph.senders))
+    batch.nodes[row, nodes] = graph.nodes
+    batch.segment_ids[row, nodes] = number
+    batch.node_features[row, nodes] = graph.node_features
+    batch.senders[row, edges] = graph.senders + node
+    batch.receivers[row, edges] = graph.receivers + node
+    batch.labels[row, edges] = graph.labels
+    batch.edge_features[row, edges] = graph.edge_features
+    batch.query[row, number] = np.where(graph.query < 0, PAD, graph.query + node)
+    batch.target[row, nodes if graph.target.ndim else number] = graph.target
+    node, edge = nodes.stop, edges.stop

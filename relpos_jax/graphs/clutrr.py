@@ -1,0 +1,191 @@
+"""CLUTRR: kinship graphs whose answer lies in the labels of the edges, as a TFDS data set."""
+
+import ast
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download.checksums import UrlInfo
+from tensorflow_datasets.core.utils import Size
+
+from relpos_jax.data.builders import damage_named, data_dir, prepare, read_split, verify
+from relpos_jax.errors import InputError
+from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
+from relpos_jax.translation.pairs import local_path
+
+RELATIONS = (
+  "aunt", "brother", "daughter", "father", "granddaughter", "grandfather", "grandmother",
+  "grandson", "husband", "mother", "sister", "son", "uncle", "wife",
+)  # fmt: skip
+ANSWERS = (
+  "aunt", "brother", "daughter", "daughter-in-law", "father", "father-in-law", "granddaughter",
+  "grandfather", "grandmother", "grandson", "mother", "mother-in-law", "nephew", "niece", "sister",
+  "son", "son-in-law", "uncle",
+)  # fmt: skip
+LENGTHS = tuple(range(2, 11))
+
+_URL = (
+  "https://raw.githubusercontent.com/uclnlp/ctp/8cd7e639024f2aa28bdae4783e940cad784580ae/"
+  "data/clutrr-emnlp/data_db9b8f04.zip"
+)
+_ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl.gz"
+_UPSTREAM = "data/clutrr-emnlp of github.com/uclnlp/ctp"
+_REMEDY = f"to use a file at hand, give path=FOLDER with {_ZIP}, from {_UPSTREAM}"
+# Bytes and sha256: of the archive upstream, and of its graphs alone, without the stories.
+_FILES = {
+  _ZIP: (3_115_620, "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd"),
+  _GRAPHS: (448_045, "e6f59824af2eb0a00e09094034fa16584b28571c40bd3a9e616f401f2615dd27"),
+}
+_TRAIN = "1.2,1.3,1.4_train"
+
+
+def load(path: str = "", valid_share: float = 0.1) -> GraphData:
+  """Chains of kinship and the relation of their ends: splits train, valid, and test_2 to test_10.
+
+  Nodes are persons, all alike. An edge from a to b is labelled with what b is to a, and the answer
+  is what the last of the chain is to the first. Sinha et al. 2019. Training chains have 2 to 4
+  relations (15,083 rows, but 2,340 different graphs), test_k has k. No split valid exists upstream:
+  it is a `valid_share` of the different training graphs, by a hash of each, and none of them is
+  among those left in train. Of test_2 the graphs are in train too; of the others none.
+
+  Prepared once under TFDS_DATA_DIR from the repository of Minervini et al. 2020, 3.1 MB, or from a
+  file in the folder `path`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
+
+  Raises InputError for a missing or wrong file, no network, a share out of range.
+
+  >>> load(path="ctp/data/clutrr-emnlp").splits["train"][0].labels  # doctest: +SKIP
+  array([4, 1], dtype=int32)
+  """
+  if not 0 <= valid_share < 1:
+    raise InputError(f"valid_share is {valid_share}: give a share, from 0 to less than 1")
+  folder = local_path(path) if path else None
+  if folder:
+    _verify(folder)
+  make = lambda: Clutrr(data_dir=data_dir())
+  builder = prepare(make, _REMEDY, url="" if folder else _URL, manual_dir=folder)
+  with damage_named(builder):
+    names = ("train", *map(_test, LENGTHS))
+    splits = {name: [*read_split(builder, name, _graph)] for name in names}
+  is_valid = [_number(graph) < valid_share for graph in splits["train"]]
+  train, valid = ([graph for graph, is_in in zip(splits["train"], is_valid, strict=True)
+                   if is_in == wanted] for wanted in (False, True))  # fmt: skip
+  note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
+  return GraphData(
+    splits | dict(train=train, valid=valid), GraphNames(("person",), RELATIONS, ANSWERS), (note,)
+  )
+
+
+class Clutrr(tfds.core.GeneratorBasedBuilder):
+  """TFDS builder of CLUTRR, the data set db9b8f04: chains of 2, 3 and 4 relations to train."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  MANUAL_DOWNLOAD_INSTRUCTIONS = f"{_ZIP} of {_UPSTREAM}."
+  # Where TFDS looks sizes and checksums up: a wrong download is refused and not cached.
+  url_infos = {  # noqa: RUF012
+    _URL: UrlInfo(size=Size(_FILES[_ZIP][0]), checksum=_FILES[_ZIP][1], filename=_ZIP)
+  }
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    numbers = lambda *shape: tfds.features.Tensor(shape=shape, dtype=np.int32)
+    return tfds.core.DatasetInfo(
+      builder=self,
+      description="Kinship graphs: directed labelled edges, a pair of persons, their relation.",
+      features=tfds.features.FeaturesDict(
+        dict(edges=numbers(None, 3), query=numbers(2), target=numbers())
+      ),
+      homepage="https://github.com/uclnlp/ctp",
+      license="CC BY-NC 4.0",
+      citation="Sinha et al. 2019, arXiv:1908.06177; Minervini et al. 2020, arXiv:2007.06477.",
+      # Upstream's order.
+      disable_shuffling=True,
+    )
+
+  def _split_generators(self, dl_manager: tfds.download.DownloadManager):
+    manual = dl_manager._manual_dir
+    graphs = None if manual is None else pathlib.Path(manual) / _GRAPHS
+    if graphs is not None and graphs.exists():
+      rows = _rows_of_graphs(graphs)
+    else:
+      rows = _rows_of_archive(pathlib.Path(dl_manager.download(_URL)))
+    return {
+      split: self._generate_examples(rows[split]) for split in ("train", *map(_test, LENGTHS))
+    }
+
+  def _generate_examples(self, rows) -> Iterator[tuple[int, dict[str, Any]]]:
+    for index, row in enumerate(rows):
+      labels = map(RELATIONS.index, row["labels"])
+      edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
+      yield (
+        index,
+        dict(
+          edges=np.asarray(edges, np.int32),
+          query=np.asarray(row["query"], np.int32),
+          target=np.int32(ANSWERS.index(row["target"])),
+        ),
+      )
+
+
+def _test(length: int) -> str:
+  return f"test_{length}"
+
+
+def _verify(folder: pathlib.Path) -> None:
+  """Raises InputError unless the folder has one of the files, with what it has upstream."""
+  # The os says no, where pathlib would raise, of a folder that may not be looked into.
+  file = next((folder / name for name in (_GRAPHS, _ZIP) if os.path.exists(folder / name)), None)
+  wanted = f"a folder with {_ZIP} from {_UPSTREAM}"
+  if file is None:
+    raise InputError(f"no {_ZIP} in {folder}: path must be {wanted}, or empty to download it")
+  verify(file, _FILES[file.name][1], _UPSTREAM, wanted)
+
+
+def _rows_of_graphs(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:
+  splits: dict[str, list[Mapping[str, Any]]] = {}
+  for line in gzip.decompress(file.read_bytes()).decode().splitlines():
+    row = json.loads(line)
+    splits.setdefault(_split(row["split"]), []).append(row)
+  return splits
+
+
+def _rows_of_archive(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:
+  splits = {}
+  with zipfile.ZipFile(file) as archive:
+    for name in (_TRAIN, *(f"1.{length}_test" for length in LENGTHS)):
+      lines = io.StringIO(archive.read(f"{name}.csv").decode(), newline="")
+      splits[_split(name)] = [_row(columns) for columns in csv.DictReader(lines)]
+  return splits
+
+
+def _split(name: str) -> str:
+  """ "train", or "test_10" of "1.10_test"."""
+  return "train" if name == _TRAIN else _test(int(name.split("_")[0].split(".")[1]))
+
+
+def _row(columns: Mapping[str, str]) -> dict[str, Any]:
+  return dict(
+    edges=ast.literal_eval(columns["story_edges"]),
+    labels=ast.literal_eval(columns["edge_types"]),
+    query=ast.literal_eval(columns["query_edge"]),
+    target=columns["target"],
+  )
+
+
+def _graph(item: Mapping[str, np.ndarray]) -> Graph:
+  number = int(item["edges"][:, :2].max()) + 1
+  return Graph.of([0] * number, item["edges"], target=item["target"], query=item["query"])
+
+
+def _number(graph: Graph) -> float:
+  """From 0 to 1, the same for equal graphs."""
+  parts = (graph.senders, graph.receivers, graph.labels, graph.query)
+  text = json.dumps([part.tolist() for part in parts])
+  return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

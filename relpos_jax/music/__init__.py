@@ -1,0 +1,1 @@
+"""Music: data, task, scores and report."""

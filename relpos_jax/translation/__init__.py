@@ -1,0 +1,1 @@
+"""Translation: data, task, scores and report."""

@@ -1,0 +1,115 @@
+"""What a user brings: two aligned text files, or one file of two tab-separated columns."""
+
+import gzip
+import os
+import pathlib
+import zlib
+
+from relpos_jax.errors import InputError
+from relpos_jax.translation.corpus import Corpus
+
+_BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+
+
+def load(train: str = "", valid: str = "", test: str = "") -> Corpus:
+  """Sentence pairs of files: a split is "source_file,target_file" or "file.tsv", plain or gzip.
+
+  Line i of one file translates line i of the other; a line of a TSV file is source, tab, target.
+  UTF-8; lines end with \\n or \\r\\n and nowhere else. Pairs with an empty side are left out and
+  counted in the notes. A split that is not given is not in the corpus; train must be.
+
+  Raises InputError, a line that names file, line and remedy, for a missing, unreadable or empty
+  file, invalid UTF-8, files of different lengths and lines that have not two columns.
+
+  >>> import pathlib, tempfile
+  >>> folder = pathlib.Path(tempfile.mkdtemp())
+  >>> _ = (folder / "train.en").write_text("a dog runs\\n\\nit rains\\n")
+  >>> _ = (folder / "train.de").write_text("ein Hund rennt\\nnichts\\nes regnet\\n")
+  >>> corpus = load(train=f"{folder}/train.en,{folder}/train.de")
+  >>> corpus.splits["train"]
+  [('a dog runs', 'ein Hund rennt'), ('it rains', 'es regnet')]
+  >>> corpus.notes
+  ('1 pair with an empty side skipped in train',)
+  """
+  if not train:
+    raise InputError('no training pairs: give train="source_file,target_file" or train="file.tsv"')
+  named = {"train": train, "valid": valid, "test": test}
+  read = {split: read_pairs(files) for split, files in named.items() if files}
+  kept = {split: [pair for pair in pairs if _is_whole(pair)] for split, pairs in read.items()}
+  for split, pairs in kept.items():
+    if not pairs:
+      raise InputError(f"no pairs in {split}: every line of {named[split]} has an empty side")
+  skipped = {split: len(read[split]) - len(kept[split]) for split in read}
+  return Corpus(kept, tuple(_note(split, count) for split, count in skipped.items() if count))
+
+
+def read_pairs(files: str) -> list[tuple[str, str]]:
+  """The pairs of "source_file,target_file" or "file.tsv", those with an empty side included."""
+  paths = [local_path(name.strip()) for name in files.split(",")]
+  if len(paths) == 1:
+    return _read_columns(paths[0])
+  if len(paths) > 2:
+    raise InputError(f"{len(paths)} files in {files!r}: give source_file,target_file or file.tsv")
+  source, target = (read_lines(path) for path in paths)
+  if len(source) != len(target):
+    raise InputError(
+      f"misaligned files: {paths[0]} has {len(source)} lines and {paths[1]} has {len(target)}; "
+      "line i of one must translate line i of the other"
+    )
+  return list(zip(source, target, strict=True))
+
+
+def local_path(name: str) -> pathlib.Path:
+  """The path of a file or folder that a setting names, a leading ~ or ~user expanded."""
+  # Of no user's ~name, os.path makes a path that is not there, where pathlib raises RuntimeError.
+  return pathlib.Path(os.path.expanduser(name))
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+  """The lines of a UTF-8 text file, plain or gzip, without line ends and byte order mark.
+
+  Splits at \\n alone, unlike str.splitlines and readline: U+2028, U+0085 or a lone \\r inside a
+  sentence would shift all pairs after it. Raises InputError: missing, unreadable, empty, not UTF-8.
+  """
+  content = read_content(path).removeprefix(_BOM)
+  if not content:
+    raise InputError(f"empty file {path}: give a sentence a line")
+  try:
+    text = content.decode()
+  except UnicodeDecodeError as error:
+    line = content.count(b"\n", 0, error.start) + 1
+    raise InputError(f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8") from None
+  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def read_content(path: pathlib.Path) -> bytes:
+  """What a file, plain or gzip, holds. Raises InputError: missing, unreadable, damaged."""
+  try:
+    content = path.read_bytes()
+    return gzip.decompress(content) if content.startswith(_GZIP) else content
+  except FileNotFoundError:
+    raise InputError(f"no file {path}: check the name") from None
+  except (EOFError, zlib.error, gzip.BadGzipFile):
+    raise InputError(f"damaged gzip file {path}: copy it again") from None
+  except OSError as error:
+    raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _read_columns(path: pathlib.Path) -> list[tuple[str, str]]:
+  rows = [line.split("\t") if line.strip() else ["", ""] for line in read_lines(path)]
+  for number, row in enumerate(rows, start=1):
+    if len(row) != 2:
+      raise InputError(
+        f"{len(row)} columns in {path}, line {number}: give source, tab, target in every line, "
+        "or two files as source_file,target_file"
+      )
+  return [(source, target) for source, target in rows]
+
+
+def _is_whole(pair: tuple[str, str]) -> bool:
+  return all(side.strip() for side in pair)
+
+
+def _note(split: str, count: int) -> str:
+  return f"{count} pair{'s' * (count > 1)} with an empty side skipped in {split}"

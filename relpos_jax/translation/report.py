@@ -1,0 +1,175 @@
+"""Reports of translation sweeps: BLEU by row, pairs of rows, sentence lengths, learning curves."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from relpos_jax.evaluation import statistics, tables
+from relpos_jax.evaluation.bleu import bleu_of_counts, sentence_counts
+from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
+from relpos_jax.evaluation.records import Metric, Record
+from relpos_jax.evaluation.statistics import Scores
+from relpos_jax.evaluation.tables import Rows
+
+METRIC = Metric(
+  "sacrebleu",
+  lambda sentences: float(bleu_of_counts(sentence_counts(sentences[:, 1:]).sum(axis=0))),
+  tolerance=0.01,
+  fixed=(0, 2),
+)
+# Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
+_PAPER: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+  "table1": {
+    "paper, EN-DE base": dict(relative=26.8, sinusoidal=26.5),
+    "paper, EN-DE big": dict(relative=29.2, sinusoidal=27.9),
+    "paper, EN-FR base": dict(relative=38.7, sinusoidal=38.2),
+    "paper, EN-FR big": dict(relative=41.5, sinusoidal=41.2),
+  },
+  "table2": {
+    "paper, EN-DE base": {
+      **{"k=0": 12.5, "k=1": 25.5, "k=2": 25.8, "k=4": 25.9},
+      **{"k=16": 25.8, "k=64": 25.9, "k=256": 25.8},
+    }
+  },
+  "table3": {
+    "paper, EN-DE base": {"keys and values": 25.8, "keys": 25.8, "values": 25.3, "neither": 12.5}
+  },
+}
+
+
+def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
+  """Writes the blocks of folder/report.md, the rows by sweep, and pictures in folder/report."""
+  (folder / "report").mkdir(exist_ok=True)
+  blocks = {}
+  for sweep, rows in sweeps.items():
+    blocks[sweep] = _sweep(sweep, rows, folder)
+    blocks[f"by-length-{sweep}"] = _by_length(sweep, rows, folder)
+  blocks["no-positions"] = _no_positions(sweeps)
+  tables.rewrite_blocks(folder / "report.md", {name: text for name, text in blocks.items() if text})
+  return folder / "report.md"
+
+
+def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  first, splits = _first(rows), _splits(rows)
+  signatures = first["scores"][splits[0]]["signatures"]
+  picture = folder / "report" / f"{sweep}-learning.png"
+  curves = lambda column: {row: tables.curve_points(runs, column) for row, runs in rows.items()}
+  loss = SpreadPanel("updates", "validation loss (nats per token)", curves(1))
+  spread_curves([loss, SpreadPanel("updates", "validation BLEU", curves(2))], picture)
+  facts = {
+    "data": f"{first['config']['data.source']} {first['config']['data.languages']}",
+    **{f"sentences of {split}": f"{len(of):,}" for split, of in first["sentences"].items()},
+    **{"sacreBLEU": signatures["sacrebleu"], "paper's BLEU": signatures["paper_bleu"]},
+  }
+  parts = [
+    _bleu_table(sweep, rows, splits),
+    tables.pair_table(f"sacreBLEU of {splits[0]}, row - column", [*rows], _compare(_score(rows))),
+    f"![Learning curves: {sweep}](report/{picture.name})",
+    tables.config_table(rows),
+    tables.run_facts(rows, facts),
+  ]
+  return "\n\n".join(parts)
+
+
+def _bleu_table(sweep: str, rows: Rows, splits: Sequence[str]) -> str:
+  mean = lambda split, name: tables.mean_column(rows, lambda run: run["scores"][split][name])
+  columns = tables.seed_columns(rows)
+  for split in splits:
+    columns["sacreBLEU" if split == splits[0] else f"sacreBLEU, {split}"] = mean(split, "sacrebleu")
+  columns["paper's BLEU"] = mean(splits[0], "paper_bleu")
+  for name, published in _PAPER.get(sweep.partition("-")[0], {}).items():
+    columns[name] = {row: f"{bleu:.1f}" for row, bleu in published.items()}
+  return tables.column_table(sweep, rows, columns)
+
+
+def _first(rows: Rows) -> Record:
+  return next(iter(rows.values()))[0]
+
+
+def _splits(rows: Rows) -> list[str]:
+  """Returns the splits that the runs were scored on, test first."""
+  return sorted(_first(rows)["scores"], key=lambda split: split != "test")
+
+
+def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
+  return np.concatenate([np.array(run["sentences"][split]) for split in splits])
+
+
+def _score(rows: Rows, is_in: np.ndarray | None = None, num_samples: int = 1000):
+  """Computes the `Scores` of each row: of test, or of the sentences of all splits that are in."""
+  splits = _splits(rows)[: 1 if is_in is None else None]
+  is_in = slice(None) if is_in is None else is_in
+  counts = {
+    row: np.stack([sentence_counts(_sentences(run, splits)[is_in, 1:]) for run in runs])
+    for row, runs in rows.items()
+  }
+  draws = statistics.draw_sentences(next(iter(counts.values())).shape[1], num_samples)
+  return {row: statistics.score_seeds(of, draws) for row, of in counts.items()}
+
+
+def _compare(scores: Mapping[str, Scores]) -> Callable[[str, str], str]:
+  return lambda a, b: tables.format_comparison(statistics.compare_scores(scores[a], scores[b]))
+
+
+def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  """Returns the tables of BLEU by length, "" if no sentence is longer than those trained on.
+
+  A length is that of the longer side in tokens of the vocabulary, over all splits.
+  """
+  trained = _first(rows)["config"]["batches.max_length"] - 1  # without the end mark
+  lengths = _sentences(_first(rows), _splits(rows))[:, 0]
+  is_long = lengths > trained
+  if is_long.all() or not is_long.any():
+    return ""
+  short, long = _score(rows, ~is_long), _score(rows, is_long)
+  change = {
+    row: Scores(long[row].seeds - short[row].seeds, long[row].samples - short[row].samples)
+    for row in rows
+  }
+  columns = {
+    f"up to {trained} ({(~is_long).sum():,})": short,
+    f"above {trained} ({is_long.sum():,})": long,
+    "change": change,
+  }
+  cells = {
+    name: {row: tables.mean_and_interval(of[row].seeds) for row in rows}
+    for name, of in columns.items()
+  }
+  picture = folder / "report" / f"{sweep}-length.png"
+  parts = [
+    tables.column_table(f"{sweep}: tokens (sentences)", rows, cells),
+    tables.pair_table(f"above {trained}, row - column", [*rows], _compare(long)),
+    tables.pair_table("change, row - column", [*rows], _compare(change)),
+    _bands(rows, lengths, trained, picture),
+    f"![BLEU by length: {sweep}](report/{picture.name})",
+  ]
+  return "\n\n".join(parts)
+
+
+def _bands(rows: Rows, lengths: np.ndarray, trained: int, picture: pathlib.Path) -> str:
+  """Returns the table of BLEU by bands of lengths, and draws it at each band's mean length."""
+  cells, curves = [], {row: [] for row in rows}
+  for first, last in statistics.length_bands(
+    lengths, trained, smallest=max(20, len(lengths) // 20)
+  ):
+    is_in = (first <= lengths) & (lengths <= last)
+    seeds = {row: of.seeds for row, of in _score(rows, is_in, num_samples=0).items()}
+    name = f"{first}" if first == last else f"{first} to {last}"
+    means = [tables.mean_and_interval(of, digits=1) for of in seeds.values()]
+    cells.append([name, f"{is_in.sum():,}", *means])
+    for row, of in seeds.items():
+      curves[row].append((lengths[is_in].mean(), of.min(), of.mean(), of.max()))
+  mark = (trained + 0.5, "limit of training")
+  spread_curves([SpreadPanel("tokens", "sacreBLEU", curves, mark)], picture)
+  return tables.markdown_table(["tokens", "sentences", *rows], cells)
+
+
+def _no_positions(sweeps: Mapping[str, Rows]) -> str:
+  """Compares k=0, where all positions are alike, with runs without positions on the same data."""
+  names = {("table2", "k=0"), ("table3", "neither")}
+  pair = {row: sweeps[sweep][row] for sweep, row in sorted(names) if row in sweeps.get(sweep, {})}
+  data = [_sentences(runs[0], ["test"])[:, METRIC.fixed] for runs in pair.values()]
+  if len(pair) < 2 or not np.array_equal(*data):
+    return ""
+  return tables.pair_table("sacreBLEU of test, row - column", [*pair], _compare(_score(pair)))

@@ -1,0 +1,176 @@
+"""The record of a run: its digest, its line, and what of it is whole."""
+
+import json
+
+import pytest
+
+from relpos_jax.errors import InputError
+from relpos_jax.evaluation.records import (
+  KEYS,
+  digest,
+  from_line,
+  make_record,
+  read_records,
+  to_line,
+)
+from relpos_jax.graphs import tu
+
+CONFIG = dict(
+  name="mine",
+  seed=1,
+  data=dict(source="multi30k", multi30k=dict(path=""), wmt14=dict()),
+  batches=dict(tokens=1024),
+  model=dict(rate=0.0, layers=(1, 2), keys=True),
+)
+ENVIRONMENT = dict(
+  date="2026-11-21T02:47:45+00:00",
+  git_commit="8ffa67b",
+  python="3.11.7",
+  packages=dict(jax="0.10.2"),
+  cpu="AMD EPYC",
+  cpu_cores=4,
+  devices="1 x cpu",
+)
+METRICS = [
+  dict(step=1, time=100.0, loss=9.0),
+  dict(step=5, time=160.0, loss=5.0, tokens_per_second=900.0),
+  dict(step=5, time=190.0, valid_loss=4.0, valid_bleu=1.5),
+  dict(step=10, time=250.0, loss=3.0, tokens_per_second=1100.0),
+  dict(step=10, time=280.0, valid_loss=3.0, valid_bleu=2.5),
+]
+SCORES = dict(
+  test=dict(sacrebleu=3.0, paper_bleu=3.5, signatures=dict(sacrebleu="a", paper_bleu="b"))
+)
+
+
+CHANGES = {
+  "name": "mine",
+  "seed": 1,
+  "data.multi30k.path": "/my/data",
+  "model.rate": 0.0,
+  "model.layers": [1, 2],
+  "model.keys": False,
+}
+
+
+def record():
+  sentences = dict(test=[[7, 4, 4, 3, 2, 1, 0]])
+  return make_record(CONFIG, CHANGES, ENVIRONMENT, METRICS, SCORES, sentences)
+
+
+@pytest.mark.parametrize(
+  "same",
+  [
+    CHANGES | {"name": "other"},
+    CHANGES | {"data.multi30k.path": "/your/data"},
+    CHANGES | {"model.rate": 0},
+    dict(reversed([*CHANGES.items()])),
+    json.loads(json.dumps(CHANGES)),
+  ],
+)
+def test_the_digest_does_not_depend_on_what_changes_no_result(same):
+  assert digest(same) == digest(CHANGES)
+
+
+@pytest.mark.parametrize(
+  "other",
+  [
+    CHANGES | {"seed": 2},
+    CHANGES | {"model.rate": 0.1},
+    CHANGES | {"model.keys": True},
+    CHANGES | {"model.keys": 1},
+    CHANGES | {"model.layers": [2, 1]},
+    CHANGES | {"model.name": "x"},
+    CHANGES | {"data.wmt14.path": ""},
+    {key: value for key, value in CHANGES.items() if key != "model.rate"},
+  ],
+)
+def test_every_other_value_changes_the_digest(other):
+  assert digest(other) != digest(CHANGES)
+
+
+MOLECULES = {"task": "graphs", "data.source": "tu", "data.tu.path": "/my/data"}
+
+
+@pytest.mark.parametrize("name", [None, *tu._FILES])
+def test_where_the_known_archives_lie_is_no_part_of_a_record(name):
+  """Their sums are checked."""
+  named = MOLECULES | ({"data.tu.name": name} if name else {})
+  assert digest(named) == digest(named | {"data.tu.path": "/your/data"})
+  assert digest(named) == digest({k: v for k, v in named.items() if k != "data.tu.path"})
+  made = make_record(CONFIG, named, ENVIRONMENT, METRICS, SCORES, {})
+  assert "data.tu.path" not in made["config"] and made["digest"] == digest(named)
+
+
+@pytest.mark.parametrize("name", ["", "PROTEINS", "mutag"])
+def test_a_folder_of_ones_own_is_told_by_its_path(name):
+  """Nobody knows what is in it."""
+  named = MOLECULES | {"data.tu.name": name}
+  assert digest(named) != digest(named | {"data.tu.path": "/your/data"})
+
+
+def test_the_digest_is_that_of_the_values_in_the_record():
+  assert record()["digest"] == digest(record()["config"])
+
+
+def test_a_record_says_what_was_run_where_and_for_how_long():
+  assert set(record()) == set(KEYS)
+  assert (record()["row"], record()["seed"], record()["digest"]) == ("mine", 1, digest(CHANGES))
+  assert record()["hardware"] == "1 x cpu, 4 cores of AMD EPYC"
+  assert record()["packages"] == dict(python="3.11.7", jax="0.10.2")
+  assert record()["budget"] == dict(
+    updates=10, tokens_per_update=1024, minutes=3.0, tokens_per_second=1000.0
+  )
+  assert record()["curve"] == [[5, 4.0, 1.5], [10, 3.0, 2.5]]
+
+
+def test_a_record_holds_the_changed_values_but_no_folder_of_the_machine():
+  assert set(record()["config"]) == {*CHANGES} - {"name", "data.multi30k.path"}
+  assert "/my/data" not in to_line(record())
+
+
+def test_a_line_gives_the_record_again(tmp_path):
+  file = tmp_path / "table1.jsonl"
+  file.write_text(to_line(record()) + to_line(record() | dict(seed=2)), encoding="utf-8")
+  assert read_records(file) == [record(), record() | dict(seed=2)]
+  assert to_line(record()).count("\n") == 1
+
+
+def test_no_file_is_no_record(tmp_path):
+  assert read_records(tmp_path / "table1.jsonl") == []
+
+
+@pytest.mark.parametrize(
+  "spoil, why",
+  [
+    (lambda file: file.write_bytes(b"\xff\n"), "it is not UTF-8"),
+    (lambda file: file.mkdir(), "Is a directory"),
+  ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, spoil, why):
+  spoil(file := tmp_path / "table1.jsonl")
+  with pytest.raises(InputError, match=rf"^cannot read {file} \({why}.*\): restore") as caught:
+    read_records(file)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_half_written_line_is_refused_wherever_it_ends(tmp_path, share):
+  file = tmp_path / "table1.jsonl"
+  line = to_line(record())
+  file.write_text(line + line[: int(share * len(line))] + "\n", encoding="utf-8")
+  with pytest.raises(InputError, match=rf"{file}, line 2: half-written .*delete that line"):
+    read_records(file)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_line_without_a_key_is_no_record(key):
+  rest = {name: value for name, value in record().items() if name != key}
+  with pytest.raises(ValueError, match=f"no '{key}'"):
+    from_line(to_line(rest))
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "null"])
+def test_other_json_is_no_record(line):
+  with pytest.raises(ValueError, match="not a record"):
+    from_line(line)

@@ -1,0 +1,112 @@
+"""Laws of CLUTRR: only upstream's graphs, and a validation part that is not in training."""
+
+import gzip
+import hashlib
+import json
+import pathlib
+import zipfile
+
+import pytest
+from tensorflow_datasets.core.download.checksums import UrlInfo
+
+from relpos_jax.errors import InputError
+from relpos_jax.graphs import clutrr
+
+pytestmark = pytest.mark.usefixtures("data_dir")
+
+HEADER = "id,story,target,task_name,story_edges,edge_types,query_edge"
+
+
+def row(number: int) -> dict:
+  """A chain of two; every third like the one before."""
+  relations = clutrr.RELATIONS
+  kind = number - (number % 3 == 2)
+  labels = [relations[kind % 14], relations[kind // 14 % 14]]
+  return dict(edges=[[0, 1], [1, 2]], labels=labels, query=[0, 2], target="aunt")
+
+
+def csv_line(row: dict) -> str:
+  cells = [tuple(edge) for edge in row["edges"]], row["labels"], tuple(row["query"])
+  quoted = ",".join(f'"{cell}"' for cell in cells)
+  return f'1,"a ""story"", in\ntwo lines",{row["target"]},task_1.2,{quoted}'
+
+
+SPLITS = {clutrr._TRAIN: [row(number) for number in range(300)]} | {
+  f"1.{length}_test": [row(length)] for length in clutrr.LENGTHS
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> pathlib.Path:
+  """A small upstream: its archive in a folder, its graphs in another, their sums recorded."""
+  for name in ("archive", "graphs"):
+    (tmp_path / name).mkdir()
+  with zipfile.ZipFile(tmp_path / "archive" / clutrr._ZIP, "w") as archive:
+    for name, rows in SPLITS.items():
+      archive.writestr(f"{name}.csv", "\n".join([HEADER, *map(csv_line, rows)]) + "\n")
+  lines = [json.dumps(row | dict(split=name)) for name, rows in SPLITS.items() for row in rows]
+  (tmp_path / "graphs" / clutrr._GRAPHS).write_bytes(gzip.compress("\n".join(lines).encode()))
+  for file in (tmp_path / "archive" / clutrr._ZIP, tmp_path / "graphs" / clutrr._GRAPHS):
+    content = file.read_bytes()
+    record = len(content), hashlib.sha256(content).hexdigest()
+    monkeypatch.setitem(clutrr._FILES, file.name, record)
+    if file.name == clutrr._ZIP:
+      infos = {clutrr._URL: UrlInfo(*record, clutrr._ZIP)}
+      monkeypatch.setattr(clutrr.Clutrr, "url_infos", infos)
+  return tmp_path
+
+
+def as_lists(graphs):
+  return [[x.tolist() for x in graph] for graph in graphs]
+
+
+@pytest.mark.parametrize("kind", ["archive", "graphs"])
+def test_archive_and_graphs_give_the_rows_upstream_and_need_no_file_again(folder, kind):
+  data = clutrr.load(str(folder / kind))
+  (folder / kind / (clutrr._ZIP if kind == "archive" else clutrr._GRAPHS)).unlink()
+  again = clutrr.load(valid_share=0.0)
+  assert {*data.splits} == {"train", "valid", *(f"test_{k}" for k in range(2, 11))}
+  assert again.splits["valid"] == [] and len(again.splits["train"]) == 300
+  for split, name in (("train", clutrr._TRAIN), ("test_10", "1.10_test")):
+    for graph, wanted in zip(again.splits[split], SPLITS[name], strict=True):
+      found = [clutrr.RELATIONS[label] for label in graph.labels]
+      assert (found, graph.query.tolist()) == (wanted["labels"], wanted["query"])
+      assert graph.senders.tolist() == [0, 1] and graph.receivers.tolist() == [1, 2]
+      assert clutrr.ANSWERS[graph.target] == "aunt" and graph.nodes.tolist() == [0, 0, 0]
+  train, valid = (as_lists(data.splits[split]) for split in ("train", "valid"))
+  assert len(train) + len(valid) == 300 and 0.04 < len(valid) / 300 < 0.2
+  assert not any(graph in train for graph in valid)
+
+
+def refusal(**options) -> str:
+  with pytest.raises(InputError) as caught:
+    clutrr.load(**options)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def test_a_missing_or_wrong_file_a_share_and_no_network_are_named(folder, monkeypatch):
+  assert refusal(path="/no").startswith(f"no {clutrr._ZIP} in /no: path must be a folder with")
+  assert refusal(path="/" + "x" * 300).startswith(f"no {clutrr._ZIP} in /xxx")
+  file = folder / "archive" / clutrr._ZIP
+  file.write_bytes(b"<html>")
+  assert refusal(path=str(file.parent)).startswith(f"wrong file {file}: its sha256 is")
+  assert refusal(valid_share=1.0).startswith("valid_share is 1.0: give a share")
+  monkeypatch.setattr(clutrr, "_URL", "http://127.0.0.1:9/data.zip")
+  assert refusal().startswith("cannot download http://127.0.0.1:9/data.zip: no answer")
+
+
+def test_recorded_graphs_are_those_at_hand(shared_data):
+  """Their number, and that no validation graph is in training; the rest is slow to read."""
+  file = shared_data / "clutrr" / clutrr._GRAPHS
+  content = file.read_bytes()
+  assert clutrr._FILES[file.name] == (len(content), hashlib.sha256(content).hexdigest())
+  rows = clutrr._rows_of_graphs(file)
+  assert {split: len(of_split) for split, of_split in rows.items()} == {
+    "train": 15_083, "test_2": 38, "test_3": 107, "test_4": 77, "test_5": 185, "test_6": 105,
+    "test_7": 155, "test_8": 135, "test_9": 124, "test_10": 122,
+  }  # fmt: skip
+  assert {label for of_split in rows.values() for row in of_split for label in row["labels"]} == {
+    *clutrr.RELATIONS
+  }
+  assert {row["target"] for of_split in rows.values() for row in of_split} == {*clutrr.ANSWERS}

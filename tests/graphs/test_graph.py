@@ -1,0 +1,206 @@
+"""Laws of graphs and their batches: every graph once an epoch, whole, and few shapes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relpos_jax.data.batching import prefetch
+from relpos_jax.errors import InputError
+from relpos_jax.graphs.batching import GraphBatches
+from relpos_jax.graphs.graph import Graph, GraphData, GraphNames, stratified_folds
+
+BOUNDARIES = (2, 5, 8)
+
+
+def graph(number: int, seed: int, per_node: bool = False) -> Graph:
+  """Of this many nodes; its features and target tell it from others."""
+  random = np.random.default_rng(seed)
+  edges = random.integers(0, number, (random.integers(0, 2 * number), 3))
+  return Graph.of(
+    random.integers(0, 4, number),
+    edges,
+    target=np.full(number, seed) if per_node else seed,
+    query=random.integers(0, number, 2),
+    node_features=random.normal(size=(number, 2)),
+    edge_features=random.normal(size=(len(edges), 1)),
+  )
+
+
+def as_lists(graph: Graph):
+  """What a graph is, whatever its arrays' types."""
+  return [np.atleast_1d(array).tolist() for array in graph]
+
+
+def unbatched(batch) -> list:
+  """The graphs of a batch, back from its rows."""
+  found = []
+  for row in range(len(batch.nodes)):
+    for number in range(batch.query.shape[1]):
+      nodes = np.flatnonzero(batch.segment_ids[row] == number)
+      if not len(nodes):
+        assert (batch.query[row, number] == -1).all()
+        continue
+      edges = np.isin(batch.senders[row], nodes)
+      per_node = batch.target.shape[1] == batch.nodes.shape[1]
+      found.append(
+        Graph(
+          batch.nodes[row, nodes],
+          batch.senders[row, edges] - nodes[0],
+          batch.receivers[row, edges] - nodes[0],
+          batch.labels[row, edges],
+          batch.node_features[row, nodes],
+          batch.edge_features[row, edges],
+          batch.target[row, nodes if per_node else [number]],
+          batch.query[row, number] - nodes[0],
+        )
+      )
+    assert (batch.nodes[row, batch.segment_ids[row] == -1] == -1).all()
+  return [as_lists(graph) for graph in found]
+
+
+some_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30).filter(lambda x: min(x) <= 8)
+
+
+@settings(max_examples=30)
+@given(some_sizes, st.one_of(st.none(), st.integers(-1, 2**64)), st.booleans(), st.booleans())
+def test_every_graph_comes_whole_and_once_an_epoch_in_few_shapes(sizes, seed, packed, per_node):
+  graphs = [graph(size, number, per_node) for number, size in enumerate(sizes)]
+  batches = GraphBatches(
+    graphs, boundaries=BOUNDARIES, node_budget=16, multiple_of=2, packed=packed, seed=seed
+  )
+  small = [as_lists(graph) for graph in graphs if len(graph.nodes) <= 8]
+  for epoch in range(2):
+    steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
+    epochs = [batches[step] for step in steps]
+    assert sorted(x for batch in epochs for x in unbatched(batch)) == sorted(small)
+    shape = lambda batch: (*batch.nodes.shape, batch.senders.shape[1], batch.query.shape[1])
+    assert {*map(shape, epochs)} == {*batches.shapes}
+    assert all(rows % 2 == 0 for rows, *_ in batches.shapes)
+    for step, batch in zip(steps, epochs, strict=True):
+      wanted = [as_lists(graphs[number]) for number in batches.order(step)]
+      assert unbatched(batch) == wanted
+  assert batches.dropped == len(graphs) - len(small)
+
+
+def test_a_batch_is_a_function_of_seed_and_step_alone():
+  graphs = [graph(1 + number % 8, number) for number in range(40)]
+  options = dict(boundaries=BOUNDARIES, node_budget=16)
+  batches = GraphBatches(graphs, seed=1, **options)
+  resumed = [*prefetch(GraphBatches(graphs, seed=1, **options), 25, 30)]
+  for step, batch in enumerate(resumed, start=25):
+    for x, y in zip(batch, batches[step], strict=True):
+      np.testing.assert_array_equal(x, y)
+  others = GraphBatches(graphs, seed=2, **options), GraphBatches(graphs, seed=None, **options)
+  assert all(any(batches.order(s) != other.order(s) for s in range(5)) for other in others)
+  assert any(batches.order(s) != batches.order(s + batches.num_per_epoch) for s in range(5))
+
+
+def test_packing_needs_fewer_cells():
+  graphs = [graph(1 + number % 8, number) for number in range(40)]
+  options = dict(boundaries=(8,), node_budget=16, seed=0)
+  packed = GraphBatches(graphs, packed=True, **options)
+  assert packed.padding < 0.1 < 0.4 < GraphBatches(graphs, **options).padding
+  assert str(packed).startswith("1 shape: 2x8, 12 batches an epoch, 0 graphs of more than 8 nodes")
+
+
+REFUSED = {
+  "none of 1 graphs has at most 2 nodes: give other data": dict(boundaries=(2,)),
+  "boundary 8 with a budget of 7 nodes leaves no room for 1 rows": dict(node_budget=7),
+  "boundaries (8, 2): give increasing lengths in nodes": dict(boundaries=(8, 2)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_batches_that_cannot_be_are_refused_by_name(message):
+  options = dict(boundaries=(8,), node_budget=8, seed=0) | REFUSED[message]
+  with pytest.raises(InputError) as caught:
+    GraphBatches([graph(5, 0)], **options)
+  assert str(caught.value).startswith(message)
+
+
+def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge():
+  given = [(0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 0), (1, 1, 2)]
+  twice = Graph.of([0, 0], given, target=0, edge_features=[[1, 5], [3, 5], [1, 5], [1, 5], [1, 5]])
+  assert twice.labels.tolist() == [2, 2, 0, 2]
+  assert twice.senders.tolist() == [0, 0, 0, 1] and twice.receivers.tolist() == [1, 1, 1, 1]
+  assert twice.edge_features.tolist() == [[1, 5], [3, 5], [1, 5], [1, 5]]
+
+
+GOOD = Graph.of([0, 1], [(0, 1, 1), (1, 1, -1)], target=1, query=(0, 1))
+WRONG = {
+  "valid: graph 2 has no node": Graph.of([], [], target=0),
+  "valid: graph 2: label of node 2 is 2; want 0 to 1": GOOD._replace(nodes=np.int32([0, 2])),
+  "valid: graph 2: sender of edge 1 is 2; want 0 to 1": GOOD._replace(senders=np.int32([2, 0])),
+  "valid: graph 2: receiver of edge 2 is -1; want 0 to 1": GOOD._replace(
+    receivers=np.int32([0, -1])
+  ),
+  "valid: graph 2: label of edge 1 is 3; want -1 to 2": GOOD._replace(labels=np.int32([3, 0])),
+  "valid: graph 2: node of query 2 is 2; want -1 to 1": GOOD._replace(query=np.int32([0, 2])),
+  "valid: graph 2: class 1 is 2; want -1 to 1": GOOD._replace(target=np.int32(2)),
+  "valid: graph 2 has 1 features of nodes; want 0": GOOD._replace(
+    node_features=np.ones((2, 1), np.float32)
+  ),
+  "valid: graph 2: features of nodes have shape (3, 0); want (2, ...), a row each": GOOD._replace(
+    node_features=np.ones((3, 0), np.float32)
+  ),
+  "valid: graph 2: features of edges have shape (2,); want (2, ...), a row each": GOOD._replace(
+    edge_features=np.ones(2, np.float32)
+  ),
+  "valid: graph 2 has 2 nodes and 3 classes": GOOD._replace(target=np.int32([0, 1, 0])),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_no_graph_is_named(message):
+  names = GraphNames(("a", "b"), ("x", "y", "z"), classes=("no", "yes"))
+  with pytest.raises(InputError) as caught:
+    GraphData(dict(train=[GOOD], valid=[GOOD, WRONG[message]]), names)
+  assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+LIMIT = "; want integers of 32 bits"
+LOST = {
+  f"nodes go from 0 to 4294967296{LIMIT}": dict(nodes=[0, 2**32]),
+  f"nodes are of float64{LIMIT}": dict(nodes=[0, 0.9]),
+  f"nodes go from 0 to {2**70}{LIMIT}": dict(nodes=[0, 2**70]),
+  f"edges go from 0 to 4294967296{LIMIT}": dict(edges=[(0, 1, 2**32)]),
+  f"edges are of float64{LIMIT}": dict(edges=[(0, 1.7, 0)]),
+  f"target go from -2147483649 to -2147483649{LIMIT}": dict(target=-(2**31) - 1),
+  f"query are of bool{LIMIT}": dict(query=(False, True)),
+  "features of edges have shape (2, 1); want (1, ...), a row each": dict(
+    edge_features=[[1.0], [2.0]]
+  ),
+}
+
+
+@pytest.mark.parametrize("message", LOST)
+def test_what_a_graph_would_lose_is_named(message):
+  with pytest.raises(InputError) as caught:
+    Graph.of(**(dict(nodes=[0, 1], edges=[(0, 1, 0)], target=0) | LOST[message]))
+  assert str(caught.value) == message
+
+
+@given(
+  st.lists(st.integers(0, 3), min_size=10, max_size=80), st.integers(2, 10), st.integers(-1, 2**64)
+)
+def test_folds_are_disjoint_and_have_their_share_of_every_class(classes, number, seed):
+  folds = stratified_folds(classes, number, seed)
+  assert sorted(np.concatenate(folds).tolist()) == [*range(len(classes))]
+  assert max(map(len, folds)) - min(map(len, folds)) <= 1
+  for label in {*classes}:
+    shares = [(np.asarray(classes)[fold] == label).sum() for fold in folds]
+    assert max(shares) - min(shares) <= 1
+  again = stratified_folds(np.asarray(classes), number, seed)
+  assert all((x == y).all() for x, y in zip(folds, again, strict=True))
+
+
+def test_folds_of_another_seed_are_others():
+  first, second = (stratified_folds([0, 1] * 20, 10, seed) for seed in (0, 1))
+  assert any((x != y).any() for x, y in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_fold_of_no_graph_is_refused(number):
+  with pytest.raises(InputError, match=f"^{number} folds of 3 graphs: give 2 to 3 folds$"):
+    stratified_folds([0, 1, 0], number, seed=0)

@@ -1,0 +1,207 @@
+"""Laws of graphs in TU format: any folder of it, and nothing else; and of the molecules."""
+
+import collections
+import hashlib
+import pathlib
+import re
+import zipfile
+
+import numpy as np
+import pytest
+from tensorflow_datasets.core.download.checksums import UrlInfo
+
+from relpos_jax.errors import InputError
+from relpos_jax.graphs import tu
+
+pytestmark = pytest.mark.usefixtures("data_dir")
+
+# Two graphs: a directed triangle with a loop and an edge given twice, and a pair of nodes.
+FILES = {
+  "graph_indicator": "1\n1\n2\n1\n2\n",
+  "graph_labels": "-1\n1\n",
+  "A": "1, 2\n2,4\n 4, 1\n5, 3\n4, 4\n1, 2\n3, 5\n",
+  "node_labels": "7\n7\n9\n8\n7\n",
+  "edge_labels": "0\n0\n2\n0\n2\n0\n2\n",
+  "node_attributes": "0.5, 1\n0, 2\n0, 3\n0, 4\n1e-3, 5\n",
+  "edge_attributes": "1\n2\n3\n4\n5\n1\n6\n",
+}
+
+
+def write(folder: pathlib.Path, name="TOY", **changes) -> pathlib.Path:
+  """A folder in TU format; None leaves a file out."""
+  folder.mkdir(exist_ok=True)
+  for kind, text in (FILES | changes).items():
+    if text is not None:
+      (folder / f"{name}_{kind}.txt").write_text(text)
+  return folder
+
+
+def edges(graph):
+  return [*zip(*(x.tolist() for x in (graph.senders, graph.receivers, graph.labels)), strict=True)]
+
+
+@pytest.mark.parametrize("name", ["", "TOY"])
+def test_a_folder_of_ones_own_is_read(tmp_path, name):
+  data = tu.load(name, path=str(write(tmp_path / "toy")))
+  assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
+    ("7", "8", "9"), ("0", "2"), ("-1", "1")
+  )  # fmt: skip
+  first, second = data.splits["all"]
+  assert first.nodes.tolist() == [0, 0, 1] and second.nodes.tolist() == [2, 0]
+  assert edges(first) == [(0, 1, 0), (1, 2, 0), (2, 0, 1), (2, 2, 1)]
+  assert edges(second) == [(1, 0, 0), (0, 1, 1)]
+  assert first.node_features.tolist() == [[0.5, 1], [0, 2], [0, 4]]
+  assert second.edge_features.tolist() == [[4], [6]]
+  assert (first.target, second.target) == (0, 1)
+
+
+def test_what_is_not_there_is_one_label_no_label_and_no_feature(tmp_path):
+  kinds = "node_labels", "edge_labels", "node_attributes", "edge_attributes"
+  data = tu.load("", path=str(write(tmp_path / "toy", **dict.fromkeys(kinds))))
+  graph = data.splits["all"][0]
+  assert data.names.node_labels == ("node",) and data.names.edge_labels == ()
+  assert graph.nodes.tolist() == [0] * 3 and graph.labels.tolist() == [-1] * 4
+  assert graph.node_features.shape == (3, 0) and graph.edge_features.shape == (4, 0)
+
+
+WRONG = {
+  "{A}, line 2: '2;4'; want 2 integers separated by commas": dict(A="1, 2\n2;4\n"),
+  "{A}, line 1: '1, 2, 3'; want 2 integers": dict(A="1, 2, 3\n"),
+  "{A}, line 3: an edge of node 6; want 1 to 5, a line of the graph": dict(A="1, 2\n2, 1\n2, 6\n"),
+  "{A}, line 1: an edge of node 0; want 1 to 5": dict(A="0, 1\n"),
+  "{A}, line 1: '1, 18446744073709551617'; want 2 integers separated by commas, of 64 bits": dict(
+    A="1, 18446744073709551617\n"
+  ),
+  "{A}, line 2: an edge from a node of graph 1 to one of graph 2": dict(A="1, 2\n1, 3\n"),
+  "{graph_indicator}, line 5: graph 3; want 1 to 2": dict(graph_indicator="1\n1\n2\n1\n3\n"),
+  "{graph_indicator}: graph 3 has no node, and line 3": dict(graph_labels="1\n0\n1\n"),
+  "{graph_indicator}, line 2: ''; want one integer": dict(graph_indicator="1\n\n2\n1\n2\n"),
+  "{graph_labels}, line 1: '0.5'; want one integer": dict(graph_labels="0.5\n1\n"),
+  "{node_labels} has 2 lines and TOY_graph_indicator.txt 5: want as many": dict(
+    node_labels="1\n2\n"
+  ),
+  "{edge_labels} has 1 lines and TOY_A.txt 7: want as many": dict(edge_labels="1\n"),
+  "{edge_labels}, line 2: '99999999999999999999'; want one integer, of 64 bits": dict(
+    edge_labels="0\n99999999999999999999\n"
+  ),
+  "{node_attributes}, line 2: '1'; want 2 numbers separated": dict(node_attributes="1, 2\n1\n"),
+  "{node_attributes}, line 3: '0,nan'; want 2 numbers separated by commas, finite in float32": dict(
+    node_attributes="1, 2\n3, 4\n0,nan\n0, 1\n0, 1\n"
+  ),
+  "{edge_attributes}, line 1: '-inf'; want one number, finite in": dict(
+    edge_attributes="-inf\n" * 7
+  ),
+  "{edge_attributes}, line 2: '1e39'; want one number, finite in": dict(
+    edge_attributes="1\n1e39\n1\n1\n1\n1\n1\n"
+  ),
+  "{graph_labels}: no line; want the class of every graph, two": dict.fromkeys(FILES, ""),
+  "{graph_labels}: every class is 5; want the class of every graph, two classes at": dict(
+    graph_labels="5\n5\n"
+  ),
+  "cannot read {graph_labels}: 'ascii' codec": dict(graph_labels="−1\n"),
+  "{folder} is no folder in TU format (no TOY_graph_labels.txt): want NAME_A.txt, ": dict(
+    graph_labels=None
+  ),
+  "{folder} is no folder in TU format (no file NAME_A.txt): want NAME_A.txt": dict(A=None),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_folder_that_is_not_in_tu_format_is_refused_by_file_and_line(tmp_path, message):
+  folder = write(tmp_path / "toy", **WRONG[message])
+  with pytest.raises(InputError) as caught:
+    tu.load("", path=str(folder))
+  files = {kind: folder / f"TOY_{kind}.txt" for kind in FILES}
+  assert str(caught.value).startswith(message.format(folder=folder, **files))
+  assert "\n" not in str(caught.value)
+
+
+def refusal(*arguments, **options) -> str:
+  with pytest.raises(InputError) as caught:
+    tu.load(*arguments, **options)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def test_folders_and_names_that_are_not_there_are_named(tmp_path):
+  assert "/no/such is no folder in TU format (No such file" in refusal("", path="/no/such")
+  assert "(no OTHER_A.txt)" in refusal("OTHER", path=str(write(tmp_path / "toy")))
+  long = "x" * 300  # a folder whose files may not be looked for fails alike
+  assert "(File name too long)" in refusal(long, path=str(tmp_path / "toy"))
+  assert refusal("MUTAG", path=f"/{long}").endswith("TU format, or empty to download it")
+  both = write(write(tmp_path / "toy"), name="TWO")
+  assert refusal("", path=str(both)) == f"{both} has 2 data sets: give the name, TOY or TWO"
+  assert refusal("PROTEINS").startswith("unknown data set 'PROTEINS': give the path of its folder")
+  assert f"cannot read {tmp_path}/MUTAG.zip: No such file" in refusal("MUTAG", path=str(tmp_path))
+  (tmp_path / "MUTAG.zip").write_bytes(b"<html>")
+  assert f"wrong file {tmp_path}/MUTAG.zip" in refusal("MUTAG", path=str(tmp_path))
+
+
+@pytest.fixture
+def molecules(tmp_path, monkeypatch) -> pathlib.Path:
+  """A folder under a name known here, and beside it the archive of its files."""
+  plain = dict(node_attributes=None, edge_attributes=None)
+  folder = write(tmp_path / "MUTAG", name="MUTAG", **plain)
+  with zipfile.ZipFile(tmp_path / "MUTAG.zip", "w") as archive:
+    for file in folder.iterdir():
+      archive.write(file, f"MUTAG/{file.name}")
+  content = (tmp_path / "MUTAG.zip").read_bytes()
+  record = len(content), hashlib.sha256(content).hexdigest()
+  monkeypatch.setitem(tu._FILES, "MUTAG", record)
+  monkeypatch.setattr(tu.TU, "url_infos", {f"{tu._URL}MUTAG.zip": UrlInfo(*record, "MUTAG.zip")})
+  return folder
+
+
+def test_prepared_data_need_neither_file_nor_network_and_are_the_folders(molecules):
+  found = tu.load("MUTAG", path=str(molecules.parent))
+  molecules.with_name("MUTAG.zip").unlink()
+  again, wanted = tu.load("MUTAG"), tu.load("", path=str(molecules))
+  for data in (found, again):
+    assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
+      wanted.names.node_labels, wanted.names.edge_labels, wanted.names.classes
+    )  # fmt: skip
+    for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
+      assert [x.tolist() for x in graph] == [x.tolist() for x in other]
+
+
+def test_a_known_name_is_of_the_archive_alone_whose_sum_is_checked(molecules):
+  """A record leaves out where it lies; of a folder in TU format it tells the path."""
+  message = refusal("MUTAG", path=str(molecules))
+  assert message.startswith(f"cannot read {molecules}/MUTAG.zip: ")
+  assert "with an empty name one in TU format" in message
+  assert len(tu.load("", path=str(molecules)).splits["all"])
+
+
+def test_damaged_prepared_data_are_named_whichever_file_it_is(molecules, data_dir):
+  tu.load("MUTAG", path=str(molecules.parent))
+  version = data_dir / "tu" / "MUTAG" / "1.0.0"
+  for pattern in ("*train*", "metadata.json", "dataset_info.json"):
+    (file,) = version.glob(pattern)
+    content = file.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content), content[:-1]):
+      file.write_bytes(damaged)
+      assert re.match(f"damaged data( in |: delete ){data_dir}", refusal("MUTAG"))
+    file.write_bytes(content)
+  (version / "metadata.json").unlink()
+  assert refusal("MUTAG").startswith(f"damaged data: delete {version}")
+
+
+def test_no_network_is_said_at_once_with_the_remedy(monkeypatch):
+  monkeypatch.setattr(tu, "_URL", "http://127.0.0.1:9/")
+  message = refusal("MUTAG")
+  assert message.startswith("cannot download http://127.0.0.1:9/MUTAG.zip: no answer")
+  assert "path=FOLDER" in message
+
+
+def test_molecules_are_what_the_literature_says(shared_data):
+  """Undirected: every bond runs both ways with one label. No isomorphic copies: 135."""
+  data = tu.load("MUTAG", path=str(shared_data / "tu"))
+  graphs = data.splits["all"]
+  assert (
+    len(graphs) == 135 and len(data.names.node_labels) == 6 and len(data.names.edge_labels) == 4
+  )
+  assert {*collections.Counter(int(graph.target) for graph in graphs)} == {0, 1}
+  for graph in graphs[:20]:
+    both = {(r, s, label) for s, r, label in edges(graph)}
+    assert both == {*edges(graph)} and len(edges(graph)) == len(both)
+  assert np.mean([len(graph.nodes) for graph in graphs]) > 15

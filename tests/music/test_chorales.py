@@ -1,0 +1,118 @@
+"""Laws of the chorales: from a folder or an address, only upstream's file becomes the music."""
+
+import gzip
+import hashlib
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from tensorflow_datasets.core.download.checksums import UrlInfo
+
+from relpos_jax.errors import InputError
+from relpos_jax.music import chorales, voices
+
+pytestmark = pytest.mark.usefixtures("data_dir")
+
+PIECES = {
+  split: np.random.default_rng(number).integers(-1, 128, (number, 5, 4)).tolist()
+  for number, split in enumerate(["valid", "test", "train"], 1)
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> pathlib.Path:
+  """A small upstream: its file in a folder, its sum recorded."""
+  folder = tmp_path / "jsb"
+  folder.mkdir()
+  content = json.dumps(PIECES).encode()
+  (folder / chorales._NAME).write_bytes(content)
+  monkeypatch.setattr(chorales, "_SIZE", len(content))
+  monkeypatch.setattr(chorales, "_SHA256", hashlib.sha256(content).hexdigest())
+  point_to("http://127.0.0.1:9/", monkeypatch)
+  return folder
+
+
+@pytest.fixture
+def address(folder, serve, monkeypatch):
+  """The same file at an address."""
+  with serve(folder) as url:
+    point_to(f"{url}{chorales._NAME}", monkeypatch)
+    yield
+
+
+def point_to(url: str, monkeypatch):
+  info = UrlInfo(chorales._SIZE, chorales._SHA256, chorales._NAME)
+  monkeypatch.setattr(chorales, "_URL", url)
+  monkeypatch.setattr(chorales.JsbChorales, "url_infos", {url: info})
+
+
+def check(music):
+  assert {*music.splits} == {"train", "valid", "test"}
+  for split, pieces in music.splits.items():
+    assert [voices.decode(tokens).tolist() for tokens in pieces] == PIECES[split]
+
+
+def refusal(*arguments) -> str:
+  with pytest.raises(InputError) as caught:
+    chorales.load(*arguments)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def test_the_real_chorales_are_those_upstream(shared_data):
+  music = chorales.load(str(shared_data / "jsb"))
+  assert [len(music.splits[split]) for split in ("train", "valid", "test")] == [229, 76, 77]
+  upstream = json.loads(
+    gzip.decompress((shared_data / "jsb" / "Jsb16thSeparated.json.gz").read_bytes())
+  )
+  for split, pieces in music.splits.items():
+    assert [voices.decode(tokens).tolist() for tokens in pieces] == upstream[split]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_folder_gives_the_pieces_upstream_and_is_needed_once(folder, packed):
+  if packed:
+    plain = folder / chorales._NAME
+    (folder / f"{chorales._NAME}.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+  check(chorales.load(str(folder)))
+  shutil.rmtree(folder)
+  check(chorales.load())
+
+
+@pytest.mark.usefixtures("address")
+def test_an_address_gives_the_pieces_upstream():
+  check(chorales.load())
+
+
+@pytest.mark.usefixtures("address")
+def test_a_wrong_download_is_refused_and_not_kept(folder):
+  right = (folder / chorales._NAME).read_bytes()
+  (folder / chorales._NAME).write_bytes(b"{}")
+  message = refusal()
+  assert "wrong checksum" in message and "path=FOLDER" in message
+  (folder / chorales._NAME).write_bytes(right)
+  check(chorales.load())
+
+
+def test_no_network_is_said_at_once_with_the_remedy(folder):
+  message = refusal()
+  assert message.startswith("cannot download http://127.0.0.1:9/: no answer")
+  assert "path=FOLDER" in message
+
+
+def test_wrong_and_missing_files_are_named(folder, data_dir):
+  assert refusal("/no") == f"no file /no/{chorales._NAME}: check the name"
+  assert refusal("/" + "x" * 300).endswith(f"/{chorales._NAME}: File name too long")
+  (folder / chorales._NAME).write_text("{}")
+  assert f"wrong file {folder / chorales._NAME}" in refusal(str(folder))
+  assert not data_dir.exists()
+
+
+def test_damaged_records_are_named(folder, data_dir):
+  chorales.load(str(folder))
+  (records,) = data_dir.glob("jsb_chorales/1.0.0/*train*")
+  records.write_bytes(records.read_bytes()[:-100])
+  assert f"damaged data: delete {records.parent}" in refusal(str(folder))

@@ -1,0 +1,75 @@
+"""Likelihood: a float64 oracle's, whatever the batches; padding and ends where they belong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+from flax import nnx
+
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.music import voices
+from relpos_jax.music.likelihood import likelihood, make_nats_of, token_nats
+
+VOCABULARY = 12
+PIECES = [np.random.default_rng(n).integers(3, VOCABULARY, 4 * n) for n in (2, 12, 5, 40, 1)]
+
+
+@pytest.fixture(scope="module")
+def nats_of():
+  config = LanguageModelConfig(
+    VOCABULARY, num_layers=1, width=8, num_heads=2, feed_forward=8, max_distance=3
+  )
+  graphdef, shapes = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(0.5 * generator.standard_normal(leaf.shape), leaf.dtype)
+  return make_nats_of(graphdef, jax.tree.map(fill, shapes))
+
+
+def oracle(nats_of) -> tuple[list[float], float]:
+  """Nats of each piece, and of all ends."""
+  rows = [(np.r_[BOS, piece], np.r_[piece, EOS]) for piece in PIECES]
+  padded = lambda row: np.pad(row, (0, 192 - len(row)))[None]
+  found = [np.asarray(nats_of(padded(s), padded(t)), float)[0] for s, t in rows]
+  return [x.sum() for x in found], sum(x[len(t) - 1] for x, (_, t) in zip(found, rows, strict=True))
+
+
+def test_nats_are_those_of_float64():
+  logits = np.random.default_rng(0).normal(size=(3, 7, 5)) * 8
+  targets = np.random.default_rng(1).integers(0, 5, (3, 7))
+  log_probs = scipy.special.log_softmax(logits, axis=-1)
+  expected = -np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  expected[targets == PAD] = 0
+  found = token_nats(jnp.asarray(logits, jnp.float32), jnp.asarray(targets))
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_low_precision_are_scored_in_float32():
+  logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 300)), jnp.bfloat16)
+  targets = jnp.arange(1, 6)[None]
+  same = token_nats(logits.astype(jnp.float32), targets)
+  np.testing.assert_array_equal(token_nats(logits, targets), same)
+
+
+@pytest.mark.parametrize("token_budget", [1, 999])
+def test_likelihood_is_the_sum_over_pieces_in_any_batches(nats_of, token_budget):
+  of_pieces, end_nats = oracle(nats_of)
+  nats = sum(of_pieces)
+  found = likelihood(nats_of, PIECES, voices.times, token_budget=token_budget)
+  np.testing.assert_allclose(found[:2], [nats, end_nats], rtol=1e-5)
+  np.testing.assert_allclose(found.of_pieces, of_pieces, rtol=1e-5)
+  assert found[2:5] == (240, 5, 60)
+  np.testing.assert_allclose(found.per_token, nats / 245, rtol=1e-5)
+  np.testing.assert_allclose(found.per_token_without_ends, (nats - end_nats) / 240, rtol=1e-5)
+  np.testing.assert_allclose(found.per_step, nats / 60, rtol=1e-5)
+
+
+def test_many_tokens_are_summed_in_float64():
+  """In float32 a sum of 2**24 stays where it is."""
+  pieces = [np.full(1000, 5), np.full(1000, 5)]
+  nats_of = lambda source, target: np.where(
+    target == EOS, np.float32(2**24), 0.5 * (target > 2)
+  ).astype(np.float32)
+  found = likelihood(nats_of, pieces, voices.times, token_budget=4096)
+  assert found.nats == 2 * 2**24 + 1000 and found.end_nats == 2 * 2**24

@@ -1,0 +1,140 @@
+"""Performances: streams of events and notes say the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.errors import InputError
+from relpos_jax.music import performance
+from relpos_jax.music.midi_files import Note, Part, Score
+from relpos_jax.music.performance import NOTE_OFF, NOTE_ON, TIME_SHIFT, VELOCITY, VOCAB_SIZE
+
+_PITCHES = st.integers(58, 61) | st.integers(0, 127)
+scores = st.lists(
+  st.builds(
+    lambda start, length, pitch, velocity: Note(start, start + length, pitch, velocity),
+    st.integers(0, 400),
+    st.integers(0, 350),
+    _PITCHES,
+    st.integers(1, 127),
+  ),
+  max_size=9,
+).map(lambda notes: Score([Part("", notes)], 7, [(0, 0.5), (50, 0.3)]))
+
+
+@st.composite
+def well_formed(draw):
+  """A stream as the module's docstring says, written by its rules alone."""
+  stream, sounding, loud = [], set(), None
+  for first in [True, *[False] * draw(st.integers(0, 6))]:
+    if not first:
+      shift = draw(st.integers(1, 250))
+      stream += [TIME_SHIFT + 99] * (shift // 100)
+      stream += [TIME_SHIFT + shift % 100 - 1] * (shift % 100 > 0)
+    ends = draw(st.sets(st.sampled_from(sorted(sounding)))) if sounding else set()
+    begins = draw(st.sets(_PITCHES, max_size=3)) - (sounding - ends)
+    if not first and not ends | begins:
+      begins = {min({*range(128)} - sounding)}
+    stream += [NOTE_OFF + pitch for pitch in sorted(ends)]
+    for pitch in sorted(begins):
+      velocity = draw(st.integers(0, 31))
+      stream += [VELOCITY + velocity] * (velocity != loud) + [NOTE_ON + pitch]
+      loud = velocity
+    sounding = sounding - ends | begins
+  if sounding:
+    stream += [TIME_SHIFT, *(NOTE_OFF + pitch for pitch in sorted(sounding))]
+  return stream
+
+
+def ends_of(stream) -> np.ndarray:
+  return np.array([BOS, *stream, EOS, PAD])
+
+
+@settings(max_examples=40)
+@given(well_formed())
+def test_well_formed_streams_come_back(stream):
+  assert performance.encode(performance.decode(ends_of(stream))).tolist() == stream
+
+
+@settings(max_examples=40)
+@given(scores)
+def test_notes_come_back_on_the_grid(score):
+  notes = performance.on_grid(score)
+  assert performance.decode(performance.encode(notes)) == notes
+  assert performance.on_grid(performance.score(notes)) == notes
+
+
+@settings(max_examples=40)
+@given(scores)
+def test_the_grid_is_near(score):
+  """Half a step away at most, and velocities two; notes of one pitch never overlap."""
+  given, notes = score.parts[0].notes, performance.on_grid(score)
+  by_pitch = {pitch: [n for n in notes if n.pitch == pitch] for _, _, pitch, _ in given}
+  for note in given:
+    start, end = 100 * score.seconds([note.start, note.end])
+    near = [n for n in by_pitch[note.pitch] if abs(n.start - start) <= 0.5 + 1e-9]
+    assert near
+    if [n.pitch for n in given].count(note.pitch) == 1:
+      assert abs(near[0].end - max(end, near[0].start + 1)) <= 0.5 + 1e-9
+      assert abs(near[0].velocity - note.velocity) <= 2
+  for alike in by_pitch.values():
+    assert all(a.start < a.end <= b.start for a, b in itertools.pairwise(alike))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(NOTE_ON, VOCAB_SIZE - 1), max_size=30))
+def test_any_stream_is_music_that_comes_back(stream):
+  """What a model writes need not be well formed; its notes are."""
+  notes = performance.decode(stream)
+  assert all(0 <= note.start < note.end <= performance.times(stream)[-1] for note in notes)
+  assert performance.decode(performance.encode(notes)) == notes
+
+
+def test_every_event_has_a_token_of_its_own():
+  tokens = [
+    performance.encode([Note(0, s, p, v)])
+    for s, p, v in zip(range(1, 129), range(128), range(1, 128), strict=False)
+  ]
+  tokens += [performance.encode([Note(0, 1, 127, 127)])]
+  assert {*np.concatenate(tokens).tolist()} == {*range(3, VOCAB_SIZE)}
+  assert VOCAB_SIZE - 3 == 128 + 128 + 100 + 32
+
+
+def test_a_velocity_stands_for_four_of_midis():
+  tokens = [performance.encode([Note(0, 1, 60, velocity)])[0] for velocity in range(1, 128)]
+  assert [token - VELOCITY for token in tokens] == [place // 4 for place in range(127)]
+
+
+def test_times_agree_with_the_notes():
+  stream = performance.encode([Note(5, 130, 60, 64), Note(40, 50, 62, 64)])
+  times = performance.times(stream)
+  begins = [times[i] for i, token in enumerate(stream) if NOTE_ON <= token < NOTE_OFF]
+  assert begins == [5, 40] and times[-1] == 130
+
+
+def test_a_midi_file_holds_the_stream(tmp_path):
+  generator = np.random.default_rng(0)
+  notes = [
+    Note(int(s), int(s) + int(n), int(p), 64)
+    for s, n, p in zip(
+      *generator.integers([[0], [1], [0]], [[999], [300], [128]], (3, 200)), strict=True
+    )
+  ]
+  stream = performance.encode(performance.on_grid(performance.score(notes)))
+  performance.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")
+  np.testing.assert_array_equal(performance.read(tmp_path / "a.mid"), stream)
+
+
+@pytest.mark.parametrize("note", [Note(0, 9, 128, 64), Note(0, 9, -1, 64), Note(0, 9, 60, 0)])
+def test_notes_outside_of_midis_are_named(note):
+  with pytest.raises(InputError, match=f"pitch {note.pitch}, velocity {note.velocity} of the note"):
+    performance.encode([note])
+
+
+def test_other_tokens_are_refused():
+  with pytest.raises(ValueError, match="tokens go from 3 to 391"):
+    performance.decode([3, VOCAB_SIZE])

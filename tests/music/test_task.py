@@ -1,0 +1,186 @@
+"""Music is trained, scored and continued by the commands that translation has."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import default
+from experiments.config import make_task
+from experiments.run import load_run
+from relpos_jax.evaluation.records import from_line
+from relpos_jax.music import midi_folder, task, voices
+from relpos_jax.music.likelihood import likelihood, make_nats_of
+from relpos_jax.training.task import own_copies
+
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
+SMALL = (
+  *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
+  *("model.max_distance=8", "batches.tokens=256", "batches.max_length=64", "batches.num_shapes=1"),
+  *("training.num_steps=6", "training.eval_every=6", "training.save_every=3", "mesh.data=1"),
+)
+NUM_STEPS = 24  # of each piece: some are cut
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory) -> pathlib.Path:
+  """A user's folder: four-part music that goes up and down the same few notes."""
+  folder = tmp_path_factory.mktemp("pieces")
+  random = np.random.default_rng(0)
+  for split, number in dict(train=6, valid=2, test=2).items():
+    (folder / split).mkdir()
+    for piece in range(number):
+      steps = np.cumsum(random.integers(-1, 2, (NUM_STEPS, 4)), axis=0)
+      grid = np.array([72, 67, 60, 48]) + steps % 5
+      voices.write(voices.encode(grid), folder / split / f"{piece}.mid")
+  return folder
+
+
+@pytest.fixture(scope="module")
+def train_music(trainer, pieces):
+  """Runs the command train on the folder: train_music(workdir, "--config.seed=1")."""
+  data = ("data.source=midi", f"data.midi.path={pieces}", "data.midi.codec=voices")
+  return trainer("configs/music.py", *SMALL, *data)
+
+
+@pytest.fixture(scope="module")
+def run(train_music, tmp_path_factory):
+  """A finished run's folder, not to be changed, and what the command said."""
+  workdir = tmp_path_factory.mktemp("music") / "run"
+  answer = train_music(workdir)
+  assert answer.status == 0, answer.err
+  return workdir, answer
+
+
+def test_a_run_is_scored_by_the_likelihood_of_whole_pieces(run, pieces):
+  workdir, answer = run
+  loaded = load_run(workdir)
+  music = loaded.task.load_data()
+  nats_of = make_nats_of(loaded.graphdef, own_copies(loaded.params))
+  results = json.loads((workdir / "results.json").read_text())
+  record = from_line((workdir / "record.json").read_text())
+  for split in ("valid", "test"):
+    wanted = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
+    assert results[split]["nll"] == pytest.approx(wanted.per_token, rel=1e-5)
+    assert results[split]["per_step"] == pytest.approx(wanted.per_step, rel=1e-5)
+    assert record["scores"][split]["nll"] == results[split]["nll"]
+    assert f"{results[split]['nll']:.4f}" in answer.out
+  for name in ("piano_roll.png", "learning_curves.png"):
+    assert (workdir / name).stat().st_size > 5_000 and name in answer.out
+
+
+def test_a_piece_goes_on_from_its_prime(run, call, pieces, tmp_path):
+  prime = pieces / "test" / "0.mid"
+  sample = lambda name, *flags: call(
+    *("sample", f"--workdir={run[0]}", f"--prime={prime}", f"--out={tmp_path}/{name}.mid"),
+    *("--num_tokens=16", "--prime_tokens=32", *flags),
+  )
+  answers = sample("a"), sample("b"), sample("c", "--seed=1")
+  assert [answer.status for answer in answers] == [0, 0, 0], answers
+  a, b, c = (voices.read(tmp_path / f"{name}.mid") for name in "abc")
+  np.testing.assert_array_equal(a, b)
+  assert len(a) > 32 and a.tolist() != c.tolist()
+  for piece in (a, c):
+    np.testing.assert_array_equal(piece[:32], voices.read(prime)[:32])
+  assert (tmp_path / "a.png").stat().st_size > 5_000
+
+
+def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdir, tmp_path):
+  (tmp_path / "empty.mid").touch()
+  sample = lambda *flags: call("sample", *flags)
+  own = f"--workdir={run[0]}"
+  out = f"--out={tmp_path}/new.mid"
+  prime = f"--prime={pieces}/test/0.mid"
+  own_prime = tmp_path / "own.mid"
+  own_prime.write_bytes((pieces / "test" / "0.mid").read_bytes())
+  (tmp_path / "drawn.png").touch()
+  (tmp_path / "link.mid").symlink_to("nowhere.mid")
+  no_valid = tmp_path / "pieces"
+  (no_valid / "train").mkdir(parents=True)
+  (no_valid / "train" / "0.mid").write_bytes((pieces / "test" / "0.mid").read_bytes())
+  for answer, words in (
+    (sample(own, f"--out={tmp_path}/new.wav"), "--out .mid"),
+    (sample(own, f"--out={tmp_path}/nowhere/new.mid"), "--out no folder"),
+    (sample(own, f"--out={tmp_path}/{'x' * 300}/new.mid"), "--out no folder"),
+    (sample(own, out, f"--prime={'x' * 300}"), "xxx not there"),
+    (sample(own, out, "--prime=nothing.mid"), "nothing.mid"),
+    (sample(own, out, f"--prime={tmp_path}/empty.mid"), "empty.mid"),
+    (sample(own, out, prime, "--context=64"), "prime has 96 tokens, context 64 shorter"),
+    (sample(own, out, f"--context={2**31}"), f"context {2**31} tokens: give at most {2**30}"),
+    (sample(own, out, "--context=-3"), "context is -3 tokens: give at least 1"),
+    (sample(own, out, "--top_p=0"), "top_p is 0"),
+    (sample(own, f"--out={own_prime}", f"--prime={own_prime}"), "own.mid there another --out"),
+    (sample(own, f"--out={tmp_path}/drawn.mid"), "drawn.png there another --out"),
+    (sample(own, f"--out={tmp_path}/link.mid"), "link.mid there another --out"),
+    (sample(own, out, "--prime_tokens=10"), "--prime_tokens=10 --prime"),
+    (train_music(tmp_path / "run", "--config.data.transpose=200"), "data.transpose is 200"),
+    (train_music(tmp_path / "run", "--config.data.midi.path="), "--config.data.midi.path"),
+    (sample(own, out, prime, "--prime_tokens=-5"), "--prime_tokens -5"),
+    (sample(own, out, prime, f"--seed={2**70}"), f"--seed={2**70}: give"),
+    (
+      call("benchmark.step", "--config=configs/music.py", "--config.mesh.data=1"),
+      "music translation",
+    ),
+    (call("report", f"--workdirs={run[0]}", "--out=-"), "music translation"),
+    (sample(own, out, "--temperature=-1"), "temperature is -1"),
+    (sample(f"--workdir={workdir}", out), "translation music"),
+    (call("translate", own), "music translation"),
+    (train_music(tmp_path / "run", f"--config.data.midi.path={no_valid}"), "no valid pieces"),
+    (
+      train_music(tmp_path / "run", "--config.data.source=embedded"),
+      "config.data.source chorales, midi",
+    ),
+    (
+      train_music(tmp_path / "run", "--config.task=songs"),
+      "config.task 'songs' translation, music",
+    ),
+    (
+      train_music(tmp_path / "run", "--config.batches.max_length=4"),
+      "config.batches.max_length is 4",
+    ),
+    (
+      train_music(tmp_path / "run", "--config.model.num_heads=3"),
+      "config.model width num_heads, 3",
+    ),
+  ):
+    assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
+    assert not [word for word in words.split() if word not in answer.err], answer.err
+  assert not (tmp_path / "new.mid").exists() and not (tmp_path / "run").exists()
+
+
+def test_a_run_does_not_go_on_with_other_music(run, train_music, pieces, tmp_path):
+  workdir, file = shutil.copytree(run[0], tmp_path / "run"), pieces / "train" / "0.mid"
+  before = file.read_bytes()
+  try:
+    tokens = voices.read(file)
+    voices.write(voices.transpose(tokens, 1), file)
+    answer = train_music(workdir)
+  finally:
+    file.write_bytes(before)
+  assert (answer.status, answer.err.count("\n")) == (2, 1), answer
+  assert f"training data of {workdir} changed" in answer.err
+  assert train_music(workdir).status == 0
+
+
+@pytest.mark.parametrize("num_tokens", [0, 8, 32])
+def test_all_that_a_layer_looks_at_is_drawn(run, pieces, tmp_path, monkeypatch, num_tokens):
+  """The begin of the piece too, which stands at its first step."""
+  drawn = []
+  monkeypatch.setattr(task, "piano_roll", lambda *_, reach, **__: drawn.append(reach))
+  piece = voices.read(pieces / "test" / "0.mid")[:num_tokens]
+  task.draw(load_run(run[0]), piece, tmp_path / "a.png")
+  (reach,) = drawn
+  np.testing.assert_allclose(reach.weights.sum(-1), 1, rtol=1e-5)
+  assert reach.weights.shape[-1] == len(reach.times) == num_tokens + 1
+  assert reach.now == num_tokens / 4
+
+
+def test_the_codec_is_that_of_the_config():
+  config = default.get_config("music")
+  assert make_task(config).make_model.__self__.codec is voices.CODEC
+  config.data.update(ConfigDict(dict(source="midi")))
+  assert make_task(config).codec is midi_folder.CODECS["events"]

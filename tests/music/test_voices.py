@@ -1,0 +1,131 @@
+"""Four voices: grid, tokens and MIDI say the same."""
+
+import tempfile
+
+import mido
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.errors import InputError
+from relpos_jax.music import voices
+from relpos_jax.music.midi_files import Note, Part, Score, write_score
+
+grids = arrays.arrays(
+  np.int64, st.tuples(st.integers(0, 9), st.just(4)), elements=st.integers(-1, 127)
+)
+sounding = grids.filter(lambda grid: len(grid) and grid[-1].max() >= 0)
+
+
+def refusal(function, *arguments) -> str:
+  with pytest.raises(InputError) as caught:
+    function(*arguments)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+@settings(max_examples=40)
+@given(grids)
+def test_tokens_are_the_grid_step_by_step(grid):
+  tokens = voices.encode(grid)
+  assert len(tokens) == 4 * len(grid) and not {PAD, BOS, EOS} & {*tokens.tolist()}
+  for step, row in enumerate(grid):
+    np.testing.assert_array_equal(voices.encode(row[None]), tokens[4 * step : 4 * step + 4])
+  np.testing.assert_array_equal(voices.decode(tokens), grid)
+  np.testing.assert_array_equal(voices.decode([BOS, *tokens.tolist(), EOS, PAD, PAD]), grid)
+
+
+def test_every_pitch_and_silence_has_a_token_of_its_own():
+  grid = np.arange(-1, 131).clip(max=127).reshape(-1, 4)
+  assert sorted({*voices.encode(grid).tolist()}) == list(range(3, voices.VOCAB_SIZE))
+
+
+@pytest.mark.parametrize("rest", [1, 2, 3])
+def test_a_last_step_that_is_not_whole_is_left_out(rest):
+  grid = np.array([[67, 64, 60, 48], [67, 65, -1, 50]])
+  np.testing.assert_array_equal(voices.decode(voices.encode(grid)[: 4 + rest]), grid[:1])
+
+
+@settings(max_examples=40)
+@given(sounding)
+def test_a_score_holds_the_grid(grid):
+  """In whatever order the parts come: names say who they are."""
+  score = voices.score(grid)
+  backwards = score._replace(parts=score.parts[::-1])
+  for scored in (score, backwards):
+    np.testing.assert_array_equal(voices.grid_of(scored), grid)
+
+
+@settings(max_examples=40)
+@given(sounding)
+def test_spans_paint_the_grid(grid):
+  painted = np.full_like(grid, -1)
+  for span in voices.spans(voices.encode(grid)):
+    assert (painted[span.start : span.end, span.voice] == -1).all()
+    painted[span.start : span.end, span.voice] = span.pitch
+  np.testing.assert_array_equal(painted, grid)
+
+
+def test_a_midi_file_holds_the_tokens(tmp_path):
+  tokens = voices.encode(np.random.default_rng(0).integers(-1, 128, (50, 4)))
+  voices.write([BOS, *tokens.tolist(), EOS], tmp_path / "a.mid")
+  np.testing.assert_array_equal(voices.read(tmp_path / "a.mid"), tokens)
+  names = [track.name for track in mido.MidiFile(tmp_path / "a.mid").tracks]
+  assert names[1:] == ["Soprano", "Alto", "Tenor", "Bass"]
+
+
+@settings(max_examples=40)
+@given(sounding)
+def test_a_midi_file_holds_the_grid_whichever_voices_are_silent(grid):
+  with tempfile.TemporaryDirectory() as folder:
+    voices.write(voices.encode(grid), f"{folder}/a.mid")
+    np.testing.assert_array_equal(voices.decode(voices.read(f"{folder}/a.mid")), grid)
+
+
+def test_parts_without_names_are_voices_by_pitch_and_notes_go_to_the_nearest_step():
+  late = Note(55, 190, 60, 64)  # of 100 ticks a step: from 1 to 2
+  short = Note(210, 220, 61, 64)  # a step at least
+  parts = [Part("", [Note(0, 300, pitch, 64)]) for pitch in (40, 70, 50)]
+  grid = voices.grid_of(Score([*parts, Part("", [late, short])], 400, [(0, 0.5)]))
+  np.testing.assert_array_equal(grid, [[70, -1, 50, 40], [70, 60, 50, 40], [70, 61, 50, 40]])
+
+
+def test_of_two_notes_in_one_voice_the_one_begun_last_sounds():
+  parts = [Part("", [Note(0, 200, pitch, 64)]) for pitch in (70, 50, 40)]
+  parts.append(Part("", [Note(100, 200, 65, 64), Note(0, 200, 64, 64)]))
+  grid = voices.grid_of(Score(parts, 400, [(0, 0.5)]))
+  np.testing.assert_array_equal(grid[:, 1], [64, 65])
+
+
+def test_times_are_those_of_the_tokens():
+  assert voices.times(np.arange(6)).tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("pitch", [-2, 128])
+def test_pitches_outside_of_midis_are_named(pitch):
+  grid = np.full((3, 4), 60)
+  grid[1, 2] = pitch
+  assert refusal(voices.encode, grid).startswith(f"pitch {pitch} of voice 3 in step 1: want 0 to")
+
+
+@pytest.mark.parametrize("names", [("Bass", "Bass"), ("Bass", "Violin"), ()])
+def test_names_that_do_not_say_each_parts_voice_are_none(names):
+  score = Score([Part(name, [Note(0, 9, 60, 64)]) for name in names], 480, [(0, 0.5)])
+  assert refusal(voices.grid_of, score).startswith(f"the score has {len(names)} tracks")
+
+
+def test_other_than_four_voices_are_named(tmp_path):
+  score = Score([Part("", [Note(0, 9, 60, 64)])] * 3, 480, [(0, 0.5)])
+  write_score(score, tmp_path / "trio.mid")
+  message = refusal(voices.read, tmp_path / "trio.mid")
+  assert message.startswith(
+    f"{tmp_path / 'trio.mid'} has 3 tracks or channels with notes; want four"
+  )
+
+
+def test_other_tokens_are_refused():
+  with pytest.raises(ValueError, match="tokens go from 3 to 132"):
+    voices.decode([3, voices.VOCAB_SIZE])

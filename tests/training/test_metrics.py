@@ -1,0 +1,269 @@
+"""Metrics, samples and progress of a run, also of one that was interrupted and goes on."""
+
+import io
+import json
+import re
+import resource
+import time
+
+import jax
+import numpy as np
+import pytest
+import rich.console
+from tensorboardX.proto.event_pb2 import Event
+
+from relpos_jax.errors import InputError
+from relpos_jax.training import progress
+from relpos_jax.training.metrics import Reporter, read_metrics
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """A clock that stands still unless it is moved."""
+
+  class Clock:
+    now = 1000.0
+
+  monkeypatch.setattr(progress.time, "monotonic", lambda: Clock.now)
+  return Clock
+
+
+def make_reporter(workdir, num_steps=100, terminal=False, **options):
+  console = rich.console.Console(file=io.StringIO(), force_terminal=terminal, width=100)
+  return Reporter(workdir, num_steps, console=console, **options), console.file
+
+
+def run(workdir, steps, **options):
+  reporter, output = make_reporter(workdir, **options)
+  with reporter:
+    for step in steps:
+      reporter.step(step, dict(loss=10.0 / step, num_tokens=1000))
+      if step % 5 == 0:
+        reporter.values(step, dict(valid_loss=20.0 / step))
+        reporter.text(step, "valid", f"sample {step}\nsecond line")
+  return output.getvalue()
+
+
+def lines(workdir):
+  """The lines of metrics.jsonl, without what depends on time."""
+  timed = ("time", "tokens_per_second")
+  return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)]
+
+
+def test_metrics_are_one_json_object_a_line(tmp_path):
+  before = time.time()
+  run(tmp_path, range(1, 6))
+  for text in (tmp_path / "metrics.jsonl").read_text().splitlines():
+    line = json.loads(text, parse_constant=pytest.fail)
+    assert before - 1 < line["time"] < time.time() + 1
+  assert lines(tmp_path)[:2] == [
+    dict(step=1, loss=10.0, num_tokens=1000),
+    dict(step=2, loss=5.0, num_tokens=1000),
+  ]
+  assert lines(tmp_path)[-1] == dict(step=5, valid_loss=4.0)
+
+
+def test_numbers_of_any_kind_are_written_and_those_not_finite_are_null(tmp_path):
+  reporter, _ = make_reporter(tmp_path)
+  with reporter:
+    reporter.values(1, dict(a=0.5, b=np.float64(2), c=np.nan, d=np.inf, e=3))
+  assert lines(tmp_path) == [dict(step=1, a=0.5, b=2, c=None, d=None, e=3)]
+
+
+def test_lines_are_there_at_once(tmp_path):
+  reporter, _ = make_reporter(tmp_path)
+  with reporter:
+    reporter.step(1, dict(loss=1.0, num_tokens=1))
+    assert len(read_metrics(tmp_path)) == 1
+
+
+def test_nothing_is_written_without_a_step(tmp_path):
+  assert run(tmp_path, []) == ""
+  assert not list(tmp_path.iterdir()) and read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize("num_steps, kept", [(10, 10), (1000, 1000), (5_003, 1001)])
+def test_about_a_thousand_steps_are_kept_and_always_the_last(tmp_path, num_steps, kept):
+  reporter, _ = make_reporter(tmp_path, num_steps)
+  with reporter:
+    for step in range(1, num_steps + 1):
+      reporter.step(step, dict(loss=1.0, num_tokens=1))
+  steps = [line["step"] for line in read_metrics(tmp_path)]
+  assert len(steps) == kept and steps[-1] == num_steps
+
+
+def test_an_interrupted_run_that_goes_on_leaves_the_files_of_one_that_was_not(tmp_path):
+  straight, broken = tmp_path / "straight", tmp_path / "broken"
+  straight.mkdir()
+  broken.mkdir()
+  run(straight, range(1, 21))
+  run(broken, range(1, 14))
+  with open(broken / "metrics.jsonl", "a") as file:
+    file.write('{"step": 14, "lo')  # killed while it wrote
+  run(broken, range(10, 21))
+  assert lines(broken) == lines(straight)
+  assert (broken / "samples.txt").read_text() == (straight / "samples.txt").read_text()
+  assert [line["step"] for line in lines(straight) if "loss" in line] == list(range(1, 21))
+  assert sorted(path.name for path in broken.iterdir()) == [
+    "metrics.jsonl",
+    "samples.txt",
+    "tensorboard",
+  ]
+
+
+def test_samples_are_kept_with_their_step(tmp_path):
+  run(tmp_path, [5, 10])
+  text = (tmp_path / "samples.txt").read_text()
+  assert text == (
+    "=== step 5, valid\nsample 5\nsecond line\n\n=== step 10, valid\nsample 10\nsecond line\n\n"
+  )
+
+
+def test_tensorboard_has_scalars_texts_and_where_the_run_went_on(tmp_path):
+  run(tmp_path, range(1, 8))
+  run(tmp_path, range(6, 8))
+  events = read_events(tmp_path / "tensorboard")
+  scalars = [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
+  assert (2, "loss", 5.0) in scalars and (5, "valid_loss", 4.0) in scalars
+  texts = [v.tensor.string_val[0] for e in events for v in e.summary.value if v.HasField("tensor")]
+  assert texts == [b"    sample 5\n    second line"]
+  starts = [e.step for e in events if e.session_log.status == 1]
+  assert starts == [1, 6]
+
+
+def test_no_room_is_an_error_and_nobody_waits(tmp_path):
+  """The file of TensorBoard is the larger one, and so the first that has no room."""
+  reporter, _ = make_reporter(tmp_path, num_steps=1000)
+  _, most = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
+  try:
+    with pytest.raises(OSError, match="File too large"), reporter:
+      for step in range(1, 1001):
+        reporter.step(step, dict(loss=1.0, grad_norm=1.0, num_tokens=1, skipped=0))
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert (tmp_path / "metrics.jsonl").stat().st_size < 19_000
+  assert len(read_metrics(tmp_path)) < 1000
+
+
+def test_a_damaged_line_is_named_but_not_one_cut_short(tmp_path):
+  run(tmp_path, range(1, 4))
+  with open(tmp_path / "metrics.jsonl", "ab") as file:
+    file.write(b'{"step": 4, "lo')
+  assert len(read_metrics(tmp_path)) == 3
+  for damage in (b"\n", b"\xff\n"):
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+      file.write(damage)
+    with pytest.raises(InputError, match=r"damaged .*metrics\.jsonl \(.*\): delete the lines"):
+      read_metrics(tmp_path)
+
+
+def read_events(folder):
+  """TFRecords: eight bytes of length, four of checksum, the event, four of checksum."""
+  events = []
+  for path in sorted(folder.iterdir()):
+    data = path.read_bytes()
+    while data:
+      length = int.from_bytes(data[:8], "little")
+      events.append(Event.FromString(data[12 : 12 + length]))
+      data = data[16 + length :]
+  return events
+
+
+def test_elsewhere_a_line_is_shown_now_and_then_and_the_last(tmp_path, clock):
+  reporter, output = make_reporter(tmp_path, seconds=5.0)
+  with reporter:
+    for step in range(1, 28):
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+      clock.now += 0.5
+  shown = output.getvalue().splitlines()
+  assert [int(re.match(r"step (\d+)/100", line)[1]) for line in shown] == [12, 23, 27]
+  assert shown[-1] == "step 27/100  loss 2.000  1,000 tokens/s  0:00:36 left"
+
+
+def test_time_left_knows_nothing_of_compiling_and_waits_for_five_steps(tmp_path, clock):
+  reporter, output = make_reporter(tmp_path, seconds=0.0)
+  with reporter:
+    for step in range(1, 21):
+      if step in (1, 2, 4, 12):
+        clock.now += 6.0
+        jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 6.0)
+      clock.now += 0.5
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+  lefts = {
+    int(line[1]): line[2]
+    for line in re.finditer(
+      r"step (\d+)/100 .*?(?:1,000 tokens/s  (.*) left)?\n", output.getvalue()
+    )
+  }
+  # Steps 3, 5, 6, 7 and 8 are timed.
+  assert lefts == {s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)}
+
+
+def test_lines_grow_rare_in_long_runs(tmp_path, clock):
+  reporter, output = make_reporter(tmp_path, num_steps=10**6, seconds=5.0)
+  with reporter:
+    for step in range(1, 20_000):
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+      clock.now += 5.0
+  assert 200 < len(output.getvalue().splitlines()) < 700
+
+
+def test_evaluations_are_shown_and_leave_speed_and_time_left_alone(tmp_path, clock):
+  reporter, output = make_reporter(tmp_path)
+  with reporter:
+    for step in range(1, 41):
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+      clock.now += 0.5
+      if step % 10 == 0:
+        clock.now += 60
+        reporter.values(step, dict(valid_loss=1.23456, valid_bleu=30))
+  assert "step 40  valid_loss 1.235  valid_bleu 30\n" in output.getvalue()
+  assert {line.get("tokens_per_second", 1000) for line in read_metrics(tmp_path)} == {1000}
+
+
+def test_speed_is_that_of_the_last_half_minute(tmp_path, clock):
+  reporter, _ = make_reporter(tmp_path)
+  with reporter:
+    for step in range(1, 101):
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+      clock.now += 10.0 if step == 1 else 0.5
+  speeds = [line.get("tokens_per_second") for line in read_metrics(tmp_path)]
+  assert speeds[0] is None and speeds[1] == 50 and speeds[-1] == 1000
+
+
+def test_a_terminal_gets_a_bar_with_the_same_numbers(tmp_path, clock):
+  reporter, output = make_reporter(tmp_path, terminal=True)
+  with reporter:
+    for step in range(1, 51):
+      reporter.step(step, dict(loss=2.0, num_tokens=500))
+      clock.now += 0.5
+    reporter.text(50, "valid", "[bold]ein Satz[/bold]")
+  shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue())
+  assert "━" in shown and "step 50/100  loss 2.000  1,000 tokens/s  0:00:25 left" in shown
+  assert not re.search("^step", shown, flags=re.MULTILINE)
+  assert "[bold]ein Satz[/bold]" in shown
+
+
+def test_long_work_is_tracked_and_what_is_soon_over_says_nothing(clock, capsys):
+  def deal_with(seconds):
+    for _ in progress.track(range(3), "batches"):
+      clock.now += seconds
+    return capsys.readouterr().err.splitlines()
+
+  assert deal_with(3) == []
+  assert deal_with(11) == [
+    "1/3 batches, 0:00:22 left",
+    "2/3 batches, 0:00:11 left",
+    "3/3 batches, 0:00:00 left",
+  ]
+
+
+def test_a_step_costs_little(tmp_path):
+  reporter, _ = make_reporter(tmp_path, num_steps=100_000)
+  with reporter:
+    start = time.perf_counter()
+    for step in range(1, 5001):
+      reporter.step(step, dict(loss=2.0, grad_norm=1.0, num_tokens=500))
+    seconds = time.perf_counter() - start
+  assert seconds / 5000 < 1e-3

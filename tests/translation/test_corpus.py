@@ -1,0 +1,57 @@
+"""Laws of the corpus: sources and options are known by name, lazy splits equal lists."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relpos_jax.errors import InputError
+from relpos_jax.translation import corpus as corpus_module
+from relpos_jax.translation.corpus import SOURCES, LazyPairs, load_corpus
+
+
+class _BulkOnly(list):
+  """A sequence that refuses to be read one by one when it is iterated."""
+
+  def __getitems__(self, indices):
+    return [list.__getitem__(self, index) for index in indices]
+
+  def __getitem__(self, index):
+    raise AssertionError("read one by one")
+
+
+def _pair(number):
+  return (str(number), str(-number))
+
+
+def test_unknown_source_names_the_known_ones():
+  with pytest.raises(InputError, match="unknown source 'wmt15'.*" + ", ".join(SOURCES)):
+    load_corpus("wmt15")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_unknown_option_names_the_options(source):
+  with pytest.raises(InputError, match=f"source '{source}' has no option 'trian': its options are"):
+    load_corpus(source, trian="a")
+
+
+def test_options_reach_the_source(tmp_path):
+  (tmp_path / "a.tsv").write_text("x\ty\n")
+  corpus = load_corpus("pairs", train=f"{tmp_path}/a.tsv")
+  assert dict(corpus.splits) == {"train": [("x", "y")]}
+
+
+@given(st.lists(st.integers()), st.slices(20), st.integers(1, 5))
+def test_lazy_pairs_read_as_the_list_of_them(numbers, part, read_ahead):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(corpus_module, "_READ_AHEAD", read_ahead)
+    lazy, eager = LazyPairs(numbers, _pair), [_pair(number) for number in numbers]
+    assert list(lazy) == eager
+    assert len(lazy) == len(eager)
+    assert list(lazy[part]) == eager[part]
+    assert [lazy[i] for i in range(-len(lazy), len(lazy))] == eager * 2
+    with pytest.raises(IndexError):
+      lazy[len(lazy)]
+
+
+def test_lazy_pairs_are_iterated_in_bulk():
+  assert list(LazyPairs(_BulkOnly([1, 2, 3]), _pair)) == [_pair(1), _pair(2), _pair(3)]

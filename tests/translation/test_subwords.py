@@ -1,0 +1,63 @@
+"""Text in marked subwords: the model sees them; people, files and scores see words."""
+
+from unittest import mock
+
+import pytest
+
+from configs import multi30k
+from experiments import translate as translate_module
+from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
+from relpos_jax.training.task import Run
+from relpos_jax.translation import scores
+from relpos_jax.translation.corpus import Corpus
+from relpos_jax.translation.task import Translation
+
+PAIRS = [
+  ("a man li@@ kes &apos; a dog", "ein mann m@@ ag &apos; ein@@ en hund"),
+  ("no", "nein"),
+  ("he st@@ a@@ res at something", "er st@@ ar@@ rt etwas an hier ."),
+]
+SUBWORDS = ["ein mann m@@ ag &apos; ein@@ e kat@@ ze", "n@@ ein", "er st@@ ar@@ rt etwas an@@"]
+WORDS = ["ein mann mag &apos; eine katze", "nein", "er starrt etwas an"]
+REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier ."]
+
+
+@pytest.fixture
+def run(monkeypatch) -> Run:
+  """A run whose model is none, and translates as it is told to."""
+  task = Translation(multi30k.get_config("prepared"))
+  for module in (translation, translate_module):
+    monkeypatch.setattr(module, "make_translator", lambda *_, **__: lambda *_: SUBWORDS)
+  return Run(task, task.learn_tokenizers(Corpus(dict(train=PAIRS))), None, None, None)
+
+
+def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_path, monkeypatch):
+  draw = mock.Mock(return_value="attention.png")
+  monkeypatch.setattr(scores, "draw_attention", draw)
+  found = run.task.evaluate(run, Corpus(dict(test=PAIRS)), tmp_path)
+  assert "@@" not in found.text
+  assert all(line in found.text for line in (*WORDS, *REFERENCES, "he stares at"))
+  written = (tmp_path / "test.translations.txt").read_text("utf-8")
+  assert written.splitlines() == WORDS
+  result = found.results["test"]
+  assert result["sacrebleu"] == corpus_bleu(WORDS, REFERENCES, tokenize="none")._asdict()
+  # Moses would part the &apos; that it wrote.
+  assert result["paper_bleu"] == paper_bleu(WORDS, REFERENCES, "de", tokenized=True)._asdict()
+  assert paper_bleu(WORDS, REFERENCES, "de") != paper_bleu(WORDS, REFERENCES, "de", tokenized=True)
+  counts = sentence_statistics(WORDS, REFERENCES, tokenize="none").tolist()
+  assert found.sentences["test"] == [[n, *row] for n, row in zip((8, 1, 8), counts, strict=True)]
+  assert draw.call_args[0][1:3] == (PAIRS[0][0], SUBWORDS[0])
+
+
+def test_scores_and_samples_during_training_are_of_words(run):
+  values, shown = run.task.make_report(run, Corpus(dict(valid=PAIRS)), None)(None)
+  assert values == dict(valid_bleu=corpus_bleu(WORDS, REFERENCES, tokenize="none").value)
+  assert "@@" not in shown and all(line in shown for line in (*WORDS, *REFERENCES))
+
+
+def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(translate_module, "load_task", lambda _: run.task)
+  monkeypatch.setattr(translate_module, "load_run", lambda _: run)
+  (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
+  translate_module.main("", str(tmp_path / "a.en"), 0, max_source_length=99, plot="")
+  assert capsys.readouterr().out.splitlines() == WORDS

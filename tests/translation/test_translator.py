@@ -1,0 +1,156 @@
+"""Lines in, lines out: order, emptiness, independence, length, devices, and few compilations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
+from relpos_jax.errors import InputError
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.training.sharding import make_mesh, put_parameters
+from relpos_jax.translation.translator import Translator
+
+WORDS = ["ein", "eine", "Mann", "Hund", "Haus", "geht", "sieht", "schläft", "und", "aber", "dort"]
+OPTIONS = dict(extra_length=6, token_budget=64)
+
+
+def make_lines(seed: int, lengths) -> list[str]:
+  generator = np.random.default_rng(seed)
+  return [" ".join(generator.choice(WORDS, length)) for length in lengths]
+
+
+TOKENIZER = train_tokenizer(make_lines(0, [9] * 50), "bpe", size=300)
+TOKENIZERS = Tokenizers(TOKENIZER, TOKENIZER)
+SHORT = make_lines(1, [5, 12, 1, 13, 3, 14, 9, 2, 15, 11])  # at most 16 tokens
+(LONG,) = make_lines(2, [100])
+
+
+def make(implementation: str | None = None) -> Transformer:
+  config = TransformerConfig(
+    *[TOKENIZER.get_vocab_size()] * 2,
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    feed_forward=32,
+    max_distance=2,
+    share_embeddings=False,
+    implementation=implementation,
+  )
+  return Transformer(config, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def model():
+  """A model that babbles: what it says depends on what it read, and it likes to end."""
+  graphdef, params = nnx.graphdef(nnx.eval_shape(make)), jax.jit(lambda: nnx.state(make()))()
+  (layer,) = params["decoder"]["layers"].values()
+  layer["cross_attention"]["out"]["kernel"][...] *= 4.0
+  layer["self_attention"]["out"]["kernel"][...] *= 4.0
+  params["softmax"]["table"][EOS] *= 2.0
+  return graphdef, params
+
+
+@pytest.fixture(scope="module")
+def translator(model):
+  return Translator(*model, TOKENIZERS, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def translations(translator):
+  return translator(SHORT)
+
+
+def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(translator, translations):
+  assert translator(SHORT[::-1]) == translations[::-1]
+  assert [translator([line])[0] for line in SHORT] == translations
+  assert len(set(translations)) > 7, "the law holds for any model that ignores its source"
+
+
+def test_a_model_trained_by_skewing_translates_alike(model, translations):
+  """Skewing knows no cache."""
+  graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
+  assert Translator(graphdef, model[1], TOKENIZERS, **OPTIONS)(SHORT) == translations
+
+
+def test_empty_lines_stay_empty_and_cost_nothing(translator, translations):
+  lines = ["", SHORT[0], " \t", "\n", SHORT[1], ""]
+  assert translator(lines) == ["", translations[0], "", "", translations[1], ""]
+  assert translator([]) == []
+
+
+def test_white_space_around_a_line_is_nothing(translator, translations):
+  assert translator([f"  {SHORT[0]}\t\n"]) == translations[:1]
+
+
+def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
+  translator, translations
+):
+  translated = translator([SHORT[0], LONG, SHORT[1]])
+  assert [translated[0], translated[2]] == translations[:2]
+  assert translated[1] and len(encode(TOKENIZER, [LONG])[0]) > OPTIONS["token_budget"]
+  assert translator._search._cache_size() == 2  # source lengths 16 and 128
+
+
+def test_eight_devices_translate_as_one(model, translations):
+  graphdef, params = model
+  mesh = make_mesh(8)
+  translator = Translator(graphdef, put_parameters(params, mesh), TOKENIZERS, mesh=mesh, **OPTIONS)
+  assert [translator([line])[0] for line in SHORT] == translations
+  assert translator(SHORT) == translations
+
+
+def test_other_parameters_can_take_the_place_of_the_translators(model, translator, translations):
+  others = jax.tree.map(lambda x: x[::-1], model[1])
+  assert all(a != b for a, b in zip(translator(SHORT, others), translations, strict=True))
+  assert translator(SHORT) == translations
+
+
+def test_a_translation_is_one_line_though_the_model_writes_another(model, translator):
+  params = jax.tree.map(jnp.copy, model[1])
+  source = encode(TOKENIZER, SHORT[:1]).padded(np.arange(1), (4, 16), PAD)
+  first, newline = translator._search(params, source)[0, 0], TOKENIZER.token_to_id("Ċ")
+  table = params["softmax"]["table"][...]
+  params["softmax"]["table"][...] = table.at[newline].set(2 * table[first])
+  ids = translator._search(params, source)[0]
+  assert newline in ids
+  (translation,) = translator(SHORT[:1], params)
+  assert "\n" not in translation
+  assert translation == decode(TOKENIZER, ids).replace("\n", " ").replace("\r", " ")
+
+
+@pytest.mark.parametrize("beam_size, kind", [(4, InputError), (1, jax.errors.JaxRuntimeError)])
+def test_a_beam_without_room_is_one_line(model, beam_size, kind):
+  """Of greedy decoding the beam is not to blame."""
+  translator = Translator(*model, TOKENIZERS, beam_size=beam_size, **OPTIONS)
+  reason = "RESOURCE_EXHAUSTED: Out of memory allocating 68719476736 bytes."
+
+  def fail(*_):
+    raise jax.errors.JaxRuntimeError(reason)
+
+  translator._search = fail
+  line = "no memory for beams of 4 with 4 sentences of 16 tokens: give a smaller --beam_size"
+  with pytest.raises(kind, match=line if beam_size > 1 else reason):
+    translator(SHORT)
+
+
+def test_greedy_decoding_with_a_cache_is_that_without_token_by_token(model):
+  graphdef, params = model
+  lines = SHORT[:4]
+  sources = encode(TOKENIZER, lines).padded(np.arange(len(lines)), (len(lines), 16), PAD)
+  forward = jax.jit(lambda source, target: nnx.merge(graphdef, params)(source, target))
+
+  tokens = np.full((len(lines), 1 + 16 + 6), PAD)
+  tokens[:, 0] = BOS
+  limits = (sources != PAD).sum(axis=1) + OPTIONS["extra_length"]
+  for t in range(tokens.shape[1] - 1):
+    logits = np.array(forward(sources, tokens))[:, t]
+    logits[:, PAD] = -np.inf
+    going_on = (t < limits) & ~(tokens == EOS).any(axis=1)
+    tokens[:, t + 1] = np.where(going_on, logits.argmax(axis=1), PAD)
+  tokens = tokens[:, 1:]
+
+  assert (tokens == EOS).any() and not (tokens == EOS).any(axis=1).all()
+  translator = Translator(graphdef, params, TOKENIZERS, beam_size=1, **OPTIONS)
+  np.testing.assert_array_equal(translator._search(params, sources), tokens)

@@ -1,0 +1,128 @@
+"""Laws of WMT 2014: TFDS's own splits, read lazily; without them, one line says what to do."""
+
+import importlib.util
+
+import pytest
+import tensorflow_datasets as tfds
+
+from relpos_jax.data import builders
+from relpos_jax.errors import InputError
+from relpos_jax.translation import wmt14
+from relpos_jax.translation.corpus import LazyPairs
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path, monkeypatch):
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+  return tmp_path
+
+
+@pytest.fixture
+def tensorflow(monkeypatch):
+  """As if TensorFlow were installed and the network there."""
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+  monkeypatch.setattr(builders, "check_reachable", lambda url, remedy: None)
+
+
+@pytest.fixture
+def small(monkeypatch, tensorflow):
+  """A small WMT 2014: preparing it writes three pairs a split and downloads nothing."""
+
+  def examples(self, split):
+    foreign, english = self.builder_config.language_pair
+    for number in range(3):
+      yield number, {english: f"{split} {number}", foreign: f"{split} ü {number}"}
+
+  def splits(self, dl_manager):
+    return {split: examples(self, split) for split in ("train", "validation", "test")}
+
+  monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", splits)
+
+
+def _refusal(**options) -> str:
+  with pytest.raises(InputError) as caught:
+    wmt14.load(**options)
+  message = str(caught.value)
+  assert "\n" not in message
+  return message
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize("languages", wmt14.LANGUAGES)
+def test_mocked_data_are_read_lazily_as_text(languages):
+  with tfds.testing.mock_data(num_examples=4):
+    splits = wmt14.load(languages).splits
+    back = wmt14.load("-".join(reversed(languages.split("-")))).splits
+    assert list(splits) == ["train", "valid", "test"]
+    for split, pairs in splits.items():
+      assert isinstance(pairs, LazyPairs)
+      for i in range(4):
+        source, target = pairs[i]
+        assert isinstance(source, str) and isinstance(target, str) and source != target
+        assert back[split][i] == (target, source)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("languages", wmt14.LANGUAGES)
+def test_prepared_data_are_text_of_the_right_split_and_side(languages):
+  names = {"train": "train", "valid": "validation", "test": "test"}
+  for split, pairs in wmt14.load(languages).splits.items():
+    both = [(f"{names[split]} {i}", f"{names[split]} ü {i}") for i in range(3)]
+    wanted = both if languages.startswith("en") else [(target, source) for source, target in both]
+    assert sorted(pairs) == wanted
+    assert [pairs[i] for i in range(3)] == list(pairs)
+
+
+@pytest.mark.usefixtures("small")
+def test_prepared_data_need_no_tensorflow(monkeypatch):
+  wmt14.load("en-de")
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  assert len(wmt14.load("de-en").splits["test"]) == 3
+
+
+def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  message = _refusal()
+  assert message.startswith(f"wmt14 is not in {data_dir} and needs TensorFlow to be prepared")
+  assert "pip install -e '.[wmt14]'" in message and "TFDS_DATA_DIR" in message
+
+
+def test_no_network_is_said_at_once(monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+  monkeypatch.setattr(wmt14, "_URL", "http://127.0.0.1:9/")
+  message = _refusal()
+  assert message.startswith("cannot download http://127.0.0.1:9/: no answer from 127.0.0.1")
+  assert "TFDS_DATA_DIR" in message
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize(
+  "failure",
+  [
+    tfds.download.DownloadError("Failed to get url X. HTTP code: 404."),
+    tfds.download.extractor.ExtractError("Error while extracting X\nand more"),
+    tfds.download.download_manager.NonMatchingChecksumError("X, has wrong checksum:\n* Expected"),
+  ],
+)
+def test_what_cannot_be_downloaded_is_one_line(monkeypatch, failure):
+  def fail(self, dl_manager):
+    raise failure
+
+  monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", fail)
+  message = _refusal()
+  assert str(failure).partition("\n")[0].removesuffix(":") in message
+  assert message.startswith("cannot prepare wmt14_translate in ")
+  assert "TFDS_DATA_DIR" in message
+
+
+@pytest.mark.usefixtures("small")
+def test_data_in_another_format_are_named(data_dir):
+  wmt14.load("en-de")
+  version = data_dir / "wmt14_translate" / "de-en" / "1.0.0"
+  info = version / "dataset_info.json"
+  info.write_text(info.read_text().replace("array_record", "tfrecord"))
+  assert f"{version} is not in array_record format: set TFDS_DATA_DIR" in _refusal()
+
+
+def test_unknown_languages_name_the_known_ones():
+  assert "'en-cs': the known ones are en-de, de-en, en-fr, fr-en" in _refusal(languages="en-cs")
