@@ -32,14 +32,15 @@ def test_nan(number, training, tmp_path, rng, begin):
     assert status == 0 and kept(workdir) == _NUM_STEPS, run.err()
   else:
     *others, line = training.told(run)
-    assert {*others} <= {"NaN or Inf found in input tensor."}, others  # says tensorboardX
+    is_tensorboard = lambda line: line.endswith("NaN or Inf found in input tensor.")
+    assert all(map(is_tensorboard, others)), others
     named = rf"stopped: step {last}: loss nan, .* on batch {last - 1} of .*, number {_MOST} skipped"
     assert status == 1 and re.match(named, line), run.err()
   lines = [line for line in metrics(workdir) if "loss" in line]
   whole = [line for line in metrics(training.undisturbed()) if "loss" in line]
   assert [line["step"] for line in lines if line["skipped"]] == [*range(batch + 1, last + 1)]
   assert lines[:batch] == whole[:batch], "the steps before are others"
-  assert state_digests(workdir, batch) == state_digests(workdir, last)
+  assert state_digests(workdir, batch) == state_digests(workdir, batch + 1)
   with Checkpoints(workdir / "checkpoints") as checkpoints:
     like = Reader(checkpoints.folder).shapes(kept(workdir))
     arrays = checkpoints.restore(like=like).values()
