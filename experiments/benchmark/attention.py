@@ -282,7 +282,8 @@ def write_page(out: pathlib.Path) -> None:
     peers = [name for name, of in contestants.items() if of["relations"] != "keys and values"]
     cost_curves(_panels(results), peers, out / "attention" / f"{name}.png")
     blocks[name] = _block(results, f"attention/{name}.png")
-  rewrite_blocks(out / "attention.md", blocks)
+  if blocks:
+    rewrite_blocks(out / "attention.md", blocks)
 
 
 def _block(results: Record, picture: str) -> str:

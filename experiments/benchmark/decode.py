@@ -86,8 +86,7 @@ def without_ends(params: nnx.State, vocab_size: int) -> nnx.State:
 
 def write_page(out: pathlib.Path) -> None:
   """Rewrites the block of each out/decode/*.json in out/decode.md."""
-  results = timing.read_results(out / "decode")
-  if results:
+  if results := timing.read_results(out / "decode"):
     rewrite_blocks(out / "decode.md", {name: block(of) for name, of in results.items()})
 
 

@@ -98,8 +98,8 @@ def make_stepper(
 
 def write_page(out: pathlib.Path) -> None:
   """Rewrites the block of each out/steps/*.json in out/steps.md."""
-  results = timing.read_results(out / "steps")
-  rewrite_blocks(out / "steps.md", {name: block(of) for name, of in results.items()})
+  if results := timing.read_results(out / "steps"):
+    rewrite_blocks(out / "steps.md", {name: block(of) for name, of in results.items()})
 
 
 def block(results: timing.Record) -> str:

@@ -136,6 +136,7 @@ def test_the_page_is_rewritten_from_the_raw_results_and_keeps_a_persons_words(ca
   page.write_text(words.replace("### Time", "### Damaged"))
   assert call("benchmark.__main__", f"--out={out}").status == 0
   assert page.read_text() == words
+  assert not (out / "steps.md").exists()  # nothing was measured
 
 
 @pytest.mark.parametrize(
