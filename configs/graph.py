@@ -1,4 +1,4 @@
-"""Attention over labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecules.
+"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecules.
 
   python -m experiments.train --config=configs/graph.py:clutrr
   python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=3

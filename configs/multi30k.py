@@ -1,4 +1,4 @@
-"""Translates image captions, English to German, with the literature's small Transformer.
+"""Translates image captions from English to German with a small Transformer.
 
   python -m experiments.train --config=configs/multi30k.py --workdir=runs/multi30k
   python -m experiments.train --config=configs/multi30k.py:sinusoidal --workdir=runs/sinusoidal

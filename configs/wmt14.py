@@ -1,4 +1,4 @@
-"""Repeats Table 1 of Shaw et al. 2018 on WMT 2014: base and big, English to German and French.
+"""Repeats Table 1 of Shaw et al. 2018 on WMT 2014: German and French, base and big.
 
   python -m experiments.train --config=configs/wmt14.py:base,ende,relative --workdir=DIR
   python -m experiments.train --config=configs/wmt14.py:big,enfr,sinusoidal --workdir=DIR

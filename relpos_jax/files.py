@@ -1,10 +1,16 @@
-"""Writes files so that a reader sees the old content or the new, and never half of it."""
+"""Files: reads local ones, and writes them so that a reader never sees half of one."""
 
 import contextlib
+import gzip
 import os
 import pathlib
+import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
+
+from relpos_jax.errors import InputError
+
+_GZIP = b"\x1f\x8b"
 
 
 @contextlib.contextmanager
@@ -29,3 +35,26 @@ def write_whole(path: str | os.PathLike, text: str) -> None:
   """Writes a text file as UTF-8; see `whole_file`."""
   with whole_file(path) as file:
     file.write(text.encode())
+
+
+def local_path(name: str) -> pathlib.Path:
+  """Returns the path that a setting names, with a leading ~ or ~user expanded."""
+  # Of no user's ~name, os.path makes a path that is not there, where pathlib raises RuntimeError.
+  return pathlib.Path(os.path.expanduser(name))
+
+
+def read_content(path: pathlib.Path) -> bytes:
+  """Reads a file, plain or gzip.
+
+  Raises:
+    InputError: it is missing, unreadable or damaged.
+  """
+  try:
+    content = path.read_bytes()
+    return gzip.decompress(content) if content.startswith(_GZIP) else content
+  except FileNotFoundError:
+    raise InputError(f"no file {path}: check the name") from None
+  except (EOFError, zlib.error, gzip.BadGzipFile):
+    raise InputError(f"damaged gzip file {path}: copy it again") from None
+  except OSError as error:
+    raise InputError(f"cannot read {path}: {error.strerror}") from None

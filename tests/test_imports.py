@@ -13,20 +13,26 @@ FOUNDATION = {"relpos_jax.typing", "relpos_jax.errors"}
 ATTENTION = FOUNDATION | {"relpos_jax.attention"}
 NN = ATTENTION | {"relpos_jax.nn"}
 MODELS = NN | {"relpos_jax.models"}
-FILES = {"relpos_jax.files"}
-# What the modules of each package may import of this project, besides that package itself.
+DATA = FOUNDATION | {"relpos_jax.files", "relpos_jax.config", "relpos_jax.data"}
+LIBRARY = MODELS | DATA | {f"relpos_jax.{name}" for name in ("training", "decoding", "evaluation")}
+# The modules of this project that each package may import besides itself: systems import the
+# library and not one another, and the library knows no system.
 MAY_IMPORT = {
   "relpos_jax.typing": set(),
   "relpos_jax.errors": set(),
-  "relpos_jax.files": set(),
+  "relpos_jax.files": FOUNDATION,
+  "relpos_jax.config": FOUNDATION,
   "relpos_jax.attention": FOUNDATION,
   "relpos_jax.nn": ATTENTION,
   "relpos_jax.linen": NN,
   "relpos_jax.models": NN,
-  "relpos_jax.data": FOUNDATION | FILES,
-  "relpos_jax.training": MODELS | FILES | {"relpos_jax.data"},
-  "relpos_jax.decoding": MODELS | {"relpos_jax.data"},
-  "relpos_jax.evaluation": MODELS | FILES | {"relpos_jax.data"},
+  "relpos_jax.decoding": MODELS,
+  "relpos_jax.data": DATA,
+  "relpos_jax.training": DATA | {"relpos_jax.nn"},
+  "relpos_jax.evaluation": DATA,
+  "relpos_jax.translation": LIBRARY,
+  "relpos_jax.music": LIBRARY,
+  "relpos_jax.graphs": LIBRARY,
   "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
   "configs": set(),
 }

@@ -40,7 +40,7 @@ from relpos_jax.evaluation.pictures import CostPanel, cost_curves
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import voices
-from relpos_jax.training.loss import language_loss
+from relpos_jax.music.task import language_loss
 from relpos_jax.training.step import init_state, make_train_step
 
 FORMS = {"per_position": "gathered", "skew": "skewed", "chunked": "by blocks"}

@@ -17,8 +17,7 @@ from tensorflow_datasets.core.download.download_manager import NonMatchingChecks
 from tensorflow_datasets.core.download.extractor import ExtractError
 
 from relpos_jax.errors import InputError
-from relpos_jax.translation.corpus import LazyPairs
-from relpos_jax.translation.pairs import read_content
+from relpos_jax.files import read_content
 
 _DOWNLOAD_FAILURES = (
   requests.RequestException,
@@ -28,6 +27,41 @@ _DOWNLOAD_FAILURES = (
 )
 # Of what TFDS notes beside the data.
 _UNREADABLE = json_format.ParseError, json.JSONDecodeError, UnicodeDecodeError
+
+_READ_AHEAD = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LazyPairs(Sequence):
+  """`function` of every item of a random-access sequence, computed each time it is read.
+
+  For data sets that do not fit into memory. Iterating reads ahead in bulk where `items` has
+  `__getitems__`, as data sources of TFDS do: several times faster than one by one.
+
+  >>> pairs = LazyPairs(["Ja", "Nein"], lambda word: (word, word.lower()))
+  >>> pairs[-1], list(pairs)
+  (('Nein', 'nein'), [('Ja', 'ja'), ('Nein', 'nein')])
+  """
+
+  items: Sequence[Any]
+  function: Callable[[Any], Any]
+
+  def __len__(self) -> int:
+    return len(self.items)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.__getitems__(range(len(self))[index])
+    return self.function(self.items[range(len(self))[index]])
+
+  def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    in_bulk = getattr(self.items, "__getitems__", None)
+    items = in_bulk(list(indices)) if in_bulk else [self.items[index] for index in indices]
+    return [self.function(item) for item in items]
+
+  def __iter__(self) -> Iterator[Any]:
+    for start in range(0, len(self), _READ_AHEAD):
+      yield from self.__getitems__(range(start, min(start + _READ_AHEAD, len(self))))
 
 
 def data_dir() -> str:

@@ -19,8 +19,8 @@ from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.builders import damage_named, data_dir, prepare, read_split, verify
 from relpos_jax.errors import InputError
+from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
-from relpos_jax.translation.pairs import local_path
 
 RELATIONS = (
   "aunt", "brother", "daughter", "father", "granddaughter", "grandfather", "grandmother",

@@ -16,11 +16,11 @@ from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import bucket_boundaries, prefetch
 from relpos_jax.errors import InputError
 from relpos_jax.graphs import dataset, scores
-from relpos_jax.graphs.batching import GraphBatch, GraphBatches, empty_batch
+from relpos_jax.graphs.batching import PAD, GraphBatch, GraphBatches, empty_batch
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.training import token_batches
-from relpos_jax.training.loss import Loss, graph_loss
+from relpos_jax.training.loss import Loss, cross_entropy
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh, num_rows_together, put_batch
 from relpos_jax.training.task import (
@@ -175,6 +175,18 @@ class Graphs:
       answers, nats = (np.asarray(x)[batch.target >= 0] for x in answer(batch))
       told |= zip(batches.order(step), zip(answers, nats, strict=True), strict=True)
     return [told[number] for number in range(len(graphs))]
+
+
+def graph_loss(
+  model: GraphEncoder,
+  batch: GraphBatch,
+  rngs: nnx.Rngs | None = None,
+  *,
+  label_smoothing: float = 0.0,
+) -> Loss:
+  """The loss of every class that is asked: of graphs, of nodes, or of pairs; each is a token."""
+  logits = model(batch, rngs)
+  return cross_entropy(logits, batch.target, smoothing=label_smoothing, pad=PAD)
 
 
 def make_answer(

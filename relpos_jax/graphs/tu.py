@@ -11,9 +11,9 @@ from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.builders import damage_named, data_dir, prepare, read_split, verify
 from relpos_jax.errors import InputError
+from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.graphs.tu_format import read_folder
-from relpos_jax.translation.pairs import local_path
 
 _URL = (
   "https://raw.githubusercontent.com/nd7141/graph_datasets/"

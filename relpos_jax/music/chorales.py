@@ -16,9 +16,9 @@ from relpos_jax.data.builders import (
   read_splits,
   upstream_content,
 )
+from relpos_jax.files import local_path
 from relpos_jax.music import voices
 from relpos_jax.music.codec import Music
-from relpos_jax.translation.pairs import local_path
 
 _NAME = "Jsb16thSeparated.json"
 _URL = (

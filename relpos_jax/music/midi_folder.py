@@ -5,9 +5,9 @@ import os
 import pathlib
 
 from relpos_jax.errors import InputError
+from relpos_jax.files import local_path
 from relpos_jax.music import performance, voices
 from relpos_jax.music.codec import Codec, Music
-from relpos_jax.translation.pairs import local_path
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")

@@ -26,7 +26,7 @@ from relpos_jax.music.rows import MusicRows
 from relpos_jax.music.sampler import Sampler
 from relpos_jax.music.scores import rows_of, scores_of, table
 from relpos_jax.training import token_batches
-from relpos_jax.training.loss import Loss, language_loss
+from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.training.task import (
@@ -170,6 +170,19 @@ class MusicTask:
     picture = draw(run, tokens_drawn, workdir / "piano_roll.png")
     text = table(found, is_published=self.config.data.source == "chorales")
     return Evaluation(text, results, scores, rows, (picture,))
+
+
+def language_loss(
+  model: LanguageModel,
+  batch: Tokens,
+  rngs: nnx.Rngs | None = None,
+  *,
+  bos: int,
+  label_smoothing: float = 0.0,
+) -> Loss:
+  """The loss of every token, each told from those before it."""
+  logits = model(shift_right(batch.tokens, bos), rngs=rngs)
+  return cross_entropy(logits, batch.tokens, smoothing=label_smoothing)
 
 
 def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:

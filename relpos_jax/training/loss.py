@@ -5,14 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from relpos_jax.data.batching import Batch, Tokens
-from relpos_jax.graphs.batching import PAD as NO_CLASS
-from relpos_jax.graphs.batching import GraphBatch
-from relpos_jax.models.graph_encoder import GraphEncoder
-from relpos_jax.models.language_model import LanguageModel
-from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -88,41 +81,3 @@ def shift_right(targets: Int[Array, "B T"], bos: int) -> Int[Array, "B T"]:
   [[1, 7, 8, 3]]
   """
   return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=bos)
-
-
-def translation_loss(
-  model: Transformer,
-  batch: Batch,
-  rngs: nnx.Rngs | None = None,
-  *,
-  bos: int,
-  label_smoothing: float = 0.0,
-) -> Loss:
-  """The loss of the target's tokens, each told from the source and the target before it."""
-  logits = model(batch.source, shift_right(batch.target, bos), rngs=rngs)
-  return cross_entropy(logits, batch.target, smoothing=label_smoothing)
-
-
-def language_loss(
-  model: LanguageModel,
-  batch: Tokens,
-  rngs: nnx.Rngs | None = None,
-  *,
-  bos: int,
-  label_smoothing: float = 0.0,
-) -> Loss:
-  """The loss of every token, each told from those before it."""
-  logits = model(shift_right(batch.tokens, bos), rngs=rngs)
-  return cross_entropy(logits, batch.tokens, smoothing=label_smoothing)
-
-
-def graph_loss(
-  model: GraphEncoder,
-  batch: GraphBatch,
-  rngs: nnx.Rngs | None = None,
-  *,
-  label_smoothing: float = 0.0,
-) -> Loss:
-  """The loss of every class that is asked: of graphs, of nodes, or of pairs; each is a token."""
-  logits = model(batch, rngs)
-  return cross_entropy(logits, batch.target, smoothing=label_smoothing, pad=NO_CLASS)

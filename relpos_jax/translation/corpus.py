@@ -3,14 +3,12 @@
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relpos_jax.errors import InputError
 
 SOURCES = ("embedded", "multi30k", "wmt14", "pairs")
-
-_READ_AHEAD = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,44 +27,13 @@ class Corpus:
   notes: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LazyPairs(Sequence):
-  """`function` of every item of a random-access sequence, computed each time it is read.
-
-  For data sets that do not fit into memory. Iterating reads ahead in bulk where `items` has
-  `__getitems__`, as data sources of TFDS do: several times faster than one by one.
-
-  >>> pairs = LazyPairs(["Ja", "Nein"], lambda word: (word, word.lower()))
-  >>> pairs[-1], list(pairs)
-  (('Nein', 'nein'), [('Ja', 'ja'), ('Nein', 'nein')])
-  """
-
-  items: Sequence[Any]
-  function: Callable[[Any], Any]
-
-  def __len__(self) -> int:
-    return len(self.items)
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.__getitems__(range(len(self))[index])
-    return self.function(self.items[range(len(self))[index]])
-
-  def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-    in_bulk = getattr(self.items, "__getitems__", None)
-    items = in_bulk(list(indices)) if in_bulk else [self.items[index] for index in indices]
-    return [self.function(item) for item in items]
-
-  def __iter__(self) -> Iterator[Any]:
-    for start in range(0, len(self), _READ_AHEAD):
-      yield from self.__getitems__(range(start, min(start + _READ_AHEAD, len(self))))
-
-
 def load_corpus(source: str, **options: Any) -> Corpus:
-  """The sentence pairs of a source, which is "embedded", "multi30k", "wmt14" or "pairs".
+  """Loads the sentence pairs of a source, which is "embedded", "multi30k", "wmt14" or "pairs".
 
-  `options` are the keyword arguments of that module's `load`. Raises InputError for an unknown source
-  or option, and for whatever is wrong with the data.
+  `options` are the keyword arguments of that module's `load`.
+
+  Raises:
+    InputError: the source or an option is unknown, or the data are wrong.
 
   >>> import pathlib, tempfile
   >>> file = pathlib.Path(tempfile.mkdtemp(), "mine.tsv")

@@ -18,9 +18,9 @@ from relpos_jax.data.builders import (
   verify,
 )
 from relpos_jax.errors import InputError
+from relpos_jax.files import local_path
 from relpos_jax.translation import multi30k_prepared
 from relpos_jax.translation.corpus import Corpus
-from relpos_jax.translation.pairs import local_path
 
 LANGUAGES = ("en-de", "de-en", "en-fr", "fr-en")
 

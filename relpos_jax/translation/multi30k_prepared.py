@@ -15,8 +15,8 @@ from relpos_jax.data.builders import (
   split_languages,
   upstream_content,
 )
+from relpos_jax.files import local_path
 from relpos_jax.translation.corpus import Corpus
-from relpos_jax.translation.pairs import local_path
 
 LANGUAGES = ("en-de", "de-en")
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
+from relpos_jax.data.builders import LazyPairs
 from relpos_jax.errors import InputError
-from relpos_jax.translation.corpus import Corpus, LazyPairs
+from relpos_jax.translation.corpus import Corpus
 
 
 def normalize_lines(

@@ -1,15 +1,11 @@
 """What a user brings: two aligned text files, or one file of two tab-separated columns."""
 
-import gzip
-import os
 import pathlib
-import zlib
 
 from relpos_jax.errors import InputError
 from relpos_jax.translation.corpus import Corpus
 
 _BOM = b"\xef\xbb\xbf"
-_GZIP = b"\x1f\x8b"
 
 
 def load(train: str = "", valid: str = "", test: str = "") -> Corpus:
@@ -60,12 +56,6 @@ def read_pairs(files: str) -> list[tuple[str, str]]:
   return list(zip(source, target, strict=True))
 
 
-def local_path(name: str) -> pathlib.Path:
-  """The path of a file or folder that a setting names, a leading ~ or ~user expanded."""
-  # Of no user's ~name, os.path makes a path that is not there, where pathlib raises RuntimeError.
-  return pathlib.Path(os.path.expanduser(name))
-
-
 def read_lines(path: pathlib.Path) -> list[str]:
   """The lines of a UTF-8 text file, plain or gzip, without line ends and byte order mark.
 
@@ -81,19 +71,6 @@ def read_lines(path: pathlib.Path) -> list[str]:
     line = content.count(b"\n", 0, error.start) + 1
     raise InputError(f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8") from None
   return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-
-
-def read_content(path: pathlib.Path) -> bytes:
-  """What a file, plain or gzip, holds. Raises InputError: missing, unreadable, damaged."""
-  try:
-    content = path.read_bytes()
-    return gzip.decompress(content) if content.startswith(_GZIP) else content
-  except FileNotFoundError:
-    raise InputError(f"no file {path}: check the name") from None
-  except (EOFError, zlib.error, gzip.BadGzipFile):
-    raise InputError(f"damaged gzip file {path}: copy it again") from None
-  except OSError as error:
-    raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _read_columns(path: pathlib.Path) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import join_subwords
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training import token_batches
-from relpos_jax.training.loss import Loss, translation_loss
+from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.progress import track
 from relpos_jax.training.sharding import AnyMesh
@@ -181,6 +181,19 @@ class Translation:
     shown = functools.partial(track, what="batches translated") if is_first() else iter
     scored = scores.translate(make_translator(run, track=shown), splits)
     return scores.evaluation(run, scored, workdir) if is_first() else None
+
+
+def translation_loss(
+  model: Transformer,
+  batch: Batch,
+  rngs: nnx.Rngs | None = None,
+  *,
+  bos: int,
+  label_smoothing: float = 0.0,
+) -> Loss:
+  """The loss of the target's tokens, each told from the source and the target before it."""
+  logits = model(batch.source, shift_right(batch.target, bos), rngs=rngs)
+  return cross_entropy(logits, batch.target, smoothing=label_smoothing)
 
 
 def transformer_config(

@@ -16,11 +16,12 @@ from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.graphs.batching import GraphBatch, GraphBatches
 from relpos_jax.graphs.graph import Graph
+from relpos_jax.graphs.task import graph_loss
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.loss import graph_loss, translation_loss
 from relpos_jax.training.sharding import AXES, make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import init_state, make_train_step
+from relpos_jax.translation.task import translation_loss
 
 SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
 SHAPES = [

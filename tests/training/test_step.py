@@ -13,14 +13,16 @@ from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.graphs.batching import GraphBatches
 from relpos_jax.graphs.graph import Graph
+from relpos_jax.graphs.task import graph_loss
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training import loss as loss_module
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.loss import cross_entropy, graph_loss, translation_loss
+from relpos_jax.training.loss import cross_entropy
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
+from relpos_jax.translation.task import translation_loss
 
 DROPOUT = dict.fromkeys(
   [

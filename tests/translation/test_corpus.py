@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relpos_jax.data.builders import LazyPairs
 from relpos_jax.errors import InputError
 from relpos_jax.translation import corpus as corpus_module
-from relpos_jax.translation.corpus import SOURCES, LazyPairs, load_corpus
+from relpos_jax.translation.corpus import SOURCES, load_corpus
 
 
 class _BulkOnly(list):

@@ -5,8 +5,9 @@ import html
 
 import pytest
 
+from relpos_jax.data.builders import LazyPairs
 from relpos_jax.errors import InputError
-from relpos_jax.translation.corpus import Corpus, LazyPairs
+from relpos_jax.translation.corpus import Corpus
 from relpos_jax.translation.normalize import normalize_corpus, normalize_lines
 
 

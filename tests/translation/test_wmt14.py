@@ -6,9 +6,9 @@ import pytest
 import tensorflow_datasets as tfds
 
 from relpos_jax.data import builders
+from relpos_jax.data.builders import LazyPairs
 from relpos_jax.errors import InputError
 from relpos_jax.translation import wmt14
-from relpos_jax.translation.corpus import LazyPairs
 
 
 @pytest.fixture(autouse=True)
