@@ -1,11 +1,12 @@
 """Data sets that TFDS prepares once on disk and reads without TensorFlow."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 

@@ -3,6 +3,7 @@
 import pathlib
 
 from relpos_jax.errors import InputError
+from relpos_jax.files import local_path, read_content
 from relpos_jax.translation.corpus import Corpus
 
 _BOM = b"\xef\xbb\xbf"

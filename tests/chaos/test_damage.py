@@ -43,7 +43,7 @@ def restore(training, saved, like, tmp_path, capfd, begin):
       told, found = training.to_its_end(workdir), None
     else:
       capfd.readouterr()
-      with Checkpoints(workdir / "checkpoints") as checkpoints:
+      with Checkpoints(workdir / "checkpoints", rename_damaged=True) as checkpoints:
         found = _octets(checkpoints.restore(like=like))
       told = capfd.readouterr().err.splitlines()
     aside = workdir / "checkpoints" / "damaged-100"

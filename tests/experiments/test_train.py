@@ -14,7 +14,6 @@ import pytest
 from experiments import train as train_command
 from relpos_jax.data.tokenizer import save_tokenizers
 from relpos_jax.training.metrics import read_metrics
-from relpos_jax.translation import task
 from relpos_jax.translation.task import Translation
 
 

@@ -9,6 +9,7 @@ from experiments import translate as translate_module
 from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
 from relpos_jax.training.task import Run
 from relpos_jax.translation import scores
+from relpos_jax.translation import task as translation_task
 from relpos_jax.translation.corpus import Corpus
 from relpos_jax.translation.task import Translation
 
@@ -26,7 +27,7 @@ REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier
 def run(monkeypatch) -> Run:
   """A run whose model is none, and translates as it is told to."""
   task = Translation(multi30k.get_config("prepared"))
-  for module in (translation, translate_module):
+  for module in (translation_task, translate_module):
     monkeypatch.setattr(module, "make_translator", lambda *_, **__: lambda *_: SUBWORDS)
   return Run(task, task.learn_tokenizers(Corpus(dict(train=PAIRS))), None, None, None)
 
