@@ -85,10 +85,7 @@ def _rows(file: command.ConfigFile) -> list[tuple[str, dict[str, Any]]]:
   path = file.name.partition(":")[0]
   if not hasattr(file.module, "sweep"):
     raise InputError(f"{path} has no sweep(), a generator of (row, changes): see configs/table1.py")
-  try:
-    rows = [*file.module.sweep()]
-  except Exception as error:
-    raise command.mistake_in(path, error) from error
+  rows = [*file.module.sweep()]
   if not rows:
     raise InputError(f"{path}: sweep() has no rows")
   for row in rows:

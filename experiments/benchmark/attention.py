@@ -27,7 +27,7 @@ import numpy as np
 
 from experiments import command
 from experiments.benchmark import timing, torch_peers
-from experiments.benchmark.timing import Pair, Program, Record
+from experiments.benchmark.timing import Pair, Program, Record, parse_lengths
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
@@ -114,8 +114,8 @@ def _cases(values: Mapping[str, Any]) -> list[tuple[str, Case]]:
   passes = _names("passes", values["passes"], PASSES)
   masks = _names("masks", values["masks"], MASKS)
   tokens = values["tokens"]
-  shapes = [("memory", 1, x) for x in command.lengths("memory_lengths", values["memory_lengths"])]
-  for length in command.lengths("lengths", values["lengths"]):
+  shapes = [("memory", 1, x) for x in parse_lengths("memory_lengths", values["memory_lengths"])]
+  for length in parse_lengths("lengths", values["lengths"]):
     if tokens % length:
       raise InputError(f"--lengths: {length} does not divide --tokens={tokens}; change one of them")
     shapes.append(("cases", tokens // length, length))

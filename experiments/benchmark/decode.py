@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.benchmark import timing
+from experiments.benchmark.timing import parse_lengths
 from experiments.config import own_values, validate
 from experiments.run import init_params, plan_run
 from relpos_jax.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
@@ -49,7 +50,7 @@ def main(
     raise InputError(f"--config is of {config.task}: give one of translation")
   if min(length - 1, sentences, repetitions) < 1:
     raise InputError("give --length of at least 2, --sentences and --repetitions of at least 1")
-  beams = command.lengths("beam_sizes", beam_sizes)
+  beams = parse_lengths("beam_sizes", beam_sizes)
   folder = command.make_folder(pathlib.Path(out, "decode"), "out") if out else None
   words = [f"w{number}" for number in range(config.vocabulary.size - UNK - 1)]
   tokenizer = train_tokenizer([" ".join(words)], "words", config.vocabulary.size)

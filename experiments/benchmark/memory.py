@@ -31,7 +31,7 @@ from flax import nnx
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.benchmark.timing import Record
+from experiments.benchmark.timing import Record, parse_lengths
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.data.batching import Tokens
 from relpos_jax.data.tokenizer import BOS
@@ -61,8 +61,8 @@ FLAGS = dict(
 
 def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, out: str) -> None:
   """Compiles the layers, makes the step, and rewrites the blocks of the page."""
-  compiled = command.lengths("lengths", lengths)
-  tried = command.lengths("step_lengths", step_lengths)
+  compiled = parse_lengths("lengths", lengths)
+  tried = parse_lengths("step_lengths", step_lengths)
   folder = command.make_folder(pathlib.Path(out, "music"), "out")
   if compiled:
     rows = [measure(length, heads, width) for length in compiled]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import hardware
 from relpos_jax.training.workdir import environment, short_commit, write_whole
 
@@ -158,3 +159,19 @@ def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> 
     f"{hardware(where)}, {where['date'][:10]}, Python {where['python']}, {versions}, "
     f"commit {short_commit(where['git_commit'])}.\n\n```\n{where['command']}\n```\n"
   )
+
+
+def parse_lengths(name: str, text: str) -> list[int]:
+  """Parses the value of a flag that names lengths, separated by commas.
+
+  Raises:
+    InputError: one is not a number from 1 to 2**20.
+
+  >>> parse_lengths("lengths", "512,1024")
+  [512, 1024]
+  """
+  words = text.split(",") if text else []
+  for word in words:
+    if not (word.isdecimal() and 1 <= int(word) <= 2**20):
+      raise InputError(f"--{name}: {word!r} is no length; want numbers such as 512,1024")
+  return [int(word) for word in words]

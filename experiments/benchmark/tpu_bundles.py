@@ -31,6 +31,7 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmark import timing
+from experiments.benchmark.timing import parse_lengths
 from experiments.plan.topology import NO_TPU, compiler_version
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
@@ -63,7 +64,7 @@ class Call(NamedTuple):
 
 def main(lengths: str, chip: str, out: str) -> None:
   """Compiles and counts all calls."""
-  numbers = command.lengths("lengths", lengths)
+  numbers = parse_lengths("lengths", lengths)
   if min(numbers, default=0) < 2 * _BLOCK:  # shorter ones are no loop
     raise InputError(f"--lengths={lengths}: give lengths of {2 * _BLOCK} or more")
   if chip not in CHIPS:

@@ -5,7 +5,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +164,7 @@ class Translation:
     smoothing = self.config.training.label_smoothing
     return translation_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
 
-  def make_report(self, run: Run, data: Corpus, batches: Batches):
+  def make_report(self, run: Run, data: Corpus, batches: Any):
     """BLEU of greedy translations of some sentences, and a few of them."""
     translate = make_translator(run, beam_size=1)
     some = data.splits["valid"][: self.config.training.num_samples]

@@ -96,7 +96,7 @@ def test_a_key_or_value_of_the_config(train_refused, change, words):
 @pytest.mark.parametrize(
   "text, words",
   [
-    ("config.model.width = '16'", "own.py, line 6 width int str"),
+    ("config.model.width = '16'", "own.py width int str"),
     ("config.model.width = True", "config.model.width int True"),
     ("config.model.depth = 3", "unknown config.model.depth"),
     ("del config.model['norm']", "config.model.norm is missing configs/default.py"),
@@ -121,7 +121,7 @@ def get_config():
   [
     ("", "missing --config=FILE configs/quickstart.py"),
     ("--config=configs/quickstrat.py", "configs/quickstrat.py configs/quickstart.py"),
-    ("--config=configs/quickstart.py:big", "configs/quickstart.py takes no argument"),
+    ("--config=configs/quickstart.py:big", "configs/quickstart.py:big get_config() takes 0"),
     ("--config=configs/wmt14.py:bsae", "configs/wmt14.py 'bsae' base, big"),
     ("--config=configs/wmt14.py:base,big", "configs/wmt14.py base and big exclude"),
     ("--config=configs/multi30k.py:rotary", "configs/multi30k.py 'rotary' relative, sinusoidal"),

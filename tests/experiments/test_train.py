@@ -14,6 +14,7 @@ import pytest
 from experiments import train as train_command
 from relpos_jax.data.tokenizer import save_tokenizers
 from relpos_jax.training.metrics import read_metrics
+from relpos_jax.translation import task as translation_task
 from relpos_jax.translation.task import Translation
 
 
@@ -154,7 +155,7 @@ def test_half_a_vocabulary_is_learned_anew_unless_there_is_a_checkpoint(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(task, "save_tokenizers", save_half)
+    patch.setattr(translation_task, "save_tokenizers", save_half)
     assert train(tmp_path, *changes).status == 130
   assert (tmp_path / "tokenizer.source.json").exists()
   if has_checkpoint:
@@ -242,7 +243,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
 ):
   straight, handler = workdir, signal.getsignal(signal.SIGTERM)
   with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
-    patch.setattr(task, "make_translator", _translator_that_is_terminated)
+    patch.setattr(translation_task, "make_translator", _translator_that_is_terminated)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
     0,

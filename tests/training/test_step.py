@@ -16,12 +16,12 @@ from relpos_jax.graphs.graph import Graph
 from relpos_jax.graphs.task import graph_loss
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training import loss as loss_module
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loss import cross_entropy
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
+from relpos_jax.translation import task as translation_task
 from relpos_jax.translation.task import translation_loss
 
 DROPOUT = dict.fromkeys(
@@ -258,7 +258,7 @@ def leave_out(state: TrainState) -> TrainState:
 def test_a_step_that_is_not_finite_is_as_if_left_out(
   num_devices, num_microbatches, value, monkeypatch
 ):
-  monkeypatch.setattr(loss_module, "cross_entropy", spoilt_loss(value))
+  monkeypatch.setattr(translation_task, "cross_entropy", spoilt_loss(value))
   train_step = make_train_step(
     make_model(**DROPOUT)[0],
     smoothed,

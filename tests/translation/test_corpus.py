@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relpos_jax.data import builders
 from relpos_jax.data.builders import LazyPairs
 from relpos_jax.errors import InputError
-from relpos_jax.translation import corpus as corpus_module
 from relpos_jax.translation.corpus import SOURCES, load_corpus
 
 
@@ -44,7 +44,7 @@ def test_options_reach_the_source(tmp_path):
 @given(st.lists(st.integers()), st.slices(20), st.integers(1, 5))
 def test_lazy_pairs_read_as_the_list_of_them(numbers, part, read_ahead):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(corpus_module, "_READ_AHEAD", read_ahead)
+    patch.setattr(builders, "_READ_AHEAD", read_ahead)
     lazy, eager = LazyPairs(numbers, _pair), [_pair(number) for number in numbers]
     assert list(lazy) == eager
     assert len(lazy) == len(eager)

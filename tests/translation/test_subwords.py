@@ -33,7 +33,7 @@ def run(monkeypatch) -> Run:
 
 
 def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_path, monkeypatch):
-  draw = mock.Mock(return_value="attention.png")
+  draw = mock.Mock(return_value=tmp_path / "attention.png")
   monkeypatch.setattr(scores, "draw_attention", draw)
   found = run.task.evaluate(run, Corpus(dict(test=PAIRS)), tmp_path)
   assert "@@" not in found.text
