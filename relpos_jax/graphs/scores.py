@@ -60,7 +60,7 @@ def _score(rows: Sequence[Row], guess: int) -> dict[str, float]:
   )
 
 
-def _table(results: Mapping[str, Mapping[str, float]]) -> str:
+def _table(results: Mapping[str, Mapping[str, float | int]]) -> str:
   lines = ["split      graphs   accuracy (%)   most frequent class (%)    loss"]
   for name, of in results.items():
     values = f"{of['accuracy']:15.1f}{of['majority']:26.1f}{of['loss']:8.3f}"

@@ -172,7 +172,7 @@ class Graphs:
     told: dict[int, tuple[int, float]] = {}
     for step in range(batches.num_per_epoch):
       batch = batches[step]
-      answers, nats = (np.asarray(x)[batch.target >= 0] for x in answer(batch))
+      answers, nats = (np.asarray(x)[batch.target >= 0].tolist() for x in answer(batch))
       told |= zip(batches.order(step), zip(answers, nats, strict=True), strict=True)
     return [told[number] for number in range(len(graphs))]
 
