@@ -1,6 +1,5 @@
 """Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
 
-import dataclasses
 import functools
 import pathlib
 import re
@@ -35,7 +34,7 @@ from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.progress import track
 from relpos_jax.training.sharding import AnyMesh
-from relpos_jax.training.task import Evaluation, Run, model_choices, model_values, refusals_named
+from relpos_jax.training.task import Evaluation, Run, check_model, model_choices, model_values
 from relpos_jax.translation import scores
 from relpos_jax.translation.corpus import SOURCES, Corpus, load_corpus
 from relpos_jax.translation.normalize import normalize_corpus, normalize_lines
@@ -85,7 +84,8 @@ class Translation:
         "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
     token_batches.check_batches(self.config, sizes)
-    _check_model(self.config)
+    tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
+    check_model(Transformer, lambda: transformer_config(self.config, 8, 8), tokens, tokens)
 
   def load_data(self) -> Corpus:
     """The sentence pairs of `config.data`, normalised as it says."""
@@ -261,19 +261,3 @@ def _check_subwords(config: ConfigDict) -> None:
       f"config.data.moses would part {mark} from its subword: set config.data.moses=False, "
       "or config.evaluation.subword_mark to nothing"
     )
-
-
-def _check_model(config: ConfigDict) -> None:
-  """Traces training without computing: what the operator refuses, it refuses here."""
-  with refusals_named():
-    one_layer = dataclasses.replace(transformer_config(config, 8, 8), num_layers=1)  # all are alike
-    _trace(one_layer, config.batches.max_length)
-
-
-@functools.cache  # for the cells of a sweep: many have one model
-def _trace(config: TransformerConfig, length: int) -> None:
-  def run(tokens):
-    model = Transformer(config, rngs=nnx.Rngs(0))
-    return model(tokens, tokens, rngs=nnx.Rngs(dropout=0))
-
-  jax.eval_shape(run, jax.ShapeDtypeStruct((1, length), jnp.int32))
