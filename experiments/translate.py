@@ -22,7 +22,7 @@ from relpos_jax.data.tokenizer import first_tokens
 from relpos_jax.errors import InputError
 from relpos_jax.training.progress import track
 from relpos_jax.translation.pairs import read_lines
-from relpos_jax.translation.scores import draw_attention, joined
+from relpos_jax.translation.scores import draw_attention, join_lines
 from relpos_jax.translation.task import Translation, check_beam, make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
@@ -60,7 +60,7 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
     numbered = zip(chunk, numbers, strict=False)
     chunk = [_cut(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
     translations = translate(chunk)
-    print(*joined(run.config, translations), sep="\n", flush=True)
+    print(*join_lines(run.config, translations), sep="\n", flush=True)
     first = next((pair for pair in zip(chunk, translations, strict=True) if pair[0].strip()), None)
     if plot and first:
       print(f"drew {draw_attention(run, *first, plot)}", file=sys.stderr)

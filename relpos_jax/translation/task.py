@@ -171,7 +171,7 @@ class Translation:
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
       translations = translate([source for source, _ in some], params)
-      return scores.in_short(self.config, some, translations)
+      return scores.score_validation(self.config, some, translations)
 
     return report
 
@@ -180,7 +180,7 @@ class Translation:
     splits = {name: data.splits[name] for name in ("test", "long") if name in data.splits}
     shown = functools.partial(track, what="batches translated") if is_first() else iter
     scored = scores.translate(make_translator(run, track=shown), splits)
-    return scores.evaluation(run, scored, workdir) if is_first() else None
+    return scores.evaluate(run, scored, workdir) if is_first() else None
 
 
 def translation_loss(
