@@ -8,7 +8,7 @@ import pytest
 from tensorflow_datasets.core.download.checksums import UrlInfo
 
 from relpos_jax.errors import InputError
-from relpos_jax.translation import multi30k, multi30k_prepared
+from relpos_jax.translation import multi30k
 
 _SIZES = {"train": 5, "valid": 3, "test.2016": 2}
 
@@ -28,7 +28,7 @@ def upstream(tmp_path, monkeypatch) -> pathlib.Path:
       content = ("\n".join(_lines(stem, language)) + "\n").encode()
       (folder / f"{stem}.{language}").write_bytes(content)
       records[f"{stem}.{language}"] = len(content), hashlib.sha256(content).hexdigest()
-  monkeypatch.setattr(multi30k_prepared, "_FILES", records)
+  monkeypatch.setattr(multi30k, "_PREPARED_FILES", records)
   _point_to("http://127.0.0.1:9/", monkeypatch)
   return folder
 
@@ -42,10 +42,10 @@ def address(upstream, serve, monkeypatch):
 
 
 def _point_to(url: str, monkeypatch):
-  files = multi30k_prepared._FILES.items()
+  files = multi30k._PREPARED_FILES.items()
   infos = {url + name: UrlInfo(size, sum_, name) for name, (size, sum_) in files}
-  monkeypatch.setattr(multi30k_prepared, "_URL", url)
-  monkeypatch.setattr(multi30k_prepared.Multi30kPrepared, "url_infos", infos)
+  monkeypatch.setattr(multi30k, "_PREPARED_URL", url)
+  monkeypatch.setattr(multi30k.Multi30kPrepared, "url_infos", infos)
 
 
 def _expected(languages: str) -> dict[str, list[tuple[str, str]]]:
@@ -76,7 +76,7 @@ def test_the_recorded_sums_are_those_of_the_published_files(shared_data, monkeyp
   texts = {path.stem: gzip.decompress(path.read_bytes()) for path in folder.glob("*.*.gz")}
   assert {
     name: (len(text), hashlib.sha256(text).hexdigest()) for name, text in texts.items()
-  } == multi30k_prepared._FILES
+  } == multi30k._PREPARED_FILES
   splits = multi30k.load(path=str(folder), prepared=True).splits
   assert {name: len(pairs) for name, pairs in splits.items()} == dict(
     train=29_000, valid=1_014, test=1_000
@@ -84,7 +84,7 @@ def test_the_recorded_sums_are_those_of_the_published_files(shared_data, monkeyp
   assert [target for _, target in splits["test"]] == texts["test.2016.de"].decode().splitlines()
 
 
-@pytest.mark.parametrize("languages", multi30k_prepared.LANGUAGES)
+@pytest.mark.parametrize("languages", multi30k.PREPARED_LANGUAGES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_folder_gives_the_pairs_upstream(upstream, languages, packed):
   if packed:
