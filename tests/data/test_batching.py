@@ -200,7 +200,7 @@ def test_no_pair_short_enough_is_refused(number):
 
 
 def test_misaligned_sides_are_refused():
-  with pytest.raises(ValueError, match=r"\[2, 1\] rows: want as many"):
+  with pytest.raises(ValueError, match=r"\[2, 1\] rows: want the same number"):
     make([[5], [5]], [[5]])
 
 
