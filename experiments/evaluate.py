@@ -4,8 +4,8 @@
 
 Prints a table and samples, and draws the learning curves. For translation, the scores are BLEU by
 sacreBLEU and as in the paper, and an attention map is drawn. Writes results.json, the pictures and
-the translations of each split into the run directory, and record.json, the line of a sweep
-of a sweep, if the training is finished.
+the translations of each split into the run directory. If the training is finished, also writes
+record.json, the run's line in the results of a sweep.
 """
 
 import json
