@@ -1,4 +1,4 @@
-"""The command translate: lines in, as many lines out in their order, whatever they are."""
+"""The command translate writes one line for every line, in order."""
 
 import gzip
 import os
@@ -28,7 +28,7 @@ SHORT_LINES = [LINES[0], "", LINES[4], LINES[6]]
 
 @pytest.fixture(scope="module")
 def translate(call, workdir):
-  """The lines that the command writes for the bytes on its stdin."""
+  """Returns a function that runs the command on bytes and returns its lines."""
 
   def translate(stdin: bytes, *arguments: str) -> list[str]:
     answer = call("translate", f"--workdir={workdir}", *arguments, stdin=stdin)
