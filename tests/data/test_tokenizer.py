@@ -81,7 +81,6 @@ def test_size_bounds_the_vocabulary(kind):
   assert 300 < sizes[2] < 10_000
 
 
-@kinds
 def test_a_size_without_room_for_bytes_is_refused():
   with pytest.raises(InputError, match="vocabulary size 259: choose at least 260"):
     tok.train_tokenizer(LINES, "bpe", size=259)
