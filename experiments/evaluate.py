@@ -1,11 +1,11 @@
-"""Scores a trained model again, on every test split.
+"""Scores a trained model on every test split.
 
   python -m experiments.evaluate --workdir=runs/quickstart
 
-Prints a table and samples, and draws the learning curves and more. Of translations: BLEU, by
-sacreBLEU and as in the paper, and an attention map. The run's folder gets results.json, the
-pictures, what was made of each split and, where its training is finished, record.json: the run's
-line in a sweep's results.
+Prints a table and samples, and draws the learning curves. For translation, the scores are BLEU by
+sacreBLEU and as in the paper, and an attention map is drawn. Writes results.json, the pictures and
+the translations of each split into the run directory. If the training is finished, also writes
+record.json, the run's line in the results of a sweep.
 """
 
 import json
@@ -25,7 +25,7 @@ FLAGS = dict(workdir=command.Flag(None, "the folder of a training run"))
 
 
 def main(workdir: str) -> None:
-  """Repeats the evaluation that ends a training."""
+  """Repeats the evaluation at the end of training."""
   folder = pathlib.Path(workdir)
   if folder.is_dir():
     check_writable(folder)
@@ -34,9 +34,9 @@ def main(workdir: str) -> None:
 
 
 def evaluate(run: Run, data: Any, workdir: pathlib.Path) -> None:
-  """Prints scores, samples and the pictures' paths; writes results and the run's record."""
+  """Prints scores, samples and the paths of pictures; writes the results and the record."""
   found = run.task.evaluate(run, data, workdir)
-  if found is None:  # another process has it
+  if found is None:  # in all processes but the first
     return
   print(found.text)
   print("pictures:", _draw_curves(run, workdir), *found.pictures)
@@ -51,14 +51,14 @@ def _draw_curves(run: Run, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _write_record(workdir: pathlib.Path, found: Evaluation) -> None:
-  """Writes record.json, by which a sweep knows a finished run; one stopped on the way has none."""
+  """Writes record.json, which marks a finished run for sweeps; an unfinished run has none."""
   config = read_config(workdir)
   metrics = read_metrics(workdir)
-  last = metrics[-1] if metrics else {}  # A finished training ends with an evaluation.
+  last = metrics[-1] if metrics else {}  # finished training ends with an evaluation
   step, num_steps = last.get("step"), config.training.num_steps
   if step != num_steps or "valid_loss" not in last:
     if step and step <= num_steps:
-      (workdir / "record.json").unlink(missing_ok=True)  # of an end before this one
+      (workdir / "record.json").unlink(missing_ok=True)  # of a shorter training
     return
   record = make_record(
     config.to_dict(),

@@ -4,8 +4,8 @@
   python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
   python -m experiments.translate --workdir=runs/quickstart --input=FILE --plot=attention.png
 
-The text is UTF-8, and in subwords if that of the training was (`prepared`, or one's own). The last
-command also draws where the model looked in the first sentence.
+The text is UTF-8, and in subwords if the model was trained on them. The last command also draws the
+attention of the first sentence.
 """
 
 import functools
@@ -22,7 +22,7 @@ from relpos_jax.data.tokenizer import first_tokens
 from relpos_jax.errors import InputError
 from relpos_jax.training.progress import track
 from relpos_jax.translation.pairs import read_lines
-from relpos_jax.translation.scores import draw_attention, joined
+from relpos_jax.translation.scores import draw_attention, join_lines
 from relpos_jax.translation.task import Translation, check_beam, make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
@@ -30,8 +30,8 @@ _LINES_AT_ONCE = 1024
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
   input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
-  beam_size=command.Flag(0, "hypotheses kept; 0: as in the run's config, 1: greedy"),
-  max_source_length=command.Flag(1024, "tokens of a line: a longer line is cut, with a warning"),
+  beam_size=command.Flag(0, "hypotheses per sentence; 0: as in the run's config, 1: greedy"),
+  max_source_length=command.Flag(1024, "tokens; longer lines are truncated, with a warning"),
   plot=command.Flag("", "draws the first sentence's attention into this file: .png, .pdf or .svg"),
 )
 
@@ -39,7 +39,7 @@ FLAGS = dict(
 def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot: str) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
   if beam_size < 0:
-    raise InputError(f"--beam_size={beam_size}: give 1 or more, or 0 for the run's own")
+    raise InputError(f"--beam_size={beam_size}: give 1 or more, or 0 for that of the run")
   if max_source_length < 1:
     raise InputError(f"--max_source_length={max_source_length}: give 1 or more")
   if plot:
@@ -47,7 +47,9 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   task = load_task(workdir)
   if not isinstance(task, Translation):
-    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give one of translation")
+    raise InputError(
+      f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
+    )
   check_beam(task.config, beam_size)
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
@@ -58,21 +60,21 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
   for chunk in _chunks(lines, 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE):
     chunk = normalize_input(run.config, chunk)
     numbered = zip(chunk, numbers, strict=False)
-    chunk = [_cut(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
+    chunk = [_truncate(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
     translations = translate(chunk)
-    print(*joined(run.config, translations), sep="\n", flush=True)
+    print(*join_lines(run.config, translations), sep="\n", flush=True)
     first = next((pair for pair in zip(chunk, translations, strict=True) if pair[0].strip()), None)
     if plot and first:
       print(f"drew {draw_attention(run, *first, plot)}", file=sys.stderr)
       plot = ""
 
 
-def _cut(line: str, number: int, tokenizer: Any, longest: int) -> str:
-  """Returns the line, or its first tokens if it has more, and then warns."""
+def _truncate(line: str, number: int, tokenizer: Any, longest: int) -> str:
+  """Returns the line, or its first tokens and prints a warning."""
   line, num_tokens = first_tokens(tokenizer, line.strip(), longest)
   if num_tokens > longest:
     print(
-      f"line {number} has {num_tokens:,} tokens: cut to the first {longest:,}, "
+      f"line {number} has {num_tokens:,} tokens: truncated to the first {longest:,}, "
       "see --max_source_length",
       file=sys.stderr,
     )
@@ -80,7 +82,7 @@ def _cut(line: str, number: int, tokenizer: Any, longest: int) -> str:
 
 
 def _check_picture(path: pathlib.Path) -> None:
-  """Better now than after the work."""
+  """Raises InputError before the translation if the picture cannot be written."""
   if path.suffix not in (".png", ".pdf", ".svg"):
     raise InputError(f"--plot={path}: give a file name that ends in .png, .pdf or .svg")
   if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -88,7 +90,7 @@ def _check_picture(path: pathlib.Path) -> None:
 
 
 def _stdin_lines() -> Iterator[str]:
-  """Lines as `read_lines` would find them in a file."""
+  """Yields the lines of stdin; see `read_lines`."""
   for number, line in enumerate(sys.stdin.buffer, start=1):
     try:
       text = line.decode("utf-8-sig" if number == 1 else "utf-8")

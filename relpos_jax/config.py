@@ -8,27 +8,27 @@ from ml_collections import ConfigDict
 
 from relpos_jax.errors import InputError
 
-# A description of the numbers allowed, a test for them, and the dotted keys that it applies to.
+# A description of the allowed numbers, a test for them, and the dotted keys they apply to.
 Numbers = tuple[str, Callable[[float], bool], Collection[str]]
 
 
 def at_least(least: int, *names: str) -> Numbers:
-  """Finite numbers from `least` on."""
+  """Allows finite numbers from `least` on."""
   return f"at least {least}", lambda x: least <= x < float("inf"), names
 
 
 def rates(*names: str) -> Numbers:
-  """Parts of a whole that are less than all of it."""
+  """Allows numbers from 0 to below 1."""
   return "from 0 to below 1", lambda x: 0 <= x < 1, names
 
 
 def check_values(
   config: ConfigDict, choices: Mapping[str, Collection[Any]], numbers: Iterable[Numbers]
 ) -> None:
-  """Holds values against their choices and their ranges.
+  """Checks values against their choices and ranges.
 
   Raises:
-    InputError: names the first key whose value is wrong, and those that are right.
+    InputError: a value is wrong; the message names its key and the allowed values.
 
   >>> config = ConfigDict(dict(model=dict(width=0)))
   >>> check_values(config, {}, [at_least(1, "model.width")])
@@ -47,14 +47,13 @@ def check_values(
 
 
 def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
-  """Holds the keys of `config` and the types of its values against those of `defaults`.
+  """Checks the keys of `config` and the types of its values against `defaults`.
 
-  An int may stand where a float belongs, but neither a bool where an int belongs nor an int where a
-  tuple does. The entries of a tuple have the types of the default's entries; where the default is
-  an empty tuple or None, anything goes.
+  An int is accepted as a float, but not a bool as an int. The entries of a tuple have the types of
+  the default's entries. A default of None accepts any value, an empty tuple any entries.
 
   Raises:
-    InputError: names the dotted key that is unknown, missing or of another type.
+    InputError: a key is unknown, missing or of another type; the message names it.
 
   >>> defaults = ConfigDict(dict(model=dict(width=512, rate=0.1)))
   >>> check_types(ConfigDict(dict(model=dict(width=128, rate=0))), defaults)
@@ -79,7 +78,7 @@ def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
 
 
 def has_key(name: str, config: ConfigDict) -> bool:
-  """Whether `config` has the dotted key, of a value or of a group of them.
+  """Returns whether `config` has the dotted key, of a value or of a group.
 
   >>> has_key("model.width", ConfigDict(dict(model=dict(width=512))))
   True
@@ -92,7 +91,7 @@ def has_key(name: str, config: ConfigDict) -> bool:
 
 
 def unknown_key(name: str, config: ConfigDict) -> InputError:
-  """The error for a key that `config` lacks, naming the likeliest key meant.
+  """Returns the error for an unknown key; it suggests the most similar one.
 
   >>> print(unknown_key("model.widht", ConfigDict(dict(model=dict(width=512)))))
   unknown config.model.widht: did you mean config.model.width?
@@ -102,11 +101,11 @@ def unknown_key(name: str, config: ConfigDict) -> InputError:
   same_last_part = [known for known in names if known.split(".")[-1] == name.split(".")[-1]]
   for known in [*same_last_part, *close]:
     return InputError(f"unknown config.{name}: did you mean config.{known}?")
-  return InputError(f"unknown config.{name}: configs/default.py explains every key there is")
+  return InputError(f"unknown config.{name}: configs/default.py explains every key")
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
-  """Every value by its dotted key; a group without any is its own value."""
+  """Returns every value by its dotted key; an empty group is a value {}."""
   flat = {}
   for key, value in config.items():
     if isinstance(value, ConfigDict):

@@ -1,4 +1,4 @@
-"""Files: reads local ones, and writes them so that a reader never sees half of one."""
+"""Reads local files, and writes files atomically."""
 
 import contextlib
 import gzip
@@ -17,7 +17,7 @@ _GZIP = b"\x1f\x8b"
 def whole_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
   """Opens a new file that replaces `path` at the end of the block.
 
-  If the block raises or the process is killed, `path` is as it was before. A link at `path` is
+  If the block raises or the process is killed, `path` keeps its content. A link at `path` is
   replaced, not followed.
   """
   path = pathlib.Path(path)
@@ -39,7 +39,7 @@ def write_whole(path: str | os.PathLike, text: str) -> None:
 
 def local_path(name: str) -> pathlib.Path:
   """Returns the path that a setting names, with a leading ~ or ~user expanded."""
-  # Of no user's ~name, os.path makes a path that is not there, where pathlib raises RuntimeError.
+  # For an unknown user, os.path leaves the name as it is; pathlib raises RuntimeError.
   return pathlib.Path(os.path.expanduser(name))
 
 
@@ -47,7 +47,7 @@ def read_content(path: pathlib.Path) -> bytes:
   """Reads a file, plain or gzip.
 
   Raises:
-    InputError: it is missing, unreadable or damaged.
+    InputError: the file is missing, unreadable or damaged.
   """
   try:
     content = path.read_bytes()

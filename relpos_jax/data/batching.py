@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import grain
 import numpy as np
@@ -13,18 +13,9 @@ from relpos_jax.data.tokenizer import PAD
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Int
 
-_Batch = TypeVar("_Batch", covariant=True)
-
-
-@runtime_checkable
-class Steps(Protocol[_Batch]):
-  """The batch of every step, of whatever kind."""
-
-  def __getitem__(self, step: SupportsIndex, /) -> _Batch: ...
-
 
 class Batch(NamedTuple):
-  """Token ids of B sentence pairs, filled with PAD to L tokens; the target ends in EOS."""
+  """Token ids of B sentence pairs, padded to L tokens; the target ends in EOS."""
 
   source: Int[Array | np.ndarray, "B L"]
   target: Int[Array | np.ndarray, "B L"]
@@ -32,10 +23,10 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Side(Protocol):
-  """Rows that may be others in each epoch, as many of them.
+  """Rows of token ids that may change from epoch to epoch, but not in number.
 
   Attributes:
-    lengths: the most tokens of each row in any epoch.
+    lengths: the largest number of tokens that each row has in any epoch.
   """
 
   @property
@@ -45,7 +36,7 @@ class Side(Protocol):
 
 
 class Tokens(NamedTuple):
-  """Token ids of B sequences, filled with PAD to L tokens."""
+  """Token ids of B sequences, padded to L tokens."""
 
   tokens: Int[Array | np.ndarray, "B L"]
 
@@ -53,18 +44,18 @@ class Tokens(NamedTuple):
 class Batches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Of sentence pairs, or of examples with one side or any number. A pair goes into the bucket of the
+  Examples are sentence pairs, or have any other number of sides. A pair goes into the bucket of the
   smallest boundary that holds max(source, target) tokens, and a bucket's batches have
   token_budget // boundary pairs, padded to boundary tokens on both sides (Vaswani et al. 2017,
-  section 5.1: pairs of similar length, a budget of tokens). Each epoch shows every pair once,
-  shuffled inside its bucket, the buckets' batches in mixed order. Rows of PAD complete the last
-  batch of a bucket, and every batch to a multiple of rows: so the pairs of a step are the same for
-  any number of devices. Safe to read from several threads.
+  section 5.1: pairs of similar length, a budget of tokens). Each epoch has every pair once,
+  shuffled within its bucket, and the batches of all buckets in random order. Rows of padding fill
+  the last batch of a bucket, and every batch up to a multiple of rows. So the pairs of a step are
+  the same for any number of devices. Batches may be read from several threads.
 
   Attributes:
-    num_per_epoch: batches an epoch, the same in every epoch.
-    shapes: the (rows, boundary) that occur: as many compilations of a training step.
-    dropped: pairs longer than the last boundary, left out.
+    num_per_epoch: batches per epoch, the same in every epoch.
+    shapes: the (rows, boundary) that occur; a training step is compiled once for each.
+    dropped: the number of pairs longer than the last boundary, which are left out.
 
   >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
   ...                   boundaries=(2, 4), token_budget=4, seed=0)
@@ -86,25 +77,26 @@ class Batches:
     """Sorts the pairs into buckets.
 
     Args:
-      sides: of each its rows of token ids, a `Ragged` or any sequence of integer rows: sources and
-        as many targets. Or a `Side`, whose rows are those of the epoch.
-      kind: what a batch is made by, from the sides' arrays: `Batch`, or `Tokens` of one side.
-      boundaries: padded lengths, in tokens, increasing.
-      token_budget: tokens a batch, pairs times boundary, at most, over all devices and all parts
-        of an accumulated gradient.
-      multiple_of: rows are filled up to a multiple of this: devices times accumulation.
-      seed: of the order. None keeps the order of bucket and corpus: for evaluation, where
-        `prefetch(batches, 0, batches.num_per_epoch)` gives every pair once.
+      sides: sources and targets, with the same number of rows. Each is a `Side`, or a sequence of
+        integer rows that are the same in every epoch.
+      kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
+      boundaries: padded lengths in tokens, increasing.
+      token_budget: the largest number of tokens per batch (pairs times boundary), over all devices
+        and microbatches.
+      multiple_of: the number of rows is a multiple of this: devices times microbatches.
+      seed: determines the order. None keeps the order of buckets and corpus; in evaluation
+        `prefetch(batches, 0, batches.num_per_epoch)` then yields every pair once.
 
     Raises:
       ValueError: the sides have different numbers of rows.
-      InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
-        no pair short enough.
+      InputError: the boundaries do not increase, the budget is too small for one multiple of rows,
+        or no pair is short enough.
     """
-    self._sides, self._kind = [_side(side) for side in sides], kind
+    self._sides = [side if isinstance(side, Side) else Ragged.of(side) for side in sides]
+    self._kind = kind
     numbers = [len(side.lengths) for side in self._sides]
     if len({*numbers}) != 1:
-      raise ValueError(f"the sides have {numbers} rows: want as many in each")
+      raise ValueError(f"the sides have {numbers} rows: want the same number in each")
     words = ("pairs", "tokens", " a side") if len(sides) == 2 else ("sequences", "tokens", "")
     self._schedule = Schedule(
       pair_lengths(*self._sides),
@@ -114,7 +106,7 @@ class Batches:
       seed=seed,
       words=words,
     )
-    self._what, self._longest = words[0], boundaries[-1]
+    self._noun, self._longest = words[0], boundaries[-1]
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
 
@@ -125,31 +117,27 @@ class Batches:
 
   @property
   def examples(self) -> list[np.ndarray]:
-    """The rows of the first epoch, of all sides, before they are batched."""
+    """Returns the rows of all sides in the first epoch, before they are batched."""
     sides = [side.in_epoch(0) for side in self._sides]
     return [array for side in sides for array in (side.values, side.offsets)]
 
   @property
   def padding(self) -> float:
-    """The share of PAD in an epoch's tokens, all sides together."""
+    """Returns the fraction of padding in the tokens of an epoch, over all sides."""
     lengths = [side.in_epoch(0).lengths for side in self._sides]
     tokens = sum(side[pairs].sum() for side in lengths for pairs in self._schedule.buckets)
     return float(1 - tokens / (self._schedule.cells * len(lengths)))
 
   def __str__(self) -> str:
-    dropped = counted(self.dropped, self._what.removesuffix("s"))
+    dropped = counted(self.dropped, self._noun.removesuffix("s"))
     return (
       f"{self._schedule}, {dropped} longer than {self._longest} tokens dropped,"
       f" {self.padding:.0%} padding"
     )
 
 
-def _side(rows: Sequence | Side) -> Side:
-  return rows if isinstance(rows, Side) else Ragged.of(rows)
-
-
 def pair_lengths(*sides: Side) -> Int[np.ndarray, "pairs"]:
-  """The tokens that count for each pair: max(source, target).
+  """Returns the length of each pair: max(source, target).
 
   >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
   array([2, 3])
@@ -164,19 +152,19 @@ def bucket_boundaries(
   max_length: int | None = None,
   multiple_of: int = 1,
 ) -> tuple[int, ...]:
-  """The boundaries, at most `number`, that pad examples of these lengths the least.
+  """Computes the boundaries, at most `number`, that need the least padding.
 
-  Every boundary costs a compilation. Exact: the best last boundary for the first j lengths, bucket
-  by bucket (dynamic programming over the distinct lengths).
+  Every boundary costs a compilation. The solution is exact, by dynamic programming over the
+  distinct lengths.
 
   Args:
-    lengths: of each example, in tokens or nodes.
-    number: boundaries wanted.
-    max_length: longer examples do not count, to be dropped. None: all count.
+    lengths: the length of each example, in tokens or nodes.
+    number: the largest number of boundaries.
+    max_length: examples longer than this are ignored.
     multiple_of: every boundary is a multiple of this (8 suits TPUs).
 
   Raises:
-    InputError: no example counts.
+    InputError: every example is longer than max_length.
 
   >>> bucket_boundaries(np.array([3, 3, 3, 4, 9, 10]), 2)
   (4, 10)
@@ -189,8 +177,8 @@ def bucket_boundaries(
     )
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
-  # cells[j]: the least tokens, padding included, that hold the examples up to length ends[j]. One
-  # more bucket holds lengths i + 1 to j of it.
+  # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration
+  # adds a bucket, which holds the lengths i + 1 to j.
   cells, previous = np.where(examples, np.inf, 0.0), []
   none = np.tri(len(ends), dtype=bool)
   for _ in range(min(number, len(counts))):
@@ -204,8 +192,8 @@ def bucket_boundaries(
   return tuple(reversed(boundaries))
 
 
-def prefetch(batches: Steps[_Batch], start: int, stop: int) -> Iterator[_Batch]:
-  """`batches[start]` to `batches[stop - 1]`, made in a thread while the caller computes.
+def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:
+  """Yields `batches[start]` to `batches[stop - 1]`, made ahead in a thread.
 
   >>> batches = Batches([[5, 2]], [[6, 2]], boundaries=(2,), token_budget=2, seed=0)
   >>> [batch.target.tolist() for batch in prefetch(batches, 3, 5)]

@@ -1,4 +1,4 @@
-"""Data sets that TFDS prepares once on disk and reads without TensorFlow."""
+"""Data sets that TFDS prepares on disk and reads without TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +26,7 @@ _DOWNLOAD_FAILURES = (
   ExtractError,
   NonMatchingChecksumError,
 )
-# Of what TFDS notes beside the data.
+# Raised for damaged metadata.
 _UNREADABLE = json_format.ParseError, json.JSONDecodeError, UnicodeDecodeError
 
 _READ_AHEAD = 4096
@@ -34,10 +34,10 @@ _READ_AHEAD = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyPairs(Sequence):
-  """`function` of every item of a random-access sequence, computed each time it is read.
+  """A sequence of `function(item)`, computed each time an item is read.
 
-  For data sets that do not fit into memory. Iterating reads ahead in bulk where `items` has
-  `__getitems__`, as data sources of TFDS do: several times faster than one by one.
+  For data sets that do not fit into memory. Iteration reads in bulk if `items` has `__getitems__`,
+  as data sources of TFDS do, which is several times faster.
 
   >>> pairs = LazyPairs(["Ja", "Nein"], lambda word: (word, word.lower()))
   >>> pairs[-1], list(pairs)
@@ -66,23 +66,31 @@ class LazyPairs(Sequence):
 
 
 def data_dir() -> str:
-  """Where prepared data sets lie: TFDS_DATA_DIR, or ~/tensorflow_datasets."""
+  """Returns the folder of prepared data sets: TFDS_DATA_DIR, or ~/tensorflow_datasets."""
   return get_default_data_dir()
 
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
-  """Whether the builder's data are whole on disk; an interrupted preparation leaves none."""
+  """Returns whether the data are complete on disk."""
   return builder.data_path.exists() and builder.is_prepared()
 
 
 def prepare(
   make: Callable[[], tfds.core.DatasetBuilder], remedy: str, *, url: str = "", **download_config
 ) -> tfds.core.DatasetBuilder:
-  """`make()` with its data on disk: downloaded and prepared unless that was done before.
+  """Returns `make()`, after downloading and preparing its data unless they are on disk.
 
-  What an earlier interrupted preparation left is replaced. Of several processes that prepare the
-  same data at once, the first one's are kept. Where something is to be downloaded, `url` is tried
-  first. Raises InputError, one line that ends in `remedy`, or says that what is there is damaged.
+  Replaces the files of an interrupted preparation. If several processes prepare the same data,
+  those of the first are kept.
+
+  Args:
+    make: makes the builder.
+    remedy: the end of error messages.
+    url: an address that must answer before downloading.
+    **download_config: further options of `tfds.download.DownloadConfig`.
+
+  Raises:
+    InputError: the data cannot be downloaded or written, or those on disk are damaged.
   """
   try:
     builder = make()
@@ -97,7 +105,7 @@ def prepare(
   mode = tfds.GenerateMode
   config = tfds.download.DownloadConfig(
     try_download_gcs=False,
-    # A folder without its metadata would otherwise be taken for prepared data.
+    # TFDS takes a folder without metadata for prepared data.
     download_mode=mode.REUSE_CACHE_IF_EXISTS
     if builder.data_path.exists()
     else mode.REUSE_DATASET_IF_EXISTS,
@@ -129,12 +137,13 @@ def check_reachable(url: str, remedy: str) -> None:
 
 
 def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str) -> bytes:
-  """What a folder's copy of an upstream file holds: `name` as it is, or `name`.gz.
+  """Reads a local copy of an upstream file, `name` or `name`.gz.
 
-  Raises InputError: it is missing or damaged, or the sha256 of its content is not the recorded one.
+  Raises:
+    InputError: the file is missing or damaged, or the sha256 of its content is wrong.
   """
   packed = folder / f"{name}.gz"
-  # The os says no, where pathlib would raise, of a folder that may not be looked into.
+  # pathlib would raise for a folder without permission.
   file = packed if os.path.exists(packed) else folder / name
   content = read_content(file)
   _check_sha256(file, "the sha256 of its text", content, sha256, upstream)
@@ -142,9 +151,9 @@ def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str
 
 
 def verify(file: pathlib.Path, sha256: str, upstream: str, wanted: str) -> None:
-  """Raises InputError unless a user's file is the one of its name upstream, byte for byte.
+  """Raises InputError unless a user's file equals the upstream file of its name.
 
-  `wanted`: what the folder must be, in words.
+  `wanted` describes the folder in the message.
   """
   try:
     content = file.read_bytes()
@@ -167,7 +176,7 @@ def _check_sha256(
 
 
 def split_languages(languages: str, known: tuple[str, ...]) -> tuple[str, str]:
-  """("en", "de") of "en-de".
+  """Splits "en-de" into ("en", "de").
 
   >>> split_languages("de-en", known=("en-de", "de-en"))
   ('de', 'en')
@@ -181,25 +190,20 @@ def split_languages(languages: str, known: tuple[str, ...]) -> tuple[str, str]:
 def lazy_splits(
   builder: tfds.core.DatasetBuilder, languages: tuple[str, str]
 ) -> dict[str, LazyPairs]:
-  """train, valid and test of a prepared data set of translations, read from disk item by item.
+  """Returns train, valid and test of a data set of translations, read from disk item by item.
 
-  Raises InputError for data that were prepared before in a format without random access.
+  Raises:
+    InputError: the data on disk are not in array_record format.
   """
-  source, target = languages
-
-  def pair(item: Mapping[str, bytes | str]) -> tuple[str, str]:
-    return _text(item[source]), _text(item[target])
-
+  text = lambda value: value.decode() if isinstance(value, bytes) else value
+  pair = lambda item: tuple(text(item[language]) for language in languages)
   return read_splits(builder, pair)
 
 
 def read_splits(
   builder: tfds.core.DatasetBuilder, function: Callable[[Any], Any]
 ) -> dict[str, LazyPairs]:
-  """`function` of the items of train, valid and test of a prepared data set, one by one.
-
-  Raises InputError for data that were prepared before in a format without random access.
-  """
+  """Applies `function` lazily to the items of train, valid and test; see `read_split`."""
   names = {"train": "train", "valid": "validation", "test": "test"}
   return {split: read_split(builder, name, function) for split, name in names.items()}
 
@@ -207,9 +211,10 @@ def read_splits(
 def read_split(
   builder: tfds.core.DatasetBuilder, name: str, function: Callable[[Any], Any]
 ) -> LazyPairs:
-  """`function` of the items of one split, by TFDS's own name of it, one by one.
+  """Applies `function` lazily to the items of the split that TFDS calls `name`.
 
-  Raises InputError as `read_splits` does.
+  Raises:
+    InputError: the data on disk are not in array_record format.
   """
   try:
     return LazyPairs(builder.as_data_source(name), function)
@@ -221,15 +226,11 @@ def read_split(
 
 @contextlib.contextmanager
 def damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
-  """Raises InputError, which names the folder, where prepared data cannot be read.
+  """Raises InputError with the folder's name if prepared data cannot be read.
 
-  Of a file that was cut short, TFDS may give items of None; names that are gone are a KeyError.
+  TFDS may return None as items of a truncated file, and raises KeyError for missing names.
   """
   try:
     yield
   except (RuntimeError, TypeError, KeyError, *_UNREADABLE) as error:
     raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None
-
-
-def _text(value: bytes | str) -> str:
-  return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Rows of unequal length, end to end in one array: millions of sentences in little memory."""
+"""Rows of unequal length in one array, so that millions of sentences fit into memory."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from relpos_jax.typing import Int, Integer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ragged(Sequence):
-  """A sequence of integer rows; row i is `values[offsets[i] : offsets[i + 1]]`, given as int32.
+  """A sequence of integer rows; row i is `values[offsets[i] : offsets[i + 1]]` as int32.
 
   >>> rows = Ragged.of([[5, 6, 2], [2], [7, 2]])
   >>> len(rows), rows[-1], rows.lengths
@@ -22,7 +22,7 @@ class Ragged(Sequence):
 
   @classmethod
   def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
-    """The same rows end to end; rows that already are (a `Ragged`) come back as they are."""
+    """Concatenates rows; returns a `Ragged` as it is."""
     if isinstance(rows, cls):
       return rows
     arrays = [np.asarray(row, np.int32) for row in rows]
@@ -32,7 +32,7 @@ class Ragged(Sequence):
   def joined(
     cls, values: Integer[np.ndarray, "tokens"], lengths: Sequence | np.ndarray
   ) -> "Ragged":
-    """Rows of these lengths, cut from values in order."""
+    """Splits values into rows of these lengths."""
     return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
   @property
@@ -40,7 +40,7 @@ class Ragged(Sequence):
     return np.diff(self.offsets)
 
   def in_epoch(self, epoch: int) -> "Ragged":
-    """Itself in every epoch: a side of batches whose rows do not change."""
+    """Returns itself: the rows are the same in every epoch."""
     return self
 
   def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Ragged(Sequence):
   def padded(
     self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
   ) -> Int[np.ndarray, "B L"]:
-    """The chosen rows, in that order, as the top left of an int32 array filled with padding.
+    """Returns an int32 array of the chosen rows, padded to a shape.
 
     >>> Ragged.of([[5, 6, 2], [2], [7, 2]]).padded(np.array([2, 0]), (3, 4), 0)
     array([[7, 2, 0, 0],

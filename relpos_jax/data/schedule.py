@@ -1,4 +1,4 @@
-"""Which examples make the batch of a step: a function of the seed and the step alone."""
+"""The order of examples in training, a function of the seed and the step alone."""
 
 import functools
 import math
@@ -17,15 +17,15 @@ class Schedule:
   """An endless sequence of batches of examples of similar size: `schedule[step]`, step >= 0.
 
   An example goes into the bucket of the smallest boundary that holds it, and a bucket's batches
-  have budget // boundary examples. Each epoch shows every example once, shuffled inside its bucket,
-  the buckets' batches in mixed order. Safe to read from several threads.
+  have budget // boundary examples. Each epoch has every example once, shuffled within its bucket,
+  and the batches of all buckets in random order. May be read from several threads.
 
   Attributes:
-    num_per_epoch: batches an epoch, the same in every epoch.
-    shapes: of each bucket that is not empty, rows a batch and boundary.
-    buckets: the examples of each, in the order of `shapes`.
-    dropped: examples larger than the last boundary, left out.
-    cells: what an epoch's batches hold, padding included.
+    num_per_epoch: batches per epoch, the same in every epoch.
+    shapes: rows per batch and boundary of each bucket that is not empty.
+    buckets: the examples of each bucket, in the order of `shapes`.
+    dropped: the number of examples larger than the last boundary, which are left out.
+    cells: the size of all batches of an epoch, with padding.
 
   >>> schedule = Schedule(np.array([2, 4, 1, 9]), boundaries=(2, 4), budget=4, seed=None)
   >>> schedule.shapes, schedule.num_per_epoch, schedule.dropped
@@ -47,16 +47,16 @@ class Schedule:
     """Sorts the examples into buckets.
 
     Args:
-      sizes: of each example.
-      boundaries: increasing; an example of a bucket is padded to its boundary.
-      budget: examples times boundary of a batch, at most.
-      multiple_of: rows of a batch are filled up to a multiple of this.
-      seed: of the order. None keeps the order of bucket and example.
-      words: what examples and sizes are called in messages, and what limits a size: "a side".
+      sizes: the size of each example.
+      boundaries: increasing; the examples of a bucket are padded to its boundary.
+      budget: the largest size of a batch, examples times boundary.
+      multiple_of: the number of rows of a batch is a multiple of this.
+      seed: determines the order. None keeps the order of buckets and examples.
+      words: the nouns for examples and sizes in messages, and a suffix to sizes such as " a side".
 
     Raises:
-      InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
-        no example small enough.
+      InputError: the boundaries do not increase, the budget is too small for one multiple of rows,
+        or no example is small enough.
     """
     self._seed = seed
     found = [*_buckets(sizes, boundaries, budget, multiple_of, words)]
@@ -76,7 +76,7 @@ class Schedule:
     self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
 
   def __getitem__(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
-    """The examples of a step's batch, and their bucket."""
+    """Returns the examples of a step's batch, and their bucket."""
     number = operator.index(step)
     if number < 0:
       raise IndexError(f"step {number}: want at least 0")
@@ -87,7 +87,7 @@ class Schedule:
     return examples[bucket][part], bucket
 
   def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Each bucket's examples and the batches, in this epoch's order."""
+    """Returns the examples of each bucket and the batches, in the order of an epoch."""
     if self._seed is None:
       return self.buckets, np.arange(self.num_per_epoch)
     key = np.array([self._seed % 2**64, epoch], np.uint64)
@@ -102,7 +102,7 @@ class Schedule:
 
 
 def counted(number: int, thing: str, ending: str = "s") -> str:
-  """A number of things, in words.
+  """Formats a number and a noun.
 
   >>> counted(1, "shape"), counted(2000, "batch", "es")
   ('1 shape', '2,000 batches')
@@ -117,7 +117,7 @@ def _buckets(
   multiple_of: int,
   words: tuple[str, str, str],
 ) -> Iterator[tuple[tuple[int, int], Int[np.ndarray, "bucket"]]]:
-  """Of each bucket that is not empty: examples a batch and boundary, and the examples in it."""
+  """Yields ((examples per batch, boundary), examples) of each bucket that is not empty."""
   examples, cells, limit = words
   if list(boundaries) != sorted({*boundaries}) or not boundaries or boundaries[0] < 1:
     raise InputError(f"boundaries {boundaries}: give increasing lengths in {cells}, from 1")

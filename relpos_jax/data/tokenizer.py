@@ -1,20 +1,19 @@
 """Vocabularies: text to token ids and back.
 
-The subword kinds, bpe and wordpiece, see bytes, not characters, so no text is unknown and none is
-lost. A line gets one space in front, which decoding takes away again: a word is the same token at
-the start of a line as inside it, and every space of the line comes back. Tokens never cross from
-letters to digits, signs or white space, so text that spells a special token ("</s>") gives ordinary
-tokens.
+The subword kinds, bpe and wordpiece, work on bytes, so no text is unknown and none is lost.
+Encoding adds a space before a line and decoding removes it: a word is the same token at the start
+of a line as inside it, and spaces are preserved. Tokens do not cross from letters to digits, signs
+or white space, so text that spells a special token ("</s>") becomes ordinary tokens.
 
-The kind words is for text that is tokenised already, into subwords too: a token is what stands
-between white space. Those that are not in the vocabulary, or spell a special token, are unknown.
+The kind "words" is for text that is tokenised already, possibly into subwords: tokens are separated
+by white space. Those that are not in the vocabulary, or spell a special token, are unknown.
 """
 
 import codecs
 import itertools
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,8 +37,8 @@ KINDS = ("bpe", "wordpiece", "words")
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 _SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# GPT-2's split with the space before a word attached to it, accents kept with their letter, and
-# words cut at a length, without which WordPiece takes cubic time and gives up on long ones.
+# GPT-2's split, with accents kept with their letter and a limit to the length of words, without
+# which WordPiece takes cubic time and fails on long ones.
 _LONGEST_WORD = 64
 _WORDS = (
   r"'(?:s|t|re|ve|m|ll|d)(?![\p{L}\p{M}])"
@@ -56,26 +55,26 @@ _Ids = Integer[Array | np.ndarray, "L"] | Sequence[int]
 
 
 class Tokenizers(NamedTuple):
-  """One tokenizer a side. A joint vocabulary is the same object on both sides."""
+  """The tokenizers of source and target; a joint vocabulary is one object."""
 
   source: Tokenizer
   target: Tokenizer
 
 
 def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
-  """Learns a vocabulary. The same lines give the same one, for words in any order.
+  """Learns a vocabulary, deterministically; for "words" in any order of the lines.
 
   Args:
-    lines: the text to learn from; for a joint vocabulary that of both languages.
-    kind: "bpe" (Sennrich et al. 2016: merges in the order learned) or "wordpiece" (Schuster and
-      Nakajima 2012, as HF tokenizers has it: the same training, then longest match first), or
-      "words": the most frequent tokens between white space, of equally frequent ones the first by
-      code points.
-    size: entries, special tokens included, and the 256 bytes but for words. Fewer come back where
-      no further pair of tokens occurs twice, or the text has no more words.
+    lines: the text; that of both languages for a joint vocabulary.
+    kind: "bpe" (Sennrich et al. 2016: merges in the order learned), "wordpiece" (Schuster and
+      Nakajima 2012, as in HF tokenizers: the same training, then longest match first) or "words"
+      (the most frequent words, and of equally frequent ones the first by code points).
+    size: the number of entries, with the special tokens and, for subwords, the 256 bytes. The
+      vocabulary is smaller if no further pair of tokens occurs twice or there are no more words.
 
   Raises:
-    InputError: unknown kind, or a size without room for the special tokens and bytes, or one word.
+    InputError: the kind is unknown, or the size too small for the special tokens and the bytes or
+      one word.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann"])[0])
@@ -100,14 +99,13 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
   if kind == "bpe":
     model, trainer = models.BPE(), trainers.BpeTrainer(**settings)
   else:
-    longest = 4 * _LONGEST_WORD + 1  # bytes of UTF-8, and the space
+    longest = 4 * _LONGEST_WORD + 1  # bytes of UTF-8 and the space
     model = models.WordPiece(unk_token=_SPECIAL[UNK], max_input_chars_per_word=longest)
-    # Words are marked by their space; a mark on continuations too would make the training depend
-    # on the order of a hash table.
+    # With a prefix for continuations, training would depend on the order of a hash table.
     trainer = trainers.WordPieceTrainer(continuing_subword_prefix="", **settings)
   learner = _pipeline(model)
   learner.train_from_iterator(lines, trainer)
-  # A fresh pipeline around the model forgets what training adds: special tokens found in text.
+  # A new pipeline: the trained one would find special tokens in text.
   return _pipeline(learner.model)
 
 
@@ -128,7 +126,7 @@ def _pipeline(model: models.Model) -> Tokenizer:
 def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
   counter = Tokenizer(models.WordLevel())
   counter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  # Without special tokens: one that occurs as a word would lose its id.
+  # Trained without special tokens, because one that occurs as a word would lose its id.
   counter.train_from_iterator(
     lines, trainers.WordLevelTrainer(vocab_size=size, show_progress=False)
   )
@@ -144,11 +142,11 @@ def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
-  """The token ids of each line, ending in EOS and without BOS.
+  """Returns the token ids of each line, with EOS and without BOS.
 
-  Lines are read lazily, some thousands at a time, and kept as two bytes a token (four where the
-  vocabulary has more than 65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false,
-  which a program that forks afterwards should set.
+  Lines are read lazily, and stored in two bytes per token (four if the vocabulary has more than
+  65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false, which a program that forks
+  afterwards should set.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> [ids[-1].item() == EOS for ids in encode(tokenizer, ["ein Mann", ""])]
@@ -156,7 +154,8 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   """
   dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32
   values, lengths = [np.empty(0, dtype)], [np.empty(0, np.int64)]
-  for chunk in _chunks(lines):
+  remaining = iter(lines)
+  while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):
     rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(chunk)]
     lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
     values.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, lengths[-1].sum()))
@@ -164,7 +163,7 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
 
 
 def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
-  """The token ids of both sides, without the space around lines, as translating has them.
+  """Returns the token ids of both sides, without the white space around lines.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "a man"], "bpe", size=300)
   >>> sources, targets = encode_pairs(Tokenizers(tokenizer, tokenizer), [("a man ", "ein Mann")])
@@ -177,14 +176,8 @@ def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tu
   )
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
-  remaining = iter(lines)
-  while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):
-    yield chunk
-
-
 def first_tokens(tokenizer: Tokenizer, line: str, number: int) -> tuple[str, int]:
-  """Returns the text of a line's first tokens, and how many tokens all of it has.
+  """Returns the text of a line's first tokens, and the number of tokens of the full line.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> first_tokens(tokenizer, "ein Mann, ein Mann", 3)
@@ -197,29 +190,25 @@ def first_tokens(tokenizer: Tokenizer, line: str, number: int) -> tuple[str, int
 
 
 def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
-  """The text of the tokens before the first EOS; PAD and BOS are nothing.
+  """Returns the text of the tokens before the first EOS, without PAD and BOS.
 
-  `decode(tokenizer, encode(tokenizer, [line])[0]) == line` for every line: its case, spaces (at
-  both ends, and several in a row) and accents as they were written. Bytes that form no character
-  (a model may write any) become U+FFFD. Words come back with one space between them.
+  For subwords, `decode(tokenizer, encode(tokenizer, [line])[0]) == line` for every line, including
+  all spaces. Bytes that form no character become U+FFFD. Words are joined by one space.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> decode(tokenizer, encode(tokenizer, ["Ein  Mann , <s> !"])[0])
   'Ein  Mann , <s> !'
   """
-  text = [token for token in _until_eos(ids) if token not in (PAD, BOS)]
+  until_eos = itertools.takewhile(lambda token: token != EOS, np.asarray(ids).tolist())
+  text = [token for token in until_eos if token not in (PAD, BOS)]
   return tokenizer.decode(text, skip_special_tokens=False)
 
 
-def _until_eos(ids: _Ids) -> Iterator[int]:
-  return itertools.takewhile(lambda token: token != EOS, np.asarray(ids).tolist())
-
-
 def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
-  """The text of each token, to label plots with: a space is written "▁", so it starts a word.
+  """Returns the text of each token, for labels of plots; a space becomes "▁".
 
-  A character whose bytes lie in several tokens is shown with the last of them; a token that only
-  begins a character is "…". Tokens of the kind words are shown as they are.
+  A character whose bytes lie in several tokens is part of the last of them; a token that only
+  begins a character becomes "…". Tokens of the kind "words" are returned as they are.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann"], "bpe", size=300)
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann, müde"])[0])
@@ -237,7 +226,7 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
 
 
 def _to_bytes(token: str) -> bytes:
-  """Undoes the byte-level alphabet: printable bytes are themselves, the others U+0100 onwards."""
+  """Inverts the byte-level alphabet: printable bytes are themselves, others U+0100 onwards."""
   hidden = [byte for byte in range(256) if chr(byte) not in _ALPHABET]
   return bytes(ord(c) if ord(c) < 256 else hidden[ord(c) - 256] for c in token)
 
@@ -252,10 +241,7 @@ def save_tokenizers(tokenizers: Tokenizers, folder: str | os.PathLike) -> None:
 
 
 def tokenizer_files(folder: str | os.PathLike) -> list[pathlib.Path]:
-  """Returns the files that `save_tokenizers` wrote; none if one of them is missing.
-
-  A process that is killed between two files leaves one.
-  """
+  """Returns the files that `save_tokenizers` wrote, or none if one of two is missing."""
   for names in (_JOINT, _SEPARATE):
     paths = [pathlib.Path(folder, name) for name in names]
     if all(path.exists() for path in paths):
@@ -264,10 +250,10 @@ def tokenizer_files(folder: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def load_tokenizers(folder: str | os.PathLike) -> Tokenizers:
-  """Reads what `save_tokenizers` wrote.
+  """Reads the files that `save_tokenizers` wrote.
 
   Raises:
-    InputError: a file is missing, or is not a tokenizer of this project.
+    InputError: a file is missing, damaged or not a tokenizer of this project.
   """
   if pathlib.Path(folder, *_JOINT).exists():
     joint = _load(pathlib.Path(folder, *_JOINT))
@@ -282,7 +268,7 @@ def _load(path: pathlib.Path) -> Tokenizer:
     )
   try:
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-  except Exception as error:  # HF tokenizers raises nothing narrower
+  except Exception as error:  # the type that HF tokenizers raises
     raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
   if [tokenizer.token_to_id(token) for token in _SPECIAL] != [PAD, BOS, EOS, UNK]:
     raise InputError(f"{path} is another program's tokenizer: name the folder of a training run")

@@ -1,7 +1,6 @@
 """Graphs: labelled directed edges, a graph encoder, accuracy."""
 
 import collections
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +25,10 @@ from relpos_jax.training.sharding import AnyMesh, num_rows_together, put_batch
 from relpos_jax.training.task import (
   Evaluation,
   Run,
+  check_model,
   model_choices,
   model_values,
   own_copies,
-  refusals_named,
 )
 from relpos_jax.typing import Array, Float, Int, PyTree
 
@@ -65,7 +64,8 @@ class Graphs:
     if sizes["sequence"] > 1:
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1, graphs are not cut")
     token_batches.check_batches(self.config, sizes)
-    _check_model(self.config, self.mock_vocabulary())
+    make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
+    check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
 
   def load_data(self) -> GraphData:
     """The graphs of `config.data`: splits train and valid, and all others to test on."""
@@ -224,18 +224,3 @@ def _count_right(graphdef: nnx.GraphDef, params: PyTree, batch: GraphBatch):
   """Graphs that are told right, and all."""
   answers, there = jnp.argmax(nnx.merge(graphdef, params)(batch), -1), batch.target >= 0
   return jnp.sum((answers == batch.target) & there), jnp.sum(there)
-
-
-def _check_model(config: ConfigDict, names: GraphNames) -> None:
-  """Traces training without computing: what the operator refuses, it refuses here."""
-  with refusals_named():
-    _trace(dataclasses.replace(encoder_config(config, names), num_layers=1))
-
-
-@functools.cache  # for the cells of a sweep: many have one model
-def _trace(config: GraphEncoderConfig) -> None:
-  def run(batch: GraphBatch):
-    return GraphEncoder(config, rngs=nnx.Rngs(0))(batch, nnx.Rngs(dropout=0))
-
-  shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-  jax.eval_shape(run, jax.tree.map(shape, empty_batch((1, 4, 4, 1))))

@@ -1,6 +1,5 @@
 """Music: pieces as tokens, a decoder alone, negative log-likelihood."""
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -32,10 +31,10 @@ from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.training.task import (
   Evaluation,
   Run,
+  check_model,
   model_choices,
   model_values,
   own_copies,
-  refusals_named,
 )
 
 _CHOICES = {
@@ -69,7 +68,9 @@ class MusicTask:
     longest, alignment = self.config.batches.max_length, self.codec.alignment
     if longest <= alignment:
       raise InputError(f"config.batches.max_length is {longest}: give more than {alignment} tokens")
-    _check_model(self.config, self.codec.vocab_size)
+    tokens = jax.ShapeDtypeStruct((1, longest), jnp.int32)
+    make_config = lambda: language_config(self.config, self.codec.vocab_size)
+    check_model(LanguageModel, make_config, tokens)
 
   def load_data(self) -> Music:
     data = self.config.data
@@ -203,19 +204,3 @@ def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pat
   reach = Reach(weights, np.append(0.0, times[:-1]), float(times[-1]))  # begin is at the first step
   since = float(times[prime]) if prime else 0
   return piano_roll(codec.spans(piece), path, step=codec.step, prime=since, reach=reach)
-
-
-def _check_model(config: ConfigDict, vocab_size: int) -> None:
-  """Traces training without computing: what the operator refuses, it refuses here."""
-  with refusals_named():
-    one_layer = dataclasses.replace(language_config(config, vocab_size), num_layers=1)
-    _trace(one_layer, config.batches.max_length)
-
-
-@functools.cache  # for the cells of a sweep: many have one model
-def _trace(config: LanguageModelConfig, length: int) -> None:
-  def run(rows):
-    model = LanguageModel(config, rngs=nnx.Rngs(0))
-    return model(rows, rngs=nnx.Rngs(dropout=0))
-
-  jax.eval_shape(run, jax.ShapeDtypeStruct((1, length), jnp.int32))

@@ -1,9 +1,9 @@
 """What a kind of system adds to training and evaluating; the commands know nothing else of it."""
 
-import contextlib
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
 import jax
@@ -115,13 +115,30 @@ class Evaluation(NamedTuple):
   pictures: tuple[pathlib.Path, ...] = ()
 
 
-@contextlib.contextmanager
-def refusals_named() -> Iterator[None]:
-  """What a model refuses while it is traced is a mistake in `config.model`: InputError."""
+def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs: PyTree) -> None:
+  """Traces one layer of a model in training; nothing is computed.
+
+  Args:
+    kind: the class of the model.
+    make_config: makes the model's own config.
+    inputs: what the model is called with, as arrays or as shapes.
+
+  Raises:
+    InputError: the model does not support its config.
+  """
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
   try:
-    yield
+    _trace(kind, dataclasses.replace(make_config(), num_layers=1), shapes)
   except (ValueError, NotImplementedError) as error:
     raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+
+
+@functools.cache  # many cells of a sweep have the same model
+def _trace(kind: type[nnx.Module], config: Any, inputs: tuple[PyTree, ...]) -> None:
+  def run(*inputs):
+    return kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
+
+  jax.eval_shape(run, *inputs)
 
 
 def own_copies(params: PyTree) -> PyTree:

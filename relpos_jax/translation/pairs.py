@@ -1,4 +1,4 @@
-"""What a user brings: two aligned text files, or one file of two tab-separated columns."""
+"""A user's own pairs: two aligned text files, or one file of two tab-separated columns."""
 
 import pathlib
 
@@ -10,14 +10,15 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def load(train: str = "", valid: str = "", test: str = "") -> Corpus:
-  """Sentence pairs of files: a split is "source_file,target_file" or "file.tsv", plain or gzip.
+  """Reads sentence pairs; a split is "source_file,target_file" or "file.tsv", plain or gzip.
 
   Line i of one file translates line i of the other; a line of a TSV file is source, tab, target.
-  UTF-8; lines end with \\n or \\r\\n and nowhere else. Pairs with an empty side are left out and
-  counted in the notes. A split that is not given is not in the corpus; train must be.
+  Files are UTF-8; lines end with \\n or \\r\\n. Pairs with an empty side are skipped and counted in
+  the notes. The corpus has the splits that are given; train is required.
 
-  Raises InputError, a line that names file, line and remedy, for a missing, unreadable or empty
-  file, invalid UTF-8, files of different lengths and lines that have not two columns.
+  Raises:
+    InputError: a file is missing, unreadable, empty or not UTF-8, two files differ in length, or a
+      line does not have two columns. The message names file and line.
 
   >>> import pathlib, tempfile
   >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -33,16 +34,23 @@ def load(train: str = "", valid: str = "", test: str = "") -> Corpus:
     raise InputError('no training pairs: give train="source_file,target_file" or train="file.tsv"')
   named = {"train": train, "valid": valid, "test": test}
   read = {split: read_pairs(files) for split, files in named.items() if files}
-  kept = {split: [pair for pair in pairs if _is_whole(pair)] for split, pairs in read.items()}
+  kept = {
+    split: [pair for pair in pairs if all(map(str.strip, pair))] for split, pairs in read.items()
+  }
   for split, pairs in kept.items():
     if not pairs:
       raise InputError(f"no pairs in {split}: every line of {named[split]} has an empty side")
   skipped = {split: len(read[split]) - len(kept[split]) for split in read}
-  return Corpus(kept, tuple(_note(split, count) for split, count in skipped.items() if count))
+  notes = [
+    f"{count} pair{'s' * (count > 1)} with an empty side skipped in {split}"
+    for split, count in skipped.items()
+    if count
+  ]
+  return Corpus(kept, tuple(notes))
 
 
 def read_pairs(files: str) -> list[tuple[str, str]]:
-  """The pairs of "source_file,target_file" or "file.tsv", those with an empty side included."""
+  """Reads all pairs of "source_file,target_file" or "file.tsv", also those with an empty side."""
   paths = [local_path(name.strip()) for name in files.split(",")]
   if len(paths) == 1:
     return _read_columns(paths[0])
@@ -58,10 +66,13 @@ def read_pairs(files: str) -> list[tuple[str, str]]:
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-  """The lines of a UTF-8 text file, plain or gzip, without line ends and byte order mark.
+  """Reads the lines of a UTF-8 text file, plain or gzip, without line ends and byte order mark.
 
-  Splits at \\n alone, unlike str.splitlines and readline: U+2028, U+0085 or a lone \\r inside a
-  sentence would shift all pairs after it. Raises InputError: missing, unreadable, empty, not UTF-8.
+  Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r inside a
+  sentence, which would shift all pairs after it.
+
+  Raises:
+    InputError: the file is missing, unreadable, empty or not UTF-8.
   """
   content = read_content(path).removeprefix(_BOM)
   if not content:
@@ -83,11 +94,3 @@ def _read_columns(path: pathlib.Path) -> list[tuple[str, str]]:
         "or two files as source_file,target_file"
       )
   return [(source, target) for source, target in rows]
-
-
-def _is_whole(pair: tuple[str, str]) -> bool:
-  return all(side.strip() for side in pair)
-
-
-def _note(split: str, count: int) -> str:
-  return f"{count} pair{'s' * (count > 1)} with an empty side skipped in {split}"

@@ -97,7 +97,7 @@ def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
 
 
 def _score(rows: Rows, is_in: np.ndarray | None = None, num_samples: int = 1000):
-  """Computes the `Scores` of each row: of test, or of the sentences of all splits that are in."""
+  """Computes the `Scores` of each row on test, or on the selected sentences of all splits."""
   splits = _splits(rows)[: 1 if is_in is None else None]
   is_in = slice(None) if is_in is None else is_in
   counts = {

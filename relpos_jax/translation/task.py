@@ -1,6 +1,5 @@
 """Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
 
-import dataclasses
 import functools
 import pathlib
 import re
@@ -35,7 +34,7 @@ from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.progress import track
 from relpos_jax.training.sharding import AnyMesh
-from relpos_jax.training.task import Evaluation, Run, model_choices, model_values, refusals_named
+from relpos_jax.training.task import Evaluation, Run, check_model, model_choices, model_values
 from relpos_jax.translation import scores
 from relpos_jax.translation.corpus import SOURCES, Corpus, load_corpus
 from relpos_jax.translation.normalize import normalize_corpus, normalize_lines
@@ -45,29 +44,29 @@ from relpos_jax.typing import PyTree
 _CHOICES = {
   "data.source": SOURCES,
   "vocabulary.kind": KINDS,
-  # Those of sacreBLEU that need no further package or download.
+  # The tokenizers of sacreBLEU that need no further package or download.
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
 } | model_choices(TransformerConfig)
 _NUMBERS = (
   *token_batches.NUMBERS,
   at_least(1, "training.num_samples", "decoding.beam_size"),
   at_least(0, "decoding.length_penalty", "decoding.extra_length"),
-  at_least(UNK + 2, "vocabulary.size"),  # a word besides
+  at_least(UNK + 2, "vocabulary.size"),  # the special tokens and one word
 )
 _NUM_MOCKED = 100_000
 
 
-class _Entries(NamedTuple):
-  """A tokenizer's number of entries, without them."""
+class _MockTokenizer(NamedTuple):
+  """A tokenizer that only has a size."""
 
-  number: int
+  size: int
 
   def get_vocab_size(self) -> int:
-    return self.number
+    return self.size
 
 
 class Translation:
-  """The `Task` of translating sentences."""
+  """The `Task` of translation."""
 
   score = "BLEU"
 
@@ -85,10 +84,11 @@ class Translation:
         "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
     token_batches.check_batches(self.config, sizes)
-    _check_model(self.config)
+    tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
+    check_model(Transformer, lambda: transformer_config(self.config, 8, 8), tokens, tokens)
 
   def load_data(self) -> Corpus:
-    """The sentence pairs of `config.data`, normalised as it says."""
+    """Loads and normalises the sentence pairs of `config.data`."""
     data = self.config.data
     options = data[data.source].to_dict()
     if data.source in ("multi30k", "wmt14"):
@@ -104,10 +104,12 @@ class Translation:
     return corpus
 
   def learn_vocabulary(self, data: Corpus, workdir: pathlib.Path) -> Tokenizers:
-    """Those of the run's folder, or new ones, as `config.vocabulary` says.
+    """Reads the tokenizers of the run directory, or trains them.
 
-    Half a vocabulary, of a run that was killed while writing it, is learned anew; InputError if
-    there is a checkpoint already.
+    One of two files, left by a killed process, does not count if there is no checkpoint.
+
+    Raises:
+      InputError: there is a checkpoint but not its tokenizers.
     """
     if tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
       return load_tokenizers(workdir)
@@ -130,7 +132,7 @@ class Translation:
       save_tokenizers(vocabulary, workdir)
 
   def mock_vocabulary(self) -> Tokenizers:
-    return Tokenizers(*2 * [_Entries(self.config.vocabulary.size)])
+    return Tokenizers(*2 * [_MockTokenizer(self.config.vocabulary.size)])
 
   def make_batches(
     self, data: Corpus, vocabulary: Tokenizers, mesh: AnyMesh
@@ -140,9 +142,9 @@ class Translation:
     return make(*train, seed=self.config.seed), make(*valid, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
-    """Pairs of log-normal lengths around 24 tokens, the target's by a fifth longer or shorter.
+    """Returns batches of pairs of log-normal lengths, about 24 tokens.
 
-    Not those of any corpus, whose boundaries will differ by some tokens.
+    Source and target differ by about a fifth. The boundaries of a corpus differ by a few tokens.
     """
     random = np.random.default_rng(0)
     lengths = random.lognormal(np.log(24), 0.6, _NUM_MOCKED)
@@ -165,22 +167,22 @@ class Translation:
     return translation_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
 
   def make_report(self, run: Run, data: Corpus, batches: Any):
-    """BLEU of greedy translations of some sentences, and a few of them."""
+    """Returns a function that computes the BLEU of greedy translations and shows a few."""
     translate = make_translator(run, beam_size=1)
-    some = data.splits["valid"][: self.config.training.num_samples]
+    pairs = data.splits["valid"][: self.config.training.num_samples]
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
-      translations = translate([source for source, _ in some], params)
-      return scores.in_short(self.config, some, translations)
+      translations = translate([source for source, _ in pairs], params)
+      return scores.score_validation(self.config, pairs, translations)
 
     return report
 
   def evaluate(self, run: Run, data: Corpus, workdir: pathlib.Path) -> Evaluation | None:
-    """Translates the test splits, and writes the translations into the run's folder."""
+    """Translates and scores the test splits; writes the translations into the run directory."""
     splits = {name: data.splits[name] for name in ("test", "long") if name in data.splits}
-    shown = functools.partial(track, what="batches translated") if is_first() else iter
-    scored = scores.translate(make_translator(run, track=shown), splits)
-    return scores.evaluation(run, scored, workdir) if is_first() else None
+    progress = functools.partial(track, what="batches translated") if is_first() else iter
+    scored = scores.translate(make_translator(run, track=progress), splits)
+    return scores.evaluate(run, scored, workdir) if is_first() else None
 
 
 def translation_loss(
@@ -191,7 +193,7 @@ def translation_loss(
   bos: int,
   label_smoothing: float = 0.0,
 ) -> Loss:
-  """The loss of the target's tokens, each told from the source and the target before it."""
+  """Computes the loss of each target token, given the source and the target before it."""
   logits = model(batch.source, shift_right(batch.target, bos), rngs=rngs)
   return cross_entropy(logits, batch.target, smoothing=label_smoothing)
 
@@ -199,12 +201,12 @@ def translation_loss(
 def transformer_config(
   config: ConfigDict, source_vocab_size: int, target_vocab_size: int
 ) -> TransformerConfig:
-  """The model's own config, of `config.model`."""
+  """Makes the config of the model from `config.model`."""
   return TransformerConfig(source_vocab_size, target_vocab_size, **model_values(config))
 
 
 def make_translator(run: Run, **changes) -> Translator:
-  """Translates as `config.decoding` says, but for the changes, on the run's devices."""
+  """Makes a translator on the run's devices from `config.decoding` and changes to it."""
   check_beam(run.config, changes.get("beam_size"))
   options = run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
@@ -212,18 +214,18 @@ def make_translator(run: Run, **changes) -> Translator:
 
 
 def check_beam(config: ConfigDict, beam_size: int | None = None) -> None:
-  """At most as many hypotheses as there are words to begin with; InputError for more.
+  """Raises InputError if the beam is larger than the vocabulary.
 
-  `beam_size`: that of the flag, where it is given; the config's otherwise.
+  `beam_size` is the value of the command's flag; without it, that of the config is checked.
   """
-  own, most = config.decoding.beam_size, config.vocabulary.size
-  said = f"--beam_size={beam_size}" if beam_size else f"config.decoding.beam_size is {own}"
-  if (beam_size or own) > most:
-    raise InputError(f"{said}: give at most {most}, config.vocabulary.size")
+  default, most = config.decoding.beam_size, config.vocabulary.size
+  given = f"--beam_size={beam_size}" if beam_size else f"config.decoding.beam_size is {default}"
+  if (beam_size or default) > most:
+    raise InputError(f"{given}: give at most {most}, config.vocabulary.size")
 
 
 def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
-  """Lines of the source language as the model saw them in training."""
+  """Normalises lines of the source language as in training."""
   data = config.data
   if not (data.moses or data.lowercase):
     return lines
@@ -234,14 +236,14 @@ def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
 def _check_mark(mark: str, corpus: Corpus) -> None:
   if mark and all(join_subwords(target, mark) == target for _, target in corpus.splits["train"]):
     raise InputError(
-      f"config.evaluation.subword_mark is {mark!r}, in which no training target's subword ends: "
-      "give the mark that is in the text, or none"
+      f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
+      "give the mark of the text, or none"
     )
 
 
 def _check_languages(data: ConfigDict) -> None:
   if not re.fullmatch("[a-z]{2,3}-[a-z]{2,3}", data.languages):
-    raise InputError(f"config.data.languages is {data.languages!r}: give from-to, as en-de")
+    raise InputError(f"config.data.languages is {data.languages!r}: give source-target, as en-de")
   if data.source == "embedded" and data.languages != "en-de":
     raise InputError(f"config.data.languages is {data.languages!r}: the embedded corpus is en-de")
 
@@ -250,7 +252,7 @@ def _check_subwords(config: ConfigDict) -> None:
   mark, prepared = config.evaluation.subword_mark, scores.is_prepared(config)
   if re.search(r"\s", mark):
     raise InputError(
-      f"config.evaluation.subword_mark is {mark!r}: give what stands before the space, as @@"
+      f"config.evaluation.subword_mark is {mark!r}: give the mark before the space, as @@"
     )
   if prepared and not mark:
     raise InputError(
@@ -258,22 +260,6 @@ def _check_subwords(config: ConfigDict) -> None:
     )
   if mark and config.data.moses:
     raise InputError(
-      f"config.data.moses would part {mark} from its subword: set config.data.moses=False, "
+      f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
       "or config.evaluation.subword_mark to nothing"
     )
-
-
-def _check_model(config: ConfigDict) -> None:
-  """Traces training without computing: what the operator refuses, it refuses here."""
-  with refusals_named():
-    one_layer = dataclasses.replace(transformer_config(config, 8, 8), num_layers=1)  # all are alike
-    _trace(one_layer, config.batches.max_length)
-
-
-@functools.cache  # for the cells of a sweep: many have one model
-def _trace(config: TransformerConfig, length: int) -> None:
-  def run(tokens):
-    model = Transformer(config, rngs=nnx.Rngs(0))
-    return model(tokens, tokens, rngs=nnx.Rngs(dropout=0))
-
-  jax.eval_shape(run, jax.ShapeDtypeStruct((1, length), jnp.int32))

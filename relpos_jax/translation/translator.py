@@ -1,4 +1,4 @@
-"""From lines of one language to lines of the other."""
+"""Batched translation of lines by beam search."""
 
 import contextlib
 import functools
@@ -25,13 +25,13 @@ class Translator:
 
   Args:
     graphdef, params: the model, split.
-    tokenizers: of its two sides.
-    beam_size: 1 is greedy.
+    tokenizers: those of source and target.
+    beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
     extra_length: a translation has at most this many tokens more than its source.
-    token_budget: padded source tokens in a batch.
-    mesh: over all of whose devices a batch's rows are spread; one device if None.
-    track: gives back the batches that it is given, and may show how many are done.
+    token_budget: padded source tokens per batch.
+    mesh: shards the rows of a batch over all its devices; None uses one device.
+    track: wraps the sequence of batches, for example to show progress.
   """
 
   def __init__(
@@ -61,35 +61,36 @@ class Translator:
     self._search = jax.jit(_over_devices(search, mesh) if mesh else search)
 
   def __call__(self, lines: Sequence[str], params: PyTree | None = None) -> list[str]:
-    """Translates every line, in order; an empty line gives an empty one.
+    """Translates lines in order; the translation of an empty line is empty.
 
-    `params` stand for those of the translator, as while they are trained.
+    `params` replace those of the translator.
 
     Raises:
-      InputError: the beam is too wide for the devices' memory.
+      InputError: the beam does not fit into the devices' memory.
     """
     params = self.params if params is None else params
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
-    spoken = [i for i, line in enumerate(lines) if line.strip()]
-    batches = [*_by_length(spoken, sources.lengths.tolist(), self._num_rows)]
+    filled = [i for i, line in enumerate(lines) if line.strip()]
+    batches = [*_by_length(filled, sources.lengths.tolist(), self._num_rows)]
     for length, rows in self._track(batches):
-      # A fixed number of rows for each padded length, so that few shapes are compiled.
+      # Each padded length has one number of rows, so that few shapes are compiled.
       padded = sources.padded(np.array(rows), (self._num_rows(length), length), PAD)
-      with _room_for(self._beam_size, padded.shape):
+      with _check_memory(self._beam_size, padded.shape):
         tokens = np.asarray(self._search(params, padded))
-      for i, ids in zip(rows, tokens, strict=False):  # the last rows are filling
-        translations[i] = _one_line(decode(self.tokenizers.target, ids))
+      for i, ids in zip(rows, tokens, strict=False):  # the last rows may be padding
+        text = decode(self.tokenizers.target, ids)
+        translations[i] = text.replace("\n", " ").replace("\r", " ")
     return translations
 
   def _num_rows(self, padded_length: int) -> int:
-    """What the budget holds, as many on each device, and at least one."""
+    """Returns the rows of a batch: those within the budget, the same number on each device."""
     return max(1, self._token_budget // padded_length // self._num_devices) * self._num_devices
 
 
 @contextlib.contextmanager
-def _room_for(beam_size: int, shape: tuple[int, ...]) -> Iterator[None]:
-  """Of a beam of one, running out of memory is no mistake of the user's."""
+def _check_memory(beam_size: int, shape: tuple[int, ...]) -> Iterator[None]:
+  """Raises InputError if a beam wider than one runs out of memory."""
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
@@ -102,17 +103,8 @@ def _room_for(beam_size: int, shape: tuple[int, ...]) -> Iterator[None]:
     ) from error
 
 
-def _one_line(text: str) -> str:
-  """A model may write any byte, but a line stays a line.
-
-  >>> _one_line("ein\\nHund")
-  'ein Hund'
-  """
-  return text.translate({ord("\n"): " ", ord("\r"): " "})
-
-
 def _over_devices(search: Callable, mesh: Mesh) -> Callable:
-  """Each device searches for its own rows, and stops by itself; every process gets all results."""
+  """Shards the search by rows; each device stops on its own, and results are replicated."""
   sharded = jax.shard_map(
     search,
     mesh=mesh,
@@ -127,7 +119,7 @@ def _over_devices(search: Callable, mesh: Mesh) -> Callable:
 def _by_length(
   rows: Sequence[int], lengths: Sequence[int], num_rows: Callable[[int], int]
 ) -> Iterator[tuple[int, list[int]]]:
-  """Padded lengths, with as many rows of that length as fit a batch."""
+  """Yields batches as a padded length, a power of two, and their rows."""
   padded_length = lambda row: max(_SHORTEST, 1 << (lengths[row] - 1).bit_length())
   rows = sorted(rows, key=padded_length)
   for length, alike in itertools.groupby(rows, key=padded_length):
@@ -144,7 +136,7 @@ def _search(
   length_penalty: float,
   extra_length: int,
 ) -> Int[Array, "B L"]:
-  """The best translation of each row of tokens."""
+  """Returns the best translation of each row of tokens."""
   model = decoding_model(graphdef, params)
   batch_size, max_length = source.shape[0], source.shape[1] + extra_length
   lengths = jnp.sum(source != PAD, axis=1)

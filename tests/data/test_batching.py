@@ -1,4 +1,4 @@
-"""Laws of the batches: every pair once an epoch, few shapes, a function of seed and step alone."""
+"""Batches: every pair once per epoch, few shapes, a function of seed and step alone."""
 
 import functools
 import gzip
@@ -19,13 +19,13 @@ BOUNDARIES = (3, 5, 8)
 
 
 def corpus(lengths):
-  """Pairs of these (source, target) lengths; every source token names its pair, targets negate."""
+  """Makes pairs of these lengths; source tokens are the pair's number + 4, targets its negative."""
   sources = [[i + 4] * source for i, (source, _) in enumerate(lengths)]
   return sources, [[-i - 4] * target for i, (_, target) in enumerate(lengths)]
 
 
 def pairs(batch):
-  """The pairs of a batch without padding, as tuples; rows of padding are left out."""
+  """Returns the pairs of a batch as tuples without padding."""
   assert batch.source.shape == batch.target.shape
   assert batch.source.dtype == batch.target.dtype == np.int32
   strip = lambda row: tuple(np.trim_zeros(row, "b").tolist())
@@ -160,10 +160,6 @@ def test_prefetch_gives_the_steps_in_order():
       np.testing.assert_array_equal(batch, batches[step])
 
 
-def test_the_longer_side_counts():
-  assert pair_lengths(Ragged.of([[5], [5, 6]]), Ragged.of([[5, 6, 7], [5]])).tolist() == [3, 2]
-
-
 def test_the_log_line_says_what_matters():
   batches = make(*corpus([(2, 3), (3, 1), (8, 2), (9, 9)]))
   assert str(batches) == (
@@ -200,7 +196,7 @@ def test_no_pair_short_enough_is_refused(number):
 
 
 def test_misaligned_sides_are_refused():
-  with pytest.raises(ValueError, match=r"\[2, 1\] rows: want as many"):
+  with pytest.raises(ValueError, match=r"\[2, 1\] rows: want the same number"):
     make([[5], [5]], [[5]])
 
 

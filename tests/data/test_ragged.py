@@ -1,4 +1,4 @@
-"""Laws of rows stored end to end: they are the rows."""
+"""Rows stored in one array equal the rows."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The command evaluate repeats what the end of the training found."""
+"""The command evaluate repeats the evaluation at the end of training."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from relpos_jax.training.task import Evaluation
 
 @pytest.fixture(scope="module")
 def evaluated(workdir, call, tmp_path_factory):
-  """A copy of the run's folder without its results, and what the command said of it."""
+  """Runs the command on a copy of the run directory without its results."""
   copy = tmp_path_factory.mktemp("evaluated") / "run"
   made = shutil.ignore_patterns("results.json", "record.json", "*.translations.txt", "*.png")
   shutil.copytree(workdir, copy, ignore=made)
@@ -63,7 +63,6 @@ def test_only_results_and_pictures_are_written(workdir, evaluated, contents):
 
 
 def test_no_link_in_the_folder_is_followed(workdir, call, tmp_path):
-  """Of somebody else's run, which may hold some to files of the user's."""
   copy, victim = shutil.copytree(workdir, tmp_path / "run"), tmp_path / "victim"
   victim.write_text("years of work")
   names = ("results.json", "record.json", "test.translations.txt")
@@ -107,7 +106,6 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
 
 
 def test_the_records_sentences_are_those_of_the_test_split(workdir, data):
-  """Their lengths are of the longer side without its end mark; their sums give the score."""
   record = from_line((workdir / "record.json").read_text("utf-8"))
   rows = np.array(record["sentences"]["test"])
   tokenizers = load_tokenizers(workdir)
@@ -123,7 +121,6 @@ def test_the_records_sentences_are_those_of_the_test_split(workdir, data):
 
 
 def test_a_run_that_stopped_on_the_way_gets_no_record(workdir, call, tmp_path):
-  """It would count as finished, and in a table."""
   copy = shutil.copytree(workdir, tmp_path / "run")
   config = json.loads((copy / "config.json").read_text("utf-8"))
   config["training"]["num_steps"] = 1000
@@ -162,7 +159,7 @@ def test_nor_does_one_that_stopped_before_its_last_evaluation(
 
 
 def _evaluate(workdir):
-  """Without a model: what it would find is nothing."""
+  """Calls evaluate with an empty result instead of a model."""
   found = Evaluation("", dict(test={}), scores={}, sentences={}, pictures=())
   task = types.SimpleNamespace(evaluate=lambda *_: found)
   evaluate.evaluate(types.SimpleNamespace(task=task), None, workdir)

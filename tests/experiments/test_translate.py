@@ -1,4 +1,4 @@
-"""The command translate: lines in, as many lines out in their order, whatever they are."""
+"""The command translate writes one line for every line, in order."""
 
 import gzip
 import os
@@ -28,7 +28,7 @@ SHORT_LINES = [LINES[0], "", LINES[4], LINES[6]]
 
 @pytest.fixture(scope="module")
 def translate(call, workdir):
-  """The lines that the command writes for the bytes on its stdin."""
+  """Returns a function that runs the command on bytes and returns its lines."""
 
   def translate(stdin: bytes, *arguments: str) -> list[str]:
     answer = call("translate", f"--workdir={workdir}", *arguments, stdin=stdin)
@@ -69,13 +69,13 @@ def test_line_ends_do_not_matter(translate, translations, tmp_path, encode):
   assert translate(b"", f"--input={tmp_path}/lines.txt") == wanted
 
 
-def test_a_long_line_is_cut_and_named(call, workdir):
+def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   lines = ["the dog", "", "the cat finds the old green bike. " * 50, "the dog sees the house."]
   stdin = "".join(f"{line}\n" for line in lines).encode()
   answer = call("translate", f"--workdir={workdir}", "--max_source_length=12", stdin=stdin)
-  told = [line for line in answer.err.splitlines() if "--max_source_length" in line]
-  assert answer.status == 0 and len(told) == 1, answer.err
-  assert told[0].startswith("line 3 has ") and "cut to the first 12" in told[0]
+  warnings = [line for line in answer.err.splitlines() if "--max_source_length" in line]
+  assert answer.status == 0 and len(warnings) == 1, answer.err
+  assert warnings[0].startswith("line 3 has ") and "truncated to the first 12" in warnings[0]
   short = [*lines[:2], _first_tokens(lines[2], workdir, 12), lines[3]]
   wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
   assert answer.out == wanted.out

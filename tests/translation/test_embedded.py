@@ -1,4 +1,4 @@
-"""The embedded corpus: its text is the one recorded, and training sees no sentence of a test."""
+"""The embedded corpus: its checksums are the recorded ones; splits have no sentence in common."""
 
 import hashlib
 import pathlib
@@ -34,7 +34,6 @@ def test_text_is_as_recorded_and_as_the_readme_says(splits, name):
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_no_sentence_occurs_twice(splits, side):
-  """Not within a split, and so not in train and another."""
   assert [*splits] == [*SHA256]
   sentences = [pair[side] for pairs in splits.values() for pair in pairs]
   assert len({*sentences}) == len(sentences) == 21_200

@@ -1,4 +1,4 @@
-"""Laws of user files: what was written is read; what cannot be read is named."""
+"""User files: the pairs written are read; files that cannot be read are named."""
 
 import gzip
 import pathlib
@@ -12,7 +12,7 @@ from relpos_jax.translation import pairs
 
 LINES = st.lists(
   st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=8).filter(
-    # An empty last line is no line, a final \r and a first byte order mark are no text.
+    # Reading drops an empty last line, a final \r and a byte order mark.
     lambda line: line and not line.endswith("\r") and not line.startswith("\ufeff")
   ),
   min_size=1,
@@ -79,71 +79,37 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_counted(tmp_path):
   )
 
 
-def _refusal(train: str) -> str:
+FULL = b"one\n"
+MARK = b"\xef\xbb\xbf"
+PACKED = gzip.compress(b"one\ttwo\n" * 9)
+
+
+@pytest.mark.parametrize(
+  ("files", "train", "message"),
+  [
+    (dict(a=b"1\n2\n3\n", b=b"1\n2\n"), "{a},{b}", "{a} has 3 lines and {b} has 2"),
+    (dict(a=b"one\ntwo\r\nK\xf6ln\nfour\n"), "{a},{a}", "invalid UTF-8 in {a}, line 3"),
+    (dict(a=gzip.compress(b"one\n\xff\xfeK\x00")), "{a},{a}", "invalid UTF-8 in {a}, line 2"),
+    (dict(a=FULL, b=b""), "{a},{b}", "empty file {b}"),
+    (dict(a=FULL, b=gzip.compress(MARK)), "{a},{b}", "empty file {b}"),
+    (dict(a=FULL), "{a},{a}.gone", "no file {a}.gone"),
+    (dict(), "~nobody-of-this-name/gone", "no file ~nobody-of-this-name/gone"),
+    (dict(), "{folder}", "cannot read {folder}: Is a directory"),
+    (dict(a=PACKED[:-6]), "{a}", "damaged gzip file {a}"),
+    (dict(a=PACKED[:12] + PACKED[13:]), "{a}", "damaged gzip file {a}"),
+    (dict(a=b"one\teins\n\neins\n"), "{a}", "1 columns in {a}, line 3"),
+    (dict(a=b"one\teins\n\neins\tzwei\tdrei\n"), "{a}", "3 columns in {a}, line 3"),
+    (dict(a=b"\n\n"), "{a}", "no pairs in train: every line of {a} has an empty side"),
+    (dict(), "", "no training pairs"),
+    (dict(), "a,b,c", "3 files in 'a,b,c'"),
+  ],
+)
+def test_wrong_files_are_named_in_one_line(tmp_path, files, train, message):
+  names = dict(folder=tmp_path)
+  for name, content in files.items():
+    names[name] = tmp_path / name
+    names[name].write_bytes(content)
   with pytest.raises(InputError) as caught:
-    pairs.load(train=train)
-  message = str(caught.value)
-  assert "\n" not in message
-  return message
-
-
-def test_misaligned_files_are_named_with_their_line_counts(tmp_path):
-  source, target = _write(tmp_path / "a", b"1\n2\n3\n"), _write(tmp_path / "b", b"1\n2\n")
-  assert f"{source} has 3 lines and {target} has 2" in _refusal(f"{source},{target}")
-
-
-@pytest.mark.parametrize("name", ["a", "a.gz"])
-@pytest.mark.parametrize("wrong", [b"K\xf6ln", b"\xff\xfeK\x00"])
-def test_invalid_utf8_is_named_with_its_line(tmp_path, name, wrong):
-  path = _write(tmp_path / name, b"one\ntwo\r\n" + wrong + b"\nfour\n")
-  assert f"invalid UTF-8 in {path}, line 3" in _refusal(f"{path},{path}")
-
-
-@pytest.mark.parametrize("name", ["a", "a.gz"])
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
-def test_empty_file_is_named(tmp_path, name, content):
-  full, empty = _write(tmp_path / "full", b"one\n"), _write(tmp_path / name, content)
-  assert f"empty file {empty}" in _refusal(f"{full},{empty}")
-
-
-def test_missing_file_is_named(tmp_path):
-  full = _write(tmp_path / "full", b"one\n")
-  assert f"no file {tmp_path / 'gone'}" in _refusal(f"{full},{tmp_path / 'gone'}")
-
-
-def test_home_of_nobody_is_named():
-  assert "no file ~nobody-of-this-name/gone" in _refusal("~nobody-of-this-name/gone")
-  assert "x: File name too long" in _refusal("/" + "x" * 300)
-
-
-def test_folder_is_named(tmp_path):
-  assert f"cannot read {tmp_path}: Is a directory" in _refusal(str(tmp_path))
-
-
-@pytest.mark.parametrize("damage", [lambda full: full[:-6], lambda full: full[:12] + full[13:]])
-def test_damaged_gzip_is_named(tmp_path, damage):
-  path = tmp_path / "a.gz"
-  path.write_bytes(damage(gzip.compress(b"one\ttwo\n" * 9)))
-  assert f"damaged gzip file {path}" in _refusal(str(path))
-
-
-@pytest.mark.parametrize(("row", "columns"), [("eins", 1), ("eins\tzwei\tdrei", 3)])
-def test_line_without_two_columns_is_named(tmp_path, row, columns):
-  path = _write(tmp_path / "a.tsv", f"one\teins\n\n{row}\n".encode())
-  assert f"{columns} columns in {path}, line 3" in _refusal(str(path))
-
-
-def test_training_pairs_are_required(tmp_path):
-  path = _write(tmp_path / "a.tsv", b"one\teins\n")
-  assert "no training pairs" in _refusal("")
-  with pytest.raises(InputError, match="no training pairs"):
-    pairs.load(test=str(path))
-
-
-def test_nothing_but_empty_lines_is_refused(tmp_path):
-  path = _write(tmp_path / "a.tsv", b"\n\n")
-  assert f"no pairs in train: every line of {path} has an empty side" in _refusal(str(path))
-
-
-def test_more_than_two_files_are_refused():
-  assert "3 files in 'a,b,c'" in _refusal("a,b,c")
+    pairs.load(train=train.format(**names))
+  assert message.format(**names) in str(caught.value)
+  assert "\n" not in str(caught.value)

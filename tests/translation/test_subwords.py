@@ -1,4 +1,4 @@
-"""Text in marked subwords: the model sees them; people, files and scores see words."""
+"""Text in marked subwords: the model reads subwords; files, samples and scores have words."""
 
 from unittest import mock
 
@@ -25,7 +25,7 @@ REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier
 
 @pytest.fixture
 def run(monkeypatch) -> Run:
-  """A run whose model is none, and translates as it is told to."""
+  """Makes a run without a model, with fixed translations."""
   task = Translation(multi30k.get_config("prepared"))
   for module in (translation_task, translate_module):
     monkeypatch.setattr(module, "make_translator", lambda *_, **__: lambda *_: SUBWORDS)
@@ -42,7 +42,7 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_pat
   assert written.splitlines() == WORDS
   result = found.results["test"]
   assert result["sacrebleu"] == corpus_bleu(WORDS, REFERENCES, tokenize="none")._asdict()
-  # Moses would part the &apos; that it wrote.
+  # Moses would tokenise its own &apos; again.
   assert result["paper_bleu"] == paper_bleu(WORDS, REFERENCES, "de", tokenized=True)._asdict()
   assert paper_bleu(WORDS, REFERENCES, "de") != paper_bleu(WORDS, REFERENCES, "de", tokenized=True)
   counts = sentence_statistics(WORDS, REFERENCES, tokenize="none").tolist()

@@ -1,4 +1,4 @@
-"""Lines in, lines out: order, emptiness, independence, length, devices, and few compilations."""
+"""The translator: order, empty and long lines, devices, and few compilations."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def make(implementation: str | None = None) -> Transformer:
 
 @pytest.fixture(scope="module")
 def model():
-  """A model that babbles: what it says depends on what it read, and it likes to end."""
+  """Makes a model whose output depends on its source and often ends early."""
   graphdef, params = nnx.graphdef(nnx.eval_shape(make)), jax.jit(lambda: nnx.state(make()))()
   (layer,) = params["decoder"]["layers"].values()
   layer["cross_attention"]["out"]["kernel"][...] *= 4.0
@@ -69,7 +69,6 @@ def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(translato
 
 
 def test_a_model_trained_by_skewing_translates_alike(model, translations):
-  """Skewing knows no cache."""
   graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
   assert Translator(graphdef, model[1], TOKENIZERS, **OPTIONS)(SHORT) == translations
 
@@ -122,7 +121,6 @@ def test_a_translation_is_one_line_though_the_model_writes_another(model, transl
 
 @pytest.mark.parametrize("beam_size, kind", [(4, InputError), (1, jax.errors.JaxRuntimeError)])
 def test_a_beam_without_room_is_one_line(model, beam_size, kind):
-  """Of greedy decoding the beam is not to blame."""
   translator = Translator(*model, TOKENIZERS, beam_size=beam_size, **OPTIONS)
   reason = "RESOURCE_EXHAUSTED: Out of memory allocating 68719476736 bytes."
 

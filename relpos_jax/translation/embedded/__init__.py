@@ -1,4 +1,4 @@
-"""An English-German corpus in this package, so that nothing need be downloaded."""
+"""A small English-German corpus that is part of this package."""
 
 import lzma
 import pathlib

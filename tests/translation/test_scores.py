@@ -1,4 +1,4 @@
-"""Panels of attention: the weights that the model computes with, and the words they are of."""
+"""Scores and samples keep every figure and word; attention panels show the model's weights."""
 
 import jax
 import numpy as np
@@ -7,11 +7,55 @@ from flax import nnx
 
 from relpos_jax import attention_weights
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
+from relpos_jax.evaluation.bleu import Score, corpus_bleu, paper_bleu
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.translation.attention_panels import attention_panels
+from relpos_jax.translation.scores import BleuRow, attention_panels, bleu_table, sample_table
 
+LONG = "Der alte Gärtner, der [sieben] rote Blumen gesehen hatte, ging ins Häuschen. " * 6
+ROWS = [
+  BleuRow("test", 1000, Score(36.624, "nrefs:1|tok:13a"), Score(37.0, "nrefs:1|tok:moses-de")),
+  BleuRow("long", 267, Score(9.5, "nrefs:1|tok:13a"), Score(100.0, "nrefs:1|tok:moses-de")),
+]
 SOURCE, TARGET = "ein Mann schläft", "a man sleeps"
 TOKENIZER = train_tokenizer([SOURCE, TARGET] * 2, "bpe", size=300)
+TOKENIZERS = Tokenizers(TOKENIZER, TOKENIZER)
+
+
+def test_the_table_has_every_score_and_each_signature_once():
+  text = bleu_table(ROWS)
+  lines = [line.split() for line in text.splitlines()]
+  assert ["test", "1,000", "36.62", "37.00"] in lines
+  assert ["long", "267", "9.50", "100.00"] in lines
+  assert text.count("nrefs:1|tok:13a") == text.count("nrefs:1|tok:moses-de") == 1
+  other = ROWS[1]._replace(sacrebleu=Score(1.0, "nrefs:1|tok:none"))
+  text = bleu_table([ROWS[0], other])
+  assert "sacreBLEU: nrefs:1|tok:13a" in text and "sacreBLEU: nrefs:1|tok:none" in text
+
+
+def test_real_signatures_are_one_line_each():
+  texts = ["Ein Hund schläft."], ["Der Hund schläft."]
+  row = BleuRow("test", 1, corpus_bleu(*texts), paper_bleu(*texts, "de"))
+  assert "sacreBLEU: " + row.sacrebleu.signature in bleu_table([row]).splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_long_sentences_wrap_beside_their_names(width):
+  text = sample_table([("A [bold]short[/bold] one.", LONG, LONG)] * 5, width)
+  lines = text.splitlines()
+  assert max(map(len, lines)) <= width
+  assert sum(line.startswith("translation  ") for line in lines) == 5
+  assert all(line[:13].strip() in ("", "source", "reference", "translation") for line in lines)
+  words = " ".join(line[13:].strip() for line in lines).split()
+  assert words == ("A [bold]short[/bold] one. " + LONG + LONG).split() * 5
+
+
+def test_samples_are_separated_by_an_empty_line(monkeypatch):
+  monkeypatch.setenv("FORCE_COLOR", "1")
+  assert sample_table([("a", "b", "c"), ("d", "e", "")]).split("\n\n") == [
+    "source       a\nreference    b\ntranslation  c",
+    "source       d\nreference    e\ntranslation",
+  ]
+  assert sample_table([]) == ""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +70,7 @@ def model():
 
 
 def test_panels_show_the_models_own_weights_with_the_words_they_are_of(model):
-  own, to_source = attention_panels(model, Tokenizers(TOKENIZER, TOKENIZER), SOURCE, TARGET)
+  own, to_source = attention_panels(model, TOKENIZERS, SOURCE, TARGET)
   assert own.columns == own.rows == to_source.columns == ["▁ein", "▁Mann", "▁schläft", "</s>"]
   assert to_source.rows == ["▁a", "▁man", "▁sleeps", "</s>"]
   for panel in (own, to_source):
@@ -63,7 +107,7 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(model):
 
 
 def test_white_space_around_a_sentence_is_nothing_as_in_translating(model):
-  tokenizers = Tokenizers(TOKENIZER, TOKENIZER)
+  tokenizers = TOKENIZERS
   wanted = attention_panels(model, tokenizers, SOURCE, TARGET)
   for panel, other in zip(
     attention_panels(model, tokenizers, f" {SOURCE}\t", TARGET), wanted, strict=True
@@ -74,5 +118,5 @@ def test_white_space_around_a_sentence_is_nothing_as_in_translating(model):
 
 def test_looking_leaves_the_model_as_it_was(model):
   before = nnx.graphdef(model)
-  attention_panels(model, Tokenizers(TOKENIZER, TOKENIZER), SOURCE, TARGET)
+  attention_panels(model, TOKENIZERS, SOURCE, TARGET)
   assert nnx.graphdef(model) == before
