@@ -73,7 +73,7 @@ def read_score(path: str | os.PathLike) -> Score:
     file = mido.MidiFile(path)
   except Exception as error:  # mido raises many kinds for damaged files
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    reason = reason or "it is truncated"
+    reason = reason or "it is truncated or not MIDI"
     raise InputError(f"cannot read MIDI file {path}: {reason}; give another file") from None
   if file.ticks_per_beat < 1:
     raise InputError(f"{path} counts time in frames, not in quarter notes: convert it")
