@@ -6,7 +6,7 @@ four MIDI velocities. Notes lie on a grid of 10 ms.
 
 A performance has one canonical stream. At one time, note offs come before note ons, both ordered by
 pitch. A velocity precedes a note on only if it differs from the last one. A silence longer than a
-second is written as whole seconds, then the rest. `decode` accepts any stream and skips tokens that
+second is written as full seconds, then the rest. `decode` accepts any stream and skips tokens that
 have no meaning in their context.
 """
 

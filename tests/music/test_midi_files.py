@@ -48,6 +48,10 @@ def test_what_is_written_is_read(tmp_path):
   score = Score(parts, 96, [(0, 0.5), (7, 0.25)])
   write_score(score, tmp_path / "a.mid")
   assert read_score(tmp_path / "a.mid") == score
+  # Note off comes before the repeated note on, as synthesizers expect.
+  track = mido.MidiFile(tmp_path / "a.mid").tracks[4]
+  kinds = [message.type for message in track if getattr(message, "note", 0) == 127]
+  assert kinds == ["note_on", "note_off"] * 2
 
 
 def test_a_part_is_a_channel_of_a_track(tmp_path):
