@@ -1,4 +1,4 @@
-"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018).
+"""Trains Music Transformer (Huang et al. 2018) on Bach's chorales, or on your MIDI files.
 
   python -m experiments.train --config=configs/music.py --workdir=runs/music
   python -m experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
@@ -8,16 +8,16 @@
       --config.data.midi.path=FOLDER --workdir=runs/mine  # with sub-folders train and valid
 
 Arguments, separated by commas: positions and a recipe. Positions: `relative`, per-head tables on
-keys, zero beyond the last distance, with sinusoids; `clipped`, on keys and values up to distance
+keys, zero beyond the largest distance, with sinusoids; `clipped`, on keys and values up to distance
 16, as in Shaw et al. 2018; `sinusoidal`; `none`.
 
-Recipes: `brief`, a small model for CPUs with chunked attention (`sweep --parallel=4` makes the best
-use of four cores); `published`, the baseline's 5 layers of width 256, for an accelerator. Both
-train on whole pieces, transposed by up to 5 semitones, and average the last checkpoints. Longer
-pieces of your own are cut; with --config.batches.cut_anew at other places in each epoch.
+Recipes: `brief`, a small model for CPUs with chunked attention (on four cores, run a sweep with
+--parallel=4); `published`, the baseline's 5 layers of width 256, for an accelerator. Both train on
+complete pieces, transposed by up to 5 semitones, and average the last checkpoints. Longer pieces of
+your own are sliced; --config.batches.cut_anew draws other slices in each epoch.
 
-JSB chorales on a grid of 16th notes, the four voices of a step in turn, with the published splits.
-For a local file give --config.data.chorales.path=FOLDER.
+The data are the JSB chorales on a grid of 16th notes, the four voices of a step in turn, with the
+published splits. For a local file give --config.data.chorales.path=FOLDER.
 """
 
 from configs import default
@@ -28,7 +28,7 @@ _POSITIONS = {
   "sinusoidal": dict(positions="sinusoidal"),
   "none": dict(positions="none"),
 }
-# Rows of a batch fit the longest training piece and its end: none is cut.
+# The rows of a batch hold the longest training piece and its end: no piece is sliced.
 _RECIPES = {
   "brief": dict(
     **dict(layers=3, width=128, heads=4, feed_forward=512, max_distance=256),

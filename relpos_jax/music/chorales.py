@@ -1,4 +1,4 @@
-"""J. S. Bach's chorales, four voices on a grid of 16th notes, as a TFDS data set."""
+"""J. S. Bach's chorales, four voices on a grid of 16th notes, prepared by TFDS."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ from relpos_jax.data.builders import (
 )
 from relpos_jax.files import local_path
 from relpos_jax.music import voices
-from relpos_jax.music.codec import Music
+from relpos_jax.music.data import Music
 
 _NAME = "Jsb16thSeparated.json"
 _URL = (
@@ -26,22 +26,21 @@ _URL = (
   f"9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/{_NAME}"
 )
 _UPSTREAM = "github.com/czhuang/JSB-Chorales-dataset"
-_REMEDY = f"to use a file at hand, give path=FOLDER with {_NAME} of {_UPSTREAM}"
-# Of the file upstream, which is not compressed.
+_REMEDY = f"to use a local file, give path=FOLDER with {_NAME} of {_UPSTREAM}"
+# The uncompressed file.
 _SIZE = 1_666_444
 _SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
 _SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 
 
 def load(path: str = "") -> Music:
-  """Chorales: 229 to train, 76 valid, 77 test, split as by Boulanger-Lewandowski et al. 2012.
+  """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al. 2012's splits.
 
-  Their tokens are those of `relpos_jax.music.voices`, in upstream's order. Prepared once under
-  TFDS_DATA_DIR (default ~/tensorflow_datasets) from the upstream repository, 1.7 MB, or from the
-  file of the same name, plain or .gz, in the folder `path`; either way its sha256 must be the
-  recorded one.
+  `relpos_jax.music.voices` writes them as tokens; upstream's order is kept. TFDS prepares them once
+  under TFDS_DATA_DIR (default ~/tensorflow_datasets) from the upstream repository, 1.7 MB, or from
+  a copy of its file, plain or .gz, in the folder `path`. The sha256 of the file is checked.
 
-  Raises InputError for a missing or wrong file, no network.
+  Raises InputError: a file is missing or wrong, or there is no network.
 
   >>> music = load("JSB-Chorales-dataset")  # doctest: +SKIP
   >>> music.splits["train"][0][:8]  # doctest: +SKIP
@@ -58,10 +57,10 @@ def load(path: str = "") -> Music:
 
 
 class JsbChorales(tfds.core.GeneratorBasedBuilder):
-  """TFDS builder of the chorales, from a folder that has upstream's file, or from upstream."""
+  """The TFDS builder of the chorales, from a local folder or from upstream."""
 
   VERSION = tfds.core.Version("1.0.0")
-  # Where TFDS looks size and checksum up: a wrong download is refused and not cached.
+  # TFDS checks size and checksum; a wrong download is not cached.
   url_infos = {_URL: UrlInfo(size=Size(_SIZE), checksum=_SHA256, filename=_NAME)}  # noqa: RUF012
 
   def __init__(self, *, folder: pathlib.Path | None = None, **options):
@@ -71,14 +70,14 @@ class JsbChorales(tfds.core.GeneratorBasedBuilder):
   def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
       builder=self,
-      description="Chorales by J. S. Bach: MIDI pitches of four voices, -1 for silence, by 16ths.",
+      description="Chorales by Bach: MIDI pitches of four voices per 16th note, -1 for silence.",
       features=tfds.features.FeaturesDict(
         {"grid": tfds.features.Tensor(shape=(None, 4), dtype=np.int64)}
       ),
       homepage=f"https://{_UPSTREAM}",
       license="None stated; the scores are in the public domain.",
       citation="Boulanger-Lewandowski et al. 2012, arXiv:1206.6392; Huang et al. 2017, Coconet.",
-      # Upstream's order, so that figures of single pieces can be compared.
+      # Upstream's order makes scores of single pieces comparable.
       disable_shuffling=True,
     )
 

@@ -1,8 +1,10 @@
-"""Music as rows of tokens, by split, and how its tokens are written and read."""
+"""The interface of a codec, which reads a MIDI file as tokens and writes tokens as a MIDI file.
 
-import dataclasses
+The codecs are `relpos_jax.music.performance` and `relpos_jax.music.voices`.
+"""
+
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +14,9 @@ from relpos_jax.typing import Float, Int
 
 
 class Span(NamedTuple):
-  """A note as a picture shows it: from start to end, in the codec's steps.
+  """A note of a piano roll, from start to end in the codec's steps.
 
-  `voice` counts the voices from 0, the highest; it is 0 where music has no voices.
+  `voice` counts from 0, the highest; it is 0 for music without voices.
   """
 
   start: int
@@ -24,18 +26,17 @@ class Span(NamedTuple):
 
 
 class Codec(NamedTuple):
-  """One way to write music as tokens; 0 to 2 are padding, begin and end in every one.
+  """The functions of a codec. Tokens 0 to 2 are padding, begin and end.
 
   Attributes:
     vocab_size: V.
-    read: the tokens of a MIDI file. Raises InputError.
-    write: tokens to a MIDI file; tokens that mean nothing where they stand are left out.
-    spans: the notes of tokens.
-    times: the step of each token, with that of the token to come at the end.
-    step: what time is counted in, in words.
-    alignment: where a piece may be cut: at multiples of this many tokens.
-    transpose: tokens so many semitones higher, or the nearest number that keeps all pitches within
-      0 to 127; what is no note stays.
+    read: returns the tokens of a MIDI file. Raises InputError.
+    write: writes tokens to a MIDI file; skips tokens that have no meaning in their context.
+    spans: returns the notes of tokens.
+    times: returns the step of each token and of the token after the last.
+    step: the unit of time, in words.
+    alignment: a piece may be sliced at multiples of this many tokens.
+    transpose: transposes tokens by semitones, as far as all pitches stay within 0 to 127.
   """
 
   vocab_size: int
@@ -48,33 +49,29 @@ class Codec(NamedTuple):
   transpose: Callable[[Int[np.ndarray, "_"], int], Int[np.ndarray, "_"]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Music:
-  """Pieces by split: train, valid and test, as far as there are such.
+def clip_transposition(semitones: int, pitches: Int[np.ndarray, "_"]) -> int:
+  """Returns the transposition nearest to `semitones` that keeps all pitches within 0 to 127.
 
-  A piece is its tokens, without begin and end. `notes` are for the log, a line each.
-  """
-
-  splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
-  notes: tuple[str, ...] = ()
-
-
-def possible(semitones: int, pitches: Int[np.ndarray, "_"]) -> int:
-  """The number nearest to `semitones` that keeps all pitches within 0 to 127.
-
-  >>> [possible(semitones, np.array([60, 125])) for semitones in (5, -5)]
+  >>> [clip_transposition(semitones, np.array([60, 125])) for semitones in (5, -5)]
   [2, -5]
   """
   return int(np.clip(semitones, -pitches.min(initial=127), 127 - pitches.max(initial=0)))
 
 
-def content(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:
-  """The tokens of one piece without begin, end, padding, and all that follows the end.
+def strip_special(tokens: Sequence[int] | np.ndarray, vocab_size: int) -> Int[np.ndarray, "_"]:
+  """Returns the tokens of one piece without begin, padding, and the end and all after it.
 
-  >>> content([BOS, 7, 8, EOS, 9, PAD])
+  Raises ValueError: a token is outside the vocabulary.
+
+  >>> strip_special([BOS, 7, 8, EOS, 9, PAD], vocab_size=10)
   array([7, 8])
   """
   row = np.asarray(tokens, int)
   ends = np.flatnonzero(row == EOS)
   row = row[: ends[0]] if len(ends) else row
-  return row[(row != PAD) & (row != BOS)]
+  row = row[(row != PAD) & (row != BOS)]
+  if len(row) and not EOS < row.min() <= row.max() < vocab_size:
+    raise ValueError(
+      f"tokens go from {row.min()} to {row.max()}; want {EOS + 1} to {vocab_size - 1}"
+    )
+  return row

@@ -1,8 +1,9 @@
-"""MIDI files as notes: all that this project knows of the MIDI library, mido."""
+"""MIDI files as scores of notes. This module alone imports the MIDI library, mido."""
 
 import collections
+import functools
+import itertools
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,12 +15,11 @@ from relpos_jax.files import whole_file
 from relpos_jax.typing import Float
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
-_DEFAULT_TEMPO = 500_000  # microseconds a quarter, as the standard has it
-_MOST_HOURS, _MOST_QUARTERS = 24, 24 * 60 * 120  # a day of music: more of it is damage
+_DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
 
 
 class Note(NamedTuple):
-  """From `start` to `end`, in ticks; pitch 0 to 127, velocity 1 to 127."""
+  """A note from `start` to `end`, in ticks; pitch 0 to 127, velocity 1 to 127."""
 
   start: int
   end: int
@@ -35,12 +35,12 @@ class Part(NamedTuple):
 
 
 class Score(NamedTuple):
-  """What a MIDI file says.
+  """The notes and tempi of a MIDI file.
 
   Attributes:
-    parts: in the order of the file; drums are none.
-    ticks_per_quarter: the unit of all times.
-    tempi: (tick, seconds a quarter), from that tick on; the first is of tick 0.
+    parts: in the order of the file, without drums.
+    ticks_per_quarter: ticks per quarter note.
+    tempi: (tick, seconds per quarter note from that tick on); the first is at tick 0.
   """
 
   parts: list[Part]
@@ -48,7 +48,7 @@ class Score(NamedTuple):
   tempi: list[tuple[int, float]]
 
   def seconds(self, ticks: Sequence[int] | np.ndarray) -> Float[np.ndarray, "n"]:
-    """When these ticks are.
+    """Converts ticks to seconds.
 
     >>> Score([], 100, [(0, 0.5), (200, 1.0)]).seconds([100, 200, 300]).tolist()
     [0.5, 1.0, 2.0]
@@ -62,83 +62,45 @@ class Score(NamedTuple):
 
 
 def read_score(path: str | os.PathLike) -> Score:
-  """The notes of a MIDI file; the sustain pedal makes them longer, as Oore et al. 2018 did.
+  """Reads the notes of a MIDI file, without drums (channel 10).
 
-  A note that is struck again ends there; one that nothing ends, ends with its track. Drums
-  (channel 10) are left out.
+  The sustain pedal prolongs notes, as in Oore et al. 2018. A repeated note ends the one before. A
+  note without note off ends with its track.
 
-  Raises InputError, a line that names the file: missing, no MIDI file, damaged, of type 2, numbers
-  outside 0 to 127, no notes, music of more than a day.
+  Raises InputError: the file is missing, not MIDI, damaged, of type 2, or has no notes.
   """
-  file = _open(pathlib.Path(path))
+  try:
+    file = mido.MidiFile(path)
+  except Exception as error:  # mido raises many kinds for damaged files
+    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    reason = reason or "it is truncated or not MIDI"
+    raise InputError(f"cannot read MIDI file {path}: {reason}; give another file") from None
+  if file.ticks_per_beat < 1:
+    raise InputError(f"{path} counts time in frames, not in quarter notes: convert it")
+  if file.type == 2:
+    raise InputError(f"{path} is of type 2, one piece per track: give one file per piece")
   parts = [part for track in file.tracks for part in _parts(track)]
-  if not any(part.notes for part in parts):
-    raise InputError(f"no notes in {path}: give a MIDI file with some outside the drums' channel")
-  score = Score(parts, file.ticks_per_beat, _tempi(file))
-  _check_length(score, path)
-  return score
+  if not parts:
+    raise InputError(f"no notes in {path}: give a MIDI file with notes other than drums")
+  return Score(parts, file.ticks_per_beat, _tempi(file))
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
-  """Writes a MIDI file of type 1: the tempi, then a track and a channel for each part.
-
-  Raises InputError: it cannot be written.
-  """
+  """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
   file = mido.MidiFile(type=1, ticks_per_beat=score.ticks_per_quarter)
-  tempo = lambda seconds: mido.MetaMessage("set_tempo", tempo=round(seconds * 1e6))
-  file.tracks.append(_track([(tick, tempo(seconds)) for tick, seconds in score.tempi]))
+  tempo = functools.partial(mido.MetaMessage, "set_tempo")
+  tempi = [tempo(tempo=round(seconds * 1e6), time=tick) for tick, seconds in score.tempi]
+  file.tracks.append(_track(tempi))
   channels = [channel for channel in range(16) if channel != _DRUMS]
-  for number, part in enumerate(score.parts):
-    channel = channels[number % len(channels)]
+  for part, channel in zip(score.parts, itertools.cycle(channels), strict=False):
     name = mido.MetaMessage("track_name", name=part.name)
-    file.tracks.append(_track([(0, name), *_messages(part.notes, channel)]))
-  try:
-    with whole_file(path) as content:
-      file.save(file=content)
-  except OSError as error:
-    raise InputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _open(path: pathlib.Path) -> mido.MidiFile:
-  if not os.path.isfile(path):  # the os says no, where pathlib would raise
-    what = "a folder" if os.path.isdir(path) else "not there"
-    raise InputError(f"{path} is {what}: name a file")
-  try:
-    with path.open("rb") as content:
-      if content.read(4) != b"MThd":
-        raise InputError(f"{path} is no MIDI file: it does not begin with MThd; give another file")
-      content.seek(0)
-      file = mido.MidiFile(file=content)
-  except InputError:
-    raise
-  except EOFError:
-    raise InputError(f"damaged MIDI file {path}: it ends too early; copy it again") from None
-  except Exception as error:  # of many kinds, as damage is
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    raise InputError(f"cannot read {path} as MIDI: {reason}; give another file") from None
-  if file.ticks_per_beat < 1:
-    raise InputError(f"{path} counts time in frames, not in quarter notes: convert it")
-  if file.type == 2:  # its tracks are pieces of their own
-    raise InputError(f"{path} is of type 2, one piece a track: give a file of type 0 or 1 for each")
-  return file
-
-
-def _check_length(score: Score, path: str | os.PathLike) -> None:
-  """One damaged number can make music of years, whose tokens no memory holds.
-
-  In both units: events are counted by the second, voices on a grid by the quarter.
-  """
-  end = max(note.end for part in score.parts for note in part.notes)
-  hours, quarters = score.seconds([end])[0] / 3600, end / score.ticks_per_quarter
-  if hours > _MOST_HOURS or quarters > _MOST_QUARTERS:
-    raise InputError(
-      f"{path} lasts {hours:,.1f} hours, {quarters:,.0f} quarter notes: give a file of at most "
-      f"{_MOST_HOURS} hours, {_MOST_QUARTERS:,} quarter notes; this one may be damaged"
-    )
+    file.tracks.append(_track([name, *_messages(part.notes, channel)]))
+  with whole_file(path) as content:
+    file.save(file=content)
 
 
 def _parts(track: mido.MidiTrack) -> Iterator[Part]:
-  """One for each channel that sounds in a track."""
+  """Yields a part for each channel with notes in a track."""
   name = next((message.name for message in track if message.type == "track_name"), "")
   by_channel: dict[int, list[tuple[int, mido.Message]]] = {}
   tick = 0
@@ -152,19 +114,19 @@ def _parts(track: mido.MidiTrack) -> Iterator[Part]:
 
 
 def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list[Note]:
-  """The notes of one channel; its messages carry their tick.
+  """Returns the notes of one channel from its messages and their ticks.
 
-  An end at the very tick at which a note is struck again is the older note's: some files tell the
-  new start before the old end.
+  A note off at the tick of a repeated note on ends the earlier note: some files write the new note
+  on first.
   """
   notes: list[Note] = []
   begun: dict[int, tuple[int, int]] = {}  # by pitch: tick and velocity
-  awaited: collections.Counter[int] = collections.Counter()  # by pitch: ends that are to come
-  held: set[int] = set()  # of those begun: ended but for the pedal
-  is_down = False
+  awaited: collections.Counter[int] = collections.Counter()  # by pitch: note offs to come
+  released: set[int] = set()  # pitches that end when the pedal is lifted
+  pedal_down = False
 
   def end(pitch: int, tick: int) -> None:
-    held.discard(pitch)
+    released.discard(pitch)
     start, velocity = begun.pop(pitch)
     if start < tick:
       notes.append(Note(start, tick, pitch, velocity))
@@ -178,11 +140,12 @@ def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list
     elif message.type in ("note_on", "note_off"):
       awaited[message.note] = max(0, awaited[message.note] - 1)
       if message.note in begun and (begun[message.note][0] < tick or not awaited[message.note]):
-        held.add(message.note)
+        released.add(message.note)
     elif message.type == "control_change" and message.control == _PEDAL:
-      is_down = message.value >= 64
-    for pitch in () if is_down else sorted(held):
-      end(pitch, tick)
+      pedal_down = message.value >= 64
+    if not pedal_down:
+      for pitch in sorted(released):
+        end(pitch, tick)
   for pitch in sorted(begun):
     end(pitch, last_tick)
   return sorted(notes)
@@ -199,21 +162,20 @@ def _tempi(file: mido.MidiFile) -> list[tuple[int, float]]:
   return [(tick, tempo / 1e6) for tick, tempo in sorted(found.items())]
 
 
-def _messages(notes: Sequence[Note], channel: int) -> list[tuple[int, mido.Message]]:
-  """Notes' ends and starts by tick, ends first."""
-  make = lambda kind, note, velocity: mido.Message(
-    kind, channel=channel, note=note.pitch, velocity=velocity
-  )
-  ends = [(note.end, 0, make("note_off", note, 0)) for note in notes]
-  starts = [(note.start, 1, make("note_on", note, note.velocity)) for note in notes]
-  ordered = sorted(ends + starts, key=lambda event: event[:2])
-  return [(tick, message) for tick, _, message in ordered]
+def _messages(notes: Sequence[Note], channel: int) -> list[mido.Message]:
+  """Returns messages in order of absolute ticks; at one tick, note offs come first."""
+  make = functools.partial(mido.Message, channel=channel)
+  offs = [make("note_off", note=note.pitch, velocity=0, time=note.end) for note in notes]
+  ons = [
+    make("note_on", note=note.pitch, velocity=note.velocity, time=note.start) for note in notes
+  ]
+  return sorted(offs + ons, key=lambda message: message.time)
 
 
-def _track(messages: Sequence[tuple[int, mido.Message | mido.MetaMessage]]) -> mido.MidiTrack:
-  """Messages with the ticks since the one before."""
-  ticks = [0, *(tick for tick, _ in messages)]
+def _track(messages: Sequence[mido.Message | mido.MetaMessage]) -> mido.MidiTrack:
+  """Returns a track of messages, with times relative to the message before."""
+  ticks = [0, *(message.time for message in messages)]
   return mido.MidiTrack(
-    message.copy(time=tick - before)
-    for before, (tick, message) in zip(ticks, messages, strict=False)
+    message.copy(time=message.time - before)
+    for before, message in zip(ticks, messages, strict=False)
   )

@@ -1,11 +1,16 @@
-"""The picture of a piece: its notes over time, and how far back a model looks."""
+"""Piano rolls: the notes of a piece over time, and what the model attends to."""
 
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+from relpos_jax.data.tokenizer import BOS, PAD
 from relpos_jax.evaluation.pictures import (
   COLOURS,
   DPI,
@@ -15,26 +20,77 @@ from relpos_jax.evaluation.pictures import (
   clean,
   save,
 )
-from relpos_jax.music.attention_reach import distance_holding
+from relpos_jax.models.cached import decoding_model, prefill
 from relpos_jax.music.codec import Span
-from relpos_jax.typing import Float
+from relpos_jax.training.task import Run, own_copies
+from relpos_jax.typing import Array, Float, Int, PyTree
 
 _VOICE_COLOURS = COLOURS[1:5]
-_MOST_COLUMNS = 400  # of the strip of weights: narrower ones cannot be told apart
+_MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
 
 
-class Reach(NamedTuple):
-  """Where a model looks from one point in time.
+class LastAttention(NamedTuple):
+  """Attention weights of the prediction after the last token.
 
   Attributes:
-    weights: of each token, layer by layer; a layer's sum to one.
+    weights: means over heads, on each token; each layer's sum to 1.
     times: the step of each token.
-    now: the step looked from.
+    now: the step of the prediction.
   """
 
   weights: Float[np.ndarray, "layers L"]
   times: Float[np.ndarray, "L"]
   now: float
+
+
+def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pathlib.Path:
+  """Draws a piece and what the model attends to at its end.
+
+  The first `prime` tokens have a grey background.
+  """
+  codec, times = run.vocabulary, run.vocabulary.times(piece)
+  tokens = jnp.asarray(np.concatenate([[BOS], piece]))[None]
+  weights = last_weights(run.graphdef, own_copies(run.params), tokens)
+  # The begin token is at the first step.
+  attention = LastAttention(np.asarray(weights), np.append(0.0, times[:-1]), float(times[-1]))
+  end_of_prime = float(times[prime]) if prime else 0
+  return piano_roll(
+    codec.spans(piece), path, step=codec.step, prime=end_of_prime, attention=attention
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def last_weights(
+  graphdef: nnx.GraphDef, params: PyTree, tokens: Int[Array, "1 L"]
+) -> Float[Array, "layers L"]:
+  """Computes the attention weights of the last token on all, by layer, as means over heads.
+
+  The model decodes the last token with a cache of the others, so that memory is linear in L.
+  """
+  model = decoding_model(graphdef, params)
+  before, last = tokens[:, :-1], tokens[:, -1:]
+  cache = model.init_cache(*tokens.shape)
+  if before.size:
+    _, cache = prefill(model.decode, cache, before, pad=PAD)
+  model.set_attributes(sow_weights=True, raise_if_not_found=False)
+  _, sown = nnx.capture(model.decode, nnx.Intermediate)(last, cache)
+  layers = sown["layers"]
+  weights = [layers[n]["self_attention"]["weights"][0] for n in range(len(layers))]
+  return jnp.stack([jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights])
+
+
+def distance_holding(
+  share: float, weights: Float[np.ndarray, "L"], times: Float[np.ndarray, "L"], now: float
+) -> float:
+  """Computes the distance in time from `now` within which tokens hold a share of the weight.
+
+  >>> distance_holding(0.75, np.array([0.25, 0.5, 0.25]), np.array([0.0, 4.0, 8.0]), now=9.0)
+  5.0
+  """
+  distances = now - times
+  order = np.argsort(distances, kind="stable")
+  held = np.cumsum(weights[order])
+  return float(distances[order][min(np.searchsorted(held, share), len(held) - 1)])
 
 
 def piano_roll(
@@ -43,19 +99,19 @@ def piano_roll(
   *,
   step: str,
   prime: float | int = 0,
-  reach: Reach | None = None,
+  attention: LastAttention | None = None,
 ) -> pathlib.Path:
-  """Draws notes as bars over time, in the colours of their voices, and the attention's reach.
+  """Draws notes as bars over time, in the colours of their voices, and attention weights.
 
-  Below the notes there is a row for each layer: its weights on the past, from the broken line, the
-  darker the more. On the right is how far back half of them, and nine tenths of them, lie.
+  Below the notes, a row per layer shows its weights; darker is more. On the right are the distances
+  that hold half and nine tenths of the weight.
 
   Args:
     spans: the notes.
-    path: the picture's file; its suffix says the format.
-    step: what time is counted in, in words.
-    prime: the step where what a model wrote begins; what was before is on grey.
-    reach: where a model looks.
+    path: the file to write; the suffix is its format.
+    step: the unit of time, in words.
+    prime: the step at which the generated music begins; what precedes it has a grey background.
+    attention: the weights, drawn up to a broken line at their prediction.
 
   Returns:
     The path.
@@ -65,22 +121,24 @@ def piano_roll(
   ...   piano_roll([Span(0, 4, 67, 0)], folder + "/a.png", step="16th notes").name
   'a.png'
   """
-  layers = 0 if reach is None else len(reach.weights)
+  layers = 0 if attention is None else len(attention.weights)
   heights = [3.4] + [0.4 + 0.2 * layers] * (layers > 0)
   figure = Figure(figsize=(10, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
   axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
   _draw_notes(axes[0], spans)
-  ends = [span.end for span in spans] + ([] if reach is None else [reach.now])
-  end = max([1, *ends])  # a step at least: a piece may end at once
+  ends = [span.end for span in spans] + ([] if attention is None else [attention.now])
+  end = max([1, *ends])  # at least one step, for an empty piece
   axes[0].set_xlim(0, end)
   if prime:
     axes[0].axvspan(0, prime, color="#eeeeee", zorder=0)
-    _say(axes[0], prime, "prime ", "right")
-    _say(axes[0], prime, " model", "left")
-  if reach is not None:
-    _draw_reach(axes[1], reach, float(end))
+    for text, side in (("prime ", "right"), (" model", "left")):
+      transform = axes[0].get_xaxis_transform()
+      options = dict(ha=side, va="bottom", color=QUIET, fontsize=9)
+      axes[0].text(prime, 1.01, text, transform=transform, **options)
+  if attention is not None:
+    _draw_attention(axes[1], attention, float(end))
     for ax in axes:
-      ax.axvline(reach.now, color="black", linestyle="--", linewidth=1)
+      ax.axvline(attention.now, color="black", linestyle="--", linewidth=1)
   axes[-1].set_xlabel(f"time ({step})")
   return save(figure, path)
 
@@ -106,21 +164,17 @@ def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
   ax.set_ylabel("pitch")
 
 
-def _say(ax: Axes, x: float | int, text: str, side: str) -> None:
-  """Above the axes, where no note is."""
-  place = ax.get_xaxis_transform()
-  ax.text(x, 1.01, text, transform=place, ha=side, va="bottom", color=QUIET, fontsize=9)
-
-
-def _draw_reach(ax: Axes, reach: Reach, end: float) -> None:
-  """A row for each layer, the first on top, each on a scale of its own."""
-  edges = np.linspace(0, end, int(min(_MOST_COLUMNS, max(1, end))) + 1)
-  layers = len(reach.weights)
-  for layer, weights in enumerate(reach.weights):
-    sums, _ = np.histogram(reach.times, edges, weights=weights)
-    # Roots, for what is dim to be seen.
+def _draw_attention(ax: Axes, attention: LastAttention, end: float) -> None:
+  """Draws a row per layer, the first on top, each scaled to its own maximum."""
+  edges = np.linspace(0, end, int(min(_MAX_COLUMNS, max(1, end))) + 1)
+  layers = len(attention.weights)
+  for layer, weights in enumerate(attention.weights):
+    sums, _ = np.histogram(attention.times, edges, weights=weights)
+    # Square roots make small weights visible.
     ax.pcolormesh(edges, [layer - 0.45, layer + 0.45], np.sqrt(sums)[None], cmap="Greys", vmin=0)
-    half, most = (distance_holding(share, weights, reach.times, reach.now) for share in (0.5, 0.9))
+    half, most = (
+      distance_holding(share, weights, attention.times, attention.now) for share in (0.5, 0.9)
+    )
     ax.annotate(
       f"{half:,.0f} / {most:,.0f}",
       (1.005, layer),
@@ -135,8 +189,8 @@ def _draw_reach(ax: Axes, reach: Reach, end: float) -> None:
   ax.set_ylabel("layer")
   ax.spines[["top", "right"]].set_visible(False)
   ax.set_title(
-    "where the prediction at the broken line looks;"
-    " right: how far back half / nine tenths of the weight lie",
+    "attention of the prediction at the broken line;"
+    " right: distance that holds half / nine tenths of the weight",
     loc="left",
     fontsize=9,
   )

@@ -1,8 +1,7 @@
-"""Music: pieces as tokens, a decoder alone, negative log-likelihood."""
+"""The music task: data, batches, model, loss and evaluation of `config.task = "music"`."""
 
-import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +15,11 @@ from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS
 from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-from relpos_jax.music import midi_folder, voices
-from relpos_jax.music.attention_reach import attention_reach
-from relpos_jax.music.codec import Codec, Music
-from relpos_jax.music.likelihood import likelihood, make_nats_of
-from relpos_jax.music.piano_roll import Reach, piano_roll
-from relpos_jax.music.rows import MusicRows
-from relpos_jax.music.sampler import Sampler
-from relpos_jax.music.scores import rows_of, scores_of, table
+from relpos_jax.music import voices
+from relpos_jax.music.codec import Codec
+from relpos_jax.music.data import CODECS, Music, MusicRows, load_midi_folder
+from relpos_jax.music.piano_roll import draw
+from relpos_jax.music.scores import likelihood, make_nats_of, table
 from relpos_jax.training import token_batches
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
@@ -39,17 +35,17 @@ from relpos_jax.training.task import (
 
 _CHOICES = {
   "data.source": ("chorales", "midi"),
-  "data.midi.codec": (*midi_folder.CODECS,),
+  "data.midi.codec": (*CODECS,),
 } | model_choices(LanguageModelConfig)
 _NUMBERS = (
   ("from 0 to 127", lambda x: 0 <= x <= 127, ("data.transpose",)),  # MIDI has 128 pitches
   at_least(1, "batches.valid_length"),
 )
-_MOST_DRAWN = 512  # tokens of a piece in a picture
+_TOKENS_DRAWN = 512  # of a piece in a picture
 
 
 class MusicTask:
-  """The `Task` of telling how music goes on."""
+  """The `Task` of predicting the next token of a piece."""
 
   score = "NLL"
 
@@ -58,9 +54,9 @@ class MusicTask:
 
   @property
   def codec(self) -> Codec:
-    """How the music of `config.data` is written as tokens: the vocabulary."""
+    """Returns the codec of `config.data`; it is the vocabulary."""
     data = self.config.data
-    return voices.CODEC if data.source == "chorales" else midi_folder.CODECS[data.midi.codec]
+    return voices.CODEC if data.source == "chorales" else CODECS[data.midi.codec]
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, (*token_batches.NUMBERS, *_NUMBERS))
@@ -75,15 +71,15 @@ class MusicTask:
   def load_data(self) -> Music:
     data = self.config.data
     if data.source == "midi":
-      music = midi_folder.load(**data.midi)
+      music = load_midi_folder(**data.midi)
     else:
       from relpos_jax.music import chorales
 
       music = chorales.load(**data.chorales)
     if "valid" not in music.splits:
       raise InputError(
-        f"none of the files in {data.midi.path} is for validation: put some into its sub-folder "
-        "valid, and the others into train"
+        f"no valid pieces in {data.midi.path}: put some files into its sub-folder valid, and the "
+        "others into train"
       )
     return music
 
@@ -94,41 +90,33 @@ class MusicTask:
     return self.codec
 
   def save_vocabulary(self, vocabulary: Codec, workdir: pathlib.Path) -> None:
-    """The config says it."""
+    """Writes nothing: the config names the codec."""
 
   def mock_vocabulary(self) -> Codec:
     return self.codec
 
   def make_batches(self, data: Music, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
-    """Of pieces cut where they are too long; the valid ones are whole as far as they may be."""
-    train, valid = (self._rows(data.splits[name], vocabulary, name) for name in ("train", "valid"))
-    batches = self.config.batches
+    """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
+    batches, seed = self.config.batches, self.config.seed
+    longest_valid = max(batches.max_length, batches.valid_length)
+    train = MusicRows(
+      data.splits["train"],
+      longest=batches.max_length,
+      alignment=vocabulary.alignment,
+      random_slices=batches.cut_anew,
+      transpose=vocabulary.transpose,
+      semitones=self.config.data.transpose,
+      seed=seed,
+    )
+    valid = MusicRows(data.splits["valid"], longest=longest_valid, alignment=vocabulary.alignment)
     make = token_batches.batch_maker(self.config, train.lengths, mesh)
     make_valid = token_batches.batch_maker(
-      self.config, valid.lengths, mesh, max_length=max(batches.max_length, batches.valid_length)
+      self.config, valid.lengths, mesh, max_length=longest_valid
     )
-    return (
-      make(train, kind=Tokens, seed=self.config.seed),
-      make_valid(valid, kind=Tokens, seed=None),
-    )
-
-  def _rows(self, pieces: Sequence[np.ndarray], codec: Codec, split: str) -> MusicRows:
-    batches, data = self.config.batches, self.config.data
-    if split != "train":
-      longest = max(batches.max_length, batches.valid_length)
-      return MusicRows(pieces, longest=longest, alignment=codec.alignment)
-    return MusicRows(
-      pieces,
-      longest=batches.max_length,
-      alignment=codec.alignment,
-      anew=batches.cut_anew,
-      transpose=codec.transpose,
-      semitones=data.transpose,
-      seed=self.config.seed,
-    )
+    return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
-    """Of pieces as long as a batch's rows may be."""
+    """Returns batches of rows of the largest length."""
     longest = self.config.batches.max_length
     rows = max(1, self.config.batches.tokens // longest)
     pieces = Ragged.of([np.full(longest, EOS)] * rows)
@@ -146,30 +134,28 @@ class MusicTask:
     return language_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
 
   def make_report(self, run: Run, data: Music, batches: Batches):
-    """Nothing besides the loss."""
+    """Returns an evaluation that adds nothing to the loss."""
     return lambda params: ({}, "")
 
   def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
-    """The likelihood of whole pieces, and a picture of one and of what the model looked at."""
-    params = own_copies(run.params)
-    score = functools.partial(
-      likelihood,
-      make_nats_of(run.graphdef, params),
-      times=run.vocabulary.times,
-      token_budget=self.config.batches.tokens,
-    )
-    found = {name: score(data.splits[name]) for name in ("valid", "test") if name in data.splits}
+    """Computes the likelihood of complete pieces, and draws a piano roll of one."""
+    nats_of = make_nats_of(run.graphdef, own_copies(run.params))
+    options = dict(times=run.vocabulary.times, token_budget=self.config.batches.tokens)
+    pieces = {name: data.splits[name] for name in ("valid", "test") if name in data.splits}
+    found = {split: likelihood(nats_of, of, **options) for split, of in pieces.items()}
     if not is_first():
       return None
-    scores = {split: scores_of(of) for split, of in found.items()}
+    scores = {split: of.scores() for split, of in found.items()}
     results = {
       split: dict(pieces=of.num_pieces, tokens=of.num_tokens, **scores[split])
       for split, of in found.items()
     }
-    rows = {split: rows_of(data.splits[split], of) for split, of in found.items()}
-    tokens_drawn = data.splits["valid"][0][:_MOST_DRAWN]
-    picture = draw(run, tokens_drawn, workdir / "piano_roll.png")
-    text = table(found, is_published=self.config.data.source == "chorales")
+    rows = {
+      split: [[len(x), round(nats, 3)] for x, nats in zip(of, found[split].of_pieces, strict=True)]
+      for split, of in pieces.items()
+    }
+    picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
+    text = table(found, with_published=self.config.data.source == "chorales")
     return Evaluation(text, results, scores, rows, (picture,))
 
 
@@ -181,26 +167,11 @@ def language_loss(
   bos: int,
   label_smoothing: float = 0.0,
 ) -> Loss:
-  """The loss of every token, each told from those before it."""
+  """Computes the cross-entropy of each token given the tokens before it."""
   logits = model(shift_right(batch.tokens, bos), rngs=rngs)
   return cross_entropy(logits, batch.tokens, smoothing=label_smoothing)
 
 
 def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
-  """The model's own config, of `config.model`."""
+  """Returns the model's config from `config.model`."""
   return LanguageModelConfig(vocab_size, **model_values(config))
-
-
-def make_sampler(run: Run, context: int) -> Sampler:
-  """Continues pieces with the trained model, up to so many tokens."""
-  return Sampler(run.graphdef, run.params, context=context)
-
-
-def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pathlib.Path:
-  """Draws a piece and where the model looks from its end; the first `prime` tokens are on grey."""
-  codec, params = run.vocabulary, own_copies(run.params)
-  times = codec.times(piece)
-  weights = attention_reach(run.graphdef, params, np.concatenate([[BOS], piece]))
-  reach = Reach(weights, np.append(0.0, times[:-1]), float(times[-1]))  # begin is at the first step
-  since = float(times[prime]) if prime else 0
-  return piano_roll(codec.spans(piece), path, step=codec.step, prime=since, reach=reach)

@@ -1,21 +1,21 @@
-"""Four voices on a grid of 16th notes, as tokens and as MIDI.
+"""Codec of four voices on a grid of 16th notes, such as chorales.
 
-A grid is [steps, 4]: MIDI pitches, soprano to bass, -1 where a voice is silent. Held and repeated
-notes are not told apart: equal pitches one after the other are one note.
+A grid is [steps, 4]: MIDI pitches, soprano to bass, -1 for silence. Consecutive equal pitches are
+one note: the grid does not distinguish held from repeated notes.
 
-Its tokens are the four voices of a step, then those of the next one (Huang et al. 2018, section
-4.1): 0 padding, 1 begin, 2 end, 3 silence, and 4 + p the MIDI pitch p. All 128 pitches have tokens,
-not just those of the chorales (36 to 81), so that any voice can be written and transposed.
+The tokens are the four voices of each step in turn (Huang et al. 2018, section 4.1): 0 padding, 1
+begin, 2 end, 3 silence, and 4 + p for MIDI pitch p. All 128 pitches have tokens, not only those of
+the chorales (36 to 81), so that any piece can be encoded and transposed.
 """
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from relpos_jax.errors import InputError
-from relpos_jax.music.codec import Codec, Span, content, possible
+from relpos_jax.music.codec import Codec, Span, clip_transposition, strip_special
 from relpos_jax.music.midi_files import Note, Part, Score, read_score, write_score
 from relpos_jax.typing import Float, Int, Integer
 
@@ -26,48 +26,40 @@ VOCAB_SIZE = FIRST_PITCH + 128
 
 _STEPS_PER_QUARTER = 4
 _TICKS_PER_STEP = 120
+_SECONDS_PER_QUARTER = 0.75  # 80 beats per minute
 _VELOCITY = 80
 
 
 def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
-  """The tokens of a grid, four a step.
+  """Returns the tokens of a grid, four per step.
 
-  Raises InputError: a number is neither a MIDI pitch nor -1.
+  Raises ValueError: a value is neither a MIDI pitch nor -1.
 
   >>> encode(np.array([[67, 64, 60, 48], [67, 65, -1, 50]]))
   array([71, 68, 64, 52, 71, 69,  3, 54])
   """
-  wrong = np.argwhere((grid < -1) | (grid > 127))
-  if len(wrong):
-    step, voice = map(int, wrong[0])
-    raise InputError(
-      f"pitch {grid[step, voice]} of voice {voice + 1} in step {step}: want 0 to 127, or -1 for "
-      "silence"
-    )
+  if grid.size and not -1 <= grid.min() <= grid.max() <= 127:
+    raise ValueError(f"pitches go from {grid.min()} to {grid.max()}; want -1 to 127")
   return np.where(grid < 0, SILENCE, grid + FIRST_PITCH).reshape(-1).astype(int)
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
-  """The grid of tokens: `decode(encode(grid))` is `grid`.
+  """Returns the grid of tokens; `decode(encode(grid))` equals `grid`.
 
-  Begin, end and padding may stand around them; a last step that is not whole is left out.
+  Skips begin, end and padding around the piece, and an incomplete last step.
 
-  Raises ValueError: a token is none of the vocabulary.
+  Raises ValueError: a token is outside the vocabulary.
 
   >>> decode([1, 71, 68, 64, 52, 71, 69, 3, 54, 71, 2, 0]).tolist()
   [[67, 64, 60, 48], [67, 65, -1, 50]]
   """
-  row = content(tokens)
-  if len(row) and not SILENCE <= row.min() <= row.max() < VOCAB_SIZE:
-    raise ValueError(
-      f"tokens go from {row.min()} to {row.max()}; want {SILENCE} to {VOCAB_SIZE - 1}"
-    )
+  row = strip_special(tokens, VOCAB_SIZE)
   steps = row[: len(row) // len(VOICES) * len(VOICES)].reshape(-1, len(VOICES))
   return np.where(steps == SILENCE, -1, steps - FIRST_PITCH)
 
 
 def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
-  """The notes of tokens, voice by voice, in 16ths.
+  """Returns the notes of tokens for a piano roll, voice by voice, in 16th notes.
 
   >>> spans([71, 68, 64, 52, 71, 69, 3, 54])[:3]  # doctest: +NORMALIZE_WHITESPACE
   [Span(start=0, end=2, pitch=67, voice=0), Span(start=0, end=1, pitch=64, voice=1),
@@ -80,19 +72,18 @@ def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
   ]
 
 
-def _runs(pitches: list[int]) -> list[tuple[int, int, int]]:
-  """Start, end and pitch of equal pitches one after the other; silence left out."""
-  found, start = [], 0
+def _runs(pitches: list[int]) -> Iterator[tuple[int, int, int]]:
+  """Yields start, end and pitch of each run of equal pitches; skips silence."""
+  start = 0
   for pitch, run in itertools.groupby(pitches):
     end = start + len(list(run))
     if pitch >= 0:
-      found.append((start, end, pitch))
+      yield start, end, pitch
     start = end
-  return found
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
-  """The step of each token and of the one to come, in 16ths: four to a step.
+  """Returns the step of each token and of the token after the last, in 16th notes.
 
   >>> times([71, 68, 64, 52, 71]).tolist()
   [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
@@ -101,18 +92,18 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
-  """Tokens so many semitones higher, or as far as all pitches stay within 0 to 127.
+  """Transposes tokens, as far as all pitches stay within 0 to 127.
 
   >>> transpose([1, 71, 68, 3, 52, 2, 0], -2).tolist()
   [1, 69, 66, 3, 50, 2, 0]
   """
   row = np.asarray(tokens, int)
   is_pitch = row >= FIRST_PITCH
-  return row + is_pitch * possible(semitones, row[is_pitch] - FIRST_PITCH)
+  return row + is_pitch * clip_transposition(semitones, row[is_pitch] - FIRST_PITCH)
 
 
-def score(grid: Integer[np.ndarray, "steps 4"], quarters_a_minute: float = 80.0) -> Score:
-  """A grid as four named parts."""
+def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
+  """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
   note = lambda start, end, pitch: Note(
     start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, _VELOCITY
   )
@@ -120,56 +111,54 @@ def score(grid: Integer[np.ndarray, "steps 4"], quarters_a_minute: float = 80.0)
     Part(name, [note(*run) for run in _runs(pitches.tolist())])
     for name, pitches in zip(VOICES, grid.T, strict=True)
   ]
-  return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / quarters_a_minute)])
+  return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, _SECONDS_PER_QUARTER)])
 
 
 def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
-  """The grid nearest to a score of four parts: `grid_of(score(grid))` is `grid`.
+  """Rounds a score of four parts to a grid; `grid_of(score(grid))` equals `grid`.
 
-  But for silence at its end. Parts with notes are taken for voices by their names, of `VOICES` (one
-  that is missing is silent), or else four by their mean pitch, highest first. A note takes a step
-  at least; where two of a voice sound together, it is the one begun last.
+  Silence at the end is lost. Parts named after `VOICES` are these voices, and missing voices are
+  silent; otherwise the four parts are ordered by mean pitch, the highest first. A note lasts at
+  least one step. Of two notes that sound together in a voice, the later one is kept.
 
-  Raises InputError, about the score of this name: parts with notes are none, or without such names
-  not four.
+  Raises InputError, with `name` in the message: the score has not four parts, nor named ones.
   """
-  parts = _voices(score.parts, name)
   ticks = score.ticks_per_quarter / _STEPS_PER_QUARTER
   steps = lambda tick: int(np.floor(tick / ticks + 0.5))
-  placed = [
+  notes = [
     (voice, steps(note.start), max(steps(note.end), steps(note.start) + 1), note.pitch)
-    for voice, part in enumerate(parts)
+    for voice, part in enumerate(_order_voices(score.parts, name))
     for note in sorted(part.notes)
   ]
-  grid = np.full((max(end for _, _, end, _ in placed), len(VOICES)), -1)
-  for voice, start, end, pitch in placed:
+  grid = np.full((max(end for _, _, end, _ in notes), len(VOICES)), -1)
+  for voice, start, end, pitch in notes:
     grid[start:end, voice] = pitch
   return grid
 
 
-def _voices(parts: Sequence[Part], name: str) -> list[Part]:
-  """The parts of the four voices, soprano to bass."""
+def _order_voices(parts: Sequence[Part], name: str) -> list[Part]:
+  """Returns the parts of the four voices, soprano to bass."""
   sounding = [part for part in parts if part.notes]
   by_name = {part.name.strip().capitalize(): part for part in sounding}
   if sounding and set(by_name) <= set(VOICES) and len(by_name) == len(sounding):
     return [by_name.get(voice, Part(voice, [])) for voice in VOICES]
   if len(sounding) != len(VOICES):
     raise InputError(
-      f"{name} has {len(sounding)} tracks or channels with notes; want four, a voice each"
+      f"{name} has {len(sounding)} tracks or channels with notes; want four, one per voice"
     )
   return sorted(sounding, key=lambda part: -np.mean([note.pitch for note in part.notes]))
 
 
 def read(path: str | os.PathLike) -> Int[np.ndarray, "L"]:
-  """The tokens of a MIDI file of four voices, on the nearest grid.
+  """Reads a MIDI file of four voices as tokens, rounded to the grid.
 
-  Raises InputError: see `read_score` and `grid_of`.
+  Raises InputError as `read_score` and `grid_of` do.
   """
   return encode(grid_of(read_score(path), str(path)))
 
 
 def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
-  """Writes the MIDI file of tokens: a track for each voice. Raises InputError: it cannot."""
+  """Writes the MIDI file of tokens, one track per voice."""
   write_score(score(decode(tokens)), path)
 
 

@@ -1,4 +1,4 @@
-"""Music is trained, scored and continued by the commands that translation has."""
+"""Training, scoring and sampling of music by the commands."""
 
 import json
 import pathlib
@@ -12,8 +12,9 @@ from configs import default
 from experiments.config import make_task
 from experiments.run import load_run
 from relpos_jax.evaluation.records import from_line
-from relpos_jax.music import midi_folder, task, voices
-from relpos_jax.music.likelihood import likelihood, make_nats_of
+from relpos_jax.music import piano_roll, voices
+from relpos_jax.music.data import CODECS
+from relpos_jax.music.scores import likelihood, make_nats_of
 from relpos_jax.training.task import own_copies
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -23,12 +24,12 @@ SMALL = (
   *("model.max_distance=8", "batches.tokens=256", "batches.max_length=64", "batches.num_shapes=1"),
   *("training.num_steps=6", "training.eval_every=6", "training.save_every=3", "mesh.data=1"),
 )
-NUM_STEPS = 24  # of each piece: some are cut
+NUM_STEPS = 24  # of each piece: longer than a row
 
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory) -> pathlib.Path:
-  """A user's folder: four-part music that goes up and down the same few notes."""
+  """Writes a folder of MIDI files: random walks of four voices."""
   folder = tmp_path_factory.mktemp("pieces")
   random = np.random.default_rng(0)
   for split, number in dict(train=6, valid=2, test=2).items():
@@ -42,21 +43,21 @@ def pieces(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def train_music(trainer, pieces):
-  """Runs the command train on the folder: train_music(workdir, "--config.seed=1")."""
+  """Returns the command train on the folder: train_music(workdir, "--config.seed=1")."""
   data = ("data.source=midi", f"data.midi.path={pieces}", "data.midi.codec=voices")
   return trainer("configs/music.py", *SMALL, *data)
 
 
 @pytest.fixture(scope="module")
 def run(train_music, tmp_path_factory):
-  """A finished run's folder, not to be changed, and what the command said."""
+  """Returns the folder of a finished run, not to be changed, and the command's output."""
   workdir = tmp_path_factory.mktemp("music") / "run"
   answer = train_music(workdir)
   assert answer.status == 0, answer.err
   return workdir, answer
 
 
-def test_a_run_is_scored_by_the_likelihood_of_whole_pieces(run, pieces):
+def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   workdir, answer = run
   loaded = load_run(workdir)
   music = loaded.task.load_data()
@@ -65,15 +66,15 @@ def test_a_run_is_scored_by_the_likelihood_of_whole_pieces(run, pieces):
   record = from_line((workdir / "record.json").read_text())
   for split in ("valid", "test"):
     wanted = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
-    assert results[split]["nll"] == pytest.approx(wanted.per_token, rel=1e-5)
-    assert results[split]["per_step"] == pytest.approx(wanted.per_step, rel=1e-5)
+    for name, value in wanted.scores().items():
+      assert results[split][name] == pytest.approx(value, rel=1e-5)
     assert record["scores"][split]["nll"] == results[split]["nll"]
     assert f"{results[split]['nll']:.4f}" in answer.out
   for name in ("piano_roll.png", "learning_curves.png"):
     assert (workdir / name).stat().st_size > 5_000 and name in answer.out
 
 
-def test_a_piece_goes_on_from_its_prime(run, call, pieces, tmp_path):
+def test_a_sample_continues_its_prime(run, call, pieces, tmp_path):
   prime = pieces / "test" / "0.mid"
   sample = lambda name, *flags: call(
     *("sample", f"--workdir={run[0]}", f"--prime={prime}", f"--out={tmp_path}/{name}.mid"),
@@ -89,7 +90,7 @@ def test_a_piece_goes_on_from_its_prime(run, call, pieces, tmp_path):
   assert (tmp_path / "a.png").stat().st_size > 5_000
 
 
-def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdir, tmp_path):
+def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path):
   (tmp_path / "empty.mid").touch()
   sample = lambda *flags: call("sample", *flags)
   own = f"--workdir={run[0]}"
@@ -98,29 +99,21 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
   own_prime = tmp_path / "own.mid"
   own_prime.write_bytes((pieces / "test" / "0.mid").read_bytes())
   (tmp_path / "drawn.png").touch()
-  (tmp_path / "link.mid").symlink_to("nowhere.mid")
   no_valid = tmp_path / "pieces"
   (no_valid / "train").mkdir(parents=True)
   (no_valid / "train" / "0.mid").write_bytes((pieces / "test" / "0.mid").read_bytes())
   for answer, words in (
     (sample(own, f"--out={tmp_path}/new.wav"), "--out .mid"),
     (sample(own, f"--out={tmp_path}/nowhere/new.mid"), "--out no folder"),
-    (sample(own, f"--out={tmp_path}/{'x' * 300}/new.mid"), "--out no folder"),
-    (sample(own, out, f"--prime={'x' * 300}"), "xxx not there"),
     (sample(own, out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(own, out, f"--prime={tmp_path}/empty.mid"), "empty.mid"),
     (sample(own, out, prime, "--context=64"), "prime has 96 tokens, context 64 shorter"),
-    (sample(own, out, f"--context={2**31}"), f"context {2**31} tokens: give at most {2**30}"),
-    (sample(own, out, "--context=-3"), "context is -3 tokens: give at least 1"),
     (sample(own, out, "--top_p=0"), "top_p is 0"),
-    (sample(own, f"--out={own_prime}", f"--prime={own_prime}"), "own.mid there another --out"),
-    (sample(own, f"--out={tmp_path}/drawn.mid"), "drawn.png there another --out"),
-    (sample(own, f"--out={tmp_path}/link.mid"), "link.mid there another --out"),
+    (sample(own, f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
+    (sample(own, f"--out={tmp_path}/drawn.mid"), "drawn.png exists another --out"),
     (sample(own, out, "--prime_tokens=10"), "--prime_tokens=10 --prime"),
     (train_music(tmp_path / "run", "--config.data.transpose=200"), "data.transpose is 200"),
     (train_music(tmp_path / "run", "--config.data.midi.path="), "--config.data.midi.path"),
-    (sample(own, out, prime, "--prime_tokens=-5"), "--prime_tokens -5"),
-    (sample(own, out, prime, f"--seed={2**70}"), f"--seed={2**70}: give"),
     (
       call("benchmark.step", "--config=configs/music.py", "--config.mesh.data=1"),
       "music translation",
@@ -132,10 +125,6 @@ def test_mistakes_with_music_are_one_line(run, call, train_music, pieces, workdi
     (
       train_music(tmp_path / "run", "--config.data.source=embedded"),
       "config.data.source chorales, midi",
-    ),
-    (
-      train_music(tmp_path / "run", "--config.task=songs"),
-      "config.task 'songs' translation, music",
     ),
     (
       train_music(tmp_path / "run", "--config.batches.max_length=4"),
@@ -166,20 +155,22 @@ def test_a_run_does_not_go_on_with_other_music(run, train_music, pieces, tmp_pat
 
 
 @pytest.mark.parametrize("num_tokens", [0, 8, 32])
-def test_all_that_a_layer_looks_at_is_drawn(run, pieces, tmp_path, monkeypatch, num_tokens):
-  """The begin of the piece too, which stands at its first step."""
+def test_attention_on_all_tokens_and_the_begin_is_drawn(
+  run, pieces, tmp_path, monkeypatch, num_tokens
+):
   drawn = []
-  monkeypatch.setattr(task, "piano_roll", lambda _, path, *, reach, **__: drawn.append(reach) or path)
+  draw = lambda _, path, *, attention, **__: drawn.append(attention) or path
+  monkeypatch.setattr(piano_roll, "piano_roll", draw)
   piece = voices.read(pieces / "test" / "0.mid")[:num_tokens]
-  task.draw(load_run(run[0]), piece, tmp_path / "a.png")
-  (reach,) = drawn
-  np.testing.assert_allclose(reach.weights.sum(-1), 1, rtol=1e-5)
-  assert reach.weights.shape[-1] == len(reach.times) == num_tokens + 1
-  assert reach.now == num_tokens / 4
+  piano_roll.draw(load_run(run[0]), piece, tmp_path / "a.png")
+  (attention,) = drawn
+  np.testing.assert_allclose(attention.weights.sum(-1), 1, rtol=1e-5)
+  assert attention.weights.shape[-1] == len(attention.times) == num_tokens + 1
+  assert attention.now == num_tokens / 4
 
 
 def test_the_codec_is_that_of_the_config():
   config = default.get_config("music")
   assert make_task(config).make_model.__self__.codec is voices.CODEC
   config.data.update(ConfigDict(dict(source="midi")))
-  assert make_task(config).codec is midi_folder.CODECS["events"]
+  assert make_task(config).codec is CODECS["events"]

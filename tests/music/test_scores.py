@@ -1,4 +1,4 @@
-"""Likelihood: a float64 oracle's, whatever the batches; padding and ends where they belong."""
+"""The likelihood of pieces equals a float64 oracle's, for any batch size."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from flax import nnx
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import voices
-from relpos_jax.music.likelihood import likelihood, make_nats_of, token_nats
+from relpos_jax.music.scores import likelihood, make_nats_of, token_nats
 
 VOCABULARY = 12
 PIECES = [np.random.default_rng(n).integers(3, VOCABULARY, 4 * n) for n in (2, 12, 5, 40, 1)]
@@ -28,7 +28,7 @@ def nats_of():
 
 
 def oracle(nats_of) -> tuple[list[float], float]:
-  """Nats of each piece, and of all ends."""
+  """Returns nats of each piece, and of all ends."""
   rows = [(np.r_[BOS, piece], np.r_[piece, EOS]) for piece in PIECES]
   padded = lambda row: np.pad(row, (0, 192 - len(row)))[None]
   found = [np.asarray(nats_of(padded(s), padded(t)), float)[0] for s, t in rows]
@@ -60,14 +60,12 @@ def test_likelihood_is_the_sum_over_pieces_in_any_batches(nats_of, token_budget)
   np.testing.assert_allclose(found[:2], [nats, end_nats], rtol=1e-5)
   np.testing.assert_allclose(found.of_pieces, of_pieces, rtol=1e-5)
   assert found[2:5] == (240, 5, 60)
-  np.testing.assert_allclose(found.per_token, nats / 245, rtol=1e-5)
-  np.testing.assert_allclose(found.per_token_without_ends, (nats - end_nats) / 240, rtol=1e-5)
-  np.testing.assert_allclose(found.per_step, nats / 60, rtol=1e-5)
+  wanted = [nats / 245, (nats - end_nats) / 240, nats / 60]
+  np.testing.assert_allclose([*found.scores().values()], wanted, rtol=1e-5)
 
 
 def test_many_tokens_are_summed_in_float64():
-  """In float32 a sum of 2**24 stays where it is."""
-  pieces = [np.full(1000, 5), np.full(1000, 5)]
+  pieces = [np.full(1000, 5)] * 2  # in float32, 2**24 + 0.5 equals 2**24
   nats_of = lambda source, target: np.where(
     target == EOS, np.float32(2**24), 0.5 * (target > 2)
   ).astype(np.float32)

@@ -1,0 +1,174 @@
+"""Pieces as tokens, by split: a folder of MIDI files, and the rows a model is trained on."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.tokenizer import EOS
+from relpos_jax.errors import InputError
+from relpos_jax.files import local_path
+from relpos_jax.music import performance, voices
+from relpos_jax.music.codec import Codec
+from relpos_jax.typing import Int
+
+CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
+SPLITS = ("train", "valid", "test")
+
+# Batches are shuffled with the same key: the counter keeps the two random streams apart.
+_COUNTER = np.array([0, 0, 0, 1], np.uint64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Music:
+  """Pieces by split: train, valid and test, as far as they exist.
+
+  A piece is its tokens, without begin and end. `notes` are lines for the log.
+  """
+
+  splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
+  notes: tuple[str, ...] = ()
+
+
+def load_midi_folder(path: str = "", codec: str = "events") -> Music:
+  """Loads the .mid and .midi files of a folder and its sub-folders, one piece per file, by name.
+
+  `codec` is "events" (`relpos_jax.music.performance`) for any music, or "voices"
+  (`relpos_jax.music.voices`) for four-part music on a grid of 16th notes.
+
+  Sub-folders train, valid and test are the splits. A folder without them is split by a hash of each
+  file's name, on average 80, 10 and 10 %: adding or removing files moves no other file to another
+  split. Splits without files are left out.
+
+  Raises InputError: the folder is missing, has no MIDI file or none for training, or a file cannot
+  be read or has no notes.
+
+  >>> load_midi_folder("maestro").splits["train"][0]  # doctest: +SKIP
+  array([372,  67, 265, ...])
+  """
+  files = split_files(path)
+  splits = {split: [CODECS[codec].read(file) for file in found] for split, found in files.items()}
+  counts = ", ".join(f"{len(found):,} {split}" for split, found in files.items())
+  return Music(splits, (f"MIDI files of {path}: {counts}",))
+
+
+def split_files(path: str) -> dict[str, list[pathlib.Path]]:
+  """Returns the MIDI files of a folder by split, without empty splits."""
+  if not path:
+    raise InputError("no folder of MIDI files: give --config.data.midi.path")
+  folder = local_path(path)
+  if not os.path.isdir(folder):
+    raise InputError(f"no folder {folder}: check the name")
+  named = [split for split in SPLITS if os.path.isdir(folder / split)]
+  if named:
+    found = {split: _midi_files(folder / split) for split in named}
+  else:
+    files = _midi_files(folder)
+    found = {split: [file for file in files if split_of(file.name) == split] for split in SPLITS}
+  if not any(found.values()):
+    raise InputError(f"no MIDI file in {folder}: give a folder with .mid or .midi files")
+  if not found.get("train"):
+    raise InputError(f"no MIDI file to train on: put some into {folder / 'train'}")
+  return {split: files for split, files in found.items() if files}
+
+
+def split_of(name: str) -> str:
+  """Returns the split of a file name.
+
+  >>> [split_of(name) for name in ("23.mid", "24.mid")]
+  ['train', 'valid']
+  """
+  percent = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
+  return "train" if percent < 80 else "valid" if percent < 90 else "test"
+
+
+def _midi_files(folder: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".mid", ".midi"))
+
+
+class MusicRows:
+  """The rows of each epoch, a function of the seed and the epoch alone: `rows.in_epoch(3)`.
+
+  A piece and its end are sliced into as few rows as possible, at multiples of `alignment`; the rows
+  of an epoch, concatenated, are the pieces. Safe to read from several threads.
+
+  Attributes:
+    lengths: the largest number of tokens of each row in any epoch.
+
+  >>> move = lambda piece, semitones: piece + semitones
+  >>> rows = MusicRows([np.arange(4, 11)], longest=5, alignment=2)
+  >>> [row.tolist() for row in rows.in_epoch(0)], rows.lengths
+  ([[4, 5, 6, 7], [8, 9, 10, 2]], array([4, 4]))
+  >>> rows = MusicRows([np.arange(40, 45)], longest=5, alignment=2, random_slices=True,
+  ...                  transpose=move, semitones=3, seed=0)
+  >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
+  [[[42, 43], [44, 45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
+  """
+
+  def __init__(
+    self,
+    pieces: Sequence[Int[np.ndarray, "_"]],
+    *,
+    longest: int,
+    alignment: int,
+    random_slices: bool = False,
+    transpose: Callable[[np.ndarray, int], np.ndarray] | None = None,
+    semitones: int = 0,
+    seed: int = 0,
+  ):
+    """Computes the rows' lengths.
+
+    Args:
+      pieces: tokens, without begin and end.
+      longest: the largest number of tokens of a row, the end included.
+      alignment: a piece may be sliced at multiples of this many tokens.
+      random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
+        piece but the last are full.
+      transpose: transposes a piece by semitones, as a codec does.
+      semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
+      seed: of slices and transpositions.
+    """
+    self._pieces, self._seed = pieces, seed
+    self._transpose, self._semitones = transpose, semitones
+    self._size, self._alignment = longest // alignment * alignment, alignment
+    self._random_slices = random_slices
+    lengths = [self._slice(len(piece), 0.0) for piece in pieces]
+    if random_slices:
+      lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
+    self.lengths = np.concatenate(lengths)
+    self._lock = threading.Lock()
+    self._rows = functools.lru_cache(maxsize=2)(self._make)
+
+  def in_epoch(self, epoch: int) -> Ragged:
+    """Returns the rows of an epoch; their number is the same in each."""
+    with self._lock:
+      return self._rows(epoch)
+
+  def _make(self, epoch: int) -> Ragged:
+    key = np.array([self._seed % 2**64, epoch], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
+    moves = generator.integers(-self._semitones, self._semitones + 1, len(self._pieces))
+    phases = generator.random(len(self._pieces)) * float(self._random_slices)
+    tokens, lengths = [], []
+    for piece, semitones, phase in zip(self._pieces, moves.tolist(), phases.tolist(), strict=True):
+      moved = self._transpose(piece, semitones) if self._transpose and semitones else piece
+      tokens += [moved, [EOS]]
+      lengths.append(self._slice(len(piece), phase))
+    return Ragged.joined(np.concatenate(tokens).astype(np.int32), np.concatenate(lengths))
+
+  def _slice(self, num_tokens: int, phase: float) -> Int[np.ndarray, "_"]:
+    """Returns the lengths of a piece's rows; `phase` in [0, 1) shortens the first row.
+
+    The last row is shorter by what the first one holds more.
+    """
+    length = num_tokens + 1
+    number = -(-length // self._size)
+    free = (number * self._size - length) // self._alignment
+    shift = int(phase * (free + 1)) * self._alignment
+    return np.diff(np.clip(np.arange(number + 1) * self._size - shift, 0, length))

@@ -1,0 +1,212 @@
+"""Folders of MIDI files; rows with each piece once per epoch, sliced and transposed at random."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relpos_jax.data.batching import Batches, Tokens
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.errors import InputError
+from relpos_jax.music import data, performance, voices
+from relpos_jax.music.data import MusicRows
+
+EPOCHS = range(4)
+codecs = st.sampled_from([voices.CODEC, performance.CODEC])
+some_pieces = st.lists(
+  st.integers(1, 40).flatmap(lambda n: st.lists(st.integers(3, 131), min_size=n, max_size=n)),
+  min_size=1,
+  max_size=6,
+).map(lambda pieces: [np.array(piece) for piece in pieces])
+
+
+def make(pieces, codec=voices.CODEC, **changes):
+  options = dict(longest=12, alignment=codec.alignment, transpose=codec.transpose) | changes
+  return MusicRows(pieces, **options)
+
+
+def joined(rows) -> list[list[int]]:
+  """Returns the pieces of rows."""
+  found = [[]]
+  for token in itertools.chain.from_iterable(row.tolist() for row in rows):
+    found[-1].append(token)
+    if token == EOS:
+      found.append([])
+  assert not found.pop()
+  return found
+
+
+def pieces_of(*lengths) -> list[np.ndarray]:
+  random = np.random.default_rng(0)
+  return [random.integers(40, 80, 4 * length) for length in lengths]
+
+
+@settings(max_examples=50)
+@given(some_pieces, codecs, st.booleans(), st.integers(4, 20), st.integers(0, 3))
+def test_rows_of_an_epoch_are_the_pieces_and_their_ends(
+  pieces, codec, random_slices, longest, epoch
+):
+  rows = make(pieces, codec, random_slices=random_slices, longest=longest)
+  of_epoch = rows.in_epoch(epoch)
+  assert joined(of_epoch) == [[*piece.tolist(), EOS] for piece in pieces]
+  assert len(of_epoch) == len(rows.lengths)
+  assert (of_epoch.lengths <= rows.lengths).all() and rows.lengths.max() <= longest
+  assert all(len(row) % codec.alignment == 0 or row[-1] == EOS for row in of_epoch)
+
+
+@settings(max_examples=50)
+@given(some_pieces, codecs, st.integers(1, 130))
+def test_a_piece_is_transposed_by_at_most_the_semitones(pieces, codec, semitones):
+  rows = make(pieces, codec, semitones=semitones, random_slices=True, seed=3)
+  for epoch in EPOCHS:
+    moved = joined(rows.in_epoch(epoch))
+    for piece, other in zip(pieces, moved, strict=True):
+      possible = [codec.transpose(piece, by).tolist() for by in range(-semitones, semitones + 1)]
+      assert other[:-1] in possible
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(-1, 127), min_size=4, max_size=16), st.integers(-130, 130))
+def test_transposing_tokens_transposes_the_grid(pitches, semitones):
+  grid = np.array(pitches[: len(pitches) // 4 * 4]).reshape(-1, 4)
+  tokens = np.array([BOS, *voices.encode(grid), EOS, PAD])
+  sounding = grid[grid >= 0]
+  by = semitones
+  while len(sounding) and not 0 <= sounding.min() + by <= sounding.max() + by <= 127:
+    by -= np.sign(by)
+  moved = voices.CODEC.transpose(tokens, semitones)
+  np.testing.assert_array_equal(voices.decode(moved), np.where(grid < 0, -1, grid + by))
+  assert [moved[0], *moved[-2:]] == [BOS, EOS, PAD]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(3, 390), max_size=30), st.integers(-130, 130))
+def test_transposing_events_transposes_notes(stream, semitones):
+  tokens = np.array([BOS, *stream, EOS, PAD])
+  pitches = [(token - 3) % 128 for token in stream if token < performance.TIME_SHIFT]
+  by = semitones
+  while pitches and not 0 <= min(pitches) + by <= max(pitches) + by <= 127:
+    by -= np.sign(by)
+  moved = performance.CODEC.transpose(tokens, semitones)
+  wanted = [note._replace(pitch=note.pitch + by) for note in performance.decode(tokens)]
+  assert performance.decode(moved) == sorted(wanted, key=lambda note: (note.start, note.pitch))
+  others = (tokens < 3) | (tokens >= performance.TIME_SHIFT)
+  np.testing.assert_array_equal(moved[others], tokens[others])
+
+
+def test_rows_depend_on_the_seed_and_the_epoch_alone():
+  pieces = pieces_of(9, 30, 41)
+  rows_of = lambda rows, epoch: [row.tolist() for row in rows.in_epoch(epoch)]
+  vary = lambda seed=0, semitones=5, random_slices=True: make(
+    pieces, longest=40, semitones=semitones, random_slices=random_slices, seed=seed
+  )
+  assert rows_of(vary(), 2) == rows_of(vary(), 2)
+  for changes in (dict(), dict(semitones=0), dict(random_slices=False)):
+    rows = vary(**changes)
+    assert rows_of(rows, 0) != rows_of(rows, 1)
+    assert rows_of(rows, 0) != rows_of(vary(seed=1, **changes), 0)
+    assert rows_of(rows, 0) == rows_of(vary(**changes), 0)  # after another epoch was read
+  still = vary(semitones=0, random_slices=False)
+  assert rows_of(still, 0) == rows_of(still, 1)
+
+
+def test_transpositions_and_slices_are_uniform():
+  piece = np.full(20 * 4, 60)
+  rows = make([piece], longest=12 * 4, semitones=2, random_slices=True)
+  drawn = [rows.in_epoch(epoch) for epoch in range(600)]
+  moves = [row[0][0] - 60 for row in drawn]
+  firsts = [len(row[0]) // 4 for row in drawn]
+  for found, wanted in ((moves, range(-2, 3)), (firsts, range(9, 13))):
+    numbers, counts = np.unique(found, return_counts=True)
+    assert numbers.tolist() == [*wanted]
+    assert counts.min() > 0.7 * 600 / len(wanted)
+  assert abs(np.corrcoef(moves, firsts)[0, 1]) < 0.15
+
+
+def test_resumed_batches_are_the_same_and_hold_every_piece_once_per_epoch():
+  pieces = pieces_of(2, 5, 9, 14, 20)
+  options = dict(kind=Tokens, boundaries=(16, 24), token_budget=48, seed=7)
+  batches = lambda: Batches(
+    make(pieces, longest=24, semitones=3, random_slices=True, seed=7), **options
+  )
+  first, per_epoch = batches(), batches().num_per_epoch
+  for epoch in EPOCHS:
+    steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+    resumed = batches()
+    for step in steps:
+      np.testing.assert_array_equal(first[step].tokens, resumed[step].tokens)
+    seen = np.concatenate([first[step].tokens.ravel() for step in steps])
+    assert (seen == EOS).sum() == len(pieces)
+    assert (seen >= 3).sum() == sum(map(len, pieces))
+
+
+GRID = np.array([[67, 64, 60, 48], [67, 65, -1, 50]])
+
+
+def write(path, grid=GRID):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  voices.write(voices.encode(grid), path)
+
+
+def refusal(*arguments, **options) -> str:
+  with pytest.raises(InputError) as caught:
+    data.load_midi_folder(*arguments, **options)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
+  for number, name in enumerate(
+    ["train/b.mid", "train/more/c.MIDI", "train/a.midi", "valid/a.mid"]
+  ):
+    write(tmp_path / name, GRID + np.array([number, 0, 0, 0]))
+  write(tmp_path / "elsewhere.mid")
+  (tmp_path / "test").mkdir()  # empty: no split
+  (tmp_path / "train" / "readme.txt").write_text("no music")
+  music = data.load_midi_folder(str(tmp_path), codec="voices")
+  sopranos = {
+    split: [voices.decode(x)[0, 0] - 67 for x in pieces] for split, pieces in music.splits.items()
+  }
+  assert sopranos == {"train": [2, 0, 1], "valid": [3]}
+  assert music.notes == (f"MIDI files of {tmp_path}: 3 train, 1 valid",)
+
+
+def test_pieces_are_events_by_default(tmp_path):
+  write(tmp_path / "train" / "a.mid")
+  (piece,) = data.load_midi_folder(str(tmp_path)).splits["train"]
+  np.testing.assert_array_equal(piece, performance.read(tmp_path / "train" / "a.mid"))
+
+
+def test_the_split_of_a_file_does_not_depend_on_other_files(tmp_path):
+  names = [f"{number}.mid" for number in range(24, 60)]
+  for name in names:
+    (tmp_path / name).touch()
+  files = data.split_files(str(tmp_path))
+  assert {file.name for found in files.values() for file in found} == {*names}
+  for name in names[::2]:
+    (tmp_path / name).unlink()
+  fewer = data.split_files(str(tmp_path))
+  for split, found in fewer.items():
+    assert {*found} <= {*files[split]}
+
+
+def test_splits_have_80_10_and_10_percent():
+  splits = [data.split_of(f"{number}.mid") for number in range(2000)]
+  shares = [splits.count(split) / 2000 for split in data.SPLITS]
+  np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.03)
+
+
+def test_bad_folders_and_files_are_named(tmp_path):
+  assert refusal("") == "no folder of MIDI files: give --config.data.midi.path"
+  assert refusal(str(tmp_path / "none")) == f"no folder {tmp_path / 'none'}: check the name"
+  assert refusal(str(tmp_path)).startswith(f"no MIDI file in {tmp_path}")
+  write(tmp_path / "24.mid")  # its hash is in valid
+  no_training = f"no MIDI file to train on: put some into {tmp_path / 'train'}"
+  assert refusal(str(tmp_path)) == no_training
+  write(tmp_path / "valid" / "a.mid")
+  assert refusal(str(tmp_path)) == no_training
+  write(tmp_path / "train" / "a.mid")
+  (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
+  assert f"cannot read MIDI file {tmp_path / 'train' / 'b.mid'}" in refusal(str(tmp_path))
