@@ -246,8 +246,8 @@ def test_explain_says_what_would_be_interpreted_and_what_was_asked_for():
     )
   assert reasons["skew"] == "can do it, but per_position is faster"
   forced = explain(QUERY, KEY, KEY, relations=RELATIONS, implementation="pallas_tpu").reasons
-  assert forced["pallas_tpu"] == "chosen, it is asked for by name; interpreted, and slow: no TPU"
-  assert forced["skew"] == "can do it, but pallas_tpu is asked for"
+  assert forced["pallas_tpu"] == "chosen, implementation= names it; interpreted, and slow: no TPU"
+  assert forced["skew"] == "can do it, but implementation= names pallas_tpu"
 
 
 def test_explain_says_that_without_relations_it_is_jax_nns_attention():
