@@ -78,7 +78,8 @@ def _gathered_is_small(inputs: Inputs) -> bool:
   """Checks for at most 64 keys, and vectors [B or 1, T, S, 1 or N, H] no larger than weights."""
   batch, _, heads, width = inputs.query.shape
   label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
-  table_heads = max(table.shape[1] for table in _tables(inputs))
+  tables = inputs.relations.key, inputs.relations.value
+  table_heads = max(table.shape[1] for table in jax.tree.leaves(tables))
   return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
 
 
@@ -105,10 +106,6 @@ def _long_for_a_loop_over_heads(inputs: Inputs) -> bool:
   if target_platform() == "cpu":
     return num_keys >= 128
   return batch * heads * num_queries * num_keys >= 2**30
-
-
-def _tables(inputs: Inputs) -> list[Array]:
-  return jax.tree.leaves((inputs.relations.key, inputs.relations.value))
 
 
 # The first that applies is chosen. CPU times, forward and backward: results/attention.md.

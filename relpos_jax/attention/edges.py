@@ -230,16 +230,17 @@ def _real(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*
 
 def _vectors(name: str, edges: _Edges, labels, features, dtype):
   """Yields the term of each edge in its pair's a_ij, of labels and of features: [M, #N, H]."""
+  with_heads = lambda table: jnp.asarray(table, dtype).reshape(len(table), -1, table.shape[-1])
   table = None if labels is None else getattr(labels, name)
   if table is not None:
-    rows = _at(_with_heads(table, dtype), jnp.maximum(edges.labels, 0))
+    rows = _at(with_heads(table), jnp.maximum(edges.labels, 0))
     yield jnp.where((edges.is_new & (edges.labels >= 0))[:, None, None], rows, 0)
   kernel = None if features is None else getattr(features, name)
   if kernel is not None:
     num_features = features.features.shape[-1]
     x_MF = features.features.reshape(-1, num_features)[edges.order].astype(dtype)
     count_M1 = edges.of_pair(jnp.ones((len(x_MF), 1), dtype))
-    yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, _with_heads(kernel, dtype))
+    yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, with_heads(kernel))
 
 
 def _logits(
@@ -280,8 +281,3 @@ def _changes(x: Int[Array, " M"]) -> Bool[Array, " M"]:
 def _every_head(x: Float[Array, "... K H"], heads: int) -> Float[Array, "X N H"]:
   *_, key_heads, width = x.shape
   return jnp.repeat(x.reshape(-1, key_heads, width), heads // key_heads, axis=1)
-
-
-def _with_heads(table: ArrayLike, dtype) -> Float[Array, "R #N H"]:
-  table = jnp.asarray(table, dtype)
-  return table if table.ndim == 3 else table[:, None]

@@ -118,62 +118,50 @@ def gather_inputs(
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
   check_scale(scale)
-  queries, keys = (*batch, num_queries), (*batch, key.shape[-3])
-  logits = (*batch, heads, num_queries, key.shape[-3])
+  num_keys = key.shape[-3]
+  of_queries = (*batch, num_queries), (num_queries,)
+  of_keys = (*batch, num_keys), (num_keys,)
+  logits = (*batch, heads, num_queries, num_keys)
   linear = query_positions is None and key_positions is None
-  farthest = max(num_queries, key.shape[-3]) if linear else jnp.iinfo(jnp.int32).max
+  farthest = max(num_queries, num_keys) if linear else jnp.iinfo(jnp.int32).max
+  default = lambda number: jnp.arange(number, dtype=jnp.int32)
+  query_positions = default(num_queries) if query_positions is None else query_positions
+  key_positions = default(num_keys) if key_positions is None else key_positions
+  seeds = None
+  if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
+    bits = jax.random.bits(dropout_key, (*batch, heads), "uint32")
+    seeds = _batched(jax.lax.bitcast_convert_type(bits, jnp.int32), 2)
   return Inputs(
     query=_batched(query, 4),
     key=_batched(key, 4),
     value=_batched(value, 4),
-    bias=_logits_like("bias", bias, logits),
-    mask=_logits_like("mask", mask, logits),
+    bias=_given("bias", bias, 4, logits, check=check_logits_like),
+    mask=_given("mask", mask, 4, logits, check=check_logits_like),
     relations=_relations(relations, logits, width, query.dtype),
     scale=scale,
     is_causal=is_causal,
     window=_window(local_window_size, farthest),
     linear_positions=linear,
-    query_positions=_positions("query_positions", query_positions, queries),
-    key_positions=_positions("key_positions", key_positions, keys),
-    query_lengths=_lengths("query_seq_lengths", query_seq_lengths, batch),
-    key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
-    query_segment_ids=_of_tokens("query_segment_ids", query_segment_ids, queries),
-    key_segment_ids=_of_tokens("key_segment_ids", key_segment_ids, keys),
+    query_positions=_given("query_positions", query_positions, 2, *of_queries),
+    key_positions=_given("key_positions", key_positions, 2, *of_keys),
+    query_lengths=_given("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
+    key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
+    query_segment_ids=_given("query_segment_ids", query_segment_ids, 2, *of_queries),
+    key_segment_ids=_given("key_segment_ids", key_segment_ids, 2, *of_keys),
     dropout_rate=dropout_rate,
-    dropout_seeds=_dropout_seeds(dropout_rate, dropout_key, (*batch, heads)),
+    dropout_seeds=seeds,
   )
 
 
-def _logits_like(name: str, array: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-  if array is None:
-    return None
-  array = as_array(name, array)
-  check_logits_like(name, array, shape)
-  return _batched(array, 4)
-
-
-def _positions(name: str, positions: ArrayLike | None, shape: tuple[int, ...]) -> Array:
-  if positions is None:
-    return jnp.arange(shape[-1], dtype=jnp.int32)[None]
-  # Positions are subtracted, so an unsigned or narrow dtype would overflow.
-  return _of_tokens(name, positions, shape).astype(jnp.int32)
-
-
-def _of_tokens(name: str, x: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-  """Returns an integer per token as [B, T], or [1, T] if the batch shares them."""
+def _given(
+  name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...], check=check_integers
+) -> Array | None:
+  """Returns an optional argument with a batch axis, checked; integers become int32."""
   if x is None:
     return None
   x = as_array(name, x)
-  check_integers(name, x, shape, shape[-1:])
-  return _batched(x, 2)
-
-
-def _lengths(name: str, lengths: ArrayLike | None, batch: list[int]) -> Array | None:
-  if lengths is None:
-    return None
-  lengths = as_array(name, lengths)
-  check_integers(name, lengths, tuple(batch))
-  return lengths.astype(jnp.int32).reshape(-1)
+  check(name, x, *shapes)
+  return _batched(x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) else x, ndim)
 
 
 def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:
@@ -204,14 +192,6 @@ def _relations(
       return EdgeLabels(_batched(labels, 3), key, value)
     case EdgeFeatures():
       return EdgeFeatures(_batched(jnp.asarray(relations.features, wide), 4), key, value)
-
-
-def _dropout_seeds(rate: float, key: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-  """Draws a seed for every head; `dropout.keep` derives the rest."""
-  if rate == 0 or key is None:
-    return None
-  seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, shape, "uint32"), jnp.int32)
-  return _batched(seeds, 2)
 
 
 def _batched(array: Array, ndim: int) -> Array:
