@@ -47,7 +47,7 @@ class Case:
   seed: int = 0
 
   def arrays(self) -> dict:
-    """What gradients are taken of."""
+    """Returns the arrays to differentiate."""
     random = np.random.default_rng(self.seed).normal
     heads = self.key_heads * self.group
     table = (2 * self.k + 1, *([heads] if self.per_head else []), self.width)
@@ -62,7 +62,7 @@ class Case:
     return {name: jnp.asarray(array) for name, array in arrays.items() if array is not None}
 
   def options(self) -> dict:
-    """The other arguments of the operator."""
+    """Returns the other arguments of the operator."""
     random = np.random.default_rng(self.seed + 1)
     queries, keys = (self.batch, self.num_queries), (self.batch, self.num_keys)
     options = dict(is_causal=self.is_causal)
@@ -104,13 +104,13 @@ CASES = st.builds(
 
 
 def attend(arrays, options, beyond="clip", implementation=None, left=None):
-  """The operator on named arrays, compiled."""
+  """Calls the operator on named arrays, compiled."""
   dynamic, static = _split(options | dict(implementation=implementation))
   return _compiled(arrays, dynamic, beyond, left, static)
 
 
 def gradients(loss, arrays, options, implementation):
-  """Of a function of the output, which may be several numbers: one gradient each."""
+  """Returns the gradient of each number that `loss` of the output returns."""
   dynamic, static = _split(options | dict(implementation=implementation))
 
   @quickly
@@ -152,13 +152,12 @@ def _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implement
 
 
 def cotangent_of(arrays):
-  """A random one, of the output."""
   query = arrays["query"]
   return jnp.asarray(np.random.default_rng(7).normal(size=query.shape), query.dtype)
 
 
 def results_of_each(implementations, arrays, options, beyond="clip", cotangent=None):
-  """By implementation: the output, and the gradients for the cotangent, or a random one."""
+  """Returns output and gradients of each implementation for a cotangent, by default random."""
   dynamic, static = _split(options)
   cotangent = cotangent_of(arrays) if cotangent is None else cotangent
   implementations = tuple(implementations)
@@ -167,7 +166,6 @@ def results_of_each(implementations, arrays, options, beyond="clip", cotangent=N
 
 
 def results_of(implementation, *arguments, **options):
-  """Those of one."""
   return results_of_each([implementation], *arguments, **options)[implementation]
 
 
@@ -276,7 +274,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_relations_it_is_jax_nn(name):
-  """In float32: jax.nn has its softmax in nothing wider."""
+  """Compares in float32, the only dtype of jax.nn's softmax."""
   sizes, options = PLAIN[name]
   case = Case(keys=False, values=False, **sizes)
   arrays = {name: x.astype(jnp.float32) for name, x in case.arrays().items()}
@@ -436,7 +434,7 @@ def test_clip_equals_zero_when_the_table_covers_the_sequence(implementation, siz
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation, sizes):
-  """And a row that repeats has the gradients of all that it is repeated in."""
+  """Compares gradients as well: a repeated row gets the sum of those of its copies."""
   case = Case(k=2, **sizes)
   arrays = case.arrays()
   repeat_ends = lambda table: table[jnp.clip(jnp.arange(13), 4, 8) - 4]
@@ -491,7 +489,7 @@ def test_weights_reproduce_the_output():
 # Dropout.
 @pytest.mark.parametrize("implementation", ALL)
 def test_the_same_dropped_weights_feed_both_values(implementation):
-  """With v_j = 0 and one shared row the output is the row times what is left of the weights."""
+  """Uses v_j = 0 and one shared row: the output is the row times the sum of the kept weights."""
   case = Case(k=0, keys=False, num_keys=40)
   options = dict(dropout_rate=0.5, dropout_key=jax.random.key(0))
   arrays = case.arrays()
@@ -527,7 +525,6 @@ def test_dropped_weights_are_the_weights_in_expectation():
 @pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf])
 @pytest.mark.parametrize("name", ANY_MASK)
 def test_a_bias_hides_as_a_mask_does(name, lowest):
-  """Also where it hides all keys of a query."""
   arrays = Case(biased=True).arrays()
   hidden = np.zeros((2, 1, 5, 5), bool)
   hidden[:, :, 1] = hidden[0, 0, 2, 3] = True
@@ -540,7 +537,7 @@ def test_a_bias_hides_as_a_mask_does(name, lowest):
 
 @pytest.mark.parametrize("name", ANY_MASK)
 def test_what_is_not_a_number_stays_so(name):
-  """Also where a mask hides other pairs: a model that diverged must not look healthy."""
+  """Checks that a diverged model does not look healthy because a mask hides other pairs."""
   case = Case(is_causal=True)
   arrays = case.arrays()
   arrays["query"] = arrays["query"].at[0, 3, 0, 0].set(jnp.nan)
@@ -576,7 +573,7 @@ def large_logits(relative, biased, length=40, width=4, rows=5):
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("relative", [True, False])
 def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monkeypatch):
-  """In float32, against float64; the kernels without a bias, which they do not take."""
+  """Compares float32 with float64. The kernels do not support a bias."""
   monkeypatch.setattr(chunked, "_block", lambda inputs: 16)
   monkeypatch.setattr(chunked, "_STRETCHES", 2)
   plain = [] if relative else [None]  # else None is one of the others
@@ -593,7 +590,7 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
 
 
 def test_a_bias_hides_from_jax_nn_as_a_mask_does():
-  """Where there are no relations, too; jax.nn itself averages the values, or gives NaN."""
+  """Covers calls without relations; jax.nn itself averages the values, or returns NaN."""
   arrays = Case(keys=False, values=False, biased=True).arrays()
   arrays = {name: x.astype(jnp.float32) for name, x in arrays.items()}
   hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
