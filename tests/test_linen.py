@@ -1,4 +1,4 @@
-"""One line puts relative positions into somebody else's Linen model; its NNX twin agrees."""
+"""One line adds relative positions to any Linen model; the NNX hook agrees."""
 
 import functools
 import inspect
@@ -41,14 +41,14 @@ def parameters():
 def test_it_has_the_nnx_layers_parameters_and_output(num_heads, beyond):
   rngs, options = nnx.Rngs(0), dict(num_heads=num_heads, beyond=beyond)
   hook = relpos_jax.nn.RelativeAttention(K, H, **options, rngs=rngs)
-  twin = nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
+  other = nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
   layer = make_layer(hook=options)
-  params = nnx.to_pure_dict(nnx.state(twin, nnx.Param))
+  params = nnx.to_pure_dict(nnx.state(other, nnx.Param))
   shapes = jax.eval_shape(layer.init, jax.random.key(0), X)["params"]
   assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
   for mask in (None, PADDING, CAUSAL):
     y = layer.apply({"params": params}, X, mask=mask)
-    np.testing.assert_allclose(y, twin(jnp.asarray(X), mask=mask), atol=1e-6)
+    np.testing.assert_allclose(y, other(jnp.asarray(X), mask=mask), atol=1e-6)
 
 
 @pytest.mark.parametrize("table", ["keys", "values"])

@@ -137,16 +137,16 @@ def pair_features(
     one = lambda *edges: pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, labels, features)
   real = _real(senders, receivers, num_nodes, num_nodes)
-  place = jnp.where(real, receivers, num_nodes), jnp.where(real, senders, num_nodes)
-  counts = jnp.zeros((num_nodes, num_nodes)).at[place].add(1, mode="drop")
+  pair = jnp.where(real, receivers, num_nodes), jnp.where(real, senders, num_nodes)
+  counts = jnp.zeros((num_nodes, num_nodes)).at[pair].add(1, mode="drop")
   parts = []
   if labels is not None:
     row = jnp.where(labels < 0, num_labels, jnp.minimum(labels, num_labels - 1))
     empty = jnp.zeros((num_nodes, num_nodes, num_labels))
-    parts.append(empty.at[*place, row].set(1, mode="drop"))
+    parts.append(empty.at[*pair, row].set(1, mode="drop"))
   if features is not None:
     empty = jnp.zeros((num_nodes, num_nodes, features.shape[-1]), features.dtype)
-    sums = empty.at[place].add(features, mode="drop")
+    sums = empty.at[pair].add(features, mode="drop")
     parts.append(sums / jnp.maximum(counts, 1)[..., None].astype(sums.dtype))
   return jnp.concatenate(parts, -1), counts > 0
 

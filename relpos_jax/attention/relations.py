@@ -63,7 +63,7 @@ class EdgeLabels:
   the special case of a linear graph whose labels are clipped distances.
 
   Attributes:
-    labels: integers `[B, T, S]`, or `[T, S]` for the whole batch; -1 is "no relation", the zero
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation", the zero
       vector. Other labels must be rows of the table: concrete ones are checked, traced ones are
       clamped to the nearest row.
     key: table of aK, `[E, H]` shared by the heads or `[E, N, H]` one per head; None for no key
@@ -93,7 +93,7 @@ class EdgeFeatures:
   a_ij is `features[i, j] @ kernel`. With one-hot features it is `EdgeLabels`.
 
   Attributes:
-    features: `[B, T, S, F]`, or `[T, S, F]` for the whole batch.
+    features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
     key: kernel of aK, `[F, H]` shared by the heads or `[F, N, H]` one per head; None for no key
       term.
     value: kernel of aV; None for no value term.

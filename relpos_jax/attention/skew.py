@@ -32,8 +32,8 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   """Computes sum_j p_ij aV_ij."""
   table = inputs.relations.value
   sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
-  place = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
-  (sums_BNTR,) = jax.linear_transpose(place, sums)(weights)
+  skewed = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
+  (sums_BNTR,) = jax.linear_transpose(skewed, sums)(weights)
   return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 

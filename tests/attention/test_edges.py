@@ -1,4 +1,4 @@
-"""Attention over a list of edges is the operator on the matrix of pairs, and costs its edges."""
+"""Attention over a list of edges equals the operator on the matrix of pairs."""
 
 import functools
 import re
@@ -28,7 +28,7 @@ def random_edges(num_nodes, num_senders, batch=(), seed=0):
   random = np.random.default_rng(seed)
   senders = random.integers(-1, num_senders, (*batch, M))
   receivers = random.integers(-1, num_nodes, (*batch, M))
-  receivers[receivers == 1] = 0  # nobody sends to node 1
+  receivers[receivers == 1] = 0  # node 1 receives no edge
   return senders, receivers, random.integers(-1, E, (*batch, M))
 
 

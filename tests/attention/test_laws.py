@@ -221,7 +221,7 @@ def _row(table, case: Case, distance: int, head: int):
   return row[head] if case.per_head else row
 
 
-# Law 1, and what `reference` itself rests on.
+# Law 1; `reference` itself is compared with a loop.
 @pytest.mark.parametrize("positions", ["default", "shifted", "random"])
 @settings(max_examples=6, phases=WITHOUT_SHRINKING)
 @given(case=CASES)
@@ -249,7 +249,7 @@ def test_tables_need_not_be_symmetric(implementation):
   )
 
 
-# Law 2. For a query that sees no key jax.nn averages the values: here each query sees one.
+# Law 2. jax.nn averages the values for a query that sees no key, so here each query sees one.
 RANDOM = np.random.default_rng(0)
 PLAIN = {
   "a bias and a mask of pairs": (
@@ -393,7 +393,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient(implementatio
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
 @pytest.mark.parametrize("chunks", [(4, 1, 1), (1,) * 6, (2, 3, 1)])
 def test_decoding_equals_the_full_pass(implementation, chunks):
-  """Slots in any order, empty ones among them: only positions count."""
+  """Uses slots in any order, some of them empty: only positions matter."""
   case = Case(num_queries=6, num_keys=6, is_causal=True)
   arrays = case.arrays()
   whole = attend(arrays, case.options(), implementation=implementation)
@@ -536,7 +536,7 @@ def test_a_bias_hides_as_a_mask_does(name, lowest):
 
 
 @pytest.mark.parametrize("name", ANY_MASK)
-def test_what_is_not_a_number_stays_so(name):
+def test_nan_stays_nan(name):
   """Checks that a diverged model does not look healthy because a mask hides other pairs."""
   case = Case(is_causal=True)
   arrays = case.arrays()
@@ -545,24 +545,24 @@ def test_what_is_not_a_number_stays_so(name):
   assert np.isnan(output[0, 3, 0]).all() and np.isnan(output).sum() == case.width
 
 
-# Each head has logits of another magnitude, or another mask as people write it: a bias.
+# Logits of each head have their own magnitude, or a bias as people use it to mask.
 MAGNITUDES = 2.0 ** np.array([0, 10, 20, 24, 27, 30])
 LOWEST = (-1e4, -1e7, -1e9, float(np.finfo(np.float32).min))
 
 
 def large_logits(relative, biased, length=40, width=4, rows=5):
-  """Arrays of which float32 has all logits exactly: whole numbers times a power of two."""
+  """Returns arrays whose logits float32 holds exactly: integers times a power of two."""
   random = np.random.default_rng(0)
-  # Beside -1e9 float32 has multiples of 64.
+  # Near -1e9 float32 holds multiples of 64.
   factors = np.array([*MAGNITUDES, *[128.0] * len(LOWEST)]) if biased else MAGNITUDES
   heads = len(factors)
-  whole = lambda *shape: random.integers(-1, 2, shape).astype(np.float32)
-  arrays = {name: whole(1, length, heads, width) for name in ("query", "key", "value")}
+  integers = lambda *shape: random.integers(-1, 2, shape).astype(np.float32)
+  arrays = {name: integers(1, length, heads, width) for name in ("query", "key", "value")}
   arrays["query"] *= factors[:, None]
   if relative:
-    arrays |= {name: whole(rows, heads, width) for name in ("key_table", "value_table")}
+    arrays |= {name: integers(rows, heads, width) for name in ("key_table", "value_table")}
   if biased:
-    bias = factors[:, None, None] * whole(1, heads, length, length)
+    bias = factors[:, None, None] * integers(1, heads, length, length)
     i, j = np.ogrid[:length, :length]
     hidden = (i % 4 == 0) | ((i % 4 == 1) & (j < length // 2)) | ((i % 4 == 2) & (j != i // 2))
     bias[:, len(MAGNITUDES) :] = np.array(LOWEST)[:, None, None] * hidden
@@ -576,7 +576,7 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
   """Compares float32 with float64. The kernels do not support a bias."""
   monkeypatch.setattr(chunked, "_block", lambda inputs: 16)
   monkeypatch.setattr(chunked, "_STRETCHES", 2)
-  plain = [] if relative else [None]  # else None is one of the others
+  plain = [] if relative else [None]  # with relations None is one of the others
   for names in ([name for name in ANY_MASK if name] + plain, ["pallas_tpu", "pallas_gpu"]):
     arrays = large_logits(relative, biased="pallas_tpu" not in names)
     wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}

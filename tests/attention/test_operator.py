@@ -1,4 +1,4 @@
-"""What the operator accepts, and what it says of what it does not."""
+"""The operator's arguments and errors, the choice of the implementation, jvp and vmap."""
 
 import functools
 
@@ -164,7 +164,7 @@ def test_explain_names_an_unknown_option():
     explain(QUERY, KEY, KEY, casual=True)
 
 
-def test_explain_says_what_would_be_interpreted_and_what_was_asked_for():
+def test_explain_names_interpreted_kernels_and_the_implementation_given():
   reasons = explain(QUERY, KEY, KEY, relations=RELATIONS).reasons
   for name in ("tpu", "gpu"):
     assert reasons[f"pallas_{name}"] == (

@@ -34,7 +34,7 @@ def model():
     positions="both",
     relative_values=False,
     beyond="zero",
-    implementation="skew",  # which cannot read a token after others
+    implementation="skew",  # which does not support decoding
   )
   graphdef, shapes = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
   generator = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def sampler(model):
 
 
 @pytest.fixture(scope="module")
-def whole(model):
+def full_pass(model):
   """Returns a function from rows of tokens to logits, without a cache."""
   graphdef, params = model
   forward = quickly(lambda tokens: nnx.merge(graphdef, params)(tokens))
@@ -68,10 +68,10 @@ def refusal(function, *arguments, **options) -> str:
   return str(caught.value)
 
 
-def greedy(whole, prime, num_tokens) -> list[int]:
+def greedy(full_pass, prime, num_tokens) -> list[int]:
   row = [BOS, *prime]
   for _ in range(num_tokens):
-    logits = whole([row])[0, -1]
+    logits = full_pass([row])[0, -1]
     logits[[PAD, BOS]] = -np.inf
     row.append(int(logits.argmax()))
     if row[-1] == EOS:
@@ -82,14 +82,14 @@ def greedy(whole, prime, num_tokens) -> list[int]:
 @pytest.mark.parametrize(
   "values", [dict(temperature=0.0), dict(temperature=1e-6), dict(top_k=1), dict(top_p=1e-6)]
 )
-def test_the_most_probable_token_alone_is_greedy_decoding(whole, sampler, values):
+def test_the_most_probable_token_alone_is_greedy_decoding(full_pass, sampler, values):
   pieces = sampler(PRIMES, num_tokens=NUM_TOKENS, seed=3, sampling=SamplingParams(**values))
   for piece, prime, limit in zip(pieces, PRIMES, NUM_TOKENS, strict=True):
-    assert piece.tolist() == greedy(whole, prime, limit)
+    assert piece.tolist() == greedy(full_pass, prime, limit)
   assert len({tuple(piece) for piece in pieces}) == 3
 
 
-def test_a_prime_read_in_pieces_gives_the_logits_and_the_cache_of_one_read_at_once(model, whole):
+def test_reading_a_prime_in_pieces_equals_reading_it_at_once(model, full_pass):
   """Uses rows that end in different pieces, padded on either side and between."""
   rows = [[PAD, PAD, BOS, 5, PAD, 9, 4, 7, 3], [BOS, 6, 6, 7, PAD, PAD, PAD, PAD, PAD]]
 
@@ -100,7 +100,7 @@ def test_a_prime_read_in_pieces_gives_the_logits_and_the_cache_of_one_read_at_on
 
   logits, cache = read(model[1], jnp.array(rows))
   for found, row in zip(logits, rows, strict=True):
-    wanted = whole([[token for token in row if token != PAD]])[0, -1]
+    wanted = full_pass([[token for token in row if token != PAD]])[0, -1]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
   assert cache.next_position.tolist() == [6, 4] and cache.layers[0].length.tolist() == [9, 9]
 
@@ -120,7 +120,7 @@ def test_a_long_prime_is_read_in_pieces():
   assert {*read} == {3, 128, 1}
 
 
-def test_a_row_is_the_same_whatever_its_neighbours_and_the_seed_says_which(sampler):
+def test_a_row_is_the_same_whatever_its_neighbours_and_depends_on_the_seed(sampler):
   pieces = sampler(PRIMES, num_tokens=9, seed=5)
   others = sampler([PRIMES[0], [3] * 9, []], num_tokens=[9, 2, 7], seed=5)
   assert pieces[0].tolist() == others[0].tolist()
@@ -132,7 +132,7 @@ def test_a_row_is_the_same_whatever_its_neighbours_and_the_seed_says_which(sampl
   assert len({tuple(piece) for piece in same}) > 1
 
 
-def test_frequencies_are_the_models_probabilities(whole, sampler):
+def test_frequencies_are_the_models_probabilities(full_pass, sampler):
   """Applies a chi-square test to pairs of new tokens, without padding and BOS."""
   num_rows, temperature = 4096, 1.7
   sampling = SamplingParams(temperature)
@@ -143,13 +143,13 @@ def test_frequencies_are_the_models_probabilities(whole, sampler):
     counts[first, second] += 1
 
   def probabilities(rows):
-    logits = whole(rows)[:, -1] / temperature
+    logits = full_pass(rows)[:, -1] / temperature
     logits[:, [PAD, BOS]] = -np.inf
     return scipy.special.softmax(logits, axis=-1)
 
   first = probabilities([[BOS, 5]])[0]
   second = probabilities([[BOS, 5, token] for token in range(VOCABULARY)])
-  second[EOS] = np.eye(VOCABULARY)[EOS]  # where nothing follows
+  second[EOS] = np.eye(VOCABULARY)[EOS]  # nothing follows EOS
   expected = num_rows * first[:, None] * second
   assert counts[expected == 0].sum() == 0
   seen, wanted = counts[expected > 0], expected[expected > 0]

@@ -1,4 +1,4 @@
-"""The graph encoder: what it knows of edges, by each switch, and what it must not know."""
+"""The graph encoder: which properties of edges each option reveals, padding, packing."""
 
 import functools
 
@@ -67,8 +67,7 @@ NO_EDGE = Graph.of(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.n
                    edge_features=np.empty((0, 1)))  # fmt: skip
 SEVERAL = [ONE, graph(3, ((0, 1, 0), (2, 1, 1)), seed=1), graph(2, ((1, 0, 2), (1, 0, 1)), seed=2)]
 
-# What each system may know of the graph's edges: their labels, direction and features, and whether
-# they are there.
+# The properties of edges that each system uses: labels, direction, features, and their existence.
 SYSTEMS = {
   "keys and values": (dict(), "labels direction features edges"),
   "as a list": (dict(implementation="edge_list"), "labels direction features edges"),
@@ -101,7 +100,7 @@ def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
   assert_same(of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values))
 
 
-# Two against each other, two on one pair, and one of a node to itself, with these features.
+# Two edges in opposite directions, two on one pair, and one from a node to itself.
 FEATURED = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
 GIVEN = ((1.0,), (5.0,), (2.0,), (4.0,), (6.0,))
 
@@ -134,7 +133,7 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(reverse_ed
 
 
 @pytest.mark.parametrize("reverse_edges", ["own_label", "same_label", "none"])
-def test_features_of_edges_against_each_other_are_told_apart_as_a_list_and_as_a_matrix(
+def test_features_of_edges_against_each_other_differ_as_a_list_and_as_a_matrix(
   reverse_edges,
 ):
   swapped = featured((GIVEN[1], GIVEN[0], *GIVEN[2:]))
@@ -243,7 +242,7 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_value_is_named(message):
   config = GraphEncoderConfig(num_node_labels=1, num_edge_labels=1, num_classes=2)
-  for field, value in WRONG[message].items():  # past the type checks that only tests have
+  for field, value in WRONG[message].items():  # bypasses the type checks of the tests
     object.__setattr__(config, field, value)
   with pytest.raises(ValueError) as caught:
     config.__post_init__()

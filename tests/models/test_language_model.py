@@ -32,7 +32,7 @@ def tokens(length: int = 9) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
+def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(kind):
   """Reads five tokens with padding among them, then the others one by one."""
   graphdef, params = make(**KINDS[kind])
   whole = quickly(lambda params, x: nnx.merge(graphdef, params)(x))(params, tokens())

@@ -61,8 +61,8 @@ TARGET = np.random.default_rng(1).integers(1, 13, (2, 5))
 
 @pytest.mark.parametrize("config, extra", [(BASE, 405_504), (BIG, 26_112)], ids=["base", "big"])
 def test_relative_positions_cost_as_many_parameters_as_in_the_paper(config, extra):
-  twin = dataclasses.replace(config, positions="sinusoidal")
-  assert count(config) - count(twin) == extra
+  sinusoidal = dataclasses.replace(config, positions="sinusoidal")
+  assert count(config) - count(sinusoidal) == extra
 
 
 def tables(config: TransformerConfig) -> dict:
@@ -123,7 +123,7 @@ def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
 )
 def test_values_that_make_no_model_are_refused(changes, message):
   config = tiny()
-  for field, value in changes.items():  # past the type checks that only tests have
+  for field, value in changes.items():  # bypasses the type checks of the tests
     object.__setattr__(config, field, value)
   with pytest.raises(ValueError, match=message):
     config.__post_init__()
@@ -283,7 +283,7 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
   ],
   ids=str,
 )
-def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
+def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(changes):
   config = tiny(**changes)
   expected = compiled(config)(SOURCE, TARGET)
   model, decode = make(config), compiled(config, "decode")

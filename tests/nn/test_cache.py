@@ -1,4 +1,4 @@
-"""What the cache keeps, where, and what it refuses."""
+"""The key-value cache: slots, positions and overflow."""
 
 import jax
 import jax.numpy as jnp

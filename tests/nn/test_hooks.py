@@ -1,4 +1,4 @@
-"""One line puts relative positions into somebody else's NNX model."""
+"""One line adds relative positions to any NNX model."""
 
 import inspect
 
@@ -96,7 +96,7 @@ def test_dropout_draws_each_weight_apart():
   still = call(0, deterministic=True)
   np.testing.assert_allclose(still, make_layer()(jnp.asarray(X)), atol=1e-6)
 
-  # In flax's own, heads and sentences drop the same weights: these rows would be one.
+  # flax drops the same weights in all heads and sentences: these rows would be equal.
   hook, same = make_hook(nnx.Rngs(0), keys=False), jnp.ones((3, T, N, H))
   z = hook(same, same, same, dropout_rng=jax.random.key(0), dropout_rate=0.5)
   assert len(np.unique(z.sum(axis=(1, 3)).round(3))) > 3
@@ -196,8 +196,8 @@ def test_any_number_of_batch_axes():
     np.testing.assert_allclose(z[i, j], of_one, atol=1e-6)
 
 
-# Somebody else's model. Each row is a permutation of eight tokens; which token came before?
-# Who cannot see the order can at best name one of the seven others: a loss of log 7.
+# A user's model that predicts the previous token in permutations of eight tokens. Without knowing
+# the order it can at best guess one of the seven others: a loss of log 7.
 VOCABULARY, WIDTH = 8, 32
 
 
@@ -243,7 +243,7 @@ def loss_after_training(make, num_steps=60):
   return float(np.mean(losses[-10:]))
 
 
-def test_somebody_elses_model_learns_the_order():
+def test_a_users_model_learns_the_order():
   def make():
     rngs = nnx.Rngs(0)
     return Tagger(rngs, attention_fn=RelativeAttention(4, WIDTH // 4, rngs=rngs))
