@@ -53,7 +53,7 @@ class RelativeAttention(nn.Module):
   `RelativeAttention(16, parent=self, name="relative")`.
 
   If there are as many queries as keys, both have positions 0, 1, 2, ... In cached decoding there
-  is one query, flax does not say at which position, and the call raises unless `query_positions`
+  is one query, flax does not report its position, and the call raises unless `query_positions`
   are given. The key in slot j of the cache then has position j, unless `key_positions` are given.
 
   Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
@@ -89,8 +89,8 @@ class RelativeAttention(nn.Module):
   implementation: str | None = None
 
   def __post_init__(self) -> None:
-    unsaid = next(field.default for field in dataclasses.fields(self) if field.name == "parent")
-    if self.parent is unsaid:
+    default = next(field.default for field in dataclasses.fields(self) if field.name == "parent")
+    if self.parent is default:
       # So that the attention layer adopts it, under the name of its own attribute.
       object.__setattr__(self, "parent", None)
     super().__post_init__()

@@ -1,4 +1,4 @@
-"""One line puts relative positions into somebody else's Linen model; its NNX twin agrees."""
+"""One line adds relative positions to any Linen model; the NNX hook agrees."""
 
 import functools
 import inspect
@@ -6,7 +6,6 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from compiling import quickly
 from flax import linen as nn
@@ -42,22 +41,14 @@ def parameters():
 def test_it_has_the_nnx_layers_parameters_and_output(num_heads, beyond):
   rngs, options = nnx.Rngs(0), dict(num_heads=num_heads, beyond=beyond)
   hook = relpos_jax.nn.RelativeAttention(K, H, **options, rngs=rngs)
-  twin = nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
+  other = nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
   layer = make_layer(hook=options)
-  params = nnx.to_pure_dict(nnx.state(twin, nnx.Param))
+  params = nnx.to_pure_dict(nnx.state(other, nnx.Param))
   shapes = jax.eval_shape(layer.init, jax.random.key(0), X)["params"]
   assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
   for mask in (None, PADDING, CAUSAL):
     y = layer.apply({"params": params}, X, mask=mask)
-    np.testing.assert_allclose(y, twin(jnp.asarray(X), mask=mask), atol=1e-6)
-
-
-def test_tables_start_in_the_nnx_ones_range():
-  layer = relpos_jax.linen.RelativePositionTables(16, num_heads=8)
-  relations, _ = layer.init_with_output(jax.random.key(0), 64)
-  twin = relpos_jax.nn.RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))()
-  for table, other in ((relations.key, twin.key), (relations.value, twin.value)):
-    assert table.std() == pytest.approx(float(other.std()), rel=0.05)
+    np.testing.assert_allclose(y, other(jnp.asarray(X), mask=mask), atol=1e-6)
 
 
 @pytest.mark.parametrize("table", ["keys", "values"])
@@ -116,21 +107,6 @@ def test_the_tables_have_one_path_wherever_the_hook_is_made(model):
 
 def test_one_hook_for_two_layers_has_the_path_it_is_given():
   assert table_paths(OneForBoth()) == {("relative", "tables", x) for x in ("key", "value")}
-
-
-def test_padding_is_inert_and_the_tables_learn():
-  @quickly
-  def gradients(variables, x):
-    loss = lambda variables, x: jnp.sum(make_layer().apply(variables, x, mask=PADDING)[1, :3] ** 2)
-    return jax.value_and_grad(loss, argnums=(0, 1))(variables, x)
-
-  noisy = X.copy()
-  noisy[1, 3:] = 1e3
-  loss, (of_variables, of_x) = gradients(parameters(), noisy)
-  np.testing.assert_allclose(loss, gradients(parameters(), X)[0], rtol=1e-6)
-  assert not of_x[1, 3:].any() and of_x[1, :3].all()
-  for table in jax.tree.leaves(of_variables["params"]["attention_fn"]):
-    assert table.shape == (2 * K + 1, H) and table.all()
 
 
 def test_dropout_is_decided_by_its_key():
@@ -193,64 +169,3 @@ def test_what_cannot_be_honoured_is_refused(option):
   (name,) = option
   with pytest.raises(NotImplementedError, match=f"{name.removesuffix('_cls')} is .* wants None"):
     make_layer(**option).apply(parameters(), X)
-
-
-@pytest.mark.parametrize(
-  "hook, message",
-  [
-    (dict(max_distance=-3), "max_distance is -3; want an integer, at least 0"),
-    (dict(max_distance=2, num_heads=0), "num_heads is 0; want an integer, at least 1"),
-  ],
-)
-def test_a_wrong_size_is_named(hook, message):
-  layer = nn.MultiHeadDotProductAttention(N, attention_fn=RelativeAttention(**hook))
-  with pytest.raises(ValueError, match=message):
-    jax.eval_shape(layer.init, jax.random.key(0), X)
-
-
-@pytest.mark.parametrize("shape", [(0, T, D), (B, 0, D)])
-def test_an_empty_batch_or_sentence(shape):
-  assert make_layer().apply(parameters(), jnp.ones(shape)).shape == shape
-
-
-# Somebody else's model. Each row is a permutation of eight tokens; which token came before?
-# Who cannot see the order can at best name one of the seven others: a loss of log 7.
-VOCABULARY, WIDTH = 8, 32
-
-
-class Tagger(nn.Module):
-  @nn.compact
-  def __call__(self, tokens):
-    x = nn.Embed(VOCABULARY, WIDTH)(tokens)
-    x += nn.MultiHeadDotProductAttention(4, attention_fn=RelativeAttention(4))(nn.LayerNorm()(x))
-    return nn.Dense(VOCABULARY)(nn.gelu(nn.Dense(64)(nn.LayerNorm()(x))))
-
-
-def permutations(step):
-  return np.random.default_rng(step).permuted(np.tile(np.arange(VOCABULARY), (32, 1)), axis=1)
-
-
-def loss_after_training(model, num_steps=60):
-  optimizer = optax.adam(1e-2)
-  params = quickly(model.init)(jax.random.key(0), permutations(0))
-  state = optimizer.init(params)
-
-  @quickly
-  def train_step(params, state, tokens):
-    def loss_of(params):
-      log_p = jax.nn.log_softmax(model.apply(params, tokens)[:, 1:])
-      return -jnp.take_along_axis(log_p, tokens[:, :-1, None], axis=-1).mean()
-
-    loss, gradients = jax.value_and_grad(loss_of)(params)
-    updates, state = optimizer.update(gradients, state)
-    return optax.apply_updates(params, updates), state, loss
-
-  losses = []
-  for step in range(num_steps):
-    params, state, loss = train_step(params, state, permutations(step))
-    losses.append(loss)
-  return float(np.mean(losses[-10:]))
-
-
-def test_somebody_elses_model_learns_the_order():
-  assert loss_after_training(Tagger()) < 0.5 * np.log(7)

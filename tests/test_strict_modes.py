@@ -1,4 +1,4 @@
-"""jax's strict modes find nothing to complain of: ranks promoted unasked, numbers that are none."""
+"""The operator and the layers pass JAX's strict modes: rank promotion and NaN checks."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ from flax import linen, nnx
 
 import relpos_jax.linen
 import relpos_jax.nn
-from relpos_jax import RelativePositions, attention_weights, dot_product_attention
+from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 ALL = [*IMPLEMENTATIONS, None]
@@ -50,13 +50,6 @@ def test_the_operator_promotes_no_rank(call, implementation):
     jax.eval_shape(jax.grad(loss, (0, 1)), [token] * 3, table, arrays)
 
 
-def test_weights_promote_no_rank():
-  relations = RelativePositions(jnp.ones((2 * K + 1, H)), None)
-  q = X.reshape(2, T, N, H)
-  with jax.numpy_rank_promotion("raise"):
-    attention_weights(q, q, relations=relations, is_causal=True, local_window_size=2)
-
-
 def own_layer(implementation):
   rngs = nnx.Rngs(0)
   tables = relpos_jax.nn.RelativePositionTables(K, H, rngs=rngs)
@@ -80,15 +73,13 @@ def layer_of_linen(implementation):
   jax.grad(lambda parameters: layer.apply(parameters, X).sum())(parameters)
 
 
-@pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("layer", [own_layer, layer_of_nnx, layer_of_linen])
-def test_layers_promote_no_rank(layer, implementation):
+def test_layers_promote_no_rank(layer):
   with jax.numpy_rank_promotion("raise"):
-    jax.eval_shape(lambda: layer(implementation))
+    jax.eval_shape(lambda: layer("projected"))
 
 
-@pytest.mark.parametrize("implementation", ALL)
-def test_no_number_is_none_on_the_way(implementation):
-  """Run as people debug: every operation by itself, forward and backward."""
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "pallas_tpu", "pallas_gpu"])
+def test_no_intermediate_result_is_nan(implementation):
   with jax.debug_nans(True):
     layer_of_nnx(implementation)

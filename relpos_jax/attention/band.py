@@ -1,15 +1,15 @@
-"""What the implementations without [T, S] weights share: the far field costs nothing.
+"""The band of a distance table, for implementations without [T, S] weights.
 
-With clipping only the diagonals within the table need a lookup: the *band*. Let w'_r = w_r - w_0
-for a table's rows w, whose row 0 is "everything further left".
+With clipping only the diagonals within the table need a lookup: the *band*. The far field costs
+nothing. Let w'_r = w_r - w_0 for a table's rows w, whose row 0 is "everything further left".
 
-Keys: a softmax ignores a constant per query, so subtracting q_i . w_0 changes nothing. Left of the
-band there is then no relative term at all, and right of it the same one for every key, q_i . w'_-1.
+Keys: a softmax ignores a constant per query, so subtracting q_i . w_0 changes nothing. The relative
+term is then zero left of the band, and the same q_i . w'_-1 for every key right of it.
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
-P_ir the weight of query i on row r. (With dropout they sum to another number, which is kept.)
+P_ir the weight of query i on row r. (With dropout w_0 is multiplied by the sum of the weights.)
 
-Here are the tables w'. What is left for the tiles of an implementation: to add q_i . w'_r on the
-diagonals of the band, and to sum the weights by row, P.
+This module computes the tables w'. The tiles of an implementation add q_i . w'_r on the diagonals
+of the band and sum the weights by row, P.
 """
 
 from typing import NamedTuple
@@ -23,13 +23,13 @@ from relpos_jax.typing import Array, Float
 
 
 class Band(NamedTuple):
-  """Tables less their row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right.
+  """Tables minus their row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right.
 
   Attributes:
-    key, value: what is left of the tables; R is at least 1.
-    left_value: the value table's row 0.
+    key, value: rows 1 and up, minus row 0; R is at least 1.
+    left_value: row 0 of the value table.
     first: the distance j - i of the first diagonal.
-    num_diagonals: R - 1, of those with a row of their own.
+    num_diagonals: R - 1, the diagonals with their own row.
   """
 
   key: Float[Array, "R #N H"] | None
@@ -40,7 +40,7 @@ class Band(NamedTuple):
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Why there is no band for this call; None where there is."""
+  """Returns why this call has no band, or None if it has one."""
   if not isinstance(inputs.relations, RelativePositions | None):
     return f"relations is {type(inputs.relations).__name__}; it needs RelativePositions"
   if not inputs.linear_positions:
@@ -49,7 +49,7 @@ def unsupported(inputs: Inputs) -> str | None:
 
 
 def band_of(inputs: Inputs) -> Band | None:
-  """The band of a call with `RelativePositions`, none without relations."""
+  """Returns the band of a call with `RelativePositions`, or None without relations."""
   relations = inputs.relations
   if relations is None:
     return None
@@ -65,7 +65,7 @@ def band_of(inputs: Inputs) -> Band | None:
 
 
 def _ends(inputs: Inputs) -> tuple[int, int]:
-  """The distances from which on, to the left and to the right, all pairs of this call are alike."""
+  """Returns the distances beyond which all pairs to the left, and to the right, share a row."""
   relations = inputs.relations
   num_rows = len(jax.tree.leaves(relations)[0])
   low = -(num_rows // 2 if relations.left is None else relations.left)

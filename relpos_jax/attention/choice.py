@@ -1,4 +1,4 @@
-"""Which implementation runs: what each can do, and which is the fastest here."""
+"""The choice of the implementation: what each supports, and which is the fastest."""
 
 import importlib
 import inspect
@@ -9,15 +9,17 @@ import jax
 
 from relpos_jax.attention import chunked, per_position, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs
-from relpos_jax.attention.platform import target_platform
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, ArrayLike
 
 
 class Implementation(NamedTuple):
-  """How attention is computed, why it cannot be for some calls (None where it can), and on what.
+  """A way to compute attention.
 
-  A kernel is made for one kind of device, and interpreted elsewhere.
+  Attributes:
+    attention: computes it.
+    unsupported: returns why a call is not supported, or None if it is.
+    device: the only platform that a kernel compiles for; elsewhere it is interpreted.
   """
 
   attention: Callable[[Inputs], Array]
@@ -25,12 +27,12 @@ class Implementation(NamedTuple):
   device: str | None = None
 
   def is_interpreted(self) -> bool:
-    """Whether its device is not the one compiled for."""
+    """Returns whether a kernel is interpreted on the current platform."""
     return self.device not in (None, target_platform())
 
 
 def _kernel(name: str, device: str) -> Implementation:
-  """Returns a Pallas kernel whose module, slow to import, is imported when it is first used."""
+  """Returns a Pallas kernel; its module is slow to import, so it is imported on first use."""
   module = lambda: importlib.import_module(f"relpos_jax.attention.{name}")
   attention = lambda inputs: module().attention(inputs)
   return Implementation(attention, lambda inputs: module().unsupported(inputs), device)
@@ -48,19 +50,22 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 }
 
 
-# jax.nn's attention is not asked for by name: call it.
+# `implementation=` does not take this name: users can call jax.nn themselves.
 PLAIN = "jax.nn"
 
-# Why the others that can do a call do not; {} is the one that does.
+# Why other implementations that support a call do not run; {} is the one that runs.
 FASTER, PREFERRED = "{} is faster", "{} is preferred, not measured yet"
-# Where times are known; elsewhere nothing is said to be faster.
-MEASURED = ("cpu",)
+MEASURED = ("cpu",)  # platforms with measured times; on others `explain` claims no speed
 
 
 class Rule(NamedTuple):
-  """Where it `applies`, and the implementation can do the call, that one runs, for this reason.
+  """An implementation, and when to choose it.
 
-  `others`: what is said of those that can do the call too.
+  Attributes:
+    implementation: runs if the rule `applies` and the implementation supports the call.
+    reason: why, for `explain`.
+    applies: returns whether the rule applies to a call.
+    others: why other implementations that support the call do not run.
   """
 
   implementation: str
@@ -70,31 +75,32 @@ class Rule(NamedTuple):
 
 
 def _gathered_is_small(inputs: Inputs) -> bool:
-  """At most 64 keys, and vectors [B or 1, T, S, 1 or N, H] no larger than weights [B, N, T, S]."""
+  """Checks for at most 64 keys, and vectors [B or 1, T, S, 1 or N, H] no larger than weights."""
   batch, _, heads, width = inputs.query.shape
   label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
-  table_heads = max(table.shape[1] for table in _tables(inputs))
+  tables = inputs.relations.key, inputs.relations.value
+  table_heads = max(table.shape[1] for table in jax.tree.leaves(tables))
   return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
 
 
 def _long_on_a_tpu(inputs: Inputs) -> bool:
-  """From the longest sequences of the paper on. No time was measured yet.
+  """Checks for 256 tokens or more, the longest sequences of the paper. Not measured yet.
 
-  There, 64 rows of 256 tokens on 4 chips of v5e, a training step of the paper's base moves a fifth
-  of what `projected` moves from and to memory, by the TPU compiler's count and the kernel's own:
-  `scaling-base` in results/scaling.md. Shorter ones were not compiled.
+  At 64 rows of 256 tokens on 4 chips of v5e, the kernel's training step of the base model has a
+  fifth of the memory traffic of `projected`, as the compilers count it: `scaling-base` in
+  results/scaling.md.
   """
   pairs = inputs.query.shape[1] * inputs.key.shape[1]
   return target_platform() == "tpu" and pairs >= 256**2
 
 
 def _long_on_a_gpu(inputs: Inputs) -> bool:
-  """Long enough that weights [T, S] would be most of the memory's traffic. Not measured yet."""
+  """Checks for keys so many that weights [T, S] dominate memory traffic. Not measured yet."""
   return target_platform() == "gpu" and inputs.key.shape[1] >= 256
 
 
 def _long_for_a_loop_over_heads(inputs: Inputs) -> bool:
-  """On a CPU at least 128 keys; elsewhere weights of 4 GiB, which is not measured yet."""
+  """Checks for 128 keys on a CPU; elsewhere for weights of 4 GiB, which is not measured yet."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
   if target_platform() == "cpu":
@@ -102,11 +108,7 @@ def _long_for_a_loop_over_heads(inputs: Inputs) -> bool:
   return batch * heads * num_queries * num_keys >= 2**30
 
 
-def _tables(inputs: Inputs) -> list[Array]:
-  return jax.tree.leaves((inputs.relations.key, inputs.relations.value))
-
-
-# The first that applies. As measured on CPUs, forward and backward: results/attention.md.
+# The first that applies is chosen. CPU times, forward and backward: results/attention.md.
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
@@ -114,8 +116,8 @@ RULES: tuple[Rule, ...] = (
     lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
     others="relations=None is jax.nn's attention",
   ),
-  Rule("pallas_tpu", "it is the one made for TPUs, and sequences are long", _long_on_a_tpu),
-  Rule("pallas_gpu", "it is the one made for GPUs, and sequences are long", _long_on_a_gpu),
+  Rule("pallas_tpu", "it is the kernel for TPUs, and sequences are long", _long_on_a_tpu),
+  Rule("pallas_gpu", "it is the kernel for GPUs, and sequences are long", _long_on_a_gpu),
   Rule(
     "per_position",
     "sequences are short, and the vectors it gathers no larger than the weights",
@@ -123,7 +125,7 @@ RULES: tuple[Rule, ...] = (
   ),
   Rule(
     "chunked",
-    "sequences are long, and it never writes out their weights",
+    "sequences are long, and it does not store their weights",
     _long_for_a_loop_over_heads,
   ),
   Rule(
@@ -137,7 +139,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
-  """The rule that decides which implementation runs, checked to be able to."""
+  """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
   if implementation is None:
     return next(
       rule
@@ -149,15 +151,15 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
   if reason := _unsupported(implementation, inputs):
     raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {reason}")
-  return Rule(implementation, "it is asked for by name", others="{} is asked for")
+  return Rule(implementation, "implementation= names it", others="implementation= names {}")
 
 
 class Explanation(NamedTuple):
-  """What `explain` answers; printed, a line for each implementation.
+  """The result of `explain`; its string has a line for each implementation.
 
   Attributes:
-    implementation: the one that would run; "jax.nn" is `jax.nn.dot_product_attention`.
-    reasons: why it would run and, by name, why each other would not.
+    implementation: its name; "jax.nn" is `jax.nn.dot_product_attention`.
+    reasons: by name, why it would run and why the others would not.
   """
 
   implementation: str
@@ -178,13 +180,13 @@ def explain(
   implementation: str | None = None,
   **options,
 ) -> Explanation:
-  """Says which implementation `dot_product_attention` would run, and why each other would not.
+  """Explains which implementation `dot_product_attention` would run, and why not the others.
 
   Takes its arguments; arrays may be `jax.ShapeDtypeStruct`s. Nothing is computed.
 
   Raises:
-    ValueError, NotImplementedError: where `dot_product_attention` would.
-    TypeError: it has no such option.
+    ValueError, NotImplementedError: as `dot_product_attention`.
+    TypeError: an option has an unknown name.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions
@@ -208,19 +210,31 @@ def explain(
   why_chosen = f"chosen, {rule.reason}"
   if chosen != PLAIN and IMPLEMENTATIONS[chosen].is_interpreted():
     why_chosen += f"; interpreted, and slow: no {IMPLEMENTATIONS[chosen].device.upper()}"
-  better = _better(rule)
+  is_known = target_platform() in MEASURED or rule.others != FASTER
+  better = (rule.others if is_known else PREFERRED).format(chosen)
   why_not = {name: _why_not(name, inputs, better) for name in IMPLEMENTATIONS if name != chosen}
   return Explanation(chosen, {chosen: why_chosen} | why_not)
 
 
-def _better(rule: Rule) -> str:
-  """What the one chosen has over the others, as far as is known here."""
-  known = target_platform() in MEASURED or rule.others != FASTER
-  return (rule.others if known else PREFERRED).format(rule.implementation)
+def target_platform() -> str:
+  """Returns the platform of the mesh in context, or JAX's default: "cpu", "gpu" or "tpu".
+
+  A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
+  (`jax.experimental.topologies`); code traced in it is compiled for them.
+
+  >>> from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+  >>> chip = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+  >>> with use_abstract_mesh(AbstractMesh((8,), ("data",), abstract_device=chip)):
+  ...   target_platform()
+  'tpu'
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  platform = jax.default_backend() if device is None else device.platform
+  return "gpu" if platform in ("cuda", "rocm") else platform
 
 
 def check_names(function: str, options: Mapping[str, object]) -> None:
-  """Raises TypeError at the first option that the operator has not."""
+  """Raises TypeError at the first option that the operator does not have."""
   known = inspect.signature(gather_inputs).parameters
   for name in options:
     if name not in known:
@@ -245,7 +259,7 @@ def _unsupported(name: str, inputs: Inputs) -> str | None:
 
 
 def _abstract_inputs(arguments: tuple, options: dict) -> Inputs:
-  """The call's inputs with shapes in place of numbers."""
+  """Returns the inputs of a call with shapes instead of arrays."""
   leaves, structure = jax.tree.flatten((arguments, options))
   is_array = [hasattr(leaf, "shape") for leaf in leaves]
   found = []

@@ -1,12 +1,11 @@
-"""Attention over a list of edges: a sparse graph costs its edges, never [T, S].
+"""Attention over a list of edges: time and memory grow with the edges, not with [T, S].
 
-The same operator as `dot_product_attention` on the graph laid out as a matrix of pairs, which
-`pair_features` gives: equal in the output and in every gradient.
+Output and gradients equal those of `dot_product_attention` with the relations and the mask that
+`pair_features` returns.
 """
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -37,17 +36,16 @@ def edge_attention(
   dropout_rate: float = 0.0,
   dropout_key: ArrayLike | None = None,
 ) -> Array:
-  r"""Attention of every node to the senders of the edges it receives.
+  r"""Computes the attention of every node to the senders of the edges it receives.
 
   $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) \qquad
     z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
 
-  Shaw et al. 2018, section 3.1, with every pair that no edge joins hidden. The receiver is the
-  query i, the sender the key j. A pair is seen once, however many edges join it: its a_ij is the
-  sum of the rows of its distinct labels and of the mean of its edges' features. So an edge given
-  twice says nothing new, but counts twice in a mean of features that differ. An edge from a node to
-  itself is one like any other; no node sees itself without. A node that receives no edge gets zero
-  output and zero gradient.
+  Shaw et al. 2018, section 3.1; pairs without an edge are hidden. The receiver is the query i, the
+  sender the key j. Several edges may join a pair: its a_ij is the sum of the rows of its distinct
+  labels and of the mean of its edges' features. So repeating an edge changes nothing but that mean.
+  A node sees itself only if it has an edge to itself. A node that receives no edge gets zero output
+  and zero gradient.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
@@ -55,15 +53,15 @@ def edge_attention(
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
     key: `[B, S, K, H]`; N is a multiple of K. T = S for a graph's attention to itself.
     value: `[B, S, K, H]`.
-    senders: integers `[B, M]`, rows of key and value; -1 is padding, an edge that is not there.
-    receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise where they
-      are concrete, and are taken for padding where they are traced.
-    labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`, one an edge; -1 is an edge
-      without label, whose sender is seen all the same.
+    senders: integers `[B, M]`, rows of key and value; -1 is padding.
+    receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise if they are
+      concrete and are padding if they are traced.
+    labels: `EdgeLabels(labels, key, value)` with labels `[B, M]`; -1 is an edge without label,
+      whose sender is still seen.
     features: `EdgeFeatures(features, key, value)` with features `[B, M, F]`.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
-    dropout_rate: the share of weights dropped, the same ones for v_j and aV_ij.
-    dropout_key: `jax.random.key`, needed where something is dropped.
+    dropout_rate: the share of pairs dropped, for v_j and aV_ij alike.
+    dropout_key: `jax.random.key`; needed if the rate is positive.
 
   Returns:
     `[B, T, N, H]`, in the value's dtype. Softmax and sums are in float32, or in float64 for
@@ -76,7 +74,7 @@ def edge_attention(
   >>> labels = EdgeLabels(jnp.array([father, mother]), jnp.ones((2, 64)), None)
   >>> q = k = v = jnp.ones((3, 8, 64))
   >>> senders, receivers = jnp.array([0, 1]), jnp.array([1, 0])
-  >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 is alone
+  >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 has no edge
   Array([1., 1., 0.], dtype=float32)
   """
   query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
@@ -85,7 +83,7 @@ def edge_attention(
   scale = query.shape[-1] ** -0.5 if scale is None else scale
   check_scale(scale)
   given = senders, receivers, getattr(labels, "labels", None)
-  # Edges that are known are sorted now: XLA would fold the sort of constants, and take minutes.
+  # Concrete edges are sorted now: XLA would take minutes to fold the sort of constants.
   known = not any(isinstance(x, jax.core.Tracer) for x in given)
   with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
     senders, receivers = as_array("senders", senders), as_array("receivers", receivers)
@@ -95,8 +93,18 @@ def edge_attention(
       return jnp.zeros(query.shape, value.dtype)
     edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
   features = check_edge_relation("features", features, senders.shape, query.shape[-2:])
-  drop = functools.partial(_dropped, rate=dropout_rate, key=dropout_key)
-  return _attended(query, key, value, edges, labels, features, scale, drop)
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
+  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
+  weights = _softmax(logits * jnp.asarray(scale, wide), edges, len(query_XNH))
+  if dropout_rate:
+    kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)[edges.pair]
+    weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
+  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(value_XNH, edges.senders)
+  for a_MNH in _vectors("value", edges, labels, features, wide):
+    messages += weights[..., None] * a_MNH
+  output = _sum(messages, edges.receivers, len(query_XNH))
+  return output.reshape(query.shape).astype(value.dtype)
 
 
 def pair_features(
@@ -108,11 +116,11 @@ def pair_features(
   num_labels: int,
   num_nodes: int,
 ) -> tuple[Float[Array, "*B T T R"], Bool[Array, "*B T T"]]:
-  """The list of edges as a matrix of pairs: the features of `EdgeFeatures`, and who sees whom.
+  """Returns the features of every pair of nodes, for `EdgeFeatures`, and the mask.
 
-  The features are 1 for each of a pair's labels, of E, and then the mean of its edges' features;
-  so the tables and the kernels of `edge_attention`, one above the other, are the kernels here.
-  Takes O(T T (E + F)) memory.
+  The features of a pair are the multi-hot vector of its labels and the mean of its edges' features,
+  so its kernels are the tables and kernels of `edge_attention`, concatenated. Takes
+  O(T T (E + F)) memory.
 
   Raises:
     ValueError: neither labels nor features are given.
@@ -124,21 +132,21 @@ def pair_features(
          [1, 0]], dtype=int32))
   """
   if labels is None and features is None:
-    raise ValueError("labels and features are None: give one, for there are no vectors without")
+    raise ValueError("labels and features are None: give at least one of them")
   if senders.ndim > 1:
     one = lambda *edges: pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, labels, features)
   real = _real(senders, receivers, num_nodes, num_nodes)
-  place = jnp.where(real, receivers, num_nodes), jnp.where(real, senders, num_nodes)
-  counts = jnp.zeros((num_nodes, num_nodes)).at[place].add(1, mode="drop")
+  pair = jnp.where(real, receivers, num_nodes), jnp.where(real, senders, num_nodes)
+  counts = jnp.zeros((num_nodes, num_nodes)).at[pair].add(1, mode="drop")
   parts = []
   if labels is not None:
     row = jnp.where(labels < 0, num_labels, jnp.minimum(labels, num_labels - 1))
     empty = jnp.zeros((num_nodes, num_nodes, num_labels))
-    parts.append(empty.at[*place, row].set(1, mode="drop"))
+    parts.append(empty.at[*pair, row].set(1, mode="drop"))
   if features is not None:
     empty = jnp.zeros((num_nodes, num_nodes, features.shape[-1]), features.dtype)
-    sums = empty.at[place].add(features, mode="drop")
+    sums = empty.at[pair].add(features, mode="drop")
     parts.append(sums / jnp.maximum(counts, 1)[..., None].astype(sums.dtype))
   return jnp.concatenate(parts, -1), counts > 0
 
@@ -150,9 +158,9 @@ def sum_over_pairs(
   *,
   num_nodes: int,
 ) -> Float[Array, "*B M F"]:
-  """For every edge the sum of x over the edges that join its pair, itself among them.
+  """Adds up x, for every edge, over the edges that join the same pair.
 
-  Takes O(M log M) comparisons. What padding gets means nothing.
+  Takes O(M log M) comparisons. The result at padding is arbitrary.
 
   >>> senders, receivers = jnp.array([0, 1, 0]), jnp.array([1, 0, 1])
   >>> sum_over_pairs(senders, receivers, jnp.array([[1.0], [5.0], [2.0]]), num_nodes=2)[:, 0]
@@ -166,19 +174,19 @@ def sum_over_pairs(
 
 
 class _Edges(NamedTuple):
-  """All graphs' edges by receiver, sender and label, padding last; nodes numbered through."""
+  """The edges of all graphs, sorted by receiver, sender and label; nodes are rows of the batch."""
 
-  order: Int[Array, " M"]  # where each edge was
+  order: Int[Array, " M"]  # the index of each edge before sorting
   senders: Int[Array, " M"]
-  receivers: Int[Array, " M"]  # the number of all queries where the edge is padding
+  receivers: Int[Array, " M"]  # out of range for padding, which is last
   labels: Int[Array, " M"]  # -1: none
-  pair: Int[Array, " M"]  # the number of the pair that the edge joins
+  pair: Int[Array, " M"]  # the index of the pair that the edge joins
   is_first: Bool[Array, "M 1"]  # of its pair
   is_new: Bool[Array, " M"]  # the first of its pair with its label
   is_real: Bool[Array, "M 1"]
 
   def of_pair(self, x: Float[Array, "M N"]) -> Float[Array, "M N"]:
-    """Every edge's x summed over the edges of its pair."""
+    """Adds up x, for every edge, over the edges of its pair."""
     return _sum(x, self.pair, len(x))[self.pair]
 
 
@@ -191,11 +199,14 @@ def _sorted(
 ) -> _Edges:
   real = _real(senders, receivers, num_queries, num_keys)
   graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)
-  # A number beyond all nodes: such an edge comes last and is summed nowhere.
+  # Out of range, so that padding comes last and is summed nowhere.
   nowhere = max(num_queries, num_keys) * graph.size
   number = lambda nodes, size: jnp.where(real, nodes + graph * size, nowhere).reshape(-1)
   senders, receivers = number(senders, num_keys), number(receivers, num_queries)
-  labels = jnp.full_like(senders, -1) if relation is None else _in_table(relation).reshape(-1)
+  labels = jnp.full_like(senders, -1)
+  if relation is not None:
+    num_rows = len(relation.value if relation.key is None else relation.key)
+    labels = jnp.clip(relation.labels, -1, num_rows - 1).reshape(-1)
   order = jnp.lexsort((labels, senders, receivers))
   senders, receivers, labels = senders[order], receivers[order], labels[order]
   is_first = _changes(senders) | _changes(receivers)
@@ -211,58 +222,31 @@ def _sorted(
   )
 
 
-def _attended(
-  query: Float[Array, "*B T N H"],
-  key: Float[Array, "*B S K H"],
-  value: Float[Array, "*B S K H"],
-  edges: _Edges,
-  labels: EdgeLabels | None,
-  features: EdgeFeatures | None,
-  scale: ArrayLike,
-  drop: Callable[[Float[Array, "M N"], _Edges], Float[Array, "M N"]],
-) -> Float[Array, "*B T N H"]:
-  """`edge_attention` over edges that are sorted; `drop` drops some of their weights."""
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
-  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
-  weights = drop(_weights(logits * jnp.asarray(scale, wide), edges, len(query_XNH)), edges)
-  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(value_XNH, edges.senders)
-  for a_MNH in _vectors("value", edges, labels, features, wide):
-    messages += weights[..., None] * a_MNH
-  output = _sum(messages, edges.receivers, len(query_XNH))
-  return output.reshape(query.shape).astype(value.dtype)
-
-
-def _in_table(relation: EdgeLabels) -> Int[Array, "*B M"]:
-  """The labels; where they are traced and beyond the table, the nearest."""
-  table = relation.value if relation.key is None else relation.key
-  return jnp.clip(relation.labels, -1, len(table) - 1)
-
-
 def _real(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*B M"]:
-  """False for padding."""
+  """Returns False for padding."""
   inside = lambda nodes, size: (nodes >= 0) & (nodes < size)
   return inside(senders, num_keys) & inside(receivers, num_queries)
 
 
 def _vectors(name: str, edges: _Edges, labels, features, dtype):
-  """What each edge adds to its pair's a_ij, for labels and for features: [M, N or 1, H]."""
+  """Yields the term of each edge in its pair's a_ij, of labels and of features: [M, #N, H]."""
+  with_heads = lambda table: jnp.asarray(table, dtype).reshape(len(table), -1, table.shape[-1])
   table = None if labels is None else getattr(labels, name)
   if table is not None:
-    rows = _at(_with_heads(table, dtype), jnp.maximum(edges.labels, 0))
+    rows = _at(with_heads(table), jnp.maximum(edges.labels, 0))
     yield jnp.where((edges.is_new & (edges.labels >= 0))[:, None, None], rows, 0)
   kernel = None if features is None else getattr(features, name)
   if kernel is not None:
     num_features = features.features.shape[-1]
     x_MF = features.features.reshape(-1, num_features)[edges.order].astype(dtype)
     count_M1 = edges.of_pair(jnp.ones((len(x_MF), 1), dtype))
-    yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, _with_heads(kernel, dtype))
+    yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, with_heads(kernel))
 
 
 def _logits(
   query: Float[Array, "X N H"], key: Float[Array, "Y N H"], edges: _Edges, vectors: list[Array]
 ) -> Float[Array, "M N"]:
-  """q_i . (k_j + aK_ij) of every edge's pair, in float32 or wider."""
+  """Computes q_i . (k_j + aK_ij) of every edge's pair, in float32 or wider."""
   wide = jnp.promote_types(query.dtype, jnp.float32)
   query_MNH = _at(query, edges.receivers).astype(wide)
   logits = jnp.sum(query_MNH * _at(key, edges.senders), -1)
@@ -271,8 +255,8 @@ def _logits(
   return logits
 
 
-def _weights(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Float[Array, "M N"]:
-  """The softmax over each receiver's pairs; every edge of a pair has its weight."""
+def _softmax(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Float[Array, "M N"]:
+  """Applies softmax over each receiver's pairs; every edge of a pair gets the pair's weight."""
   highest = jax.ops.segment_max(
     jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
   )
@@ -281,22 +265,12 @@ def _weights(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Fl
   return powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
 
 
-def _dropped(
-  weights: Float[Array, "M N"], edges: _Edges, *, rate: float, key: ArrayLike | None
-) -> Float[Array, "M N"]:
-  """A share `rate` of the pairs has no weight; the others have more for it."""
-  if not rate:
-    return weights
-  kept = jax.random.bernoulli(key, 1 - rate, weights.shape)
-  return jnp.where(kept[edges.pair], weights / (1 - rate), 0)
-
-
 def _sum(x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int) -> Array:
   return jax.ops.segment_sum(x, segments, number, indices_are_sorted=True)
 
 
 def _at(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ..."]:
-  """The rows; where they are padding's, beyond the last, some row."""
+  """Returns rows of x; an arbitrary one where the index is out of range, at padding."""
   return jnp.take(x, rows, axis=0, mode="clip")
 
 
@@ -307,8 +281,3 @@ def _changes(x: Int[Array, " M"]) -> Bool[Array, " M"]:
 def _every_head(x: Float[Array, "... K H"], heads: int) -> Float[Array, "X N H"]:
   *_, key_heads, width = x.shape
   return jnp.repeat(x.reshape(-1, key_heads, width), heads // key_heads, axis=1)
-
-
-def _with_heads(table: ArrayLike, dtype) -> Float[Array, "R #N H"]:
-  table = jnp.asarray(table, dtype)
-  return table if table.ndim == 3 else table[:, None]

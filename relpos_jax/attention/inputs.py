@@ -18,21 +18,20 @@ from relpos_jax.attention.relations import (
 from relpos_jax.attention.validation import (
   as_array,
   check_dropout,
-  check_lengths,
+  check_integers,
   check_logits_like,
   check_relations,
   check_scale,
   check_segment_pair,
   check_shapes,
   check_sharding,
-  check_tokens_like,
   check_window,
 )
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
 class Inputs(NamedTuple):
-  """What every implementation is given: batched arrays, tables `[R, 1 or N, H]`, no defaults."""
+  """The checked arguments of a call, with a batch, defaults and tables `[R, 1 or N, H]`."""
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
@@ -43,7 +42,7 @@ class Inputs(NamedTuple):
   scale: ArrayLike
   is_causal: bool
   window: tuple[int, int] | None  # how far a query sees to the left and to the right
-  linear_positions: bool  # 0, 1, 2, ... on both sides: the default
+  linear_positions: bool  # the default: 0, 1, 2, ... for queries and for keys
   query_positions: Int[Array, "#B T"]
   key_positions: Int[Array, "#B S"]
   query_lengths: Int[Array, " B"] | None
@@ -51,10 +50,10 @@ class Inputs(NamedTuple):
   query_segment_ids: Int[Array, "#B T"] | None
   key_segment_ids: Int[Array, "#B S"] | None
   dropout_rate: float
-  dropout_seeds: Int[Array, "B N"] | None  # None exactly where nothing is dropped
+  dropout_seeds: Int[Array, "B N"] | None  # None without dropout
 
   def visible(self) -> Bool[Array, "#B #N #T #S"] | None:
-    """Mask, causality, window, lengths and segments in one; None when all see all."""
+    """Combines mask, causality, window, lengths and segments; returns None if nothing is hidden."""
     positions = self.query_positions, self.key_positions
     hidden = [self.mask, self.real_keys(), self.real_queries()]
     if self.is_causal:
@@ -66,19 +65,19 @@ class Inputs(NamedTuple):
     return masks.combine(*hidden)
 
   def real_queries(self) -> Bool[Array, "#B 1 T 1"] | None:
-    """False for the queries past their row's length."""
+    """Returns False for the queries past their row's length; None without lengths."""
     if self.query_lengths is None:
       return None
     return masks.within(self.query_lengths, self.query.shape[1])[:, None, :, None]
 
   def real_keys(self) -> Bool[Array, "#B 1 1 S"] | None:
-    """False for the keys past their row's length."""
+    """Returns False for the keys past their row's length; None without lengths."""
     if self.key_lengths is None:
       return None
     return masks.within(self.key_lengths, self.key.shape[1])[:, None, None, :]
 
   def edges(self) -> Edges:
-    """What relates each query to each key: its row of the tables, or its features."""
+    """Returns the table row of each pair of query and key, or the pair's features."""
     match self.relations:
       case RelativePositions():
         return self.relations.labels(self.query_positions, self.key_positions)
@@ -119,67 +118,54 @@ def gather_inputs(
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
   check_scale(scale)
-  queries, keys = (*batch, num_queries), (*batch, key.shape[-3])
-  logits = (*batch, heads, num_queries, key.shape[-3])
+  num_keys = key.shape[-3]
+  of_queries = (*batch, num_queries), (num_queries,)
+  of_keys = (*batch, num_keys), (num_keys,)
+  logits = (*batch, heads, num_queries, num_keys)
   linear = query_positions is None and key_positions is None
-  farthest = max(num_queries, key.shape[-3]) if linear else jnp.iinfo(jnp.int32).max
+  farthest = max(num_queries, num_keys) if linear else jnp.iinfo(jnp.int32).max
+  default = lambda number: jnp.arange(number, dtype=jnp.int32)
+  query_positions = default(num_queries) if query_positions is None else query_positions
+  key_positions = default(num_keys) if key_positions is None else key_positions
+  seeds = None
+  if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
+    bits = jax.random.bits(dropout_key, (*batch, heads), "uint32")
+    seeds = _batched(jax.lax.bitcast_convert_type(bits, jnp.int32), 2)
   return Inputs(
     query=_batched(query, 4),
     key=_batched(key, 4),
     value=_batched(value, 4),
-    bias=_logits_like("bias", bias, logits),
-    mask=_logits_like("mask", mask, logits),
+    bias=_given("bias", bias, 4, logits, check=check_logits_like),
+    mask=_given("mask", mask, 4, logits, check=check_logits_like),
     relations=_relations(relations, logits, width, query.dtype),
     scale=scale,
     is_causal=is_causal,
     window=_window(local_window_size, farthest),
     linear_positions=linear,
-    query_positions=_positions("query_positions", query_positions, queries),
-    key_positions=_positions("key_positions", key_positions, keys),
-    query_lengths=_lengths("query_seq_lengths", query_seq_lengths, batch),
-    key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
-    query_segment_ids=_segment_ids("query_segment_ids", query_segment_ids, queries),
-    key_segment_ids=_segment_ids("key_segment_ids", key_segment_ids, keys),
+    query_positions=_given("query_positions", query_positions, 2, *of_queries),
+    key_positions=_given("key_positions", key_positions, 2, *of_keys),
+    query_lengths=_given("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
+    key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
+    query_segment_ids=_given("query_segment_ids", query_segment_ids, 2, *of_queries),
+    key_segment_ids=_given("key_segment_ids", key_segment_ids, 2, *of_keys),
     dropout_rate=dropout_rate,
-    dropout_seeds=_dropout_seeds(dropout_rate, dropout_key, (*batch, heads)),
+    dropout_seeds=seeds,
   )
 
 
-def _logits_like(name: str, array: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-  if array is None:
+def _given(
+  name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...], check=check_integers
+) -> Array | None:
+  """Returns an optional argument with a batch axis, checked; integers become int32."""
+  if x is None:
     return None
-  array = as_array(name, array)
-  check_logits_like(name, array, shape)
-  return _batched(array, 4)
-
-
-def _positions(name: str, positions: ArrayLike | None, shape: tuple[int, ...]) -> Array:
-  if positions is None:
-    return jnp.arange(shape[-1], dtype=jnp.int32)[None]
-  positions = as_array(name, positions)
-  check_tokens_like(name, positions, shape)
-  # Signed and wide, whatever came in: they are subtracted.
-  return _batched(positions.astype(jnp.int32), 2)
-
-
-def _segment_ids(name: str, ids: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-  if ids is None:
-    return None
-  ids = as_array(name, ids)
-  check_tokens_like(name, ids, shape)
-  return _batched(ids, 2)
-
-
-def _lengths(name: str, lengths: ArrayLike | None, batch: list[int]) -> Array | None:
-  if lengths is None:
-    return None
-  lengths = as_array(name, lengths)
-  check_lengths(name, lengths, tuple(batch))
-  return lengths.astype(jnp.int32).reshape(-1)
+  x = as_array(name, x)
+  check(name, x, *shapes)
+  return _batched(x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) else x, ndim)
 
 
 def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:
-  """To the left and to the right, at most so far as any two tokens are apart."""
+  """Returns the distances to the left and right, clipped to the largest one possible."""
   if size is None:
     return None
   check_window(size)
@@ -190,7 +176,7 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
 def _relations(
   relations: Relations | None, logits: tuple[int, ...], width: int, dtype: DTypeLike
 ) -> Relations | None:
-  """Tables with a head axis, in float32 or wider: so are the sums in their gradients."""
+  """Adds a head axis to tables and casts them to float32 or wider, for sums in their gradients."""
   if relations is None:
     return None
   relations = check_relations(relations, logits, width)
@@ -206,14 +192,6 @@ def _relations(
       return EdgeLabels(_batched(labels, 3), key, value)
     case EdgeFeatures():
       return EdgeFeatures(_batched(jnp.asarray(relations.features, wide), 4), key, value)
-
-
-def _dropout_seeds(rate: float, key: ArrayLike | None, shape: tuple[int, ...]) -> Array | None:
-  """One for every head: from here on a weight's place in its head decides."""
-  if rate == 0 or key is None:
-    return None
-  seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, shape, "uint32"), jnp.int32)
-  return _batched(seeds, 2)
 
 
 def _batched(array: Array, ndim: int) -> Array:

@@ -1,4 +1,4 @@
-"""Who may attend to whom."""
+"""Masks: which query may attend to which key."""
 
 import functools
 
@@ -6,13 +6,13 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Bool, Int
 
-# The logit of a hidden pair. Finite, so that a query that sees no key gives no NaN; logits below
-# half of it are taken for hidden.
+# The logit of a hidden pair. It is finite, so that a query that sees no key does not become NaN.
+# Logits below half of it count as hidden.
 LOWEST = 0.7 * float(jnp.finfo(jnp.float32).min)
 
 
 def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
-  """True where every given mask is True; None where no mask is given."""
+  """Returns the logical and of the masks given, or None if there are none."""
   given = [mask for mask in masks if mask is not None]
   return functools.reduce(jnp.logical_and, given) if given else None
 
@@ -20,7 +20,7 @@ def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
 def causal(
   query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]
 ) -> Bool[Array, "#B 1 T S"]:
-  """True where the key is not later than the query.
+  """Returns True where the key is not later than the query.
 
   >>> causal(jnp.array([[2, 3]]), jnp.arange(5)[None]).astype(int)
   Array([[[[1, 1, 1, 0, 0],
@@ -32,7 +32,7 @@ def causal(
 def same_segment(
   query_segment_ids: Int[Array, "#B T"], key_segment_ids: Int[Array, "#B S"]
 ) -> Bool[Array, "#B 1 T S"]:
-  """True where query and key belong to one segment.
+  """Returns True where query and key belong to one segment.
 
   >>> same_segment(jnp.array([[0, 1]]), jnp.array([[0, 0, 1]])).astype(int)
   Array([[[[1, 1, 0],
@@ -44,7 +44,7 @@ def same_segment(
 def window(
   query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], left: int, right: int
 ) -> Bool[Array, "#B 1 T S"]:
-  """True where the key is at most `left` before the query and at most `right` after it.
+  """Returns True where the key is at most `left` before the query and at most `right` after it.
 
   >>> window(jnp.arange(3)[None], jnp.arange(5)[None], left=1, right=2).astype(int)
   Array([[[[1, 1, 1, 0, 0],
@@ -56,7 +56,7 @@ def window(
 
 
 def within(lengths: Int[Array, " B"], size: int) -> Bool[Array, "B {size}"]:
-  """True for the first `lengths` of `size` tokens.
+  """Returns True for the first `lengths` of `size` tokens.
 
   >>> within(jnp.array([1, 3]), 4).astype(int)
   Array([[1, 0, 0, 0],

@@ -1,4 +1,4 @@
-"""The operator: one function for every relation and every implementation."""
+"""The operator: attention with any relation, by any implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -31,44 +31,43 @@ def dot_product_attention(
   dropout_key: ArrayLike | None = None,
   implementation: str | None = None,
 ) -> Array:
-  r"""Attention with a relation a_ij between every query i and key j.
+  r"""Computes attention with a relation a_ij between every query i and key j.
 
   $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) \qquad
     z_i = \sum_j \mathrm{softmax}_j(e_{ij} + b_{ij}) (v_j + a^V_{ij})$$
 
   Shaw et al. 2018, equations 3 and 4. With `relations=None` it is `jax.nn.dot_product_attention`.
-  A query that sees no key gets zero output and zero gradient, with relations or without, and also
-  where there are none: B, T and S may be 0. A NaN or an infinity in a hidden key or value still
-  reaches the output, as in jax.nn: zero times it is NaN.
+  A query that sees no key gets zero output and zero gradient. B, T and S may be 0. A NaN or an
+  infinity in a hidden key or value may still reach the result, as in jax.nn: zero times it is NaN.
 
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
     key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
     value: `[B, S, K, H]`.
-    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`. One below -1.2e38 hides.
+    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`; below -1.2e38 it hides.
     mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
-    relations: what a_ij is.
+    relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Any 32-bit integers
-      whose differences are 32-bit integers too.
+      whose differences fit in 32 bits.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
     local_window_size: the distance, or (left, right) distances, beyond which keys are hidden.
     query_segment_ids: integers `[B, T]` or `[T]`; a query sees its own segment's keys.
     key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
-    dropout_rate: the share of weights dropped, the same ones for v_j and aV_ij.
-    dropout_key: `jax.random.key`, or an old `PRNGKey`, needed where something is dropped.
-    implementation: a name forces it; None picks the fastest.
+    dropout_rate: the share of weights dropped, for v_j and aV_ij alike.
+    dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
+    implementation: a name, or None for the fastest; see `explain`.
 
   Returns:
     `[B, T, N, H]`, in the value's dtype. Softmax and sums of weights are in float32, or in
-    float64 for float64 inputs (without relations as in jax.nn: always in float32).
+    float64 for float64 inputs (without relations always in float32, as in jax.nn).
 
   Raises:
     ValueError: an argument is wrong, or `implementation` is not a known name.
-    NotImplementedError: the `implementation` named cannot do this call; `explain` says which can.
+    NotImplementedError: `implementation` does not support this call; `explain` lists those that do.
 
   >>> from relpos_jax import RelativePositions
   >>> q = k = v = jnp.ones((2, 10, 8, 64))
@@ -111,13 +110,13 @@ def attention_weights(
   relations: Relations | None = None,
   **options,
 ) -> Array:
-  """The weights p_ij of `dot_product_attention`, before dropout, to look at.
+  """Computes the weights p_ij of `dot_product_attention`, before dropout.
 
-  Takes its arguments, those of dropout and `implementation` excepted.
+  Takes its arguments except `value` and `implementation`; dropout is not applied.
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, or
-    to zero where the query sees no key.
+    to zero if the query sees no key.
 
   Raises:
     ValueError: an argument is wrong.
@@ -140,10 +139,10 @@ def attention_weights(
 
 
 def _plain(inputs: Inputs) -> Array:
-  """jax.nn's attention, and zero for a query that sees no key, where jax.nn averages the values."""
+  """Calls jax.nn, then sets to zero queries that see no key; jax.nn would average the values."""
   visible, bias = inputs.visible(), inputs.bias
   if bias is not None:
-    bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # finite, also where it hides
+    bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # -inf becomes finite
   arrays = inputs.query, inputs.key, inputs.value, bias, visible
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore
   not_hidden = None if bias is None else ~(bias <= masks.LOWEST / 2)  # a NaN hides nothing

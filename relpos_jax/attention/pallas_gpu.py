@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import dropout, masks, softmax
+from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_backward import backward
 from relpos_jax.attention.pallas_gpu_forward import forward
@@ -28,7 +29,6 @@ from relpos_jax.attention.pallas_gpu_tiles import (
   named,
 )
 from relpos_jax.attention.partitioned import over_devices
-from relpos_jax.attention.platform import target_platform
 from relpos_jax.typing import Array, Float, Int
 
 _SIDE = 16  # of the smallest product of tiles

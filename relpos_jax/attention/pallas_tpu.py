@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band
+from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import Plan
 from relpos_jax.attention.partitioned import over_devices
-from relpos_jax.attention.platform import target_platform
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128

@@ -1,7 +1,7 @@
-"""Project on the R rows of the table, then look up by label: never a [T, S, H] tensor.
+"""Projection on the R rows of the table, then lookup by label: no [T, S, H] tensor.
 
 q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by label) . table.
-With features in place of labels both are products with them.
+With features instead of labels, the lookup and the sum are products with them.
 """
 
 import jax
@@ -13,12 +13,12 @@ from relpos_jax.typing import Array, Float, Int
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
-  """Attention with two projections on the table rows."""
+  """Computes attention with two projections on the table rows."""
   return softmax.attention(inputs, relative_logits, relative_values)
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
-  """q_i . aK_ij."""
+  """Computes q_i . aK_ij."""
   edges = inputs.edges()
   projected = softmax.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
   if jnp.issubdtype(edges.dtype, jnp.floating):
@@ -27,7 +27,7 @@ def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
 
 
 def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
-  """sum_j p_ij aV_ij."""
+  """Computes sum_j p_ij aV_ij."""
   edges, table = inputs.edges(), inputs.relations.value
   if jnp.issubdtype(edges.dtype, jnp.floating):
     sums_BNTR = softmax.product("BNTS,BTSR->BNTR", weights, edges)
@@ -37,7 +37,7 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
 
 
 def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:
-  """x[b, n, i, labels[i, j]], zero where the label is -1."""
+  """Returns x[b, n, i, labels[i, j]], zero where the label is -1."""
   batch, heads, length, num_rows = x.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
   index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
@@ -53,6 +53,6 @@ def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[
 def _sum_by_label(
   weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
 ) -> Float[Array, "B N T R"]:
-  """The weights of row i summed over the keys of each label: the transpose of looking up."""
+  """Adds up the weights of row i over the keys of each label: the transpose of the lookup."""
   sums = jax.ShapeDtypeStruct((*weights.shape[:3], num_rows), weights.dtype)
   return jax.linear_transpose(lambda x: _look_up(x, labels), sums)(weights)[0]

@@ -1,4 +1,4 @@
-"""The paper's equations on gathered [T, S, H] vectors: slow, obvious, the oracle of the others.
+"""The paper's equations on gathered [T, S, H] vectors: slow and simple, for tests to compare with.
 
 Shaw et al. 2018, equations 3 and 4.
 """
@@ -12,24 +12,24 @@ from relpos_jax.typing import Array, Float
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
-  """Attention with every relation vector a_ij laid out in memory."""
+  """Computes attention with every relation vector a_ij in memory."""
   return softmax.attention(inputs, relative_logits, relative_values)
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
-  """q_i . aK_ij."""
+  """Computes q_i . aK_ij."""
   a_BTSNH = vectors(inputs.relations.key, inputs.edges())
   return softmax.product("BTNH,BTSNH->BNTS", inputs.query, a_BTSNH)
 
 
 def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
-  """sum_j p_ij aV_ij."""
+  """Computes sum_j p_ij aV_ij."""
   a_BTSNH = vectors(inputs.relations.value, inputs.edges())
   return softmax.product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
 
 
 def vectors(table: Float[Array, "R #N H"], edges: Edges) -> Float[Array, "#B T S #N H"]:
-  """a_ij itself: the table's row of every label, zero where it is -1; or the features' product."""
+  """Returns a_ij: the row of each label, zero where it is -1, or features times kernel."""
   if jnp.issubdtype(edges.dtype, jnp.floating):
     return jnp.einsum("BTSR,RNH->BTSNH", edges, table)
   return jnp.where(edges[..., None, None] >= 0, table[edges], 0)

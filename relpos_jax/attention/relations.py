@@ -1,4 +1,4 @@
-"""What a_ij is: the relations between query i and key j, as frozen pytrees of tables."""
+"""Relations between query i and key j: frozen pytrees that define a_ij."""
 
 import dataclasses
 from typing import Any
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from relpos_jax.typing import Array, Float, Int
 
-# What relates i to j: a row of the table, or a number for each of its rows.
+# A row of the tables for each pair, or a number for each of their rows.
 Edges = Int[Array, "#B T S"] | Float[Array, "#B T S R"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativePositions:
-  """The signed distance j - i from query i to key j, looked up in a table.
+  """The signed distance j - i from query i to key j, with a vector for each in a table.
 
   a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right rows, so rows
   are ordered by increasing j - i. With the default symmetric table, R = 2k + 1, row 0 is "k or
@@ -37,7 +37,7 @@ class RelativePositions:
   Array([[3, 4, 5, 6, 6, 6, 6, 6, 6, 6]], dtype=int32)
   """
 
-  # The leaves are not annotated as arrays: a pytree also carries shardings, axes or names there.
+  # Not annotated as arrays, because trees of shardings, axes or names have the same structure.
   key: Any
   value: Any
   beyond: str = dataclasses.field(default="clip", metadata={"static": True})
@@ -46,7 +46,7 @@ class RelativePositions:
   def labels(
     self, query_positions: Int[Array, "*#B T"], key_positions: Int[Array, "*#B S"]
   ) -> Int[Array, "*#B T S"]:
-    """The table row of every pair; -1 is "no relation", the zero vector."""
+    """Returns the table row of every pair; -1 is "no relation", the zero vector."""
     num_rows = len(self.value if self.key is None else self.key)
     left = num_rows // 2 if self.left is None else self.left
     rows = key_positions[..., None, :] - query_positions[..., :, None] + left
@@ -57,15 +57,15 @@ class RelativePositions:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeLabels:
-  """The label of the edge from i to j in a directed graph, looked up in a table.
+  """The label of the edge from i to j in a directed graph, with a vector for each in a table.
 
   a_ij is row `labels[i, j]` of the table. Shaw et al. 2018, section 3.1: relative positions are
   the special case of a linear graph whose labels are clipped distances.
 
   Attributes:
-    labels: integers `[B, T, S]`, or `[T, S]` for the whole batch; -1 is "no relation", the zero
-      vector. Others must be rows of the table: checked where the labels are concrete, clamped to
-      the nearest row where they are traced.
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation", the zero
+      vector. Other labels must be rows of the table: concrete ones are checked, traced ones are
+      clamped to the nearest row.
     key: table of aK, `[E, H]` shared by the heads or `[E, N, H]` one per head; None for no key
       term.
     value: table of aV, of the same E; None for no value term.
@@ -88,12 +88,12 @@ class EdgeLabels:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EdgeFeatures:
-  """Features of the edge from i to j, made a vector by a trained linear map.
+  """Features of the edge from i to j, mapped to a vector by a trained kernel.
 
   a_ij is `features[i, j] @ kernel`. With one-hot features it is `EdgeLabels`.
 
   Attributes:
-    features: `[B, T, S, F]`, or `[T, S, F]` for the whole batch.
+    features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
     key: kernel of aK, `[F, H]` shared by the heads or `[F, N, H]` one per head; None for no key
       term.
     value: kernel of aV; None for no value term.

@@ -1,7 +1,7 @@
 """Huang et al.'s memory-efficient form: project on the table, then skew.
 
-Music Transformer, section 3.4.1, in both directions and, the other way round, for values:
-copies of [B, N, T, T + S] in place of lookups, and never a [T, S, H] tensor.
+Music Transformer, section 3.4.1, extended to later keys and, transposed, to values: copies of
+[B, N, T, T + S] instead of lookups, and no [T, S, H] tensor.
 """
 
 import jax
@@ -13,36 +13,35 @@ from relpos_jax.typing import Array, Float
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
-  """Attention with a skew in each relative term."""
+  """Computes attention with a skew in each relative term."""
   return softmax.attention(inputs, relative_logits, relative_values)
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Why this implementation cannot do the call; None where it can."""
+  """Returns why this implementation does not support the call, or None if it does."""
   return band.unsupported(inputs)
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
-  """q_i . aK_ij."""
+  """Computes q_i . aK_ij."""
   projected_BNTR = softmax.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
   return skew(_by_distance(projected_BNTR, inputs), inputs.key.shape[1])
 
 
 def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
-  """sum_j p_ij aV_ij."""
+  """Computes sum_j p_ij aV_ij."""
   table = inputs.relations.value
   sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
-  place = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
-  (sums_BNTR,) = jax.linear_transpose(place, sums)(weights)
+  skewed = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
+  (sums_BNTR,) = jax.linear_transpose(skewed, sums)(weights)
   return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
 def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_keys}"]:
   """Moves column c of row t to column c - (T - 1) + t: columns are distances, then keys.
 
-  Columns are the distances from -(T - 1) on. Where C is less than T + S - 1 the last entries of
-  a row are other rows' numbers: mask them. Huang et al. 2018, section 3.4.1. Copies, no
-  arithmetic.
+  Column 0 is distance -(T - 1). If C is less than T + S - 1, the last entries of a row come from
+  other rows: mask them. Huang et al. 2018, section 3.4.1. Copies, no arithmetic.
 
   >>> skew(jnp.arange(8.0).reshape(2, 4), 3)
   Array([[1., 2., 3.],
@@ -57,9 +56,9 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
 
 
 def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B N T C"]:
-  """The columns of a table's rows, made one for every distance from -(T - 1) to S - 1.
+  """Repeats or drops end columns, so that there is one for every distance from -(T - 1) to S - 1.
 
-  To 0 only where later keys are hidden.
+  With causality the last distance is 0.
   """
   relations, num_rows = inputs.relations, x.shape[-1]
   left = num_rows // 2 if relations.left is None else relations.left
@@ -67,7 +66,7 @@ def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B 
   before = x.shape[2] - 1 - left
   after = last - (num_rows - 1 - left)
   x = x[..., max(0, -before) : num_rows - max(0, -after)]
-  # Concatenated, not padded: the transpose of an edge padding moves data between devices.
+  # Not jnp.pad: the transpose of an edge padding moves data between devices.
   ends = x[..., :1], x[..., -1:]
   if relations.beyond == "zero":
     ends = jax.tree.map(jnp.zeros_like, ends)

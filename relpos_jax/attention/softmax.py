@@ -1,7 +1,6 @@
-"""Attention through its [B, N, T, S] weights: reference, per_position, skew, projected.
+"""Attention with its [B, N, T, S] weights in memory: reference, per_position, skew, projected.
 
-They differ in two functions, one for the relative term of the logits and one for that of the
-output.
+These implementations differ in two functions: the relative terms of the logits and of the output.
 """
 
 import functools
@@ -15,13 +14,13 @@ from relpos_jax.attention.inputs import Inputs
 from relpos_jax.typing import Array, Bool, Float, Int
 
 RelativeLogits = Callable[[Inputs], Array]  # q_i . aK_ij  [B,N,T,S]
-RelativeValues = Callable[[Inputs, Array], Array]  # of weights: sum_j p_ij aV_ij  [B,T,N,H]
+RelativeValues = Callable[[Inputs, Array], Array]  # sum_j p_ij aV_ij  [B,T,N,H]
 
 
 def attention(
   inputs: Inputs, relative_logits: RelativeLogits, relative_values: RelativeValues
 ) -> Float[Array, "B T N H"]:
-  """z_i = sum_j p_ij (v_j + aV_ij), with the p_ij dropped out where asked."""
+  """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
   weights = attention_weights(inputs, relative_logits)
   if inputs.dropout_seeds is not None:
     weights = _dropout(weights, inputs.dropout_rate, inputs.dropout_seeds)
@@ -32,7 +31,7 @@ def attention(
 
 
 def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[Array, "B N T S"]:
-  """p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider."""
+  """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider."""
   logits = _content_logits(inputs.query, inputs.key)
   if inputs.relations is not None and inputs.relations.key is not None:
     logits += relative_logits(inputs)
@@ -46,12 +45,12 @@ def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[
 
 
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
-  """The einsum of x and y, both in x's dtype, accumulated in float32 or wider."""
+  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
   if x.dtype == wide:
     return mixed(x, y.astype(wide))
-  # XLA has not all of these products on CPUs; there a float32 one is none the slower.
+  # XLA lacks some of these products on CPUs, where float32 is no slower.
   widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
 
@@ -77,11 +76,11 @@ def _content_values(
 def _masked_softmax(
   logits: Float[Array, "B N T S"], visible: Bool[Array, "#B #N #T #S"] | None
 ) -> Float[Array, "B N T S"]:
-  """Softmax over the visible keys; a query that sees none gets weights of zero."""
-  logits = jnp.maximum(logits, masks.LOWEST)  # a bias may hide keys too
+  """Applies softmax over the visible keys; a query that sees none gets weights of zero."""
+  logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
   if visible is not None:
     logits = jnp.where(visible, logits, masks.LOWEST)
-  sees_none = logits.max(-1, keepdims=True) <= masks.LOWEST / 2  # not so where there is a NaN
+  sees_none = logits.max(-1, keepdims=True) <= masks.LOWEST / 2  # False for a NaN
   return jnp.where(sees_none, 0, jax.nn.softmax(logits))
 
 

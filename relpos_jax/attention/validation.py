@@ -1,4 +1,4 @@
-"""Checks of the operator's arguments: one clear ValueError each, before anything is computed."""
+"""Checks of the operator's arguments: one ValueError each, before anything is compiled."""
 
 import dataclasses
 import numbers
@@ -16,10 +16,11 @@ from relpos_jax.attention.relations import (
 from relpos_jax.typing import Array, ArrayLike
 
 _INT32 = jnp.iinfo(jnp.int32)
+_KINDS = {jnp.integer: "integers", jnp.floating: "floating numbers"}
 
 
 def as_array(name: str, x: object) -> Array:
-  """An argument, or nested lists of numbers, as an array; no integer may lose bits by it."""
+  """Returns an array or nested lists of numbers as an array, without losing bits of integers."""
   try:
     check_32_bits(name, x)
     return jnp.asarray(x)
@@ -28,14 +29,17 @@ def as_array(name: str, x: object) -> Array:
 
 
 def check_32_bits(name: str, x: object) -> None:
-  """Integers that int32 holds, where they are known; jnp.asarray would cut them silently."""
+  """Raises if concrete integers do not fit in int32: jnp.asarray would truncate them silently."""
   leaves = jax.tree.leaves(x)
   if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     return
   dtype = getattr(x, "dtype", None)
   if dtype is not None and (dtype.kind not in "iu" or np.can_cast(dtype, np.int32)):
     return
-  array = _as_numpy(name, x)
+  try:
+    array = np.asarray(x)
+  except ValueError as error:
+    raise ValueError(f"{name} is {_describe(x)} and no array; want lists of one length") from error
   if array.dtype.kind not in "iuO" or not array.size:
     return
   low, high = array.min(), array.max()
@@ -45,28 +49,21 @@ def check_32_bits(name: str, x: object) -> None:
     )
 
 
-def _as_numpy(name: str, x: object) -> np.ndarray:
-  try:
-    return np.asarray(x)
-  except ValueError as error:
-    raise ValueError(f"{name} is {_describe(x)} and no array; want lists of one length") from error
-
-
 def check_sizes(least: int, **sizes: object) -> None:
-  """A layer's sizes: integers, `least` or more."""
+  """Checks that the sizes of a layer are integers, at least `least`."""
   for name, size in sizes.items():
     if not isinstance(size, numbers.Integral) or size < least:
       raise ValueError(f"{name} is {size!r}; want an integer, at least {least}")
 
 
 def check_width(name: str, x: Array, width: int) -> None:
-  """What a layer reads: [..., D]."""
+  """Checks the last axis of a layer's input."""
   if jnp.shape(x)[-1:] != (width,):
     raise ValueError(f"{name} has shape {jnp.shape(x)}; want [..., {width}]")
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:
-  """Query [B,T,N,H], key and value [B,S,K,H], or all without B; N a multiple of K; one dtype."""
+  """Checks shapes and dtypes: query [B,T,N,H], key and value [B,S,K,H], or all without B."""
   if query.ndim not in (3, 4) or not jnp.issubdtype(query.dtype, jnp.floating):
     raise ValueError(
       f"query is {_describe(query)}; want floating numbers of shape [B, T, N, H] or [T, N, H]"
@@ -88,7 +85,7 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
 
 
 def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
-  """Bias or mask: the full rank, every axis of the full size or 1."""
+  """Checks that a bias or mask has full rank, and on every axis the full size or 1."""
   if array.ndim != len(shape) or any(
     n not in (1, m) for n, m in zip(array.shape, shape, strict=True)
   ):
@@ -99,32 +96,20 @@ def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
     raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
 
 
-def check_tokens_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
-  """Positions or segment ids: integers, one per token, the same for the whole batch or not."""
-  if array.shape not in (shape, shape[-1:]):
-    want = " or ".join(str(s) for s in dict.fromkeys([shape, shape[-1:]]))
-    raise ValueError(f"{name} has shape {array.shape}; want {want}")
-  if not jnp.issubdtype(array.dtype, jnp.integer):
-    raise ValueError(f"{name} has dtype {array.dtype}; want integers")
+def check_integers(name: str, array: Array, *shapes: tuple[int, ...]) -> None:
+  """Checks positions, lengths, segment ids or labels: integers of one of these shapes."""
+  _check(name, array, jnp.integer, *shapes)
 
 
 def check_segment_pair(query_segment_ids: object, key_segment_ids: object) -> None:
-  """Both segment ids or none."""
+  """Checks that both segment ids are given, or neither."""
   if (query_segment_ids is None) != (key_segment_ids is None):
     missing = "query_segment_ids" if query_segment_ids is None else "key_segment_ids"
     raise ValueError(f"{missing} is None; want both segment ids or none")
 
 
-def check_lengths(name: str, lengths: Array, shape: tuple[int, ...]) -> None:
-  """Integers, one per sequence."""
-  if lengths.shape != shape:
-    raise ValueError(f"{name} has shape {lengths.shape}; want {shape}, one length per sequence")
-  if not jnp.issubdtype(lengths.dtype, jnp.integer):
-    raise ValueError(f"{name} has dtype {lengths.dtype}; want integers")
-
-
 def check_sharding(name: str, array: Array) -> None:
-  """Shardings of explicit mesh axes are part of a type, which products with tables do not keep."""
+  """Checks that no explicit mesh axis shards an array: products with tables would lose it."""
   spec = jax.typeof(array).sharding.spec
   if any(axis is not None for axis in spec):
     raise ValueError(
@@ -134,59 +119,116 @@ def check_sharding(name: str, array: Array) -> None:
 
 
 def check_window(size: object) -> None:
-  """A distance, or one to the left and one to the right."""
+  """Checks the distance, or the distances to the left and to the right."""
   sides = size if isinstance(size, tuple) else (size, size)
   if len(sides) != 2 or not all(isinstance(side, numbers.Integral) and side >= 0 for side in sides):
     raise ValueError(f"local_window_size is {size!r}; want None, or one or two integers >= 0")
 
 
 def check_relations(relations: object, logits: tuple[int, ...], width: int) -> Relations:
-  """A relation whose tables and edges fit logits of shape [B, N, T, S] or [N, T, S].
-
-  Returns it, with arrays for what was given as nested lists.
-  """
+  """Returns relations as arrays, checked against logits of shape [B, N, T, S] or [N, T, S]."""
   if not isinstance(relations, Relations):
     raise ValueError(
       f"relations is {_describe(relations)}; want RelativePositions(key, value), EdgeLabels, "
       "EdgeFeatures or None"
     )
-  relations = _with_arrays(relations)
-  num_rows = _check_tables(relations, logits[-3], width)
+  relations, num_rows = _with_arrays(relations, logits[-3], width)
+  *batch, _, num_queries, num_keys = logits
+  pairs = num_queries, num_keys
   match relations:
     case RelativePositions():
       _check_relative_positions(relations, num_rows)
     case EdgeLabels():
-      _check_labels(relations.labels, num_rows, logits)
+      check_integers("relations.labels", relations.labels, (*batch, *pairs), pairs)
+      _check_range("relations.labels", relations.labels, num_rows, "-1 (no relation)", _LAST_ROW)
     case EdgeFeatures():
-      _check_features(relations.features, num_rows, logits)
+      shapes = (*batch, *pairs, num_rows), (*pairs, num_rows)
+      _check("relations.features", relations.features, jnp.floating, *shapes)
   return relations
 
 
-def _with_arrays(relations: Relations) -> Relations:
+def check_edge_list(
+  senders: Array, receivers: Array, queries: tuple[int, ...], num_keys: int
+) -> None:
+  """Checks senders and receivers [*B, M]: nodes, or -1, where their numbers are known."""
+  *batch, num_queries = queries
+  for name, nodes, number in (
+    ("senders", senders, num_keys),
+    ("receivers", receivers, num_queries),
+  ):
+    if [*nodes.shape[:-1]] != batch or nodes.ndim != len(queries):
+      want = ", ".join(str(n) for n in [*batch, "M"])
+      raise ValueError(f"{name} has shape {nodes.shape}; want [{want}], one node an edge")
+    check_integers(name, nodes, nodes.shape)
+    _check_range(name, nodes, number, "-1 (padding)", "the last node")
+  if senders.shape != receivers.shape:
+    raise ValueError(
+      f"receivers has shape {receivers.shape}; want that of senders, {senders.shape}"
+    )
+
+
+def check_edge_relation(
+  name: str, relation: object, edges: tuple[int, ...], head: tuple[int, int]
+) -> EdgeLabels | EdgeFeatures | None:
+  """Returns labels [*B, M] or features [*B, M, F] as arrays, checked against their tables."""
+  wanted = EdgeLabels if name == "labels" else EdgeFeatures
+  if not isinstance(relation, wanted | None):
+    raise ValueError(f"{name} is {_describe(relation)}; want {wanted.__name__} or None")
+  if relation is None:
+    return None
+  relation, num_rows = _with_arrays(relation, *head)
+  if isinstance(relation, EdgeFeatures):
+    _check("features.features", relation.features, jnp.floating, (*edges, num_rows))
+  else:
+    check_integers("labels.labels", relation.labels, edges)
+    _check_range("labels.labels", relation.labels, num_rows, "-1 (no label)", _LAST_ROW)
+  return relation
+
+
+def check_scale(scale: ArrayLike) -> None:
+  """Checks that the scale is one number."""
+  if jnp.ndim(scale):
+    raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
+
+
+def check_dropout(rate: float, key: ArrayLike | None) -> None:
+  """Checks that the rate is in [0, 1), and that a positive rate comes with a key."""
+  if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+    raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
+  if rate > 0 and key is None:
+    raise ValueError(f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key")
+  if key is not None and not _is_key(key):
+    raise ValueError(f"dropout_key is {_describe(key)}; want one key, such as jax.random.key(0)")
+
+
+_LAST_ROW = "the last row of the tables"
+
+
+def _with_arrays(relations: Relations, heads: int, width: int) -> tuple[Relations, int]:
+  """Returns relations as arrays, and the number of rows of their checked tables."""
   arrays = {}
   for field in dataclasses.fields(relations):
     x = getattr(relations, field.name)
     if x is not None and not field.metadata.get("static"):
       arrays[field.name] = as_array(f"relations.{field.name}", x)
-  return dataclasses.replace(relations, **arrays)
-
-
-def _check_tables(relations: Relations, heads: int, width: int) -> int:
-  """Tables [R, H] or [R, N, H] of one R, which is returned."""
-  tables = {"key": relations.key, "value": relations.value}
-  tables = {f"relations.{name}": table for name, table in tables.items() if table is not None}
+  tables = {name: arrays[name] for name in ("key", "value") if name in arrays}
   if not tables:
     raise ValueError("relations has neither a key nor a value table; want one, or relations=None")
   for name, table in tables.items():
-    _check_table(name, table, heads, width)
+    shaped = table.ndim in (2, 3) and table.shape[1:] in ((width,), (heads, width)) and len(table)
+    if not shaped or not jnp.issubdtype(table.dtype, jnp.floating):
+      raise ValueError(
+        f"relations.{name} is {_describe(table)}; want floating numbers of shape "
+        f"[R, {width}], shared by the heads, or [R, {heads}, {width}]"
+      )
   if len({len(table) for table in tables.values()}) > 1:
     shapes = " and ".join(str(table.shape) for table in tables.values())
     raise ValueError(f"relations.key and relations.value have shapes {shapes}; want as many rows")
-  return len(next(iter(tables.values())))
+  return dataclasses.replace(relations, **arrays), len(next(iter(tables.values())))
 
 
 def _check_relative_positions(relations: RelativePositions, num_rows: int) -> None:
-  """A row for distance zero."""
+  """Checks that the tables have a row for distance zero."""
   if relations.left is None and num_rows % 2 == 0:
     name = "relations.value" if relations.key is None else "relations.key"
     raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
@@ -197,84 +239,17 @@ def _check_relative_positions(relations: RelativePositions, num_rows: int) -> No
     raise ValueError(f'relations.beyond is {relations.beyond!r}; want "clip" or "zero"')
 
 
-def _check_labels(labels: Array, num_rows: int, logits: tuple[int, ...]) -> None:
-  """Integers from -1 to the last row, one per pair."""
-  _check_edges("relations.labels", labels, (*logits[:-3], *logits[-2:]), logits[-2:])
-  if not jnp.issubdtype(labels.dtype, jnp.integer):
-    raise ValueError(f"relations.labels has dtype {labels.dtype}; want integers")
-  _check_range(
-    "relations.labels", labels, num_rows, "-1 (no relation)", "the last row of the tables"
-  )
-
-
-def _check_features(features: Array, num_rows: int, logits: tuple[int, ...]) -> None:
-  """Floating numbers, one for each row of the kernels per pair."""
-  pairs = (*logits[-2:], num_rows)
-  _check_edges("relations.features", features, (*logits[:-3], *pairs), pairs)
-  if not jnp.issubdtype(features.dtype, jnp.floating):
-    raise ValueError(f"relations.features has dtype {features.dtype}; want floating numbers")
-
-
-def _check_edges(
-  name: str, edges: Array, batched: tuple[int, ...], unbatched: tuple[int, ...]
-) -> None:
-  if edges.shape not in (batched, unbatched):
-    want = " or ".join(str(shape) for shape in dict.fromkeys([batched, unbatched]))
-    raise ValueError(f"{name} has shape {edges.shape}; want {want}")
-
-
-def check_edge_list(
-  senders: Array, receivers: Array, queries: tuple[int, ...], num_keys: int
-) -> None:
-  """Integers [*B, M]: -1, or a key of a sender and a query of a receiver, where they are known."""
-  *batch, num_queries = queries
-  for name, nodes, number in (
-    ("senders", senders, num_keys),
-    ("receivers", receivers, num_queries),
-  ):
-    if [*nodes.shape[:-1]] != batch or nodes.ndim != len(queries):
-      want = ", ".join(str(n) for n in [*batch, "M"])
-      raise ValueError(f"{name} has shape {nodes.shape}; want [{want}], one node an edge")
-    if not jnp.issubdtype(nodes.dtype, jnp.integer):
-      raise ValueError(f"{name} has dtype {nodes.dtype}; want integers")
-    _check_range(name, nodes, number, "-1 (padding)", "the last node")
-  if senders.shape != receivers.shape:
-    raise ValueError(
-      f"receivers has shape {receivers.shape}; want that of senders, {senders.shape}"
-    )
-
-
-def check_edge_relation(
-  name: str, relation: object, edges: tuple[int, ...], head: tuple
-) -> EdgeLabels | EdgeFeatures | None:
-  """Labels [*B, M] or features [*B, M, F] that fit the tables.
-
-  Returns the relation, with arrays for what was given as nested lists.
-  """
-  wanted = EdgeLabels if name == "labels" else EdgeFeatures
-  if not isinstance(relation, wanted | None):
-    raise ValueError(f"{name} is {_describe(relation)}; want {wanted.__name__} or None")
-  if relation is None:
-    return None
-  relation = _with_arrays(relation)
-  num_rows = _check_tables(relation, *head)
-  of_edges = getattr(relation, name)
-  shape, kind, want = (
-    (edges, jnp.integer, "integers")
-    if name == "labels"
-    else ((*edges, num_rows), jnp.floating, "floating numbers")
-  )
-  if of_edges.shape != shape:
-    raise ValueError(f"{name}.{name} has shape {of_edges.shape}; want {shape}")
-  if not jnp.issubdtype(of_edges.dtype, kind):
-    raise ValueError(f"{name}.{name} has dtype {of_edges.dtype}; want {want}")
-  if name == "labels":
-    _check_range("labels.labels", of_edges, num_rows, "-1 (no label)", "the last row of the tables")
-  return relation
+def _check(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -> None:
+  """Checks that an array has one of these shapes and a dtype of this kind."""
+  if array.shape not in shapes:
+    want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+    raise ValueError(f"{name} has shape {array.shape}; want {want}")
+  if not jnp.issubdtype(array.dtype, kind):
+    raise ValueError(f"{name} has dtype {array.dtype}; want {_KINDS[kind]}")
 
 
 def _check_range(name: str, x: Array, number: int, lowest: str, highest: str) -> None:
-  """-1 to number - 1, where the numbers are known."""
+  """Checks that concrete numbers go from -1 to number - 1."""
   if isinstance(x, jax.core.Tracer) or not x.size:
     return
   low, high = int(x.min()), int(x.max())
@@ -282,41 +257,12 @@ def _check_range(name: str, x: Array, number: int, lowest: str, highest: str) ->
     raise ValueError(f"{name} go from {low} to {high}; want {lowest} to {number - 1}, {highest}")
 
 
-def check_scale(scale: ArrayLike) -> None:
-  """One number."""
-  if jnp.ndim(scale):
-    raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
-
-
-def check_dropout(rate: float, key: ArrayLike | None) -> None:
-  """A rate in [0, 1), and a key where something is dropped."""
-  if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
-    raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
-  if rate > 0 and key is None:
-    raise ValueError(f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key")
-  if key is not None and not _is_key(key):
-    raise ValueError(f"dropout_key is {_describe(key)}; want one key, such as jax.random.key(0)")
-
-
 def _is_key(key: ArrayLike) -> bool:
-  """One of `jax.random.key`, or of the old `jax.random.PRNGKey`."""
+  """Returns whether this is one `jax.random.key`, or one old `jax.random.PRNGKey`."""
   dtype, shape = getattr(key, "dtype", None), jnp.shape(key)
   if dtype == jnp.uint32:
     return shape == jax.eval_shape(jax.random.PRNGKey, 0).shape
   return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
-
-
-def _check_table(name: str, table: Array, heads: int, width: int) -> None:
-  if (
-    table.ndim not in (2, 3)
-    or len(table) == 0
-    or table.shape[1:] not in ((width,), (heads, width))
-    or not jnp.issubdtype(table.dtype, jnp.floating)
-  ):
-    raise ValueError(
-      f"{name} is {_describe(table)}; want floating numbers of shape "
-      f"[R, {width}], shared by the heads, or [R, {heads}, {width}]"
-    )
 
 
 def _describe(x: object) -> str:

@@ -32,8 +32,8 @@ def beam_search(
 
   The score is that of Wu et al. 2016, section 7, without coverage; the length counts `eos`. The
   search for a sentence stops once no live hypothesis can beat the best one that ended, so that the
-  first place is exact and the others are those that had ended by then. Sentences do not influence
-  one another. `pad` is never chosen.
+  best hypothesis is exact and the others are those that had ended by then. Sentences do not
+  influence one another. `pad` is never chosen.
 
   To search on many devices, map it over them with `jax.shard_map(..., check_vma=False)`: each then
   stops by itself, whereas automatic partitioning would gather the logits at every step.
@@ -55,7 +55,7 @@ def beam_search(
 
   Returns:
     Tokens and their float32 scores, best first. If no hypothesis ended within the limit, those that
-    reached it are returned without `eos`. A place without a hypothesis has score -inf and only
+    reached it are returned without `eos`. A missing hypothesis has score -inf and only
     `pad`.
 
   Raises:
@@ -130,8 +130,8 @@ def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
 
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32)).at[..., pad].set(_NONE)
   log_probs = state.live.scores[:, :, None] + log_probs.reshape(batch_size, beam_size, vocabulary)
-  log_probs, places = jax.lax.top_k(log_probs.reshape(batch_size, -1), beam_size)
-  beams, words = places // vocabulary, places % vocabulary
+  log_probs, indices = jax.lax.top_k(log_probs.reshape(batch_size, -1), beam_size)
+  beams, words = indices // vocabulary, indices % vocabulary
 
   tokens = _pick(state.live.tokens, beams).at[:, :, state.length + 1].set(words)
   split = lambda x: x.reshape(batch_size, beam_size, *x.shape[1:])
@@ -144,17 +144,17 @@ def _add_ended(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypot
   """Returns the W best hypotheses that have ended; at the limit, live ones if none has ended."""
   none_ended = jnp.all(jnp.maximum(ended.scores, _keep(new, is_end).scores) == _NONE, axis=1)
   new = _keep(new, is_end | (at_limit & none_ended[:, None]))
-  # Of equal scores the first are taken, so that empty places stay as they are: all padding.
-  scores, places = jax.lax.top_k(
+  # Of equal scores the first are taken, so that missing hypotheses stay padding.
+  scores, indices = jax.lax.top_k(
     jnp.concatenate([ended.scores, new.scores], axis=1), ended.scores.shape[1]
   )
-  return _Hypotheses(_pick(jnp.concatenate([ended.tokens, new.tokens], axis=1), places), scores)
+  return _Hypotheses(_pick(jnp.concatenate([ended.tokens, new.tokens], axis=1), indices), scores)
 
 
 def _keep(hypotheses: _Hypotheses, which) -> _Hypotheses:
   return hypotheses._replace(scores=jnp.where(which, hypotheses.scores, _NONE))
 
 
-def _pick(x: Array, places: Int[Array, "B W"]) -> Array:
-  """Returns x[places] for each sentence."""
-  return jax.vmap(lambda row, indices: row[indices])(x, places)
+def _pick(x: Array, indices: Int[Array, "B W"]) -> Array:
+  """Returns x[indices] for each sentence."""
+  return jax.vmap(lambda row, of_row: row[of_row])(x, indices)

@@ -19,12 +19,12 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphEncoderConfig(LayersConfig):
-  """Options of the model: those of its layers, and
+  """Options of the model, in addition to those of its layers.
 
-  `relative_keys` and `relative_values` say whether vectors of edge labels are added to keys and to
-  values; without both, edges only say which nodes see each other. `tables_per_head` and
-  `tables_per_layer` are of the label tables. Nodes have no `positions`. `implementation`
-  "edge_list" takes memory for edges alone, any other for all pairs of nodes.
+  `relative_keys` and `relative_values` add vectors of edge labels to keys and to values; without
+  both, edges only determine which nodes see each other. `tables_per_head` and `tables_per_layer`
+  apply to the label tables. Nodes have no `positions`. `implementation` "edge_list" takes memory
+  for edges only, any other for all pairs of nodes.
 
   Attributes:
     num_node_labels, num_edge_labels, num_classes: numbers of labels and classes.
@@ -159,7 +159,7 @@ class GraphEncoder(nnx.Module):
 
 
 class NodeEmbedding(nnx.Module):
-  """Embeds nodes: their labels, features, and the place of those in a query."""
+  """Embeds nodes: their labels, their features, and whether they are in the query."""
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
     options = dict(embedding_init=jax.nn.initializers.normal(1.0), rngs=rngs)
@@ -231,13 +231,13 @@ def complete(graphs: Graphs, config: GraphEncoderConfig) -> Edges:
     more = config.num_edge_labels if config.reverse_edges == "own_label" else 0
     labels = jnp.where(edges.labels >= 0, edges.labels + more, -1)
     parts.append(Edges(edges.receivers, edges.senders, labels, edges.features))
-  whole: Edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
-  if not whole.features.shape[-1]:
-    return whole
-  place = jnp.arange(whole.senders.shape[1])[:, None]
-  ahead, back = place < edges.senders.shape[1], place >= sum(x.senders.shape[1] for x in parts[:2])
+  all_edges: Edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
+  if not all_edges.features.shape[-1]:
+    return all_edges
+  index = jnp.arange(all_edges.senders.shape[1])[:, None]
+  ahead, back = index < edges.senders.shape[1], index >= sum(x.senders.shape[1] for x in parts[:2])
   ways = [ahead, back] if config.reverse_edges == "own_label" else [ahead | back]
-  return whole._replace(features=_means_over_pairs(whole, ways, node.shape[1]))
+  return all_edges._replace(features=_means_over_pairs(all_edges, ways, node.shape[1]))
 
 
 def _means_over_pairs(
@@ -284,8 +284,8 @@ def _nodes_of_queries(
 ) -> Float[Array, "B G 2*D"]:
   """Concatenates the two nodes of each query."""
   rows, graphs, _ = query.shape
-  places = jnp.maximum(query, 0).reshape(rows, -1, 1)
-  return jnp.take_along_axis(x, places, axis=1).reshape(rows, graphs, -1)
+  indices = jnp.maximum(query, 0).reshape(rows, -1, 1)
+  return jnp.take_along_axis(x, indices, axis=1).reshape(rows, graphs, -1)
 
 
 def _tables(config: GraphEncoderConfig, rngs: nnx.Rngs) -> EdgeTables:

@@ -18,7 +18,7 @@ from relpos_jax.typing import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelConfig(LayersConfig):
-  """Options of the model: those of its layers, and
+  """Options of the model, in addition to those of its layers.
 
   Attributes:
     vocab_size: V.

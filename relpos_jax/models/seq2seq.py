@@ -24,7 +24,7 @@ from relpos_jax.typing import Array, Bool, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(LayersConfig):
-  """Options of the model: those of its layers, and
+  """Options of the model, in addition to those of its layers.
 
   Attributes:
     source_vocab_size, target_vocab_size: V of each side; equal if embeddings are shared.

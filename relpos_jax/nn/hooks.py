@@ -22,11 +22,10 @@ class RelativeAttention(nnx.Module):
   layer it is given to. Layers given the same object share its tables.
 
   If there are as many queries as keys, both have positions 0, 1, 2, ..., or the `input_positions`
-  that the layer is called with (flax 0.12.12). In cached decoding there is one query, flax does
-  not say at which position, and the call raises unless its position is given: as
-  `input_positions`, or by `nnx.view(model, query_positions=...)`, which works for whole models and
-  with every flax. The key in slot j of the cache then has position j, unless `key_positions` are
-  given in the same way.
+  that the layer is called with (flax 0.12.12). In cached decoding there is one query, flax does not
+  report its position, and the call raises unless it is given: as `input_positions`, or by
+  `nnx.view(model, query_positions=...)`, which works for complete models and with every flax. The
+  key in slot j of the cache then has position j, unless `key_positions` are given in the same way.
 
   Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
   computed in float32 or wider, and a query that sees no key gets zero. `precision` must be None:
@@ -179,8 +178,8 @@ def _positions(
     check_32_bits(name, positions)
   if query_positions is None and num_queries != num_keys:
     raise ValueError(
-      f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown (in "
-      "cached decoding flax does not say): give query_positions by nnx.view, or input_positions"
+      f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown "
+      "(flax does not pass them in decoding): give query_positions by nnx.view, or input_positions"
     )
   if key_positions is None and num_queries == num_keys:
     return query_positions, query_positions

@@ -47,7 +47,7 @@ class Case:
   seed: int = 0
 
   def arrays(self) -> dict:
-    """What gradients are taken of."""
+    """Returns the arrays to differentiate."""
     random = np.random.default_rng(self.seed).normal
     heads = self.key_heads * self.group
     table = (2 * self.k + 1, *([heads] if self.per_head else []), self.width)
@@ -62,7 +62,7 @@ class Case:
     return {name: jnp.asarray(array) for name, array in arrays.items() if array is not None}
 
   def options(self) -> dict:
-    """The other arguments of the operator."""
+    """Returns the other arguments of the operator."""
     random = np.random.default_rng(self.seed + 1)
     queries, keys = (self.batch, self.num_queries), (self.batch, self.num_keys)
     options = dict(is_causal=self.is_causal)
@@ -104,13 +104,13 @@ CASES = st.builds(
 
 
 def attend(arrays, options, beyond="clip", implementation=None, left=None):
-  """The operator on named arrays, compiled."""
+  """Calls the operator on named arrays, compiled."""
   dynamic, static = _split(options | dict(implementation=implementation))
   return _compiled(arrays, dynamic, beyond, left, static)
 
 
 def gradients(loss, arrays, options, implementation):
-  """Of a function of the output, which may be several numbers: one gradient each."""
+  """Returns the gradient of each number that `loss` of the output returns."""
   dynamic, static = _split(options | dict(implementation=implementation))
 
   @quickly
@@ -152,13 +152,12 @@ def _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implement
 
 
 def cotangent_of(arrays):
-  """A random one, of the output."""
   query = arrays["query"]
   return jnp.asarray(np.random.default_rng(7).normal(size=query.shape), query.dtype)
 
 
 def results_of_each(implementations, arrays, options, beyond="clip", cotangent=None):
-  """By implementation: the output, and the gradients for the cotangent, or a random one."""
+  """Returns output and gradients of each implementation for a cotangent, by default random."""
   dynamic, static = _split(options)
   cotangent = cotangent_of(arrays) if cotangent is None else cotangent
   implementations = tuple(implementations)
@@ -167,7 +166,6 @@ def results_of_each(implementations, arrays, options, beyond="clip", cotangent=N
 
 
 def results_of(implementation, *arguments, **options):
-  """Those of one."""
   return results_of_each([implementation], *arguments, **options)[implementation]
 
 
@@ -223,7 +221,7 @@ def _row(table, case: Case, distance: int, head: int):
   return row[head] if case.per_head else row
 
 
-# Law 1, and what `reference` itself rests on.
+# Law 1; `reference` itself is compared with a loop.
 @pytest.mark.parametrize("positions", ["default", "shifted", "random"])
 @settings(max_examples=6, phases=WITHOUT_SHRINKING)
 @given(case=CASES)
@@ -251,7 +249,7 @@ def test_tables_need_not_be_symmetric(implementation):
   )
 
 
-# Law 2. For a query that sees no key jax.nn averages the values: here each query sees one.
+# Law 2. jax.nn averages the values for a query that sees no key, so here each query sees one.
 RANDOM = np.random.default_rng(0)
 PLAIN = {
   "a bias and a mask of pairs": (
@@ -276,7 +274,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_relations_it_is_jax_nn(name):
-  """In float32: jax.nn has its softmax in nothing wider."""
+  """Compares in float32, the only dtype of jax.nn's softmax."""
   sizes, options = PLAIN[name]
   case = Case(keys=False, values=False, **sizes)
   arrays = {name: x.astype(jnp.float32) for name, x in case.arrays().items()}
@@ -395,7 +393,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient(implementatio
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
 @pytest.mark.parametrize("chunks", [(4, 1, 1), (1,) * 6, (2, 3, 1)])
 def test_decoding_equals_the_full_pass(implementation, chunks):
-  """Slots in any order, empty ones among them: only positions count."""
+  """Uses slots in any order, some of them empty: only positions matter."""
   case = Case(num_queries=6, num_keys=6, is_causal=True)
   arrays = case.arrays()
   whole = attend(arrays, case.options(), implementation=implementation)
@@ -436,7 +434,7 @@ def test_clip_equals_zero_when_the_table_covers_the_sequence(implementation, siz
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation, sizes):
-  """And a row that repeats has the gradients of all that it is repeated in."""
+  """Compares gradients as well: a repeated row gets the sum of those of its copies."""
   case = Case(k=2, **sizes)
   arrays = case.arrays()
   repeat_ends = lambda table: table[jnp.clip(jnp.arange(13), 4, 8) - 4]
@@ -491,7 +489,7 @@ def test_weights_reproduce_the_output():
 # Dropout.
 @pytest.mark.parametrize("implementation", ALL)
 def test_the_same_dropped_weights_feed_both_values(implementation):
-  """With v_j = 0 and one shared row the output is the row times what is left of the weights."""
+  """Uses v_j = 0 and one shared row: the output is the row times the sum of the kept weights."""
   case = Case(k=0, keys=False, num_keys=40)
   options = dict(dropout_rate=0.5, dropout_key=jax.random.key(0))
   arrays = case.arrays()
@@ -527,7 +525,6 @@ def test_dropped_weights_are_the_weights_in_expectation():
 @pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf])
 @pytest.mark.parametrize("name", ANY_MASK)
 def test_a_bias_hides_as_a_mask_does(name, lowest):
-  """Also where it hides all keys of a query."""
   arrays = Case(biased=True).arrays()
   hidden = np.zeros((2, 1, 5, 5), bool)
   hidden[:, :, 1] = hidden[0, 0, 2, 3] = True
@@ -539,8 +536,8 @@ def test_a_bias_hides_as_a_mask_does(name, lowest):
 
 
 @pytest.mark.parametrize("name", ANY_MASK)
-def test_what_is_not_a_number_stays_so(name):
-  """Also where a mask hides other pairs: a model that diverged must not look healthy."""
+def test_nan_stays_nan(name):
+  """Checks that a diverged model does not look healthy because a mask hides other pairs."""
   case = Case(is_causal=True)
   arrays = case.arrays()
   arrays["query"] = arrays["query"].at[0, 3, 0, 0].set(jnp.nan)
@@ -548,24 +545,24 @@ def test_what_is_not_a_number_stays_so(name):
   assert np.isnan(output[0, 3, 0]).all() and np.isnan(output).sum() == case.width
 
 
-# Each head has logits of another magnitude, or another mask as people write it: a bias.
+# Logits of each head have their own magnitude, or a bias as people use it to mask.
 MAGNITUDES = 2.0 ** np.array([0, 10, 20, 24, 27, 30])
 LOWEST = (-1e4, -1e7, -1e9, float(np.finfo(np.float32).min))
 
 
 def large_logits(relative, biased, length=40, width=4, rows=5):
-  """Arrays of which float32 has all logits exactly: whole numbers times a power of two."""
+  """Returns arrays whose logits float32 holds exactly: integers times a power of two."""
   random = np.random.default_rng(0)
-  # Beside -1e9 float32 has multiples of 64.
+  # Near -1e9 float32 holds multiples of 64.
   factors = np.array([*MAGNITUDES, *[128.0] * len(LOWEST)]) if biased else MAGNITUDES
   heads = len(factors)
-  whole = lambda *shape: random.integers(-1, 2, shape).astype(np.float32)
-  arrays = {name: whole(1, length, heads, width) for name in ("query", "key", "value")}
+  integers = lambda *shape: random.integers(-1, 2, shape).astype(np.float32)
+  arrays = {name: integers(1, length, heads, width) for name in ("query", "key", "value")}
   arrays["query"] *= factors[:, None]
   if relative:
-    arrays |= {name: whole(rows, heads, width) for name in ("key_table", "value_table")}
+    arrays |= {name: integers(rows, heads, width) for name in ("key_table", "value_table")}
   if biased:
-    bias = factors[:, None, None] * whole(1, heads, length, length)
+    bias = factors[:, None, None] * integers(1, heads, length, length)
     i, j = np.ogrid[:length, :length]
     hidden = (i % 4 == 0) | ((i % 4 == 1) & (j < length // 2)) | ((i % 4 == 2) & (j != i // 2))
     bias[:, len(MAGNITUDES) :] = np.array(LOWEST)[:, None, None] * hidden
@@ -576,10 +573,10 @@ def large_logits(relative, biased, length=40, width=4, rows=5):
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("relative", [True, False])
 def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monkeypatch):
-  """In float32, against float64; the kernels without a bias, which they do not take."""
+  """Compares float32 with float64. The kernels do not support a bias."""
   monkeypatch.setattr(chunked, "_block", lambda inputs: 16)
   monkeypatch.setattr(chunked, "_STRETCHES", 2)
-  plain = [] if relative else [None]  # else None is one of the others
+  plain = [] if relative else [None]  # with relations None is one of the others
   for names in ([name for name in ANY_MASK if name] + plain, ["pallas_tpu", "pallas_gpu"]):
     arrays = large_logits(relative, biased="pallas_tpu" not in names)
     wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}
@@ -593,7 +590,7 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
 
 
 def test_a_bias_hides_from_jax_nn_as_a_mask_does():
-  """Where there are no relations, too; jax.nn itself averages the values, or gives NaN."""
+  """Covers calls without relations; jax.nn itself averages the values, or returns NaN."""
   arrays = Case(keys=False, values=False, biased=True).arrays()
   arrays = {name: x.astype(jnp.float32) for name, x in arrays.items()}
   hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)

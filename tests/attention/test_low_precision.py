@@ -14,7 +14,7 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 @functools.cache
 def _errors(seed, implementation=None):
-  """Of output and gradients: what bfloat16 inputs change, in root mean squares, as a share.
+  """Computes the relative root-mean-square error of bfloat16 inputs, in output and gradients.
 
   A share, because the relative terms make the output larger, and its last rounding with it.
   """
@@ -54,7 +54,7 @@ _high = quickly(_output_and_gradients, static_argnums=1)
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_error_in_bfloat16(implementation):
-  """The tables have no twin in plain attention: they may err as much as anything there."""
+  """Allows tables, which plain attention lacks, the largest error of plain attention."""
   plain = [_errors(seed) for seed in range(2)]
   relative = [_errors(seed, implementation) for seed in range(2)]
   for name in relative[0]:

@@ -1,4 +1,4 @@
-"""What the operator accepts, and what it says of what it does not."""
+"""The operator's arguments and errors, the choice of the implementation, jvp and vmap."""
 
 import functools
 
@@ -17,8 +17,6 @@ from relpos_jax import (
   explain,
 )
 from relpos_jax.attention.choice import IMPLEMENTATIONS
-from relpos_jax.attention.inputs import gather_inputs
-from relpos_jax.attention.validation import check_relations
 
 QUERY = np.ones((2, 5, 4, 8), np.float32)
 KEY = np.ones((2, 7, 2, 8), np.float32)
@@ -33,66 +31,25 @@ def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
 
 WRONG = {
   "query is int32 of shape (2, 5, 4, 8); want floating": dict(query=QUERY.astype(int)),
-  "query is float32 of shape (5,); want": dict(query=np.ones(5, np.float32)),
   "key has shape (2, 7, 2, 6); want [2, S, K, 8]": dict(key=KEY[..., :6]),
-  "key has shape (1, 7, 2, 8); want [2, S, K, 8]": dict(key=KEY[:1]),
-  "key has shape (7, 2, 8); want [2, S, K, 8]": dict(key=KEY[0]),
-  "query has shape (2, 5, 4, 0); want heads at least 1 wide": dict(query=QUERY[..., :0]),
-  "query has shape (2, 5, 0, 8); want at least one head": dict(query=QUERY[:, :, :0]),
   "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
   "value has shape (2, 6, 2, 8); want the key's, (2, 7, 2, 8)": dict(value=KEY[:, 1:]),
   "key has dtype bfloat16; want the query's, float32": dict(key=jnp.asarray(KEY, jnp.bfloat16)),
-  "value has dtype float16; want the query's, float32": dict(value=KEY.astype(np.float16)),
   "bias has shape (5, 7); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 7))),
-  "bias has shape (2, 2, 5, 7); want one that broad": dict(bias=np.ones((2, 2, 5, 7))),
-  "mask has shape (2, 5, 7); want one that broad": dict(mask=np.ones((2, 5, 7), bool)),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
   "query_positions has dtype float32; want integers": dict(query_positions=np.ones(5, "f4")),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
   "key_segment_ids is None; want both": dict(query_segment_ids=np.ones((2, 5), int)),
-  "query_segment_ids is None; want both": dict(key_segment_ids=np.ones((2, 7), int)),
   "query_positions goes from 0 to 4294967296; want what int32 holds, -2147483648 to": dict(
     query_positions=np.arange(5) << 30
   ),
-  "key_positions goes from 0 to 4294967295; want what int32 holds": dict(
-    key_positions=jnp.asarray(np.uint32([0, 1, 2, 3, 4, 5, 2**32 - 1]))
-  ),
-  "relations.labels goes from 0 to 1267650600228229401496703205376; want what": dict(
-    relations=EdgeLabels([[0, 2**100]], TABLE, None)
-  ),
-  "query_segment_ids goes from 0 to 4294967296; want what int32 holds": dict(
-    query_segment_ids=np.arange(5) << 30, key_segment_ids=np.ones(7, int)
-  ),
-  "relations.labels goes from 0 to 4294967296; want what int32 holds": dict(
-    relations=EdgeLabels(np.eye(5, 7, dtype=int) << 32, TABLE, TABLE)
-  ),
-  "key_value_seq_lengths goes from 4294967296 to 4294967296; want": dict(
-    key_value_seq_lengths=np.full(2, 1 << 32)
-  ),
-  "relations.key is of type list and no array": dict(
-    relations=RelativePositions([[1.0, 2.0], [3.0]], None)
-  ),
-  "relations.key is float32 of shape (3, 1); want": dict(
-    relations=RelativePositions([[1.0], [2.0], [3.0]], None)
-  ),
-  "scale has shape (3,); want one number": dict(scale=jnp.ones(3)),
   "dropout_key is of type int; want one key, such as jax.random.key(0)": dict(dropout_key=3),
-  "dropout_key is key<fry> of shape (2,); want one key": dict(
-    dropout_rate=0.1, dropout_key=jax.random.split(jax.random.key(0))
-  ),
-  "dropout_key is uint32 of shape (3,); want one key": dict(dropout_key=np.zeros(3, np.uint32)),
   "query_segment_ids has shape (7,); want (2, 5) or (5,)": dict(
     query_segment_ids=np.ones(7, int), key_segment_ids=np.ones(7, int)
   ),
   "relations has neither a key nor a value table": dict(relations=RelativePositions(None, None)),
   "relations.key is float32 of shape (5, 6); want floating numbers of shape [R, 8]": dict(
     relations=RelativePositions(TABLE[:, :6], None)
-  ),
-  "relations.value is float32 of shape (5, 2, 8); want": dict(
-    relations=RelativePositions(None, np.ones((5, 2, 8), np.float32))
-  ),
-  "relations.key is int32 of shape (5, 8); want floating": dict(
-    relations=RelativePositions(TABLE.astype(np.int32), None)
   ),
   "relations.key and relations.value have shapes (5, 8) and (3, 8)": dict(
     relations=RelativePositions(TABLE, TABLE[:3])
@@ -101,7 +58,6 @@ WRONG = {
     relations=RelativePositions(TABLE[:4], None)
   ),
   "relations.left is 5; want 0 to 4": dict(relations=RelativePositions(TABLE, None, left=5)),
-  "relations.left is -1; want 0 to 4": dict(relations=RelativePositions(TABLE, None, left=-1)),
   "relations.beyond is 'wrap'; want": dict(relations=RelativePositions(TABLE, None, "wrap")),
   "dropout_rate is 1.0; want 0 <= rate < 1": dict(dropout_rate=1.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
@@ -116,13 +72,6 @@ def test_a_wrong_argument_is_named(message):
   with pytest.raises(ValueError) as caught:
     call(**WRONG[message])
   assert str(caught.value).startswith(message)
-  assert "\n" not in str(caught.value)
-
-
-def test_other_relations_are_named_by_their_type():
-  with pytest.raises(ValueError) as caught:
-    check_relations((TABLE, TABLE), (2, 4, 5, 7), 8)
-  assert str(caught.value).startswith("relations is of type tuple; want RelativePositions(key, ")
   assert "\n" not in str(caught.value)
 
 
@@ -144,8 +93,8 @@ def test_old_keys_drop_what_new_ones_drop():
   np.testing.assert_array_equal(new, old)
 
 
-@pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
-@pytest.mark.parametrize("batch, queries, keys", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (0, 0, 0)])
+@pytest.mark.parametrize("implementation", [None, "chunked"])
+@pytest.mark.parametrize("batch, queries, keys", [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
 def test_without_queries_or_keys_there_is_nothing_or_zero(batch, queries, keys, implementation):
   query, key = jnp.ones((batch, queries, 2, 8)), jnp.ones((batch, keys, 2, 8))
   for relations in (None, RELATIONS):
@@ -160,11 +109,6 @@ def test_without_queries_or_keys_there_is_nothing_or_zero(batch, queries, keys, 
   assert attention_weights(query, key, relations=RELATIONS).shape == (batch, 2, queries, keys)
 
 
-def test_an_unknown_implementation_is_refused_without_relations_too():
-  with pytest.raises(ValueError, match="implementation is 'xla'"):
-    call(relations=None, implementation="xla")
-
-
 @pytest.mark.parametrize("relations", [None, RELATIONS])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_result_in_the_values_dtype_and_weights_in_float32(relations, dtype):
@@ -174,10 +118,6 @@ def test_result_in_the_values_dtype_and_weights_in_float32(relations, dtype):
   assert weights.dtype == jnp.float32
   assert weights.shape == (2, 4, 5, 7)
   np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
-
-
-def test_weights_without_a_batch():
-  assert attention_weights(QUERY[0], KEY[0], relations=RELATIONS).shape == (4, 5, 7)
 
 
 @pytest.mark.parametrize("name", ["reference", "per_position", "projected"])
@@ -191,12 +131,6 @@ def test_positions_of_a_narrow_integer_type_do_not_wrap_around(name):
   narrow = dict(query_positions=np.uint8([4, 5, 6, 7, 8]), key_positions=np.uint8(range(7)))
   wide = {name: positions.astype(np.int32) for name, positions in narrow.items()}
   np.testing.assert_array_equal(run(**narrow), run(**wide))
-
-
-def test_default_positions_give_labels_without_a_batch_axis():
-  inputs = gather_inputs(QUERY, KEY, KEY, None, None, relations=RELATIONS, is_causal=True)
-  assert inputs.edges().shape == (1, 5, 7)
-  assert inputs.visible().shape == (1, 1, 5, 7)
 
 
 @pytest.mark.parametrize(
@@ -225,20 +159,12 @@ def test_dropout_without_relations_never_writes_out_long_weights(length, wanted)
   assert explanation.implementation == wanted
 
 
-@pytest.mark.parametrize(
-  "arguments, options, message",
-  [
-    ((), {}, "missing .*argument.*'query'"),
-    ((QUERY, KEY), {}, "missing .*argument.*'value'"),
-    ((QUERY, KEY, KEY), dict(casual=True), "explain.* unexpected keyword argument 'casual'; want"),
-  ],
-)
-def test_explain_names_what_it_misses_and_does_not_know(arguments, options, message):
-  with pytest.raises(TypeError, match=message):
-    explain(*arguments, **options)
+def test_explain_names_an_unknown_option():
+  with pytest.raises(TypeError, match=r"explain.* unexpected keyword argument 'casual'; want"):
+    explain(QUERY, KEY, KEY, casual=True)
 
 
-def test_explain_says_what_would_be_interpreted_and_what_was_asked_for():
+def test_explain_names_interpreted_kernels_and_the_implementation_given():
   reasons = explain(QUERY, KEY, KEY, relations=RELATIONS).reasons
   for name in ("tpu", "gpu"):
     assert reasons[f"pallas_{name}"] == (
@@ -246,15 +172,8 @@ def test_explain_says_what_would_be_interpreted_and_what_was_asked_for():
     )
   assert reasons["skew"] == "can do it, but per_position is faster"
   forced = explain(QUERY, KEY, KEY, relations=RELATIONS, implementation="pallas_tpu").reasons
-  assert forced["pallas_tpu"] == "chosen, it is asked for by name; interpreted, and slow: no TPU"
-  assert forced["skew"] == "can do it, but pallas_tpu is asked for"
-
-
-def test_explain_says_that_without_relations_it_is_jax_nns_attention():
-  explanation = explain(QUERY, KEY, KEY)
-  assert explanation.implementation == "jax.nn"
-  for name in ("reference", "per_position", "skew", "projected", "chunked"):
-    assert explanation.reasons[name] == ("can do it, but relations=None is jax.nn's attention")
+  assert forced["pallas_tpu"] == "chosen, implementation= names it; interpreted, and slow: no TPU"
+  assert forced["skew"] == "can do it, but implementation= names pallas_tpu"
 
 
 @pytest.mark.parametrize("device", ["tpu", "gpu"])
@@ -274,7 +193,6 @@ def test_explain_calls_nothing_faster_where_nothing_is_measured(
 
 @pytest.mark.parametrize("platform, name", [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu")])
 def test_what_runs_follows_the_platform_of_the_mesh_in_context(platform, name):
-  """Long sequences go to the kernel of the chips compiled for, and to none of another's."""
   chip = AbstractDevice(device_kind="chip", num_cores=1, platform=platform)
   mesh = AbstractMesh((8,), ("data",), (AxisType.Auto,), abstract_device=chip)
   array = jax.ShapeDtypeStruct((8, 1024, 8, 64), jnp.bfloat16)
@@ -289,7 +207,7 @@ def test_what_runs_follows_the_platform_of_the_mesh_in_context(platform, name):
 
 
 def test_a_function_traced_for_two_platforms_is_traced_twice():
-  """JAX keeps both traces: what was chosen for the one does not run on the other."""
+  """Checks that JAX caches a trace for each platform."""
   chip = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
   mesh = AbstractMesh((1,), ("data",), (AxisType.Auto,), abstract_device=chip)
   table = jax.ShapeDtypeStruct((5, 64), jnp.float32)
@@ -309,14 +227,7 @@ def test_a_function_traced_for_two_platforms_is_traced_twice():
   assert chosen == ["chunked", "pallas_tpu"]
 
 
-def test_a_tree_of_relations_may_hold_anything():
-  names = jax.tree.map(lambda table: "replicated", RELATIONS)
-  assert names == RelativePositions("replicated", "replicated")
-  assert jax.tree.leaves(RelativePositions(None, TABLE, "zero", left=1))[0] is TABLE
-
-
 def random_arrays(seed):
-  """All that gradients are taken of."""
   random = np.random.default_rng(seed).normal
   shapes = dict(query=QUERY, key=KEY, value=KEY, key_table=TABLE, value_table=TABLE)
   return {name: jnp.asarray(random(size=array.shape)) for name, array in shapes.items()}
@@ -331,7 +242,6 @@ def call_named(implementation, arrays):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("implementation", [x for x in IMPLEMENTATIONS if x not in OWN_VJP])
 def test_it_differentiates_forward(implementation):
-  """As much as `reference` does backward."""
   arrays, steps = random_arrays(0), random_arrays(1)
   run = functools.partial(call_named, implementation)
   _, change = quickly(lambda *pair: jax.jvp(run, *pair))((arrays,), (steps,))
@@ -340,19 +250,10 @@ def test_it_differentiates_forward(implementation):
   np.testing.assert_allclose(change, sum(changes), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("implementation", OWN_VJP)
-def test_those_with_a_vjp_of_their_own_refuse_to_differentiate_forward(implementation):
-  arrays = random_arrays(0)
-  run = functools.partial(call_named, implementation)
-  change = jax.jit(lambda arrays, steps: jax.jvp(run, (arrays,), (steps,))[1])
-  with pytest.raises(TypeError, match="forward-mode"):
-    change.lower(arrays, arrays)
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
 def test_it_maps(implementation):
-  """Two calls at once that share some arrays: output and gradients of each are its own."""
+  """Maps over two calls that share some arrays, and compares each with its own call."""
   shared = {name: random_arrays(2)[name] for name in ("key", "value_table")}
   calls = [random_arrays(seed) | shared for seed in range(2)]
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *calls) | shared

@@ -1,4 +1,4 @@
-"""The graph encoder: what it knows of edges, by each switch, and what it must not know."""
+"""The graph encoder: which properties of edges each option reveals, padding, packing."""
 
 import functools
 
@@ -20,7 +20,6 @@ BLIND = dict(relative_keys=False, relative_values=False)
 
 @functools.cache
 def make(**values):
-  """A model with random parameters, tables too, compiled."""
   layers = dict(num_layers=1, width=8, num_heads=2, feed_forward=8) | values
   config = GraphEncoderConfig(
     num_node_labels=2, num_edge_labels=LABELS, num_classes=CLASSES, num_node_features=2,
@@ -46,7 +45,6 @@ def graph(number=4, edges=((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1)
 
 
 def rows(*graphs, nodes=4, packed=False) -> GraphBatch:
-  """One batch, in order."""
   budget = nodes * len(graphs)
   return GraphBatches(graphs, boundaries=(nodes,), node_budget=budget, packed=packed, seed=None)[0]
 
@@ -69,8 +67,7 @@ NO_EDGE = Graph.of(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.n
                    edge_features=np.empty((0, 1)))  # fmt: skip
 SEVERAL = [ONE, graph(3, ((0, 1, 0), (2, 1, 1)), seed=1), graph(2, ((1, 0, 2), (1, 0, 1)), seed=2)]
 
-# What each system may know of the graph's edges: their labels, direction and features, and whether
-# they are there.
+# The properties of edges that each system uses: labels, direction, features, and their existence.
 SYSTEMS = {
   "keys and values": (dict(), "labels direction features edges"),
   "as a list": (dict(implementation="edge_list"), "labels direction features edges"),
@@ -85,7 +82,7 @@ SYSTEMS = {
 
 @functools.cache
 def of_five_graphs(**values):
-  """What a model gives for each node of a graph, and of four that differ from it."""
+  """Returns the logits of each node of a graph, and of four graphs that differ from it."""
   batch = rows(ONE, OTHER_LABEL, OTHER_WAY, OTHER_FEATURE, NO_EDGE)
   return make(head="node", **values)(batch)
 
@@ -103,7 +100,7 @@ def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
   assert_same(of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values))
 
 
-# Two against each other, two on one pair, and one of a node to itself, with these features.
+# Two edges in opposite directions, two on one pair, and one from a node to itself.
 FEATURED = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
 GIVEN = ((1.0,), (5.0,), (2.0,), (4.0,), (6.0,))
 
@@ -122,7 +119,7 @@ def featured(features=GIVEN) -> GraphBatch:
   ],
 )
 def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(reverse_edges, wanted):
-  """By receiver and sender; that every node also sees itself leaves all as they are."""
+  """Compares features by receiver and sender; the edge from a node to itself changes nothing."""
   config = GraphEncoderConfig(
     num_node_labels=1, num_edge_labels=3, num_classes=2, num_edge_features=1, width=8, num_heads=2,
     reverse_edges=reverse_edges
@@ -136,7 +133,7 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(reverse_ed
 
 
 @pytest.mark.parametrize("reverse_edges", ["own_label", "same_label", "none"])
-def test_features_of_edges_against_each_other_are_told_apart_as_a_list_and_as_a_matrix(
+def test_features_of_edges_against_each_other_differ_as_a_list_and_as_a_matrix(
   reverse_edges,
 ):
   swapped = featured((GIVEN[1], GIVEN[0], *GIVEN[2:]))
@@ -149,7 +146,7 @@ def test_features_of_edges_against_each_other_are_told_apart_as_a_list_and_as_a_
 
 
 def renumbered(graph: Graph, new) -> Graph:
-  """The same graph, its node i called new[i], its edges in another order."""
+  """Renames node i to new[i] and reverses the order of the edges."""
   old, edges = np.argsort(new), np.arange(len(graph.senders))[::-1]
   return Graph(
     graph.nodes[old],
@@ -172,7 +169,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_renumbered_and_padded_graphs_give_the_same(kind):
-  """A row each, against one row for all, with the nodes of the first renumbered, and padding."""
+  """Compares a row per graph with one packed row, whose first graph is renumbered."""
   model, new = make(**KINDS[kind]), [2, 0, 3, 1]
   alone = model(rows(*SEVERAL))
   packed = rows(renumbered(ONE, new), *SEVERAL[1:], nodes=11, packed=True)
@@ -200,7 +197,6 @@ def test_nothing_flows_between_graphs_or_from_padding():
 
 
 def test_a_query_is_shown_to_all_and_its_order_matters():
-  """Also among nodes that are all alike."""
   asked = [ONE._replace(query=np.int32(query)) for query in ((0, 3), (3, 0))]
   alike = NO_EDGE._replace(nodes=0 * ONE.nodes, node_features=0 * ONE.node_features)
   alike = [alike._replace(query=np.int32(query)) for query in ((0, 1), (0, 0), (2, 3))]
@@ -210,7 +206,6 @@ def test_a_query_is_shown_to_all_and_its_order_matters():
 
 
 def test_what_a_model_without_labels_is_made_of():
-  """A blind model has no tables, and one with shared layers has one layer."""
   shapes = lambda **values: nnx.to_flat_state(
     nnx.state(
       nnx.eval_shape(
@@ -237,10 +232,7 @@ def test_what_a_model_without_labels_is_made_of():
 
 WRONG = {
   "head is 'edge'; want one of graph, node, pair": dict(head="edge"),
-  "readout is 'max'; want one of mean, sum": dict(readout="max"),
-  "sees is 'none'; want one of neighbours, all": dict(sees="none"),
   "reverse_edges is True; want one of own_label, same_label, none": dict(reverse_edges=True),
-  "positions is 'relative'; want one of none": dict(positions="relative"),
   "sees is 'all' and implementation 'edge_list'; want sees 'neighbours'": dict(
     sees="all", implementation="edge_list"
   ),
@@ -250,7 +242,7 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_value_is_named(message):
   config = GraphEncoderConfig(num_node_labels=1, num_edge_labels=1, num_classes=2)
-  for field, value in WRONG[message].items():  # past the type checks that only tests have
+  for field, value in WRONG[message].items():  # bypasses the type checks of the tests
     object.__setattr__(config, field, value)
   with pytest.raises(ValueError) as caught:
     config.__post_init__()

@@ -29,7 +29,7 @@ def tiny(**changes) -> TransformerConfig:
 
 @functools.cache
 def shapes(config: TransformerConfig):
-  """Every parameter's path and shape, and the model without them; nothing is computed."""
+  """Returns every parameter's path and shape, and the abstract model."""
   model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   graphdef, state = nnx.split(model)
   return dict(nnx.to_flat_state(state)), graphdef, state
@@ -41,7 +41,6 @@ def count(config: TransformerConfig) -> int:
 
 @functools.cache
 def make(config: TransformerConfig) -> Transformer:
-  """A model with random parameters, also where they would start as zeros and ones."""
   _, graphdef, state = shapes(config)
   generator = np.random.default_rng(0)
   fill = lambda leaf: jnp.asarray(0.3 * generator.standard_normal(leaf.shape), leaf.dtype)
@@ -60,41 +59,10 @@ TARGET = np.random.default_rng(1).integers(1, 13, (2, 5))
 # --- parameters -----------------------------------------------------------------------------------
 
 
-def expected_count(c: TransformerConfig) -> int:
-  table = (2 * c.max_distance + 1) * (c.num_heads if c.tables_per_head else 1)
-  table *= c.width // c.num_heads
-  tables = (c.relative_keys + c.relative_values) * 2 * (c.num_layers if c.tables_per_layer else 1)
-  embeddings = c.source_vocab_size + (0 if c.share_embeddings else 2 * c.target_vocab_size)
-  feed_forward = 2 * c.width * c.feed_forward + c.feed_forward + c.width
-  encoder_layer = 4 * c.width**2 + feed_forward + 2 * (2 * c.width)
-  decoder_layer = 8 * c.width**2 + feed_forward + 3 * (2 * c.width)
-  return (
-    embeddings * c.width
-    + c.num_layers * (encoder_layer + decoder_layer)
-    + (2 * 2 * c.width if c.norm == "pre" else 0)
-    + (table * tables if c.positions in ("relative", "both") else 0)
-  )
-
-
-@pytest.mark.parametrize(
-  "config",
-  [
-    BASE,
-    tiny(),
-    tiny(norm="post", positions="both", num_layers=3, tables_per_layer=False),
-    tiny(target_vocab_size=13, share_embeddings=True, tables_per_head=False, max_distance=0),
-    tiny(relative_keys=False, feed_forward=7, width=32, num_heads=4),
-  ],
-  ids=range(5),
-)
-def test_number_of_parameters_follows_from_the_config(config):
-  assert count(config) == expected_count(config)
-
-
 @pytest.mark.parametrize("config, extra", [(BASE, 405_504), (BIG, 26_112)], ids=["base", "big"])
 def test_relative_positions_cost_as_many_parameters_as_in_the_paper(config, extra):
-  twin = dataclasses.replace(config, positions="sinusoidal")
-  assert count(config) - count(twin) == extra
+  sinusoidal = dataclasses.replace(config, positions="sinusoidal")
+  assert count(config) - count(sinusoidal) == extra
 
 
 def tables(config: TransformerConfig) -> dict:
@@ -125,13 +93,6 @@ def test_without_distances_there_are_no_tables(changes):
   assert compiled(tiny(**changes), "encode").eval_shape(SOURCE).shape == (2, 6, 16)
 
 
-@pytest.mark.parametrize("max_distance", [0, 5])
-@pytest.mark.parametrize("per_head, heads", [(True, (2,)), (False, ())])
-def test_tables_have_2k_plus_1_rows_for_each_head_or_for_all(max_distance, per_head, heads):
-  config = tiny(max_distance=max_distance, tables_per_head=per_head)
-  assert set(tables(config).values()) == {(2 * max_distance + 1, *heads, 8)}
-
-
 def test_tables_shared_by_layers_are_one_for_each_stack():
   shared = tables(tiny(num_layers=3, tables_per_layer=False))
   assert len(shared) == 4 and {path[0] for path in shared} == {"encoder", "decoder"}
@@ -150,17 +111,10 @@ def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
   assert matrices(TINY) == [(13, 16), (17, 16), (17, 16)]
 
 
-@pytest.mark.parametrize("norm, stacks", [("pre", {"encoder", "decoder"}), ("post", set())])
-def test_pre_norm_ends_each_stack_in_a_norm(norm, stacks):
-  assert {path[0] for path in shapes(tiny(norm=norm))[0] if path[1] == "norm"} == stacks
-
-
 @pytest.mark.parametrize(
   "changes, message",
   [
     (dict(positions="relativ"), "positions is 'relativ'; want one of relative, sinusoidal"),
-    (dict(norm="rms"), "norm is 'rms'; want one of pre, post"),
-    (dict(beyond="wrap"), "beyond is 'wrap'; want one of clip, zero"),
     (dict(dtype="int8"), "dtype is 'int8'; want one of float32, bfloat16"),
     (dict(num_heads=3), "width is 16; want a multiple of num_heads, 3"),
     (dict(share_embeddings=True), "vocabularies of 13 and 17; want one size"),
@@ -169,17 +123,10 @@ def test_pre_norm_ends_each_stack_in_a_norm(norm, stacks):
 )
 def test_values_that_make_no_model_are_refused(changes, message):
   config = tiny()
-  for field, value in changes.items():  # past the type checks that only tests have
+  for field, value in changes.items():  # bypasses the type checks of the tests
     object.__setattr__(config, field, value)
   with pytest.raises(ValueError, match=message):
     config.__post_init__()
-
-
-def test_the_implementation_named_is_the_one_asked():
-  model = shapes(tiny(implementation="nonsense"))
-  encode = lambda state, source: nnx.merge(model[1], state).encode(source)
-  with pytest.raises(ValueError, match="implementation is 'nonsense'"):
-    jax.eval_shape(encode, model[2], SOURCE)
 
 
 # --- dropout --------------------------------------------------------------------------------------
@@ -214,12 +161,6 @@ def test_each_place_of_dropout_draws_its_masks(place, num_masks):
     return rngs.dropout.count[...]
 
   assert count_masks(SOURCE, TARGET) == num_masks
-
-
-def test_dropout_of_embeddings_reaches_the_logits():
-  model = make(tiny(**NO_DROPOUT | {"embedding_dropout_rate": 0.5}))
-  call = jax.jit(lambda *tokens: model(*tokens, nnx.Rngs(dropout=jax.random.key(0))))
-  assert jnp.abs(call(SOURCE, TARGET) - compiled(TINY)(SOURCE, TARGET)).max() > 0.1
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -342,7 +283,7 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
   ],
   ids=str,
 )
-def test_decoding_with_a_cache_gives_the_logits_of_the_whole(changes):
+def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(changes):
   config = tiny(**changes)
   expected = compiled(config)(SOURCE, TARGET)
   model, decode = make(config), compiled(config, "decode")

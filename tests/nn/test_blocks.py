@@ -63,12 +63,3 @@ def test_the_residual_drops_the_sub_layers_output_only(norm):
     added = np.round(after - X, 5)
     assert set(np.unique(added)) == {0.0, 2.0}
   assert not np.allclose(after, jax.jit(residual.after)(X, ones))
-
-
-def test_parameters_stay_float32_in_low_precision():
-  for layer in (
-    FeedForward(8, 16, dtype="bfloat16", rngs=nnx.Rngs(0)),
-    Residual(8, norm="pre", dtype="bfloat16", rngs=nnx.Rngs(0)),
-  ):
-    assert {x.dtype for x in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype("float32")}
-  assert layer.before(X.astype(jnp.bfloat16)).dtype == jnp.bfloat16

@@ -1,4 +1,4 @@
-"""What the cache keeps, where, and what it refuses."""
+"""The key-value cache: slots, positions and overflow."""
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,9 @@ append = jax.jit(KVCache.append)
 
 
 def tokens(batch_size: int, num_tokens: int, start: float):
-  """Keys that can be told apart, [B, M, 1, 2], and values that are their negatives."""
   size = batch_size * num_tokens * 2
   key = start + np.arange(size, dtype=np.float32).reshape(batch_size, num_tokens, 1, 2)
   return jnp.asarray(key), jnp.asarray(-key)
-
-
-def test_an_empty_cache_holds_no_token():
-  cache = empty_cache(2, 3, num_heads=1, head_width=2)
-  assert not cache.filled.any()
-  assert cache.length.tolist() == [0, 0]
 
 
 def test_tokens_stand_one_after_another_whatever_their_positions():
@@ -41,11 +34,6 @@ def test_rows_of_unequal_length_each_go_on_where_they_are():
   assert cache.positions.tolist() == [[-1, -1, 4], [6, -1, -1]]
   np.testing.assert_array_equal(cache.key[0, 2, 0], [5.0, 6.0])
   np.testing.assert_array_equal(cache.key[1, 0, 0], [7.0, 8.0])
-
-
-def test_every_leaf_has_the_batch_first():
-  cache = empty_cache(5, 3, num_heads=1, head_width=2)
-  assert {leaf.shape[0] for leaf in jax.tree.leaves(cache)} == {5}
 
 
 def test_overflow_is_refused():

@@ -1,4 +1,4 @@
-"""One line puts relative positions into somebody else's NNX model."""
+"""One line adds relative positions to any NNX model."""
 
 import inspect
 
@@ -96,16 +96,10 @@ def test_dropout_draws_each_weight_apart():
   still = call(0, deterministic=True)
   np.testing.assert_allclose(still, make_layer()(jnp.asarray(X)), atol=1e-6)
 
-  # In flax's own, heads and sentences drop the same weights: these rows would be one.
+  # flax drops the same weights in all heads and sentences: these rows would be equal.
   hook, same = make_hook(nnx.Rngs(0), keys=False), jnp.ones((3, T, N, H))
   z = hook(same, same, same, dropout_rng=jax.random.key(0), dropout_rate=0.5)
   assert len(np.unique(z.sum(axis=(1, 3)).round(3))) > 3
-
-
-def test_dropout_without_a_key_is_refused():
-  q = jnp.ones((B, T, N, H))
-  with pytest.raises(ValueError, match=r"dropout_rate is 0\.5 and dropout_key is None"):
-    make_hook(nnx.Rngs(0))(q, q, q, dropout_rate=0.5)
 
 
 def test_weights_are_sown_as_flax_sows_them():
@@ -120,7 +114,6 @@ def test_weights_are_sown_as_flax_sows_them():
 
 
 def decode(step_by_step):
-  """Token by token through flax's cache, compiled: `step_by_step(layer, x, t)`."""
   layer = make_layer()
   full = layer(jnp.asarray(X), is_causal=True)
   layer.init_cache((B, T + 2, D))
@@ -152,7 +145,7 @@ def test_decoding_without_positions_is_refused():
 
 
 def test_positions_of_packed_sentences():
-  """Queries and keys have them alike; given apart they come apart."""
+  """Checks that queries and keys share positions unless both are given."""
   layer = make_layer()
   hook, (q, k, v) = layer.attention_fn, projections(layer)
   positions = jnp.array([[3, 4, 0, 1, 2], [0, 1, 2, 3, 4]])
@@ -173,7 +166,6 @@ def test_what_cannot_be_honoured_is_refused():
 WRONG = {
   "max_distance is -3; want an integer, at least 0": dict(max_distance=-3),
   "head_width is 0; want an integer, at least 1": dict(head_width=0),
-  "head_width is -1; want an integer, at least 1": dict(head_width=-1),
   "num_heads is 0; want an integer, at least 1": dict(num_heads=0),
 }
 
@@ -186,22 +178,10 @@ def test_a_wrong_size_is_named(message):
       layer(**sizes, rngs=nnx.Rngs(0))
 
 
-def test_positions_beyond_32_bits_are_refused():
-  layer, positions = make_layer(), np.arange(T) << 40
-  with pytest.raises(ValueError, match="query_positions goes from 0 to"):
-    nnx.view(layer, query_positions=positions)
-  q = jnp.ones((B, T, N, H))
-  with pytest.raises(ValueError, match="query_positions goes from 0 to"):
-    layer.attention_fn(q, q, q, input_positions=positions)
-
-
-@pytest.mark.parametrize("shape", [(0, T, D), (B, 0, D), (B, 0, T, D), (B, 3, 0, D)])
+@pytest.mark.parametrize("shape", [(0, T, D), (B, 3, 0, D)])
 def test_an_empty_batch_or_sentence(shape):
-  assert make_layer()(jnp.ones(shape)).shape == shape
-  assert (
-    make_layer()(jnp.ones(shape), mask=jnp.ones((*shape[:-1], shape[-2]))[..., None, :, :]).shape
-    == shape
-  )
+  mask = jnp.ones((*shape[:-1], shape[-2]))[..., None, :, :]
+  assert make_layer()(jnp.ones(shape), mask=mask).shape == shape
 
 
 def test_any_number_of_batch_axes():
@@ -216,16 +196,8 @@ def test_any_number_of_batch_axes():
     np.testing.assert_allclose(z[i, j], of_one, atol=1e-6)
 
 
-def test_low_precision_computes_with_float32_parameters():
-  layer = make_layer(dtype=jnp.bfloat16)
-  y = layer(jnp.asarray(X))
-  assert y.dtype == jnp.bfloat16
-  assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype("float32")}
-  np.testing.assert_allclose(y.astype(jnp.float32), make_layer()(jnp.asarray(X)), atol=0.1)
-
-
-# Somebody else's model. Each row is a permutation of eight tokens; which token came before?
-# Who cannot see the order can at best name one of the seven others: a loss of log 7.
+# A user's model that predicts the previous token in permutations of eight tokens. Without knowing
+# the order it can at best guess one of the seven others: a loss of log 7.
 VOCABULARY, WIDTH = 8, 32
 
 
@@ -271,7 +243,7 @@ def loss_after_training(make, num_steps=60):
   return float(np.mean(losses[-10:]))
 
 
-def test_somebody_elses_model_learns_the_order():
+def test_a_users_model_learns_the_order():
   def make():
     rngs = nnx.Rngs(0)
     return Tagger(rngs, attention_fn=RelativeAttention(4, WIDTH // 4, rngs=rngs))

@@ -39,7 +39,7 @@ def test_tables_are_computed_with_in_another_dtype_than_kept_in():
 
 
 def tensor2tensor_signal(length: int, channels: int) -> np.ndarray:
-  """`get_timing_signal_1d` of Tensor2Tensor, term by term."""
+  """Computes `get_timing_signal_1d` of Tensor2Tensor term by term."""
   num_timescales = channels // 2
   increment = np.log(1.0e4 / 1.0) / (num_timescales - 1)
   inverse_timescales = np.exp(np.arange(num_timescales) * -increment)
