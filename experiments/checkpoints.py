@@ -51,7 +51,7 @@ def main(workdir: str, verify: bool, prune: int, damaged: bool) -> None:
   if prune < 0 or (damaged and not prune):
     raise InputError("--prune wants 1 or more: so many good checkpoints are kept")
   folder = pathlib.Path(workdir, "checkpoints")
-  if not checkpoint_files.numbered(folder) and not checkpoint_files.aside(folder):
+  if not checkpoint_files.list_steps(folder) and not checkpoint_files.list_damaged(folder):
     raise InputError(f"no checkpoints in {folder}: give the --workdir of a run")
   jax.config.update("jax_platforms", "cpu")  # Accelerators may be busy with the run itself.
   with Checkpoints(folder) as checkpoints:
@@ -71,7 +71,7 @@ def _rows(checkpoints: Checkpoints, num_good: int) -> list[Row]:
     path = checkpoints.folder / str(step)
     is_enough = sum(row.is_good is True for row in rows) >= num_good
     rows.append(Row(path, None, "not read") if is_enough else _examined(path))
-  aside = checkpoint_files.aside(checkpoints.folder)
+  aside = checkpoint_files.list_damaged(checkpoints.folder)
   return rows + [Row(path, False, f"set aside: {reason}") for path, reason in aside.items()]
 
 

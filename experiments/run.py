@@ -12,7 +12,7 @@ from experiments.config import defaults, make_task, validate, without_retired
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import everywhere, make_mesh, put_parameters, shapes_on
+from relpos_jax.training.sharding import make_mesh, put_parameters, replicated, shapes_on
 from relpos_jax.training.step import make_train_step
 from relpos_jax.training.task import Run, Task
 from relpos_jax.training.workdir import read_json
@@ -103,7 +103,7 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
 
 def with_average(run: Run, workdir: str | pathlib.Path) -> Run:
   """The run with the mean of the parameters in its last checkpoints, whole on every device."""
-  place = everywhere(run.mesh)
+  place = replicated(run.mesh)
   whole = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
   with Checkpoints(pathlib.Path(workdir, "checkpoints")) as checkpoints:
     num = run.config.decoding.average_checkpoints

@@ -42,16 +42,16 @@ from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_files import aside, is_no_room, numbered, unfinished
+from relpos_jax.training.checkpoint_files import is_no_room, list_damaged, list_steps, list_unfinished
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.processes import (
   anywhere,
   check_same,
-  first_line,
+  first_message,
   is_first,
   join_processes,
-  one_voice,
+  only_first_prints,
   wait_for_all,
 )
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
@@ -78,7 +78,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
   join_processes(distributed)
-  with one_voice(), Stop(is_last=__name__ == "__main__") as stop:
+  with only_first_prints(), Stop(is_last=__name__ == "__main__") as stop:
     try:
       _train_and_evaluate(config, workdir, stop)
     except NonFiniteError as error:
@@ -125,7 +125,7 @@ def _check_checkpoints_are_there(workdir: pathlib.Path) -> None:
   if folder.is_dir():
     first = read_json(workdir / "config.json")["training"]["save_every"]
     is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
-    is_empty = not (numbered(folder) or aside(folder) or unfinished(folder))
+    is_empty = not (list_steps(folder) or list_damaged(folder) or list_unfinished(folder))
     is_lost = is_empty and any(map(is_past, lines))
   else:
     is_lost = bool(lines) or os.path.lexists(folder)
@@ -147,7 +147,7 @@ def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
         stack.enter_context(lock_folder(workdir, "training", "workdir"))
       except InputError as error:
         refusal = str(error)
-    if refusal := first_line(refusal):
+    if refusal := first_message(refusal):
       raise InputError(refusal)
     yield
 
@@ -170,7 +170,7 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   training_data = _digest(train_batches.examples)
-  if refusal := first_line(changed_data(workdir, _digests(training_data, workdir))):
+  if refusal := first_message(changed_data(workdir, _digests(training_data, workdir))):
     raise InputError(refusal)
   with (
     Checkpoints(
@@ -181,12 +181,12 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None =
     state = _first_state(run, checkpoints)
     report_valid = _report_valid(run, data, valid_batches, reporter, stop)
     # Each process reads the file by itself, but what follows is for all or none.
-    lacks_evaluation = anywhere(_lacks_evaluation(config, int(state.step), workdir))
+    lacks_evaluation = any_process(_lacks_evaluation(config, int(state.step), workdir))
     check_same("the first batch", train_batches[0])  # and wait, before one of them writes
     _write_what_it_is(run, training_data, workdir)
     stop.waits = True
     if lacks_evaluation:
-      reporter.go_on_after(int(state.step))
+      reporter.resume_after(int(state.step))
       with stop.cutting_short():
         report_valid(state)
       if stop.hear(stop.ask()):
@@ -254,7 +254,7 @@ def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
   """That of the newest good checkpoint, if there is any checkpoint."""
   start = lambda: init_state(init_params(run), make_optimizer(run.config))
   like = shapes_on(run.mesh, jax.eval_shape(start))
-  check_same(f"what is in {checkpoints.folder}", [np.array(numbered(checkpoints.folder))])
+  check_same(f"what is in {checkpoints.folder}", [np.array(list_steps(checkpoints.folder))])
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
     return put_parameters(start(), run.mesh)

@@ -18,7 +18,7 @@ from relpos_jax.training.checkpoint_reader import Reader
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
 
-orbax_logging.quieten()
+orbax_logging.silence_orbax()
 
 
 class Checkpoints:
@@ -82,7 +82,7 @@ class Checkpoints:
     if "_manager" in vars(self):
       with self._writing():
         self._manager.wait_until_finished()
-    return checkpoint_files.numbered(self.folder)
+    return checkpoint_files.list_steps(self.folder)
 
   def latest_step(self) -> int | None:
     """The last step there is, or None if none was ever saved.
@@ -91,7 +91,7 @@ class Checkpoints:
       InputError: there were some, and all of them have been set aside.
     """
     steps = self.steps()
-    if not steps and checkpoint_files.aside(self.folder):
+    if not steps and checkpoint_files.list_damaged(self.folder):
       raise self._none_good()
     return max(steps, default=None)
 
@@ -114,7 +114,7 @@ class Checkpoints:
       manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
     )
     self._under_way = step, manifest.num_bytes(arrays)
-    orbax_logging.quieten_what_is_left_behind()
+    orbax_logging.silence_abandoned_requests()
     with self._writing():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
@@ -130,7 +130,7 @@ class Checkpoints:
         self._reader.check_found(step)
       except (Damage, InputError) as error:
         problem = str(error)
-    if problem := processes.first_line(problem):
+    if problem := processes.first_message(problem):
       path = self.folder / str(step)
       raise InputError(
         f"checkpoint {path} was saved but cannot be read back: {problem}: give another --workdir"
@@ -179,7 +179,7 @@ class Checkpoints:
     if not count:
       raise self._none_good()
     if count < num:
-      processes.tell(
+      processes.print_once(
         f"{self.folder} has {count} good checkpoints: the mean is of these, not of {num}"
       )
     mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
@@ -200,7 +200,7 @@ class Checkpoints:
       if not checkpoint_files.is_no_room(error):
         raise
       step, needed = self._under_way
-      for unfinished in checkpoint_files.unfinished(self.folder, step):
+      for unfinished in checkpoint_files.list_unfinished(self.folder, step):
         shutil.rmtree(unfinished, ignore_errors=True)
       raise checkpoint_files.no_room(self.folder / str(step), needed) from error
 
@@ -213,7 +213,7 @@ class Checkpoints:
         yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
   def _none_good(self) -> InputError:
-    damaged = [path.name for path in checkpoint_files.aside(self.folder)] + [
+    damaged = [path.name for path in checkpoint_files.list_damaged(self.folder)] + [
       *map(str, self.steps())
     ]
     if not damaged:
@@ -230,16 +230,16 @@ class Checkpoints:
         _, problem = _everywhere(manifest.check_digests, *arrays)
       if not problem:
         return arrays[0]
-    if processes.anywhere((self.folder / str(step)).is_dir()):
+    if processes.any_process((self.folder / str(step)).is_dir()):
       path = self.folder / str(step)
       where = self._set_aside(path, problem) if self._rename_damaged else "passed over"
-      processes.tell(f"checkpoint {path} is damaged: {problem}: {where}")
+      processes.print_once(f"checkpoint {path} is damaged: {problem}: {where}")
     return None
 
   def _set_aside(self, path: pathlib.Path, reason: str) -> str:
     try:
-      new = checkpoint_files.set_aside(path, reason) if processes.is_first() else path
-      where = f"set aside as {new.name}"
+      new = checkpoint_files.mark_damaged(path, reason) if processes.is_first() else path
+      where = f"renamed to {new.name}"
     except OSError as error:
       where = f"passed over, for it cannot be set aside ({error.strerror})"
     processes.wait_for_all("set aside")  # None goes on before the first process has renamed it.
@@ -255,7 +255,7 @@ def _everywhere(function: Callable, *args) -> tuple[Any, str]:
     result = function(*args)
   except Damage as damage:
     problem = str(damage)
-  return result, processes.first_line(problem)
+  return result, processes.first_message(problem)
 
 
 @jax.jit

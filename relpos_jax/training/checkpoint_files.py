@@ -30,13 +30,13 @@ def check_path(folder: pathlib.Path) -> None:
     raise InputError(f"cannot keep checkpoints in {shown}: {reason}: give another --workdir")
 
 
-def numbered(folder: pathlib.Path) -> list[int]:
+def list_steps(folder: pathlib.Path) -> list[int]:
   """Returns the steps that have a folder, whole or not, in order; a link to a folder is none.
 
   Raises:
     InputError: there is no access to the folder.
 
-  >>> numbered(pathlib.Path("nowhere"))
+  >>> list_steps(pathlib.Path("nowhere"))
   []
   """
   names = (path.name for path in _folders(folder))
@@ -51,7 +51,7 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
     raise no_access(folder, error) from error
 
 
-def unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path]:
+def list_unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path]:
   """The folders of saves that go on, or were cut short; of one step, if it is given.
 
   >>> unfinished(pathlib.Path("nowhere"))
@@ -60,7 +60,7 @@ def unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path
   return sorted(folder.glob(f"{step}.orbax-checkpoint-tmp*"))
 
 
-def set_aside(path: pathlib.Path, reason: str) -> pathlib.Path:
+def mark_damaged(path: pathlib.Path, reason: str) -> pathlib.Path:
   """Renames the folder of a step to `damaged-STEP`, with the reason in a file; returns the new one.
 
   Raises:
@@ -76,7 +76,7 @@ def set_aside(path: pathlib.Path, reason: str) -> pathlib.Path:
   return new
 
 
-def aside(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+def list_damaged(folder: pathlib.Path) -> dict[pathlib.Path, str]:
   """The folders that were set aside, each with its reason."""
   paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
   return {path: _reason(path / "reason.txt") for path in paths}

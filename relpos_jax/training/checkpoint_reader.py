@@ -64,7 +64,7 @@ class Reader:
     manifest.check_kinds(arrays, entries)
     if not _have_digests(entries) and not self._told_of_age:
       self._told_of_age = True
-      processes.tell(
+      processes.print_once(
         f"checkpoints in {self._folder} are older than digests: none to verify them by"
       )
     return arrays, entries
@@ -140,7 +140,7 @@ class Reader:
 
   def _read_item(self, step: int, **item):
     (name,), path = item, self._folder / str(step)
-    orbax_logging.quieten_what_is_left_behind()
+    orbax_logging.silence_abandoned_requests()
     try:
       return self._checkpointer.restore(path.absolute(), args=ocp.args.Composite(**item))[name]
     except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.

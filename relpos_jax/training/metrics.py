@@ -83,7 +83,7 @@ class Reporter:
     if self._tensorboard:
       self._tensorboard.close()
 
-  def go_on_after(self, step: int) -> None:
+  def resume_after(self, step: int) -> None:
     """Keeps what is written for this step, to be added to, and drops what is of later ones."""
     self._open_tensorboard(step + 1)
 
@@ -179,7 +179,7 @@ class NoReporter:
   def __exit__(self, *_) -> None:
     pass
 
-  def go_on_after(self, step: int) -> None: ...
+  def resume_after(self, step: int) -> None: ...
 
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None: ...
 

@@ -12,12 +12,12 @@ _LEFT_BEHIND = re.compile("Event loop is closed|coroutine .* was never awaited")
 _ORBAX = re.compile("orbax|tensorstore|ocdbt", re.IGNORECASE)
 
 
-def quieten() -> None:
+def silence_orbax() -> None:
   """Drops Orbax's log, of every phase of every save, and of errors that it raises as well."""
   logging.getLogger("absl").addFilter(_is_of_others)
 
 
-def quieten_what_is_left_behind() -> None:
+def silence_abandoned_requests() -> None:
   """Drops the complaints of reads and writes that Orbax leaves behind when one of many fails.
 
   They come from other threads, before the error or after it: hence from the first save or read on,

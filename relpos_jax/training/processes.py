@@ -90,10 +90,10 @@ def check_same(what: str, arrays: Sequence[np.ndarray]) -> None:
       raise InputError(f"{what} is not the same in all processes: give all the same files")
 
 
-def anywhere(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
   """Whether `flag` is true in any process; all of them call this, and wait for each other.
 
-  >>> anywhere(False), anywhere(True)
+  >>> any_process(False), any_process(True)
   (False, True)
   """
   if jax.process_count() == 1:
@@ -101,10 +101,10 @@ def anywhere(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def first_line(line: str) -> str:
+def first_message(line: str) -> str:
   """The first process's line, or of those after it, that is not empty; all of them call this.
 
-  >>> first_line("no end"), first_line("")
+  >>> first_message("no end"), first_message("")
   ('no end', '')
   """
   if jax.process_count() == 1:
@@ -114,14 +114,14 @@ def first_line(line: str) -> str:
   return next(filter(None, (row.tobytes().decode(errors="replace").strip() for row in lines)), "")
 
 
-def tell(line: str) -> None:
+def print_once(line: str) -> None:
   """Prints a line on stderr, once for all processes."""
   if is_first():
     print(line, file=sys.stderr)
 
 
 @contextlib.contextmanager
-def one_voice() -> Iterator[None]:
+def only_first_prints() -> Iterator[None]:
   """Only the first process prints; what goes to stderr is heard of all."""
   with contextlib.ExitStack() as stack:
     if not is_first():

@@ -111,24 +111,24 @@ def num_rows_together(sizes: Mapping[str, int]) -> int:
   return math.prod(sizes[name] for name in ROWS)
 
 
-def everywhere(mesh: AnyMesh) -> NamedSharding:
+def replicated(mesh: AnyMesh) -> NamedSharding:
   """Of what every device has a copy of."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def of_batches(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
+def batch_sharding(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
   """Of arrays [rows, tokens, ...], or [rows]."""
   return NamedSharding(mesh, PartitionSpec(*(ROWS, "sequence")[:num_axes]))
 
 
-def of_parameters(tree: PyTree, mesh: AnyMesh) -> PyTree:
+def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
   """The sharding of every leaf of a tree of parameters, or of a training state, by `RULES`.
 
   An axis that its part of the mesh does not divide is whole.
 
   >>> mesh = make_mesh(data=1)
   >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
-  >>> of_parameters(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
+  >>> parameter_sharding(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
   {'feed_forward': {'hidden': {'kernel': NamedSharding(...)}}}
   """
   place = lambda path, x: NamedSharding(mesh, _spec(_dotted(path), x.shape, mesh))
@@ -156,10 +156,10 @@ def _spec(path: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
 def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
   """The shapes of a tree of parameters, or of a training state, placed by `RULES`."""
   struct = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-  return jax.tree.map(struct, tree, of_parameters(tree, mesh))
+  return jax.tree.map(struct, tree, parameter_sharding(tree, mesh))
 
 
-def keep_in_place(tree: PyTree) -> PyTree:
+def constrain_sharding(tree: PyTree) -> PyTree:
   """A tree of parameters, or a training state, being computed, placed by `RULES` on the mesh in
   context: the compiler would put some elsewhere, and compile the next step again.
 
@@ -168,15 +168,15 @@ def keep_in_place(tree: PyTree) -> PyTree:
   mesh = jax.sharding.get_abstract_mesh()
   if not {*AXES} <= {*mesh.axis_names}:
     return tree
-  return jax.lax.with_sharding_constraint(tree, of_parameters(tree, mesh))
+  return jax.lax.with_sharding_constraint(tree, parameter_sharding(tree, mesh))
 
 
 def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
   """Puts the arrays of a tree of parameters, or of a training state, where `RULES` say."""
-  return jax.device_put(tree, of_parameters(tree, mesh))
+  return jax.device_put(tree, parameter_sharding(tree, mesh))
 
 
 def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
   """Splits host arrays [rows, tokens, ...] over the devices; every process gives all of them."""
-  place = lambda x: jax.make_array_from_callback(x.shape, of_batches(mesh, x.ndim), x.__getitem__)
+  place = lambda x: jax.make_array_from_callback(x.shape, batch_sharding(mesh, x.ndim), x.__getitem__)
   return jax.tree.map(place, tree)

@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 from relpos_jax.training.loss import Loss
-from relpos_jax.training.sharding import keep_in_place
+from relpos_jax.training.sharding import constrain_sharding
 from relpos_jax.typing import Array, Int, Key, PyTree
 
 
@@ -63,7 +63,7 @@ def make_train_step(
     choose = lambda new, old: jnp.where(finite, new, old)
     new, old = (params, opt_state), (state.params, state.opt_state)
     state = TrainState(state.step + 1, *jax.tree.map(choose, new, old))
-    return keep_in_place(state), metrics
+    return constrain_sharding(state), metrics
 
   return jax.jit(train_step, donate_argnums=0)
 

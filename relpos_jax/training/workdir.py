@@ -95,7 +95,7 @@ def check_shared(workdir: pathlib.Path) -> None:
   # A folder that is listed is as its server has it; a file that is asked for may be from a cache.
   while not (is_seen := "config.json" in _names(workdir)) and time.monotonic() < until:
     time.sleep(0.1)
-  if processes.anywhere(not is_seen):
+  if processes.any_process(not is_seen):
     raise InputError(
       f"{workdir} is not one folder for all processes: give a --workdir that they share"
     )

@@ -95,7 +95,7 @@ def test_damage_that_one_process_alone_can_see_is_known_to_all(reader, tmp_path)
   for out, _ in texts:
     assert json.loads(out.splitlines()[-1]) == dict(element=1, average=1)
   told = [line for _, err in texts for line in err.splitlines() if "is damaged" in line]
-  assert len(told) == 1 and told[0].endswith(": set aside as damaged-2")
+  assert len(told) == 1 and told[0].endswith(": renamed to damaged-2")
   assert "another process" not in told[0]
 
 

@@ -17,7 +17,7 @@ from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import (
   _placed,
   make_mesh,
-  of_parameters,
+  parameter_sharding,
   put_batch,
   put_parameters,
 )
@@ -89,7 +89,7 @@ def test_the_tables_of_a_graph_encoder_are_cut_by_heads():
   state = nnx.state(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
   (key,) = [
     place.spec
-    for path, place in jax.tree.leaves_with_path(of_parameters(state, make_mesh(tensor=2)))
+    for path, place in jax.tree.leaves_with_path(parameter_sharding(state, make_mesh(tensor=2)))
     if re.search(r"tables.*key", jax.tree_util.keystr(path))
   ]
   assert key == PartitionSpec(None, "tensor", None)
@@ -117,7 +117,7 @@ def specs(mesh, **values) -> dict[str, PartitionSpec]:
   config = TransformerConfig(12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values)
   params = nnx.state(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
   state = jax.eval_shape(lambda p: init_state(p, adam(inverse_sqrt(1.0, 1))), params)
-  leaves = jax.tree.flatten_with_path(of_parameters(state, mesh))[0]
+  leaves = jax.tree.flatten_with_path(parameter_sharding(state, mesh))[0]
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
   return {name(path).removesuffix(".value"): place.spec for path, place in leaves}
 
