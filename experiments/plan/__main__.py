@@ -30,7 +30,7 @@ from experiments.plan import collectives, tables
 from experiments.plan.topology import chips, compiler_version, leave_tpus_alone, parse
 from experiments.run import make_optimizer, make_step, plan_model
 from relpos_jax.errors import InputError
-from relpos_jax.training.sharding import AnyMesh, make_mesh, batch_sharding, shapes_on
+from relpos_jax.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
 from relpos_jax.training.step import TrainState, init_state
 from relpos_jax.training.workdir import environment, write_whole
 

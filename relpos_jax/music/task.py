@@ -25,7 +25,7 @@ from relpos_jax.music.piano_roll import Reach, piano_roll
 from relpos_jax.music.rows import MusicRows
 from relpos_jax.music.sampler import Sampler
 from relpos_jax.music.scores import rows_of, scores_of, table
-from relpos_jax.training import token_batches
+from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
@@ -64,8 +64,8 @@ class MusicTask:
     return voices.CODEC if data.source == "chorales" else midi_folder.CODECS[data.midi.codec]
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    check_values(self.config, _CHOICES, (*token_batches.NUMBERS, *_NUMBERS))
-    token_batches.check_batches(self.config, sizes)
+    check_values(self.config, _CHOICES, (*tasks.TOKEN_CHECKS, *_NUMBERS))
+    tasks.check_batches(self.config, sizes)
     longest, alignment = self.config.batches.max_length, self.codec.alignment
     if longest <= alignment:
       raise InputError(f"config.batches.max_length is {longest}: give more than {alignment} tokens")
@@ -102,8 +102,8 @@ class MusicTask:
     """Of pieces cut where they are too long; the valid ones are whole as far as they may be."""
     train, valid = (self._rows(data.splits[name], vocabulary, name) for name in ("train", "valid"))
     batches = self.config.batches
-    make = token_batches.batch_maker(self.config, train.lengths, mesh)
-    make_valid = token_batches.batch_maker(
+    make = tasks.batch_maker(self.config, train.lengths, mesh)
+    make_valid = tasks.batch_maker(
       self.config, valid.lengths, mesh, max_length=max(batches.max_length, batches.valid_length)
     )
     return (
@@ -131,7 +131,7 @@ class MusicTask:
     longest = self.config.batches.max_length
     rows = max(1, self.config.batches.tokens // longest)
     pieces = Ragged.of([np.full(longest, EOS)] * rows)
-    make = token_batches.batch_maker(self.config, pieces.lengths, mesh)
+    make = tasks.batch_maker(self.config, pieces.lengths, mesh)
     return make(pieces, kind=Tokens, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> Tokens:

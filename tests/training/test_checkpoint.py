@@ -25,11 +25,10 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files, manifest, orbax_logging
+from relpos_jax.training import checkpoint_files, checkpoint_reader, manifest
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.checkpoint_reader import Reader
-from relpos_jax.training.digest import digests
-from relpos_jax.training.manifest import Damage
+from relpos_jax.training.manifest import Damage, digests
 from relpos_jax.training.sharding import make_mesh
 from relpos_jax.typing import PyTree
 
@@ -346,7 +345,7 @@ def test_a_truncated_file_is_told_in_one_line_and_nothing_else(tmp_path, percent
   ],
 )
 def test_only_what_orbax_left_behind_is_kept_from_asyncios_log(caplog, text, error):
-  orbax_logging.silence_abandoned_requests()
+  checkpoint_reader.silence_abandoned_requests()
   exc_info = None
   if error:  # raised in a file of Orbax, which is not named in the text
     try:
@@ -436,7 +435,7 @@ def test_where_all_are_damaged_there_is_no_fresh_start(copied, capsys):
     ):
       text = refusal(action)
       assert f"no good checkpoint in {copied}: damaged are damaged-1, damaged-2, damaged-3" in text
-  assert capsys.readouterr().err.count("set aside") == 3
+  assert capsys.readouterr().err.count(": renamed to damaged-") == 3
 
 
 @pytest.mark.parametrize("rename_damaged", [True, False])
@@ -554,7 +553,7 @@ def test_what_cannot_be_set_aside_is_passed_over(copied, capsys, monkeypatch):
   monkeypatch.setattr(pathlib.Path, "rename", refuse)
   flip(copied, 3)
   assert Checkpoints(copied, rename_damaged=True).restore(like=make_state()).step == 2
-  assert "passed over, for it cannot be set aside (Permission denied)" in capsys.readouterr().err
+  assert "passed over, because it cannot be renamed (Permission denied)" in capsys.readouterr().err
   assert names(copied) == ["1", "2", "3"]
 
 
