@@ -1,18 +1,18 @@
-r"""Lists the checkpoints of a run, verifies that they are what was saved, and deletes old ones.
+r"""Lists and verifies the checkpoints of a run, and deletes old ones.
 
   python -m experiments.checkpoints --workdir=runs/mine
   python -m experiments.checkpoints --workdir=runs/mine --verify
   python -m experiments.checkpoints --workdir=runs/mine --prune=3
   python -m experiments.checkpoints --workdir=runs/mine --prune=3 --damaged
 
-A line a checkpoint: its step, date, bytes and state. `--verify` reads every array and compares it
-with the digest that was saved with it; it renames and deletes nothing. `--prune=N` verifies them
-from the newest on, keeps the newest N good ones and deletes those that are older; where fewer are
-good it deletes none. Damaged ones that are newer stay, and what training set aside
-(`damaged-STEP`, with its `reason.txt`) too, unless `--damaged` is given and one is good.
+Prints one line per checkpoint: step, date, bytes and state. `--verify` compares every array with
+its digest, and renames and deletes nothing. `--prune=N` verifies from the newest checkpoint on,
+keeps the newest N good ones and deletes older ones; if fewer are good, it deletes none. Damaged
+checkpoints, including those that training renamed to `damaged-STEP` (see their `reason.txt`), are
+kept unless `--damaged` is given and at least one checkpoint is good.
 
-Exit status: 0; 1 if a damaged checkpoint is there; 2 for bad input. It runs on the CPU and leaves
-accelerators to others; it can be used while the run goes on.
+Exit status: 0; 1 if there is a damaged checkpoint; 2 for bad input. The command uses the CPU only
+and may run during training.
 """
 
 import datetime
@@ -34,12 +34,12 @@ FLAGS = dict(
   workdir=command.Flag(None, "the run's folder"),
   verify=command.Flag(False, "read every array and compare it with its digest"),
   prune=command.Flag(0, "keep so many of the newest good checkpoints, delete older ones"),
-  damaged=command.Flag(False, "with --prune: delete damaged and set-aside ones too"),
+  damaged=command.Flag(False, "with --prune: delete damaged ones too"),
 )
 
 
 class Row(NamedTuple):
-  """A checkpoint's folder and what is known of it; `is_good` is None of one that was not read."""
+  """A checkpoint's folder and its state; `is_good` is None if it was not read."""
 
   path: pathlib.Path
   is_good: bool | None
@@ -47,13 +47,13 @@ class Row(NamedTuple):
 
 
 def main(workdir: str, verify: bool, prune: int, damaged: bool) -> None:
-  """Lists, and deletes where it is told to."""
+  """Lists checkpoints, and deletes old ones with --prune."""
   if prune < 0 or (damaged and not prune):
-    raise InputError("--prune wants 1 or more: so many good checkpoints are kept")
+    raise InputError("--prune must be 1 or more: the number of good checkpoints to keep")
   folder = pathlib.Path(workdir, "checkpoints")
-  if not checkpoint_files.numbered(folder) and not checkpoint_files.aside(folder):
+  if not checkpoint_files.list_steps(folder) and not checkpoint_files.list_damaged(folder):
     raise InputError(f"no checkpoints in {folder}: give the --workdir of a run")
-  jax.config.update("jax_platforms", "cpu")  # Accelerators may be busy with the run itself.
+  jax.config.update("jax_platforms", "cpu")  # The run may be using the accelerators.
   with Checkpoints(folder) as checkpoints:
     rows = _rows(checkpoints, prune or (verify and sys.maxsize))
   for path in _to_delete(rows, prune, damaged) if prune else ():
@@ -65,14 +65,14 @@ def main(workdir: str, verify: bool, prune: int, damaged: bool) -> None:
 
 
 def _rows(checkpoints: Checkpoints, num_good: int) -> list[Row]:
-  """Newest first; read until `num_good` are found to be good. Those set aside come last."""
+  """Returns rows newest first, read until `num_good` are good; renamed ones come last."""
   rows = []
   for step in reversed(checkpoints.steps()):
     path = checkpoints.folder / str(step)
     is_enough = sum(row.is_good is True for row in rows) >= num_good
     rows.append(Row(path, None, "not read") if is_enough else _examined(path))
-  aside = checkpoint_files.aside(checkpoints.folder)
-  return rows + [Row(path, False, f"set aside: {reason}") for path, reason in aside.items()]
+  damaged = checkpoint_files.list_damaged(checkpoints.folder)
+  return rows + [Row(path, False, f"damaged: {reason}") for path, reason in damaged.items()]
 
 
 def _examined(path: pathlib.Path) -> Row:
@@ -83,7 +83,7 @@ def _examined(path: pathlib.Path) -> Row:
 
 
 def _to_delete(rows: list[Row], num: int, damaged: bool) -> list[pathlib.Path]:
-  """Those not read, where `num` are good; the damaged, where any is good and the user says so."""
+  """Returns those not read if `num` are good, and with `damaged` the damaged if any is good."""
   num_good = sum(row.is_good is True for row in rows)
   if num_good < num:
     print(f"{num_good} good: fewer than {num}, none of them is deleted")
@@ -105,7 +105,7 @@ def _print(rows: list[Row]) -> None:
   for row in rows:
     try:
       size, seconds = checkpoint_files.num_bytes(row.path), row.path.stat().st_mtime
-    except FileNotFoundError:  # The run has deleted it meanwhile.
+    except FileNotFoundError:  # The run deleted it meanwhile.
       continue
     date = datetime.datetime.fromtimestamp(seconds).isoformat(" ", "minutes")
     print(f"{row.path.name:>12}  {date}  {size:>15,} bytes  {row.state}")

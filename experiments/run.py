@@ -1,4 +1,4 @@
-"""From a config to the parts of a run, and from a run's folder back to them."""
+"""Builds the parts of a run from a config, and loads a run from its directory."""
 
 import pathlib
 from typing import Any
@@ -12,32 +12,32 @@ from experiments.config import defaults, make_task, validate, without_retired
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import everywhere, make_mesh, put_parameters, shapes_on
+from relpos_jax.training.sharding import make_mesh, put_parameters, replicated, shapes_on
 from relpos_jax.training.step import make_train_step
 from relpos_jax.training.task import Run, Task
 from relpos_jax.training.workdir import read_json
 
 
 def plan_run(task: Task, vocabulary: Any) -> Run:
-  """The model of a task on the devices of `config.mesh`, parameters still shapes."""
+  """Returns a run on the devices of `config.mesh`, with shapes in place of parameters."""
   graphdef, shapes = plan_model(task, vocabulary)
   mesh = make_mesh(**task.config.mesh)
   return Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, shapes))
 
 
 def plan_model(task: Task, vocabulary: Any) -> tuple[nnx.GraphDef, nnx.State]:
-  """The model of a task, and its parameters' shapes."""
+  """Returns the model of a task, and its parameters' shapes."""
   return nnx.split(nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0))))
 
 
 def init_params(run: Run) -> nnx.State:
-  """Random parameters, a function of `config.seed` alone."""
+  """Initializes the parameters at random from `config.seed`."""
   init = lambda key: nnx.state(run.task.make_model(run.vocabulary, nnx.Rngs(key)))
   return put_parameters(jax.jit(init)(jax.random.key(run.config.seed)), run.mesh)
 
 
 def make_step(task: Task, graphdef: nnx.GraphDef):
-  """The training step of a task, compiled at its first call for each shape of batch."""
+  """Returns the jitted training step of a task."""
   config = task.config
   return make_train_step(
     graphdef,
@@ -49,12 +49,12 @@ def make_step(task: Task, graphdef: nnx.GraphDef):
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-  """Adam at the learning rates of a config."""
+  """Returns Adam with the learning rates of a config."""
   return optimizers.adam(schedule(config))
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:
-  """The learning rate of each update, as `config.training` says."""
+  """Returns the learning rate schedule of `config.training`."""
   training = config.training
   if training.schedule == "paper":
     return optimizers.paper_schedule(
@@ -64,32 +64,32 @@ def schedule(config: ConfigDict) -> optax.Schedule:
 
 
 def load_run(workdir: str | pathlib.Path) -> Run:
-  """The run in a folder, with the mean of its last checkpoints' parameters, on all devices.
+  """Loads a run on all devices, with its parameters averaged over the last checkpoints.
 
   Raises:
-    InputError: no run there, or a part of it is missing or damaged.
+    InputError: the folder holds no run, or a part of it is missing or damaged.
   """
   task = load_task(workdir)
   return with_average(plan_run(task, task.load_vocabulary(pathlib.Path(workdir))), workdir)
 
 
 def load_task(workdir: str | pathlib.Path) -> Task:
-  """The task of the run in a folder, on all devices.
+  """Loads the task of the run in a folder, on all devices.
 
   Raises:
-    InputError: no run there, or its config is damaged or has a wrong value.
+    InputError: the folder holds no run, or its config is damaged or has a wrong value.
   """
   config = read_config(workdir)
   config.mesh = defaults(config).mesh
-  validate(config, num_devices=1)  # its batches are those of another machine
+  validate(config, num_devices=1)  # the run's batches may suit another number of devices
   return make_task(config)
 
 
 def read_config(workdir: str | pathlib.Path) -> ConfigDict:
-  """Reads the config of the run in a folder; keys younger than the run have their defaults.
+  """Reads the config of the run in a folder, with defaults for keys added since.
 
   Raises:
-    InputError: no run there, or its config is damaged or needs an older version.
+    InputError: the folder holds no run, or its config is damaged or needs an older version.
   """
   path = pathlib.Path(workdir, "config.json")
   if not path.is_file():
@@ -102,10 +102,10 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
 
 
 def with_average(run: Run, workdir: str | pathlib.Path) -> Run:
-  """The run with the mean of the parameters in its last checkpoints, whole on every device."""
-  place = everywhere(run.mesh)
-  whole = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+  """Averages the parameters over the last checkpoints, replicated on every device."""
+  sharding = replicated(run.mesh)
+  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   with Checkpoints(pathlib.Path(workdir, "checkpoints")) as checkpoints:
     num = run.config.decoding.average_checkpoints
-    params = checkpoints.average(num, like=jax.tree.map(whole, run.params))
+    params = checkpoints.average(num, like=jax.tree.map(like, run.params))
     return run._replace(params=params)

@@ -9,13 +9,13 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
-The folder --workdir holds all of the run; the same command again goes on where it stopped. One
-training at a time is at work in it. SIGTERM saves and ends it with status 0, Ctrl-C saves and ends
-it with status 130, and Ctrl-C again, once the first was heard, at once. Data are downloaded, but
-where a FOLDER has them already.
+The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
+Only one training at a time may use the folder. SIGTERM saves and exits with status 0, Ctrl-C saves
+and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded unless FOLDER
+holds them.
 
-In several processes the first prints and writes. Each is started with this command, as srun and
-mpirun do; experiments/launch/ has recipes.
+With several processes, start each with this command, as srun and mpirun do; experiments/launch/
+has recipes. Only the first process prints and writes.
 """
 
 import contextlib
@@ -42,20 +42,24 @@ from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_files import aside, is_no_room, numbered, unfinished
+from relpos_jax.training.checkpoint_files import (
+  is_no_room,
+  list_damaged,
+  list_steps,
+  list_unfinished,
+)
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.processes import (
-  anywhere,
   check_same,
-  first_line,
+  first_message,
   is_first,
   join_processes,
-  one_voice,
+  only_first_prints,
   wait_for_all,
 )
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
-from relpos_jax.training.signals import Stop, Stopped
+from relpos_jax.training.signals import StopOnSignal, Stopped
 from relpos_jax.training.step import TrainState, init_state, make_eval_step
 from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import (
@@ -78,7 +82,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
   join_processes(distributed)
-  with one_voice(), Stop(is_last=__name__ == "__main__") as stop:
+  with only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
     try:
       _train_and_evaluate(config, workdir, stop)
     except NonFiniteError as error:
@@ -96,12 +100,12 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
       ) from error
 
 
-def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
+def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: StopOnSignal) -> None:
   validate(config)
-  # An older run may still have the retired keys: then with the values that are left.
+  # The config of an older run may hold retired keys: they must have the values still supported.
   if claim_workdir(workdir, config.to_dict() | RETIRED, defaults(config).to_dict() | RETIRED):
-    _check_checkpoints_are_there(workdir)
-  with _alone_in(workdir):
+    _check_checkpoints_exist(workdir)
+  with _locked(workdir):
     task = make_task(config)
     data = task.load_data()
     for note in data.notes:
@@ -114,18 +118,18 @@ def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -
     wait_for_all("evaluated")
 
 
-def _check_checkpoints_are_there(workdir: pathlib.Path) -> None:
-  """Refuses to start anew where checkpoints are lost, as on a disk that is not mounted.
+def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
+  """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
 
-  Their folder is made at the start of a run. It stays empty until the first save is over, and no
-  later step is reported before that, nor an evaluation of that step.
+  The checkpoint folder is made when a run starts and stays empty until the first save is complete.
+  No later step is reported before that, and no evaluation of the saved step.
   """
   folder = workdir / "checkpoints"
   lines = read_metrics(workdir)
   if folder.is_dir():
     first = read_json(workdir / "config.json")["training"]["save_every"]
     is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
-    is_empty = not (numbered(folder) or aside(folder) or unfinished(folder))
+    is_empty = not (list_steps(folder) or list_damaged(folder) or list_unfinished(folder))
     is_lost = is_empty and any(map(is_past, lines))
   else:
     is_lost = bool(lines) or os.path.lexists(folder)
@@ -133,13 +137,13 @@ def _check_checkpoints_are_there(workdir: pathlib.Path) -> None:
     step = max((line["step"] for line in lines), default=0)
     raise InputError(
       f"the checkpoints in {folder} are gone, and the run has reached step {step}: bring that "
-      f"folder back, or delete {workdir} to start anew"
+      f"folder back, or delete {workdir} to start again"
     )
 
 
 @contextlib.contextmanager
-def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
-  """Keeps every other training out: the first of several processes does, and all are refused."""
+def _locked(workdir: pathlib.Path) -> Iterator[None]:
+  """Locks the folder in the first process; if another training holds it, all processes fail."""
   with contextlib.ExitStack() as stack:
     refusal = ""
     if is_first():
@@ -147,7 +151,7 @@ def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
         stack.enter_context(lock_folder(workdir, "training", "workdir"))
       except InputError as error:
         refusal = str(error)
-    if refusal := first_line(refusal):
+    if refusal := first_message(refusal):
       raise InputError(refusal)
     yield
 
@@ -161,71 +165,64 @@ def _check_processes(run: Run) -> None:
     )
 
 
-def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: Stop | None = None) -> None:
-  """Puts the parts of `config.training` together and trains.
-
-  Nothing is written before all that may be a user's mistake has been looked at.
-  """
-  config, stop = run.config.training, stop or Stop()
+def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal) -> None:
+  """Trains as `config.training` says; writes nothing before all inputs are checked."""
+  config = run.config.training
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   training_data = _digest(train_batches.examples)
-  if refusal := first_line(changed_data(workdir, _digests(training_data, workdir))):
+  if refusal := first_message(changed_data(workdir, _digests(training_data, workdir))):
     raise InputError(refusal)
+  folder = workdir / "checkpoints"
   with (
-    Checkpoints(
-      workdir / "checkpoints", keep=config.keep_checkpoints, rename_damaged=True
-    ) as checkpoints,
+    Checkpoints(folder, keep=config.keep_checkpoints, rename_damaged=True) as checkpoints,
     Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
   ):
     state = _first_state(run, checkpoints)
-    report_valid = _report_valid(run, data, valid_batches, reporter, stop)
-    # Each process reads the file by itself, but what follows is for all or none.
-    lacks_evaluation = anywhere(_lacks_evaluation(config, int(state.step), workdir))
-    check_same("the first batch", train_batches[0])  # and wait, before one of them writes
-    _write_what_it_is(run, training_data, workdir)
-    stop.waits = True
+    start = int(state.step)
+    evaluate_state = _make_evaluate(run, data, valid_batches, reporter, stop)
+    # Each process reads the file, but all must agree on what follows.
+    lacks_evaluation = any_process(_lacks_evaluation(config, start, workdir))
+    check_same("the first batch", train_batches[0])  # also waits, before the first process writes
+    _write_inputs(run, training_data, workdir)
+    stop.deferred = True
     if lacks_evaluation:
-      reporter.go_on_after(int(state.step))
-      with stop.cutting_short():
-        report_valid(state)
-      if stop.hear(stop.ask()):
-        raise Stopped(f"at step {int(state.step)}")
-    _train_from(state, run, train_batches, reporter.step, report_valid, checkpoints, stop)
-    stop.waits = False
-    if stop.hear(stop.ask()):
-      raise Stopped(f"at step {config.num_steps}")
+      reporter.resume_after(start)
+      evaluate_state(state)
+      if stop.should_stop():
+        raise Stopped(f"at step {start}")
+    state = train(
+      state,
+      make_step(run.task, run.graphdef),
+      map(_put_on(run), prefetch(train_batches, start, config.num_steps)),
+      num_steps=config.num_steps,
+      report=reporter.step,
+      evaluate=evaluate_state,
+      save=lambda state: checkpoints.save(int(state.step), state),
+      should_stop=stop.should_stop,
+      eval_every=config.eval_every,
+      save_every=config.save_every,
+      max_skipped=config.max_skipped,
+    )
+    stop.deferred = False
+    if stop.should_stop():
+      raise Stopped(f"at step {int(state.step)}")
 
 
-def _train_from(
-  state: TrainState, run: Run, batches: Any, report, evaluate, checkpoints: Checkpoints, stop
-) -> None:
-  config = run.config.training
-  arrays = prefetch(batches, int(state.step), config.num_steps)
-  train(
-    state,
-    make_step(run.task, run.graphdef),
-    map(functools.partial(put_batch, mesh=run.mesh), arrays),
-    num_steps=config.num_steps,
-    report=report,
-    evaluate=evaluate,
-    save=lambda state: checkpoints.save(int(state.step), state),
-    eval_every=config.eval_every,
-    save_every=config.save_every,
-    max_skipped=config.max_skipped,
-    stop=stop,
-  )
+def _put_on(run: Run):
+  return functools.partial(put_batch, mesh=run.mesh)
 
 
 def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> bool:
-  """Whether the run was stopped after this step and before the evaluation that was due."""
+  """Returns whether the run stopped after this step and before the evaluation due there."""
   if step == 0 or (step % config.eval_every and step < config.num_steps):
     return False
   lines = read_metrics(workdir)
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _write_what_it_is(run: Run, training_data: str, workdir: pathlib.Path) -> None:
+def _write_inputs(run: Run, training_data: str, workdir: pathlib.Path) -> None:
+  """Writes config, environment, vocabulary and digests in the first process."""
   if is_first():
     write_run_files(workdir, run.config.to_dict())
     (workdir / "checkpoints").mkdir(exist_ok=True)
@@ -235,7 +232,7 @@ def _write_what_it_is(run: Run, training_data: str, workdir: pathlib.Path) -> No
 
 
 def _digests(training_data: str, workdir: pathlib.Path) -> dict[str, str]:
-  """Returns what the steps of a run depend on besides its config; the tokenizer if there is one."""
+  """Returns digests of the inputs of a run besides its config: data and tokenizer, if any."""
   contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
   tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
   return tokenizer | {"training data": training_data}
@@ -251,45 +248,43 @@ def _digest(arrays: Any) -> str:
 
 
 def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
-  """That of the newest good checkpoint, if there is any checkpoint."""
-  start = lambda: init_state(init_params(run), make_optimizer(run.config))
-  like = shapes_on(run.mesh, jax.eval_shape(start))
-  check_same(f"what is in {checkpoints.folder}", [np.array(numbered(checkpoints.folder))])
+  """Restores the newest good checkpoint, or initializes the state if there is no checkpoint."""
+  init = lambda: init_state(init_params(run), make_optimizer(run.config))
+  like = shapes_on(run.mesh, jax.eval_shape(init))
+  folder = checkpoints.folder
+  check_same(f"what is in {folder}", [np.array(list_steps(folder))])
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
-    return put_parameters(start(), run.mesh)
+    return put_parameters(init(), run.mesh)
   state = checkpoints.restore(like=like)
-  print(f"{checkpoints.folder.parent} is trained to step {int(state.step)}")
+  print(f"{folder.parent} is trained to step {int(state.step)}")
   if int(state.step) < run.config.training.num_steps:
     checkpoints.check_room(like)
   return state
 
 
-def _report_valid(run: Run, data: Any, batches: Any, reporter: Reporter, stop: Stop):
-  """What each evaluation during training does: the valid loss, and what the task reports.
-
-  One that is asked to stop reports nothing.
-  """
+def _make_evaluate(run: Run, data: Any, batches: Any, reporter: Reporter, stop: StopOnSignal):
+  """Returns the function that reports valid loss and task scores, or nothing once stopped."""
   eval_step = make_eval_step(run.graphdef, run.task.loss)
-  report = run.task.make_report(run, data, batches)
-  place = functools.partial(put_batch, mesh=run.mesh)
+  task_report = run.task.make_report(run, data, batches)
 
-  def report_valid(state: TrainState) -> None:
-    losses = []
-    for batch in prefetch(batches, 0, batches.num_per_epoch):
-      losses.append(eval_step(state.params, place(batch)))
-      if stop.hear(stop.ask(losses[-1])):
+  def evaluate_state(state: TrainState) -> None:
+    with stop.interruptible():
+      losses = []
+      for batch in map(_put_on(run), prefetch(batches, 0, batches.num_per_epoch)):
+        losses.append(eval_step(state.params, batch))
+        if stop.should_stop(losses[-1]):
+          return
+      total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
+      values, text = task_report(state.params)
+      if stop.should_stop():
         return
-    total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
-    values, text = report(state.params)
-    if stop.hear(stop.ask()):
-      return
-    step = int(state.step)
-    reporter.values(step, dict(valid_loss=total / num_tokens, **values))
-    if text:
-      reporter.text(step, "valid", text)
+      step = int(state.step)
+      reporter.values(step, dict(valid_loss=total / num_tokens, **values))
+      if text:
+        reporter.text(step, "valid", text)
 
-  return report_valid
+  return evaluate_state
 
 
 if __name__ == "__main__":

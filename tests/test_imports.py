@@ -50,7 +50,7 @@ OUTSIDE = {
 # Each third-party library that is kept behind a module or two.
 BEHIND = {
   "orbax": {"relpos_jax.training.checkpoint", "relpos_jax.training.checkpoint_reader"},
-  "tensorboardX": {"relpos_jax.training.tensorboard"},
+  "tensorboardX": {"relpos_jax.training.metrics"},
   "tokenizers": {"relpos_jax.data.tokenizer"},
   "grain": {"relpos_jax.data.batching"},
   "sacrebleu": {"relpos_jax.evaluation.bleu"},

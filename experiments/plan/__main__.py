@@ -30,7 +30,7 @@ from experiments.plan import collectives, tables
 from experiments.plan.topology import chips, compiler_version, leave_tpus_alone, parse
 from experiments.run import make_optimizer, make_step, plan_model
 from relpos_jax.errors import InputError
-from relpos_jax.training.sharding import AnyMesh, make_mesh, of_batches, shapes_on
+from relpos_jax.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
 from relpos_jax.training.step import TrainState, init_state
 from relpos_jax.training.workdir import environment, write_whole
 
@@ -123,7 +123,7 @@ def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
 
 def batch_of(config: ConfigDict, shape: Shape, mesh: AnyMesh) -> Any:
   """Returns a batch of [rows, tokens] as shapes, sharded as in training."""
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batches(mesh, x.ndim))
+  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
   return jax.tree.map(place, make_task(config).empty_batch(shape))
 
 

@@ -18,7 +18,7 @@ from relpos_jax.graphs import dataset, scores
 from relpos_jax.graphs.batching import PAD, GraphBatch, GraphBatches, empty_batch
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
-from relpos_jax.training import token_batches
+from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh, num_rows_together, put_batch
@@ -39,7 +39,7 @@ _CHOICES = {"data.source": (*_HEADS,)} | {
   if name in ("model.readout", "model.sees", "model.reverse_edges", "model.norm", "model.dtype")
 }
 _NUMBERS = (
-  *token_batches.LAYERS,
+  *tasks.LAYER_CHECKS,
   ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
   at_least(3, "data.tu.num_folds"),
   at_least(-1, "data.tu.fold"),
@@ -63,7 +63,7 @@ class Graphs:
       )
     if sizes["sequence"] > 1:
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1, graphs are not cut")
-    token_batches.check_batches(self.config, sizes)
+    tasks.check_batches(self.config, sizes)
     make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
     check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
 

@@ -20,7 +20,7 @@ from relpos_jax.music.codec import Codec
 from relpos_jax.music.data import CODECS, Music, MusicRows, load_midi_folder
 from relpos_jax.music.piano_roll import draw
 from relpos_jax.music.scores import likelihood, make_nats_of, table
-from relpos_jax.training import token_batches
+from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
@@ -59,8 +59,8 @@ class MusicTask:
     return voices.CODEC if data.source == "chorales" else CODECS[data.midi.codec]
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    check_values(self.config, _CHOICES, (*token_batches.NUMBERS, *_NUMBERS))
-    token_batches.check_batches(self.config, sizes)
+    check_values(self.config, _CHOICES, (*tasks.TOKEN_CHECKS, *_NUMBERS))
+    tasks.check_batches(self.config, sizes)
     longest, alignment = self.config.batches.max_length, self.codec.alignment
     if longest <= alignment:
       raise InputError(f"config.batches.max_length is {longest}: give more than {alignment} tokens")
@@ -109,10 +109,8 @@ class MusicTask:
       seed=seed,
     )
     valid = MusicRows(data.splits["valid"], longest=longest_valid, alignment=vocabulary.alignment)
-    make = token_batches.batch_maker(self.config, train.lengths, mesh)
-    make_valid = token_batches.batch_maker(
-      self.config, valid.lengths, mesh, max_length=longest_valid
-    )
+    make = tasks.batch_maker(self.config, train.lengths, mesh)
+    make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
     return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
@@ -120,7 +118,7 @@ class MusicTask:
     longest = self.config.batches.max_length
     rows = max(1, self.config.batches.tokens // longest)
     pieces = Ragged.of([np.full(longest, EOS)] * rows)
-    make = token_batches.batch_maker(self.config, pieces.lengths, mesh)
+    make = tasks.batch_maker(self.config, pieces.lengths, mesh)
     return make(pieces, kind=Tokens, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> Tokens:

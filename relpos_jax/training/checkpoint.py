@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved, chosen, restored, averaged."""
+"""Saves, restores and averages the checkpoints of a run."""
 
 import contextlib
 import functools
@@ -13,27 +13,25 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files, manifest, orbax_logging, processes
-from relpos_jax.training.checkpoint_reader import Reader
+from relpos_jax.training import checkpoint_files, manifest, processes
+from relpos_jax.training.checkpoint_reader import Reader, silence_abandoned_requests
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
 
-orbax_logging.quieten()
-
 
 class Checkpoints:
-  """The checkpoints of one run: a folder with one numbered sub-folder a step.
+  """The checkpoints of one run: a folder with one numbered sub-folder per step.
 
   A state is any pytree of arrays. It is stored as arrays by name (`params.encoder.kernel`) with a
-  manifest of their shapes, dtypes and digests, and comes back, bit for bit, in the structure and
-  with the shardings of `like`, whatever shardings it was saved with. Saving goes on in the
-  background, and a step is there entirely or not at all.
+  manifest of their shapes, dtypes and digests. It is restored bit for bit in the structure and with
+  the shardings of `like`, whatever shardings it was saved with. Saving runs in the background and
+  is atomic.
 
-  What is read is compared with its digests. A step that is damaged, partial, unreadable or in the
-  folder of another step is reported in one line on stderr, and the one before is restored; the run
-  that owns the folder renames it to `damaged-STEP`, with a `reason.txt`. It is read twice
-  before: what failed once may have been a file system's hiccup, or a step that its run deleted
-  meanwhile, which is none of the reader's business. A step that may not be read is an error.
+  Restored arrays are compared with their digests. A step that is damaged, partial, unreadable or
+  in the folder of another step is reported in one line on stderr, and the step before is restored.
+  The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`. Each step is
+  read twice before, in case a file system fails once or the run deletes the step meanwhile. A step
+  without read permission is an error.
 
   >>> import tempfile
   >>> state = dict(params=dict(kernel=jnp.ones((2, 3))), step=jnp.int32(7))
@@ -46,12 +44,12 @@ class Checkpoints:
   """
 
   def __init__(self, folder: str | pathlib.Path, keep: int = 5, *, rename_damaged: bool = False):
-    """Nothing is touched before the first save.
+    """Writes nothing before the first save.
 
     Args:
-      folder: of this run's checkpoints alone.
-      keep: how many of the last checkpoints stay; older ones are deleted after each save.
-      rename_damaged: whether damaged steps are renamed: for the run that owns the folder alone.
+      folder: holds the checkpoints of this run alone.
+      keep: the number of checkpoints kept; older ones are deleted after each save.
+      rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
 
     Raises:
       InputError: Orbax cannot keep checkpoints under this path.
@@ -62,7 +60,7 @@ class Checkpoints:
     self._keep = keep
     self._rename_damaged = rename_damaged
     self._is_read_back = False
-    self._under_way = (0, 0)  # the step that is being written, and the bytes it needs
+    self._saving = (0, 0)  # the step being written, and the bytes it needs
     self._reader = Reader(folder)
 
   def __enter__(self) -> "Checkpoints":
@@ -72,50 +70,50 @@ class Checkpoints:
     self.close()
 
   def close(self) -> None:
-    """Waits for the last save; raises what made it fail."""
-    if "_manager" in vars(self):  # one made now would wait for the other processes
-      with self._writing():
+    """Waits for the last save, and raises its error if it failed."""
+    if "_manager" in vars(self):  # a new manager would wait for the other processes
+      with self._checking_room():
         self._manager.close()
 
   def steps(self) -> list[int]:
-    """The steps there are, in order, whole or not; waits for a save under way."""
+    """Waits for a save in progress and returns the steps in order, damaged ones included."""
     if "_manager" in vars(self):
-      with self._writing():
+      with self._checking_room():
         self._manager.wait_until_finished()
-    return checkpoint_files.numbered(self.folder)
+    return checkpoint_files.list_steps(self.folder)
 
   def latest_step(self) -> int | None:
-    """The last step there is, or None if none was ever saved.
+    """Returns the last step, or None if none was ever saved.
 
     Raises:
-      InputError: there were some, and all of them have been set aside.
+      InputError: all steps were damaged and have been renamed.
     """
     steps = self.steps()
-    if not steps and checkpoint_files.aside(self.folder):
+    if not steps and checkpoint_files.list_damaged(self.folder):
       raise self._none_good()
     return max(steps, default=None)
 
   def save(self, step: int, state: PyTree) -> None:
-    """Saves in the background; only copies are read after the call, so `state` may be donated.
+    """Saves in the background; `state` may be donated after the call.
 
-    The first save is waited for, and a part of it read back: whatever makes checkpoints of this
-    folder unreadable is known before any is needed.
+    The first save is waited for and an array of it is read back, so that a folder that cannot be
+    read is known early.
 
     Raises:
-      InputError: the disk is full, now or when the save before went on; older ones stay good. Or
+      InputError: the disk is full, now or during the save before; older checkpoints stay good. Or
         the first save cannot be read back.
-      ValueError: `step` is not after all those saved.
+      ValueError: `step` is not after all saved steps.
     """
     arrays = by_name(state)
-    self.steps()  # The save before must be done before room is looked for.
+    self.steps()  # The save before must end before free space is measured.
     self.check_room(state)
     items = ocp.args.Composite(
       state=ocp.args.PyTreeSave(arrays),
       manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
     )
-    self._under_way = step, manifest.num_bytes(arrays)
-    orbax_logging.quieten_what_is_left_behind()
-    with self._writing():
+    self._saving = step, manifest.num_bytes(arrays)
+    silence_abandoned_requests()
+    with self._checking_room():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
     if not self._is_read_back:
@@ -130,43 +128,43 @@ class Checkpoints:
         self._reader.check_found(step)
       except (Damage, InputError) as error:
         problem = str(error)
-    if problem := processes.first_line(problem):
+    if problem := processes.first_message(problem):
       path = self.folder / str(step)
       raise InputError(
         f"checkpoint {path} was saved but cannot be read back: {problem}: give another --workdir"
       )
 
   def check_room(self, like: PyTree) -> None:
-    """Raises InputError unless the disk has room for such a state once more."""
+    """Raises InputError unless the disk has room for one more checkpoint of such a state."""
     checkpoint_files.check_room(self.folder, manifest.num_bytes(by_name(like)))
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
-    """The state at `step`, or the newest good one; damaged ones are passed over.
+    """Restores the state at `step`, or the newest good one.
 
     Args:
-      like: a state of the same structure, shapes and dtypes: arrays, or `jax.ShapeDtypeStruct`s.
-        Their shardings are those of the result; without one, the first device.
-      field: with the name of a field of the state, only that field is read and `like` is like it.
+      step: the step; by default damaged steps are passed over until one is good.
+      like: arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes. The result
+        has their shardings, or is on the first device where they have none.
+      field: the name of a field of the state; only that field is read, and `like` is like it.
 
     Raises:
-      InputError: there is no such checkpoint, or none that is good, or it is of something else, or
-        there is no access to it.
+      InputError: there is no such checkpoint, no good one, no access, or it is of another model.
     """
     steps = self.steps()
     if step is not None and step not in steps:
-      there = ", ".join(map(str, steps)) or "none"
-      raise InputError(f"no checkpoint of step {step} in {self.folder}: there are {there}")
-    for state in self._good(steps if step is None else [step], like, field):
+      found = ", ".join(map(str, steps)) or "none"
+      raise InputError(f"no checkpoint of step {step} in {self.folder}: there are {found}")
+    for state in self._good_states(steps if step is None else [step], like, field):
       return state
     if step is None:
       raise self._none_good()
-    there = ", ".join(str(other) for other in self.steps() if other != step) or "none"
-    raise InputError(f"checkpoint {self.folder / str(step)} is damaged: there are {there}")
+    others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
+    raise InputError(f"checkpoint {self.folder / str(step)} is damaged: there are {others}")
 
   def average(self, num: int, *, like: PyTree, field: str = "params") -> PyTree:
-    """The mean of a field over the last `num` good checkpoints, or all if there are fewer.
+    """Averages a field over the last `num` good checkpoints, or over all if there are fewer.
 
-    Summed in float32, in the dtypes of `like`. Vaswani et al. 2017, section 6.1.
+    The sum is in float32, the result in the dtypes of `like`. Vaswani et al. 2017, section 6.1.
 
     Raises:
       InputError: as for `restore`.
@@ -174,12 +172,12 @@ class Checkpoints:
     if num < 1:
       raise ValueError(f"num must be at least 1, not {num}")
     total, count = None, 0
-    for part in itertools.islice(self._good(self.steps(), like, field), num):
+    for part in itertools.islice(self._good_states(self.steps(), like, field), num):
       total, count = part if total is None else _add(total, part), count + 1
     if not count:
       raise self._none_good()
     if count < num:
-      processes.tell(
+      processes.print_once(
         f"{self.folder} has {count} good checkpoints: the mean is of these, not of {num}"
       )
     mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
@@ -192,70 +190,69 @@ class Checkpoints:
     return ocp.CheckpointManager(self.folder.absolute(), options=options)
 
   @contextlib.contextmanager
-  def _writing(self) -> Iterator[None]:
-    """Tells of a full disk in one line, and frees what the save that failed took of it."""
+  def _checking_room(self) -> Iterator[None]:
+    """Raises InputError where the disk is full, and deletes the files of the failed save."""
     try:
       yield
     except Exception as error:
       if not checkpoint_files.is_no_room(error):
         raise
-      step, needed = self._under_way
-      for unfinished in checkpoint_files.unfinished(self.folder, step):
+      step, needed = self._saving
+      for unfinished in checkpoint_files.list_unfinished(self.folder, step):
         shutil.rmtree(unfinished, ignore_errors=True)
       raise checkpoint_files.no_room(self.folder / str(step), needed) from error
 
-  def _good(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
-    """The states of those steps that are good, newest first; others are passed over."""
+  def _good_states(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
+    """Yields the states of the good steps among `steps`, newest first."""
     wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
     for step in reversed(steps):
-      arrays = self._read_or_pass_over(step, wanted, field)
+      arrays = self._read_or_skip(step, wanted, field)
       if arrays is not None:
         yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
   def _none_good(self) -> InputError:
-    damaged = [path.name for path in checkpoint_files.aside(self.folder)] + [
-      *map(str, self.steps())
-    ]
+    damaged = [path.name for path in checkpoint_files.list_damaged(self.folder)]
+    damaged += map(str, self.steps())
     if not damaged:
       return InputError(f"no checkpoint in {self.folder}: train first, or give another --workdir")
     return InputError(
       f"no good checkpoint in {self.folder}: damaged are {', '.join(damaged)}: "
-      "put back a good copy, or delete that folder to start anew"
+      "put back a good copy, or delete that folder to start again"
     )
 
-  def _read_or_pass_over(self, step: int, wanted: Mapping, field: str) -> Mapping | None:
+  def _read_or_skip(self, step: int, wanted: Mapping, field: str) -> Mapping | None:
     for _ in range(2):
-      arrays, problem = _everywhere(self._reader.read, step, wanted, field)
-      if not problem:  # All have read their parts: digests are of the whole.
-        _, problem = _everywhere(manifest.check_digests, *arrays)
+      arrays, problem = _in_all_processes(self._reader.read, step, wanted, field)
+      if not problem:  # digests need the shards of all processes
+        _, problem = _in_all_processes(manifest.check_digests, *arrays)
       if not problem:
         return arrays[0]
-    if processes.anywhere((self.folder / str(step)).is_dir()):
-      path = self.folder / str(step)
-      where = self._set_aside(path, problem) if self._rename_damaged else "passed over"
-      processes.tell(f"checkpoint {path} is damaged: {problem}: {where}")
+    path = self.folder / str(step)
+    if processes.any_process(path.is_dir()):
+      outcome = self._mark_damaged(path, problem) if self._rename_damaged else "passed over"
+      processes.print_once(f"checkpoint {path} is damaged: {problem}: {outcome}")
     return None
 
-  def _set_aside(self, path: pathlib.Path, reason: str) -> str:
+  def _mark_damaged(self, path: pathlib.Path, reason: str) -> str:
     try:
-      new = checkpoint_files.set_aside(path, reason) if processes.is_first() else path
-      where = f"set aside as {new.name}"
+      new = checkpoint_files.mark_damaged(path, reason) if processes.is_first() else path
+      outcome = f"renamed to {new.name}"
     except OSError as error:
-      where = f"passed over, for it cannot be set aside ({error.strerror})"
-    processes.wait_for_all("set aside")  # None goes on before the first process has renamed it.
+      outcome = f"passed over, because it cannot be renamed ({error.strerror})"
+    processes.wait_for_all("damaged checkpoint renamed")
     if "_manager" in vars(self):
       self._manager.reload()
-    return where
+    return outcome
 
 
-def _everywhere(function: Callable, *args) -> tuple[Any, str]:
-  """What a function returns, and the damage that it found in any process; all call this."""
+def _in_all_processes(function: Callable, *args) -> tuple[Any, str]:
+  """Returns a function's result, and the damage that it found in any of the calling processes."""
   result, problem = None, ""
   try:
     result = function(*args)
   except Damage as damage:
     problem = str(damage)
-  return result, processes.first_line(problem)
+  return result, processes.first_message(problem)
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""A folder of checkpoints as files: its steps, what was set aside of them, and room for more."""
+"""The files of a checkpoint folder: steps, damaged steps, access and free space."""
 
 import errno
 import json
@@ -9,19 +9,13 @@ import shutil
 
 from relpos_jax.errors import InputError
 
-# What a failed write says when there is no room: of the file system, of the user, for one file.
+# Messages of failed writes: disk full, quota exceeded, file size limit.
 _NO_ROOM = re.compile("No space left on device|Disk quota exceeded|File too large")
 _NO_ROOM_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_path(folder: pathlib.Path) -> None:
-  """Refuses a path under which Orbax writes checkpoints that it cannot read.
-
-  Orbax takes the absolute path for a pattern of file names, and TensorStore wants UTF-8.
-
-  Raises:
-    InputError: the path holds one of `[*?\\`, or is not UTF-8.
-  """
+  """Raises InputError for a path with one of `[*?\\` or without UTF-8, which Orbax cannot read."""
   path = str(folder.absolute())
   shown = path.encode(errors="backslashreplace").decode()
   found = re.search(r"[*?\\\[]", path)
@@ -30,13 +24,13 @@ def check_path(folder: pathlib.Path) -> None:
     raise InputError(f"cannot keep checkpoints in {shown}: {reason}: give another --workdir")
 
 
-def numbered(folder: pathlib.Path) -> list[int]:
-  """Returns the steps that have a folder, whole or not, in order; a link to a folder is none.
+def list_steps(folder: pathlib.Path) -> list[int]:
+  """Returns the steps that have a folder, in order; links to folders do not count.
 
   Raises:
     InputError: there is no access to the folder.
 
-  >>> numbered(pathlib.Path("nowhere"))
+  >>> list_steps(pathlib.Path("nowhere"))
   []
   """
   names = (path.name for path in _folders(folder))
@@ -51,8 +45,8 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
     raise no_access(folder, error) from error
 
 
-def unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path]:
-  """The folders of saves that go on, or were cut short; of one step, if it is given.
+def list_unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path]:
+  """Returns the folders of saves that are in progress or were interrupted.
 
   >>> unfinished(pathlib.Path("nowhere"))
   []
@@ -60,8 +54,8 @@ def unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path
   return sorted(folder.glob(f"{step}.orbax-checkpoint-tmp*"))
 
 
-def set_aside(path: pathlib.Path, reason: str) -> pathlib.Path:
-  """Renames the folder of a step to `damaged-STEP`, with the reason in a file; returns the new one.
+def mark_damaged(path: pathlib.Path, reason: str) -> pathlib.Path:
+  """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path.
 
   Raises:
     OSError: it cannot be renamed.
@@ -76,8 +70,8 @@ def set_aside(path: pathlib.Path, reason: str) -> pathlib.Path:
   return new
 
 
-def aside(folder: pathlib.Path) -> dict[pathlib.Path, str]:
-  """The folders that were set aside, each with its reason."""
+def list_damaged(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+  """Returns the folders that were renamed as damaged, each with its reason."""
   paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
   return {path: _reason(path / "reason.txt") for path in paths}
 
@@ -90,7 +84,7 @@ def _reason(file: pathlib.Path) -> str:
 
 
 def is_foreign(path: pathlib.Path) -> bool:
-  """Whether another program saved a checkpoint: Orbax keeps the names of what was saved."""
+  """Returns whether another program saved a checkpoint, from the names that Orbax records."""
   try:
     metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))
     return "manifest" not in (metadata["item_handlers"] or {})
@@ -99,11 +93,7 @@ def is_foreign(path: pathlib.Path) -> bool:
 
 
 def check_access(path: pathlib.Path) -> None:
-  """Opens every file of a checkpoint: where one cannot be opened, the checkpoint may be good.
-
-  Raises:
-    InputError: names the file or folder. One that is not there is another matter.
-  """
+  """Raises InputError for a file or folder of a checkpoint that exists and cannot be opened."""
 
   def refuse(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
@@ -118,7 +108,7 @@ def check_access(path: pathlib.Path) -> None:
 
 
 def no_access(path: pathlib.Path, error: OSError) -> InputError:
-  """Returns the error of a checkpoint, or a folder of them, that cannot be looked into."""
+  """Returns the error for a checkpoint, or a folder of them, that cannot be opened."""
   return InputError(
     f"cannot read {path} ({error.filename}: {error.strerror}): see to its permissions, or to its "
     "disk"
@@ -126,7 +116,7 @@ def no_access(path: pathlib.Path, error: OSError) -> InputError:
 
 
 def num_bytes(path: pathlib.Path) -> int:
-  """Of all files in a folder."""
+  """Returns the total size of all files in a folder."""
   return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
@@ -137,7 +127,7 @@ def check_room(folder: pathlib.Path, needed: int) -> None:
 
 
 def no_room(folder: pathlib.Path, needed: int) -> InputError:
-  """The error of a checkpoint for which there is no room."""
+  """Returns the error for a checkpoint that does not fit on the disk."""
   return InputError(
     f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {_free(folder):,} are free: "
     "make room and go on with the same command; the checkpoints there are stay good"
@@ -145,11 +135,11 @@ def no_room(folder: pathlib.Path, needed: int) -> InputError:
 
 
 def _free(folder: pathlib.Path) -> int:
-  """Bytes, of the file system on which the folder is, or would be made."""
-  there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-  return shutil.disk_usage(there).free
+  """Returns the free bytes of the folder's file system; the folder need not exist."""
+  existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  return shutil.disk_usage(existing).free
 
 
 def is_no_room(error: BaseException) -> bool:
-  """Whether a write failed because the disk, or the user's part of it, is full."""
+  """Returns whether a write failed because the disk or the user's quota is full."""
   return getattr(error, "errno", None) in _NO_ROOM_CODES or bool(_NO_ROOM.search(str(error)))

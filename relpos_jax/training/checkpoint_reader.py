@@ -1,11 +1,16 @@
-"""One step of a folder of checkpoints, read and compared with its manifest."""
+"""Reads a step of a checkpoint folder and compares it with its manifest."""
 
 import functools
+import logging
 import math
 import os
 import pathlib
 import re
+import sys
 import textwrap
+import traceback
+import types
+import warnings
 from collections.abc import Mapping
 
 import jax
@@ -13,10 +18,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files, manifest, orbax_logging, processes
+from relpos_jax.training import checkpoint_files, manifest, processes
 from relpos_jax.training.manifest import Damage
 
-# Why a read fails though the checkpoint may be good: nothing is set aside for these.
+# Read errors of checkpoints that may be good: these are not renamed as damaged.
 _NOT_DAMAGE = (MemoryError, PermissionError, jax.errors.JaxRuntimeError)
 _NOT_DAMAGE_WORDS = re.compile(
   "PERMISSION_DENIED|RESOURCE_EXHAUSTED|Permission denied|Too many open files|Cannot allocate"
@@ -24,9 +29,9 @@ _NOT_DAMAGE_WORDS = re.compile(
 
 
 class Reader:
-  """Reads the steps of a folder of checkpoints, each process by itself, and changes nothing.
+  """Reads the steps of a checkpoint folder, each process by itself, and changes nothing.
 
-  Where one finds damage that others do not see, none waits for it: what follows is theirs to agree.
+  Damage may be visible to one process only, so no method waits for other processes.
 
   >>> from relpos_jax.training.checkpoint import Checkpoints
   >>> import tempfile
@@ -41,51 +46,47 @@ class Reader:
     """Raises InputError where Orbax cannot keep checkpoints: see `checkpoint_files.check_path`."""
     self._folder = pathlib.Path(folder)
     checkpoint_files.check_path(self._folder)
-    self._told_of_age = False
+    self._has_noted_age = False
 
   def read(
     self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct], field: str = ""
   ) -> tuple[Mapping, Mapping]:
-    """The arrays of a step by name, and their entries; their digests are yet to be compared.
+    """Returns the arrays of a step by name, and their entries; digests are not compared yet.
 
     Args:
-      step: whose folder is there.
-      wanted: the arrays by name, with the shardings they shall have.
-      field: the arrays are those of this field of the state; by default all.
+      step: a step that has a folder.
+      wanted: shapes, dtypes and shardings of the arrays by name.
+      field: the field of the state that holds the arrays; by default the whole state.
 
     Raises:
-      Damage: what this process reads of it is damaged, partial or of another kind than was saved.
-      InputError: it is of another model, or as for `entries`.
+      Damage: the files that this process reads are damaged or partial.
+      InputError: the checkpoint is of another model, or as for `entries`.
     """
     entries = self.entries(step)
     entries = {n: e for n, e in entries.items() if not field or f"{n}.".startswith(f"{field}.")}
     self._compare(step, entries, wanted)
     arrays = self._read_arrays(step, wanted, ocp.checkpoint_utils.construct_restore_args(wanted))
     manifest.check_kinds(arrays, entries)
-    if not _have_digests(entries) and not self._told_of_age:
-      self._told_of_age = True
-      processes.tell(
+    if not _have_digests(entries) and not self._has_noted_age:
+      self._has_noted_age = True
+      processes.print_once(
         f"checkpoints in {self._folder} are older than digests: none to verify them by"
       )
     return arrays, entries
 
   def examine(self, step: int) -> str:
-    """Reads all of a step and says what there is to say for it; changes nothing.
+    """Reads all arrays of a step and returns "good", or a note on a step without digests.
 
     Raises:
-      Damage: it is damaged, partial or unreadable.
-      InputError: it is another program's, or cannot be read for a reason that is not its own.
+      Damage: the step is damaged, partial or unreadable.
+      InputError: another program saved it, or it cannot be read for another reason than damage.
     """
     entries = self.entries(step)
     self._verify(step, entries)
     return "good" if _have_digests(entries) else "readable; older than digests"
 
   def check_found(self, step: int) -> None:
-    """Reads the smallest array of a step: that it can be found, and is of this step.
-
-    Raises:
-      Damage, InputError: as for `examine`.
-    """
+    """Reads the smallest array of a step; raises Damage or InputError as `examine` does."""
     entries = self.entries(step)
     size = lambda name: math.prod(manifest.abstract(entries[name].kind).shape)
     smallest = min(entries, key=size)
@@ -99,10 +100,10 @@ class Reader:
     manifest.check_digests(arrays, entries)
 
   def entries(self, step: int) -> dict[str, manifest.Entry]:
-    """What the manifest of a step says of its arrays, by name; they themselves are not read.
+    """Returns the entries of a step's manifest by name; no arrays are read.
 
     Raises:
-      Damage: the manifest is, or is another step's.
+      Damage: the manifest is damaged, or of another step.
       InputError: another program saved this step, or there is no access to it.
     """
     path = self._folder / str(step)
@@ -114,7 +115,7 @@ class Reader:
     return manifest.read_manifest(self._read_item(step, manifest=ocp.args.JsonRestore()), step)
 
   def shapes(self, step: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of a step's arrays, by name; errors as for `entries`."""
+    """Returns shapes and dtypes of a step's arrays by name; errors as for `entries`."""
     return {name: manifest.abstract(entry.kind) for name, entry in self.entries(step).items()}
 
   @functools.cached_property
@@ -140,13 +141,11 @@ class Reader:
 
   def _read_item(self, step: int, **item):
     (name,), path = item, self._folder / str(step)
-    orbax_logging.quieten_what_is_left_behind()
+    silence_abandoned_requests()
     try:
       return self._checkpointer.restore(path.absolute(), args=ocp.args.Composite(**item))[name]
     except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
-      checkpoint_files.check_access(
-        path
-      )  # What may not be read is to Orbax as if it were not there.
+      checkpoint_files.check_access(path)  # Orbax reports missing permission as a missing file.
       reason = _innermost(error)
       if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(reason):
         raise InputError(
@@ -160,8 +159,47 @@ def _have_digests(entries: Mapping[str, manifest.Entry]) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-  """What went wrong first, without the pages that TensorStore adds."""
+  """Returns the first cause of an error, without the details that TensorStore adds."""
   while error.__cause__ is not None:
     error = error.__cause__
   text = re.split(r"\[tensorstore_spec|\[source locations|See full TensorStore", str(error))[0]
   return f"{type(error).__name__}: {textwrap.shorten(text, 200, placeholder=' ...')}"
+
+
+# Orbax's messages ---------------------------------------------------------------------------------
+
+_ORBAX = re.compile("orbax|tensorstore|ocdbt", re.IGNORECASE)
+# When one of many parallel requests fails, Orbax abandons the others. They complain like this.
+_ABANDONED = re.compile("Event loop is closed|coroutine .* was never awaited")
+
+
+def silence_abandoned_requests() -> None:
+  """Drops the complaints of requests that Orbax abandons, for the rest of the process.
+
+  They come from other threads, before or after the error that is reported.
+  """
+  logging.getLogger("asyncio").addFilter(_is_not_orbax)
+  warnings.filterwarnings("ignore", _ABANDONED.pattern, RuntimeWarning)
+  before = sys.unraisablehook
+  if not hasattr(before, "silences_orbax"):
+    hook = lambda args: None if _is_abandoned(args) else before(args)
+    hook.silences_orbax = True
+    sys.unraisablehook = hook
+
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+  if record.name != "asyncio":
+    return not _ORBAX.search(record.pathname)
+  *_, trace = record.exc_info or (None,)
+  return not (_ORBAX.search(record.getMessage()) or _passes_orbax(trace))
+
+
+def _is_abandoned(args) -> bool:
+  return bool(_ABANDONED.search(str(args.exc_value))) or _passes_orbax(args.exc_traceback)
+
+
+def _passes_orbax(trace: types.TracebackType | None) -> bool:
+  return any(_ORBAX.search(frame.filename) for frame in traceback.extract_tb(trace))
+
+
+logging.getLogger("absl").addFilter(_is_not_orbax)  # Orbax logs every phase of every save.

@@ -10,7 +10,7 @@ from relpos_jax.typing import Array, Float, Int
 
 
 class Loss(NamedTuple):
-  """Sums over target tokens that are not padding; their quotient is the loss per token.
+  """Sums over target tokens other than padding; their quotient is the loss per token.
 
   >>> total = Loss(jnp.float32(6.0), jnp.int32(3))
   >>> float(total.sum / total.num_tokens)
@@ -28,23 +28,23 @@ def cross_entropy(
   smoothing: float = 0.0,
   pad: int = 0,
 ) -> Loss:
-  """Cross-entropy in nats with label smoothing, summed over the tokens that are not `pad`.
+  """Computes the cross-entropy in nats with label smoothing, summed over tokens other than `pad`.
 
-  The wanted distribution q gives 1 - smoothing to the target and spreads `smoothing` over the
+  The target distribution q has 1 - smoothing at the target and spreads `smoothing` over the
   other V - 1 entries. The entropy of q is subtracted, so that the loss is KL(q || softmax(logits)):
-  0 if and only if the prediction is q, whatever the smoothing, with the gradients of the
+  0 if and only if the prediction is q, for any smoothing, with the gradients of the
   cross-entropy. With smoothing 0 it is the negative log likelihood, whose mean per token is the
   log of the perplexity.
 
-  Computed in float32 as logsumexp minus the target's logit and the sum of all: the backward pass
-  is softmax minus q, and no distribution over V is held per token besides the gradient itself.
+  Computed in float32 as logsumexp minus the target's logit and the sum of all logits: the backward
+  pass is softmax minus q, and only the gradient takes memory for V entries per token.
   Szegedy et al. 2016, section 7.
 
   Args:
     logits: unnormalised log probabilities, any floating dtype.
     targets: entries in [0, V).
     smoothing: in [0, 1); the paper has 0.1.
-    pad: the entry that counts for nothing.
+    pad: the target that is ignored.
 
   Raises:
     ValueError: `smoothing` is out of range.
@@ -75,7 +75,7 @@ def _entropy(smoothing: float, other: float) -> float:
 
 
 def shift_right(targets: Int[Array, "B T"], bos: int) -> Int[Array, "B T"]:
-  """The decoder's input: `bos`, then every target but the last.
+  """Returns the decoder's input: `bos`, then every target but the last.
 
   >>> shift_right(jnp.array([[7, 8, 3, 0]]), bos=1).tolist()
   [[1, 7, 8, 3]]

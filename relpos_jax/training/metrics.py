@@ -1,38 +1,40 @@
-"""What a run tells while it goes: progress, metrics, sample translations."""
+"""Reports metrics, samples and the progress of a run."""
 
 import json
 import math
 import os
 import pathlib
 import re
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import rich.console
+from tensorboardX import summary
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import RecordWriter
 
 from relpos_jax.errors import InputError
+from relpos_jax.files import write_whole
 from relpos_jax.training.progress import Display, Speed
-from relpos_jax.training.tensorboard import EventFile
-from relpos_jax.training.workdir import write_whole
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"  # what JAX calls the event
-_ENOUGH_STEPS = 5  # timed, before the time left is told
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # a name of JAX
+_ENOUGH_STEPS = 5  # timed before the time left is shown
+_FLUSH_SECONDS = 10
 
 
 class Reporter:
-  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run's folder, and shows the progress.
+  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows the progress.
 
-  On a terminal a bar, elsewhere a line now and then: step, loss, tokens per second, time left; on
-  stderr. Steps during which something is compiled are not timed. The first step reported tells
-  where the run goes on: what an interrupted run has already written for that step and later ones is
-  dropped, so that no step is there twice.
-
-  What cannot be written, for want of room or else, is an OSError of the step or at the end.
+  Step, loss, tokens per second and time left are shown on stderr, on a terminal with a progress
+  bar. Steps during which something is compiled are not timed. The first step reported is where the
+  run resumes: lines that an interrupted run wrote for this step and later ones are dropped.
 
   A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
-  name, null where one is not finite.
+  name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
+  as OSError.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as workdir:
@@ -53,16 +55,16 @@ class Reporter:
     console: rich.console.Console | None = None,
     seconds: float = 5.0,
   ):
-    """Nothing is written before the first step.
+    """Writes nothing before the first step.
 
     Args:
-      workdir: the run's folder, which exists.
-      num_steps: of the whole run.
-      log_every: the metrics of every so many steps, and of the last, are kept; by default so many
-        that there are about a thousand.
-      console: where the progress is shown; stderr by default.
-      seconds: between two lines of progress where there is no terminal; more, 1% of the time gone
-        by, in long runs.
+      workdir: the run directory, which exists.
+      num_steps: the number of steps of the run.
+      log_every: the interval of the steps whose metrics are written, besides the last; by default
+        about a thousand steps are written.
+      console: shows the progress; stderr by default.
+      seconds: the time between two lines of progress without a terminal; 1% of the elapsed time if
+        that is longer.
     """
     self._workdir = pathlib.Path(workdir)
     self._num_steps = num_steps
@@ -70,7 +72,8 @@ class Reporter:
     self._num_skipped = 0  # since this start
     self._speed = Speed()
     self._display = Display(console or rich.console.Console(stderr=True), num_steps, seconds)
-    self._tensorboard: EventFile | None = None
+    self._events: RecordWriter | None = None  # of TensorBoard
+    self._flushed = 0.0
 
   def __enter__(self) -> "Reporter":
     self._display.start()
@@ -80,17 +83,17 @@ class Reporter:
   def __exit__(self, *_) -> None:
     jax.monitoring.unregister_event_duration_listener(self._listen)
     self._display.stop()
-    if self._tensorboard:
-      self._tensorboard.close()
+    if self._events:
+      self._events.close()
 
-  def go_on_after(self, step: int) -> None:
-    """Keeps what is written for this step, to be added to, and drops what is of later ones."""
-    self._open_tensorboard(step + 1)
+  def resume_after(self, step: int) -> None:
+    """Keeps the lines of this step, and drops those of later steps."""
+    self._open(step + 1)
 
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
-    """Reports a step of training, counted from 1: its "loss", "num_tokens" and whatever else.
+    """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
 
-    A step that was "skipped" is always kept, and counted.
+    A step that was "skipped" is always written.
     """
     self._speed.update(metrics["num_tokens"])
     speed = self._speed.tokens_per_second
@@ -108,18 +111,19 @@ class Reporter:
     self._display.update(step, line)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Reports numbers now and then, such as those of an evaluation, and shows them."""
+    """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
     self._display.print(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
     self._speed.pause()
 
   def text(self, step: int, tag: str, text: str) -> None:
-    """Reports a text, such as sample translations, and shows it."""
-    tensorboard = self._open_tensorboard(step)
+    """Reports and shows a text such as sample translations."""
+    self._open(step)
     with open(self._workdir / "samples.txt", "a", encoding="utf-8") as file:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
-    # TensorBoard renders Markdown, where four spaces keep lines as they are.
-    tensorboard.text(step, tag, re.sub("^", "    ", text, flags=re.MULTILINE))
+    # TensorBoard renders Markdown, where indented lines are shown as they are.
+    indented = re.sub("^", "    ", text, flags=re.MULTILINE)
+    self._add_event(step, summary=summary.text(tag, indented))
     self._display.print(text)
     self._speed.pause()
 
@@ -128,24 +132,39 @@ class Reporter:
       self._speed.pause()
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
-    tensorboard = self._open_tensorboard(step)
+    self._open(step)
     finite = {
       name: float(value) if math.isfinite(value) else None for name, value in values.items()
     }
     with open(self._workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
-    tensorboard.scalars(step, values)
+    for name, value in finite.items():
+      if value is not None:
+        self._add_event(step, summary=summary.scalar(name, value))
 
-  def _open_tensorboard(self, step: int) -> EventFile:
-    """At the first step reported: where the run goes on."""
-    if self._tensorboard is None:
+  def _open(self, step: int) -> None:
+    """Drops lines of `step` and later, and opens a new event file, before the first write."""
+    if self._events is None:
       _drop_from(step, self._workdir)
-      self._tensorboard = EventFile(self._workdir / "tensorboard", step)
-    return self._tensorboard
+      folder = self._workdir / "tensorboard"
+      folder.mkdir(parents=True, exist_ok=True)
+      # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name
+      # keeps restarts within one second apart. START hides later steps of earlier files.
+      name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{step}"
+      self._events = RecordWriter(str(folder / name))
+      self._add_event(step, file_version="brain.Event:2")
+      self._add_event(step, session_log=SessionLog(status=SessionLog.START))
+
+  def _add_event(self, step: int, **content) -> None:
+    event = Event(step=step, wall_time=time.time(), **content)
+    self._events.write(event.SerializeToString())
+    if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+      self._events.flush()
+      self._flushed = time.monotonic()
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """The lines of a run's metrics.jsonl; without a half line that a killed run may have left.
+  """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a killed run.
 
   Raises:
     InputError: another line is damaged.
@@ -159,7 +178,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _drop_from(step: int, workdir: pathlib.Path) -> None:
-  """Removes what was written for `step` and later ones."""
+  """Removes the metrics and samples of `step` and later ones."""
   kept = [json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] < step]
   write_whole(workdir / "metrics.jsonl", "".join(kept))
   samples = workdir / "samples.txt"
@@ -171,7 +190,7 @@ def _drop_from(step: int, workdir: pathlib.Path) -> None:
 
 
 class NoReporter:
-  """Says and writes nothing: for the other processes of a run."""
+  """A reporter that does nothing, for the other processes of a run."""
 
   def __enter__(self) -> "NoReporter":
     return self
@@ -179,7 +198,7 @@ class NoReporter:
   def __exit__(self, *_) -> None:
     pass
 
-  def go_on_after(self, step: int) -> None: ...
+  def resume_after(self, step: int) -> None: ...
 
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None: ...
 

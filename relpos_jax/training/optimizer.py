@@ -8,7 +8,7 @@ def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
   """Rises linearly to `peak` at update number `warmup`, then falls as 1 / sqrt(update).
 
   rate(t) = peak * min(t / warmup, sqrt(warmup / t)), where t = count + 1: updates are numbered
-  from 1, and optax counts those already made, from 0. The first update thus moves the parameters.
+  from 1, optax counts from 0. The first update thus moves the parameters.
 
   Args:
     peak: the highest rate, above 0; recipes that say "rate 0.005, warmup 2000" mean this one.
@@ -34,7 +34,7 @@ def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
 
 
 def paper_schedule(d_model: int, warmup: int = 4000, rate: float = 1.0) -> optax.Schedule:
-  """The paper's schedule, an inverse square root whose peak follows from the model's width.
+  """Returns the paper's schedule, an inverse square root whose peak depends on the model's width.
 
   rate * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5), with t numbered from 1: the same as
   `inverse_sqrt` with the peak rate * (d_model * warmup)**-0.5. Vaswani et al. 2017, section 5.3;
@@ -57,7 +57,7 @@ def paper_schedule(d_model: int, warmup: int = 4000, rate: float = 1.0) -> optax
 def adam(
   schedule: optax.Schedule, b1: float = 0.9, b2: float = 0.98, eps: float = 1e-9
 ) -> optax.GradientTransformation:
-  """Adam with the paper's constants; no clipping and no weight decay.
+  """Returns Adam with the paper's constants, without clipping and weight decay.
 
   >>> import jax.numpy as jnp
   >>> optimizer = adam(inverse_sqrt(peak=0.1, warmup=1))

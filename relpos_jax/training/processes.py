@@ -1,4 +1,4 @@
-"""One run in several processes: how they find each other, decide and speak."""
+"""Runs in several processes: joining, agreeing and printing."""
 
 import contextlib
 import os
@@ -12,47 +12,53 @@ from jax.experimental import multihost_utils
 
 from relpos_jax.errors import InputError
 
-_SECONDS_TILL_DEAD = 10  # without a sign of life; then the others end, with status 134
-_LINE_BYTES = 512  # of a line that travels between processes; what is longer is cut
-_SLURM = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")  # as JAX looks for it
+_HEARTBEAT_SECONDS = 10  # without a heartbeat; then the other processes end with status 134
+_MESSAGE_BYTES = 512  # messages between processes are truncated to this length
+_SLURM = (
+  "JOB_ID",
+  "STEP_NODELIST",
+  "NTASKS",
+  "PROCID",
+  "LOCALID",
+)  # the variables that JAX looks for
 
 
 def join_processes(distributed: bool = False, env: Mapping[str, str] = os.environ) -> None:
-  """Joins the other processes of this run, if there are any; before JAX is used.
+  """Joins the other processes of this run, if there are any; to be called before JAX is used.
 
-  They are there where the environment says so: SLURM's of a step (`srun`) and Open MPI's, of more
-  than one task, or
+  Processes are found from the environment: a SLURM step (`srun`) or Open MPI with more than one
+  task, or
 
     JAX_COORDINATOR_ADDRESS=HOST:PORT JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0
 
   Args:
-    distributed: they are there at any rate, and JAX finds them: on Cloud TPU and GKE.
+    distributed: JAX finds the other processes by itself, as on Cloud TPU and GKE.
     env: the environment.
 
   Raises:
-    InputError: they cannot be found, or the variables are wrong.
+    InputError: the other processes cannot be found, or a variable is wrong.
   """
   if not (distributed or is_one_of_several(env)):
     return
-  # SIGTERM is `Stop`'s, and its handler can be one of Python's alone.
+  # JAX's handler of SIGTERM would replace that of `StopOnSignal`.
   jax.config.update("jax_enable_preemption_service", False)
   try:
     jax.distributed.initialize(
       num_processes=_number("JAX_NUM_PROCESSES", env),
       process_id=_number("JAX_PROCESS_ID", env),
-      heartbeat_timeout_seconds=_SECONDS_TILL_DEAD,
-      shutdown_timeout_seconds=3 * _SECONDS_TILL_DEAD,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=3 * _HEARTBEAT_SECONDS,
     )
   except (ValueError, RuntimeError) as error:
     reason = " ".join(str(error).split())[:200]
     raise InputError(
       f"cannot join the other processes ({reason}): look at JAX_COORDINATOR_ADDRESS, "
-      "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or at what the cluster says"
+      "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or at the messages of the cluster"
     ) from error
 
 
 def is_one_of_several(env: Mapping[str, str]) -> bool:
-  """Whether the environment says that other processes take part.
+  """Returns whether the environment names other processes of this run.
 
   >>> is_one_of_several({})
   False
@@ -72,28 +78,28 @@ def _number(name: str, env: Mapping[str, str]) -> int | None:
 
 
 def is_first() -> bool:
-  """Whether this is the process that writes and prints."""
+  """Returns whether this is the process that writes and prints."""
   return jax.process_index() == 0
 
 
 def wait_for_all(name: str) -> None:
-  """Waits until every process is at the place of this name."""
+  """Waits until every process has called this with the same name."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
 
 
 def check_same(what: str, arrays: Sequence[np.ndarray]) -> None:
-  """Waits for all processes, and raises InputError where these arrays are not the same in each."""
+  """Waits for all processes; raises InputError unless these arrays are the same in each."""
   if jax.process_count() > 1:
     digest = zlib.crc32(b"".join(array.tobytes() for array in arrays))
     if len({*multihost_utils.process_allgather(np.uint32(digest)).tolist()}) > 1:
       raise InputError(f"{what} is not the same in all processes: give all the same files")
 
 
-def anywhere(flag: bool) -> bool:
-  """Whether `flag` is true in any process; all of them call this, and wait for each other.
+def any_process(flag: bool) -> bool:
+  """Returns whether `flag` is true in any process, after all processes have called this.
 
-  >>> anywhere(False), anywhere(True)
+  >>> any_process(False), any_process(True)
   (False, True)
   """
   if jax.process_count() == 1:
@@ -101,30 +107,30 @@ def anywhere(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def first_line(line: str) -> str:
-  """The first process's line, or of those after it, that is not empty; all of them call this.
+def first_message(message: str) -> str:
+  """Returns the message of the first process that has one, after all processes have called this.
 
-  >>> first_line("no end"), first_line("")
-  ('no end', '')
+  >>> first_message("disk full"), first_message("")
+  ('disk full', '')
   """
   if jax.process_count() == 1:
-    return line
-  own = np.frombuffer(line.encode()[:_LINE_BYTES].ljust(_LINE_BYTES), np.uint8)
-  lines = multihost_utils.process_allgather(own)
-  return next(filter(None, (row.tobytes().decode(errors="replace").strip() for row in lines)), "")
+    return message
+  own = np.frombuffer(message.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
+  rows = multihost_utils.process_allgather(own)
+  return next(filter(None, (row.tobytes().decode(errors="replace").strip() for row in rows)), "")
 
 
-def tell(line: str) -> None:
+def print_once(line: str) -> None:
   """Prints a line on stderr, once for all processes."""
   if is_first():
     print(line, file=sys.stderr)
 
 
 @contextlib.contextmanager
-def one_voice() -> Iterator[None]:
-  """Only the first process prints; what goes to stderr is heard of all."""
+def only_first_prints() -> Iterator[None]:
+  """Drops what other processes than the first print on stdout; stderr is left alone."""
   with contextlib.ExitStack() as stack:
     if not is_first():
-      nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-      stack.enter_context(contextlib.redirect_stdout(nowhere))
+      null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+      stack.enter_context(contextlib.redirect_stdout(null))
     yield

@@ -1,4 +1,4 @@
-"""How fast work goes, and the line or bar that shows it."""
+"""Measures the speed of a run and shows its progress."""
 
 import collections
 import datetime
@@ -14,17 +14,18 @@ _SECONDS = 10.0  # between lines where there is no terminal
 
 
 class Speed:
-  """Steps and tokens per second over the last half minute, pauses left out."""
+  """Steps and tokens per second over the last half minute, without pauses."""
 
   def __init__(self):
     self.num_timed = 0
     self.steps_per_second = 0.0
-    self.tokens_per_second: float | None = None  # until a step is timed
+    self.tokens_per_second: float | None = None  # None until a step is timed
     self._last: float | None = None  # when the last step was done, if the next one is to be timed
     self._seconds = self._tokens = 0.0  # of all timed steps
     self._samples = collections.deque([(0.0, 0, 0.0)])  # (seconds, steps, tokens until then)
 
   def update(self, num_tokens: float | int) -> None:
+    """Counts a step that has just ended."""
     now, last = time.monotonic(), self._last
     self._last = now
     if last is None or now <= last:
@@ -40,15 +41,16 @@ class Speed:
     self.tokens_per_second = (self._tokens - tokens) / (self._seconds - since)
 
   def pause(self) -> None:
-    """The time from the last step to the next does not count."""
+    """Excludes the time from the last step to the next."""
     self._last = None
 
   def time_for(self, num_steps: int) -> datetime.timedelta:
+    """Returns the time that as many steps will take."""
     return datetime.timedelta(seconds=round(num_steps / self.steps_per_second))
 
 
 class Display:
-  """A bar with a line of text on a terminal; elsewhere the line alone, now and then."""
+  """Shows a progress bar with text on a terminal, and otherwise a line of text now and then."""
 
   def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
     self._console, self._seconds = console, seconds
@@ -66,7 +68,7 @@ class Display:
     self._show_line()
 
   def clear(self) -> None:
-    """Ends it without a last line."""
+    """Ends the display without a last line."""
     self._line = ""
     self.stop()
 
@@ -88,9 +90,9 @@ class Display:
 
 
 def track(items: Sequence[_Item], what: str) -> Iterator[_Item]:
-  """Gives the items, and shows on stderr how many of them were dealt with, and the time left.
+  """Yields the items, and shows on stderr how many are done and the time left.
 
-  Where it is no terminal, lines come every ten seconds, so that what is soon over says nothing.
+  Where stderr is no terminal, a line is printed every ten seconds.
 
   >>> [*track(["a", "b"], "letters")]
   ['a', 'b']

@@ -1,11 +1,11 @@
-"""Where arrays live: a mesh of four axes, and which of them cuts what.
+"""Shards arrays over a mesh of four axes:
 
   data      the batch
-  fsdp      the batch too, and what there is of parameters and optimiser state
+  fsdp      the batch, parameters and optimizer state
   tensor    attention's heads, and the feed-forward's hidden width
   sequence  the tokens of a sequence
 
-Results do not depend on the mesh. On a mesh of one axis, `data`, every device has all parameters.
+Results do not depend on the mesh. On a mesh of `data` alone every device has all parameters.
 """
 
 import math
@@ -24,10 +24,10 @@ from relpos_jax.typing import PyTree
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")
 
-# What cuts each axis of a parameter, by the end of its dotted path; the first that fits. So it is
-# for the optimiser's moments, whose paths end alike. All others are whole on every device.
+# The mesh axis that shards each axis of a parameter, by the end of its dotted path; the first match
+# counts. The optimizer's moments have paths with the same ends. All other arrays are replicated.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-  (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),  # [R, N, H]; [R, H] is whole
+  (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),  # [R, N, H]; [R, H] is replicated
   (r"attention\.(query|key|value)\.kernel", ("fsdp", "tensor", None)),  # [D, N, H]
   (r"attention\.out\.kernel", ("tensor", None, "fsdp")),  # [N, H, D]
   (r"feed_forward\.hidden\.kernel", ("fsdp", "tensor")),  # [D, F]
@@ -47,29 +47,29 @@ def make_mesh(
   *,
   devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """A mesh of these sizes, over the first devices there are, or of those given.
+  """Returns a mesh of these sizes over the first of the devices.
 
-  One size may be -1: it takes the rest.
+  One size may be -1: it takes all remaining devices.
 
   Raises:
-    InputError: a size is no size, two take the rest, or devices are too few or left over.
+    InputError: a size is invalid, two are -1, or the devices do not fit.
 
   >>> dict(make_mesh(data=1).shape)
   {'data': 1, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
-  devices = _placed((*sizes.values(),), devices[: math.prod(sizes.values())])
+  devices = _arranged((*sizes.values(),), devices[: math.prod(sizes.values())])
   return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _placed(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
-  """Devices along the axes of a mesh, neighbours where they can be.
+def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+  """Arranges devices along the axes of a mesh, neighbours next to each other where possible.
 
-  Slices of TPUs, which a slower network connects, are parts of the first axis: there they share
-  nothing but the sums of gradients.
+  Slices of TPUs, which a slower network connects, split the first axis, where only gradients are
+  summed.
   """
-  are_gpus = devices[0].platform == "gpu"  # of which JAX calls every machine a slice
+  are_gpus = devices[0].platform == "gpu"  # for GPUs JAX calls every machine a slice
   num_slices = 1 if are_gpus else len({getattr(device, "slice_index", 0) for device in devices})
   if num_slices == 1:
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
@@ -87,23 +87,23 @@ def _placed(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
 
 
 def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:
-  """The sizes of `make_mesh` with as many devices, which need not be there.
+  """Returns the sizes of `make_mesh` for a number of devices, which need not exist.
 
   >>> mesh_sizes(8, data=-1, fsdp=2, tensor=1, sequence=1)
   {'data': 4, 'fsdp': 2, 'tensor': 1, 'sequence': 1}
   """
-  told = ", ".join(f"{name}={size}" for name, size in wanted.items())
+  sizes = ", ".join(f"{name}={size}" for name, size in wanted.items())
   given = [size for size in wanted.values() if size != -1]
   if len(given) < len(wanted) - 1 or any(size < 1 for size in given):
-    raise InputError(f"a mesh of {told}: give sizes of at least 1, and at most one -1, the rest")
+    raise InputError(f"a mesh of {sizes}: give sizes of at least 1, and at most one -1, the rest")
   rest, over = divmod(num_devices, math.prod(given))
   if rest == 0 or (over and len(given) < len(wanted)):
-    raise InputError(f"a mesh of {told} does not fit {num_devices} devices: change config.mesh")
+    raise InputError(f"a mesh of {sizes} does not fit {num_devices} devices: change config.mesh")
   return {name: rest if size == -1 else size for name, size in wanted.items()}
 
 
 def num_rows_together(sizes: Mapping[str, int]) -> int:
-  """What the rows of a batch must be a multiple of, on a mesh of these sizes.
+  """Returns the number that the rows of a batch must be a multiple of, for a mesh of these sizes.
 
   >>> num_rows_together(dict(data=4, fsdp=2, tensor=2, sequence=1))
   8
@@ -111,72 +111,74 @@ def num_rows_together(sizes: Mapping[str, int]) -> int:
   return math.prod(sizes[name] for name in ROWS)
 
 
-def everywhere(mesh: AnyMesh) -> NamedSharding:
-  """Of what every device has a copy of."""
+def replicated(mesh: AnyMesh) -> NamedSharding:
+  """Returns the sharding that replicates an array on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def of_batches(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
-  """Of arrays [rows, tokens, ...], or [rows]."""
+def batch_sharding(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
+  """Returns the sharding of arrays [rows, tokens, ...] or [rows]."""
   return NamedSharding(mesh, PartitionSpec(*(ROWS, "sequence")[:num_axes]))
 
 
-def of_parameters(tree: PyTree, mesh: AnyMesh) -> PyTree:
-  """The sharding of every leaf of a tree of parameters, or of a training state, by `RULES`.
+def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
+  """Returns the sharding by `RULES` of every leaf of a tree of parameters or a training state.
 
-  An axis that its part of the mesh does not divide is whole.
+  An axis whose size the mesh axis does not divide is not sharded.
 
   >>> mesh = make_mesh(data=1)
   >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
-  >>> of_parameters(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
+  >>> parameter_sharding(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
   {'feed_forward': {'hidden': {'kernel': NamedSharding(...)}}}
   """
-  place = lambda path, x: NamedSharding(mesh, _spec(_dotted(path), x.shape, mesh))
-  return jax.tree.map_with_path(place, tree)
+  shard = lambda path, x: NamedSharding(mesh, _spec(_dotted(path), x.shape, mesh))
+  return jax.tree.map_with_path(shard, tree)
 
 
 def _dotted(path: tuple) -> str:
-  """With no `value`, which ends the paths of a model's variables."""
+  """Returns the dotted path without the `value` that ends the paths of nnx variables."""
   return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
 
 
 def _spec(path: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
-  """Axes of size 1 cut nothing and are left out, so that a mesh has one spec for one placement."""
+  """Returns the spec without axes of size 1, so that equal shardings have equal specs."""
   for pattern, names in RULES:
     if re.search(f"{pattern}$", path) and len(names) == len(shape):
       sizes = [1 if name is None else mesh.shape[name] for name in names]
-      cut = [
+      spec = [
         n if size > 1 and x % size == 0 else None
         for n, size, x in zip(names, sizes, shape, strict=True)
       ]
-      return PartitionSpec(*cut) if any(cut) else PartitionSpec()
+      return PartitionSpec(*spec) if any(spec) else PartitionSpec()
   return PartitionSpec()
 
 
 def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
-  """The shapes of a tree of parameters, or of a training state, placed by `RULES`."""
-  struct = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-  return jax.tree.map(struct, tree, of_parameters(tree, mesh))
+  """Returns the shapes, with shardings by `RULES`, of a tree of parameters or a training state."""
+  struct = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  return jax.tree.map(struct, tree, parameter_sharding(tree, mesh))
 
 
-def keep_in_place(tree: PyTree) -> PyTree:
-  """A tree of parameters, or a training state, being computed, placed by `RULES` on the mesh in
-  context: the compiler would put some elsewhere, and compile the next step again.
+def constrain_sharding(tree: PyTree) -> PyTree:
+  """Constrains a traced tree of parameters or a training state to the shardings of `RULES`.
 
-  Without a mesh in context, as it is.
+  Otherwise the compiler may choose other shardings, and the next step is compiled again. Without a
+  mesh in context the tree is returned as it is.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not {*AXES} <= {*mesh.axis_names}:
     return tree
-  return jax.lax.with_sharding_constraint(tree, of_parameters(tree, mesh))
+  return jax.lax.with_sharding_constraint(tree, parameter_sharding(tree, mesh))
 
 
 def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Puts the arrays of a tree of parameters, or of a training state, where `RULES` say."""
-  return jax.device_put(tree, of_parameters(tree, mesh))
+  """Shards the arrays of a tree of parameters or a training state by `RULES`."""
+  return jax.device_put(tree, parameter_sharding(tree, mesh))
 
 
 def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
-  """Splits host arrays [rows, tokens, ...] over the devices; every process gives all of them."""
-  place = lambda x: jax.make_array_from_callback(x.shape, of_batches(mesh, x.ndim), x.__getitem__)
-  return jax.tree.map(place, tree)
+  """Shards host arrays [rows, tokens, ...], of which every process passes all rows."""
+  shard = lambda x: jax.make_array_from_callback(
+    x.shape, batch_sharding(mesh, x.ndim), x.__getitem__
+  )
+  return jax.tree.map(shard, tree)

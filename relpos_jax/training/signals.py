@@ -1,4 +1,4 @@
-"""What a run does when it is asked to end: SIGTERM, as schedulers send it, or SIGINT: Ctrl-C."""
+"""Stops a run on SIGTERM, which schedulers send, and on SIGINT, which is Ctrl-C."""
 
 import contextlib
 import functools
@@ -15,118 +15,118 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.typing import Array, Int, PyTree
 
-_A_MOMENT = 0.1  # seconds
-_AFTER_THE_LAST = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
+_RETRY_SECONDS = 0.1
+# Handlers while the process exits: a late SIGTERM must not change its exit status.
+_AT_EXIT = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
 
 
 class Stopped(BaseException):
-  """The run was asked to end, and has saved what there was to save.
+  """The run was stopped by a signal.
 
-  No `Exception`, for it may come anywhere, and libraries go on after those.
+  Not an `Exception`, because libraries that catch those would swallow it.
   """
 
 
-class Stop:
-  """Hears SIGTERM and SIGINT between `with` and its end; the same one again kills.
+class StopOnSignal:
+  """Handles SIGTERM and SIGINT inside a `with` block; a second signal of the same kind kills.
 
-  One that is ignored stays so: shells let what a script starts in the background ignore SIGINT.
+  A signal raises `Stopped` at once, unless `deferred` is true: then `should_stop` returns True
+  from the next call on, at the same call in all processes. Signals that are ignored stay ignored,
+  since shells let background jobs ignore SIGINT.
 
-  At once a `Stopped` is raised, but where `waits` is true: there a step of training is not to be
-  cut short. Those that train look at `reached` after each step, and one process's signal stops all
-  at the same step: `ask` after a step, in every process, and `hear` the answer when the step's
-  metrics are read.
-
-  >>> with Stop() as stop:
-  ...   stop.waits = True
+  >>> with StopOnSignal() as stop:
+  ...   stop.deferred = True
   ...   signal.raise_signal(signal.SIGTERM)
-  ...   print(stop.hear(stop.ask()))
-  True
+  ...   print(stop.should_stop(), stop.signal.name)
+  True SIGTERM
   """
 
-  def __init__(self, is_last: bool = False):
-    """`is_last`: the process ends after it, with a status of its own that SIGTERM leaves alone."""
-    self._is_last = is_last
-    self.waits = False
-    self.reached = False  # and all processes know
-    self.signal = signal.SIGTERM  # or what it was
-    self._asked = False  # this process was
-    self._before, self._hook = {}, None
+  def __init__(self, at_exit: bool = False):
+    """Creates the context; with `at_exit` the process is expected to exit right after it."""
+    self._at_exit = at_exit
+    self.deferred = False
+    self.stopping = False  # known to all processes
+    self.signal = signal.SIGTERM  # the signal received
+    self._received = False  # by this process
+    self._answer = None  # of the last question to all processes
+    self._handlers, self._hook = {}, None
 
-  def __enter__(self) -> "Stop":
-    if threading.current_thread() is threading.main_thread():  # as Python wants it
-      heard = [n for n in _AFTER_THE_LAST if signal.getsignal(n) is not signal.SIG_IGN]
-      self._before = {number: signal.signal(number, self._note) for number in heard}
-      self._hook, sys.unraisablehook = sys.unraisablehook, self._once_more
+  def __enter__(self) -> "StopOnSignal":
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+      handled = [n for n in _AT_EXIT if signal.getsignal(n) is not signal.SIG_IGN]
+      self._handlers = {number: signal.signal(number, self._receive) for number in handled}
+      self._hook, sys.unraisablehook = sys.unraisablehook, self._retry
     return self
 
   def __exit__(self, *_) -> None:
-    for number, handler in self._before.items():
-      signal.signal(number, _AFTER_THE_LAST[number] if self._is_last else handler)
+    for number, handler in self._handlers.items():
+      signal.signal(number, _AT_EXIT[number] if self._at_exit else handler)
     if self._hook:
       sys.unraisablehook = self._hook
 
-  def ask(self, after: PyTree = ()) -> Int[Array, ""] | None:
-    """The signal that any of several processes heard, or 0: an array that is not waited for.
+  def should_stop(self, state: PyTree | None = None) -> bool:
+    """Returns whether any process received a signal; all processes call this together.
 
-    `after` are arrays of what was last computed.
+    With a `state`, which the last step computed, the answer on accelerators is that of the call
+    before, so that no step is waited for. Without one it is up to date.
     """
     if jax.process_count() == 1:
-      return None
-    one_by_one = jax.default_backend() == "cpu"  # where two reductions at once may block each other
-    if one_by_one:
-      jax.block_until_ready(after)
-    place, greatest = _over_processes()
-    heard = np.array([self.signal if self._asked else 0], np.int32)
-    with jax.set_mesh(place.mesh):  # not all devices of the caller's mesh are of this one
-      answer = greatest(
-        jax.make_array_from_callback((jax.process_count(),), place, lambda _: heard)
-      )
-    return jax.block_until_ready(answer) if one_by_one else answer
+      self.stopping |= self._received
+    elif not self.stopping:
+      on_cpu = jax.default_backend() == "cpu"
+      if on_cpu:  # where two reductions at once may block each other
+        jax.block_until_ready(state)
+      before, self._answer = self._answer, self._ask()
+      answer = self._answer if on_cpu or state is None else before
+      if number := int(answer) if answer is not None else 0:
+        self.stopping, self.signal = True, signal.Signals(number)
+    return self.stopping
 
-  def hear(self, answer: Int[Array, ""] | None) -> bool:
-    """Waits for the answer; returns `reached`. Then `signal` is the same in all processes."""
-    if answer is None:
-      self.reached |= self._asked
-    elif number := int(answer):
-      self.reached, self.signal = True, signal.Signals(number)
-    return self.reached
+  def _ask(self) -> Int[Array, ""]:
+    """Returns the greatest signal number that any process received, or 0."""
+    sharding, greatest = _reduction()
+    received = np.array([self.signal if self._received else 0], np.int32)
+    with jax.set_mesh(sharding.mesh):  # the caller's mesh may have other devices
+      return greatest(
+        jax.make_array_from_callback((jax.process_count(),), sharding, lambda _: received)
+      )
 
   @contextlib.contextmanager
-  def cutting_short(self) -> Iterator[None]:
-    """What is done inside is ended at once, and so is this, if no other process takes part in it.
+  def interruptible(self) -> Iterator[None]:
+    """Ends the block at once on a signal, with `stopping` true, if this is the only process.
 
-    Then `reached` is true. For what changes nothing and may take long, such as an evaluation.
+    It is meant for work that changes nothing and may take long, such as an evaluation.
     """
-    before, self.waits = self.waits, self.waits and jax.process_count() > 1
+    before, self.deferred = self.deferred, self.deferred and jax.process_count() > 1
     try:
       yield
-      self.waits = before  # here, or a signal between this and the next line would go through
+      self.deferred = before  # here too: a signal before `finally` would pass through
     except Stopped:
-      self.reached = True
+      self.stopping = True
     finally:
-      self.waits = before
+      self.deferred = before
 
-  def _note(self, number: int, _) -> None:
+  def _receive(self, number: int, _) -> None:
     signal.signal(number, signal.SIG_DFL)
-    if self._asked:  # by the other one: a launcher passes on what its terminal sends to all
+    if self._received:  # the other signal came before, as when a launcher passes Ctrl-C on
       return
-    self._asked, self.signal = True, signal.Signals(number)
-    if not self.waits:
+    self._received, self.signal = True, signal.Signals(number)
+    if not self.deferred:
       raise Stopped
 
-  def _once_more(self, unraisable) -> None:
-    """Callbacks and an object's end let nothing through: the signal comes again, a moment later."""
+  def _retry(self, unraisable) -> None:
+    """Sends the signal again where Python dropped `Stopped`, as in callbacks and `__del__`."""
     if unraisable.exc_type is not Stopped:
       return self._hook(unraisable)
-    self._asked = False
-    signal.signal(self.signal, self._note)
-    threading.Timer(_A_MOMENT, os.kill, (os.getpid(), self.signal)).start()
+    self._received = False
+    signal.signal(self.signal, self._receive)
+    threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), self.signal)).start()
 
 
 @functools.cache
-def _over_processes():
-  """Where each process has a number of its own, and what tells all of them the greatest."""
+def _reduction():
+  """Returns the sharding of one number per process, and the function of their maximum."""
   firsts = {device.process_index: device for device in reversed(jax.devices())}
   mesh = Mesh([firsts[i] for i in range(jax.process_count())], ("process",))
-  place = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
-  return place("process"), jax.jit(jnp.max, out_shardings=place())
+  shard = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+  return shard("process"), jax.jit(jnp.max, out_shardings=shard())

@@ -9,12 +9,12 @@ import optax
 from flax import nnx
 
 from relpos_jax.training.loss import Loss
-from relpos_jax.training.sharding import keep_in_place
+from relpos_jax.training.sharding import constrain_sharding
 from relpos_jax.typing import Array, Int, Key, PyTree
 
 
 class TrainState(NamedTuple):
-  """All that training changes, and all that a checkpoint holds."""
+  """The state of training, and the content of a checkpoint."""
 
   step: Int[Array, ""]
   params: PyTree
@@ -22,7 +22,7 @@ class TrainState(NamedTuple):
 
 
 def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
-  """The state before the first step."""
+  """Returns the state before the first step."""
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
@@ -34,13 +34,12 @@ def make_train_step(
   num_microbatches: int = 1,
   dropout_key: Key[Array, ""],
 ):
-  """Builds `train_step(state, batch) -> (state, metrics)`, compiled, the old state given up.
+  """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the state.
 
-  `loss(model, batch, rngs)` is what the model loses, in sums. The gradient is that of its mean over
-  the batch's tokens, whatever the number of microbatches it is summed over. Dropout is a function
-  of `dropout_key` and the step alone. Metrics: loss (nats a token), grad_norm, num_tokens, skipped.
-  Where the loss or the norm is not finite, the step is skipped (1): its number goes by, and with it
-  its batch; parameters and optimiser stay what they were.
+  `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the batch's tokens,
+  for any number of microbatches. Dropout depends on `dropout_key` and the step alone. Metrics: loss
+  (nats per token), grad_norm, num_tokens, skipped. If the loss or the norm is not finite, the step
+  is skipped (1): its number is counted, and parameters and optimizer state do not change.
   """
 
   def summed_loss(params, batch, key):
@@ -59,24 +58,24 @@ def make_train_step(
     metrics = dict(loss=total * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     metrics["skipped"] = 1 - finite.astype(jnp.int32)
-    # Not optax.apply_if_finite: it lets the last of too many through.
+    # optax.apply_if_finite would apply the update after too many skipped steps.
     choose = lambda new, old: jnp.where(finite, new, old)
     new, old = (params, opt_state), (state.params, state.opt_state)
     state = TrainState(state.step + 1, *jax.tree.map(choose, new, old))
-    return keep_in_place(state), metrics
+    return constrain_sharding(state), metrics
 
   return jax.jit(train_step, donate_argnums=0)
 
 
 def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
-  """Builds `eval_step(params, batch) -> Loss`, the training's without dropout."""
+  """Builds `eval_step(params, batch) -> Loss`, the training loss without dropout."""
   return jax.jit(lambda params, batch: loss(nnx.merge(graphdef, params), batch))
 
 
 def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
-  """Sums losses, tokens and gradients over equal parts of the batch's rows, one after another.
+  """Computes losses, tokens and gradients of microbatches one after another, and sums them.
 
-  A part takes every `num_microbatches`-th row: so each device's rows stay on it.
+  A microbatch takes every `num_microbatches`-th row, so that rows stay on their device.
   """
   if num_microbatches == 1:
     return gradient(params, batch, key)

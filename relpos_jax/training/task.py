@@ -1,4 +1,4 @@
-"""What a kind of system adds to training and evaluating; the commands know nothing else of it."""
+"""The interface of a task: its data, model, loss and scores."""
 
 import dataclasses
 import functools
@@ -8,75 +8,76 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from relpos_jax.config import at_least, rates
+from relpos_jax.data.batching import Batches, bucket_boundaries
 from relpos_jax.errors import InputError
 from relpos_jax.training.loss import Loss
-from relpos_jax.training.sharding import AnyMesh
+from relpos_jax.training.sharding import AnyMesh, num_rows_together
 from relpos_jax.typing import PyTree
 
 
 class Task(Protocol):
-  """Data, model, loss and scores of a kind of system, as a config has them.
+  """Data, model, loss and scores of a config.
 
-  Made of a config alone. A data set has `notes`, lines for the log. A vocabulary is what the model
-  must know of the data before it is made: it is kept in the run's folder, so that a model can be
-  used without its data.
+  A data set has `notes`, lines for the log. A vocabulary is what the model's shapes and outputs
+  depend on besides the config; it is kept in the run directory, so that a trained model works
+  without its data.
   """
 
   config: ConfigDict
-  score: str  # its first score; in metrics, if at all, `valid_` and this in lower case
+  score: str  # the first score; its metric, if any, is named `valid_` and this in lower case
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    """Holds this kind's own values against their meaning, for a mesh of these sizes.
-
-    It takes a second and no data.
+    """Checks the config for a mesh of these sizes within a second and without data.
 
     Raises:
-      InputError: names the first value that is wrong, and the remedy.
+      InputError: names the first wrong value and the remedy.
     """
 
   def load_data(self) -> Any:
-    """The data of `config.data`; InputError for whatever is wrong with them."""
+    """Loads the data of `config.data`; raises InputError if they are invalid."""
 
   def learn_vocabulary(self, data: Any, workdir: pathlib.Path) -> Any:
-    """That of the run's folder, or else one learned from the training split."""
+    """Loads the vocabulary in the run directory, or learns one from the training split."""
 
   def load_vocabulary(self, workdir: pathlib.Path) -> Any:
-    """That of the run's folder; InputError if there is none."""
+    """Loads the vocabulary in the run directory; raises InputError if there is none."""
 
   def save_vocabulary(self, vocabulary: Any, workdir: pathlib.Path) -> None:
-    """Writes it into the run's folder, if it is not there."""
+    """Writes the vocabulary into the run directory, if it is not there."""
 
   def mock_vocabulary(self) -> Any:
-    """One of the size that the config wants, and no more: for the shapes of a model."""
+    """Returns a vocabulary of the configured size, for the shapes of a model."""
 
   def make_model(self, vocabulary: Any, rngs: nnx.Rngs) -> nnx.Module:
-    """The model of `config.model` with random parameters."""
+    """Returns the model of `config.model` with random parameters."""
 
   def make_batches(self, data: Any, vocabulary: Any, mesh: AnyMesh) -> tuple[Any, Any]:
-    """Batches of the training split, endless and shuffled, and of the valid split, in order.
+    """Returns batches of the training split, endless and shuffled, and of the valid split.
 
-    As `relpos_jax.data.batching.Batches`: `batches[step]` is a tree of arrays, rows first, and
-    `batches.examples` a tree of arrays that determines every batch.
+    As in `relpos_jax.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first, and
+    `batches.examples` is a tree of arrays that determines every batch.
     """
 
   def mock_batches(self, mesh: AnyMesh) -> Any:
-    """Training batches of data that nobody wrote, of the shapes that the config's data may get."""
+    """Returns training batches of made-up data, in the shapes of the config's data."""
 
   def empty_batch(self, shape: tuple[int, ...]) -> Any:
-    """A batch of one of the batches' `shapes`, all padding."""
+    """Returns a batch of padding in one of the batches' `shapes`."""
 
   def loss(self, model: nnx.Module, batch: Any, rngs: nnx.Rngs | None = None) -> Loss:
-    """What the model loses on a batch; `rngs` switches dropout on."""
+    """Computes the loss of a batch, with dropout if `rngs` are given."""
 
   def make_report(
     self, run: "Run", data: Any, batches: Any
   ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-    """What evaluates parameters during training, besides the loss: values by name, and a text.
+    """Returns a function from parameters to values by name and a text, for evaluations.
 
-    `batches`: those of the valid split.
+    `batches` are those of the valid split.
     """
 
   def evaluate(self, run: "Run", data: Any, workdir: pathlib.Path) -> "Evaluation | None":
@@ -84,28 +85,28 @@ class Task(Protocol):
 
 
 class Run(NamedTuple):
-  """A model, trained or not, and what belongs to it."""
+  """A model with its task, vocabulary, mesh and parameters."""
 
   task: Task
   vocabulary: Any
   mesh: jax.sharding.Mesh
   graphdef: nnx.GraphDef
-  params: nnx.State  # arrays, or shapes while there are none
+  params: nnx.State  # arrays, or their shapes
 
   @property
   def config(self) -> ConfigDict:
-    """That of the task."""
+    """Returns the config of the task."""
     return self.task.config
 
 
 class Evaluation(NamedTuple):
-  """What a trained model is worth.
+  """The scores of a trained model.
 
   Attributes:
-    text: tables and samples, for people.
+    text: tables and samples to print.
     results: by split, for results.json.
     scores, sentences: by split, for `relpos_jax.evaluation.records`.
-    pictures: files drawn.
+    pictures: image files.
   """
 
   text: str
@@ -142,12 +143,12 @@ def _trace(kind: type[nnx.Module], config: Any, inputs: tuple[PyTree, ...]) -> N
 
 
 def own_copies(params: PyTree) -> PyTree:
-  """Copies of whole arrays that are this process's alone: no other need join what is computed."""
+  """Copies replicated arrays to this process, which can then compute without the others."""
   return jax.tree.map(jnp.asarray, jax.device_get(params))
 
 
 def model_choices(kind: type) -> dict[str, tuple]:
-  """The choices of `config.model`, by dotted key, that a model's own config names."""
+  """Returns the choices of `config.model` by dotted key, from the types of a model's config."""
   return {
     f"model.{field.name}": get_args(field.type)
     for field in dataclasses.fields(kind)
@@ -156,5 +157,52 @@ def model_choices(kind: type) -> dict[str, tuple]:
 
 
 def model_values(config: ConfigDict) -> dict[str, Any]:
-  """The values of `config.model` as a model's own config has them."""
+  """Returns the values of `config.model` as arguments of a model's config."""
   return config.model.to_dict() | dict(implementation=config.model.implementation or None)
+
+
+# Checks of the config of tasks whose data are rows of tokens.
+LAYER_CHECKS = (
+  at_least(1, "batches.tokens", "batches.max_length", "batches.num_shapes"),
+  ("from 1 to 1000", lambda x: 1 <= x <= 1000, ("model.num_layers",)),  # each layer is traced
+  at_least(1, "model.width", "model.num_heads", "model.feed_forward"),
+  rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
+  rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
+)
+TOKEN_CHECKS = (*LAYER_CHECKS, at_least(0, "model.max_distance"))
+
+
+def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+  """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
+  tokens, longest = config.batches.tokens, config.batches.max_length
+  together, num_parts = num_rows_together(sizes), config.training.num_microbatches
+  longest += -longest % sizes["sequence"]
+  if tokens // longest < together * num_parts:
+    raise InputError(
+      f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
+      f"{longest}, which {together} devices and {num_parts} microbatches cannot divide: give "
+      f"{longest * together * num_parts} tokens or more, or lower config.mesh.data"
+    )
+
+
+def batch_maker(
+  config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh, max_length: int | None = None
+):
+  """Returns a constructor of `Batches`, in shapes that suit training examples of these lengths.
+
+  With a `max_length` other than the config's, a batch has room for one such row on each device.
+  """
+  boundaries = bucket_boundaries(
+    lengths,
+    config.batches.num_shapes,
+    max_length=max_length or config.batches.max_length,
+    multiple_of=mesh.shape["sequence"],
+  )
+  rows = num_rows_together(mesh.shape) * config.training.num_microbatches
+  least = boundaries[-1] * rows if max_length else 0
+  return functools.partial(
+    Batches,
+    boundaries=boundaries,
+    token_budget=max(config.batches.tokens, least),
+    multiple_of=rows,
+  )

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what it was made with."""
+"""The run directory: its config, its environment and the digests of its inputs."""
 
 import datetime
 import importlib.metadata
@@ -21,7 +21,7 @@ from relpos_jax.files import write_whole
 from relpos_jax.training import processes
 from relpos_jax.training.checkpoint_files import check_path
 
-# What a run may be continued with changed: keys, or groups of them, that no step depends on.
+# Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
 MAY_CHANGE = (
   "mesh",
   "training.num_steps",
@@ -36,7 +36,7 @@ MAY_CHANGE = (
 )
 
 _DIGESTS = "digests.json"
-_SECONDS_TILL_SEEN = 10  # for files to come over a network
+_SHARED_SECONDS = 10  # until a file appears on a network file system
 
 _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -44,18 +44,17 @@ _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 def claim_workdir(
   workdir: str | os.PathLike, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> bool:
-  """Finds that the folder is new, empty, or holds the run of this very config, to be continued.
+  """Checks that a folder is new, empty, or holds a run with this config; writes nothing.
 
-  Only the keys of `MAY_CHANGE` may differ from those of the run; a key younger than the run had the
-  value of `defaults`. Files whose names begin with a dot
-  do not count. Nothing is made or changed: a folder that is not there must be one that can be made.
+  Only the keys of `MAY_CHANGE` may differ from the config of the run. Keys added since the run was
+  started are compared with their `defaults`. Hidden files are ignored.
 
   Returns:
-    Whether there is a run to continue.
+    Whether there is a run to resume.
 
   Raises:
-    InputError: the folder holds another config's run or other files, or cannot be made or written,
-      or checkpoints cannot be kept under its path.
+    InputError: the folder holds a run with another config or other files, cannot be made or
+      written, or has a path under which Orbax cannot keep checkpoints.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,30 +84,27 @@ def claim_workdir(
 
 
 def check_shared(workdir: pathlib.Path) -> None:
-  """Finds that all processes of a run see the files that the first has written; all call this.
+  """Checks that all processes see the files that the first has written; all must call this.
 
   Raises:
-    InputError: one of them has another folder of this name.
+    InputError: one of them sees another folder under this path.
   """
   processes.wait_for_all("written")
-  until = time.monotonic() + _SECONDS_TILL_SEEN
-  # A folder that is listed is as its server has it; a file that is asked for may be from a cache.
-  while not (is_seen := "config.json" in _names(workdir)) and time.monotonic() < until:
+  until = time.monotonic() + _SHARED_SECONDS
+  # Listing a folder asks the file server; looking up a file may use a stale cache.
+  names = lambda: os.listdir(workdir) if workdir.is_dir() else []
+  while not (is_seen := "config.json" in names()) and time.monotonic() < until:
     time.sleep(0.1)
-  if processes.anywhere(not is_seen):
+  if processes.any_process(not is_seen):
     raise InputError(
       f"{workdir} is not one folder for all processes: give a --workdir that they share"
     )
 
 
-def _names(folder: pathlib.Path) -> list[str]:
-  return os.listdir(folder) if folder.is_dir() else []
-
-
 def check_writable(
   folder: pathlib.Path, remedy: str = "give a --workdir that you may write to"
 ) -> None:
-  """Raises InputError unless files may be made in the folder: better now than after the work."""
+  """Raises InputError unless the folder is writable."""
   if not os.access(folder, os.W_OK):
     raise InputError(f"cannot write into {folder}: {remedy}")
 
@@ -116,10 +112,10 @@ def check_writable(
 def _compare(workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
   new = _flatten(new)
   for name in new | old:
-    there, here = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
-    if there != here and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
+    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
+    if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
       raise InputError(
-        f"{workdir} holds the run of another config: {name} is {there} there and {here} here: "
+        f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "
         "give another --workdir, or delete that folder"
       )
 
@@ -132,10 +128,10 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """The object in a JSON file of a run's folder.
+  """Reads the object in a JSON file of a run directory.
 
   Raises:
-    InputError: the file cannot be read, or holds something else.
+    InputError: the file cannot be read, or holds no JSON object.
   """
   try:
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -143,15 +139,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
       raise ValueError("not a JSON object")
     return content
   except (OSError, ValueError) as error:
-    raise InputError(f"cannot read {path} ({error}): name the folder of a whole run") from error
+    raise InputError(f"cannot read {path} ({error}): name the folder of a run") from error
 
 
 def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> None:
-  """Writes config.json, the values of the config, and environment.json, what they run on.
-
-  Makes the folder where there is none. Written at each start of a run: the environment is that of
-  the last one.
-  """
+  """Writes config.json and environment.json at each start of a run; makes the folder if needed."""
   pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
   for name, content in (("config", config), ("environment", environment())):
     text = json.dumps(content, indent=2, ensure_ascii=False)
@@ -159,9 +151,9 @@ def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> No
 
 
 def changed_data(workdir: pathlib.Path, digests: Mapping[str, str]) -> str:
-  """Compares what a run reads with what it read at its start; returns a refusal, or nothing.
+  """Compares digests of a run's inputs with digests.json; returns an error message or "".
 
-  What digests.json does not name is not compared: runs from before there was one have none.
+  Inputs without a recorded digest are not compared, since older runs have none.
   """
   path = workdir / _DIGESTS
   recorded = read_json(path) if path.exists() else {}
@@ -180,7 +172,7 @@ def write_digests(workdir: pathlib.Path, digests: Mapping[str, str]) -> None:
 
 
 def environment() -> dict[str, Any]:
-  """Date, command line, versions and hardware of this process.
+  """Returns date, command line, versions and hardware of this process.
 
   >>> environment()["processes"]
   1
@@ -201,7 +193,7 @@ def environment() -> dict[str, Any]:
 
 
 def short_commit(commit: str | None) -> str:
-  """The first letters of a commit's hash, as `environment` gives it, and all that stands around.
+  """Shortens the hash in the git commit of `environment` to 12 digits.
 
   >>> short_commit(40 * "a" + "-dirty"), short_commit(None)
   ('aaaaaaaaaaaa-dirty', 'unknown')
@@ -226,7 +218,7 @@ def _cpu_model() -> str:
 
 
 def _git_commit() -> str | None:
-  """The commit of this package's own checkout, marked where files differ from it."""
+  """Returns the commit of this package's checkout, marked as dirty if files differ from it."""
   checkout = pathlib.Path(__file__).parents[2]
   if not (checkout / ".git").exists():
     return None

@@ -29,7 +29,7 @@ from relpos_jax.data.tokenizer import (
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import join_subwords
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training import token_batches
+from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.progress import track
@@ -48,7 +48,7 @@ _CHOICES = {
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
 } | model_choices(TransformerConfig)
 _NUMBERS = (
-  *token_batches.NUMBERS,
+  *tasks.TOKEN_CHECKS,
   at_least(1, "training.num_samples", "decoding.beam_size"),
   at_least(0, "decoding.length_penalty", "decoding.extra_length"),
   at_least(UNK + 2, "vocabulary.size"),  # the special tokens and one word
@@ -83,7 +83,7 @@ class Translation:
         "config.model.share_embeddings needs one vocabulary for both languages: "
         "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
-    token_batches.check_batches(self.config, sizes)
+    tasks.check_batches(self.config, sizes)
     tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
     check_model(Transformer, lambda: transformer_config(self.config, 8, 8), tokens, tokens)
 
@@ -138,7 +138,7 @@ class Translation:
     self, data: Corpus, vocabulary: Tokenizers, mesh: AnyMesh
   ) -> tuple[Batches, Batches]:
     train, valid = (encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid"))
-    make = token_batches.batch_maker(self.config, pair_lengths(*train), mesh)
+    make = tasks.batch_maker(self.config, pair_lengths(*train), mesh)
     return make(*train, seed=self.config.seed), make(*valid, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
@@ -151,9 +151,7 @@ class Translation:
     sides = lengths, lengths * random.lognormal(0, 0.2, _NUM_MOCKED)
     rows = [np.clip(side, 2, None).astype(int) for side in sides]
     pairs = [Ragged.joined(np.full(side.sum(), UNK, np.uint16), side) for side in rows]
-    return token_batches.batch_maker(self.config, pair_lengths(*pairs), mesh)(
-      *pairs, seed=self.config.seed
-    )
+    return tasks.batch_maker(self.config, pair_lengths(*pairs), mesh)(*pairs, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> Batch:
     return Batch(*2 * [np.zeros(shape, np.int32)])

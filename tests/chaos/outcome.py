@@ -39,4 +39,4 @@ def reached(workdir: pathlib.Path) -> int:
 
 def kept(workdir: pathlib.Path) -> int:
   """Returns the last step that is saved, 0 if none is."""
-  return max(checkpoint_files.numbered(workdir / "checkpoints"), default=0)
+  return max(checkpoint_files.list_steps(workdir / "checkpoints"), default=0)

@@ -65,7 +65,7 @@ class Run:
   def is_saving(self) -> bool:
     """Returns whether a save that began since `since` is under way."""
     has_started = _is_newer(self.workdir / "environment.json", self.since)
-    unfinished = checkpoint_files.unfinished(self.workdir / "checkpoints")
+    unfinished = checkpoint_files.list_unfinished(self.workdir / "checkpoints")
     return has_started and any(_is_newer(path, self.since) for path in unfinished)
 
 

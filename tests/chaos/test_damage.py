@@ -52,7 +52,7 @@ def restore(training, saved, like, tmp_path, capfd, begin):
     assert len(told) == aside.exists(), told
     for line in told:
       assert line.startswith(f"checkpoint {aside.parent}/100 is damaged: ")
-      assert ": set aside as " in line and (aside / "reason.txt").is_file()
+      assert ": renamed to " in line and (aside / "reason.txt").is_file()
 
   return restore
 

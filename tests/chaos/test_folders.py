@@ -76,7 +76,7 @@ def test_disk(number, training, tmp_path, rng, begin):
       _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
       resource.prlimit(pid, resource.RLIMIT_FSIZE, (2**16, most))
     status = run.wait()
-  steps = checkpoint_files.numbered(workdir / "checkpoints")
+  steps = checkpoint_files.list_steps(workdir / "checkpoints")
   begin(f"full after step {max(steps, default=0)}")
   assert status == 2, run.err()
   told = training.told(run)

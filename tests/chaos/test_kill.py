@@ -27,7 +27,7 @@ def test_kill(number, training, tmp_path, rng, begin):
       _kill(run, begin)
     assert run.wait() == 0, run.err()
   training.check_end(workdir)
-  assert not checkpoint_files.aside(workdir / "checkpoints")
+  assert not checkpoint_files.list_damaged(workdir / "checkpoints")
   assert training.told(run) == [f"exit status 137: retry {i} of 2" for i in (1, 2)]
 
 

@@ -317,7 +317,7 @@ def test_checkpoints_that_are_gone(train_refused, run_copy, how):
     folder.symlink_to("nowhere")
   elif how == "empty":
     folder.mkdir()
-  train_refused("run/checkpoints 12 bring back delete run to start anew")
+  train_refused("run/checkpoints 12 bring back delete run to start again")
 
 
 @pytest.mark.parametrize("name", ["lr[0.1]", os.fsdecode(b"\xff")])

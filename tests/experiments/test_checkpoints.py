@@ -70,7 +70,7 @@ def test_the_damaged_go_when_told_to_but_not_where_none_is_good(call, run_copy):
   answer = call("checkpoints", f"--workdir={run_copy}", "--prune=2")
   assert answer.status == 1 and names(run_copy) == ["12", "6", "damaged-9"]
   assert "1 good: fewer than 2" in answer.out
-  assert states(answer)["damaged-9"] == "set aside: lightning"
+  assert states(answer)["damaged-9"] == "damaged: lightning"
   answer = call("checkpoints", f"--workdir={run_copy}", "--prune=2", "--damaged")
   assert answer.status == 0 and names(run_copy) == ["6"]
   damage(run_copy, 6)

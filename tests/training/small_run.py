@@ -5,7 +5,6 @@
 Prints its losses by step as JSON. A process sends itself a signal when it reports a step.
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -21,7 +20,7 @@ from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import train
 from relpos_jax.training.processes import check_same, join_processes
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
-from relpos_jax.training.signals import Stop, Stopped
+from relpos_jax.training.signals import StopOnSignal
 from relpos_jax.training.step import TrainState
 
 
@@ -50,25 +49,24 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
     losses[step] = metrics["loss"]
     at(step)
 
-  with stop or Stop() as stop, Checkpoints(folder) as checkpoints:
+  with stop or StopOnSignal() as stop, Checkpoints(folder) as checkpoints:
     state = put_parameters(TrainState(jnp.int32(0), jnp.ones(4), ()), mesh)
     if checkpoints.latest_step() is not None:
       state = checkpoints.restore(like=state)
     check_same("the first batch", batch(0))
-    stop.waits = True
-    with contextlib.suppress(Stopped):
-      train(
-        state,
-        train_step,
-        (put_batch(batch(step), mesh) for step in itertools.count(int(state.step))),
-        num_steps=num_steps,
-        report=report,
-        evaluate=lambda state: None,
-        save=lambda state: checkpoints.save(int(state.step), state),
-        eval_every=1000,
-        save_every=1000,
-        stop=stop,
-      )
+    stop.deferred = True
+    train(
+      state,
+      train_step,
+      (put_batch(batch(step), mesh) for step in itertools.count(int(state.step))),
+      num_steps=num_steps,
+      report=report,
+      evaluate=lambda state: None,
+      save=lambda state: checkpoints.save(int(state.step), state),
+      should_stop=stop.should_stop,
+      eval_every=1000,
+      save_every=1000,
+    )
   return losses
 
 
@@ -79,10 +77,10 @@ def main(folder: str, num_steps: str, process="0", signal="0", step="0") -> None
     if signal != "0" and (jax.process_index(), now) == (int(process), int(step)):
       os.kill(os.getpid(), int(signal))
 
-  stop = Stop()
+  stop = StopOnSignal()
   losses = run(pathlib.Path(folder), int(num_steps), at=at, stop=stop)
-  heard = stop.signal.name if stop.reached else None
-  print(json.dumps(dict(process=jax.process_index(), losses=losses, heard=heard)))
+  received = stop.signal.name if stop.stopping else None
+  print(json.dumps(dict(process=jax.process_index(), losses=losses, signal=received)))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,10 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files, manifest, orbax_logging
+from relpos_jax.training import checkpoint_files, checkpoint_reader, manifest
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.checkpoint_reader import Reader
-from relpos_jax.training.digest import digests
-from relpos_jax.training.manifest import Damage
+from relpos_jax.training.manifest import Damage, digests
 from relpos_jax.training.sharding import make_mesh
 from relpos_jax.typing import PyTree
 
@@ -284,7 +283,7 @@ def outcome(file, content):
   with contextlib.redirect_stderr(io.StringIO()) as err:
     restored = Checkpoints(damaged, rename_damaged=True).restore(like=older)
   octets = lambda state: [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
-  line = f"checkpoint {damaged}/2 is damaged: .+: set aside as damaged-2\\n"
+  line = f"checkpoint {damaged}/2 is damaged: .+: renamed to damaged-2\\n"
   if octets(restored) == octets(newer) and not err.getvalue():
     return "harmless"
   if octets(restored) == octets(older) and re.fullmatch(line, err.getvalue()):
@@ -346,7 +345,7 @@ def test_a_truncated_file_is_told_in_one_line_and_nothing_else(tmp_path, percent
   ],
 )
 def test_only_what_orbax_left_behind_is_kept_from_asyncios_log(caplog, text, error):
-  orbax_logging.quieten_what_is_left_behind()
+  checkpoint_reader.silence_abandoned_requests()
   exc_info = None
   if error:  # raised in a file of Orbax, which is not named in the text
     try:
@@ -404,7 +403,7 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
     with Checkpoints(copied, keep=2, rename_damaged=True) as checkpoints:
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
       line = capsys.readouterr().err
-      assert line.count("\n") == 1 and line.endswith(f": set aside as {name}\n")
+      assert line.count("\n") == 1 and line.endswith(f": renamed to {name}\n")
       assert f"checkpoint {copied / '3'} is damaged: " in line
       assert (copied / name / "reason.txt").read_text().strip() in line
       assert checkpoints.latest_step() == 2
@@ -436,7 +435,7 @@ def test_where_all_are_damaged_there_is_no_fresh_start(copied, capsys):
     ):
       text = refusal(action)
       assert f"no good checkpoint in {copied}: damaged are damaged-1, damaged-2, damaged-3" in text
-  assert capsys.readouterr().err.count("set aside") == 3
+  assert capsys.readouterr().err.count(": renamed to damaged-") == 3
 
 
 @pytest.mark.parametrize("rename_damaged", [True, False])
@@ -535,7 +534,7 @@ def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
     assert_same_bits(checkpoints.restore(like=make_state()), make_state(1))
     assert_same_bits(checkpoints.average(3, like=make_state().params), make_state(1).params)
   lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == 3 and lines[0].endswith(": set aside as damaged-3")
+  assert len(lines) == 3 and lines[0].endswith(": renamed to damaged-3")
   assert names(copied) == ["1", "damaged-2", "damaged-3"]
 
 
@@ -543,8 +542,8 @@ def test_only_a_real_folder_is_a_step_or_was_set_aside(copied):
   (copied / "7").symlink_to("3")
   (copied / "damaged-7").symlink_to("3")
   (copied / "8").touch()
-  assert checkpoint_files.numbered(copied) == Checkpoints(copied).steps() == [1, 2, 3]
-  assert checkpoint_files.aside(copied) == {}
+  assert checkpoint_files.list_steps(copied) == Checkpoints(copied).steps() == [1, 2, 3]
+  assert checkpoint_files.list_damaged(copied) == {}
 
 
 def test_what_cannot_be_set_aside_is_passed_over(copied, capsys, monkeypatch):
@@ -554,7 +553,7 @@ def test_what_cannot_be_set_aside_is_passed_over(copied, capsys, monkeypatch):
   monkeypatch.setattr(pathlib.Path, "rename", refuse)
   flip(copied, 3)
   assert Checkpoints(copied, rename_damaged=True).restore(like=make_state()).step == 2
-  assert "passed over, for it cannot be set aside (Permission denied)" in capsys.readouterr().err
+  assert "passed over, because it cannot be renamed (Permission denied)" in capsys.readouterr().err
   assert names(copied) == ["1", "2", "3"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from compiling import AS_USERS_DO
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from relpos_jax.training import digest as digest_module
-from relpos_jax.training.digest import device_sums, digest, digests
+from relpos_jax.training import manifest
+from relpos_jax.training.manifest import device_sums, digest, digests
 
 DTYPES = ("float32", "bfloat16", "float16", "uint32", "int32", "int8", "bool", "complex64")
 
@@ -100,7 +100,7 @@ def test_all_shardings_have_the_same_and_only_sums_travel(
   )
   sharded = jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec)))
   wanted = digest(array)
-  monkeypatch.setattr(digest_module, "_SMALL", 0)
+  monkeypatch.setattr(manifest, "_SMALL", 0)
   with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
     assert digest(sharded) == wanted
   text = device_sums.lower(sharded).compile().as_text()

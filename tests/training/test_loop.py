@@ -1,7 +1,6 @@
 """What the loop does at which step, and when it stops."""
 
 import itertools
-import signal
 from collections.abc import Set
 
 import jax.numpy as jnp
@@ -10,7 +9,6 @@ import pytest
 
 from relpos_jax.data.batching import Batch
 from relpos_jax.training.loop import NonFiniteError, train
-from relpos_jax.training.signals import Stop, Stopped
 from relpos_jax.training.step import TrainState
 
 
@@ -39,7 +37,7 @@ class Recorder:
     )
     return state._replace(step=jnp.int32(step)), metrics
 
-  def train(self, *, start=0, num_steps, eval_every=100, save_every=100, max_skipped=1, stop=None):
+  def train(self, *, start=0, num_steps, eval_every=100, save_every=100, max_skipped=1, stop_at=()):
     state = TrainState(jnp.int32(start), params={}, opt_state=())
     return train(
       state,
@@ -52,7 +50,7 @@ class Recorder:
       eval_every=eval_every,
       save_every=save_every,
       max_skipped=max_skipped,
-      stop=stop,
+      should_stop=lambda state: stop_at in [event[:2] for event in self.events],
     )
 
   def steps(self, kind: str) -> list[int]:
@@ -130,23 +128,17 @@ def test_the_last_step_can_be_one_too_many():
   assert not recorder.steps("save")
 
 
-@pytest.mark.parametrize("at", ["report", "evaluate", "save"])
-@pytest.mark.parametrize("save_every", [2, 5, 100])
-def test_sigterm_saves_the_step_reached_once_and_evaluates_no_more(at, save_every):
-  """Whatever was going on: all steps are reported, and the last one is the one saved."""
+@pytest.mark.parametrize("at, last", [(("report", 3), 4), (("evaluate", 5), 5), (("save", 4), 4)])
+def test_once_it_should_stop_the_last_step_is_reported_saved_once_and_not_evaluated(at, last):
   recorder = Recorder()
-
-  class Terminating(list):
-    def append(self, event):
-      super().append(event)
-      if event[0] == at and event[1] >= 3 and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        signal.raise_signal(signal.SIGTERM)  # a second one would kill
-
-  recorder.events = Terminating()
-  with Stop() as stop, pytest.raises(Stopped) as raised:
-    stop.waits = True
-    recorder.train(num_steps=1000, eval_every=5, save_every=save_every, stop=stop)
-  last = dict(report=4, evaluate=5, save={2: 4, 5: 5, 100: 100}[save_every])[at]
-  assert str(raised.value) == f"at step {last}"
+  state = recorder.train(num_steps=1000, eval_every=5, save_every=4, stop_at=at)
+  assert int(state.step) == last
   assert recorder.steps("report") == [*range(1, last + 1)] == [x + 1 for x in recorder.batches]
   assert recorder.steps("save").count(last) == 1 and recorder.steps("save")[-1] == last
+  assert recorder.steps("evaluate") == [5] * (last == 5)
+
+
+def test_at_a_step_that_is_evaluated_a_stop_comes_first():
+  recorder = Recorder()
+  recorder.train(num_steps=10, eval_every=3, save_every=3, stop_at=("save", 3))
+  assert recorder.steps("save") == [3] and not recorder.steps("evaluate")

@@ -20,7 +20,7 @@ CPU = dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2", PYTHONPATH=str(ROOT))
 
 
 def slurm(process: int, number: int) -> dict[str, str]:
-  """What srun tells a task of a step on this machine; nothing else tells where the others are."""
+  """Returns the environment that srun sets for a task on this machine."""
   return dict(
     SLURM_JOB_ID=str(os.getpid()),  # of which JAX makes the port
     SLURM_NTASKS=str(number),
@@ -46,7 +46,7 @@ def start(*arguments, number: int = 2, program=small_run) -> list[subprocess.Pop
 
 
 def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
-  """What each has said on stdout and stderr, once all have ended as they should."""
+  """Returns stdout and stderr of each process, once all have ended with status 0."""
   try:
     texts = [process.communicate(timeout=seconds) for process in processes]
   finally:
@@ -58,22 +58,21 @@ def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
 
 
 def answers(processes):
-  """Each process's losses by step, and the signal that stopped it."""
+  """Returns each process's losses by step, and the signal that stopped it."""
   texts = finish(processes)
   lines = [line for out, _ in texts for line in out.splitlines() if line.startswith("{")]
   found = sorted(map(json.loads, lines), key=lambda answer: answer["process"])
-  return [({int(k): v for k, v in answer["losses"].items()}, answer["heard"]) for answer in found]
+  return [({int(k): v for k, v in answer["losses"].items()}, answer["signal"]) for answer in found]
 
 
 def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_path):
-  """A signal to either stops both at one step, and it is saved; both know which it was."""
   straight = small_run.run(tmp_path / "straight", 20, num_devices=4)
   folder = tmp_path / "checkpoints"
   losses = small_run.run(folder, 3, num_devices=4)
 
   one, other = answers(start(folder, 20, 1, int(signal.SIGINT), 6))
-  first, heard = one
-  assert one == other and heard == "SIGINT" and 6 <= max(first) < 10
+  first, received = one
+  assert one == other and received == "SIGINT" and 6 <= max(first) < 10
   assert sorted(path.name for path in folder.iterdir()) == ["3", str(max(first))]
 
   losses |= first | small_run.run(folder, 20, num_devices=2)
@@ -84,7 +83,6 @@ def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_p
 
 @pytest.mark.parametrize("reader", [0, 1])
 def test_damage_that_one_process_alone_can_see_is_known_to_all(reader, tmp_path):
-  """Each reads its half of an array from the file that it wrote, of which the end is missing."""
   folder = tmp_path / "checkpoints"
   finish(start(folder, "save", program=cut_state))
   files = folder.glob(f"2/state/ocdbt.process_{reader}/d/*")
@@ -95,7 +93,7 @@ def test_damage_that_one_process_alone_can_see_is_known_to_all(reader, tmp_path)
   for out, _ in texts:
     assert json.loads(out.splitlines()[-1]) == dict(element=1, average=1)
   told = [line for _, err in texts for line in err.splitlines() if "is damaged" in line]
-  assert len(told) == 1 and told[0].endswith(": set aside as damaged-2")
+  assert len(told) == 1 and told[0].endswith(": renamed to damaged-2")
   assert "another process" not in told[0]
 
 

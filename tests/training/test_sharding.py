@@ -15,9 +15,9 @@ from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import (
-  _placed,
+  _arranged,
   make_mesh,
-  of_parameters,
+  parameter_sharding,
   put_batch,
   put_parameters,
 )
@@ -70,16 +70,16 @@ class Chip:
 def test_slices_of_tpus_are_parts_of_the_batch():
   """Of the rows, that is: what cuts parameters or a sequence stays within a slice."""
   chips = [Chip(id, id // 4) for id in range(8)]
-  assert [chip.id for chip in _placed((8, 1, 1, 1), chips).flat] == [*range(8)]
-  for part in _placed((2, 2, 1, 2), chips[::2] + chips[1::2]):
+  assert [chip.id for chip in _arranged((8, 1, 1, 1), chips).flat] == [*range(8)]
+  for part in _arranged((2, 2, 1, 2), chips[::2] + chips[1::2]):
     assert len({chip.slice_index for chip in part.flat}) == 1
   with pytest.raises(InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"):
-    _placed((1, 1, 1, 8), chips)
+    _arranged((1, 1, 1, 8), chips)
 
 
 def test_machines_of_gpus_are_no_slices():
   gpus = [Chip(id, id // 4, platform="gpu") for id in range(8)]
-  assert _placed((1, 8, 1, 1), gpus).shape == (1, 8, 1, 1)
+  assert _arranged((1, 8, 1, 1), gpus).shape == (1, 8, 1, 1)
 
 
 def test_the_tables_of_a_graph_encoder_are_cut_by_heads():
@@ -89,7 +89,7 @@ def test_the_tables_of_a_graph_encoder_are_cut_by_heads():
   state = nnx.state(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
   (key,) = [
     place.spec
-    for path, place in jax.tree.leaves_with_path(of_parameters(state, make_mesh(tensor=2)))
+    for path, place in jax.tree.leaves_with_path(parameter_sharding(state, make_mesh(tensor=2)))
     if re.search(r"tables.*key", jax.tree_util.keystr(path))
   ]
   assert key == PartitionSpec(None, "tensor", None)
@@ -117,7 +117,7 @@ def specs(mesh, **values) -> dict[str, PartitionSpec]:
   config = TransformerConfig(12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values)
   params = nnx.state(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
   state = jax.eval_shape(lambda p: init_state(p, adam(inverse_sqrt(1.0, 1))), params)
-  leaves = jax.tree.flatten_with_path(of_parameters(state, mesh))[0]
+  leaves = jax.tree.flatten_with_path(parameter_sharding(state, mesh))[0]
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
   return {name(path).removesuffix(".value"): place.spec for path, place in leaves}
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT are heard once, where they should be; their handlers are put back."""
+"""SIGTERM and SIGINT stop once, and their handlers are restored."""
 
 import contextlib
 import signal
@@ -10,7 +10,7 @@ import time
 import jax
 import pytest
 
-from relpos_jax.training.signals import Stop, Stopped
+from relpos_jax.training.signals import StopOnSignal, Stopped
 
 
 def terminate():
@@ -19,7 +19,6 @@ def terminate():
 
 @pytest.fixture
 def before():
-  """The handler of whoever calls."""
   handler = lambda *_: None
   old = signal.signal(signal.SIGTERM, handler)
   yield handler
@@ -28,28 +27,28 @@ def before():
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_one_signal_stops_a_second_kills_and_the_handler_is_put_back(waits, before):
-  with Stop() as stop:
-    stop.waits = waits
+  with StopOnSignal() as stop:
+    stop.deferred = waits
     if waits:
       terminate()
     else:
       with pytest.raises(Stopped):
         terminate()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert not stop.reached and stop.hear(stop.ask()) and stop.reached
+    assert stop.should_stop() and stop.stopping
   assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_what_may_be_cut_short_is_but_not_where_others_take_part(before, monkeypatch):
   for others in (False, True):
-    with Stop() as stop, monkeypatch.context() as patch:
+    with StopOnSignal() as stop, monkeypatch.context() as patch:
       patch.setattr(jax, "process_count", lambda others=others: 2 if others else 1)
-      stop.waits, went_on = True, False
-      with stop.cutting_short():
+      stop.deferred, went_on = True, False
+      with stop.interruptible():
         with contextlib.suppress(Exception):  # as a library does whose cache cannot be read
           terminate()
         went_on = True
-      assert stop.waits and (went_on, stop.reached) == (others, not others)
+      assert stop.deferred and (went_on, stop.stopping) == (others, not others)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -58,33 +57,31 @@ def test_where_python_lets_nothing_through_it_is_heard_a_moment_later(before, ca
     def __del__(self):
       signal.raise_signal(number)
 
-  with Stop() as stop, pytest.raises(Stopped):
+  with StopOnSignal() as stop, pytest.raises(Stopped):
     Ends()  # and what it raises is lost
     time.sleep(5)
   assert not capsys.readouterr().err and stop.signal == number
 
 
 def test_an_interrupt_that_a_launcher_passes_on_too_stops_once_and_again_kills(before):
-  """The launcher's SIGTERM comes while what the interrupt has stopped is put away."""
   interrupts = signal.getsignal(signal.SIGINT)
-  with Stop() as stop:
+  with StopOnSignal() as stop:
     with pytest.raises(Stopped):
       signal.raise_signal(signal.SIGINT)
     terminate()
-    assert stop.signal == signal.SIGINT and stop.hear(stop.ask())
+    assert stop.signal == signal.SIGINT and stop.should_stop()
     assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
   assert signal.getsignal(signal.SIGINT) == interrupts
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-def test_an_interrupt_that_is_ignored_stays_so(is_last):
-  """As by what a shell's script starts in the background."""
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_an_interrupt_that_is_ignored_stays_so(at_exit):
   terminate = signal.getsignal(signal.SIGTERM)
   interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
-    with Stop(is_last) as stop:
+    with StopOnSignal(at_exit) as stop:
       signal.raise_signal(signal.SIGINT)
-      assert not stop.hear(stop.ask())
+      assert not stop.should_stop()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
   finally:
     signal.signal(signal.SIGINT, interrupt)
@@ -92,15 +89,15 @@ def test_an_interrupt_that_is_ignored_stays_so(is_last):
 
 
 def test_nothing_is_reached_without_a_signal(before):
-  with Stop() as stop:
-    assert not stop.hear(stop.ask()) and not stop.reached
+  with StopOnSignal() as stop:
+    assert not stop.should_stop() and not stop.stopping
   assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_in_another_thread_signals_are_left_alone(before):
   def use():
-    with Stop() as stop:
-      heard.append((stop.hear(stop.ask()), signal.getsignal(signal.SIGTERM)))
+    with StopOnSignal() as stop:
+      heard.append((stop.should_stop(), signal.getsignal(signal.SIGTERM)))
 
   heard = []
   thread = threading.Thread(target=use)
@@ -110,7 +107,8 @@ def test_in_another_thread_signals_are_left_alone(before):
 
 
 def test_after_the_last_one_the_process_ends_with_its_own_status():
-  """However late the signal comes."""
-  script = "import signal, sys; from relpos_jax.training.signals import Stop\n"
-  script += "with Stop(is_last=True): pass\nsignal.raise_signal(signal.SIGTERM); sys.exit(3)"
+  script = "import signal, sys; from relpos_jax.training.signals import StopOnSignal\n"
+  script += (
+    "with StopOnSignal(at_exit=True): pass\nsignal.raise_signal(signal.SIGTERM); sys.exit(3)"
+  )
   assert subprocess.run([sys.executable, "-c", script]).returncode == 3

@@ -152,7 +152,7 @@ def test_a_start_that_fails_while_writing_leaves_the_run_as_it_was(tmp_path, mon
 
 
 def test_a_folder_without_what_the_first_process_wrote_is_not_shared(tmp_path, monkeypatch):
-  monkeypatch.setattr(workdir_module, "_SECONDS_TILL_SEEN", 0)
+  monkeypatch.setattr(workdir_module, "_SHARED_SECONDS", 0)
   for folder in (tmp_path, tmp_path / "nowhere"):
     with pytest.raises(InputError, match=f"{folder} is not one folder for all processes"):
       check_shared(folder)
