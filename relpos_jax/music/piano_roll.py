@@ -9,7 +9,7 @@ import numpy as np
 from relpos_jax.evaluation.pictures import (
   COLOURS,
   DPI,
-  QUIET,
+  GREY,
   Axes,
   Figure,
   clean,
@@ -109,7 +109,7 @@ def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
 def _say(ax: Axes, x: float | int, text: str, side: str) -> None:
   """Above the axes, where no note is."""
   place = ax.get_xaxis_transform()
-  ax.text(x, 1.01, text, transform=place, ha=side, va="bottom", color=QUIET, fontsize=9)
+  ax.text(x, 1.01, text, transform=place, ha=side, va="bottom", color=GREY, fontsize=9)
 
 
 def _draw_reach(ax: Axes, reach: Reach, end: float) -> None:
@@ -127,7 +127,7 @@ def _draw_reach(ax: Axes, reach: Reach, end: float) -> None:
       xycoords=("axes fraction", "data"),
       va="center",
       fontsize=8,
-      color=QUIET,
+      color=GREY,
       annotation_clip=False,
     )
   ax.set_ylim(layers - 0.5, -0.5)

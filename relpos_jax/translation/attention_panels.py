@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, pieces
-from relpos_jax.evaluation.heatmaps import Panel
+from relpos_jax.evaluation.pictures import Panel
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int, PyTree
 

@@ -17,7 +17,7 @@ from relpos_jax.evaluation.bleu import (
   paper_bleu,
   sentence_statistics,
 )
-from relpos_jax.evaluation.heatmaps import attention_heatmap
+from relpos_jax.evaluation.pictures import attention_heatmap
 from relpos_jax.files import write_whole
 from relpos_jax.training.task import Evaluation, Run, own_copies
 from relpos_jax.translation.attention_panels import attention_panels

@@ -5,8 +5,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from relpos_jax.evaluation import heatmaps
-from relpos_jax.evaluation.heatmaps import Panel, attention_heatmap, counts_heatmap
+from relpos_jax.evaluation import pictures
+from relpos_jax.evaluation.pictures import Panel, attention_heatmap, counts_heatmap
 
 
 def test_words_stand_on_the_axes_as_they_are(words_of):
@@ -54,7 +54,7 @@ def test_pictures_keep_a_sensible_size(num_words, tmp_path):
 
 
 def test_pictures_of_long_sentences_are_drawn_smaller(tmp_path, monkeypatch):
-  monkeypatch.setattr(heatmaps, "_MOST_PIXELS", 800)  # of 8,000 words matplotlib draws none
+  monkeypatch.setattr(pictures, "_MOST_PIXELS", 800)  # of 8,000 words matplotlib draws none
   panel = Panel("Long", np.ones((1, 40)), ["x"], ["word"] * 40)
   with PIL.Image.open(attention_heatmap([panel], tmp_path / "attention.png")) as picture:
     assert 500 < max(picture.size) < 900

@@ -15,7 +15,7 @@ from experiments import report
 from relpos_jax.evaluation.records import digest
 from relpos_jax.graphs import clutrr
 from relpos_jax.graphs import report as graphs
-from relpos_jax.graphs.scores import CTP, GRAPHS, GUESSED_LONGEST
+from relpos_jax.graphs.report import CTP, GRAPHS, GUESSED_LONGEST
 from relpos_jax.music import report as music
 from relpos_jax.translation import report as translation
 
@@ -246,7 +246,7 @@ def _key(row) -> float:
   labels = map(clutrr.RELATIONS.index, row["labels"])
   edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
   item = dict(edges=np.array(edges), query=np.array(row["query"]), target=np.int32(0))
-  return clutrr._number(clutrr._graph(item))
+  return clutrr._hash(clutrr._graph(item))
 
 
 class TestMusic:
