@@ -186,7 +186,7 @@ class Graphs:
     rows: dict[str, list[report.Row]] = collections.defaultdict(list)
     for (name, graph), (answer, nats) in zip(graphs, predictions, strict=True):
       size = len(graph.senders if self.config.data.source == "clutrr" else graph.nodes)
-      rows[name].append(report.Row(size, int(graph.target), int(answer), float(nats)))
+      rows[name].append(report.Row(size, int(graph.target), answer, nats))
     classes = collections.Counter(int(graph.target) for graph in data.splits["train"])
     most_frequent = classes.most_common(1)[0][0]
     source = self.config.data.source
@@ -199,7 +199,7 @@ class Graphs:
     found: dict[int, tuple[int, float]] = {}
     for step in range(batches.num_per_epoch):
       batch = batches[step]
-      answers, nats = (np.asarray(x)[batch.target >= 0] for x in answer(batch))
+      answers, nats = (np.asarray(x)[batch.target >= 0].tolist() for x in answer(batch))
       found |= zip(batches.order(step), zip(answers, nats, strict=True), strict=True)
     return [found[number] for number in range(len(graphs))]
 
