@@ -17,7 +17,7 @@ from relpos_jax.training.task import Evaluation
 
 # Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4 relations:
 # accuracy in percent by length, one seed, from the README of github.com/uclnlp/ctp.
-CTP = dict(zip(range(2, 11), (100, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
+CTP = dict(zip(range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
 LONGEST_TRAINED = 4  # relations of a chain
 # Rows and distinct graphs of the published splits, with the default share of valid graphs.
 GRAPHS = dict(
@@ -197,7 +197,7 @@ def _num_graphs(run: Record, split: str) -> str:
   return f"{number}; {different}" if number == published else f"{number}"
 
 
-def _curves(rows: Rows, tests: Sequence[int]) -> dict[str, list[tuple[float, ...]]]:
+def _curves(rows: Rows, tests: Sequence[int]) -> dict[str, list[tables.Point]]:
   curves = {_CTP: [(k, y, y, y) for k, y in CTP.items()]}
   for row, runs in rows.items():
     scores = {k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs] for k in tests}
