@@ -4,12 +4,12 @@ r"""Writes the tables and pictures of the results pages from the records of runs
   python -m experiments.report --results=elsewhere
   python -m experiments.report --workdirs=runs/relative,runs/sinusoidal --out=table.md
 
-RESULTS/runs/*.jsonl hold the records of one sweep each, as `python -m experiments.sweep` leaves
-them. The command rewrites the blocks between <!-- begin NAME --> and <!-- end NAME --> in
-RESULTS/report.md (translation), graphs.md and music.md, and the pictures beside these pages; the
-words around the blocks stay as they are. RESULTS/multi30k/*.json, records of single runs, go into
-the block `runs` of multi30k.md. With --workdirs, the command prints such a table of the finished
-runs in these folders instead, or writes it to --out.
+Each file RESULTS/runs/*.jsonl holds the records of one sweep, as `python -m experiments.sweep`
+writes them. The command rewrites the blocks between <!-- begin NAME --> and <!-- end NAME --> in
+RESULTS/report.md (translation), graphs.md and music.md, and the pictures of these pages; it keeps
+the text around the blocks. RESULTS/multi30k/*.json, records of single runs, go into the block
+`runs` of multi30k.md. With --workdirs, the command instead prints such a table of the finished runs
+in these folders, or writes it to --out.
 """
 
 import pathlib
@@ -35,7 +35,7 @@ _SYSTEMS = dict(translation=translation, graphs=graphs, music=music)
 
 
 def main(results: str, workdirs: str, out: str) -> None:
-  """Writes the pages, or the table of some runs."""
+  """Writes the pages, or a table of the runs in `workdirs`."""
   if workdirs:
     _write_runs([pathlib.Path(name) / "record.json" for name in workdirs.split(",")], out)
     return
@@ -47,7 +47,7 @@ def main(results: str, workdirs: str, out: str) -> None:
 
 
 def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Writes the blocks of each page that there are records for, and returns the pages.
+  """Rewrites the blocks of each page with records, and returns the pages.
 
   Raises:
     InputError: there are no records, or a damaged one.
@@ -70,14 +70,14 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read(file: pathlib.Path, records: Sequence[Record]) -> tuple[str, tables.Rows]:
-  """Returns the task of a file's records, and these by row with whole configs: defaults, too."""
+  """Returns the task of a file's records, and the records by row with complete configs."""
   task = records[0]["config"].get("task", "translation")
   if task not in _SYSTEMS:
-    raise InputError(f"{file}, line 1: no task {task!r}: there are {', '.join(_SYSTEMS)}")
+    raise InputError(f"{file}, line 1: unknown task {task!r}: want {', '.join(_SYSTEMS)}")
   rows = group_rows(file, records, _SYSTEMS[task].METRIC)
   values = flatten(default.get_config(task))
-  whole = lambda record: record | dict(config=values | record["config"])
-  return task, {row: [*map(whole, runs)] for row, runs in rows.items()}
+  complete = lambda record: record | dict(config=values | record["config"])
+  return task, {row: [*map(complete, runs)] for row, runs in rows.items()}
 
 
 def _write_runs(files: Sequence[pathlib.Path], out: str) -> None:
@@ -96,7 +96,7 @@ def _write_runs(files: Sequence[pathlib.Path], out: str) -> None:
 
 
 def _runs_table(files: Sequence[pathlib.Path]) -> str:
-  """Returns tables of a column per run: how it was made and its scores; its curve by update."""
+  """Returns a table of facts and scores, and one of learning curves, with a column per run."""
   facts, curves = {}, {}
   for number, file in enumerate(files, start=1):
     _, rows = _read(file, read_records(file))

@@ -1,4 +1,4 @@
-"""BLEU twice: sacreBLEU, which others can repeat, and the tokenised BLEU of the paper."""
+"""sacreBLEU, which is reproducible, and the tokenised BLEU of Vaswani et al. 2017."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from relpos_jax.typing import Float, Int
 
 
 class Score(NamedTuple):
-  """A BLEU score from 0 to 100, and the signature that says how it was computed."""
+  """A BLEU score from 0 to 100, and a signature of how it was computed."""
 
   value: float
   signature: str
@@ -26,18 +26,16 @@ def corpus_bleu(
   lowercase: bool = False,
   subword_mark: str = "",
 ) -> Score:
-  """sacreBLEU (Post 2018) of a corpus against one reference a sentence.
+  """Computes sacreBLEU (Post 2018) of a corpus with one reference per sentence.
 
   Args:
-    hypotheses: plain text, a sentence each.
-    references: as many, in the same order.
-    tokenize: sacreBLEU's tokeniser; "none" for text that is tokenised already.
+    hypotheses, references: aligned sentences of plain text.
+    tokenize: sacreBLEU's tokeniser; "none" for tokenised text.
     lowercase: compares lower-cased text.
-    subword_mark: what the text's subwords end in; `join_subwords` joins them first. The signature
-      is that of the joined text.
+    subword_mark: the ending of subwords, which `join_subwords` joins first.
 
   Raises:
-    ValueError: different numbers of hypotheses and references, or none.
+    ValueError: the numbers of hypotheses and references differ or are zero.
 
   >>> score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])
   >>> f"{score.value:.1f}"
@@ -57,20 +55,19 @@ def paper_bleu(
   tokenized: bool = False,
   subword_mark: str = "",
 ) -> Score:
-  """The paper's BLEU: Moses tokens, hyphens split, cased, not smoothed, as multi-bleu.perl counts.
+  """Computes BLEU as the paper did: Moses tokens, hyphens split, cased, not smoothed.
 
-  It repeats get_ende_bleu.sh of tensor2tensor. Splitting compounds lifts the score a little, so
-  compare it with that of the paper only, never with sacreBLEU.
+  Equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting compounds raises the
+  score slightly: compare it with the paper's only, never with sacreBLEU.
 
   Args:
-    hypotheses: plain text, a sentence each.
-    references: as many, in the same order.
-    language: whose Moses rules hold, such as "de".
-    tokenized: the text consists of Moses tokens already: only hyphens are split.
+    hypotheses, references: aligned sentences of plain text.
+    language: of the Moses tokeniser, such as "de".
+    tokenized: the text consists of Moses tokens, so that only hyphens are split.
     subword_mark: as in `corpus_bleu`.
 
   Raises:
-    ValueError: different numbers of hypotheses and references, or none.
+    ValueError: the numbers of hypotheses and references differ or are zero.
 
   >>> score = paper_bleu(["Der saftig-grüne Rasen !"], ["Der saftig-grüne Rasen!"], "de")
   >>> f"{score.value:.1f}"
@@ -81,7 +78,7 @@ def paper_bleu(
   moses = sacremoses.MosesTokenizer(language)
 
   def tokens(line: str) -> str:
-    # XML escapes would only rename tokens one to one, which BLEU does not see.
+    # Escaping renames tokens one to one and does not change BLEU.
     line = line if tokenized else str(moses.tokenize(line, return_str=True, escape=False))
     return split_hyphens(line)
 
@@ -99,18 +96,15 @@ def sentence_statistics(
   lowercase: bool = False,
   subword_mark: str = "",
 ) -> Int[np.ndarray, "sentences 6"]:
-  """What sacreBLEU counts in each sentence: tokens, the reference's, and matching 1- to 4-grams.
+  """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each sentence.
 
-  Their sums over any selection of sentences give its BLEU (`bleu_of_counts`): of all
-  of them that of `corpus_bleu`. The n-grams of a hypothesis of L tokens are max(0, L - n + 1).
-
-  Raises:
-    ValueError: different numbers of hypotheses and references.
+  The sums over any selection of sentences determine its BLEU: see `bleu_of_counts`. Arguments are
+  those of `corpus_bleu`.
 
   >>> sentence_statistics(["Ein Hund schläft."], ["Der Hund schläft."])
   array([[4, 4, 3, 2, 1, 0]])
   """
-  # The effective order concerns the score alone, and without it sacreBLEU advises to use it.
+  # effective_order changes no counts, but sacreBLEU warns without it.
   metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True, effective_order=True)
   scores = [
     metric.sentence_score(hypothesis, [reference])
@@ -121,9 +115,9 @@ def sentence_statistics(
 
 
 def join_subwords(line: str, mark: str) -> str:
-  """The words of a line in subwords that end in `mark` where their word goes on.
+  """Joins subwords: all but the last of a word end in `mark`, "@@" in Sennrich et al. 2016.
 
-  Sennrich et al. 2016 mark them "@@". An empty mark leaves the line as it is.
+  An empty mark leaves the line unchanged.
 
   >>> join_subwords("ein anst@@ arr@@ t@@ er hund@@", "@@")
   'ein anstarrter hund'
@@ -132,7 +126,7 @@ def join_subwords(line: str, mark: str) -> str:
 
 
 def split_hyphens(line: str) -> str:
-  """Splits compounds as the field did when the paper was written.
+  """Splits compounds at hyphens, as get_ende_bleu.sh does.
 
   >>> split_hyphens("ein E-Mail-Konto - und ein 9-zu-5-Tag")
   'ein E ##AT##-##AT## Mail ##AT##-##AT## Konto - und ein 9 ##AT##-##AT## zu ##AT##-##AT## 5-Tag'
@@ -141,7 +135,7 @@ def split_hyphens(line: str) -> str:
 
 
 def sentence_counts(statistics: Int[np.ndarray, "sentences 6"]) -> Int[np.ndarray, "sentences 10"]:
-  """`sentence_statistics`, and beside them how many 1- to 4-grams each translation has.
+  """Appends the numbers of 1- to 4-grams of each hypothesis to `sentence_statistics`.
 
   >>> sentence_counts(np.array([[3, 4, 2, 1, 0, 0]])).tolist()
   [[3, 4, 2, 1, 0, 0, 3, 2, 1, 0]]
@@ -151,7 +145,7 @@ def sentence_counts(statistics: Int[np.ndarray, "sentences 6"]) -> Int[np.ndarra
 
 
 def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:
-  """sacreBLEU, smoothed as `corpus_bleu` is, of sums of `sentence_counts`.
+  """Computes sacreBLEU, smoothed as in `corpus_bleu`, from sums of `sentence_counts`.
 
   >>> float(bleu_of_counts(np.array([5, 5, 5, 4, 3, 2, 5, 4, 3, 2])).round())
   100.0
@@ -161,17 +155,14 @@ def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:
   return np.array(scores).reshape(counts.shape[:-1])
 
 
-def _joined(hypotheses, references, mark: str) -> tuple[list[str], list[str]]:
-  hypotheses, references = (
-    [join_subwords(line, mark) for line in x] for x in (hypotheses, references)
-  )
-  return hypotheses, references
+def _joined(hypotheses, references, mark: str) -> list[list[str]]:
+  return [[join_subwords(line, mark) for line in texts] for texts in (hypotheses, references)]
 
 
 def _score(metric: sacrebleu.BLEU, hypotheses, references) -> Score:
   if len(hypotheses) != len(references) or len(references) == 0:
     raise ValueError(
-      f"{len(hypotheses)} hypotheses and {len(references)} references: give as many, and some"
+      f"{len(hypotheses)} hypotheses and {len(references)} references: want equally many, not 0"
     )
   value = metric.corpus_score(hypotheses, [references]).score
   return Score(value, metric.get_signature().format())

@@ -1,7 +1,8 @@
-"""Curves: how runs learn, what attention costs, scores over length; the look of all pictures."""
+"""Pictures: learning curves, costs and scores over length, attention, confusion matrices."""
 
 import math
 import pathlib
+import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,49 +19,57 @@ from matplotlib.ticker import (
 )
 
 from relpos_jax.files import whole_file
+from relpos_jax.typing import ArrayLike, Float
 
-_TRAIN, _VALID, QUIET = "#4477aa", "#cc3311", "#666666"
+_TRAIN, _VALID, GREY = "#4477aa", "#cc3311", "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
-# Told apart by colour-blind readers too: Paul Tol's "bright" and "vibrant", and by their marks.
+# Paul Tol's "bright" and "vibrant", which colour-blind readers can distinguish, as do the markers.
 COLOURS = (
   *("#000000", "#4477aa", "#ee6677", "#228833", "#ccbb44"),
   *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
 )
 _MARKERS = "osD^vPX<>*d"
 DPI = 150
+_POINTS_PER_INCH = 72
+_MOST_PIXELS = 8_000  # per side; few programs open larger pictures
 
 
 class CostPanel(NamedTuple):
-  """One measure, such as milliseconds, over the length T: a curve of (T, measure) for each name."""
+  """A measure, such as milliseconds, over the length T: a curve of (T, measure) for each name."""
 
   title: str
   measure: str
   curves: Mapping[str, Sequence[tuple[float, float]]]
 
 
+class Panel(NamedTuple):
+  """A matrix, and the labels of its rows and columns (for attention weights, queries and keys)."""
+
+  title: str
+  weights: Float[ArrayLike, "T S"]
+  rows: Sequence[str]
+  columns: Sequence[str]
+
+
 class SpreadPanel(NamedTuple):
-  """Curves with their spread: points (x, lowest, middle, highest) for each name."""
+  """Curves with their spread: points (x, lowest, mean, highest) for each name."""
 
   x: str
   y: str
   curves: Mapping[str, Sequence[tuple[float, float, float, float]]]
-  mark: tuple[float, str] | None = None  # a broken line at this x, and its words
+  mark: tuple[float, str] | None = None  # a dotted line at this x, and its label
 
 
 def learning_curves(
   metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Path, score: str = "BLEU"
 ) -> pathlib.Path:
-  """Draws losses, a score and learning rate over the steps.
+  """Draws the losses, the score and the learning rate over the steps, and returns the path.
 
   Args:
-    metrics: records with a "step" and any of "loss", "valid_loss", `valid_` and the score in lower
-      case, and "learning_rate", such as the lines of a run's metrics.jsonl. What no record has is
-      left out.
-    path: the picture's file; its suffix says the format.
-    score: its name, such as BLEU: the higher the better.
-
-  Returns:
-    The path.
+    metrics: the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
+      "learning_rate", and "valid_" with the name of the score in lower case.
+    path: the picture's file; its suffix selects the format.
+    score: the name of a score, such as BLEU; higher is better.
 
   >>> import tempfile
   >>> records = [{"step": step, "loss": 1 / step} for step in range(1, 10)]
@@ -79,7 +88,7 @@ def learning_curves(
   if scores:
     _draw_scores(axes[1], score, *scores)
   if rate:
-    axes[-1].plot(*rate, color=QUIET, linewidth=1.5)
+    axes[-1].plot(*rate, color=GREY, linewidth=1.5)
     axes[-1].set(ylabel="learning rate", ylim=(0, None))
   for ax in axes:
     clean(ax)
@@ -91,18 +100,14 @@ def learning_curves(
 
 
 def cost_curves(
-  rows: Sequence[Sequence[CostPanel]], quiet: Collection[str], path: str | pathlib.Path
+  rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: str | pathlib.Path
 ) -> pathlib.Path:
-  """Draws measures over length, both on logarithmic axes, one legend for all.
+  """Draws measures over length on logarithmic axes, with one legend, and returns the path.
 
   Args:
-    rows: of panels side by side.
-    quiet: names whose curves are broken lines: those to compare with. "a (b)" has the colour of
-      "a".
-    path: the picture's file; its suffix says the format.
-
-  Returns:
-    The path.
+    rows: rows of panels side by side.
+    dashed: names of the baselines, whose curves are dashed. "a (b)" has the colour of "a".
+    path: the picture's file; its suffix selects the format.
 
   >>> import tempfile
   >>> panel = CostPanel("forward", "milliseconds", {"chunked": [(512, 3.0), (1024, 9.0)]})
@@ -111,8 +116,9 @@ def cost_curves(
   'cost.png'
   """
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-  kinds = list(dict.fromkeys(map(_kind, names)))
-  styles = {name: _style(kinds.index(_kind(name)), name in quiet) for name in names}
+  kinds = list(dict.fromkeys(name.partition(" (")[0] for name in names))
+  number = lambda name: kinds.index(name.partition(" (")[0])
+  styles = {name: _style(number(name), name in dashed) for name in names}
   columns = max([1, *map(len, rows)])
   size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
   figure = Figure(size, dpi=DPI, layout="constrained")
@@ -130,14 +136,10 @@ def cost_curves(
 
 
 def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pathlib.Path:
-  """Draws curves, each in a band from its lowest to its highest, side by side, under one legend.
+  """Draws panels side by side with one legend, and returns the path.
 
-  Args:
-    panels: a name has the same colour in all of them.
-    path: the picture's file; its suffix says the format.
-
-  Returns:
-    The path.
+  Each curve is in a band from its lowest to its highest values. A name has the same colour in all
+  panels. The suffix of the path selects the format.
 
   >>> import tempfile
   >>> points = [(500, 9.0, 10.0, 10.5), (1000, 19.5, 20.0, 21.0)]
@@ -152,8 +154,15 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
   grid = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
   for ax, panel in zip(grid, panels, strict=False):
     for name, points in panel.curves.items():
-      _draw_spread(ax, name, points, _style(names.index(name), is_quiet=False))
-    _draw_mark(ax, panel.mark)
+      style = _style(names.index(name), is_dashed=False)
+      x, low, mean, high = np.array(points, float).reshape(-1, 4).T
+      ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+      ax.plot(x, mean, label=name, **_MARKED, **style)
+    if panel.mark:
+      x, text = panel.mark
+      at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
+      ax.axvline(x, color=GREY, linestyle=":", linewidth=1.2, zorder=1)
+      ax.annotate(text, (x, 1), xytext=(4, -2), va="top", color=GREY, fontsize=8, **at)
     ax.set(xlabel=panel.x, ylabel=panel.y)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -167,32 +176,92 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
   return save(figure, path)
 
 
-def _draw_spread(ax: Axes, name: str, points, style: Mapping[str, Any]) -> None:
-  x, low, middle, high = np.array(points, float).reshape(-1, 4).T
-  ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-  ax.plot(x, middle, label=name, **_MARKED, **style)
+def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> pathlib.Path:
+  """Draws matrices of attention weights side by side on one colour scale, and returns the path.
+
+  Up to three panels of five to forty words per axis are readable. The suffix of the path selects
+  the format.
+
+  >>> import tempfile
+  >>> words = ["Ein", "Hund", "schläft", "."]
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   attention_heatmap([Panel("Encoder", np.eye(4), words, words)], folder + "/a.png").name
+  'a.png'
+  """
+  longest = max(max(len(panel.rows), len(panel.columns)) for panel in panels)
+  cell = float(np.clip(8.0 / longest, 0.09, 0.45))
+  fontsize = min(11.0, 0.6 * cell * _POINTS_PER_INCH)
+  widths = [len(panel.columns) * cell for panel in panels]
+  # Inches of the cells, the labels and a margin; a letter is 0.6 of the font size wide.
+  letter = 0.6 * fontsize / _POINTS_PER_INCH
+  inches = lambda words, others: len(words) * cell + max(map(len, others)) * letter
+  size = (
+    1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
+    1.0 + max(inches(panel.rows, panel.columns) for panel in panels),
+  )
+  figure = Figure(size, dpi=min(DPI, _MOST_PIXELS / max(size)), layout="constrained")
+  axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
+  highest = float(max(np.max(panel.weights) for panel in panels))
+  for ax, panel, width in zip(axes, panels, widths, strict=True):
+    image = _draw_weights(ax, panel, highest, fontsize)
+    title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
+    ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
+  # panchor=False keeps the panels aligned at the top.
+  bar = figure.colorbar(
+    image, ax=list(axes), anchor=(0, 1), panchor=False, shrink=0.6, aspect=25, pad=0.02
+  )
+  bar.set_label("attention weight")
+  bar.outline.set_visible(False)
+  return save(figure, path)
 
 
-def _draw_mark(ax: Axes, mark: tuple[float, str] | None) -> None:
-  if mark is None:
-    return
-  ax.axvline(mark[0], color=QUIET, linestyle=":", linewidth=1.2, zorder=1)
-  place: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
-  ax.annotate(mark[1], (mark[0], 1), xytext=(4, -2), va="top", color=QUIET, fontsize=8, **place)
+def counts_heatmap(panel: Panel, path: str | pathlib.Path) -> pathlib.Path:
+  """Draws a confusion matrix, classes by predictions, with its counts, and returns the path.
+
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   counts_heatmap(Panel("test", [[5, 1], [0, 7]], "ab", "ab"), folder + "/c.png").name
+  'c.png'
+  """
+  counts = np.asarray(panel.weights)
+  side = 1.6 + 0.45 * len(panel.rows)
+  figure = Figure((side + 0.6, side), dpi=DPI, layout="constrained")
+  ax = figure.subplots()
+  _draw_weights(ax, panel, float(max(1, counts.max())), fontsize=9.0)
+  for (row, column), number in np.ndenumerate(counts):
+    colour = "white" if 2 * number > counts.max() else "black"
+    ax.text(column + 0.5, row + 0.5, f"{number:,}", ha="center", va="center", color=colour)
+  ax.set(ylabel="class", xlabel="answer")
+  ax.set_title(panel.title, loc="left", fontsize=10)
+  return save(figure, path)
 
 
-def _kind(name: str) -> str:
-  """What shares a colour: a name without what it says in brackets."""
-  return name.partition(" (")[0]
+def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
+  _, weights, rows, columns = panel
+  image = ax.pcolormesh(
+    np.asarray(weights), cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
+  )
+  # Dollar signs in words do not start formulas.
+  text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
+  ax.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)
+  ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **text)
+  ax.tick_params(length=0)
+  ax.xaxis.tick_top()
+  ax.invert_yaxis()
+  ax.set_aspect("equal", anchor="N")
+  ax.spines[:].set_visible(False)
+  ax.set_ylabel("query", color=GREY)
+  ax.set_xlabel("key", color=GREY)
+  return image
 
 
-def _style(number: int, is_quiet: bool) -> dict[str, Any]:
+def _style(number: int, is_dashed: bool) -> dict[str, Any]:
   return dict(
     color=COLOURS[number % len(COLOURS)],
-    linestyle="--" if is_quiet else "-",
+    linestyle="--" if is_dashed else "-",
     marker=_MARKERS[number % len(_MARKERS)],
-    markerfacecolor="white" if is_quiet else None,
-    zorder=2 if is_quiet else 3,
+    markerfacecolor="white" if is_dashed else None,
+    zorder=2 if is_dashed else 3,
   )
 
 
@@ -203,7 +272,7 @@ def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any
   ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
   ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
   lengths = sorted({length for points in panel.curves.values() for length, _ in points})
-  # Of many lengths so many are named as have room, the last among them.
+  # At most about five ticks, the last length among them.
   ax.xaxis.set_major_locator(FixedLocator(lengths[:: -max(1, math.ceil(len(lengths) / 5))]))
   ax.xaxis.set_minor_locator(NullLocator())
   ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -214,9 +283,9 @@ def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any
 
 
 def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
-  """Steps and values of the records that have a number of this name."""
-  pairs = [(record["step"], record[name]) for record in metrics if record.get(name) is not None]
-  pairs = [pair for pair in pairs if np.isfinite(pair[1])]
+  """Returns the steps and values of the records with a finite number of this name."""
+  values = [(record["step"], record.get(name)) for record in metrics]
+  pairs = [(step, value) for step, value in values if value is not None and np.isfinite(value)]
   return tuple(np.array(pairs, float).T) if pairs else None
 
 
@@ -243,23 +312,23 @@ def _draw_scores(ax: Axes, name: str, steps, values) -> None:
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-  """Centred running mean over a thirtieth of the curve, over less of it at the ends."""
+  """Computes a centred running mean over a thirtieth of the curve, less at the ends."""
   window = np.ones(len(values) // 30 + 1)
   return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
 
 
 def clean(ax: Axes) -> None:
-  """The look of all curves: no box, a pale grid behind."""
+  """Removes the box around curves and draws a pale grid behind them."""
   ax.spines[["top", "right"]].set_visible(False)
   ax.grid(color="#dddddd", linewidth=0.6)
   ax.set_axisbelow(True)
 
 
 def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
-  """Writes a picture whose format its file's suffix says, and returns the path."""
+  """Writes a picture in the format of the path's suffix, and returns the path."""
   path = pathlib.Path(path)
   with warnings.catch_warnings():
-    # The font lacks some scripts; a box in a picture is no reason to disturb a run.
+    # The font lacks some scripts; it draws a box for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
     with whole_file(path) as file:
       suffix = path.suffix.removeprefix(".") or None

@@ -1,26 +1,24 @@
-"""Records of finished runs: one line of JSON each, from which all tables and curves are made.
+"""Records of finished runs: one line of JSON each, the source of all tables and curves.
 
 A record is a dict of
 
-  sweep, row, seed    the cell of the sweep; a single run has the sweep "" and its config's name
-                      for a row
+  sweep, row, seed    the cell of the sweep; for a single run, "" and the name of its config
   digest              of `config`
-  config              the values by dotted key that differ from those of configs/default.py for the
-                      task, and the task if it is not translation
-  commit, date        of the code, and when the run was last started
+  config              the values by dotted key that differ from configs/default.py for the task,
+                      and the task if it is not translation
+  commit, date        of the code, and of the last start of the run
   hardware, packages  a description of the machine, and versions by name
   budget              updates, tokens_per_update, minutes, tokens_per_second
-  scores              by split: for translation sacrebleu, paper_bleu, and the signatures of both;
-                      for every task the first is its score
+  scores              by split: sacrebleu, paper_bleu and signatures for translation; the first is
+                      the main score of the task
   sentences           by split. Translation, a row per sentence: length (the longer of source and
-                      reference in tokens of the vocabulary, without the end mark), hyp_len, ref_len
-                      and the matches c1 to c4 of `bleu.sentence_statistics`. Graphs, a row per
-                      graph: size (nodes, or the relations of a chain), and 1 if classified right.
-                      Music, a row per piece: tokens, and the nats of these and of the end
-  curve               rows of step, valid_loss and the score of the valid split, null if none
+                      reference in vocabulary tokens, without the end mark), hyp_len, ref_len and
+                      the matches c1 to c4 of `bleu.sentence_statistics`. Graphs, a row per graph:
+                      size (nodes, or relations of a chain), and 1 if classified right. Music, a row
+                      per piece: tokens, and the nats of these and of the end
+  curve               rows of step, valid_loss and valid score, null if none
 
-The counts of sentences suffice for BLEU of any selection of them, by bootstrap or by length. A
-record holds no text of the data.
+The rows of sentences determine BLEU of any selection of them. A record holds no text of the data.
 """
 
 import hashlib
@@ -39,32 +37,32 @@ KEYS = (
   *("sweep", "row", "seed", "digest", "config", "commit", "date", "hardware", "packages"),
   *("budget", "scores", "sentences", "curve"),
 )
-# The name of a run, and the folders of data whose checksums are verified.
-_INCIDENTAL = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
-_ARCHIVES = ("MUTAG", "Mutagenicity")  # of `data.tu`, verified too; the first is the default
+# Excluded from the digest: the name of a run, and folders of data with verified checksums.
+_EXCLUDED = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
+_ARCHIVES = ("MUTAG", "Mutagenicity")  # verified data sets of `data.tu`; the first is the default
 Record = Mapping[str, Any]
 
 
 def digest(changes: Mapping[str, Any]) -> str:
-  """Returns 12 letters of the SHA-256 of the config's values that differ from the defaults.
+  """Returns 12 hex digits of the SHA-256 of the config's values that differ from the defaults.
 
-  A new key whose default keeps the old behaviour leaves the digests of old records as they are.
-  Names, the folders of data whose checksums are verified and the order of keys do not count.
+  Independent of names, of folders of data with verified checksums, and of the order of keys. A new
+  key whose default keeps the old behaviour does not change the digests of old records.
 
   >>> digest({"name": "a", "model.rate": 0.0})
   'b52a29831b1c'
   >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
   """
-  # Where a float belongs, 0 and 0.0 are the same value.
-  values = {key: float(x) if type(x) is int else x for key, x in _telling(changes).items()}
+  # 0 and 0.0 are the same value.
+  values = {key: float(x) if type(x) is int else x for key, x in _without_folders(changes).items()}
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _telling(changes: Mapping[str, Any]) -> dict[str, Any]:
+def _without_folders(changes: Mapping[str, Any]) -> dict[str, Any]:
   checked = changes.get("data.tu.name", _ARCHIVES[0]) in _ARCHIVES
-  incidental = {*_INCIDENTAL, *["data.tu.path"] * checked}
-  return {key: value for key, value in changes.items() if key not in incidental}
+  excluded = {*_EXCLUDED, *["data.tu.path"] * checked}
+  return {key: value for key, value in changes.items() if key not in excluded}
 
 
 def make_record(
@@ -75,12 +73,12 @@ def make_record(
   scores: Mapping[str, Any],
   sentences: Mapping[str, list[list[int | float]]],
 ) -> dict[str, Any]:
-  """Returns the record of a run that belongs to no sweep.
+  """Returns the record of a single run.
 
   Args:
-    config: all values, as in the run's config.json.
-    changes: those by dotted key that differ from the defaults.
-    environment: as in the run's environment.json.
+    config: the run's config.json.
+    changes: the values by dotted key that differ from the defaults.
+    environment: the run's environment.json.
     metrics: the lines of the run's metrics.jsonl.
     scores, sentences: by split, as in the record.
   """
@@ -90,7 +88,7 @@ def make_record(
     row=config["name"],
     seed=config["seed"],
     digest=digest(changes),
-    config=_telling(changes),
+    config=_without_folders(changes),
     commit=environment["git_commit"],
     date=environment["date"],
     hardware=hardware(environment),
@@ -145,7 +143,7 @@ def from_line(line: str) -> dict[str, Any]:
   """Returns the record that a line holds.
 
   Raises:
-    ValueError: the line is not a whole record.
+    ValueError: the line is not a complete record.
 
   >>> from_line('{"sweep":"table1","row":"rel')
   Traceback (most recent call last):
@@ -166,7 +164,7 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the records of a results file, one per line; none if there is no file.
 
   Raises:
-    InputError: the file cannot be read, or a line of it is not a whole record.
+    InputError: the file cannot be read, or a line of it is not a complete record.
   """
   path = pathlib.Path(path)
   records = []
@@ -174,7 +172,7 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
   except (OSError, UnicodeDecodeError) as error:
     why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-    raise InputError(f"cannot read {path} ({why}): restore that file, or take it away") from error
+    raise InputError(f"cannot read {path} ({why}): restore that file, or remove it") from error
   for number, line in enumerate(lines, start=1):
     try:
       records.append(from_line(line))
@@ -193,8 +191,8 @@ class Metric(NamedTuple):
     name: of the score in a record.
     compute: takes the rows, an array of a row per sentence.
     tolerance: between the score computed and the one recorded.
-    fixed: the columns that depend on the data alone and are the same for every model.
-    differs_by_seed: whether each seed has data of its own, such as a fold.
+    fixed: the columns that depend on the data alone, not on the model.
+    differs_by_seed: whether seeds have different data, such as folds.
   """
 
   name: str
@@ -207,11 +205,11 @@ class Metric(NamedTuple):
 def group_rows(
   path: str | os.PathLike, records: Sequence[Record], metric: Metric
 ) -> dict[str, list[Record]]:
-  """Groups the records of a results file by row, each in the order of seeds, and checks them.
+  """Checks the records of a results file, and groups them by row in the order of seeds.
 
   Raises:
-    InputError: a record's seed, digest or score is not what its own config and sentences give, two
-      records are of one row and seed, or two differ in what all runs of a table or row share.
+    InputError: a record's seed, digest or score does not match its config and sentences, two
+      records have the same row and seed, or runs of one table or row differ in what they share.
   """
   rows: dict[str, list[Record]] = {}
   seen: dict[Any, tuple[int, Any]] = {}
@@ -232,11 +230,11 @@ def group_rows(
 
 
 def _check(record: Record, metric: Metric) -> None:
-  """Raises LookupError, TypeError or ValueError unless a record agrees with itself."""
+  """Raises LookupError, TypeError or ValueError unless a record is consistent."""
   config = record["config"]
   for name, own in dict(seed=config.get("seed", 0), digest=digest(config)).items():
     if record[name] != own:
-      raise ValueError(f"its {name} is {record[name]!r}, that of its config {own!r}")
+      raise ValueError(f"its {name} is {record[name]!r}, its config has {own!r}")
   if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
     raise ValueError("its scores and its sentences are of different splits")
   for split, scores in record["scores"].items():
@@ -246,7 +244,7 @@ def _check(record: Record, metric: Metric) -> None:
 
 
 def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
-  """Returns what is the same for all runs of a table, of a row, or of a seed."""
+  """Returns the values that all runs of a table, of a row, or of a seed share."""
   budget, splits = record["budget"], record["sentences"].items()
   seed = record["seed"] if metric.differs_by_seed else None
   return {

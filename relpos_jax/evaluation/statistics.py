@@ -1,4 +1,4 @@
-"""What the scores of a few seeds on a thousand sentences allow to say."""
+"""Confidence intervals over seeds, the paired bootstrap over sentences, and bands of lengths."""
 
 import math
 from collections.abc import Sequence
@@ -10,34 +10,32 @@ from scipy.special import stdtrit
 from relpos_jax.evaluation.bleu import bleu_of_counts
 from relpos_jax.typing import Float, Int
 
-_SEED = 12345  # sacreBLEU's own
-_Values = Sequence[float] | Float[np.ndarray, "_"]  # of any number: seeds may differ
+_SEED = 12345  # as in sacreBLEU
+_Values = Sequence[float] | Float[np.ndarray, "_"]
 
 
 class Interval(NamedTuple):
-  """A mean and half the width of its confidence interval, None where a single value has none."""
+  """A mean and half the width of its 95% confidence interval; None for a single value."""
 
   mean: float
   half_width: float | None
 
 
 class Scores(NamedTuple):
-  """BLEU of one system: of each seed, and of each bootstrap sample, the mean over seeds."""
+  """BLEU of one system: of each seed; and of each bootstrap sample, averaged over seeds."""
 
   seeds: Float[np.ndarray, "seeds"]
   samples: Float[np.ndarray, "samples"]
 
 
 class Comparison(NamedTuple):
-  """How much one system is above another, and the chance of that if they were equal."""
+  """The difference between two systems, and its p-value under the paired bootstrap."""
 
   difference: Interval
   p_value: float
 
   def is_clear(self) -> bool:
-    """Whether neither the spread over seeds nor the choice of sentences may explain it.
-
-    The 95% interval of the difference leaves out zero, and the paired bootstrap's p is below 5%.
+    """Returns whether the 95% interval over seeds excludes zero and the p-value is below 5%.
 
     >>> Comparison(Interval(0.5, half_width=0.4), p_value=0.01).is_clear()
     True
@@ -47,10 +45,7 @@ class Comparison(NamedTuple):
 
 
 def student_interval(values: _Values) -> Interval:
-  """The mean of independent values, such as the scores of seeds: 95%, by Student's t.
-
-  Raises:
-    ValueError: there are no values.
+  """Computes the mean of independent values and its 95% interval by Student's t.
 
   >>> mean, half_width = student_interval([1.0, 2.0, 3.0])
   >>> f"{mean:.1f} ± {half_width:.3f}"
@@ -63,10 +58,7 @@ def student_interval(values: _Values) -> Interval:
 
 
 def difference_interval(first: _Values, second: _Values) -> Interval:
-  """The mean of `first` less that of `second`: 95%, by Welch's t, for their spreads may differ.
-
-  Raises:
-    ValueError: one has no values.
+  """Computes the difference of the means (first - second) and its 95% interval by Welch's t.
 
   >>> difference_interval([5.0, 5.0], [2.0])
   Interval(mean=3.0, half_width=None)
@@ -82,23 +74,19 @@ def difference_interval(first: _Values, second: _Values) -> Interval:
 
 
 def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
-  if len(values) == 0:
-    raise ValueError("no values: give at least one")
   square = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else None
   return float(np.mean(values)), square
 
 
 def _quantile(freedom: float) -> float:
-  """Within this of zero, on either side, lie 95% of Student's t."""
+  """Returns the 97.5% quantile of Student's t."""
   return float(stdtrit(freedom, (1 + 0.95) / 2))
 
 
 def draw_sentences(
   num_sentences: int, num_samples: int = 1000
 ) -> Int[np.ndarray, "samples sentences"]:
-  """How often each sentence is in each bootstrap sample, which has as many sentences.
-
-  The samples are those that sacreBLEU's own test takes.
+  """Draws bootstrap samples of sentences as sacreBLEU does; returns the counts of each sentence.
 
   >>> draw_sentences(5, 3).sum(axis=1)
   array([5, 5, 5])
@@ -111,8 +99,8 @@ def draw_sentences(
 def score_seeds(
   counts: Int[np.ndarray, "seeds sentences 10"], draws: Int[np.ndarray, "samples sentences"]
 ) -> Scores:
-  """BLEU of a system from `sentence_counts` of each seed, and `draw_sentences`."""
-  # In float64 products run on BLAS, and sums of counts are exact.
+  """Computes the scores of a system from `sentence_counts` of each seed and `draw_sentences`."""
+  # float64 uses BLAS, and its sums of counts are exact.
   sums = np.einsum("sn,knc->ksc", draws.astype(float), counts.astype(float), optimize=True)
   return Scores(
     bleu_of_counts(counts.sum(axis=1)), bleu_of_counts(np.rint(sums).astype(int)).mean(axis=0)
@@ -120,10 +108,7 @@ def score_seeds(
 
 
 def compare_scores(first: Scores, second: Scores) -> Comparison:
-  """How much `first` is above `second`: Welch's interval over seeds, paired bootstrap's p.
-
-  Both were scored on the same draws of the same sentences.
-  """
+  """Compares two systems that were scored on the same draws of the same sentences."""
   difference = difference_interval(first.seeds, second.seeds)
   return Comparison(difference, paired_p_value(first.samples, second.samples, difference.mean))
 
@@ -131,14 +116,11 @@ def compare_scores(first: Scores, second: Scores) -> Comparison:
 def paired_p_value(
   first: Float[np.ndarray, "samples"], second: Float[np.ndarray, "samples"], difference: float
 ) -> float:
-  """The chance of such a difference between two systems that are equal: the paired bootstrap.
-
-  Koehn 2004, as sacreBLEU computes it: the samples' differences, centred, against the one observed.
+  """Computes the p-value of a difference by the paired bootstrap (Koehn 2004), as sacreBLEU does.
 
   Args:
-    first: BLEU of one system on the samples.
-    second: that of the other on the same samples.
-    difference: between the two on the sentences themselves.
+    first, second: BLEU of two systems on the same samples.
+    difference: the observed difference, on the sentences themselves.
 
   >>> paired_p_value(np.array([2.0, 3.0, 5.0]), np.array([1.0, 1.0, 1.0]), 1.5)
   0.5
@@ -151,9 +133,10 @@ def paired_p_value(
 def length_bands(
   lengths: Int[np.ndarray, "sentences"], trained: int, smallest: int
 ) -> list[tuple[int, int]]:
-  """Parts lengths into bands (first, last), none with lengths on both sides of `trained`.
+  """Splits lengths into bands (first, last), with a boundary after the length `trained`.
 
-  Each is the narrowest with `smallest` sentences; fewer, at the end of a side, join the one before.
+  Each band is the narrowest with `smallest` sentences. Fewer at the end of a side join the band
+  before.
 
   >>> length_bands(np.array([3, 4, 4, 5, 6, 7, 9]), trained=5, smallest=2)
   [(3, 5), (6, 9)]

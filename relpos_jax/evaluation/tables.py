@@ -1,4 +1,4 @@
-"""Tables in Markdown, and pages that hold generated blocks between a person's words."""
+"""Markdown tables, and pages with generated blocks between hand-written text."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import Record
 from relpos_jax.evaluation.statistics import Comparison, Interval, student_interval
 
-Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, with their whole configs
+Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, with complete configs
 Point = tuple[int | float, float, float, float]  # x, and the lowest, mean and highest of y
 
 
@@ -31,7 +31,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def mean_and_interval(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
-  """Formats a mean and half of its 95% interval, which a single value does not have.
+  """Formats a mean and, for two or more values, half of its 95% interval.
 
   >>> mean_and_interval([1.0, 2.0, 3.0]), mean_and_interval([1.0]), mean_and_interval([])
   ('2.00 ± 2.48', '1.00', '-')
@@ -68,7 +68,7 @@ def format_comparison(comparison: Comparison, digits: int = 2) -> str:
 
 
 def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, str]]) -> str:
-  """Returns a table of columns, each of cells by row; a dash where there is no cell.
+  """Returns a table of columns of cells by row; a dash for a missing cell.
 
   >>> print(column_table("", ["k=0", "k=1"], {"BLEU": {"k=0": "12.5"}}))
   |  | BLEU |
@@ -82,7 +82,7 @@ def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, 
 
 
 def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]) -> str:
-  """Returns a table of each name against each other; `cell` takes the row's, then the column's.
+  """Returns a table of all pairs of names; `cell` takes the row's name, then the column's.
 
   >>> print(pair_table("a - b", ["k=0", "k=1"], lambda first, second: f"{first} - {second}"))
   | a - b | k=0 | k=1 |
@@ -94,7 +94,7 @@ def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]
 
 
 def config_table(rows: Rows) -> str:
-  """Returns a table of the config values that are not the same in all rows, but for the seed.
+  """Returns a table of the config values, except the seed, that differ between rows.
 
   >>> runs = {f"k={k}": [dict(config={"model.k": k, "task": "music"})] for k in (4, 16)}
   >>> print(config_table(runs))
@@ -115,7 +115,7 @@ def config_table(rows: Rows) -> str:
 
 
 def run_facts(rows: Rows, facts: Mapping[str, object]) -> str:
-  """Lists how the runs of a table were made: these facts, budget, machine, code and versions."""
+  """Lists the given facts, and the budget, machine, code and versions of the runs."""
   records = [run for runs in rows.values() for run in runs]
   each = lambda of: ", ".join(sorted({str(of(record)) for record in records}))
   minutes = statistics.median(record["budget"]["minutes"] for record in records)
@@ -138,7 +138,7 @@ def mean_column(
   digits: int = 2,
   mean: Callable[[Sequence[float], int], str] = mean_and_interval,
 ) -> dict[str, str]:
-  """Returns the cells of the mean of a value over the runs of each row, those that are finite.
+  """Returns the mean of the finite values over the runs of each row.
 
   >>> rows = dict(both=[dict(loss=2.0), dict(loss=None)])
   >>> mean_column(rows, lambda run: run["loss"])
@@ -155,7 +155,7 @@ def mean_column(
 def seed_columns(
   rows: Rows, mean: Callable[[Sequence[float], int], str] = mean_and_interval
 ) -> dict[str, dict[str, str]]:
-  """Returns the columns that all tables of sweeps begin with: seeds, and the last valid loss."""
+  """Returns the first columns of every table of a sweep: seeds, and the last valid loss."""
   return {
     "seeds": {row: ", ".join(str(run["seed"]) for run in runs) for row, runs in rows.items()},
     "valid loss": mean_column(rows, lambda run: run["curve"][-1][1], 3, mean),
@@ -163,7 +163,7 @@ def seed_columns(
 
 
 def curve_points(runs: Sequence[Record], column: int) -> list[Point]:
-  """Returns step, lowest, mean and highest over runs of a column of their curves.
+  """Returns (step, lowest, mean, highest) over the runs for a column of their curves.
 
   >>> curve_points([dict(curve=[[9, 2.0, None]]), dict(curve=[[9, 4.0, None]])], column=1)
   [(9, 2.0, 3.0, 4.0)]
@@ -175,10 +175,10 @@ def curve_points(runs: Sequence[Record], column: int) -> list[Point]:
 
 
 def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
-  """Replaces generated blocks of a Markdown page and keeps everything else as it is.
+  """Replaces generated blocks of a Markdown page and keeps everything else.
 
-  A block stands between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. A block that the
-  page does not have yet is appended to it; a page that is not there yet is made.
+  A block is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New blocks are
+  appended, and a missing page is created.
 
   Raises:
     InputError: a block begins and does not end.

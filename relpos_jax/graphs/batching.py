@@ -1,4 +1,4 @@
-"""Batches of graphs of similar size, each a function of the seed and the step alone."""
+"""Batches of graphs of similar size, each determined by the seed and the step alone."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, SupportsIndex
@@ -13,16 +13,16 @@ PAD = -1
 
 
 class GraphBatch(NamedTuple):
-  """B rows of up to G graphs, filled with -1 to T nodes and M edges; features with 0.
+  """B rows of up to G graphs, padded with -1 to T nodes and M edges; features padded with 0.
 
   Attributes:
-    nodes: labels of nodes.
-    segment_ids: the number, in its row, of the graph that a node belongs to.
-    node_features: floating numbers of nodes.
-    senders, receivers: the nodes, places in the row, that an edge goes from and to.
-    labels: of edges; also -1 for an edge without label.
-    edge_features: floating numbers of edges.
-    query: the two nodes, places in the row, that a graph is asked about.
+    nodes: node labels.
+    segment_ids: the number, within its row, of each node's graph.
+    node_features: real-valued features of nodes.
+    senders, receivers: the source and target of each edge, as node indices in the row.
+    labels: edge labels; also -1 for an edge without a label.
+    edge_features: real-valued features of edges.
+    query: the pair of nodes to classify in each graph, as node indices in the row.
     target: the class of each graph or query, [B, G]; or of each node, [B, T].
   """
 
@@ -40,17 +40,16 @@ class GraphBatch(NamedTuple):
 class GraphBatches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  One graph a row (padding), in the bucket of the smallest boundary that holds its nodes; a bucket's
-  batches have node_budget // boundary rows. Or, with `packed`, as many graphs a row as fit into the
-  last boundary: the largest first, each into the first row with room, and the rows, not the graphs,
-  are shuffled. Each epoch shows every graph once. Rows of padding complete the last batch of a
-  bucket, and every batch to a multiple of rows. Safe to read from several threads.
+  A row holds one graph, in the bucket of the smallest boundary that holds its nodes; the batches of
+  a bucket have node_budget // boundary rows. With `packed`, a row holds as many graphs as fit into
+  the last boundary (the largest graph first, into the first row with room), and rows are shuffled
+  rather than graphs. Each epoch shows every graph once. Rows of padding fill the last batch of a
+  bucket, and round the number of rows up to `multiple_of`. Safe to read from several threads.
 
   Attributes:
-    num_per_epoch: batches an epoch, the same in every epoch.
-    shapes: the (rows, nodes, edges, graphs) that occur, of `empty_batch`: as many compilations of a
-      training step.
-    dropped: graphs of more nodes than the last boundary, left out.
+    num_per_epoch: batches per epoch, the same in every epoch.
+    shapes: all (rows, nodes, edges, graphs) that occur, one compilation of a training step each.
+    dropped: the number of graphs with more nodes than the last boundary; they are left out.
 
   >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
   >>> single = Graph.of([0], [], target=0)
@@ -75,21 +74,20 @@ class GraphBatches:
     """Sorts the graphs into buckets.
 
     Args:
-      graphs: all with features of the same widths, and targets of the same kind.
+      graphs: all with features of the same widths and targets of the same kind.
       boundaries: padded numbers of nodes, increasing.
-      node_budget: nodes a batch, padding included, at most, over all devices.
-      multiple_of: rows are filled up to a multiple of this: devices times accumulation.
-      packed: several graphs a row.
-      seed: of the order. None keeps the order of bucket and graph: for evaluation, where
-        `prefetch(batches, 0, batches.num_per_epoch)` gives every graph once, as `order` says.
+      node_budget: the most nodes per batch over all devices, padding included.
+      multiple_of: devices times microbatches; the number of rows is a multiple of it.
+      packed: puts several graphs into a row.
+      seed: determines the order. None keeps the order of buckets and graphs, for evaluation: see
+        `order`.
 
     Raises:
-      InputError: boundaries that do not increase, a budget too small for one multiple of rows, or
-        no graph small enough.
+      InputError: the boundaries do not increase, the budget is too small for `multiple_of` rows, or
+        no graph is small enough.
     """
     sizes = np.array([len(graph.nodes) for graph in graphs], int)
-    is_packed = packed and len(boundaries) > 0
-    rows = _packed(sizes, boundaries[-1]) if is_packed else [[graph] for graph in range(len(sizes))]
+    rows = _packed(sizes, boundaries[-1]) if packed else [[graph] for graph in range(len(sizes))]
     self._graphs, self._rows = graphs, rows
     sizes_of_rows = np.array([sizes[row].sum() for row in rows], int)
     self._schedule = Schedule(
@@ -111,27 +109,27 @@ class GraphBatches:
     self.padding = float(1 - nodes / self._schedule.cells)
 
   def _most_edges(self, rows: Int[np.ndarray, "rows"]) -> int:
-    """Of any of the rows; at least one, for arrays of none are a special case for everybody."""
-    number = lambda row: sum(len(self._graphs[graph].senders) for graph in self._rows[row])
-    return max(1, *map(number, rows))
+    """Returns the most edges in any of the rows, and at least one: no array has size zero."""
+    num_edges = lambda row: sum(len(self._graphs[graph].senders) for graph in self._rows[row])
+    return max(1, *map(num_edges, rows))
 
   def __getitem__(self, step: SupportsIndex) -> GraphBatch:
     chosen, bucket = self._schedule[step]
     rows = [[self._graphs[graph] for graph in self._rows[row]] for row in chosen]
-    some = rows[0][0]
-    widths = some.node_features.shape[1], some.edge_features.shape[1]
-    batch = empty_batch(self.shapes[bucket], *widths, per_node=bool(some.target.ndim))
+    first = rows[0][0]
+    widths = first.node_features.shape[1], first.edge_features.shape[1]
+    batch = empty_batch(self.shapes[bucket], *widths, per_node=bool(first.target.ndim))
     for row, graphs in enumerate(rows):
       _write(batch, row, graphs)
     return batch
 
   @property
   def examples(self) -> Sequence[Graph]:
-    """The graphs, before they are batched."""
+    """Returns the graphs before batching."""
     return self._graphs
 
   def order(self, step: SupportsIndex) -> list[int]:
-    """The numbers of the graphs of a step's batch, row after row."""
+    """Returns the indices of the graphs in a step's batch, row by row."""
     return [graph for row in self._schedule[step][0] for graph in self._rows[row]]
 
   def __str__(self) -> str:
@@ -149,7 +147,9 @@ def empty_batch(
   *,
   per_node: bool = False,
 ) -> GraphBatch:
-  """A batch of (rows, nodes, edges, graphs), all padding; targets of nodes, or of graphs.
+  """Returns a batch of shape (rows, nodes, edges, graphs) that is all padding.
+
+  `per_node`: targets are classes of nodes, not of graphs.
 
   >>> empty_batch((2, 3, 5, 1)).target.tolist()
   [[-1], [-1]]
@@ -170,7 +170,7 @@ def empty_batch(
 
 
 def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
-  """Graphs into rows, first fit of the largest first; one that fits no row has one of its own."""
+  """Assigns graphs to rows: first fit, largest first; a graph above capacity has its own row."""
   rows: list[list[int]] = []
   room: list[int] = []
   for graph in np.argsort(-sizes, kind="stable"):

@@ -1,4 +1,4 @@
-"""CLUTRR: kinship graphs whose answer lies in the labels of the edges, as a TFDS data set."""
+"""CLUTRR, a TFDS data set of kinship graphs: the answer follows from the labels of the edges."""
 
 import ast
 import csv
@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import pathlib
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -39,8 +38,8 @@ _URL = (
 )
 _ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl.gz"
 _UPSTREAM = "data/clutrr-emnlp of github.com/uclnlp/ctp"
-_REMEDY = f"to use a file at hand, give path=FOLDER with {_ZIP}, from {_UPSTREAM}"
-# Bytes and sha256: of the archive upstream, and of its graphs alone, without the stories.
+_REMEDY = f"to use a local file, give path=FOLDER with {_ZIP}, from {_UPSTREAM}"
+# Bytes and SHA-256 of the upstream archive, and of its graphs without the stories.
 _FILES = {
   _ZIP: (3_115_620, "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd"),
   _GRAPHS: (448_045, "e6f59824af2eb0a00e09094034fa16584b28571c40bd3a9e616f401f2615dd27"),
@@ -49,24 +48,24 @@ _TRAIN = "1.2,1.3,1.4_train"
 
 
 def load(path: str = "", valid_share: float = 0.1) -> GraphData:
-  """Chains of kinship and the relation of their ends: splits train, valid, and test_2 to test_10.
+  """Loads chains of kinship (Sinha et al. 2019): splits train, valid, and test_2 to test_10.
 
-  Nodes are persons, all alike. An edge from a to b is labelled with what b is to a, and the answer
-  is what the last of the chain is to the first. Sinha et al. 2019. Training chains have 2 to 4
-  relations (15,083 rows, but 2,340 different graphs), test_k has k. No split valid exists upstream:
-  it is a `valid_share` of the different training graphs, by a hash of each, and none of them is
-  among those left in train. Of test_2 the graphs are in train too; of the others none.
+  Nodes are persons with one common label. The label of an edge from a to b is the relation of b to
+  a; the target is the relation of the last person of the chain to the first. Training chains have 2
+  to 4 relations (15,083 rows, 2,340 distinct graphs); test_k has k. Upstream has no valid split: it
+  is a `valid_share` of the distinct training graphs, chosen by hash, and none of them remains in
+  train. The graphs of test_2 occur in train; those of the other test splits do not.
 
-  Prepared once under TFDS_DATA_DIR from the repository of Minervini et al. 2020, 3.1 MB, or from a
+  Prepared once under TFDS_DATA_DIR from the repository of Minervini et al. 2020 (3.1 MB), or from a
   file in the folder `path`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
 
-  Raises InputError for a missing or wrong file, no network, a share out of range.
+  Raises InputError for a missing or wrong file, no network, or a share out of range.
 
   >>> load(path="ctp/data/clutrr-emnlp").splits["train"][0].labels  # doctest: +SKIP
   array([4, 1], dtype=int32)
   """
   if not 0 <= valid_share < 1:
-    raise InputError(f"valid_share is {valid_share}: give a share, from 0 to less than 1")
+    raise InputError(f"valid_share is {valid_share}: give at least 0 and less than 1")
   folder = local_path(path) if path else None
   if folder:
     _verify(folder)
@@ -75,21 +74,21 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   with damage_named(builder):
     names = ("train", *map(_test, LENGTHS))
     splits = {name: [*read_split(builder, name, _graph)] for name in names}
-  is_valid = [_number(graph) < valid_share for graph in splits["train"]]
-  train, valid = ([graph for graph, is_in in zip(splits["train"], is_valid, strict=True)
-                   if is_in == wanted] for wanted in (False, True))  # fmt: skip
-  note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
-  return GraphData(
-    splits | dict(train=train, valid=valid), GraphNames(("person",), RELATIONS, ANSWERS), (note,)
-  )
+  valid: list[Graph] = []
+  train: list[Graph] = []
+  for graph in splits["train"]:
+    (valid if _hash(graph) < valid_share else train).append(graph)
+  note = f"CLUTRR: {len(valid):,} of {len(splits['train']):,} training graphs are for validation"
+  names = GraphNames(("person",), RELATIONS, ANSWERS)
+  return GraphData(splits | dict(train=train, valid=valid), names, (note,))
 
 
 class Clutrr(tfds.core.GeneratorBasedBuilder):
-  """TFDS builder of CLUTRR, the data set db9b8f04: chains of 2, 3 and 4 relations to train."""
+  """TFDS builder of CLUTRR, data set db9b8f04: training chains have 2, 3 and 4 relations."""
 
   VERSION = tfds.core.Version("1.0.0")
   MANUAL_DOWNLOAD_INSTRUCTIONS = f"{_ZIP} of {_UPSTREAM}."
-  # Where TFDS looks sizes and checksums up: a wrong download is refused and not cached.
+  # TFDS checks downloads against these and does not cache a wrong one.
   url_infos = {  # noqa: RUF012
     _URL: UrlInfo(size=Size(_FILES[_ZIP][0]), checksum=_FILES[_ZIP][1], filename=_ZIP)
   }
@@ -105,8 +104,7 @@ class Clutrr(tfds.core.GeneratorBasedBuilder):
       homepage="https://github.com/uclnlp/ctp",
       license="CC BY-NC 4.0",
       citation="Sinha et al. 2019, arXiv:1908.06177; Minervini et al. 2020, arXiv:2007.06477.",
-      # Upstream's order.
-      disable_shuffling=True,
+      disable_shuffling=True,  # keeps upstream's order
     )
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
@@ -139,9 +137,8 @@ def _test(length: int) -> str:
 
 
 def _verify(folder: pathlib.Path) -> None:
-  """Raises InputError unless the folder has one of the files, with what it has upstream."""
-  # The os says no, where pathlib would raise, of a folder that may not be looked into.
-  file = next((folder / name for name in (_GRAPHS, _ZIP) if os.path.exists(folder / name)), None)
+  """Raises InputError unless the folder has one of the files, unchanged from upstream."""
+  file = next((folder / name for name in (_GRAPHS, _ZIP) if (folder / name).exists()), None)
   wanted = f"a folder with {_ZIP} from {_UPSTREAM}"
   if file is None:
     raise InputError(f"no {_ZIP} in {folder}: path must be {wanted}, or empty to download it")
@@ -166,7 +163,7 @@ def _rows_of_archive(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _split(name: str) -> str:
-  """ "train", or "test_10" of "1.10_test"."""
+  """Returns "train", or "test_10" for upstream's "1.10_test"."""
   return "train" if name == _TRAIN else _test(int(name.split("_")[0].split(".")[1]))
 
 
@@ -184,8 +181,8 @@ def _graph(item: Mapping[str, np.ndarray]) -> Graph:
   return Graph.of([0] * number, item["edges"], target=item["target"], query=item["query"])
 
 
-def _number(graph: Graph) -> float:
-  """From 0 to 1, the same for equal graphs."""
+def _hash(graph: Graph) -> float:
+  """Hashes a graph to a number from 0 to 1."""
   parts = (graph.senders, graph.receivers, graph.labels, graph.query)
   text = json.dumps([part.tolist() for part in parts])
   return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

@@ -1,25 +1,32 @@
-"""Reports of sweeps over labelled graphs: accuracy by row, by length of chains and over folds."""
+"""Scores of classified graphs: tables and pictures of one run, and the report of sweeps."""
 
 import math
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from relpos_jax.evaluation import tables
-from relpos_jax.evaluation.pictures import spread_curves
+from relpos_jax.evaluation.pictures import Panel, SpreadPanel, counts_heatmap, spread_curves
 from relpos_jax.evaluation.records import Metric, Record
 from relpos_jax.evaluation.statistics import Interval, student_interval
 from relpos_jax.evaluation.tables import Rows
-from relpos_jax.graphs.scores import (
-  CTP,
-  GRAPHS,
-  GUESSED_LONGEST,
-  LONGEST_TRAINED,
-  lengths_panel,
-)
+from relpos_jax.training.task import Evaluation
 
+# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4 relations:
+# accuracy in percent by length, one seed, from the README of github.com/uclnlp/ctp.
+CTP = dict(zip(range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
+LONGEST_TRAINED = 4  # relations of a chain
+# Rows and distinct graphs of the published splits, with the default share of valid graphs.
+GRAPHS = dict(
+  **dict(valid=(1_544, 247), test_2=(38, 2), test_3=(107, 7), test_4=(77, 36), test_5=(185, 185)),
+  **dict(test_6=(105, 105), test_7=(155, 155), test_8=(135, 135), test_9=(124, 124)),
+  test_10=(122, 122),
+)
+# Valid rows of that length with the most frequent class in training; records hold no classes.
+GUESSED_LONGEST = 63
 METRIC = Metric(
   "accuracy",
   lambda graphs: 100 * graphs[:, 1].mean(),
@@ -28,11 +35,72 @@ METRIC = Metric(
   differs_by_seed=True,
 )
 _GUESS, _CTP = "most frequent class in training", "CTP, published"
-_Score = Callable[[Record, str], float]  # the accuracy of a run, or of the guess: "majority"
+# The "accuracy" of a run, or its "majority": the accuracy of the most frequent class.
+_Score = Callable[[Record, str], float]
+
+
+class Row(NamedTuple):
+  """A classified graph: size (relations for CLUTRR, else nodes), classes, cross entropy in nats."""
+
+  size: int
+  target: int
+  answer: int
+  nats: float
+
+
+def evaluation(
+  source: str,
+  rows: Mapping[str, Sequence[Row]],
+  most_frequent: int,
+  classes: Sequence[str],
+  workdir: pathlib.Path,
+) -> Evaluation:
+  """Returns the scores by split, beside those of always predicting the most frequent class."""
+  scores = {split: _score(of, most_frequent) for split, of in rows.items()}
+  results = {split: dict(graphs=len(rows[split]), **of) for split, of in scores.items()}
+  sentences = {
+    split: [[row.size, int(row.answer == row.target)] for row in of] for split, of in rows.items()
+  }
+  if source == "clutrr":
+    tests = {int(split[5:]): of["accuracy"] for split, of in scores.items() if split[:5] == "test_"}
+    curves = {
+      name: [(k, y, y, y) for k, y in sorted(of.items())]
+      for name, of in {"this model": tests, "CTP": CTP}.items()
+    }
+    picture = spread_curves([_lengths_panel(curves)], workdir / "lengths.png")
+  else:
+    counts = np.zeros((len(classes), len(classes)), int)
+    for row in rows["test"]:
+      counts[row.target, row.answer] += 1
+    panel = Panel("graphs of the test split", counts, classes, classes)
+    picture = counts_heatmap(panel, workdir / "classes.png")
+  lines = ["split      graphs   accuracy (%)   most frequent class (%)    loss"]
+  for split, of in results.items():
+    values = f"{of['accuracy']:15.1f}{of['majority']:26.1f}{of['loss']:8.3f}"
+    lines.append(f"{split:9}{of['graphs']:8,}{values}")
+  return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, (picture,))
+
+
+def _score(rows: Sequence[Row], most_frequent: int) -> dict[str, float]:
+  percent = lambda values: 100 * statistics.fmean(values)
+  return dict(
+    accuracy=percent(row.answer == row.target for row in rows),
+    loss=statistics.fmean(row.nats for row in rows),
+    majority=percent(row.target == most_frequent for row in rows),
+  )
+
+
+def _lengths_panel(curves) -> SpreadPanel:
+  """Returns a panel of accuracy over the length of chains."""
+  mark = LONGEST_TRAINED + 0.5, "longest in training"
+  return SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)
+
+
+# Sweeps -------------------------------------------------------------------------------------------
 
 
 def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
-  """Writes the blocks of folder/graphs.md, the rows by sweep, and pictures in folder/graphs."""
+  """Writes a block of folder/graphs.md for each sweep, and pictures into folder/graphs."""
   (folder / "graphs").mkdir(exist_ok=True)
   blocks = {}
   for sweep, rows in sweeps.items():
@@ -45,7 +113,7 @@ def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
 
 
 def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
-  """Formats a mean and a standard deviation, which a single value does not have.
+  """Formats a mean and the standard deviation of two or more values.
 
   >>> _mean_and_deviation([1.0, 2.0, 3.0]), _mean_and_deviation([1.0]), _mean_and_deviation([])
   ('2.0 ± 1.0', '1.0', '-')
@@ -57,14 +125,14 @@ def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
 
 
 def _column(rows: Rows, guesses: Sequence[Record], score: _Score) -> dict[str, str]:
-  """Returns the accuracy of each row, and of the guess in the data of the runs `guesses`."""
+  """Returns the accuracy of each row, and of the most frequent class in the runs `guesses`."""
   ours = tables.mean_column(rows, lambda run: score(run, "accuracy"), 1, _mean_and_deviation)
   guess = _mean_and_deviation([score(run, "majority") for run in guesses])
   return ours | {_GUESS: guess.replace("nan", "-")}
 
 
 def _pair_table(title: str, rows: Rows, score: _Score) -> str:
-  """Returns the gains of rows over one another, each the mean over the seeds that both have."""
+  """Returns the differences between rows, averaged over the seeds that both rows have."""
 
   def gain(first: str, second: str) -> str:
     values, others = (
@@ -102,7 +170,7 @@ def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list
     for k in tests
   }
   picture = folder / "graphs" / f"{sweep}-lengths.png"
-  spread_curves([lengths_panel(_curves(rows, tests))], picture)
+  spread_curves([_lengths_panel(_curves(rows, tests))], picture)
   return [
     tables.column_table(sweep, [*rows, _GUESS], columns),
     _pair_table(f"valid, {longest}", rows, _valid_longest),
@@ -112,9 +180,9 @@ def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list
 
 
 def _valid_longest(run: Record, name: str) -> float:
-  """Computes the score of the valid chains that are as long as any in training, or NaN.
+  """Computes the score of the longest valid chains, or NaN.
 
-  The guess is known for the published graphs alone: records have no classes.
+  "majority" is known for the published graphs only: records hold no classes.
   """
   right = [right for size, right in run["sentences"]["valid"] if size == LONGEST_TRAINED]
   if name == "majority":
@@ -124,12 +192,12 @@ def _valid_longest(run: Record, name: str) -> float:
 
 
 def _num_graphs(run: Record, split: str) -> str:
-  """Returns the number of graphs and, if they are the published ones, of different graphs."""
+  """Returns the number of graphs and, for the published splits, of distinct graphs."""
   number, (published, different) = len(run["sentences"][split]), GRAPHS.get(split, (0, 0))
   return f"{number}; {different}" if number == published else f"{number}"
 
 
-def _curves(rows: Rows, tests: Sequence[int]) -> dict[str, list[tuple[float, ...]]]:
+def _curves(rows: Rows, tests: Sequence[int]) -> dict[str, list[tables.Point]]:
   curves = {_CTP: [(k, y, y, y) for k, y in CTP.items()]}
   for row, runs in rows.items():
     scores = {k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs] for k in tests}
@@ -141,7 +209,7 @@ def _curves(rows: Rows, tests: Sequence[int]) -> dict[str, list[tuple[float, ...
 
 
 def _folds(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
-  """Returns the tables of runs whose seeds test on a fold each."""
+  """Returns the tables of runs that each test on the fold of their seed."""
   guesses = next(iter(rows.values()))
   columns = {name: _column(rows, guesses, _split(name)) for name in ("valid", "test")}
   columns = {"seeds": tables.seed_columns(rows)["seeds"]} | columns

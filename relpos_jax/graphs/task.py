@@ -1,7 +1,9 @@
-"""Graphs: labelled directed edges, a graph encoder, accuracy."""
+"""The task of classifying labelled directed graphs, or pairs of their nodes."""
 
 import collections
+import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,9 +16,9 @@ from ml_collections import ConfigDict
 from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import bucket_boundaries, prefetch
 from relpos_jax.errors import InputError
-from relpos_jax.graphs import dataset, scores
+from relpos_jax.graphs import report
 from relpos_jax.graphs.batching import PAD, GraphBatch, GraphBatches, empty_batch
-from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
+from relpos_jax.graphs.graph import Graph, GraphData, GraphNames, stratified_folds
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy
@@ -30,9 +32,12 @@ from relpos_jax.training.task import (
   model_values,
   own_copies,
 )
+from relpos_jax.training.workdir import read_json, write_whole
 from relpos_jax.typing import Array, Float, Int, PyTree
 
-_HEADS = dict(clutrr="pair", tu="graph")  # what is asked of the graphs of a source
+_HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
+_NAMES_FILE = "graphs.json"
+_FOLDS_SEED = 0  # the same for all runs, so that their test folds are disjoint
 _CHOICES = {"data.source": (*_HEADS,)} | {
   name: choices
   for name, choices in model_choices(GraphEncoderConfig).items()
@@ -56,40 +61,63 @@ class Graphs:
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)
-    tu = self.config.data.tu
-    if tu.fold >= tu.num_folds:
+    folds = self.config.data.tu
+    if folds.fold >= folds.num_folds:
       raise InputError(
-        f"config.data.tu.fold is {tu.fold}: give 0 to {tu.num_folds - 1}, or -1 for the seed's"
+        f"config.data.tu.fold is {folds.fold}: give 0 to {folds.num_folds - 1}, or -1 for the seed"
       )
     if sizes["sequence"] > 1:
-      raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1, graphs are not cut")
+      raise InputError(
+        f"config.mesh.sequence is {sizes['sequence']}: give 1, graphs are not sharded"
+      )
     tasks.check_batches(self.config, sizes)
     make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
     check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
 
   def load_data(self) -> GraphData:
-    """The graphs of `config.data`: splits train and valid, and all others to test on."""
-    return dataset.load(self.config)
+    """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
+    data = self.config.data
+    if data.source == "clutrr":
+      from relpos_jax.graphs import clutrr
+
+      return clutrr.load(**data.clutrr)
+    from relpos_jax.graphs import tu
+
+    fold = self.config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
+    return _split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: pathlib.Path) -> GraphNames:
-    """The names of labels and classes, which are the data's."""
-    return dataset.learn_names(data, workdir)
+    """Returns the names of labels and classes in the data.
+
+    Raises InputError if the run directory has other names.
+    """
+    if (workdir / _NAMES_FILE).exists():
+      _check_names(self.load_vocabulary(workdir), data)
+    return data.names
 
   def load_vocabulary(self, workdir: pathlib.Path) -> GraphNames:
-    return dataset.read_names(workdir)
+    """Reads the names that `save_vocabulary` wrote."""
+    path = workdir / _NAMES_FILE
+    if not path.exists():
+      raise InputError(f"no {path}: the run stopped before its first step; train it again")
+    values = read_json(path)
+    return GraphNames(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
   def save_vocabulary(self, vocabulary: GraphNames, workdir: pathlib.Path) -> None:
-    dataset.write_names(vocabulary, workdir)
+    """Writes the names into the run directory unless they are there."""
+    path = workdir / _NAMES_FILE
+    if not path.exists():
+      write_whole(path, json.dumps(vocabulary._asdict(), indent=2) + "\n")
 
   def mock_vocabulary(self) -> GraphNames:
-    """As many names as CLUTRR has."""
+    """Returns as many names as CLUTRR has."""
     names = lambda number: tuple(map(str, range(number)))
     return GraphNames(names(1), names(14), names(18))
 
   def make_batches(
     self, data: GraphData, vocabulary: GraphNames, mesh: AnyMesh
   ) -> tuple[GraphBatches, GraphBatches]:
-    dataset.known(vocabulary, data)
+    _check_names(vocabulary, data)
     train, valid = data.splits["train"], data.splits["valid"]
     boundaries = self._boundaries([*train, *valid], self.config.batches.max_length)
     make = functools.partial(self._batches, boundaries=boundaries, mesh=mesh)
@@ -116,7 +144,7 @@ class Graphs:
     )
 
   def mock_batches(self, mesh: AnyMesh) -> GraphBatches:
-    """Of chains as long as a graph may be."""
+    """Returns batches of invented chains, as long as a graph may be."""
     longest = self.config.batches.max_length
     edges = [(node, node + 1, 0) for node in range(longest - 1)]
     graph = Graph.of([0] * longest, edges, target=0, query=(0, longest - 1))
@@ -135,46 +163,46 @@ class Graphs:
     return graph_loss(model, batch, rngs, label_smoothing=smoothing)
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
-    """The share of the valid split's graphs that are told right, in percent."""
+    """Returns a function of the parameters that computes the accuracy on the valid split."""
     count = jax.jit(lambda params, batch: _count_right(run.graphdef, params, batch))
-    place = functools.partial(put_batch, mesh=run.mesh)
 
-    def report(params: PyTree) -> tuple[dict[str, float], str]:
-      counts = [  # each waited for: on CPUs, sums over processes may block each other
-        jax.block_until_ready(count(params, place(batch)))
+    def compute(params: PyTree) -> tuple[dict[str, float], str]:
+      # Wait for each batch: on CPUs, concurrent sums over processes may deadlock.
+      counts = [
+        jax.block_until_ready(count(params, put_batch(batch, mesh=run.mesh)))
         for batch in prefetch(batches, 0, batches.num_per_epoch)
       ]
       right, number = np.sum(counts, axis=0)
       return dict(valid_accuracy=float(100 * right / number)), ""
 
-    return report
+    return compute
 
   def evaluate(self, run: Run, data: GraphData, workdir: pathlib.Path) -> Evaluation | None:
-    """Accuracy and loss of every split but train, and a picture."""
-    dataset.known(run.vocabulary, data)
+    """Computes accuracy and loss of every split but train, and draws a picture."""
+    _check_names(run.vocabulary, data)
     graphs = [(name, graph) for name, of in data.splits.items() if name != "train" for graph in of]
-    told = self._tell(run, [graph for _, graph in graphs])
+    predictions = self._predict(run, [graph for _, graph in graphs])
     if not is_first():
       return None
-    rows: dict[str, list[scores.Row]] = collections.defaultdict(list)
-    for (name, graph), (answer, nats) in zip(graphs, told, strict=True):
+    rows: dict[str, list[report.Row]] = collections.defaultdict(list)
+    for (name, graph), (answer, nats) in zip(graphs, predictions, strict=True):
       size = len(graph.senders if self.config.data.source == "clutrr" else graph.nodes)
-      rows[name].append(scores.Row(size, int(graph.target), int(answer), float(nats)))
-    guess = collections.Counter(int(graph.target) for graph in data.splits["train"])
-    return scores.evaluation(
-      run.config.data.source, rows, guess.most_common(1)[0][0], run.vocabulary.classes, workdir
-    )
+      rows[name].append(report.Row(size, int(graph.target), answer, nats))
+    classes = collections.Counter(int(graph.target) for graph in data.splits["train"])
+    most_frequent = classes.most_common(1)[0][0]
+    source = self.config.data.source
+    return report.evaluation(source, rows, most_frequent, run.vocabulary.classes, workdir)
 
-  def _tell(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
-    """Of each graph: the answer, and the nats that the right one costs. None is left out."""
+  def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
+    """Returns the predicted class of each graph, and the cross entropy of its target in nats."""
     batches = self._batches(graphs, self._boundaries(graphs), run.mesh, seed=None)
     answer = make_answer(run.graphdef, own_copies(run.params))
-    told: dict[int, tuple[int, float]] = {}
+    found: dict[int, tuple[int, float]] = {}
     for step in range(batches.num_per_epoch):
       batch = batches[step]
       answers, nats = (np.asarray(x)[batch.target >= 0].tolist() for x in answer(batch))
-      told |= zip(batches.order(step), zip(answers, nats, strict=True), strict=True)
-    return [told[number] for number in range(len(graphs))]
+      found |= zip(batches.order(step), zip(answers, nats, strict=True), strict=True)
+    return [found[number] for number in range(len(graphs))]
 
 
 def graph_loss(
@@ -184,7 +212,7 @@ def graph_loss(
   *,
   label_smoothing: float = 0.0,
 ) -> Loss:
-  """The loss of every class that is asked: of graphs, of nodes, or of pairs; each is a token."""
+  """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
   logits = model(batch, rngs)
   return cross_entropy(logits, batch.target, smoothing=label_smoothing, pad=PAD)
 
@@ -192,9 +220,9 @@ def graph_loss(
 def make_answer(
   graphdef: nnx.GraphDef, params: PyTree
 ) -> Callable[[GraphBatch], tuple[Int[Array, "B X"], Float[Array, "B X"]]]:
-  """`answer(batch)`: the likeliest class, and the nats that the right one costs; compiled.
+  """Returns a compiled function from a batch to predicted classes and cross entropies in nats.
 
-  Of each target: X is G for graphs and for queries, T for nodes. Those of padding mean nothing.
+  X is G for graphs and queries, T for nodes. Values at padding are arbitrary.
   """
 
   @jax.jit
@@ -208,7 +236,7 @@ def make_answer(
 
 
 def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
-  """The model's own config, of `config.model` and what the graphs are made of."""
+  """Returns the config of the encoder for `config.model` and these labels and classes."""
   return GraphEncoderConfig(
     num_node_labels=len(names.node_labels),
     num_edge_labels=len(names.edge_labels),
@@ -221,6 +249,32 @@ def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
 
 
 def _count_right(graphdef: nnx.GraphDef, params: PyTree, batch: GraphBatch):
-  """Graphs that are told right, and all."""
-  answers, there = jnp.argmax(nnx.merge(graphdef, params)(batch), -1), batch.target >= 0
-  return jnp.sum((answers == batch.target) & there), jnp.sum(there)
+  """Counts the targets that are predicted right, and all targets."""
+  answers, is_target = jnp.argmax(nnx.merge(graphdef, params)(batch), -1), batch.target >= 0
+  return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
+
+
+def _split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
+  """Splits the graphs: one fold to test, the next to validate, all others to train."""
+  graphs = data.splits["all"]
+  if len(graphs) < num_folds:
+    raise InputError(
+      f"config.data.tu.num_folds is {num_folds}, and the data set has {len(graphs)} graphs: each "
+      "fold needs one"
+    )
+  folds = stratified_folds([int(graph.target) for graph in graphs], num_folds, _FOLDS_SEED)
+  parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
+  parts["train"] = np.concatenate(folds)
+  splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
+  note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
+  return dataclasses.replace(data, splits=splits, notes=(*data.notes, note))
+
+
+def _check_names(names: GraphNames, data: GraphData) -> None:
+  """Raises InputError if the data have other labels or classes than the trained model."""
+  for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
+    if ours != theirs:
+      raise InputError(
+        f"the data have {kind} {theirs}, the trained model {ours}: give the data it was trained "
+        "on, or another --workdir"
+      )

@@ -1,5 +1,6 @@
-"""Molecules with bond labels, as TFDS data sets, and any folder in TU format."""
+"""Graph data sets in TU format: molecules with bond labels, and users' own folders."""
 
+import pathlib
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +14,15 @@ from relpos_jax.data.builders import damage_named, data_dir, prepare, read_split
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
-from relpos_jax.graphs.tu_format import read_folder
+from relpos_jax.typing import Int, Shaped
 
 _URL = (
   "https://raw.githubusercontent.com/nd7141/graph_datasets/"
   "97da5acfd1f8137f7776783533717182d3e5a6fc/datasets/"
 )
 _UPSTREAM = "datasets of github.com/nd7141/graph_datasets"
-_REMEDY = f"to use a file at hand, give path=FOLDER with NAME.zip from {_UPSTREAM}"
-# Bytes and sha256 of the archives upstream.
+_REMEDY = f"to use a local file, give path=FOLDER with NAME.zip from {_UPSTREAM}"
+# Bytes and SHA-256 of the upstream archives.
 _FILES = {
   "MUTAG": (17_653, "ea3576783c61cd2b3a942e9e3bab821cd4b359f5409fd53b31192c721207f6fa"),
   "Mutagenicity": (678_585, "387ce29718d08c9788521fb3a8842b67bc16751907414ac69dd3c6c113b95e40"),
@@ -30,16 +31,16 @@ _NAMES = ("node_labels", "edge_labels", "classes")
 
 
 def load(name: str = "MUTAG", path: str = "") -> GraphData:
-  """Graphs and their classes, in one split, "all": see `stratified_folds`.
+  """Loads graphs and their classes in one split, "all".
 
-  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are prepared once under TFDS_DATA_DIR from
-  Ivanov et al. 2019, who left isomorphic copies out (figures for the 188 of MUTAG do not apply), or
-  from the archive of that name in the folder `path`. Any other name, or "" for the only one there,
-  is that of a data set in TU format in the folder `path`: see `relpos_jax.graphs.tu_format`. Such a
-  folder is read anew each time. The two names are of the archives alone, whose sums are checked.
+  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are prepared once under TFDS_DATA_DIR, from
+  Ivanov et al. 2019 or from the archive of that name in the folder `path`, whose checksum is
+  verified. Isomorphic copies are removed there, so published figures for the 188 graphs of MUTAG do
+  not apply. Any other name, or "" for the only one, is a data set in TU format in the folder
+  `path`: see `read_folder`. It is read each time.
 
-  Raises InputError for an unknown name, a missing or wrong file, no network, a folder that is not
-  in TU format.
+  Raises InputError for an unknown name, a missing or wrong file, no network, or a folder that is
+  not in TU format.
 
   >>> load("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
@@ -52,7 +53,7 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
       f"unknown data set {name!r}: give the path of its folder, or {' or '.join(_FILES)}"
     )
   if folder:
-    wanted = f"a folder with {name}.zip from {_UPSTREAM}, or with an empty name one in TU format"
+    wanted = f"a folder with {name}.zip from {_UPSTREAM}, or with an empty name, one in TU format"
     verify(folder / f"{name}.zip", _FILES[name][1], _UPSTREAM, wanted)
   make = lambda: TU(config=name, data_dir=data_dir())
   url = "" if folder else f"{_URL}{name}.zip"
@@ -64,12 +65,12 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
 
 
 class TU(tfds.core.GeneratorBasedBuilder):
-  """TFDS builder of data sets in TU format without attributes; one config each."""
+  """TFDS builder of data sets in TU format without attributes, one config each."""
 
   VERSION = tfds.core.Version("1.0.0")
   BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name) for name in _FILES]  # noqa: RUF012
   MANUAL_DOWNLOAD_INSTRUCTIONS = f"NAME.zip of {_UPSTREAM}."
-  # Where TFDS looks sizes and checksums up: a wrong download is refused and not cached.
+  # TFDS checks downloads against these and does not cache a wrong one.
   url_infos = {  # noqa: RUF012
     f"{_URL}{name}.zip": UrlInfo(size=Size(size), checksum=sha256, filename=f"{name}.zip")
     for name, (size, sha256) in _FILES.items()
@@ -106,3 +107,151 @@ class TU(tfds.core.GeneratorBasedBuilder):
 
 def _graph(item) -> Graph:
   return Graph.of(item["nodes"], item["edges"], target=item["target"])
+
+
+# The TU format -----------------------------------------------------------------------------------
+
+_WANTED = "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
+_LARGEST = {int: np.iinfo(np.int64).max, float: float(np.finfo(np.float32).max)}
+
+
+def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphData:
+  """Reads the graphs of a folder in TU format (Morris et al. 2020, arXiv:2007.08663).
+
+  The files are NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt, and optionally
+  NAME_node_labels.txt and NAME_edge_labels.txt with one integer per line, and
+  NAME_node_attributes.txt and NAME_edge_attributes.txt with numbers separated by commas. Labels and
+  classes are numbered in the order of their integers. Each line of A is an edge from its first node
+  to its second: data sets of undirected graphs have two lines per edge. All graphs are in one
+  split, "all". Without a name, the folder must hold one data set.
+
+  Raises InputError, which names the file and line, for a line of another form, a number that
+  is not finite in float32, an edge to an unknown node or between two graphs, files of different
+  lengths, a graph without nodes, or fewer than two classes.
+  """
+  if not name:
+    found = sorted(file.name.removesuffix("_A.txt") for file in folder.glob("*_A.txt"))
+    if len(found) != 1:
+      which = f" ({', '.join(found)}): give the name of one" if found else f": {_WANTED}"
+      raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
+    name = found[0]
+  file = lambda kind: folder / f"{name}_{kind}.txt"
+
+  def read_optional(kind: str, number_type: type, columns: int | None, other: str, num_lines: int):
+    if not file(kind).exists():
+      return np.empty((num_lines, 0), number_type)
+    rows = _read(file(kind), number_type, columns)
+    if len(rows) != num_lines:
+      raise InputError(
+        f"{file(kind)} has {len(rows)} lines, {name}_{other}.txt has {num_lines}: want the same"
+      )
+    return rows
+
+  edges = _read(file("A"), int, 2) - 1
+  graph_of = _read(file("graph_indicator"), int, 1)[:, 0] - 1
+  classes, class_names = _numbered(_read(file("graph_labels"), int, 1))
+  if len(class_names) < 2:
+    raise InputError(
+      f"{file('graph_labels')}: {len(class_names)} classes; want one class per graph, two or more"
+    )
+  _check_indicator(file("graph_indicator"), graph_of, len(classes))
+  _check_edges(file("A"), edges, graph_of)
+  per_node, per_edge = ("graph_indicator", len(graph_of)), ("A", len(edges))
+  node_labels, node_names = _numbered(read_optional("node_labels", int, 1, *per_node))
+  edge_labels, edge_names = _numbered(read_optional("edge_labels", int, 1, *per_edge))
+  if not node_names:
+    node_labels, node_names = np.zeros(len(graph_of), int), ("node",)
+  node_features = read_optional("node_attributes", float, None, *per_node)
+  edge_features = read_optional("edge_attributes", float, None, *per_edge)
+
+  nodes_of = _members(graph_of, len(classes))
+  edges_of = _members(graph_of[edges[:, 0]], len(classes))
+  index_in_graph = np.empty(len(graph_of), int)
+  for nodes in nodes_of:
+    index_in_graph[nodes] = np.arange(len(nodes))
+  rows = np.column_stack([index_in_graph[edges], edge_labels])
+  graphs = [
+    Graph.of(
+      node_labels[nodes],
+      rows[its_edges],
+      target=target,
+      node_features=node_features[nodes],
+      edge_features=edge_features[its_edges],
+    )
+    for nodes, its_edges, target in zip(nodes_of, edges_of, classes, strict=True)
+  ]
+  widths = node_features.shape[1], edge_features.shape[1]
+  return GraphData(dict(all=graphs), GraphNames(node_names, edge_names, class_names, *widths))
+
+
+def _read(
+  file: pathlib.Path | zipfile.Path, number_type: type, columns: int | None
+) -> Shaped[np.ndarray, "lines columns"]:
+  """Reads the numbers of a file: `columns` in every line, or as many as in the first."""
+  try:
+    lines = file.read_text(encoding="ascii").rstrip().splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise InputError(f"cannot read {file}: {error}; {_WANTED}") from None
+  rows = []
+  for number, line in enumerate(lines, start=1):
+    try:
+      row = [number_type(x) for x in line.split(",")]
+    except ValueError:
+      row = []
+    columns = columns or max(1, len(row))
+    # NaN compares as false.
+    if len(row) != columns or not all(abs(x) <= _LARGEST[number_type] for x in row):
+      kind = "64-bit integers" if number_type is int else "numbers, finite in float32"
+      raise InputError(f"{file}, line {number}: {line!r}; want {columns} {kind}, comma-separated")
+    rows.append(row)
+  return np.array(rows, number_type).reshape(-1, columns or 1)
+
+
+def _check_indicator(file, graph_of: Int[np.ndarray, "nodes"], num_graphs: int) -> None:
+  """Checks that every node is in a graph, and that every graph has a node."""
+  wrong = np.flatnonzero((graph_of < 0) | (graph_of >= num_graphs))
+  if len(wrong):
+    raise InputError(
+      f"{file}, line {wrong[0] + 1}: graph {graph_of[wrong[0]] + 1}; want 1 to {num_graphs}, a "
+      "line of the graph labels"
+    )
+  empty = np.setdiff1d(np.arange(num_graphs), graph_of)
+  if len(empty):
+    raise InputError(f"{file}: graph {empty[0] + 1} has no node: delete its line of graph labels")
+
+
+def _check_edges(
+  file, edges: Int[np.ndarray, "edges 2"], graph_of: Int[np.ndarray, "nodes"]
+) -> None:
+  """Checks that every edge connects two nodes of one graph."""
+  wrong = np.argwhere((edges < 0) | (edges >= len(graph_of)))
+  if len(wrong):
+    line, end = wrong[0]
+    raise InputError(
+      f"{file}, line {line + 1}: an edge of node {edges[line, end] + 1}; want 1 to {len(graph_of)},"
+      " a line of the graph indicator"
+    )
+  first, second = graph_of[edges].T
+  wrong = np.flatnonzero(first != second)
+  if len(wrong):
+    line = wrong[0]
+    raise InputError(
+      f"{file}, line {line + 1}: an edge from graph {first[line] + 1} to graph {second[line] + 1};"
+      " want both nodes in one graph"
+    )
+
+
+def _numbered(
+  labels: Shaped[np.ndarray, "lines columns"],
+) -> tuple[Int[np.ndarray, "lines"], tuple[str, ...]]:
+  """Returns labels numbered from 0 in order, and their names; -1 and no names without labels."""
+  if not labels.shape[1]:
+    return np.full(len(labels), -1), ()
+  names, numbers = np.unique(labels[:, 0], return_inverse=True)
+  return numbers, tuple(map(str, names))
+
+
+def _members(group_of: Int[np.ndarray, "x"], num_groups: int) -> list[Int[np.ndarray, "members"]]:
+  """Returns the indices of each group's members, in order."""
+  order = np.argsort(group_of, kind="stable")
+  return np.split(order, np.searchsorted(group_of[order], np.arange(1, num_groups)))

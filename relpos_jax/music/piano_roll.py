@@ -14,7 +14,7 @@ from relpos_jax.data.tokenizer import BOS, PAD
 from relpos_jax.evaluation.pictures import (
   COLOURS,
   DPI,
-  QUIET,
+  GREY,
   Axes,
   Figure,
   clean,
@@ -181,7 +181,7 @@ def _draw_attention(ax: Axes, attention: LastAttention, end: float) -> None:
       xycoords=("axes fraction", "data"),
       va="center",
       fontsize=8,
-      color=QUIET,
+      color=GREY,
       annotation_clip=False,
     )
   ax.set_ylim(layers - 0.5, -0.5)

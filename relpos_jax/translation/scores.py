@@ -26,7 +26,7 @@ from relpos_jax.evaluation.bleu import (
   paper_bleu,
   sentence_statistics,
 )
-from relpos_jax.evaluation.heatmaps import Panel, attention_heatmap
+from relpos_jax.evaluation.pictures import Panel, attention_heatmap
 from relpos_jax.files import write_whole
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.task import Evaluation, Run, own_copies

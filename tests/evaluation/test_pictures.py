@@ -1,4 +1,4 @@
-"""Curves show what they were given, read through the text of their SVG form."""
+"""Pictures show their data and labels, read from the text of their SVG form."""
 
 import subprocess
 import sys
@@ -6,13 +6,18 @@ import sys
 import matplotlib
 import matplotlib.image
 import numpy as np
+import PIL.Image
 import pytest
 
+from relpos_jax.evaluation import pictures
 from relpos_jax.evaluation.pictures import (
   CostPanel,
+  Panel,
   SpreadPanel,
   _smooth,
+  attention_heatmap,
   cost_curves,
+  counts_heatmap,
   learning_curves,
   spread_curves,
 )
@@ -25,6 +30,21 @@ RECORDS = [
 ]
 
 
+@pytest.fixture
+def words_of(tmp_path):
+  """Draws a picture and returns the texts in it."""
+
+  def draw(function, *args):
+    path = tmp_path / "picture.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+      assert function(*args, path) == path
+    svg = path.read_text(encoding="utf-8")
+    texts = [part.split("</text>")[0].split(">")[1] for part in svg.split("<text")[1:]]
+    return [text.replace("&lt;", "<").replace("&gt;", ">") for text in texts]
+
+  return draw
+
+
 def test_curves_show_every_series(words_of):
   words = words_of(learning_curves, RECORDS)
   assert "training, last 0.05" in words
@@ -33,7 +53,7 @@ def test_curves_show_every_series(words_of):
   assert {"step", "BLEU", "learning rate", "loss (nats)"} <= set(words)
 
 
-def test_curves_leave_out_what_was_not_measured(words_of):
+def test_curves_omit_missing_measures(words_of):
   words = words_of(learning_curves, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
   assert "BLEU" not in words and "learning rate" not in words
   assert not any("validation" in word for word in words)
@@ -43,11 +63,11 @@ def test_curves_leave_out_what_was_not_measured(words_of):
   "records",
   [[], [{"step": 1, "loss": 3.0}], [{"step": 1, "loss": float("nan"), "valid_bleu": 0.0}]],
 )
-def test_curves_of_almost_nothing(records, tmp_path):
+def test_almost_empty_curves_are_drawn(records, tmp_path):
   assert learning_curves(records, tmp_path / "curves.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("length", [1, 2, 29, 30, 1000])
+@pytest.mark.parametrize("length", [1, 30, 1000])
 def test_smoothing_is_a_mean(length):
   values = np.random.default_rng(length).normal(size=length)
   smooth = _smooth(values)
@@ -65,8 +85,8 @@ def test_costs_are_drawn_over_length_with_one_legend(words_of):
   assert words.count("forward") == 3
 
 
-@pytest.mark.parametrize("rows", [[], [[]], [[CostPanel("forward", "MiB", {})]]])
-def test_costs_of_nothing(rows, tmp_path):
+@pytest.mark.parametrize("rows", [[], [[CostPanel("forward", "MiB", {})]]])
+def test_empty_costs_are_drawn(rows, tmp_path):
   assert cost_curves(rows, [], tmp_path / "cost.png").stat().st_size > 0
 
 
@@ -92,13 +112,62 @@ def test_a_band_reaches_from_the_lowest_to_the_highest(tmp_path):
   assert 2.5 < wide / narrow < 4.5
 
 
-@pytest.mark.parametrize("curves", [None, {}, {"a": []}])
-def test_spreads_of_nothing(curves, tmp_path):
+@pytest.mark.parametrize("curves", [None, {"a": []}])
+def test_empty_spreads_are_drawn(curves, tmp_path):
   panels = [] if curves is None else [SpreadPanel("x", "y", curves)]
   assert spread_curves(panels, tmp_path / "spread.png").stat().st_size > 0
 
 
-def test_no_window_system_is_touched():
-  """pyplot would choose a backend for the whole process."""
+def test_pyplot_is_not_imported():
   code = "import relpos_jax.evaluation.pictures, sys; sys.exit('matplotlib.pyplot' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_words_label_the_axes_unchanged(words_of):
+  rows, columns = ["Käse", "kostet", "$x^2$", "3_4"], ["Straße", r"\alpha", "_", "$5", "</s>"]
+  words = words_of(attention_heatmap, [Panel("1 $ a_b $", np.eye(4, 5), rows, columns)])
+  assert [word for word in words if word in rows] == rows
+  assert [word for word in words if word in columns] == columns
+  assert "1 $ a_b $" in words and "attention weight" in words
+
+
+def test_rows_run_down_and_columns_to_the_right(tmp_path):
+  weights = np.zeros((6, 4))
+  weights[5, 1] = 1.0
+  path = attention_heatmap([Panel("", weights, "abcdef", "abcd")], tmp_path / "attention.png")
+  red = matplotlib.image.imread(path)[:, :, 0]
+  is_dark = (red > 0.02) & (red < 0.05)
+  is_dark[:, int(0.75 * is_dark.shape[1]) :] = False  # the colour bar
+  y, x = np.mean(np.argwhere(is_dark), axis=0) / is_dark.shape
+  assert 0.7 < y < 1.0 and 0.2 < x < 0.45
+
+
+def test_panels_are_in_order_on_one_scale(words_of):
+  weak = np.full((2, 2), 0.1)
+  panels = [Panel(title, weak, ["a", "b"], ["c", "d"]) for title in ("first", "second", "third")]
+  words = words_of(attention_heatmap, panels)
+  assert [word for word in words if word in ("first", "second", "third")] == [
+    "first", "second", "third",
+  ]  # fmt: skip
+  assert words.count("attention weight") == 1
+
+
+@pytest.mark.parametrize("word", ["犬が眠る 😀", ""])
+def test_any_word_is_drawn_without_a_warning(word, tmp_path):
+  panel = Panel(word, np.ones((1, 1)), [word], [word])
+  assert attention_heatmap([panel], tmp_path / "attention.png").stat().st_size > 0
+
+
+def test_pictures_of_long_sentences_have_a_lower_resolution(tmp_path, monkeypatch):
+  monkeypatch.setattr(pictures, "_MOST_PIXELS", 800)
+  panel = Panel("Long", np.ones((1, 40)), ["x"], ["word"] * 40)
+  with PIL.Image.open(attention_heatmap([panel], tmp_path / "attention.png")) as picture:
+    assert 500 < max(picture.size) < 900
+
+
+def test_counts_are_written_into_their_cells(words_of):
+  counts = [[5, 0], [1200, 7]]
+  words = words_of(counts_heatmap, Panel("test split", counts, ["no", "yes"], ["no", "yes"]))
+  assert [word for word in words if word[0].isdigit()] == ["5", "0", "1,200", "7"]
+  assert {"class", "answer", "test split"} <= {*words} and not {"query", "key"} & {*words}
+  assert words.count("no") == words.count("yes") == 2

@@ -1,4 +1,4 @@
-"""The record of a run: its digest, its line, and what of it is whole."""
+"""Records of runs: digests, contents, and incomplete lines."""
 
 import json
 
@@ -68,7 +68,7 @@ def record():
     json.loads(json.dumps(CHANGES)),
   ],
 )
-def test_the_digest_does_not_depend_on_what_changes_no_result(same):
+def test_the_digest_ignores_names_folders_and_order(same):
   assert digest(same) == digest(CHANGES)
 
 
@@ -93,8 +93,7 @@ MOLECULES = {"task": "graphs", "data.source": "tu", "data.tu.path": "/my/data"}
 
 
 @pytest.mark.parametrize("name", [None, *tu._FILES])
-def test_where_the_known_archives_lie_is_no_part_of_a_record(name):
-  """Their sums are checked."""
+def test_a_record_omits_the_folder_of_known_archives(name):
   named = MOLECULES | ({"data.tu.name": name} if name else {})
   assert digest(named) == digest(named | {"data.tu.path": "/your/data"})
   assert digest(named) == digest({k: v for k, v in named.items() if k != "data.tu.path"})
@@ -103,17 +102,16 @@ def test_where_the_known_archives_lie_is_no_part_of_a_record(name):
 
 
 @pytest.mark.parametrize("name", ["", "PROTEINS", "mutag"])
-def test_a_folder_of_ones_own_is_told_by_its_path(name):
-  """Nobody knows what is in it."""
+def test_the_digest_of_a_users_folder_depends_on_its_path(name):
   named = MOLECULES | {"data.tu.name": name}
   assert digest(named) != digest(named | {"data.tu.path": "/your/data"})
 
 
-def test_the_digest_is_that_of_the_values_in_the_record():
+def test_the_digest_is_of_the_values_in_the_record():
   assert record()["digest"] == digest(record()["config"])
 
 
-def test_a_record_says_what_was_run_where_and_for_how_long():
+def test_a_record_describes_the_run_and_the_machine():
   assert set(record()) == set(KEYS)
   assert (record()["row"], record()["seed"], record()["digest"]) == ("mine", 1, digest(CHANGES))
   assert record()["hardware"] == "1 x cpu, 4 cores of AMD EPYC"
@@ -124,38 +122,31 @@ def test_a_record_says_what_was_run_where_and_for_how_long():
   assert record()["curve"] == [[5, 4.0, 1.5], [10, 3.0, 2.5]]
 
 
-def test_a_record_holds_the_changed_values_but_no_folder_of_the_machine():
+def test_a_record_holds_the_changed_values_without_folders():
   assert set(record()["config"]) == {*CHANGES} - {"name", "data.multi30k.path"}
   assert "/my/data" not in to_line(record())
 
 
-def test_a_line_gives_the_record_again(tmp_path):
+def test_lines_round_trip(tmp_path):
   file = tmp_path / "table1.jsonl"
   file.write_text(to_line(record()) + to_line(record() | dict(seed=2)), encoding="utf-8")
   assert read_records(file) == [record(), record() | dict(seed=2)]
   assert to_line(record()).count("\n") == 1
 
 
-def test_no_file_is_no_record(tmp_path):
+def test_a_missing_file_has_no_records(tmp_path):
   assert read_records(tmp_path / "table1.jsonl") == []
 
 
-@pytest.mark.parametrize(
-  "spoil, why",
-  [
-    (lambda file: file.write_bytes(b"\xff\n"), "it is not UTF-8"),
-    (lambda file: file.mkdir(), "Is a directory"),
-  ],
-)
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path, spoil, why):
-  spoil(file := tmp_path / "table1.jsonl")
-  with pytest.raises(InputError, match=rf"^cannot read {file} \({why}.*\): restore") as caught:
+def test_a_file_that_is_not_text_is_one_line(tmp_path):
+  file = tmp_path / "table1.jsonl"
+  file.write_bytes(b"\xff\n")
+  with pytest.raises(InputError, match=rf"^cannot read {file} \(it is not UTF-8\): restore"):
     read_records(file)
-  assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_half_written_line_is_refused_wherever_it_ends(tmp_path, share):
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_an_incomplete_line_is_refused(tmp_path, share):
   file = tmp_path / "table1.jsonl"
   line = to_line(record())
   file.write_text(line + line[: int(share * len(line))] + "\n", encoding="utf-8")
@@ -163,14 +154,9 @@ def test_a_half_written_line_is_refused_wherever_it_ends(tmp_path, share):
     read_records(file)
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_a_line_without_a_key_is_no_record(key):
-  rest = {name: value for name, value in record().items() if name != key}
-  with pytest.raises(ValueError, match=f"no '{key}'"):
+def test_a_line_without_a_key_is_refused():
+  rest = {name: value for name, value in record().items() if name != "curve"}
+  with pytest.raises(ValueError, match="no 'curve'"):
     from_line(to_line(rest))
-
-
-@pytest.mark.parametrize("line", ["[]", "3", "null"])
-def test_other_json_is_no_record(line):
   with pytest.raises(ValueError, match="not a record"):
-    from_line(line)
+    from_line("[]")

@@ -1,4 +1,4 @@
-"""Statistics against tables, against sacreBLEU on texts, and by their properties."""
+"""Statistics equal tables, scipy and sacreBLEU, and have their properties."""
 
 import math
 
@@ -17,7 +17,6 @@ from relpos_jax.evaluation.bleu import (
 from relpos_jax.evaluation.statistics import (
   Comparison,
   Interval,
-  Scores,
   compare_scores,
   difference_interval,
   draw_sentences,
@@ -31,7 +30,7 @@ WORDS = ("der", "die", "ein", "Hund", "Mann", "Kind", "sieht", "hört", "auf", "
 
 
 def make_texts(quality: float, seed: int, num_sentences: int = 60):
-  """References, and translations of them that keep so large a part of the words."""
+  """Returns translations that keep a share `quality` of the words, and their references."""
   rng = np.random.default_rng(0)
   references = [list(rng.choice(WORDS, rng.integers(1, 14))) for _ in range(num_sentences)]
   rng = np.random.default_rng(seed)
@@ -50,7 +49,6 @@ def counts_of(quality: float, seed: int):
 
 class TestIntervals:
   def test_student_by_the_table(self):
-    """t of 2 degrees of freedom is 4.303; of 9, 2.262."""
     assert student_interval([1.0, 2.0, 3.0]) == pytest.approx((2, 4.303 / math.sqrt(3)), abs=1e-3)
     mean, half_width = student_interval(list(map(float, range(10))))
     deviation = math.sqrt(sum((x - 4.5) ** 2 for x in range(10)) / 9)
@@ -61,11 +59,7 @@ class TestIntervals:
     assert difference_interval([3.5], [1.0, 2.0]) == (2.0, None)
     assert difference_interval([3.5, 4.5], [1.0]) == (3.0, None)
 
-  def test_nothing_has_no_mean(self):
-    with pytest.raises(ValueError, match="no values"):
-      student_interval([])
-
-  def test_student_covers_the_truth_as_often_as_it_says(self):
+  def test_student_covers_the_mean_in_95_percent(self):
     draws = np.random.default_rng(0).normal(size=(2000, 3))
     covered = np.mean([abs(mean) < half for mean, half in map(student_interval, draws)])
     assert 0.93 < covered < 0.97
@@ -101,7 +95,7 @@ class TestCounts:
 
 class TestPairedBootstrap:
   @pytest.mark.parametrize("quality", [0.5, 0.56, 0.7])
-  def test_one_seed_is_sacrebleus_own_test_on_texts(self, quality):
+  def test_one_seed_equals_sacrebleus_test(self, quality):
     first, references = make_texts(quality, seed=1)
     second, _ = make_texts(0.55, seed=2)
     metric = dict(BLEU=sacrebleu.BLEU(tokenize="none"))
@@ -120,13 +114,13 @@ class TestPairedBootstrap:
     np.testing.assert_allclose(both.samples, (first.samples + second.samples) / 2)
     np.testing.assert_array_equal(both.seeds, [first.seeds[0], second.seeds[0]])
 
-  def test_a_sample_is_of_whole_sentences_drawn_again_and_again(self):
+  def test_samples_are_drawn_with_replacement(self):
     draws = draw_sentences(40, 500)
     assert draws.shape == (500, 40) and set(draws.sum(axis=1)) == {40}
     assert (draws == draw_sentences(40, 500)).all() and (draws[0] != draws[1]).any()
     assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.25)
 
-  def test_equal_systems_are_seldom_told_apart(self):
+  def test_equal_systems_seldom_differ_significantly(self):
     draws = draw_sentences(60, 200)
     scores = [score_seeds(counts_of(0.6, seed)[None], draws) for seed in range(24)]
     p_values = [compare_scores(*scores[i : i + 2]).p_value for i in range(0, 24, 2)]
@@ -134,7 +128,7 @@ class TestPairedBootstrap:
     better = score_seeds(counts_of(0.95, 99)[None], draws)
     assert all(compare_scores(better, worse).p_value < 0.01 for worse in scores)
 
-  def test_the_order_of_the_two_is_only_a_sign(self):
+  def test_swapping_systems_changes_only_the_sign(self):
     draws = draw_sentences(60, 100)
     a, b = (score_seeds(np.stack([counts_of(q, s) for s in (1, 2, 3)]), draws) for q in (0.5, 0.6))
     there, back = compare_scores(a, b), compare_scores(b, a)
@@ -157,7 +151,7 @@ class TestPairedBootstrap:
     (0.0, 0.0, 0.01, False),
   ],
 )
-def test_clear_is_what_neither_seeds_nor_sentences_explain(mean, half_width, p_value, is_clear):
+def test_a_clear_difference_passes_both_tests(mean, half_width, p_value, is_clear):
   assert Comparison(Interval(mean, half_width), p_value).is_clear() == is_clear
 
 
@@ -170,15 +164,9 @@ def test_rows_of_different_numbers_of_seeds_are_compared():
   assert compare_scores(two, three).difference == expected and expected.half_width
 
 
-def test_scores_of_one_seed_are_never_clearly_apart():
-  samples = np.linspace(9, 11, 100)
-  good, bad = Scores(np.array([50.0]), 5 * samples), Scores(np.array([10.0]), samples)
-  assert not compare_scores(good, bad).is_clear()
-
-
 class TestLengthBands:
-  @pytest.mark.parametrize("trained", [0, 1, 15, 22, 40, 99])
-  @pytest.mark.parametrize("smallest", [1, 30, 200, 5000])
+  @pytest.mark.parametrize("trained", [0, 15, 99])
+  @pytest.mark.parametrize("smallest", [1, 30, 5000])
   def test_every_length_is_in_one_band_and_no_band_on_both_sides(self, trained, smallest):
     lengths = np.random.default_rng(trained).poisson(14, 1000) + 1
     bands = length_bands(lengths, trained, smallest)

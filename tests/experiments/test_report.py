@@ -1,7 +1,8 @@
-"""The report's numbers are those of the raw records, and wrong records are refused."""
+"""The numbers of reports equal those of the raw records, and wrong records are refused."""
 
 import collections
 import copy
+import functools
 import json
 import pathlib
 import re
@@ -15,7 +16,7 @@ from experiments import report
 from relpos_jax.evaluation.records import digest
 from relpos_jax.graphs import clutrr
 from relpos_jax.graphs import report as graphs
-from relpos_jax.graphs.scores import CTP, GRAPHS, GUESSED_LONGEST
+from relpos_jax.graphs.report import CTP, GRAPHS, GUESSED_LONGEST
 from relpos_jax.music import report as music
 from relpos_jax.translation import report as translation
 
@@ -39,7 +40,7 @@ def pictures():
 
 
 def make_record(sweep, row, seed, scores, sentences, curve, **config) -> dict:
-  """Returns the record of a run that never was."""
+  """Returns the record of an invented run."""
   config = config | dict(seed=seed)
   return dict(
     **dict(sweep=sweep, row=row, seed=seed, digest=digest(config), config=config),
@@ -78,6 +79,12 @@ def make_translations(sweep, rows=ROWS, num_seeds=3, **config) -> list[dict]:
         make_record(sweep, row, seed, dict(test=scores), dict(test=counts), curve, **data)
       )
   return records
+
+
+@pytest.fixture(scope="module")
+def table1() -> tuple[dict, ...]:
+  """Returns records of two seeds, read-only."""
+  return tuple(make_translations("table1", num_seeds=2))
 
 
 def make_chains(num_seeds=3) -> list[dict]:
@@ -149,11 +156,13 @@ def deviation(values) -> str:
 class TestTranslation:
   def test_numbers_are_those_of_the_seeds(self, tmp_path):
     records = make_translations("table1")
+    records[0]["curve"] = [[1500, None, None]]
     tables = tables_of(tmp_path, records)
     score = lambda record: record["scores"]["test"]["sacrebleu"]
     for row, cells in tables["table1"].items():
       assert cells["seeds"] == "0, 1, 2"
-      assert cells["valid loss"] == f"{2.5 - ROWS[row]:.3f} ± 0.000"
+      lost = " (1 not finite)" if row == "relative" else ""
+      assert cells["valid loss"] == f"{2.5 - ROWS[row]:.3f} ± 0.000{lost}"
       assert cells["sacreBLEU"] == interval(of_row(records, row, score))
       assert cells["paper's BLEU"] == interval(np.add(of_row(records, row, score), 0.1))
     assert [of["paper, EN-DE base"] for of in tables["table1"].values()] == ["26.8", "26.5", "-"]
@@ -162,18 +171,14 @@ class TestTranslation:
     assert re.fullmatch(rf"\*\*\+{above:.2f} ± .*\*\*, p 0.001", pairs["relative"]["none"])
     assert pairs["none"]["relative"].startswith(f"**-{above:.2f} ± ")
 
-  def test_one_seed_has_no_interval_and_is_never_bold(self, tmp_path):
-    tables = tables_of(tmp_path, make_translations("table1", num_seeds=1))
+  def test_one_seed_has_no_interval_and_lengths_trained_on_have_no_table(self, tmp_path):
+    old_key = {"data.embedded.seed": 3}  # records stay readable after a key is removed
+    tables = tables_of(tmp_path, make_translations("table1", num_seeds=1, **old_key))
+    assert "tokens" not in tables
     assert not any("±" in x or "**" in x for x in re.findall(r"'([^']*)'", str(tables)))
 
-  def test_a_loss_that_is_not_finite_is_in_no_mean(self, tmp_path):
-    records = make_translations("table1")
-    records[0]["curve"] = [[1500, None, None]]
-    cells = tables_of(tmp_path, records)["table1"]["relative"]
-    assert cells["valid loss"] == "1.700 ± 0.000 (1 not finite)"
-
   def test_bands_hold_the_bleu_of_their_sentences(self, tmp_path):
-    records = make_translations("lengths", **{"batches.max_length": 16})
+    records = make_translations("lengths", num_seeds=2, **{"batches.max_length": 16})
     tables = tables_of(tmp_path, records)
 
     def of_lengths(row, first, last, digits):
@@ -189,13 +194,10 @@ class TestTranslation:
       assert cells["none"] == of_lengths("none", int(first), int(last or first), 1)
     assert sum(int(cells["sentences"]) for cells in tables["tokens"].values()) == 200
 
-  def test_lengths_that_were_all_trained_on_have_no_table(self, tmp_path):
-    assert "tokens" not in tables_of(tmp_path, make_translations("table1"))
-
-  def test_the_words_of_a_person_stay_and_pictures_are_drawn(self, tmp_path, pictures):
+  def test_hand_written_text_stays_and_pictures_are_drawn(self, tmp_path, pictures):
     sweeps = [
-      make_translations("table2", {"k=0": 0.6}),
-      make_translations("table3", {"neither": 0.6}),
+      make_translations("table2", {"k=0": 0.6}, num_seeds=1),
+      make_translations("table3", {"neither": 0.6}, num_seeds=1),
     ]
     page = tmp_path / "report.md"
     page.write_text("Ours.\n<!-- begin table3 -->\nold\n<!-- end table3 -->\nA conclusion.\n")
@@ -227,9 +229,9 @@ class TestGraphs:
     gains = np.subtract(*(of_row(records, row, longest) for row in ("keys", "none")))
     assert tables["valid, 4, row - column"]["keys"]["none"] == f"+{interval(gains)}"
 
-  def test_different_graphs_are_as_many_as_are_published(self, shared_data):
+  def test_published_splits_have_the_recorded_numbers_of_graphs(self, shared_data):
     rows = clutrr._rows_of_graphs(shared_data / "clutrr" / clutrr._GRAPHS)
-    known = {split: [(_key(x), len(x["labels"]), x["target"]) for x in of]
+    known = {split: [(_key(json.dumps(x)), len(x["labels"]), x["target"]) for x in of]
              for split, of in rows.items()}  # fmt: skip
     everything = known.pop("train")
     train = [x for x in everything if x[0] >= 0.1]
@@ -241,12 +243,14 @@ class TestGraphs:
     assert sum(x[1:] == (4, guess) for x in known["valid"]) == GUESSED_LONGEST
 
 
-def _key(row) -> float:
-  """Returns the number by which a graph of the published files is valid or trained on."""
+@functools.cache  # most rows have duplicates
+def _key(line: str) -> float:
+  """Returns the hash that selects the split of a published graph."""
+  row = json.loads(line)
   labels = map(clutrr.RELATIONS.index, row["labels"])
   edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
   item = dict(edges=np.array(edges), query=np.array(row["query"]), target=np.int32(0))
-  return clutrr._number(clutrr._graph(item))
+  return clutrr._hash(clutrr._graph(item))
 
 
 class TestMusic:
@@ -271,22 +275,18 @@ class TestRecords:
     "change, words",
     [
       (lambda r: r["config"].update({"model.width": 64}), "its digest is"),
-      (lambda r: r["config"].update(task="speech"), "its digest is"),
       (lambda r: r.update(seed=7), "its seed is 7"),
       (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
       (lambda r: r["scores"]["test"].update(sacrebleu=12.25), "not 12.25"),
-      (lambda r: r["scores"]["test"].update(sacrebleu=None), "NoneType"),
-      (lambda r: r["sentences"]["test"].pop(), "give sacrebleu"),
       (lambda r: r["sentences"].pop("test"), "different splits"),
-      (lambda r: r["sentences"].update(test=[[1, 2], [1]]), "inhomogeneous"),
       (lambda r: _shift(r), "not the same data as line 1"),
       (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
       (lambda r: r["scores"]["test"].update(signatures={}), "not the same signatures as line 1"),
       (lambda r: _with_config(r, {"model.width": 64}), "not the same config as line 2"),
     ],
   )
-  def test_a_wrong_record_is_one_line_and_the_page_stays(self, call, tmp_path, change, words):
-    records = copy.deepcopy(make_translations("table1", num_seeds=2))
+  def test_a_wrong_record_is_one_line(self, call, table1, tmp_path, change, words):
+    records = copy.deepcopy([*table1])
     change(records[4])
     folder = write_runs(tmp_path, records)
     self.refused(call("report", f"--results={folder}"), "table1.jsonl, line 5: ", words)
@@ -302,11 +302,9 @@ class TestRecords:
     record = make_music()[0]
     _with_config(record, dict(task="speech"))
     folder = write_runs(tmp_path, [record])
-    self.refused(call("report", f"--results={folder}"), "music.jsonl, line 1: no task 'speech'")
-
-  def test_a_key_that_configs_no_longer_have_leaves_records_readable(self, tmp_path):
-    records = make_translations("table1", **{"data.embedded.seed": 3})
-    assert tables_of(tmp_path, records)["table1"]
+    self.refused(
+      call("report", f"--results={folder}"), "music.jsonl, line 1: unknown task 'speech'"
+    )
 
   def refused(self, answer, *words):
     assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
@@ -325,7 +323,7 @@ def _with_config(record, values):
 
 
 class TestWorkdirs:
-  def test_a_column_says_what_the_runs_own_files_say(self, call, workdir, tmp_path):
+  def test_a_column_equals_the_files_of_the_run(self, call, workdir, tmp_path):
     answer = call("report", f"--workdirs={workdir}", f"--out={tmp_path}/new/table.md")
     assert (answer.status, answer.out, answer.err) == (0, "", "")
     text = (tmp_path / "new" / "table.md").read_text("utf-8")
@@ -350,7 +348,7 @@ class TestWorkdirs:
     assert (answer.status, answer.err.count("\n")) == (2, 1) and "cannot write --out=" in answer.err
 
 
-def test_the_committed_pages_are_those_of_the_committed_records(tmp_path):
+def test_the_committed_pages_match_the_committed_records(tmp_path):
   names = ("runs", "multi30k", "report.md", "graphs.md", "music.md", "multi30k.md")
   for name in names:
     (shutil.copytree if "." not in name else shutil.copy)(RESULTS / name, tmp_path / name)
@@ -366,7 +364,7 @@ def test_the_committed_pages_are_those_of_the_committed_records(tmp_path):
   ("graphs", {"3.1"}),
   ("music", {"0.05", "0.417", "0.37", "0.109", "0.123"}),  # published, and differences to these
 ])  # fmt: skip
-def test_the_figures_in_a_pages_words_are_those_of_its_tables(name, own):
+def test_figures_in_the_text_of_a_page_occur_in_its_tables(name, own):
   text = (RESULTS / f"{name}.md").read_text("utf-8").partition("## Memory")[0]
   blocks = re.compile(r"<!-- begin (.*?) -->.*?<!-- end \1 -->", re.DOTALL)
   figures = re.findall(r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)", blocks.sub("", text))
