@@ -1,4 +1,4 @@
-"""Trains a decoder on performances of 131,072 events, each sharded over sixteen chips.
+"""Trains a decoder on performances of 131,072 events, sharded over sixteen chips.
 
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 

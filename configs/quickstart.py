@@ -1,6 +1,8 @@
-"""Trains a small Transformer, English to German, in five minutes on two cores, without downloads.
+"""Trains a small Transformer, English to German, in five minutes on two cores.
 
-python -m experiments.train --config=configs/quickstart.py
+  python -m experiments.train --config=configs/quickstart.py
+
+The corpus is embedded: nothing is downloaded.
 """
 
 from configs import default

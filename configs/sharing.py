@@ -1,4 +1,4 @@
-"""Compares position tables of each head and layer with tables that heads or layers share.
+"""Compares tables per head and layer with tables that heads or layers share.
 
   python -m experiments.sweep --config=configs/sharing.py
   python -m experiments.sweep --config=configs/sharing.py:published

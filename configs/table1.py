@@ -1,4 +1,4 @@
-"""Repeats Table 1 of Shaw et al. 2018 on Multi30k: relative positions, sinusoids, both, none.
+"""Repeats Table 1 of Shaw et al. 2018 on Multi30k: relative, sinusoidal, both, none.
 
   python -m experiments.sweep --config=configs/table1.py
   python -m experiments.sweep --config=configs/table1.py:published

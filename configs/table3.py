@@ -1,4 +1,4 @@
-"""Repeats Table 3 of Shaw et al. 2018 on Multi30k: tables on keys, values, both, neither.
+"""Repeats Table 3 of Shaw et al. 2018 on Multi30k: keys, values, both, neither.
 
   python -m experiments.sweep --config=configs/table3.py
   python -m experiments.sweep --config=configs/table3.py:published
