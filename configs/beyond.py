@@ -3,9 +3,8 @@
   python -m experiments.sweep --config=configs/beyond.py
   python -m experiments.sweep --config=configs/beyond.py:published
 
-Shaw et al. 2018 clip; Music Transformer (Huang et al. 2018) adds no term. On Multi30k, where most
-sentences are shorter than 16 tokens. The argument names a recipe of `configs/multi30k.py`; the
-default is `brief`.
+Shaw et al. 2018 clip; Huang et al. 2018 add no term. On Multi30k, most sentences of which have
+fewer than 16 tokens. The argument names a recipe of `configs/multi30k.py`, by default `brief`.
 """
 
 from configs import multi30k
@@ -17,7 +16,7 @@ def get_config(argument: str = ""):
 
 
 def sweep():
-  """Yields each row of the table and the values it changes."""
+  """Yields each row and its changes."""
   for k in (4, 16):
     for beyond in ("clip", "zero"):
       yield f"{beyond}, k={k}", {"model.max_distance": k, "model.beyond": beyond}

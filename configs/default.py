@@ -1,7 +1,7 @@
-"""Defines every value of an experiment: those of all tasks, and those of each.
+"""Defines every value of an experiment, by default of the paper's base model.
 
-The values of translation are the paper's base model. Change a value on the command line with
-`--config.model.max_distance=4`, or write a config of your own, a file anywhere:
+Change a value on the command line with `--config.model.max_distance=4`, or write a config of your
+own, in any folder:
 
   from configs import default
 
@@ -35,23 +35,16 @@ def the_only(words, choices, otherwise: str) -> str:
 
 def get_config(task: str = "translation") -> ConfigDict:
   """Returns the values of a task: translation, music or graphs."""
-  config = _of_all_tasks()
-  config.task = task
-  config.update(_TASKS[task]())
-  return config
-
-
-def _of_all_tasks() -> ConfigDict:
-  return ConfigDict(
+  config = ConfigDict(
     dict(
-      name="default",  # runs/NAME is the run's folder if --workdir is not given
+      name="default",  # the run directory is runs/NAME unless --workdir is given
       seed=0,  # for parameters, order of batches, dropout
-      task="",  # translation, music or graphs
-      # Devices along each axis of the mesh; one may be -1: all that remain.
+      task=task,
+      # Devices along each axis of the mesh; one may be -1: all remaining devices.
       mesh=dict(
         data=-1,  # batches
-        fsdp=1,  # batches, and parameters
-        tensor=1,  # heads, and the feed-forward's hidden width
+        fsdp=1,  # batches and parameters
+        tensor=1,  # heads and the feed-forward's hidden width
         sequence=1,  # tokens of each sequence
       ),
       training=dict(
@@ -61,18 +54,20 @@ def _of_all_tasks() -> ConfigDict:
         schedule="paper",
         learning_rate=1.0,
         warmup_steps=4000,
-        num_microbatches=1,  # parts of a batch over which gradients are summed
-        prng="threefry2x32",  # or unsafe_rbg: faster dropout, different on other meshes
+        num_microbatches=1,  # per batch; their gradients are summed
+        prng="threefry2x32",  # or unsafe_rbg: faster dropout, but it depends on the mesh
         eval_every=2000,
         save_every=2000,
         keep_checkpoints=20,
         max_skipped=10,  # consecutive non-finite steps that end the run
       ),
       decoding=dict(
-        average_checkpoints=1,  # number of last checkpoints
+        average_checkpoints=1,  # the last ones
       ),
     )
   )
+  config.update(_TASKS[task]())
+  return config
 
 
 def _translation() -> dict:
@@ -85,7 +80,7 @@ def _translation() -> dict:
       embedded=dict(train_size=20_000),  # the first pairs of 20,000
       multi30k=dict(
         path="",  # a folder of the captions' files; empty: download them
-        prepared=False,  # the published baseline's files: Moses tokens, lower case, subwords
+        prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
       ),
       wmt14=dict(),
       # Each "source_file,target_file" or one "file.tsv", plain or .gz.
@@ -97,7 +92,7 @@ def _translation() -> dict:
       joint=True,  # one for both languages
     ),
     batches=dict(
-      tokens=4096,  # a batch, counted as the longer side of a pair, padding included
+      tokens=4096,  # of a batch, by the longer side of each pair, padding included
       max_length=128,  # pairs with a longer side are dropped
       num_shapes=6,  # each is compiled once
     ),
@@ -112,12 +107,12 @@ def _translation() -> dict:
     decoding=dict(
       beam_size=4,
       length_penalty=0.6,
-      extra_length=50,  # tokens a translation may have more than its source
+      extra_length=50,  # maximum tokens of a translation beyond its source's
     ),
     evaluation=dict(
       tokenize="13a",  # sacreBLEU's; none where data.moses is on
       lowercase=False,
-      subword_mark="",  # ends a subword in the data, as @@; words are joined before scoring
+      subword_mark="",  # ends a subword in the data, such as @@; words are joined before scoring
     ),
   )
 
@@ -131,13 +126,13 @@ def _music() -> dict:
         path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
         codec="events",  # any music; or voices: four, on a grid of 16th notes
       ),
-      transpose=0,  # training pieces by up to this many semitones, anew in each epoch
+      transpose=0,  # training pieces, by up to this many semitones, drawn in each epoch
     ),
     batches=dict(
-      tokens=8192,  # a batch, padding included
-      max_length=2048,  # longer pieces are cut
-      cut_anew=False,  # at other places in each epoch
-      valid_length=4096,  # longer valid pieces are cut during training, not when scored
+      tokens=8192,  # of a batch, padding included
+      max_length=2048,  # longer pieces are split
+      cut_anew=False,  # split at other positions in each epoch
+      valid_length=4096,  # longer valid pieces are split during training, not when scored
       num_shapes=4,  # each is compiled once
     ),
     model=_layers(),
@@ -157,7 +152,7 @@ def _graphs() -> dict:
         name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`
         path="",  # a folder in TU format, or of the molecules' archives; empty: download them
         num_folds=10,  # stratified
-        fold=-1,  # tested on; the next one validates; -1: chosen by the seed
+        fold=-1,  # for testing; the next one validates; -1: chosen by the seed
       ),
     ),
     batches=dict(
@@ -218,5 +213,5 @@ def _layers() -> dict:
 _TASKS = dict(translation=_translation, music=_music, graphs=_graphs)
 TASKS = (*_TASKS,)
 
-# Keys of older runs that are gone, and the value of each that is what is done without it.
+# Removed keys of older runs; the value of each that means what is done now.
 RETIRED = {"data.embedded.seed": 0}

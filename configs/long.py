@@ -1,21 +1,17 @@
-"""Trains a decoder on performances of 131,072 events, each sharded over sixteen chips.
-
-`plan` estimates memory and time per chip before you rent one:
+"""Trains a decoder on performances of 131,072 events, sharded over sixteen chips.
 
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
 
-Each chip embeds its 8,192 tokens, and computes their queries for all heads and their logits. In
-each layer it gathers the keys and values of the whole sequence; their gradients are
-reduce-scattered. Parameters are replicated. With more chips, raise the batch:
---config.batches.tokens=2097152 for v5e:16x16. Attention is causal: the chip with the last tokens
-attends to twice the mean number of keys.
+`plan` estimates memory and time per chip before you rent one. Parameters are replicated. Each chip
+computes the queries and logits of its 8,192 tokens; in each layer it gathers the keys and values of
+the full sequence. With more chips, raise the batch: --config.batches.tokens=2097152 for v5e:16x16.
 """
 
 from configs import default
 
 
 def get_config():
-  """Four layers as wide as the paper's base, no dropout."""
+  """Returns four layers as wide as the paper's base, without dropout."""
   config = default.get_config("music")
   config.name = "long"
   config.data.source = "midi"

@@ -1,4 +1,4 @@
-"""Trains Music Transformer (Huang et al. 2018) on Bach's chorales, or on your MIDI files.
+r"""Models Bach's chorales with a decoder: Music Transformer (Huang et al. 2018).
 
   python -m experiments.train --config=configs/music.py --workdir=runs/music
   python -m experiments.train --config=configs/music.py:sinusoidal,published --workdir=runs/sin
@@ -8,13 +8,10 @@
       --config.data.midi.path=FOLDER --workdir=runs/mine  # with sub-folders train and valid
 
 Arguments, separated by commas: positions and a recipe. Positions: `relative`, per-head tables on
-keys, zero beyond the largest distance, with sinusoids; `clipped`, on keys and values up to distance
-16, as in Shaw et al. 2018; `sinusoidal`; `none`.
-
-Recipes: `brief`, a small model for CPUs with chunked attention (on four cores, run a sweep with
---parallel=4); `published`, the baseline's 5 layers of width 256, for an accelerator. Both train on
-complete pieces, transposed by up to 5 semitones, and average the last checkpoints. Longer pieces of
-your own are sliced; --config.batches.cut_anew draws other slices in each epoch.
+keys, zero beyond the last distance, with sinusoids; `clipped`, on keys and values up to distance
+16, as in Shaw et al. 2018; `sinusoidal`; `none`. Recipes: `brief`, a small model for CPUs (`sweep
+--parallel=4` makes the best use of four cores); `published`, the baseline's 5 layers of width 256,
+for an accelerator. Both transpose by up to 5 semitones and average the last checkpoints.
 
 The data are the JSB chorales on a grid of 16th notes, the four voices of a step in turn, with the
 published splits. For a local file give --config.data.chorales.path=FOLDER.
@@ -43,11 +40,11 @@ _RECIPES = {
     **dict(learning_rate=0.001, warmup=1000, steps=6000, eval_every=500, save_every=100, average=8),
   ),
 }
-_LONGEST = 2112
+_LONGEST = 2112  # holds every training piece
 
 
 def get_config(argument: str = ""):
-  """Returns a config by positions and recipe; relative and brief by default."""
+  """Returns a config by positions and recipe; by default relative and brief."""
   words = default.words_of(argument, *_POSITIONS, *_RECIPES)
   recipe = _RECIPES[default.the_only(words, _RECIPES, "brief")]
   config = default.get_config("music")
@@ -55,34 +52,27 @@ def get_config(argument: str = ""):
   config.mesh.data = recipe["devices"]
   config.data.transpose = 5
   config.batches.update(tokens=recipe["tokens"], max_length=_LONGEST, num_shapes=5)
+  same = ("width", "feed_forward", "max_distance", "implementation")
+  config.model.update({key: recipe[key] for key in same})
   config.model.update(
     num_layers=recipe["layers"],
-    width=recipe["width"],
     num_heads=recipe["heads"],
-    feed_forward=recipe["feed_forward"],
-    max_distance=recipe["max_distance"],
     embedding_dropout_rate=recipe["dropout"],
     dropout_rate=recipe["dropout"],
     attention_dropout_rate=recipe["inner_dropout"],
     feed_forward_dropout_rate=recipe["inner_dropout"],
-    implementation=recipe["implementation"],
   )
   config.model.update(_POSITIONS[default.the_only(words, _POSITIONS, "relative")])
-  config.training.update(
-    num_steps=recipe["steps"],
-    schedule="inverse_sqrt",
-    learning_rate=recipe["learning_rate"],
-    warmup_steps=recipe["warmup"],
-    eval_every=recipe["eval_every"],
-    save_every=recipe["save_every"],
-    keep_checkpoints=recipe["average"],
-  )
+  same = ("learning_rate", "eval_every", "save_every")
+  config.training.update(schedule="inverse_sqrt", **{key: recipe[key] for key in same})
+  config.training.update(num_steps=recipe["steps"], warmup_steps=recipe["warmup"])
+  config.training.keep_checkpoints = recipe["average"]
   config.decoding.average_checkpoints = recipe["average"]
   return config
 
 
 def sweep():
-  """Yields each kind of positions; the first is the base cell."""
+  """Yields each kind of positions and its changes; the first is the base cell."""
   for name, changes in _POSITIONS.items():
-    own = name == "relative"
-    yield name, {} if own else {f"model.{key}": value for key, value in changes.items()}
+    is_base = name == "relative"
+    yield name, {} if is_base else {f"model.{key}": value for key, value in changes.items()}

@@ -2,7 +2,7 @@
 
   python -m experiments.train --config=configs/quickstart.py
 
-The corpus is embedded: downloads nothing.
+The corpus is embedded: nothing is downloaded.
 """
 
 from configs import default
@@ -16,14 +16,6 @@ def get_config():
   config.batches.update(tokens=1024, max_length=64, num_shapes=4)
   config.model.update(num_layers=2, width=128, num_heads=4, feed_forward=256)
   config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
-  config.training.update(
-    num_steps=1_500,
-    schedule="inverse_sqrt",
-    learning_rate=0.004,
-    warmup_steps=300,
-    eval_every=500,
-    save_every=500,
-    keep_checkpoints=3,
-  )
-  config.decoding.update(average_checkpoints=1)
+  config.training.update(schedule="inverse_sqrt", learning_rate=0.004, warmup_steps=300)
+  config.training.update(num_steps=1_500, eval_every=500, save_every=500, keep_checkpoints=3)
   return config

@@ -1,10 +1,9 @@
-"""Repeats Table 1 at a small scale: relative positions, sinusoids, both, none.
+"""Repeats Table 1 of Shaw et al. 2018 on Multi30k: relative, sinusoidal, both, none.
 
   python -m experiments.sweep --config=configs/table1.py
   python -m experiments.sweep --config=configs/table1.py:published
 
-Shaw et al. 2018, section 4.2, on Multi30k. The argument names a recipe of `configs/multi30k.py`;
-the default is `brief`.
+The argument names a recipe of `configs/multi30k.py`, by default `brief`.
 """
 
 from configs import multi30k
@@ -16,6 +15,6 @@ def get_config(argument: str = ""):
 
 
 def sweep():
-  """Yields each row of the table and the values it changes."""
+  """Yields each row and its changes."""
   for positions in ("relative", "sinusoidal", "both", "none"):
     yield positions, {"model.positions": positions}

@@ -1,10 +1,9 @@
-"""Repeats Table 2 at a small scale: the clipping distance k.
+"""Repeats Table 2 of Shaw et al. 2018 on Multi30k: the clipping distance k.
 
   python -m experiments.sweep --config=configs/table2.py
   python -m experiments.sweep --config=configs/table2.py:published
 
-Shaw et al. 2018, section 4.3, on Multi30k. With k = 0 all positions look alike. The argument names
-a recipe of `configs/multi30k.py`; the default is `brief`.
+The argument names a recipe of `configs/multi30k.py`, by default `brief`.
 """
 
 from configs import multi30k
@@ -16,6 +15,6 @@ def get_config(argument: str = ""):
 
 
 def sweep():
-  """Yields each row of the table and the values it changes."""
+  """Yields each row and its changes; with k = 0, the model cannot tell positions apart."""
   for k in (0, 1, 2, 4, 16, 64):
     yield f"k={k}", {"model.max_distance": k}

@@ -1,10 +1,9 @@
-"""Repeats Table 3 at a small scale: relative positions in keys, values, both, neither.
+"""Repeats Table 3 of Shaw et al. 2018 on Multi30k: keys, values, both, neither.
 
   python -m experiments.sweep --config=configs/table3.py
   python -m experiments.sweep --config=configs/table3.py:published
 
-Shaw et al. 2018, section 4.3, on Multi30k. "Neither" has no positions at all. The argument names a
-recipe of `configs/multi30k.py`; the default is `brief`.
+The argument names a recipe of `configs/multi30k.py`, by default `brief`.
 """
 
 from configs import multi30k
@@ -16,8 +15,8 @@ def get_config(argument: str = ""):
 
 
 def sweep():
-  """Yields each row of the table and the values it changes."""
+  """Yields each row and its changes."""
   yield "keys and values", {}
   yield "keys", {"model.relative_values": False}
   yield "values", {"model.relative_keys": False}
-  yield "neither", {"model.positions": "none"}  # the run of Table 1, too
+  yield "neither", {"model.positions": "none"}  # the same run as in Table 1

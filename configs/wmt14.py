@@ -10,9 +10,8 @@ eight accelerators with 4,096 tokens each.
 The paper does not say which of two recipes its code used. v1 (September 2017): post-norm, dropout
 on embeddings and sub-layers, warmup 4,000, rate 1. v2 (October 2017): pre-norm, dropout also on
 attention weights and after the ReLU, warmup 8,000, rate 2. The feed-forward width of base is 1,024
-as printed; the code had 2,048: --config.model.feed_forward=2048. Big averages its last 20
-checkpoints, in the paper 10 minutes apart: 600 updates at one second each (Vaswani et al. 2017,
-section 5.2).
+as printed; the code had 2,048. Big averages its last 20 checkpoints, in the paper 10 minutes apart:
+600 updates of one second each (Vaswani et al. 2017, section 5.2).
 """
 
 from configs import default
@@ -26,27 +25,23 @@ _WORDS = dict(
 
 
 def get_config(argument: str = ""):
-  """Returns the paper's values; base, ende, relative and v1 by default."""
+  """Returns the paper's values; by default base, ende, relative and v1."""
   words = default.words_of(argument, *(word for choices in _WORDS.values() for word in choices))
   chosen = {kind: default.the_only(words, of, of[0]) for kind, of in _WORDS.items()}
   config = default.get_config()
   config.name = "-".join(["wmt14", *chosen.values()])
   config.data.update(source="wmt14", languages=f"en-{chosen['languages'][2:]}")
   config.batches.update(tokens=8 * 4096, max_length=256, num_shapes=8)
-  config.model.positions = chosen["positions"]
+  config.model.update(positions=chosen["positions"], dtype="bfloat16")
   if chosen["size"] == "big":
-    _set_big(config, dropout=0.3 if chosen["languages"] == "ende" else 0.1)
+    dropout = 0.3 if chosen["languages"] == "ende" else 0.1
+    config.model.update(width=1024, num_heads=16, feed_forward=4096, max_distance=8)
+    config.model.update(tables_per_head=False, embedding_dropout_rate=dropout, dropout_rate=dropout)
+    config.training.update(num_steps=300_000, save_every=600, keep_checkpoints=20)
+    config.decoding.average_checkpoints = 20
   if chosen["recipe"] == "v1":
     config.model.update(norm="post", attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
   else:
     config.model.update(norm="pre", attention_dropout_rate=0.1, feed_forward_dropout_rate=0.1)
     config.training.update(learning_rate=2.0, warmup_steps=8000)
-  config.model.dtype = "bfloat16"
   return config
-
-
-def _set_big(config, dropout: float) -> None:
-  config.model.update(width=1024, num_heads=16, feed_forward=4096, max_distance=8)
-  config.model.update(tables_per_head=False, embedding_dropout_rate=dropout, dropout_rate=dropout)
-  config.training.update(num_steps=300_000, save_every=600, keep_checkpoints=20)
-  config.decoding.average_checkpoints = 20

@@ -1,4 +1,4 @@
-"""Flags, help and one-line errors, the same for every command."""
+"""Parses flags, prints help and one-line errors for every command."""
 
 import ast
 import importlib.util
@@ -26,7 +26,7 @@ class Flag(NamedTuple):
   """A flag of a command.
 
   Attributes:
-    default: its type (str, int, float or bool) is the flag's. None: a str that must be given.
+    default: a str, int, float or bool, which is also the flag's type; None: a required str.
     help: a clause.
   """
 
@@ -39,7 +39,7 @@ SWEEP = Flag(None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a 
 
 
 class ConfigFile(NamedTuple):
-  """The value of a `SWEEP` flag: FILE.py[:ARGUMENT], its module, its config, the keys changed."""
+  """The value of a `SWEEP` flag: FILE.py[:ARGUMENT], its module, its config, the changed keys."""
 
   name: str
   module: types.ModuleType
@@ -53,13 +53,13 @@ def run(
   """Calls `main` with the values of `flags` by name, and exits.
 
   The exit status is 0; 2 after an `InputError`, which is printed in one line; 130 after Ctrl-C; 141
-  when the reader of stdout, such as `head`, has gone. Any other exception keeps its traceback.
+  if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
   `--help` prints the docstring of `main`'s module and the flags.
 
   Args:
     main: the command.
-    flags: by name; `CONFIG` gives `main` a `ConfigDict`, and `SWEEP` a `ConfigFile`.
-    argv: the arguments; those of the command line by default.
+    flags: by name; `main` gets a `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`.
+    argv: the arguments; by default those of the command line.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `experiments` sets it during imports
@@ -70,7 +70,7 @@ def run(
   if {"--help", "-help", "-h"} & {*argv}:
     print(_help(main, flags))
     sys.exit(0)
-  absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags and keep their defaults
+  absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags
   try:
     main(**parse(flags, argv))
   except InputError as error:
@@ -83,7 +83,7 @@ def run(
     print(f"error: {error.filename}: {error.strerror}: give another path", file=sys.stderr)
     sys.exit(2)
   except BrokenPipeError:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
     sys.exit(141)
   sys.exit(0)
 
@@ -130,10 +130,7 @@ _DEFINE = {
 def _define_config(
   name: str, argv: list[str], values: absl_flags.FlagValues
 ) -> tuple[list[str], ConfigFile]:
-  """Loads the config that `argv` names and lets config_flags define the flags that change it.
-
-  Returns the other arguments, and the file.
-  """
+  """Loads the config file that `argv` names and defines its flags; returns the other arguments."""
   first = absl_flags.FlagValues()
   file = absl_flags.DEFINE_string(name, None, "", flag_values=first)
   argv = first(argv, known_only=True)
@@ -147,7 +144,7 @@ def _define_config(
   spec.loader.exec_module(module)
   try:
     config = module.get_config(*[argument] * bool(argument))
-  except (TypeError, ValueError) as error:  # an argument that it does not know
+  except (TypeError, ValueError) as error:  # an unknown argument
     raise InputError(f"{file.value}: {error}") from error
   if not isinstance(config, ConfigDict):
     raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a ConfigDict")
@@ -160,10 +157,10 @@ def _define_config(
 
 
 def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
-  """Makes the folder that a flag names, before any work that would be lost.
+  """Makes the folder that a flag names.
 
   Raises:
-    InputError: it cannot be made or written.
+    InputError: the folder cannot be made or written.
   """
   folder = pathlib.Path(folder)
   try:

@@ -1,4 +1,4 @@
-"""Configs of experiments: their tasks, defaults and validation."""
+"""Makes the tasks of configs, and checks configs against their defaults."""
 
 import functools
 import operator
@@ -37,12 +37,14 @@ def make_task(config: ConfigDict) -> Task:
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
-  """Holds a config against the meaning of its values, in a second and without any data.
+  """Checks the values of a config in a second, without reading any data.
 
-  `num_devices`: that the mesh may have; by default those here.
+  Args:
+    config: the config.
+    num_devices: the number of devices for the mesh; by default that of this machine.
 
   Raises:
-    InputError: names the first value that is wrong, and the remedy.
+    InputError: names the first wrong value and the remedy.
   """
   check_types(config, defaults(config))
   check_values(config, _CHOICES, _NUMBERS)
@@ -62,10 +64,10 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
 
 
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
-  """The values of `configs/default.py` for the task of a config; translation if it names none.
+  """Returns the values of `configs/default.py` for the task of a config, by default translation.
 
   Raises:
-    InputError: there is no such task.
+    InputError: the task is unknown.
   """
   task = config.get("task", "translation")
   if task not in default.TASKS:
@@ -74,10 +76,10 @@ def defaults(config: Mapping[str, Any]) -> ConfigDict:
 
 
 def without_retired(values: Mapping[str, Any]) -> ConfigDict:
-  """Returns the config of an older run without the keys that are gone since.
+  """Returns the config of an older run without the keys that were removed since.
 
   Raises:
-    InputError: such a key has another value than the one that is left.
+    InputError: a removed key has a value that is no longer supported.
 
   >>> without_retired(dict(seed=1, data=dict(embedded=dict(seed=0))))["data"].to_dict()
   {'embedded': {}}
@@ -90,7 +92,7 @@ def without_retired(values: Mapping[str, Any]) -> ConfigDict:
     group = functools.reduce(operator.getitem, groups, config)
     if group[last] != left:
       raise InputError(
-        f"config.{name} is {group[last]}, and only {left} is left: "
+        f"config.{name} is {group[last]}, and only {left} is supported: "
         "use the commit in the run's environment.json"
       )
     del group[last]
@@ -98,7 +100,7 @@ def without_retired(values: Mapping[str, Any]) -> ConfigDict:
 
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
-  """The values of `config` by dotted key that differ from those of `base`.
+  """Returns the values of `config`, by dotted key, that differ from those of `base`.
 
   >>> base = ConfigDict(dict(seed=0, model=dict(width=512, rate=0.1)))
   >>> changes(ConfigDict(dict(seed=0, model=dict(width=128, rate=0.1))), base)
@@ -113,7 +115,7 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
 
 
 def own_values(config: ConfigDict) -> dict[str, object]:
-  """The values that say what a run is: those changed, and its task if that is not translation.
+  """Returns the values that define a run: the changed ones, and its task unless translation.
 
   >>> config = default.get_config("graphs")
   >>> config.seed = 3

@@ -11,13 +11,13 @@ from relpos_jax.errors import InputError
 
 @contextlib.contextmanager
 def lock_folder(folder: pathlib.Path, work: str, flag: str) -> Iterator[None]:
-  """Holds the lock of a folder, which is created if it is missing and removed if left empty.
+  """Holds the lock of a folder, which is created if missing and removed again if left empty.
 
   The lock is released when its process ends, even if it is killed.
 
   Args:
     folder: the folder that the flag names.
-    work: the kind of command, as the error names it: "sweep", "training".
+    work: "sweep" or "training", for the error.
     flag: the name of the flag.
 
   Raises:

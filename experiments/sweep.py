@@ -11,9 +11,9 @@ r"""Trains every row of a table with several seeds and collects the results.
 
 A sweep is a config file with a generator `sweep()` of (row, changes). A cell is a row with a seed;
 it trains in OUT/SWEEP/CELL and logs to CELL.log. The same command resumes the sweep and skips cells
-that are finished, here or in another sweep. If a cell fails, the end of its log is kept in
-CELL.error.txt, and the others run on. With --submit each cell is a job; the same command collects
-the results of finished jobs. To submit a cell again, delete its CELL.submitted.
+that are finished, here or in another sweep. If a cell fails, CELL.error.txt keeps the end of its
+log, and the sweep continues. With --submit each cell is a job; the same command collects the
+results of finished jobs. To submit a cell again, delete its CELL.submitted.
 
 RESULTS/SWEEP.jsonl has a line per cell. To train one again, delete its line and run directory.
 """
@@ -45,7 +45,7 @@ from relpos_jax.training.workdir import write_whole
 
 FLAGS = dict(
   config=command.SWEEP,
-  seeds=command.Flag(3, "number of seeds per row, counting up from the config's"),
+  seeds=command.Flag(3, "number of seeds per row, counted up from the config's"),
   out=command.Flag("runs/sweeps", "folder of the run directories"),
   results=command.Flag("results/runs", "folder of the results files"),
   parallel=command.Flag(1, "number of cells at once, each with its share of the cores"),
@@ -98,7 +98,7 @@ def main(
 
 
 class ProgressTable:
-  """Shows the cells in a table on a terminal; elsewhere in a line per change and per minute."""
+  """A table of cells on a terminal; elsewhere a line per change and per minute."""
 
   def __init__(self, cells: Sequence[Cell], console: rich.console.Console | None = None):
     self._console = console or rich.console.Console(stderr=True)
@@ -114,7 +114,7 @@ class ProgressTable:
     self._rows = {cell.name: add(cell.name, cell.num_steps) for cell in cells}
     self._all = add("all", None)
     self._printed = dict.fromkeys(self._rows, 0.0)
-    self._starts: dict[str, int] = {}  # step from which this sweep trains a cell
+    self._starts: dict[str, int] = {}  # steps from which this sweep trains
 
   def update(self, cell: Cell, state: str, record: Record | None = None) -> None:
     """Shows the state of a cell, the last numbers of its metrics, and its test score."""

@@ -25,9 +25,9 @@ Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
 
 
 class Cell(NamedTuple):
-  """Holds one training of a sweep."""
+  """One training of a sweep."""
 
-  name: str  # of its run directory and job: the row's slug and the seed
+  name: str  # the row's slug and the seed; names the run directory and the job
   row: str
   seed: int
   digest: str  # of its config
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
     return self.workdir.with_name(self.name + ending)
 
   def record(self) -> Record | None:
-    """Reads the record in the run directory; None if there is none of this config."""
+    """Returns the record of this config in the run directory, if it has one."""
     try:
       record = from_line(self.workdir.joinpath("record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -54,9 +54,7 @@ class Cell(NamedTuple):
 
 
 def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> list[Cell]:
-  """Plans the cells in the order they run: every row with the first seed, then with the next.
-
-  The first seed is the config's. The run directory of a cell is OUT/SWEEP/CELL.
+  """Returns the cells in the order they run: every row with the config's seed, then with the next.
 
   Raises:
     InputError: `sweep()` yields no rows or wrong ones, every row overrides a value of the command
@@ -73,7 +71,7 @@ def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> l
 
 
 def slug(text: str) -> str:
-  """Returns the text in lower-case letters, digits and single hyphens, as job names need it.
+  """Returns a text as lower-case letters, digits and single hyphens, for names of jobs.
 
   >>> slug("relative, k=16")
   'relative-k-16'
@@ -110,7 +108,7 @@ def _make_cell(
   arguments = [f"--config={file.name}", *(f"--config.{key}={x}" for key, x in values.items())]
   try:
     config = command.parse(dict(config=command.CONFIG), arguments)["config"]
-    # With the devices of its mesh: those of this machine may be fewer.
+    # The cell may run elsewhere: check with as many devices as its mesh has.
     validate(config, math.prod(size for size in config.mesh.values() if size > 0))
   except InputError as error:
     raise InputError(f"cell {name}: {error}") from error
@@ -123,14 +121,14 @@ def submission(template: str, sweep: str, cell: Cell) -> list[str]:
   """Returns the words of the command that submits a cell to a cluster.
 
   Raises:
-    InputError: the template lacks {command}, has other braces, or an open quote.
+    InputError: the template lacks {command}, or has other braces or an open quote.
 
   >>> cell = Cell("k-4-seed0", "k=4", 0, "", 1, pathlib.Path("runs/a"), ("python", "train.py"))
   >>> submission("sbatch --job-name={name} --wrap={command}", "table2", cell)
   ['sbatch', '--job-name=table2-k-4-seed0', '--wrap=python train.py']
   """
   name = f"{sweep}-{cell.name}"
-  if len(name) > _LONGEST_JOB_NAME:  # letters of its hash keep it unique
+  if len(name) > _LONGEST_JOB_NAME:  # six digits of its hash keep it unique
     end = f"-{hashlib.sha256(name.encode()).hexdigest()[:6]}-seed{cell.seed}"
     name = name[: _LONGEST_JOB_NAME - len(end)].rstrip("-") + end
   values = dict(name=name, command=shlex.join(cell.command))
@@ -147,7 +145,7 @@ def submission(template: str, sweep: str, cell: Cell) -> list[str]:
 
 
 def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
-  """Finds the records of a sweep and writes them to its results file; see `find_records`."""
+  """Writes the records of a sweep to its results file and returns them; see `find_records`."""
   path.parent.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(path.with_name(".lock")):  # other processes may write the same file
     if records := find_records(path, cells):
@@ -156,13 +154,13 @@ def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Reco
 
 
 def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
-  """Finds the records of a sweep in its run directories and its results file.
+  """Returns the records of a sweep from its run directories and its results file.
 
-  Takes those of other sweeps' results with the same config too, and prints which. Records of other
-  rows and seeds in the results file come last.
+  Records of equal configs in other sweeps' results count too; their names are printed. Records of
+  other rows and seeds in the results file come last.
 
   Raises:
-    InputError: a results file is damaged, or the sweep's own has records of other configs.
+    InputError: a results file is damaged, or the sweep's own has a record of another config.
   """
   own, found = _read_own(path, cells), {}
   files = [file for file in sorted(path.parent.glob("*.jsonl")) if file != path]

@@ -1,4 +1,7 @@
-"""Imports point one way: a house of layers, none of which knows what stands on it."""
+"""Tests that imports point one way: systems import the library, and never one another.
+
+`experiments` may import everything; nothing but tests imports them.
+"""
 
 import ast
 import pathlib
@@ -15,8 +18,8 @@ NN = ATTENTION | {"relpos_jax.nn"}
 MODELS = NN | {"relpos_jax.models"}
 DATA = FOUNDATION | {"relpos_jax.files", "relpos_jax.config", "relpos_jax.data"}
 LIBRARY = MODELS | DATA | {f"relpos_jax.{name}" for name in ("training", "decoding", "evaluation")}
-# The modules of this project that each package may import besides itself: systems import the
-# library and not one another, and the library knows no system.
+SYSTEMS = {"relpos_jax.translation", "relpos_jax.music", "relpos_jax.graphs"}
+# The packages of this project that each package may import besides itself.
 MAY_IMPORT = {
   "relpos_jax.typing": set(),
   "relpos_jax.errors": set(),
@@ -30,13 +33,11 @@ MAY_IMPORT = {
   "relpos_jax.data": DATA,
   "relpos_jax.training": DATA | {"relpos_jax.nn"},
   "relpos_jax.evaluation": DATA,
-  "relpos_jax.translation": LIBRARY,
-  "relpos_jax.music": LIBRARY,
-  "relpos_jax.graphs": LIBRARY,
+  **dict.fromkeys(SYSTEMS, LIBRARY),
   "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
   "configs": set(),
 }
-# The pure packages need nothing but these from outside.
+# The third-party libraries that the pure packages may import.
 OUTSIDE = {
   "relpos_jax.typing": {"jax", "jaxtyping"},
   "relpos_jax.errors": set(),
@@ -47,7 +48,7 @@ OUTSIDE = {
   "relpos_jax.models": {"jax", "flax"},
   "configs": {"ml_collections"},
 }
-# Each third-party library that is kept behind a module or two.
+# Third-party libraries that only these modules may import.
 BEHIND = {
   "orbax": {"relpos_jax.training.checkpoint", "relpos_jax.training.checkpoint_reader"},
   "tensorboardX": {"relpos_jax.training.metrics"},
@@ -57,10 +58,8 @@ BEHIND = {
   "mido": {"relpos_jax.music.midi_files"},
   "matplotlib": {"relpos_jax.evaluation.pictures"},
 }
-
-
-# The packages that stand on jax, flax, numpy and jaxtyping alone, and libraries that they may not
-# import, not even through others.
+# The packages that need the base install only, and the libraries that they may not import, not even
+# through others.
 BASE = {f"relpos_jax.{name}" for name in ("attention", "nn", "linen", "models", "decoding")}
 EXPERIMENTS = {"ml_collections", "tensorflow_datasets", "tokenizers", "sacrebleu", "grain", "mido"}
 EXPERIMENTS |= {"matplotlib", "scipy", "tensorboardX", "sacremoses", "requests", "array_record"}
@@ -75,7 +74,7 @@ MODULES = modules()
 
 
 def imports(path: pathlib.Path) -> set[str]:
-  """Every module that a file imports, wherever in it."""
+  """Returns every module that a file imports, also inside its functions."""
   names = set()
   for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
     if isinstance(node, ast.Import):
@@ -87,41 +86,44 @@ def imports(path: pathlib.Path) -> set[str]:
 
 
 def package(name: str) -> str:
-  """Two parts of a name of relpos_jax, one of others: relpos_jax.nn, configs, numpy."""
+  """Returns two parts of a module's name in relpos_jax, otherwise one: relpos_jax.nn, configs."""
   parts = name.split(".")
   is_ours = parts[0] == "relpos_jax" and len(parts) > 1 and parts[1] != "__init__"
   return ".".join(parts[:2]) if is_ours else parts[0]
 
 
-def test_every_package_is_known():
-  assert {package(name) for name in MODULES} == set(MAY_IMPORT)
+PROJECT = {"relpos_jax", "configs", "experiments", "tests"}
+IMPORTS = {name: imports(path) for name, path in MODULES.items()}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_point_one_way(name):
-  own = package(name)
-  ours = {package(n) for n in imports(MODULES[name]) if n.split(".")[0] in _PROJECT} - {own}
-  assert ours <= MAY_IMPORT[own], f"{name} imports {ours - MAY_IMPORT[own]}"
+@pytest.mark.parametrize("own", MAY_IMPORT)
+def test_imports_point_one_way(own):
+  wrong = {
+    (name, imported)
+    for name in MODULES
+    if package(name) == own
+    for imported in IMPORTS[name]
+    if imported.split(".")[0] in PROJECT and package(imported) not in MAY_IMPORT[own] | {own}
+  }
+  assert not wrong
 
 
-_PROJECT = {"relpos_jax", "configs", "experiments", "tests"}
+def test_every_package_is_listed_and_the_library_imports_no_system():
+  assert {package(name) for name in MODULES} == {*MAY_IMPORT}
+  assert not SYSTEMS & LIBRARY and not SYSTEMS & set().union(*MAY_IMPORT.values())
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if package(name) in OUTSIDE])
-def test_the_pure_packages_need_little(name):
-  tops = {n.split(".")[0] for n in imports(MODULES[name])}
-  outside = tops - _PROJECT - sys.stdlib_module_names
-  assert outside <= OUTSIDE[package(name)], f"{name} imports {outside}"
+@pytest.mark.parametrize("own", OUTSIDE)
+def test_the_pure_packages_need_few_libraries(own):
+  modules = [name for name in MODULES if package(name) == own]
+  tops = {imported.split(".")[0] for name in modules for imported in IMPORTS[name]}
+  assert modules and tops - PROJECT - sys.stdlib_module_names <= OUTSIDE[own]
 
 
 @pytest.mark.parametrize("library, modules", BEHIND.items())
-def test_each_of_these_libraries_is_known_to_its_modules_alone(library, modules):
-  users = {
-    name
-    for name, path in MODULES.items()
-    if any(imported.split(".")[0] == library for imported in imports(path))
-  }
-  assert users == modules
+def test_only_these_modules_import_a_library(library, modules):
+  tops = {name: {imported.split(".")[0] for imported in IMPORTS[name]} for name in MODULES}
+  assert {name for name in MODULES if library in tops[name]} == modules
 
 
 def test_the_operator_loads_no_kernels_before_they_are_used():
@@ -136,7 +138,7 @@ print([name for name in sys.modules if name.startswith("jax.experimental.pallas"
 
 
 def test_the_library_needs_the_base_install_only():
-  """As without the extra `experiments`: an import hook refuses all that the base does not need."""
+  """An import hook refuses the libraries of the extra `experiments`."""
   program = f"""
 import importlib.abc, sys
 class Refuse(importlib.abc.MetaPathFinder):

@@ -1,1 +1,1 @@
-"""Starts runs in several processes on this machine, and has recipes for clusters."""
+"""Starts runs in several processes on this machine, with recipes for clusters."""

@@ -6,8 +6,8 @@ r"""Runs a command in one or several processes on this machine, with retries.
 With --processes above 1, each process gets the coordinator's address, its number, and one GPU. A
 single process can use all GPUs and is simpler; several can load data faster. If one fails, the
 others are killed. If the command exits with status 134, 137 or 143 (aborted, killed, terminated),
-it is started again, up to --retries times; a training resumes from its last checkpoint. SIGTERM is
-passed on, and ends the run. If the launcher itself is killed, so are its processes.
+it starts again, up to --retries times; a training resumes from its last checkpoint. SIGTERM is
+passed on and ends the run. If the launcher itself is killed, so are its processes.
 
 experiments/launch/ has recipes for Cloud TPU, GKE and SLURM.
 """
@@ -50,7 +50,7 @@ def make_main(words: Sequence[str]) -> Callable[..., None]:
 
 
 def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
-  """Runs a command until it ends with a status that is not retried; returns the exit status."""
+  """Runs a command until it ends with a status that is not retried, and returns the status."""
   received = []
 
   def note(number: int, _) -> None:
@@ -72,7 +72,7 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
 
 
 def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
-  """Runs the command once; returns the exit status of a process that failed, or 0."""
+  """Runs the command once and returns the exit status of a failed process, or 0."""
   running, deadline = [], None
   try:
     for env in environments(processes, os.environ):
@@ -99,7 +99,7 @@ def _status(processes: Sequence[subprocess.Popen]) -> int:
 
 
 def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]:
-  """Returns the environment of each process, with which JAX finds the coordinator and its GPU.
+  """Returns the environment of each process, from which JAX reads its coordinator and GPU.
 
   >>> environments(1, {"HOME": "/"})
   [{'HOME': '/'}]

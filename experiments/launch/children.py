@@ -11,6 +11,6 @@ _CODE = (
 
 
 def dying_with_this_process() -> list[str]:
-  """Returns a prefix to a command: on Linux it is killed when the thread that started it ends."""
+  """Returns a command's prefix: on Linux it is killed when the thread that started it ends."""
   is_linux = sys.platform == "linux"
   return [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid())] if is_linux else []

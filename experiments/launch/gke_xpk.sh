@@ -4,10 +4,10 @@
 #   CLUSTER=my-cluster ZONE=us-east5-a TPU_TYPE=v5litepod-16 bash experiments/launch/gke_xpk.sh \
 #     --config=configs/wmt14.py --workdir=/data/runs/wmt14
 #
-# Before: xpk cluster create, and an image with the packages of `.[tpu]`, which BASE_IMAGE names (the
-# folder from which this is called is copied on top of it). --workdir lies on storage that all pods
-# mount: xpk storage attach. What was killed (xpk restarts on status 127 to 255) is started again
-# RETRIES times; where SIGTERM was heard in time, the run is saved and this command again goes on.
+# Before: `xpk cluster create`, and an image BASE_IMAGE with the packages of `.[tpu]`; the current
+# folder is copied on top of it. --workdir must be on storage that all pods mount: `xpk storage
+# attach`. xpk restarts a killed training RETRIES times. A run that received SIGTERM is saved; the
+# same command resumes it.
 set -eu
 : "${CLUSTER:?name of the cluster}" "${ZONE:?its zone}" "${TPU_TYPE:?such as v5litepod-16}"
 arguments=$(printf '%q ' "$@")

@@ -3,8 +3,8 @@
 #
 #   bash experiments/launch/gpus.sh --config=configs/wmt14.py --workdir=runs/wmt14
 #
-# One process uses all GPUs: nothing to set up. Started again if it is killed.
-# PROCESSES=8 makes it one process a GPU, which can feed them faster.
+# One process uses all GPUs; it is restarted if it is killed. PROCESSES=8 starts one process per GPU,
+# which can load data faster.
 set -eu
 exec python -m experiments.launch --processes="${PROCESSES:-1}" --retries="${RETRIES:-3}" -- \
   python -m experiments.train "$@"

@@ -1,4 +1,4 @@
-"""One tiny training for all tests of the commands, and the commands called as a user calls them."""
+"""Fixtures: one tiny training for all tests of commands, and commands called as by a user."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ from experiments.run import load_run
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import shapes_on
 
-CONFIG_FILE = '''"""A model that is compiled soon and learns little."""
+CONFIG_FILE = '''"""A model that compiles quickly and learns little."""
 
 import pathlib
 
@@ -59,7 +59,7 @@ GERMAN = (
 
 
 class Answer(NamedTuple):
-  """What the shell sees of a command, and how often it compiled."""
+  """Exit status and streams of a command, and how often it compiled."""
 
   status: int
   out: str
@@ -69,7 +69,7 @@ class Answer(NamedTuple):
 
 @contextlib.contextmanager
 def compiling_fast(folder: pathlib.Path):
-  """What the commands do, not how fast: compiles with little effort, and the same program once."""
+  """Compiles with little effort, and each program once."""
   changes = dict(
     jax_disable_most_optimizations=True,
     jax_compilation_cache_dir=str(folder),
@@ -92,7 +92,7 @@ def _configure(values) -> None:
 
 @pytest.fixture(scope="module")
 def in_the_repository(request):
-  """For tests that name configs as users do, from the repository's folder."""
+  """Changes to the repository's folder, so that tests can name configs as users do."""
   with pytest.MonkeyPatch.context() as patch:
     patch.chdir(request.config.rootpath)
     yield
@@ -100,7 +100,7 @@ def in_the_repository(request):
 
 @pytest.fixture(scope="session")
 def fast(tmp_path_factory):
-  """A context in which programs are compiled fast."""
+  """Returns a context in which programs are compiled fast."""
   folder = tmp_path_factory.mktemp("compiled")
   return lambda: compiling_fast(folder)
 
@@ -140,7 +140,7 @@ def call(fast):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> pathlib.Path:
-  """A user's folder: 64 pairs of sentences in files, one of them half empty, and a config."""
+  """Writes files of 64 sentence pairs, one of them half empty, and a config."""
   folder = tmp_path_factory.mktemp("data")
   sentence = lambda words, row: (
     " ".join(words[i] for words, i in zip(words, row, strict=True)) + "."
@@ -159,7 +159,7 @@ def data(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def trainer(call):
-  """The command train with a config: trainer("FILE.py", "seed=1")(workdir, "--config.seed=2")."""
+  """Runs train with a config: trainer("FILE.py", "seed=1")(workdir, "--config.seed=2")."""
 
   def trainer(config: str, *values: str):
     flags = [f"--config={config}", *(f"--config.{value}" for value in values)]
@@ -176,7 +176,7 @@ def train(trainer, data):
 
 @pytest.fixture(scope="session")
 def training(train, tmp_path_factory) -> tuple[pathlib.Path, Answer]:
-  """A finished run's folder, not to be changed, and what the command said."""
+  """Returns a finished run's folder, which no test may change, and the command's answer."""
   workdir = tmp_path_factory.mktemp("runs") / "deep" / "trained"
   answer = train(workdir)
   assert answer.status == 0, answer.err
@@ -204,7 +204,7 @@ def parameters(workdir):
 
 @pytest.fixture(scope="session")
 def contents():
-  """Every file of a folder, with a digest of what it holds, and every folder in it."""
+  """Returns every path in a folder, with a digest if it is a file."""
 
   def contents(folder: pathlib.Path) -> dict[str, str]:
     digest = lambda path: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

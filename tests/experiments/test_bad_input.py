@@ -8,21 +8,19 @@ import pytest
 
 from experiments import translate
 from experiments.locks import lock_folder
-from relpos_jax.attention import choice
 
 
 @pytest.fixture
 def refused(call, contents):
   """Runs a command that must refuse, with `words` in its line, and leave a folder as it was."""
 
-  def refused(folder, words: str, name: str, *arguments: str, stdin: bytes = b"") -> str:
+  def refused(folder, words: str, name: str, *arguments: str, stdin: bytes = b"") -> None:
     before = contents(folder)
     answer = call(name, *arguments, stdin=stdin)
     assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
     assert answer.err.startswith("error: ") and answer.num_compilations == 0
     assert not [word for word in words.split() if word not in answer.err], answer.err
-    assert contents(folder) == before
-    return answer.out
+    assert contents(folder) == before and not (answer.out and name == "translate")
 
   return refused
 
@@ -51,14 +49,9 @@ def run_copy(workdir, tmp_path):
   "change, words",
   [
     ("model.widht=3", "unknown config.model.widht config.model.width?"),
-    ("modell.width=3", "unknown config.modell.width config.model.width?"),
     ("model.width=wide", "--config.model.width=wide int"),
-    ("model.width=16.5", "--config.model.width=16.5 int"),
-    ("model.dropout_rate=often", "--config.model.dropout_rate=often float"),
-    ("vocabulary.joint=perhaps", "--config.vocabulary.joint=perhaps boolean"),
     ("data.source=wmt15", "config.data.source 'wmt15' embedded, multi30k, wmt14, pairs"),
     ("data.languages=german", "config.data.languages 'german' en-de"),
-    ("data.languages=", "config.data.languages '' en-de"),
     ("vocabulary.kind=unigram", "config.vocabulary.kind 'unigram' bpe, wordpiece"),
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
     ("vocabulary.joint=False", "share_embeddings config.vocabulary.joint=True"),
@@ -67,15 +60,10 @@ def run_copy(workdir, tmp_path):
     ("model.positions=rotary", "config.model.positions 'rotary' relative, sinusoidal, both, none"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.max_distance=-1", "config.model.max_distance is -1 at least 0"),
-    ("model.num_layers=100000", "config.model.num_layers is 100000 from 1 to 1000"),
     ("model.dropout_rate=1.0", "config.model.dropout_rate is 1.0 below 1"),
-    ("model.dropout_rate=-0.1", "config.model.dropout_rate is -0.1 from 0"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
     ("training.num_steps=0", "config.training.num_steps is 0 at least 1"),
-    ("training.save_every=-1", "config.training.save_every is -1 at least 1"),
     ("training.learning_rate=0", "config.training.learning_rate is 0 above 0"),
-    ("training.learning_rate=-0.1", "config.training.learning_rate is -0.1 above 0"),
-    ("training.learning_rate=inf", "config.training.learning_rate is inf above 0"),
     ("training.schedule=cosine", "config.training.schedule 'cosine' paper, inverse_sqrt"),
     ("training.prng=mt19937", "config.training.prng 'mt19937' threefry2x32"),
     ("decoding.beam_size=0", "config.decoding.beam_size is 0 at least 1"),
@@ -97,10 +85,8 @@ def test_a_key_or_value_of_the_config(train_refused, change, words):
   "text, words",
   [
     ("config.model.width = '16'", "own.py width int str"),
-    ("config.model.width = True", "config.model.width int True"),
     ("config.model.depth = 3", "unknown config.model.depth"),
     ("del config.model['norm']", "config.model.norm is missing configs/default.py"),
-    ("config = dict(config)", "own.py ConfigDict not a dict"),
   ],
 )
 def test_a_config_of_ones_own(refused, tmp_path, text, words):
@@ -119,15 +105,10 @@ def get_config():
 @pytest.mark.parametrize(
   "config, words",
   [
-    ("", "missing --config=FILE configs/quickstart.py"),
     ("--config=configs/quickstrat.py", "configs/quickstrat.py configs/quickstart.py"),
     ("--config=configs/quickstart.py:big", "configs/quickstart.py:big get_config() takes 0"),
     ("--config=configs/wmt14.py:bsae", "configs/wmt14.py 'bsae' base, big"),
     ("--config=configs/wmt14.py:base,big", "configs/wmt14.py base and big exclude"),
-    ("--config=configs/multi30k.py:rotary", "configs/multi30k.py 'rotary' relative, sinusoidal"),
-    ("--config=configs/multi30k.py:none,both", "configs/multi30k.py none and both"),
-    ("--config=configs/graph.py:clutr", "configs/graph.py 'clutr' clutrr, tu"),
-    ("--config=configs/graph.py:tu,keys,values", "configs/graph.py keys and values exclude"),
   ],
 )
 def test_the_name_of_a_config_or_its_argument(refused, tmp_path, config, words):
@@ -139,38 +120,22 @@ def test_the_name_of_a_config_or_its_argument(refused, tmp_path, config, words):
   [
     (["mesh.data=9"], "mesh of data=9 8 devices config.mesh"),
     (["mesh.data=0"], "mesh of data=0 at least 1"),
-    (["mesh.data=-2"], "mesh of data=-2 at least 1"),
     (
       ["mesh.data=8", "batches.tokens=127"],
       "config.batches.tokens is 127 7 rows max_length 16 8 devices 128 config.mesh.data",
     ),
-    (["mesh.fsdp=9"], "mesh of data=1, fsdp=9 8 devices"),
     (["mesh.data=2", "mesh.tensor=-1", "mesh.fsdp=-1"], "mesh of at most one -1"),
     (["mesh.tensor=4"], "config.mesh.tensor is 4 divisor config.model.num_heads, 2"),
-    (["batches.tokens=15"], "config.batches.tokens is 15 0 rows 1 devices 16"),
     (["training.num_microbatches=9"], "8 rows 9 microbatches 144"),
   ],
 )
-def test_devices_that_there_are_not_or_that_do_not_divide_the_batch(train_refused, changes, words):
+def test_a_mesh_that_does_not_fit_the_devices_or_the_batch(train_refused, changes, words):
   train_refused(words, *(f"--config.{change}" for change in changes))
-
-
-def test_an_implementation_that_cannot_do_what_was_asked(train_refused, monkeypatch):
-  reference = choice.IMPLEMENTATIONS["reference"]
-  picky = reference._replace(
-    unsupported=lambda inputs: "it has no dropout:\nrates" if inputs.dropout_rate else None
-  )
-  monkeypatch.setitem(choice.IMPLEMENTATIONS, "picky", picky)
-  train_refused(
-    "config.model 'picky' cannot it has no dropout: rates", "--config.model.implementation=picky"
-  )
 
 
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (["vocabulary.kind=words", "vocabulary.size=4"], "config.vocabulary.size is 4 at least 5"),
-    (["evaluation.subword_mark=@@ "], "config.evaluation.subword_mark '@@ ' before the space"),
     (["evaluation.subword_mark=@@"], "config.evaluation.subword_mark '@@' no training target's"),
     (["evaluation.subword_mark=@@", "data.moses"], "config.data.moses @@ subword_mark nothing"),
     (
@@ -179,7 +144,7 @@ def test_an_implementation_that_cannot_do_what_was_asked(train_refused, monkeypa
     ),
   ],
 )
-def test_subwords_that_are_not_there_or_would_be_lost(train_refused, changes, words):
+def test_subword_marks_that_do_not_fit_the_data(train_refused, changes, words):
   train_refused(words, *(f"--config.{change}" for change in changes))
 
 
@@ -191,7 +156,6 @@ def test_subwords_that_are_not_there_or_would_be_lost(train_refused, changes, wo
   [
     ({"a.en": b"one\ntwo\n", "a.de": b"eins\n"}, "misaligned a.en has 2 lines a.de has 1"),
     ({"a.en": b"one\ntwo\n", "a.de": b"eins\nzw\xf6lf\n"}, "invalid UTF-8 a.de, line 2"),
-    ({"a.en": b"", "a.de": b"eins\n"}, "empty file a.en"),
     ({"a.en": b"one\n"}, "no file a.de"),
     ({"a.en": b"\n\n", "a.de": b"eins\nzwei\n"}, "no pairs in train empty side"),
     ({"a.en": b"one\n", "a.de": b"\x1f\x8bcut"}, "damaged gzip file a.de"),
@@ -204,18 +168,12 @@ def test_files_to_train_on(train_refused, tmp_path, files, words):
   train_refused(words, f"--config.data.pairs.train={tmp_path}/a.en,{tmp_path}/a.de")
 
 
-def test_a_table_with_other_columns(train_refused, tmp_path):
-  (tmp_path / "a.tsv").write_text("one\teins\none two\n")
-  train_refused("1 columns a.tsv, line 2", f"--config.data.pairs.valid={tmp_path}/a.tsv")
-
-
 @pytest.mark.parametrize(
   "change, words",
   [
     ("train=", "no training pairs train="),
     ("valid=", "no validation pairs --config.data.pairs.valid="),
     ("test=a,b,c", "3 files 'a,b,c'"),
-    ("test=/", "cannot read / directory"),
   ],
 )
 def test_splits_that_are_not_given_or_cannot_be_read(train_refused, change, words):
@@ -227,7 +185,6 @@ def test_splits_that_are_not_given_or_cannot_be_read(train_refused, change, word
   [
     (["source=multi30k", "languages=xx-yy"], "unknown languages 'xx-yy' en-de"),
     (["source=multi30k", "multi30k.path=/nowhere"], "/nowhere/train.en.gz multi30k/dataset"),
-    (["source=wmt14", "languages=de-fr"], "unknown languages 'de-fr' en-de"),
     (["source=embedded", "languages=de-en"], "config.data.languages 'de-en' en-de"),
     (["source=embedded", "embedded.train_size=20001"], "train_size 20001 from 1 to 20000"),
   ],
@@ -251,7 +208,7 @@ def test_a_folder_with_other_files(train_refused, tmp_path):
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_folder_that_another_training_is_at_work_in(train_refused, workdir, tmp_path, is_new):
+def test_a_folder_that_another_training_uses(train_refused, workdir, tmp_path, is_new):
   if not is_new:
     shutil.copytree(workdir, tmp_path / "run")
   with lock_folder(tmp_path / "run", "training", "workdir"):
@@ -285,7 +242,7 @@ def test_a_run_on_a_corpus_that_is_gone(train_refused, refused, run_copy):
   config["data"]["embedded"]["seed"] = 3
   (run_copy / "config.json").write_text(json.dumps(config))
   train_refused("another config: data.embedded.seed 3 there 0 here another --workdir")
-  words = "config.data.embedded.seed 3, only 0 environment.json"
+  words = "config.data.embedded.seed 3, only 0 supported environment.json"
   for name in ("evaluate", "translate"):
     refused(run_copy, words, name, f"--workdir={run_copy}")
 
@@ -308,22 +265,10 @@ def test_checkpoints_that_were_all_set_aside(train_refused, refused, run_copy):
   refused(run_copy, words, "evaluate", f"--workdir={run_copy}")
 
 
-@pytest.mark.parametrize("how", ["gone", "a dangling link", "empty"])
-def test_checkpoints_that_are_gone(train_refused, run_copy, how):
-  """As where a disk is not mounted: a fresh start would cut the history of what is lost."""
-  folder = run_copy / "checkpoints"
-  shutil.rmtree(folder)
-  if how == "a dangling link":
-    folder.symlink_to("nowhere")
-  elif how == "empty":
-    folder.mkdir()
+def test_checkpoints_that_are_gone(train_refused, run_copy):
+  """As if a disk were not mounted: a fresh start would hide the loss."""
+  shutil.rmtree(run_copy / "checkpoints")
   train_refused("run/checkpoints 12 bring back delete run to start again")
-
-
-@pytest.mark.parametrize("name", ["lr[0.1]", os.fsdecode(b"\xff")])
-def test_a_folder_in_which_orbax_would_lose_checkpoints(refused, data, tmp_path, name):
-  flags = (f"--config={data}/tiny.py", f"--workdir={tmp_path}/{name}/run")
-  assert refused(tmp_path, "cannot keep checkpoints in another --workdir", "train", *flags) == ""
 
 
 def test_a_disk_without_room_for_a_checkpoint(train_refused, monkeypatch):
@@ -335,11 +280,8 @@ def test_a_disk_without_room_for_a_checkpoint(train_refused, monkeypatch):
 @pytest.mark.parametrize(
   "arguments, words",
   [
-    ([], "missing --workdir"),
     (["--workdir=nowhere"], "no checkpoints nowhere/checkpoints --workdir"),
     (["--workdir=RUN", "--prune=-1"], "--prune 1 or more"),
-    (["--workdir=RUN", "--damaged"], "--prune 1 or more"),
-    (["--workdir=RUN", "--prune=all"], "--prune=all int"),
   ],
 )
 def test_what_checkpoints_to_look_at(refused, workdir, arguments, words):
@@ -348,66 +290,49 @@ def test_what_checkpoints_to_look_at(refused, workdir, arguments, words):
 
 
 @pytest.mark.parametrize("name", ["evaluate", "translate"])
-class TestARunThatIsNotWhole:
-  def test_no_folder(self, refused, tmp_path, name):
-    refused(tmp_path, "no training run 'nowhere' --workdir", name, "--workdir=nowhere")
-    refused(tmp_path, "missing --workdir folder", name)
+def test_an_incomplete_run(refused, run_copy, name):
+  folder = f"--workdir={run_copy}"
+  refused(run_copy, "missing --workdir folder", name)
+  refused(run_copy, "no training run 'nowhere' --workdir", name, "--workdir=nowhere")
+  (run_copy / "tokenizer.json").rename(run_copy / "other.json")
+  refused(run_copy, "no tokenizer", name, folder)
+  (run_copy / "other.json").rename(run_copy / "tokenizer.json")
+  shutil.rmtree(run_copy / "checkpoints")
+  refused(run_copy, "no checkpoint run/checkpoints train first", name, folder)
 
-  def test_no_checkpoint(self, refused, run_copy, name):
-    shutil.rmtree(run_copy / "checkpoints")
-    refused(run_copy, "no checkpoint run/checkpoints train first", name, f"--workdir={run_copy}")
 
-  def test_no_tokenizer(self, refused, run_copy, name):
-    (run_copy / "tokenizer.json").unlink()
-    refused(run_copy, "no tokenizer", name, f"--workdir={run_copy}")
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ('{"model": ', "cannot read config.json"),
+    ("[]", "cannot read config.json"),
+    ('{"model": {"depth": 3}}', "unknown config.model.depth"),
+  ],
+)
+def test_a_damaged_config(refused, run_copy, text, words):
+  (run_copy / "config.json").write_text(text)
+  refused(run_copy, words, "evaluate", f"--workdir={run_copy}")
 
-  @pytest.mark.parametrize(
-    "text, words",
-    [
-      ('{"model": ', "cannot read config.json"),
-      ("[]", "cannot read config.json"),
-      ('{"model": {"depth": 3}}', "unknown config.model.depth"),
-    ],
-  )
-  def test_a_config_of_something_else(self, refused, run_copy, name, text, words):
-    (run_copy / "config.json").write_text(text)
-    refused(run_copy, words, name, f"--workdir={run_copy}")
 
-  @pytest.mark.parametrize(
-    "key, value, line",
-    [
-      ("model.num_heads", 0, "config.model.num_heads is 0: give a number at least 1"),
-      (
-        "model.num_layers",
-        100_000,
-        "config.model.num_layers is 100000: give a number from 1 to 1000",
-      ),
-      ("model.positions", "foo", "config.model.positions is 'foo': choose one of relative, "),
-      ("model.width", 17, "config.model: "),
-      ("decoding.beam_size", 0, "config.decoding.beam_size is 0: give a number at least 1"),
-      ("decoding.average_checkpoints", 9, "config.decoding.average_checkpoints is 9, but only 3 "),
-    ],
-  )
-  def test_a_config_of_wrong_values(self, refused, train_refused, run_copy, name, key, value, line):
-    """Is told as on the command line."""
-    config = json.loads((run_copy / "config.json").read_text())
-    group, _, last = key.partition(".")
-    config[group][last] = value
-    (run_copy / "config.json").write_text(json.dumps(config))
+@pytest.mark.parametrize(
+  "key, value, line",
+  [
+    ("model.num_layers", 10**5, "config.model.num_layers is 100000: give a number from 1 to 1000"),
+    ("model.positions", "foo", "config.model.positions is 'foo': choose one of relative, "),
+    ("model.width", 17, "config.model: "),
+    ("decoding.beam_size", 10**5, "config.decoding.beam_size is 100000: give at most 400, "),
+    ("decoding.average_checkpoints", 9, "config.decoding.average_checkpoints is 9, but only 3 "),
+  ],
+)
+def test_an_edited_config(refused, train_refused, run_copy, key, value, line):
+  """Fails with the same line as on the command line."""
+  config = json.loads((run_copy / "config.json").read_text())
+  group, _, last = key.partition(".")
+  config[group][last] = value
+  (run_copy / "config.json").write_text(json.dumps(config))
+  for name in ("evaluate", "translate"):
     refused(run_copy, f"error: {line}", name, f"--workdir={run_copy}", stdin=b"a cat\n")
-    train_refused(f"error: {line}", f"--config.{key}={value}")
-
-  def test_a_beam_wider_than_the_vocabulary(self, call, run_copy, contents, name):
-    text = (run_copy / "config.json").read_text()
-    assert '"beam_size": 2,' in text
-    text = text.replace('"beam_size": 2,', '"beam_size": 100000,')
-    (run_copy / "config.json").write_text(text)
-    before = contents(run_copy)
-    answer = call(name, f"--workdir={run_copy}", stdin=b"a cat\n")
-    assert answer.status == 2 and contents(run_copy) == before
-    assert answer.err == (
-      "error: config.decoding.beam_size is 100000: give at most 400, config.vocabulary.size\n"
-    )
+  train_refused(f"error: {line}", f"--config.{key}={value}")
 
 
 # Translating -------------------------------------------------------------------------------------
@@ -417,30 +342,24 @@ class TestARunThatIsNotWhole:
   "arguments, words",
   [
     (["--beam_size=-1"], "--beam_size=-1 1 or more"),
-    (["--beam_size=wide"], "--beam_size=wide int"),
-    (["--max_source_length=0"], "--max_source_length=0 1 or more"),
     (["--beam_size=100000"], "--beam_size=100000 at most 400 config.vocabulary.size"),
     (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
     (["--input=TMP"], "cannot read directory"),
     (["--input=TMP/empty.txt"], "empty file empty.txt"),
     (["--input=TMP/latin1.txt"], "invalid UTF-8 latin1.txt, line 2"),
     (["--plot=TMP/nowhere/a.png"], "cannot write --plot= nowhere/a.png"),
-    (["--plot=TMP/folder.png"], "cannot write --plot= folder.png"),
     (["--plot=TMP/a.docx"], "--plot= a.docx .png"),
-    (["a cat"], "unexpected argument 'a cat' --name=value"),
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words):
   (tmp_path / "empty.txt").touch()
   (tmp_path / "latin1.txt").write_bytes(b"a cat\na caf\xe9\n")
-  (tmp_path / "folder.png").mkdir()
   arguments = [argument.replace("TMP", str(tmp_path)) for argument in arguments]
-  out = refused(tmp_path, words, "translate", f"--workdir={workdir}", *arguments, stdin=b"a cat\n")
-  assert out == ""
+  refused(tmp_path, words, "translate", f"--workdir={workdir}", *arguments, stdin=b"a cat\n")
 
 
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
-  """What came before it, and was translated before it was read, is there."""
+  """The lines before it are translated."""
   monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
   text = b"\n\n\na caf\xe9\n"
   status, out, err, _ = call("translate", f"--workdir={workdir}", stdin=text)

@@ -1,4 +1,4 @@
-"""A user's mistake on the command line is one line on stderr and exit status 2."""
+"""Tests flags, help and one-line errors."""
 
 import os
 import signal
@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from ml_collections import ConfigDict
 
 from experiments import command
 from relpos_jax.errors import InputError
@@ -38,7 +37,7 @@ def get_config(size="small"):
 
 @pytest.fixture
 def config_file(tmp_path, monkeypatch):
-  """The project's configs are one file, `configs/small.py`."""
+  """Replaces the project's configs by one file, `configs/small.py`."""
   folder = tmp_path / "configs"
   folder.mkdir()
   (folder / "small.py").write_text(CONFIG_FILE)
@@ -78,9 +77,11 @@ def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(capsys, con
   )
 
 
-def test_config_may_be_a_word_of_its_own_and_changes_may_come_first(capsys, config_file):
+def test_values_may_be_separate_words_and_changes_may_come_first(capsys, config_file):
   def main(config, **_):
     assert config.model.width == 3
+    with pytest.raises(AttributeError):
+      config.model.widht = 3
 
   assert run(capsys, main, "--config.model.width", "3", "--config", config_file)[0] == 0
 
@@ -97,41 +98,26 @@ def test_a_sweep_gets_the_file_with_its_module_and_its_changed_config(capsys, co
   assert (file.config.model.width, file.config.model.rate) == (64, 1.0)
 
 
-def test_main_cannot_add_keys_to_the_config(capsys, config_file):
-  def main(config, **_):
-    with pytest.raises(AttributeError):
-      config.model.widht = 3
-
-  assert run(capsys, main, f"--config={config_file}")[0] == 0
-
-
 @pytest.mark.parametrize(
   "arguments, words",
   [
     (["--config=F", "--config.model.widht=3"], "unknown config.model.widht config.model.width?"),
     (["--config=F", "--config.modell.width=3"], "unknown config.modell.width config.model.width?"),
-    (["--config=F", "--config.width=3"], "unknown config.width config.model.width?"),
     (["--config=F", "--config.model.width.x=3"], "unknown config.model.width.x"),
-    (["--config=F", "--config.=3"], "unknown"),
     (
       ["--config=F", "--config.model.width=abc"],
       "--config.model.width=abc invalid literal for int()",
     ),
     (["--config=F", "--config.model.width=3.5"], "--config.model.width=3.5 int"),
-    (["--config=F", "--config.seed=True"], "--config.seed=True int"),
     (["--config=F", "--config.model.relative=maybe"], "--config.model.relative=maybe boolean"),
     (["--config=F", "--config.model.layers=a b"], "--config.model.layers=a b tuple"),
     (["--config=F", "--config.model=3"], "--config.model=3 dict"),
     (["--config=F", "--config.model.width"], "Missing value --config.model.width"),
     (["--config=F", "--wrokdir=a"], "Unknown wrokdir workdir --help"),
     (["--config=F", "--beam_size=wide"], "--beam_size=wide int"),
-    (["--config=F", "--workdir"], "Missing value --workdir"),
     (["--config=F", "runs/a"], "unexpected argument 'runs/a' --name=value"),
     ([], "missing --config=FILE configs/small.py"),
-    (["--config.model.width=3"], "missing --config=FILE configs/small.py"),
-    (["--config="], "missing --config=FILE configs/small.py"),
     (["--config=configs/smal.py"], "no config file 'configs/smal.py' configs/small.py"),
-    (["--config=configs"], "no config file 'configs' configs/small.py"),
     (["--config=F:huge"], "configs/small.py unknown argument 'huge' small or large"),
   ],
 )
@@ -146,16 +132,7 @@ def test_a_config_that_is_not_a_config_dict_is_refused(capsys, config_file):
   with open(config_file, "w") as file:
     file.write("get_config = lambda: {}")
   status, _, err = run(capsys, never, f"--config={config_file}")
-  assert (
-    status == 2 and err == f"error: {config_file}: get_config() returned dict, not a ConfigDict\n"
-  )
-
-
-def test_a_bug_in_a_config_file_keeps_its_traceback(config_file):
-  with open(config_file, "w") as file:
-    file.write("def get_config():\n  return width")
-  with pytest.raises(NameError):
-    command.run(never, FLAGS, [f"--config={config_file}"])
+  assert status == 2 and f"{config_file}: get_config() returned dict, not a ConfigDict\n" in err
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkeypatch):
@@ -165,22 +142,17 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkey
     command.make_folder(tmp_path, "out")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--workdir="]])
-def test_a_required_flag_is_asked_for_with_its_meaning(capsys, arguments):
+def test_a_required_flag_is_named_with_its_meaning(capsys):
   flags = dict(workdir=command.Flag(None, "the run's folder"))
-  assert run(capsys, never, *arguments, flags=flags) == (
-    2,
-    "",
-    "error: missing --workdir: the run's folder\n",
-  )
+  answer = 2, "", "error: missing --workdir: the run's folder\n"
+  assert run(capsys, never, flags=flags) == run(capsys, never, "--workdir=", flags=flags) == answer
 
 
 def test_input_errors_of_the_command_are_one_line_and_bugs_keep_their_traceback(capsys):
   def mistaken():
-    raise InputError("empty file train.en: give at least one sentence a line")
+    raise InputError("empty file train.en")
 
-  status, _, err = run(capsys, mistaken, flags={})
-  assert (status, err) == (2, "error: empty file train.en: give at least one sentence a line\n")
+  assert run(capsys, mistaken, flags={}) == (2, "", "error: empty file train.en\n")
   with pytest.raises(ZeroDivisionError):
     command.run(lambda: 1 / 0, {}, [])
 
@@ -206,9 +178,8 @@ def test_an_interrupt_ends_a_command_that_is_still_being_imported(tmp_path, requ
   assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
-@pytest.mark.parametrize("kind", [command.CONFIG, command.SWEEP])
-def test_help_teaches_the_command_its_flags_and_the_configs(capsys, config_file, word, kind):
+@pytest.mark.parametrize("word, kind", [("--help", command.CONFIG), ("-h", command.SWEEP)])
+def test_help_explains_the_command_its_flags_and_the_configs(capsys, config_file, word, kind):
   flags = FLAGS | dict(config=kind)
   status, out, err = run(capsys, never, "--beam_size=wide", word, flags=flags)
   assert (status, err) == (0, "")
@@ -218,11 +189,6 @@ def test_help_teaches_the_command_its_flags_and_the_configs(capsys, config_file,
   assert len(out.splitlines()) < 20
 
 
-def test_every_config_of_the_project_is_listed_with_what_it_is():
+def test_every_config_of_the_project_is_listed_with_its_first_line():
   names = dict(command._configs())
   assert "configs/default.py" in names and all(names.values())
-
-
-def test_parse_gives_a_config_dict(config_file):
-  values = command.parse(dict(config=command.CONFIG), [f"--config={config_file}"])
-  assert isinstance(values["config"], ConfigDict)

@@ -1,4 +1,4 @@
-"""Keys and types of a config are held against the defaults'."""
+"""Tests that the keys and types of a config are checked against the defaults'."""
 
 import pytest
 from ml_collections import ConfigDict
@@ -6,21 +6,17 @@ from ml_collections import ConfigDict
 from relpos_jax.config import check_types, has_key, unknown_key
 from relpos_jax.errors import InputError
 
-DEFAULTS = dict(
-  seed=0, model=dict(width=512, rate=0.1, relative=True, norm="pre", layers=(1, 2), rest=dict())
-)
+MODEL = dict(width=512, rate=0.1, relative=True, norm="pre", layers=(1, 2), rest=dict())
+DEFAULTS = ConfigDict(dict(seed=0, model=MODEL))
 
 
 def check(**changes):
-  changed = DEFAULTS | dict(model=DEFAULTS["model"] | changes)
-  check_types(ConfigDict(changed), ConfigDict(DEFAULTS))
+  check_types(ConfigDict(dict(seed=0, model=MODEL | changes)), DEFAULTS)
 
 
-@pytest.mark.parametrize(
-  "key, value", [("rate", 1), ("rate", 2.5), ("layers", (3, 4, 5)), ("layers", ()), ("width", -1)]
-)
-def test_values_of_the_default_type_pass(key, value):
-  check(**{key: value})
+def test_values_of_the_default_type_pass():
+  check(rate=1, layers=(3, 4, 5), width=-1)
+  check(rate=2.5, layers=())
 
 
 @pytest.mark.parametrize(
@@ -28,14 +24,11 @@ def test_values_of_the_default_type_pass(key, value):
   [
     ("width", True, "int"),
     ("width", 3.0, "int"),
-    ("width", "3", "int"),
-    ("width", None, "int"),
     ("rate", "0.1", "float"),
     ("rate", False, "float"),
     ("relative", 1, "bool"),
     ("norm", 3, "str"),
     ("layers", 3, "tuple of int"),
-    ("layers", [3, 4], "tuple of int"),
     ("layers", (3, "a"), "tuple of int"),
     ("rest", 3, "dict"),
   ],
@@ -48,32 +41,18 @@ def test_a_value_of_another_type_is_named_with_the_type_wanted(key, value, wante
   assert "\n" not in text
 
 
-def test_an_unknown_key_is_named_with_the_likeliest_one():
+def test_unknown_and_missing_keys_are_named():
   with pytest.raises(InputError, match=r"config\.model\.widht: did you mean config\.model\.width"):
     check(widht=3)
-
-
-def test_a_missing_key_is_named():
-  with pytest.raises(InputError, match=r"config\.model\.norm is missing"):
-    values = ConfigDict(DEFAULTS)
-    del values.model["norm"]
-    check_types(values, ConfigDict(DEFAULTS))
-
-
-def test_a_group_where_a_value_belongs_and_the_reverse_are_refused():
   with pytest.raises(InputError, match=r"config\.model\.width"):
     check(width=ConfigDict(dict(encoder=3)))
-  with pytest.raises(InputError, match=r"config\.model"):
-    check_types(ConfigDict(dict(seed=0, model=3)), ConfigDict(DEFAULTS))
+  with pytest.raises(InputError, match=r"config\.model\.\w+ is missing"):
+    check_types(ConfigDict(dict(seed=0)), DEFAULTS)
+  assert "did you mean" not in str(unknown_key("zzz", DEFAULTS))
+  text = "unknown config.data.norm: did you mean config.model.norm?"  # the same last part
+  assert str(unknown_key("data.norm", DEFAULTS)) == text
 
 
 def test_has_key_knows_groups_and_values():
-  config = ConfigDict(DEFAULTS)
-  assert all(has_key(name, config) for name in ("seed", "model", "model.width"))
-  assert not any(has_key(name, config) for name in ("width", "model.x", "seed.x", "", "model."))
-
-
-def test_unknown_key_prefers_the_same_last_part():
-  text = str(unknown_key("data.norm", ConfigDict(DEFAULTS)))
-  assert text == "unknown config.data.norm: did you mean config.model.norm?"
-  assert "did you mean" not in str(unknown_key("zzz", ConfigDict(DEFAULTS)))
+  assert all(has_key(name, DEFAULTS) for name in ("seed", "model", "model.width"))
+  assert not any(has_key(name, DEFAULTS) for name in ("width", "model.x", "seed.x", "", "model."))
