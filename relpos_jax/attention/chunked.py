@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import chunked_places as places
 from relpos_jax.attention.chunked_block import attend, differentiate
-from relpos_jax.attention.chunked_keys import Arrays, Keys, Plan
+from relpos_jax.attention.chunked_keys import Arrays, Keys, ChunkPlan
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
@@ -39,10 +39,10 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
   return output.astype(inputs.value.dtype)
 
 
-def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> Plan:
+def _plan(inputs: Inputs, band: bands.Band | None, block: int | None) -> ChunkPlan:
   block = block or _block(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
-  return Plan(
+  return ChunkPlan(
     block=min(block, inputs.query.shape[1]),
     first=first,
     num_diagonals=num_diagonals,
@@ -95,18 +95,18 @@ def _given(**arrays: Array | None) -> Arrays:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(plan: Plan, floats: Arrays, hidden: Arrays) -> Float[Array, "B T N H"]:
+def _flash(plan: ChunkPlan, floats: Arrays, hidden: Arrays) -> Float[Array, "B T N H"]:
   """Attention with a backward pass of its own, which computes the weights again."""
   return _flash_forward(plan, floats, hidden)[0]
 
 
-def _flash_forward(plan: Plan, floats: Arrays, hidden: Arrays) -> tuple[Array, tuple]:
+def _flash_forward(plan: ChunkPlan, floats: Arrays, hidden: Arrays) -> tuple[Array, tuple]:
   outputs = _on_each_device(functools.partial(_forward, plan), floats | hidden)
   return outputs["output"], (floats, hidden, outputs)
 
 
 def _flash_backward(
-  plan: Plan, residuals: tuple, d_output: Float[Array, "B T N H"]
+  plan: ChunkPlan, residuals: tuple, d_output: Float[Array, "B T N H"]
 ) -> tuple[Arrays, None]:
   floats, hidden, outputs = residuals
   # Divides each query's cotangent by its total once, in place of each of its weights.
@@ -146,7 +146,7 @@ class Stretch(NamedTuple):
   num_keys: int
 
 
-def _stretches(plan: Plan, arrays: Arrays, first_query: ArrayLike) -> list[Stretch]:
+def _stretches(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> list[Stretch]:
   """All queries; in a causal call in parts of whole blocks, but for the last.
 
   Not where devices share the queries: what they run is the same, and the last needs all keys.
@@ -162,13 +162,13 @@ def _stretches(plan: Plan, arrays: Arrays, first_query: ArrayLike) -> list[Stret
   ]
 
 
-def _forward(plan: Plan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
+def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """What `attend` says of a block, of all queries of all heads."""
   return _over_heads(plan, arrays, first_query, _no_outputs(arrays), _attend_stretch, places.put)
 
 
 def _over_heads(
-  plan: Plan,
+  plan: ChunkPlan,
   arrays: Arrays,
   first_query: ArrayLike,
   results: Arrays,
@@ -192,7 +192,7 @@ def _over_heads(
   return jax.lax.fori_loop(0, batch * heads // num_heads, of_heads, results)
 
 
-def _num_heads(plan: Plan, arrays: Arrays) -> int:
+def _num_heads(plan: ChunkPlan, arrays: Arrays) -> int:
   """As many as `_PAIRS` allows; those that share a key are together, or some of them are."""
   heads, key_heads = arrays["query"].shape[2], arrays["key"].shape[2]
   sharing = heads // key_heads
@@ -213,7 +213,7 @@ def _no_outputs(arrays: Arrays) -> Arrays:
 
 
 def _attend_stretch(
-  plan: Plan,
+  plan: ChunkPlan,
   arrays: Arrays,
   first_query: ArrayLike,
   heads: places.Place,
@@ -231,7 +231,7 @@ def _attend_stretch(
   return jax.lax.fori_loop(0, _num_blocks(plan, stretch), attend_block, outputs)
 
 
-def _backward(plan: Plan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
+def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """The gradients of all `_floats`; those of tables for each head of each sequence."""
   grads = _no_grads(arrays)
   return _over_heads(plan, arrays, first_query, grads, _differentiate_stretch, places.add)
@@ -248,7 +248,7 @@ def _no_grads(arrays: Arrays) -> Arrays:
 
 
 def _differentiate_stretch(
-  plan: Plan,
+  plan: ChunkPlan,
   arrays: Arrays,
   first_query: ArrayLike,
   heads: places.Place,
@@ -271,12 +271,12 @@ def _differentiate_stretch(
   return places.add(grads, keys.once(of_keys), dict(S=(0, stretch.num_keys)))
 
 
-def _num_blocks(plan: Plan, stretch: Stretch) -> int:
+def _num_blocks(plan: ChunkPlan, stretch: Stretch) -> int:
   return -(-(stretch.last - stretch.first) // plan.block)
 
 
 def _rows(
-  plan: Plan, stretch: Stretch, number: Int[Array, ""]
+  plan: ChunkPlan, stretch: Stretch, number: Int[Array, ""]
 ) -> tuple[Int[Array, ""], Bool[Array, " T"]]:
   """A block's first query, and which ones are new: the last block may begin before its place."""
   place = stretch.first + number * plan.block
@@ -295,7 +295,7 @@ def _block_of(arrays: Arrays, place: places.Place) -> Arrays:
   return places.cut(rest, place)
 
 
-def _keys(plan: Plan, arrays: Arrays, heads: places.Place, stretch: Stretch) -> Keys:
+def _keys(plan: ChunkPlan, arrays: Arrays, heads: places.Place, stretch: Stretch) -> Keys:
   """Those a stretch may see, of each of the heads, whether or not heads share them."""
   whole = {name: arrays[name] for name in ("key", "value")}
   shared = places.cut(whole, heads | dict(S=(0, stretch.num_keys)))

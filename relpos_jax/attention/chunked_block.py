@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.chunked_keys import Arrays, Keys, Piece, Plan, near_and_far
+from relpos_jax.attention.chunked_keys import Arrays, Keys, Piece, ChunkPlan, near_and_far
 from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
 
-def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
+def attend(plan: ChunkPlan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
   """Returns a block's output, and what `differentiate` needs of it to compute the weights again.
 
   A weight is exp(logit - maximum) * inverse_total. The two stay apart: in their sum, the logsumexp,
@@ -45,7 +45,7 @@ def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays
 
 
 def _sum_pieces(
-  plan: Plan, block: Arrays, pieces: list[tuple[Piece, Float[Array, "N _ T"]]], width: int
+  plan: ChunkPlan, block: Arrays, pieces: list[tuple[Piece, Float[Array, "N _ T"]]], width: int
 ) -> tuple[Float[Array, "N T H"], Float[Array, "N R T"] | None]:
   """From the weights of all pieces: sum_j w_ij v_j and, for a value table, the w_ij by row."""
   contents, rights = zip(*(_sum_over_keys(x.value, w, width) for x, w in pieces), strict=True)
@@ -56,7 +56,7 @@ def _sum_pieces(
 
 
 def differentiate(
-  plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
+  plan: ChunkPlan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
 ) -> tuple[Arrays, Arrays]:
   """Returns the gradients of a block's own arrays, and those of the keys with its share added.
 
@@ -85,7 +85,7 @@ def _differentiate_tables(block: Arrays, of_block: Arrays) -> Arrays:
 
 
 def _differentiate_piece(
-  plan: Plan, block: Arrays, piece: Piece, width: int
+  plan: ChunkPlan, block: Arrays, piece: Piece, width: int
 ) -> tuple[Arrays, Arrays]:
   """A piece's share in the gradients of its keys, and of the block's own arrays.
 
@@ -111,7 +111,7 @@ def _differentiate_piece(
 
 
 def _d_kept(
-  plan: Plan, block: Arrays, piece: Piece, d_sums: Float[Array, "N R T"] | None
+  plan: ChunkPlan, block: Arrays, piece: Piece, d_sums: Float[Array, "N R T"] | None
 ) -> Float[Array, "N S T"]:
   """The gradients of weights as dropout leaves them."""
   if d_sums is None:
@@ -158,7 +158,7 @@ def _sum_over_keys(
 
 
 def _add_by_row(
-  plan: Plan, piece: Piece, x: Float[Array, "N S T"], rows: Float[Array, "N R T"]
+  plan: ChunkPlan, piece: Piece, x: Float[Array, "N S T"], rows: Float[Array, "N R T"]
 ) -> Float[Array, "N S T"]:
   """x with the number of each near pair's row of the band added."""
   if not piece.is_near:
@@ -170,7 +170,7 @@ def _add_by_row(
 
 
 def _sum_by_row(
-  plan: Plan, piece: Piece, x: Float[Array, "N S T"], right: Float[Array, "N T"]
+  plan: ChunkPlan, piece: Piece, x: Float[Array, "N S T"], right: Float[Array, "N T"]
 ) -> Float[Array, "N R T"]:
   """The sums over the keys of each row of the band; right: over the far keys on the right."""
   if piece.is_near:
@@ -178,13 +178,13 @@ def _sum_by_row(
   return jnp.concatenate([_sum_by_diagonal(plan, piece, x), right[:, None]], axis=1)
 
 
-def _sum_by_diagonal(plan: Plan, piece: Piece, x: Float[Array, "N S T"]) -> Float[Array, "N D T"]:
+def _sum_by_diagonal(plan: ChunkPlan, piece: Piece, x: Float[Array, "N S T"]) -> Float[Array, "N D T"]:
   if not piece.is_near:
     return jnp.zeros((len(x), plan.num_diagonals, plan.block), x.dtype)
   return x.reshape(-1).at[_diagonals(plan, piece, x.shape)].get(mode="fill", fill_value=0)
 
 
-def _diagonals(plan: Plan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "N D T"]:
+def _diagonals(plan: ChunkPlan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "N D T"]:
   """The place in x, [N S T], of each query's key on each diagonal; beyond all if it has none."""
   heads, size, block = shape
   columns = piece.rows[None] + plan.first + jnp.arange(plan.num_diagonals)[:, None]
@@ -196,7 +196,7 @@ def _diagonals(plan: Plan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "
   return jnp.where(is_there[None], places_NDT, heads * size * block)
 
 
-def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
+def _on_the_right(plan: ChunkPlan, piece: Piece) -> Bool[Array, "S T"]:
   return piece.distances >= plan.first + plan.num_diagonals
 
 
@@ -204,7 +204,7 @@ def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
 
 
 def _logits(
-  plan: Plan, block: Arrays, piece: Piece, terms: Float[Array, "N R T"] | None
+  plan: ChunkPlan, block: Arrays, piece: Piece, terms: Float[Array, "N R T"] | None
 ) -> Float[Array, "N S T"]:
   """Very low for a pair that is hidden. terms: relative ones, by row of the band."""
   right = 0.0 if terms is None else terms[:, -1]
@@ -218,7 +218,7 @@ def _logits(
   return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 
 
-def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"] | None:
+def _visible(plan: ChunkPlan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"] | None:
   """None where all pairs are, but for far keys on the right in causal attention."""
   names = "mask", "real_queries", "real_keys"
   visible = [_of_pairs(block[name], piece) for name in names if name in block]
@@ -239,7 +239,7 @@ def _of_pairs(x: Shaped[Array, "#N #T #P"], piece: Piece) -> Shaped[Array, "#N #
 
 
 def _drop(
-  plan: Plan, block: Arrays, piece: Piece, x: Float[Array, "N S T"]
+  plan: ChunkPlan, block: Arrays, piece: Piece, x: Float[Array, "N S T"]
 ) -> Float[Array, "N S T"]:
   """Zero where a weight is dropped, and 1 / (1 - rate) times as large elsewhere."""
   if "seeds" not in block:

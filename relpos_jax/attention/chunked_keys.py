@@ -24,7 +24,7 @@ from relpos_jax.typing import Array, Float, Int
 Arrays = dict[str, Array]  # by name: chunked_places.AXES has their axes
 
 
-class Plan(NamedTuple):
+class ChunkPlan(NamedTuple):
   """What is known of a call before it is compiled.
 
   Attributes:
@@ -95,7 +95,7 @@ class Keys(NamedTuple):
   width: int
 
   @classmethod
-  def of(cls, plan: Plan, key: Float[Array, "N S H"], value: Float[Array, "N S H"]) -> "Keys":
+  def of(cls, plan: ChunkPlan, key: Float[Array, "N S H"], value: Float[Array, "N S H"]) -> "Keys":
     """Laid out as the plan's blocks need them."""
     _, num_keys, width = key.shape
     num_near = plan.num_near(num_keys)
@@ -151,7 +151,7 @@ def _twice(x: Float[Array, "N S H"]) -> Float[Array, "N P W"]:
   return both.at[:, :size, width:].set(1)
 
 
-def near_and_far(plan: Plan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
+def near_and_far(plan: ChunkPlan, keys: Keys, row: Int[Array, ""]) -> list[Piece]:
   """The keys of the block that begins at a row; the near ones, if there are any, come first."""
   # Of keys that are there once either all are far, or those that are not near are hidden.
   num_far = 0 if keys.num_near and not keys.are_twice else keys.num_keys - keys.num_near

@@ -23,7 +23,7 @@ from relpos_jax.attention.pallas_gpu_tiles import (
   Cotangents,
   Gradients,
   Outputs,
-  Plan,
+  GpuPlan,
   Side,
   named,
 )
@@ -93,9 +93,9 @@ def _power_of_2(size: int) -> int:
   return max(_SIDE, 1 << (size - 1).bit_length())
 
 
-def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> Plan:
+def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> GpuPlan:
   left, right = (None, None) if inputs.window is None else inputs.window
-  return Plan(
+  return GpuPlan(
     scale=1.0 if _is_traced(inputs.scale) else float(inputs.scale),
     first=None if band is None else band.first,
     num_diagonals=0 if band is None else band.num_diagonals,
@@ -181,12 +181,12 @@ def _segments(ids: Array | None, batch: int, block: int) -> Int[Array, "B L"] | 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, arrays: Arrays) -> tuple[Array, Array | None, Array | None]:
+def _attend(plan: GpuPlan, arrays: Arrays) -> tuple[Array, Array | None, Array | None]:
   """The output without the value table; the weights' sums by its rows, and in all."""
   return _attend_forward(plan, arrays)[0]
 
 
-def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
+def _attend_forward(plan: GpuPlan, arrays: Arrays) -> tuple:
   arrays = arrays._replace(query=arrays.query.astype(arrays.key.dtype))
   outputs = _on_each_device(functools.partial(_forward, plan), arrays)
   sums, row_sums = None, None
@@ -199,7 +199,7 @@ def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
   return results, (arrays, outputs.maximum, outputs.inverse_total, *results)
 
 
-def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
+def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
   arrays, maximum, inverse_total, output, sums, row_sums = residuals
   d_output, d_sums, d_row_sums = d_results
   wide = maximum.dtype
@@ -224,12 +224,12 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _forward(plan: Plan, arrays: Arrays) -> Outputs:
+def _forward(plan: GpuPlan, arrays: Arrays) -> Outputs:
   outputs = forward(plan, arrays)
   return outputs._replace(band=_where_seen(plan, arrays, outputs.band, masks.LOWEST))
 
 
-def _backward(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
+def _backward(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
   gradients = backward(plan, arrays, cotangents)
   d_band_logits = _where_seen(plan, arrays, gradients.d_band_logits, 0.0)
   return gradients._replace(d_band_logits=d_band_logits)
@@ -245,7 +245,7 @@ def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
   return jax.tree.structure(results).unflatten([found[name] for name in named(results)])
 
 
-def _right_side(plan: Plan, left: Side, d_sums: Array | None) -> Side:
+def _right_side(plan: GpuPlan, left: Side, d_sums: Array | None) -> Side:
   """Right of the band all weights of a query have one more term in dP."""
   if not plan.sums:
     return left
@@ -254,7 +254,7 @@ def _right_side(plan: Plan, left: Side, d_sums: Array | None) -> Side:
   return left._replace(delta=left.delta - d_sums[..., -1])
 
 
-def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
+def _sums(plan: GpuPlan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
   """Each query's weights on the rows of the table."""
   sums = jnp.exp(outputs.band - outputs.maximum[..., None]) * outputs.inverse_total[..., None]
   if plan.rate:
@@ -264,7 +264,7 @@ def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R
 
 
 def _pairs(
-  plan: Plan, shape: tuple[int, ...]
+  plan: GpuPlan, shape: tuple[int, ...]
 ) -> tuple[Int[Array, "1 1 T 1"], Int[Array, "1 1 T R"]]:
   """The query and the key that each entry of [T, R] is of, the last column excepted."""
   row, column = (jax.lax.broadcasted_iota(jnp.int32, (1, 1, *shape[2:]), axis) for axis in (2, 3))
@@ -272,7 +272,7 @@ def _pairs(
 
 
 def _where_seen(
-  plan: Plan, arrays: Arrays, band: Float[Array, "B N T R"] | None, other: float
+  plan: GpuPlan, arrays: Arrays, band: Float[Array, "B N T R"] | None, other: float
 ) -> Float[Array, "B N T R"] | None:
   """`other` where the kernels wrote nothing: those pairs are without a key, or hidden."""
   if band is None:

@@ -11,11 +11,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from relpos_jax.attention import pallas_gpu_tiles as tiles
-from relpos_jax.attention.pallas_gpu_tiles import Arrays, Cotangents, Gradients, Plan, Tile
+from relpos_jax.attention.pallas_gpu_tiles import Arrays, Cotangents, Gradients, GpuPlan, Tile
 from relpos_jax.typing import Array
 
 
-def backward(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
+def backward(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
   """Those of the query and the band by one kernel, of key and value by another."""
   operands, axes = (arrays, cotangents), (tiles.ARRAYS, tiles.COTANGENTS)
   like = lambda x, dtype: None if x is None else jax.ShapeDtypeStruct(x.shape, dtype)
@@ -33,7 +33,7 @@ def backward(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
   return Gradients(*first[:2], *second[2:])
 
 
-def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
+def _d_query_kernel(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
   block, size, parts = plan.blocks.d_query
   query, d_output = arrays.query[...], cotangents.output[...]
   start = pl.program_id(0) * block
@@ -67,7 +67,7 @@ def _d_query_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradient
     gradients.d_band_logits[:, plan.num_diagonals] = carry[1]
 
 
-def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
+def _d_key_kernel(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
   size, block, parts = plan.blocks.d_key
   key, value = arrays.key[...], arrays.value[...]
   start = pl.program_id(0) * block
@@ -95,7 +95,7 @@ def _d_key_kernel(plan: Plan, arrays: Arrays, cotangents: Cotangents, gradients:
 
 
 def _d_logits(
-  plan: Plan,
+  plan: GpuPlan,
   arrays: Arrays,
   cotangents: Cotangents,
   tile: Tile,

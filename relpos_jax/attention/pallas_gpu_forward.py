@@ -14,11 +14,11 @@ from jax.experimental import pallas as pl
 
 from relpos_jax.attention import masks
 from relpos_jax.attention import pallas_gpu_tiles as tiles
-from relpos_jax.attention.pallas_gpu_tiles import Arrays, Outputs, Plan, Tile
+from relpos_jax.attention.pallas_gpu_tiles import Arrays, Outputs, GpuPlan, Tile
 from relpos_jax.typing import Array, Float
 
 
-def forward(plan: Plan, arrays: Arrays) -> Outputs:
+def forward(plan: GpuPlan, arrays: Arrays) -> Outputs:
   """Attention without the value table, and what makes the sums of its weights."""
   wide = jnp.promote_types(arrays.query.dtype, jnp.float32)
   dtype = wide if plan.sums else arrays.value.dtype  # rounded once, after the table's term
@@ -48,7 +48,7 @@ class _State(NamedTuple):
   output: Float[Array, "Q H"]
 
 
-def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
+def _output_kernel(plan: GpuPlan, arrays: Arrays, outputs: Outputs):
   block, size, parts = plan.blocks.output
   query = arrays.query[...]
   start = pl.program_id(0) * block
@@ -78,7 +78,7 @@ def _output_kernel(plan: Plan, arrays: Arrays, outputs: Outputs):
     outputs.band[:, plan.num_diagonals] = right * jnp.exp(since - state.maximum) * of_output
 
 
-def _empty(plan: Plan, arrays: Arrays, block: int, dtype: Any) -> _State:
+def _empty(plan: GpuPlan, arrays: Arrays, block: int, dtype: Any) -> _State:
   zeros = jnp.zeros(block, dtype)
   kept = zeros if plan.sums and plan.rate else None
   output = jnp.zeros((block, arrays.query.shape[1]), dtype)
@@ -86,7 +86,7 @@ def _empty(plan: Plan, arrays: Arrays, block: int, dtype: Any) -> _State:
 
 
 def _attend(
-  plan: Plan, arrays: Arrays, tile: Tile, state: _State, logits: Array, value: Array
+  plan: GpuPlan, arrays: Arrays, tile: Tile, state: _State, logits: Array, value: Array
 ) -> _State:
   """The state after one more tile."""
   maximum = jnp.maximum(state.maximum, logits.max(1))
@@ -104,7 +104,7 @@ def _attend(
   return _State(maximum, total, kept, right, output)
 
 
-def _finish(plan: Plan, state: _State, outputs: Outputs) -> Float[Array, " Q"]:
+def _finish(plan: GpuPlan, state: _State, outputs: Outputs) -> Float[Array, " Q"]:
   """Writes the output and what is known of each query; returns what sums are multiplied with.
 
   It is zero for a query that sees no key.

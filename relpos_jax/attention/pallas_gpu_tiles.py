@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
   d_key: tuple[int, int, int]
 
 
-class Plan(NamedTuple):
+class GpuPlan(NamedTuple):
   """What the kernels are compiled for.
 
   Attributes:
@@ -162,7 +162,7 @@ AXES: dict[str, str] = {
 
 def call(
   kernel: Callable,
-  plan: Plan,
+  plan: GpuPlan,
   blocked: str,
   blocks: tuple[int, int, int],
   operands: tuple,
@@ -229,7 +229,7 @@ def _range(size: int) -> Int[Array, " {size}"]:
   return jnp.arange(size, dtype=jnp.int32)
 
 
-def logits(plan: Plan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> Array:
+def logits(plan: GpuPlan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> Array:
   """The tile's logits; right of the band the relative term is one number for each query."""
   logits = dot(query, key, 1, 1) * plan.scale
   if tile.mixed and arrays.band_logits is not None:
@@ -241,7 +241,7 @@ def logits(plan: Plan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> 
   return logits
 
 
-def _conditions(plan: Plan, arrays: Arrays, tile: Tile) -> list[Bool[Array, "#Q S"]]:
+def _conditions(plan: GpuPlan, arrays: Arrays, tile: Tile) -> list[Bool[Array, "#Q S"]]:
   """Which pairs are to be seen; tiles without a hidden one are not asked where that is known."""
   conditions = []
   if plan.lowest is not None:
@@ -256,25 +256,25 @@ def _conditions(plan: Plan, arrays: Arrays, tile: Tile) -> list[Bool[Array, "#Q 
   return conditions
 
 
-def keep(plan: Plan, arrays: Arrays, tile: Tile) -> Bool[Array, "Q S"]:
+def keep(plan: GpuPlan, arrays: Arrays, tile: Tile) -> Bool[Array, "Q S"]:
   """Which of the tile's weights dropout leaves."""
   return dropout.keep(arrays.seeds[...], tile.rows, tile.columns, plan.rate)
 
 
-def gather(plan: Plan, reference: Any, tile: Tile) -> Array:
+def gather(plan: GpuPlan, reference: Any, tile: Tile) -> Array:
   """Each pair's number in [T, R]; 0 left of the band."""
   in_table = tile.distances >= plan.first
   return plgpu.load(reference.at[_places(plan, tile)], mask=in_table, other=0.0)
 
 
-def scatter(plan: Plan, reference: Any, tile: Tile, x: Array) -> None:
+def scatter(plan: GpuPlan, reference: Any, tile: Tile, x: Array) -> None:
   """Puts the pairs' numbers into [T, R], but for the last column's, which have no place each."""
   if plan.num_diagonals:
     on_band = (tile.distances >= plan.first) & (tile.distances < plan.right)
     plgpu.store(reference.at[_places(plan, tile)], x, mask=on_band)
 
 
-def _places(plan: Plan, tile: Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
+def _places(plan: GpuPlan, tile: Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
   """Indices into [T, R] references: the last column off the band, where none is scattered to."""
   columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
   columns = jnp.where(columns < 0, plan.num_diagonals, columns)
@@ -289,7 +289,7 @@ def dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:
   return lax.dot_general(x, y, axes, preferred_element_type=wide)
 
 
-def key_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
+def key_tiles(plan: GpuPlan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
   """Where the tiles of keys for a block of queries begin, are mixed, are right, and end."""
   num_tiles = arrays.key.shape[0] // size[1]
   if arrays.key_ends is not None:
@@ -297,7 +297,7 @@ def key_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) -
   return _runs(start, size[0], size[1], num_tiles, *plan.limits, plan.left, plan.right)
 
 
-def query_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
+def query_tiles(plan: GpuPlan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
   """Where the tiles of queries for a block of keys begin, are mixed, are left, and end."""
   num_tiles = jnp.int32(arrays.query.shape[0] // size[0])
   if arrays.key_ends is not None:

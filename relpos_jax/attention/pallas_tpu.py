@@ -14,7 +14,7 @@ from relpos_jax.attention import band
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.attention.platform import target_platform
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
@@ -139,7 +139,7 @@ def _interpret(interpret: bool | None) -> bool:
 
 def plan_of(
   inputs: Inputs, interpret: bool, block: int | None = None, lanes: int | None = None
-) -> tuple[Plan, tuple[Array | None, Array | None]]:
+) -> tuple[TpuPlan, tuple[Array | None, Array | None]]:
   """The static facts of a call, and its tables [#N, W, H] as `_periodic` lays them out."""
   lengths = inputs.query.shape[1], inputs.key.shape[1]
   largest_block, default_lanes = (16, 16) if interpret else (BLOCK, LANES)
@@ -152,7 +152,7 @@ def plan_of(
     period = _up(last - first + 2, lanes)
     left = table.left_value
     tables = _periodic(table.key, None, first, period), _periodic(table.value, left, first, period)
-  plan = Plan(
+  plan = TpuPlan(
     block=block,
     lanes=lanes,
     num_blocks=tuple(-(-length // block) for length in lengths),
@@ -205,18 +205,18 @@ def _up(size: int, step: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]:
+def _attend(plan: TpuPlan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]:
   return _forward(plan, floats, masks)[0]
 
 
-def _forward(plan: Plan, floats: Floats, masks: Masks):
+def _forward(plan: TpuPlan, floats: Floats, masks: Masks):
   operands = _operands(floats, masks, queries_along=1)
   kernel = lambda of, first_query: forward(plan, _placed(plan, of, first_query))
   outputs = over_devices(kernel, AXES[1], operands, tile=plan.block)
   return outputs["output"], (floats, masks, outputs)
 
 
-def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
+def _backward(plan: TpuPlan, residuals, d_output: Float[Array, "B N T H"]):
   floats, masks, outputs = residuals
   wide = outputs["maximum"].dtype
   output = outputs["output"].astype(wide)
@@ -235,7 +235,7 @@ def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   return Floats(*(grads[name] for name in ("d_query", "d_key", "d_value")), *tables), None
 
 
-def _placed(plan: Plan, operands: dict[str, Array], first_query: ArrayLike) -> dict[str, Array]:
+def _placed(plan: TpuPlan, operands: dict[str, Array], first_query: ArrayLike) -> dict[str, Array]:
   """With the number of the first block of queries, where a device has some of them."""
   if isinstance(first_query, int):
     return operands
@@ -243,7 +243,7 @@ def _placed(plan: Plan, operands: dict[str, Array], first_query: ArrayLike) -> d
 
 
 def _backward_in_parts(
-  plan: Plan, operands: dict[str, Array], first_query: ArrayLike
+  plan: TpuPlan, operands: dict[str, Array], first_query: ArrayLike
 ) -> dict[str, Array]:
   """The gradients, of at most `KEYS_A_CALL` keys in a call, whose other gradients add up."""
   dtype = operands["query"].dtype

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_cost import cost
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 
 # Batch, key heads, query heads of one key head, blocks of queries, blocks of keys.
 SEMANTICS = ("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary")
@@ -22,7 +22,7 @@ VMEM_BYTES = 56 * 2**20
 
 
 def backward(
-  plan: Plan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
+  plan: TpuPlan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.Array]:
   """Gradients of query (in `dtype`), key, value and, for each of the batch, of the tables."""
   batch, heads, length, _ = operands["query"].shape
@@ -47,7 +47,7 @@ def backward(
 
 
 def _outputs(
-  plan: Plan, operands: dict, dtype: jax.typing.DTypeLike
+  plan: TpuPlan, operands: dict, dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.ShapeDtypeStruct]:
   query, key = operands["query"], operands["key"]
   batch, heads, _, width = query.shape
@@ -64,7 +64,7 @@ def _outputs(
   )
 
 
-def _scratch(plan: Plan, operands: dict) -> dict:
+def _scratch(plan: TpuPlan, operands: dict) -> dict:
   """Sums that stay on the chip, and for each table a block's products with it and sums by row."""
   num_keys, width = operands["key"].shape[2:]
   band, row = (plan.period, plan.block), (1, plan.block)
@@ -78,7 +78,7 @@ def _scratch(plan: Plan, operands: dict) -> dict:
   return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
-def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> dict:
+def _block_specs(plan: TpuPlan, group: int, num_key_blocks: int, arrays: dict) -> dict:
   """Which block of each array a step of the grid is given."""
   block = plan.block
 
@@ -118,7 +118,7 @@ def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> d
   return {name: spec(name) for name in arrays}
 
 
-def _kernel(plan: Plan, operands, outputs, scratch) -> None:
+def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
   group, query_step, step = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_step = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
   query_block, key_block = query_step + tiles.first_block(operands), last_step - step
@@ -147,7 +147,7 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
     outputs["d_value"][0, 0] = scratch["value"][...].astype(outputs["d_value"].dtype)
 
 
-def _start(plan: Plan, operands, scratch) -> None:
+def _start(plan: TpuPlan, operands, scratch) -> None:
   """The relative logits of a block of queries, and the same of the output's gradient."""
   for name in ("query", "band_d_logits", "band_weights", "right_d_logits", "right_weights"):
     if name in scratch:
@@ -163,7 +163,7 @@ def _start(plan: Plan, operands, scratch) -> None:
       scratch[f"{name}_band"][...] = tiles.skew_keys(plan, band, 1)
 
 
-def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_right) -> None:
+def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_right) -> None:
   """Adds one tile's share to the sums of all gradients; `offset` is static as in the forward."""
   query, key, value, d_output = (
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
@@ -188,7 +188,7 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_righ
   scratch["query"][...] += tiles.product(key, low_d_logits, (0, 0))
 
 
-def _weights(plan: Plan, operands, scratch, query, key, offset, is_right):
+def _weights(plan: TpuPlan, operands, scratch, query, key, offset, is_right):
   logits = tiles.product(key, query, (1, 1)) * plan.scale
   logits = _relative(plan, operands, scratch, "key", logits, offset)
   logits = tiles.hide(plan, logits, offset, operands, keys=0)
@@ -197,7 +197,7 @@ def _weights(plan: Plan, operands, scratch, query, key, offset, is_right):
   return jnp.exp(logits - maximum) * inverse_total
 
 
-def _d_weights(plan: Plan, operands, scratch, value, d_output, offset, is_right):
+def _d_weights(plan: TpuPlan, operands, scratch, value, d_output, offset, is_right):
   """Their gradient, but for what all keys have in common, which comes with it."""
   d_weights = tiles.product(value, d_output, (1, 1))
   d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
@@ -207,14 +207,14 @@ def _d_weights(plan: Plan, operands, scratch, value, d_output, offset, is_right)
   return d_weights, common
 
 
-def _share(plan: Plan, operands, query_block, key_block):
+def _share(plan: TpuPlan, operands, query_block, key_block):
   """What dropout multiplies the weights with."""
   global_block = plan.key_block + key_block
   kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, global_block, keys=0)
   return jnp.where(kept, 1 / (1 - plan.dropout_rate), 0)
 
 
-def _relative(plan: Plan, operands, scratch, name: str, tile, offset):
+def _relative(plan: TpuPlan, operands, scratch, name: str, tile, offset):
   """Adds the relative term, less what right tiles lack and `_right` makes good."""
   if f"{name}_table" not in operands or not isinstance(offset, int):
     return tile
@@ -227,7 +227,7 @@ def _right(scratch, name: str, is_right: bool):
   return scratch[f"{name}_right"][...] if is_right and f"{name}_right" in scratch else 0
 
 
-def _collect(plan: Plan, tile, offset, is_right: bool, band, right) -> None:
+def _collect(plan: TpuPlan, tile, offset, is_right: bool, band, right) -> None:
   """Adds what lies in the band to its skewed sums, and what is right of it to theirs."""
   if not isinstance(offset, int):
     if is_right:
@@ -240,7 +240,7 @@ def _collect(plan: Plan, tile, offset, is_right: bool, band, right) -> None:
       right[:, queries] += part.sum(0, keepdims=True)
 
 
-def _finish(plan: Plan, operands, outputs, scratch) -> None:
+def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   d_query = scratch["query"][...]
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
   number = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)

@@ -7,12 +7,12 @@ import jax
 import numpy as np
 from jax.experimental import pallas as pl
 
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 
 Shapes = Mapping[str, jax.Array | jax.ShapeDtypeStruct]
 
 
-def cost(plan: Plan, operands: Shapes, outputs: Shapes, num_products: int) -> pl.CostEstimate:
+def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) -> pl.CostEstimate:
   """Of a call whose every tile takes `num_products` products of [block, H] by [block, block].
 
   What relations add is left out. Keys and values come anew for every block of queries, all else
@@ -35,7 +35,7 @@ def cost(plan: Plan, operands: Shapes, outputs: Shapes, num_products: int) -> pl
   )
 
 
-def _offsets(plan: Plan, num_queries: int, num_keys: int, is_last_part: bool) -> np.ndarray:
+def _offsets(plan: TpuPlan, num_queries: int, num_keys: int, is_last_part: bool) -> np.ndarray:
   """How many blocks each tile of a call stands right of the diagonal."""
   first = plan.num_blocks[0] - num_queries if is_last_part else 0
   queries, keys = np.ogrid[first : first + num_queries, plan.key_block : plan.key_block + num_keys]

@@ -17,13 +17,13 @@ from jax.experimental.pallas import tpu as pltpu
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_cost import cost
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 
 # Of the parallel axes of the grid, batch and heads and blocks of queries; the keys' come in order.
 SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
-def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Returns the output [B,N,T,H], its rounding error, and what `tiles.ROWS` names [B,N,1,T].
 
   The latter in float32 or wider.
@@ -47,7 +47,7 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
   )(operands)
 
 
-def _outputs(plan: Plan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
+def _outputs(plan: TpuPlan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
   query = operands["query"]
   batch, heads, length, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
@@ -63,12 +63,12 @@ def _outputs(plan: Plan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
   return outputs
 
 
-def _has_far(plan: Plan, operands: dict) -> bool:
+def _has_far(plan: TpuPlan, operands: dict) -> bool:
   """Whether logits lack c_i in the tiles right of the diagonal's."""
   return "key_table" in operands and not plan.is_causal
 
 
-def _scratch(plan: Plan, operands: dict) -> dict:
+def _scratch(plan: TpuPlan, operands: dict) -> dict:
   """What stays on the chip while a block of queries meets its keys."""
   query = operands["query"]
   tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
@@ -85,7 +85,7 @@ def _scratch(plan: Plan, operands: dict) -> dict:
   return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
-def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> dict:
+def block_specs(plan: TpuPlan, group: int, num_key_blocks: int, arrays: dict) -> dict:
   """Which block of each array a step of the grid (batch, head, queries, keys) is given."""
   block = plan.block
 
@@ -122,7 +122,7 @@ def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> di
   return {name: spec(name) for name in arrays}
 
 
-def _kernel(plan: Plan, operands, outputs, scratch) -> None:
+def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
   query_block, step = pl.program_id(2) + tiles.first_block(operands), pl.program_id(3)
   key_block = pl.num_programs(3) - 1 - step
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
@@ -131,7 +131,7 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
   pl.when(key_block == 0)(lambda: _finish(plan, operands, outputs, scratch, query_block))
 
 
-def _start(plan: Plan, operands, scratch) -> None:
+def _start(plan: TpuPlan, operands, scratch) -> None:
   lowest = jnp.asarray(masks.LOWEST, scratch["output"].dtype)
   clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
   if not plan.sees_right() or plan.num_blocks[0] > plan.num_blocks[1]:
@@ -150,14 +150,14 @@ def _start(plan: Plan, operands, scratch) -> None:
     scratch["key_right"][...] = jnp.broadcast_to(right, scratch["key_right"].shape)
 
 
-def _not_all_right(plan: Plan) -> list[slice]:
+def _not_all_right(plan: TpuPlan) -> list[slice]:
   """The queries whose band reaches into tiles right of the diagonal's."""
   offsets = [offset for offset in plan.special_offsets() if offset > 0]
   found = [tiles.crossing(plan, offset, keys=1) for offset in offsets]
   return list({piece.queries.start: piece.queries for of in found for piece, _ in of}.values())
 
 
-def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> None:
+def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -> None:
   """One tile of the online softmax; `offset` is static where the tile touches the band."""
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
   logits = _logits(plan, operands, scratch, query, key, offset)
@@ -180,7 +180,7 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> N
     scratch["right_maximum"][...] = maximum
 
 
-def _logits(plan: Plan, operands, scratch, query, key, offset):
+def _logits(plan: TpuPlan, operands, scratch, query, key, offset):
   """They lack c_i in tiles right of the diagonal's."""
   logits = tiles.product(query, key, (1, 1)) * plan.scale
   if isinstance(offset, int) and "key_table" in operands:
@@ -189,7 +189,7 @@ def _logits(plan: Plan, operands, scratch, query, key, offset):
   return tiles.hide(plan, logits, offset, operands, keys=1)
 
 
-def _weights(plan: Plan, scratch, logits, offset):
+def _weights(plan: TpuPlan, scratch, logits, offset):
   """Weights, whole and by `lanes` columns; the new maximum; what corrects sums of the old one."""
   maximum = scratch["maximum"][...]
   if isinstance(offset, int) and offset == 0 and "far_maximum" in scratch:
@@ -207,12 +207,12 @@ def _raised(maximum, highest):
   return raised, jnp.exp(maximum - raised)
 
 
-def _drop(plan: Plan, operands, query_block, key_block, weights):
+def _drop(plan: TpuPlan, operands, query_block, key_block, weights):
   kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
   return jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
 
 
-def _put_aside(plan: Plan, scratch, logits, offset) -> None:
+def _put_aside(plan: TpuPlan, scratch, logits, offset) -> None:
   """Keeps the logits in the band, skewed; those that lack c_i are given it."""
   aside = scratch["band_logits"]
   for piece, inside in tiles.crossing(plan, offset, keys=1):
@@ -222,7 +222,7 @@ def _put_aside(plan: Plan, scratch, logits, offset) -> None:
     aside[piece.band] = jnp.where(inside, part, aside[piece.band])
 
 
-def _sum_right(plan: Plan, scratch, weights, correction, before, offset) -> None:
+def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> None:
   """At the diagonal all keys so far are right of the band, but for those counted off before."""
   sums = scratch["right_sums"]
   if offset > 0:
@@ -241,7 +241,7 @@ def _sum_right(plan: Plan, scratch, weights, correction, before, offset) -> None
     sums[queries] = total
 
 
-def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
+def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
   """Divides by the sum of weights, and adds the value table's share."""
   maximum = scratch["maximum"][...]
   sums = scratch["sums"][...].sum(1, keepdims=True)
@@ -271,7 +271,7 @@ def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
   _write_rows(plan, outputs, rows)
 
 
-def _relative_values(plan: Plan, operands, scratch, query_block, maximum, share, right, kept):
+def _relative_values(plan: TpuPlan, operands, scratch, query_block, maximum, share, right, kept):
   table, dtype = operands["value_table"][0], operands["query"].dtype
   maximum = jnp.concatenate([maximum] * (plan.period // plan.lanes), 1)
   band = jnp.exp(scratch["band_logits"][...] - maximum) * share[:, :1]
@@ -289,7 +289,7 @@ def _relative_values(plan: Plan, operands, scratch, query_block, maximum, share,
   return added + right.sum(1, keepdims=True) * table[plan.last_row, None]
 
 
-def _write_rows(plan: Plan, outputs, columns) -> None:
+def _write_rows(plan: TpuPlan, outputs, columns) -> None:
   """Writes along lanes one number for each query, the same in all lanes: one transposition."""
   lane = jax.lax.broadcasted_iota(jnp.int32, (plan.block, plan.lanes), 1)
   # On a TPU all at once; in interpret mode there may be fewer lanes than columns.

@@ -30,7 +30,7 @@ from relpos_jax.attention import dropout, masks
 ROWS = "maximum", "inverse_total", "far_maximum", "far_inverse_total", "sums", "delta"
 
 
-class Plan(NamedTuple):
+class TpuPlan(NamedTuple):
   """The static facts of a call.
 
   Attributes:
@@ -122,14 +122,14 @@ class Piece(NamedTuple):
   band: tuple[slice, slice]
 
 
-def pieces(plan: Plan, offset: int, keys: int) -> list[list[Piece]]:
+def pieces(plan: TpuPlan, offset: int, keys: int) -> list[list[Piece]]:
   """The sub-tiles of a tile, row by row; its keys are along axis `keys`."""
   rows = [slice(start, start + plan.height) for start in range(0, plan.block, plan.height)]
   columns = [slice(start, start + plan.lanes) for start in range(0, plan.block, plan.lanes)]
   return [[_piece(plan, offset, row, column, keys) for column in columns] for row in rows]
 
 
-def _piece(plan: Plan, offset: int, row: slice, column: slice, keys: int) -> Piece:
+def _piece(plan: TpuPlan, offset: int, row: slice, column: slice, keys: int) -> Piece:
   of_queries, of_keys = (row, column) if keys else (column, row)
   distance = offset * plan.block + of_keys.start - of_queries.start
   where = "band"
@@ -143,13 +143,13 @@ def _piece(plan: Plan, offset: int, row: slice, column: slice, keys: int) -> Pie
   return Piece(row, column, of_queries, where, distance, band)
 
 
-def distances(plan: Plan, piece: Piece, keys: int) -> jax.Array:
+def distances(plan: TpuPlan, piece: Piece, keys: int) -> jax.Array:
   """j - i in a sub-tile whose keys are along axis `keys`."""
   iota = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (plan.height, plan.lanes), axis)
   return iota(keys) - iota(1 - keys) + piece.distance
 
 
-def in_band(plan: Plan, distance: jax.Array) -> jax.Array:
+def in_band(plan: TpuPlan, distance: jax.Array) -> jax.Array:
   """True on the diagonals that have rows of their own."""
   return (distance >= plan.first) & (distance < plan.last)
 
@@ -167,12 +167,12 @@ def joined(strips: list[list[jax.Array]]) -> jax.Array:
   return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
 
 
-def skew(plan: Plan, x: jax.Array) -> jax.Array:
+def skew(plan: TpuPlan, x: jax.Array) -> jax.Array:
   """Moves column d of row i to column (i + d) % period."""
   return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
 
 
-def unskew(plan: Plan, x: jax.Array) -> jax.Array:
+def unskew(plan: TpuPlan, x: jax.Array) -> jax.Array:
   """Moves column (i + d) % period of row i to column d.
 
   A lookup along lanes reaches over one vector. Longer rows are rotated, to the left, which cannot
@@ -193,7 +193,7 @@ def unskew(plan: Plan, x: jax.Array) -> jax.Array:
   return jnp.concatenate([straight(*pair) for pair in enumerate(split(x, eight[0], 0))], 0)
 
 
-def skew_keys(plan: Plan, x: jax.Array, sign: int) -> jax.Array:
+def skew_keys(plan: TpuPlan, x: jax.Array, sign: int) -> jax.Array:
   """`skew`, or with a sign of -1 `unskew`, of an array `[period, block]` with queries along lanes.
 
   By rotations of 1, 2, 4, ... rows, each of the columns whose number has that bit.
@@ -207,7 +207,7 @@ def skew_keys(plan: Plan, x: jax.Array, sign: int) -> jax.Array:
   return x
 
 
-def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
+def hide(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
   """Logits `[block, block]` with those of hidden keys made LOWEST; keys along axis `keys`."""
   hidden = []
   positions = functools.partial(jax.lax.broadcasted_iota, jnp.int32, logits.shape)
@@ -225,7 +225,7 @@ def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
   return logits
 
 
-def add_band(plan: Plan, tile, offset: int, band, right, keys: int):
+def add_band(plan: TpuPlan, tile, offset: int, band, right, keys: int):
   """Adds a skewed band `[block, period]`, and what all keys right of it have in common.
 
   In tiles right of the diagonal's that last summand is left out everywhere, for the caller to add.
@@ -247,7 +247,7 @@ def add_band(plan: Plan, tile, offset: int, band, right, keys: int):
   return joined([[added(piece) for piece in strip] for strip in pieces(plan, offset, keys)])
 
 
-def crossing(plan: Plan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]]:
+def crossing(plan: TpuPlan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]]:
   """The sub-tiles that cross the band, and where they do."""
   return [
     (piece, in_band(plan, distances(plan, piece, keys)))
@@ -257,7 +257,7 @@ def crossing(plan: Plan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]
   ]
 
 
-def right_of_band(plan: Plan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
+def right_of_band(plan: TpuPlan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
   """What lies right of the band: queries, and a sub-tile that is zero elsewhere."""
   found = []
   for piece in itertools.chain(*pieces(plan, offset, keys)):
@@ -274,7 +274,7 @@ def first_block(operands: dict) -> jax.Array | int:
   return operands["first_block"][0, 0] if "first_block" in operands else 0
 
 
-def keep(plan: Plan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
+def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
   """Which weights of a tile are not dropped."""
   count = functools.partial(jax.lax.broadcasted_iota, jnp.int32)
   shape = lambda axis: tuple(plan.block if axis == n else 1 for n in range(2))
@@ -312,7 +312,7 @@ def precise_product(
   return sum(product(a, b, contract) for a, b in pairs)
 
 
-def dispatch(plan: Plan, offset, tile, *, by_side: bool = False) -> None:
+def dispatch(plan: TpuPlan, offset, tile, *, by_side: bool = False) -> None:
   """Runs `tile(offset, is_right)`, with a static offset where the tile has code of its own.
 
   `is_right` is static too: that the tile lies right of the diagonal's. Of a tile without code of
