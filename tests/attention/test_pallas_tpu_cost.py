@@ -6,7 +6,7 @@ import pytest
 
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_tpu import plan_of
-from relpos_jax.attention.pallas_tpu_cost import cost
+from relpos_jax.attention.pallas_tpu_tiles import cost
 
 BATCH, HEADS, WIDTH, BLOCK = 2, 3, 8, 16
 
