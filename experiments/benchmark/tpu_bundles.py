@@ -36,7 +36,7 @@ from experiments.plan.topology import NO_TPU, compiler_version
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import Inputs, gather_inputs
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.workdir import environment
@@ -120,7 +120,7 @@ def compile_kernels(call: Call, chip: str) -> None:
   jax.jit(output_and_gradients).lower(*arrays).compile()
 
 
-def plan_of(call: Call, block: int = _BLOCK) -> Plan:
+def plan_of(call: Call, block: int = _BLOCK) -> TpuPlan:
   """Returns the kernel's own plan of a call."""
   arrays = [jnp.zeros(array.shape, array.dtype) for array in _arguments(call)]
   return pallas_tpu.plan_of(_inputs(call, *arrays), interpret=False, block=block)[0]
@@ -141,7 +141,7 @@ def _inputs(call: Call, query, key, value, *tables) -> Inputs:
 # Counting -----------------------------------------------------------------------------------------
 
 
-def count(plan: Plan, direction: str, texts: Sequence[str]) -> int:
+def count(plan: TpuPlan, direction: str, texts: Sequence[str]) -> int:
   """Counts the bundles that the "forward" or "backward" kernel of a plan runs for one head.
 
   `texts` are the final bundles of the kernel's calls.
@@ -155,7 +155,7 @@ def count(plan: Plan, direction: str, texts: Sequence[str]) -> int:
   return sum(_count(*call, direction, text) for call, text in zip(calls, texts, strict=True))
 
 
-def _count(plan: Plan, num_key_blocks: int, direction: str, text: str) -> int:
+def _count(plan: TpuPlan, num_key_blocks: int, direction: str, text: str) -> int:
   num_queries, num_keys = plan.num_blocks
   offsets = [*plan.special_offsets(), *range(num_keys - 1, -num_queries, -1)]
   kinds = list(filter(None, dict.fromkeys(_kind(plan, direction, x) for x in offsets)))
@@ -175,7 +175,7 @@ def _count(plan: Plan, num_key_blocks: int, direction: str, text: str) -> int:
   return num_queries * num_key_blocks * every_step + of_branches
 
 
-def _kind(plan: Plan, direction: str, offset: int) -> str | None:
+def _kind(plan: TpuPlan, direction: str, offset: int) -> str | None:
   """Returns the kind of the tile at an offset, by the kernel's own dispatch; None if none runs."""
   sides = []
   by_side = direction == "backward" and plan.period > 0

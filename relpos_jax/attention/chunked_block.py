@@ -1,11 +1,11 @@
-"""A block of queries of some heads and all of its keys: attention and gradients.
+"""Attention of a block of queries to all of its keys, and its gradients.
 
 Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
 transposed copy of them.
 
-Letters, beside those of chunked_keys.py: D the diagonals of the band, R its rows: one more, for the
-right. A value table has a last row besides, which all weights of a query share. Tables are those
-of each head, or one [1, R, H] for all.
+Letters, beside those of chunked_layout.py: D the diagonals of the band, R its rows: one more, for
+the right. A value table has one more row, which is weighted by the sum of all weights of a query.
+There is one table per head, or one [1, R, H] shared by all.
 """
 
 import functools
@@ -14,51 +14,47 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.chunked_keys import Arrays, Keys, Piece, Plan, near_and_far
+from relpos_jax.attention.chunked_layout import Arrays, ChunkPlan, Keys, Piece, near_and_far
 from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
 
-def attend(plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
-  """Returns a block's output, and what `differentiate` needs of it to compute the weights again.
+def attend(plan: ChunkPlan, block: Arrays, keys: Keys, row: Int[Array, ""]) -> Arrays:
+  """Returns a block's output, and what `differentiate` needs to compute the weights again.
 
-  A weight is exp(logit - maximum) * inverse_total. The two stay apart: in their sum, the logsumexp,
-  float32 would lose the total beside a large maximum. The sums are those of exp(logit - maximum).
-  A query that sees no key has an output and an inverse_total of zero.
+  A weight is exp(logit - maximum) * inverse_total. The two are stored separately: in a logsumexp
+  float32 would lose the total beside a large maximum. The sums are of exp(logit - maximum).
+  Output and inverse_total are zero for a query whose keys are all masked.
   """
   pieces = near_and_far(plan, keys, row)
-  terms = _of_rows(block, "key_table", "query")
+  terms = _project(block, "key_table", "query")
   logits = [_logits(plan, block, piece, terms) for piece in pieces]
   maximum = functools.reduce(jnp.maximum, (x.max(1) for x in logits), masks.LOWEST)
   weights = [jnp.exp(x - maximum[:, None]) for x in logits]
   total = sum(x.sum(1) for x in weights)
-  sees_a_key = maximum > 0.5 * masks.LOWEST
-  inverse_total = jnp.where(sees_a_key, 1 / jnp.where(sees_a_key, total, 1), 0)
+  has_visible_key = maximum > 0.5 * masks.LOWEST
+  inverse_total = jnp.where(has_visible_key, 1 / jnp.where(has_visible_key, total, 1), 0)
   kept = [_drop(plan, block, *pair) for pair in zip(pieces, weights, strict=True)]
   row_sums = sum(x.sum(1) for x in kept) if "seeds" in block else total
-  output, sums = _sum_pieces(plan, block, list(zip(pieces, kept, strict=True)), keys.width)
+  sums_over_keys = [
+    _sum_over_keys(piece.value, x, keys.width) for piece, x in zip(pieces, kept, strict=True)
+  ]
+  output = sum(x for x, _ in sums_over_keys)
   outputs = dict(maximum=maximum, inverse_total=inverse_total)
   if "value_table" in block:
+    sums = sum(
+      _sum_by_row(plan, piece, x, right)
+      for piece, x, (_, right) in zip(pieces, kept, sums_over_keys, strict=True)
+    )
     sums = jnp.concatenate([sums, row_sums[:, None]], axis=1)
     output += jnp.einsum("NRT,NRH->NTH", sums, block["value_table"])
     outputs |= dict(right_sums=sums[:, -2], row_sums=sums[:, -1])
   return outputs | dict(output=output * inverse_total[..., None])
 
 
-def _sum_pieces(
-  plan: Plan, block: Arrays, pieces: list[tuple[Piece, Float[Array, "N _ T"]]], width: int
-) -> tuple[Float[Array, "N T H"], Float[Array, "N R T"] | None]:
-  """From the weights of all pieces: sum_j w_ij v_j and, for a value table, the w_ij by row."""
-  contents, rights = zip(*(_sum_over_keys(x.value, w, width) for x, w in pieces), strict=True)
-  if "value_table" not in block:
-    return sum(contents), None
-  by_row = (_sum_by_row(plan, *pair, right) for pair, right in zip(pieces, rights, strict=True))
-  return sum(contents), sum(by_row)
-
-
 def differentiate(
-  plan: Plan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
+  plan: ChunkPlan, block: Arrays, keys: Keys, row: Int[Array, ""], of_keys: Arrays
 ) -> tuple[Arrays, Arrays]:
-  """Returns the gradients of a block's own arrays, and those of the keys with its share added.
+  """Returns the gradients of a block's own arrays, and adds those of its keys to `of_keys`.
 
   The cotangents `d_output` and `delta` are already divided by the total, so weights need not be.
   """
@@ -67,11 +63,6 @@ def differentiate(
     of_own, of_piece = _differentiate_piece(plan, block, piece, keys.width)
     of_block = {name: x + of_block.get(name, 0) for name, x in of_own.items()}
     of_keys = {name: _add_at(x, piece.start, of_piece[name]) for name, x in of_keys.items()}
-  return _differentiate_tables(block, of_block), of_keys
-
-
-def _differentiate_tables(block: Arrays, of_block: Arrays) -> Arrays:
-  """The gradients of tables, and the query's share in theirs, from what the pieces gave."""
   if "key_table" in block:
     d_terms = of_block.pop("d_terms")
     of_block["d_query"] += jnp.einsum("NRT,NRH->NTH", d_terms, block["key_table"])
@@ -79,19 +70,18 @@ def _differentiate_tables(block: Arrays, of_block: Arrays) -> Arrays:
   if "value_table" in block:
     of_all = (block[name][:, None] for name in ("right_sums", "row_sums"))
     sums = jnp.concatenate([of_block.pop("diagonal_sums"), *of_all], axis=1)
-    d_table = jnp.einsum("NRT,NTH->NRH", sums, block["d_output"])
-    of_block["d_value_table"] = d_table
-  return of_block
+    of_block["d_value_table"] = jnp.einsum("NRT,NTH->NRH", sums, block["d_output"])
+  return of_block, of_keys
 
 
 def _differentiate_piece(
-  plan: Plan, block: Arrays, piece: Piece, width: int
+  plan: ChunkPlan, block: Arrays, piece: Piece, width: int
 ) -> tuple[Arrays, Arrays]:
-  """A piece's share in the gradients of its keys, and of the block's own arrays.
+  """Returns a piece's terms of the gradients of the block's own arrays, and of its keys.
 
-  Of those, in place of the tables': "d_terms", by row, and the "diagonal_sums" of weights.
+  In place of the tables' gradients it returns "d_terms", by row, and the weights' "diagonal_sums".
   """
-  terms, d_sums = _of_rows(block, "key_table", "query"), _of_rows(block, "value_table", "d_output")
+  terms, d_sums = _project(block, "key_table", "query"), _project(block, "value_table", "d_output")
   weights = jnp.exp(_logits(plan, block, piece, terms) - block["maximum"][:, None])
   kept = _drop(plan, block, piece, weights)
   d_weights = _drop(plan, block, piece, _d_kept(plan, block, piece, d_sums))
@@ -111,9 +101,9 @@ def _differentiate_piece(
 
 
 def _d_kept(
-  plan: Plan, block: Arrays, piece: Piece, d_sums: Float[Array, "N R T"] | None
+  plan: ChunkPlan, block: Arrays, piece: Piece, d_sums: Float[Array, "N R T"] | None
 ) -> Float[Array, "N S T"]:
-  """The gradients of weights as dropout leaves them."""
+  """Computes the gradients of the weights after dropout."""
   if d_sums is None:
     return _scores(piece.value, block["d_output"])
   d_kept = _scores(piece.value, block["d_output"], d_sums[:, -2])
@@ -123,12 +113,12 @@ def _d_kept(
 def _d_bias(
   bias: Float[Array, "#N #T #P"], piece: Piece, d_logits: Float[Array, "N S T"]
 ) -> Float[Array, "#N #T #P"]:
-  pairs = lambda bias: jnp.broadcast_to(_of_pairs(bias, piece), d_logits.shape)
+  pairs = lambda bias: jnp.broadcast_to(_slice_keys(bias, piece), d_logits.shape)
   return jax.linear_transpose(pairs, bias)(d_logits)[0]
 
 
-def _of_rows(block: Arrays, table: str, queries: str) -> Float[Array, "N R T"] | None:
-  """A table's rows times the block's queries; None without that table."""
+def _project(block: Arrays, table: str, queries: str) -> Float[Array, "N R T"] | None:
+  """Computes the products of a table's rows and the block's queries; None without that table."""
   if table not in block:
     return None
   return jnp.einsum("NRH,NTH->NRT", block[table], block[queries])
@@ -142,7 +132,7 @@ def _scores(
   queries: Float[Array, "N T H"],
   right: Float[Array, "N T"] | float = 0.0,
 ) -> Float[Array, "N S T"]:
-  """k_j . q_i, and the number for the right where the keys have a place for it."""
+  """Computes k_j . q_i, plus `right` for keys of the first of two copies."""
   if keys.shape[2] > queries.shape[2]:
     right = jnp.broadcast_to(jnp.asarray(right, queries.dtype), queries.shape[:2])
     queries = jnp.concatenate([queries, right[..., None]], axis=-1)
@@ -152,76 +142,78 @@ def _scores(
 def _sum_over_keys(
   keys: Float[Array, "N S W"], weights: Float[Array, "N S T"], width: int
 ) -> tuple[Float[Array, "N T H"], Float[Array, "N T"]]:
-  """sum_j w_ij k_j, and the sum of the w_ij on the right."""
+  """Computes sum_j w_ij k_j, and the sum of the w_ij over the first of two copies."""
   sums_NWT = jnp.einsum("NSW,NST->NWT", keys, weights)
   return sums_NWT[:, :width].swapaxes(1, 2), sums_NWT[:, width:].sum(1)
 
 
 def _add_by_row(
-  plan: Plan, piece: Piece, x: Float[Array, "N S T"], rows: Float[Array, "N R T"]
+  plan: ChunkPlan, piece: Piece, x: Float[Array, "N S T"], rows: Float[Array, "N R T"]
 ) -> Float[Array, "N S T"]:
-  """x with the number of each near pair's row of the band added."""
+  """Adds to each near pair the number of its row of the band."""
   if not piece.is_near:
     return x
   # Only the diagonals are looked up: on a CPU a look-up costs as much as ten sums.
-  places, shape = _diagonals(plan, piece, x.shape), x.shape
-  x = x.reshape(-1).at[places].add(rows[:, :-1], mode="drop").reshape(shape)
+  indices, shape = _diagonal_indices(plan, piece, x.shape), x.shape
+  x = x.reshape(-1).at[indices].add(rows[:, :-1], mode="drop").reshape(shape)
   return x + jnp.where(_on_the_right(plan, piece), rows[:, -1:], 0)
 
 
 def _sum_by_row(
-  plan: Plan, piece: Piece, x: Float[Array, "N S T"], right: Float[Array, "N T"]
+  plan: ChunkPlan, piece: Piece, x: Float[Array, "N S T"], right: Float[Array, "N T"]
 ) -> Float[Array, "N R T"]:
-  """The sums over the keys of each row of the band; right: over the far keys on the right."""
+  """Returns the sums of x over the keys of each row of the band, `right` those over far keys."""
   if piece.is_near:
     right = jnp.where(_on_the_right(plan, piece), x, 0).sum(1)
   return jnp.concatenate([_sum_by_diagonal(plan, piece, x), right[:, None]], axis=1)
 
 
-def _sum_by_diagonal(plan: Plan, piece: Piece, x: Float[Array, "N S T"]) -> Float[Array, "N D T"]:
+def _sum_by_diagonal(
+  plan: ChunkPlan, piece: Piece, x: Float[Array, "N S T"]
+) -> Float[Array, "N D T"]:
   if not piece.is_near:
     return jnp.zeros((len(x), plan.num_diagonals, plan.block), x.dtype)
-  return x.reshape(-1).at[_diagonals(plan, piece, x.shape)].get(mode="fill", fill_value=0)
+  return x.reshape(-1).at[_diagonal_indices(plan, piece, x.shape)].get(mode="fill", fill_value=0)
 
 
-def _diagonals(plan: Plan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "N D T"]:
-  """The place in x, [N S T], of each query's key on each diagonal; beyond all if it has none."""
+def _diagonal_indices(plan: ChunkPlan, piece: Piece, shape: tuple[int, ...]) -> Int[Array, "N D T"]:
+  """Returns the flat index in [N, S, T] of each diagonal's key, out of bounds if there is none."""
   heads, size, block = shape
   columns = piece.rows[None] + plan.first + jnp.arange(plan.num_diagonals)[:, None]
-  places = (columns - piece.columns[0]) % piece.num_keys
-  is_there = (columns >= 0) & (columns < piece.num_keys) & (places < size)
-  # One index for all heads: a look-up with an axis apart for them is slower on a CPU.
+  keys = (columns - piece.columns[0]) % piece.num_keys
+  in_piece = (columns >= 0) & (columns < piece.num_keys) & (keys < size)
+  # Heads are part of the index: a look-up batched over them is slower on a CPU.
   head_N11, query_11T = jnp.ogrid[:heads, :1, :block][::2]
-  places_NDT = (size * head_N11 + places[None]) * block + query_11T
-  return jnp.where(is_there[None], places_NDT, heads * size * block)
+  indices_NDT = (size * head_N11 + keys[None]) * block + query_11T
+  return jnp.where(in_piece[None], indices_NDT, heads * size * block)
 
 
-def _on_the_right(plan: Plan, piece: Piece) -> Bool[Array, "S T"]:
+def _on_the_right(plan: ChunkPlan, piece: Piece) -> Bool[Array, "S T"]:
   return piece.distances >= plan.first + plan.num_diagonals
 
 
-# What is hidden or dropped.
+# Logits, masks and dropout.
 
 
 def _logits(
-  plan: Plan, block: Arrays, piece: Piece, terms: Float[Array, "N R T"] | None
+  plan: ChunkPlan, block: Arrays, piece: Piece, terms: Float[Array, "N R T"] | None
 ) -> Float[Array, "N S T"]:
-  """Very low for a pair that is hidden. terms: relative ones, by row of the band."""
+  """Computes logits with the relative terms by row of the band; very low ones for hidden pairs."""
   right = 0.0 if terms is None else terms[:, -1]
-  # In causal attention this is what hides far keys; `_visible` hides near ones.
+  # In causal attention LOWEST on the right hides far keys; `_visible` hides near ones.
   logits = _scores(piece.key, block["query"], masks.LOWEST if plan.is_causal else right)
   if terms is not None:
     logits = _add_by_row(plan, piece, logits, terms)
   if "bias" in block:
-    logits += _of_pairs(block["bias"], piece)
+    logits += _slice_keys(block["bias"], piece)
   visible = _visible(plan, block, piece)
   return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 
 
-def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"] | None:
-  """None where all pairs are, but for far keys on the right in causal attention."""
+def _visible(plan: ChunkPlan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"] | None:
+  """Returns the mask of a piece, None if all are visible; not of causal far keys on the right."""
   names = "mask", "real_queries", "real_keys"
-  visible = [_of_pairs(block[name], piece) for name in names if name in block]
+  visible = [_slice_keys(block[name], piece) for name in names if name in block]
   if "query_segments" in block:
     visible.append(block["key_segments"][piece.columns, None] == block["query_segments"][None])
   if plan.is_causal and piece.is_near:
@@ -232,16 +224,16 @@ def _visible(plan: Plan, block: Arrays, piece: Piece) -> Bool[Array, "... #S #T"
   return functools.reduce(jnp.logical_and, visible) if visible else None
 
 
-def _of_pairs(x: Shaped[Array, "#N #T #P"], piece: Piece) -> Shaped[Array, "#N #S #T"]:
-  """The piece's part of an array of all pairs."""
+def _slice_keys(x: Shaped[Array, "#N #T #P"], piece: Piece) -> Shaped[Array, "#N #S #T"]:
+  """Returns the piece's slice of an array over all pairs, queries last."""
   x_NPT = x.swapaxes(1, 2)
   return x_NPT if x_NPT.shape[1] == 1 else x_NPT[:, piece.columns]
 
 
 def _drop(
-  plan: Plan, block: Arrays, piece: Piece, x: Float[Array, "N S T"]
+  plan: ChunkPlan, block: Arrays, piece: Piece, x: Float[Array, "N S T"]
 ) -> Float[Array, "N S T"]:
-  """Zero where a weight is dropped, and 1 / (1 - rate) times as large elsewhere."""
+  """Applies dropout: zero where a weight is dropped, elsewhere divided by 1 - rate."""
   if "seeds" not in block:
     return x
   seeds = block["seeds"][:, None, None]

@@ -1,7 +1,7 @@
-"""A fused kernel for GPUs, Pallas through Triton: never [T, S], forward or backward.
+"""Attention by fused kernels for GPUs, Pallas through Triton: never [T, S], forward or backward.
 
-Here is what surrounds the kernels of `pallas_gpu_forward` and `pallas_gpu_backward`: padding to
-whole blocks, the thin products with the tables, and the derivative.
+This module pads to blocks, computes the thin products with the tables, and defines the derivative
+around the kernels of `pallas_gpu_kernels`.
 """
 
 import functools
@@ -15,62 +15,61 @@ from relpos_jax.attention import band as bands
 from relpos_jax.attention import dropout, masks, softmax
 from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.pallas_gpu_backward import backward
-from relpos_jax.attention.pallas_gpu_forward import forward
+from relpos_jax.attention.pallas_gpu_kernels import backward, forward
 from relpos_jax.attention.pallas_gpu_tiles import (
   AXES,
   Arrays,
   Blocks,
   Cotangents,
+  GpuPlan,
   Gradients,
   Outputs,
-  Plan,
   Side,
   named,
 )
 from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.typing import Array, Float, Int
 
-_SIDE = 16  # of the smallest product of tiles
-_WIDEST = 256  # heads whose tiles fit a multiprocessor's memory
+_MIN_TILE = 16  # the smallest side of a product on the tensor cores
+_MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
-  """Attention by online softmax over tiles; interpreted, and slow, where there is no GPU."""
+  """Computes attention by the kernels; interpreted, and slow, without a GPU."""
   return attention_in_blocks(inputs, default_blocks(inputs), interpret=not _on_gpu())
 
 
 def unsupported(inputs: Inputs) -> str | None:
-  """Why this implementation cannot do the call; None where it can."""
+  """Returns why this implementation cannot run the call; None if it can."""
   if inputs.bias is not None:
     return "bias is given"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   width = inputs.query.shape[3]
-  if width > _WIDEST:
-    return f"heads are {width} wide; it needs {_WIDEST} or less"
+  if width > _MAX_WIDTH:
+    return f"heads are {width} wide; it needs {_MAX_WIDTH} or less"
   if _on_gpu() and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
   return bands.unsupported(inputs)
 
 
 def default_blocks(inputs: Inputs) -> Blocks:
-  """Tiles whose numbers fit an H100's registers. Not tuned by the clock: none was at hand."""
+  """Returns tiles that fit an H100's registers. They are not tuned on a device."""
   width, bytes_each = inputs.query.shape[3], inputs.query.dtype.itemsize
   if width <= 128 and bytes_each <= 2:
     tiles = [(128, 64, 2), (64, 64, 4), (64, 64, 4)]
   else:
     tiles = [(64, 32, 2), (32, 32, 2), (32, 32, 2) if width <= 64 else (16, 32, 1)]
   lengths = [_power_of_2(x.shape[1]) for x in (inputs.query, inputs.key)]
-  shortest = min(lengths) // _SIDE
+  shortest = min(lengths) // _MIN_TILE
   return Blocks(*((*map(min, tile, lengths), min(tile[2], shortest)) for tile in tiles))
 
 
 def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
-  """Attention with tiles of given sizes: powers of 2, on a GPU of at least 16."""
+  """Computes attention with tiles of given sizes: powers of 2, on a GPU at least 16."""
   band = bands.band_of(inputs)
   if band is not None and band.key is not None:
-    # Wide, so that the gradient is rounded once: here, where its two terms have been added.
+    # Wide, so that the gradient is rounded once, after its two terms are added.
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     inputs = inputs._replace(query=inputs.query.astype(wide))
   plan = _plan(inputs, band, blocks, interpret)
@@ -89,13 +88,13 @@ def _on_gpu() -> bool:
 
 
 def _power_of_2(size: int) -> int:
-  """The least not below `size`, nor below that of a tile's side."""
-  return max(_SIDE, 1 << (size - 1).bit_length())
+  """Rounds up to a power of 2, at least `_MIN_TILE`."""
+  return max(_MIN_TILE, 1 << (size - 1).bit_length())
 
 
-def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> Plan:
+def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> GpuPlan:
   left, right = (None, None) if inputs.window is None else inputs.window
-  return Plan(
+  return GpuPlan(
     scale=1.0 if _is_traced(inputs.scale) else float(inputs.scale),
     first=None if band is None else band.first,
     num_diagonals=0 if band is None else band.num_diagonals,
@@ -110,12 +109,12 @@ def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bo
 
 
 def _is_traced(scale: object) -> bool:
-  """Then it cannot be a part of the plan, and is multiplied to the queries."""
+  """Returns whether the scale is no static number; the queries are then multiplied by it."""
   return isinstance(scale, jax.core.Tracer)
 
 
 def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
-  """The kernels' operands: whole blocks, wide heads, the batch axis everywhere."""
+  """Returns the kernels' operands: padded, and all with a batch axis."""
   block_T, block_S, _ = (max(sizes) for sizes in zip(*blocks, strict=True))
   query, key, value = (
     _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
@@ -133,14 +132,14 @@ def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
     _padded(value, 1, block_S),
     logits,
     visible,
-    None if visible is None else _ends(visible),
+    None if visible is None else _key_ends(visible),
     *(_segments(x, len(query), n) for x, n in zip(segments, (block_T, block_S), strict=True)),
     inputs.dropout_seeds,
   )
 
 
 def _relative_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
-  """scale * q_i . w'K_r, in float32 or wider."""
+  """Computes scale * q_i . w'K_r, in float32 or wider."""
   logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
   return logits * jnp.asarray(inputs.scale, logits.dtype)
 
@@ -148,19 +147,19 @@ def _relative_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"
 def _relative_values(
   sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: bands.Band
 ) -> Float[Array, "B T N H"]:
-  """sum_j p_ij aV_ij, from the weights on each row and the weights in all."""
+  """Computes sum_j p_ij aV_ij from the weights' sums by row and their total."""
   output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
   return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value[None, None]
 
 
 def _padded(x: Array, axis: int, block: int) -> Array:
-  """With zeros up to whole blocks."""
+  """Pads an axis with zeros to a multiple of `block`."""
   missing = -x.shape[axis] % block
   return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)]) if missing else x
 
 
 def _visible_keys(inputs: Inputs, block: int) -> Int[Array, "B S"] | None:
-  """1 for the keys that queries may see, where they may not see all."""
+  """Returns 1 for visible keys, 0 for others; None if all are visible and none are padding."""
   batch, num_keys = inputs.key.shape[:2]
   visible = masks.combine(inputs.mask, inputs.real_keys())
   if visible is None and num_keys % block == 0:
@@ -169,7 +168,7 @@ def _visible_keys(inputs: Inputs, block: int) -> Int[Array, "B S"] | None:
   return _padded(visible[:, 0, 0], 1, block)
 
 
-def _ends(visible: Int[Array, "B S"]) -> Int[Array, " B"]:
+def _key_ends(visible: Int[Array, "B S"]) -> Int[Array, " B"]:
   numbers = jnp.arange(1, visible.shape[1] + 1, dtype=jnp.int32)
   return jnp.max(visible * numbers[None], axis=1)
 
@@ -181,12 +180,12 @@ def _segments(ids: Array | None, batch: int, block: int) -> Int[Array, "B L"] | 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, arrays: Arrays) -> tuple[Array, Array | None, Array | None]:
-  """The output without the value table; the weights' sums by its rows, and in all."""
+def _attend(plan: GpuPlan, arrays: Arrays) -> tuple[Array, Array | None, Array | None]:
+  """Returns the output without the value table, the weights' sums by its rows, their total."""
   return _attend_forward(plan, arrays)[0]
 
 
-def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
+def _attend_forward(plan: GpuPlan, arrays: Arrays) -> tuple:
   arrays = arrays._replace(query=arrays.query.astype(arrays.key.dtype))
   outputs = _on_each_device(functools.partial(_forward, plan), arrays)
   sums, row_sums = None, None
@@ -199,7 +198,7 @@ def _attend_forward(plan: Plan, arrays: Arrays) -> tuple:
   return results, (arrays, outputs.maximum, outputs.inverse_total, *results)
 
 
-def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
+def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
   arrays, maximum, inverse_total, output, sums, row_sums = residuals
   d_output, d_sums, d_row_sums = d_results
   wide = maximum.dtype
@@ -207,7 +206,7 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
   if plan.sums:
     delta += (d_sums * sums).sum(-1)
   if not plan.rate:
-    d_row_sums = None  # they are constant
+    d_row_sums = None  # the sums are constant
   elif plan.sums:
     delta += d_row_sums * row_sums
   left = Side(delta, d_row_sums)
@@ -216,37 +215,38 @@ def _attend_backward(plan: Plan, residuals: tuple, d_results: tuple) -> tuple[Ar
   cotangents = Cotangents(d_output, d_sums, maximum, inverse_total, left, right)
   gradients = functools.partial(_backward, plan)
   d_query, d_logits, d_key, d_value = _on_each_device(gradients, arrays, cotangents)
-  d_key, d_value = (_sum_of_group(x, arrays.key) for x in (d_key, d_value))
-  nothing = dict.fromkeys(("visible", "key_ends", "query_segments", "key_segments", "seeds"))
-  return (Arrays(d_query, d_key, d_value, d_logits, **nothing),)
+  d_key, d_value = (_sum_shared(x, arrays.key) for x in (d_key, d_value))
+  integers = dict.fromkeys(("visible", "key_ends", "query_segments", "key_segments", "seeds"))
+  return (Arrays(d_query, d_key, d_value, d_logits, **integers),)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _forward(plan: Plan, arrays: Arrays) -> Outputs:
+def _forward(plan: GpuPlan, arrays: Arrays) -> Outputs:
   outputs = forward(plan, arrays)
-  return outputs._replace(band=_where_seen(plan, arrays, outputs.band, masks.LOWEST))
+  return outputs._replace(band=_fill_hidden(plan, arrays, outputs.band, masks.LOWEST))
 
 
-def _backward(plan: Plan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
+def _backward(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
   gradients = backward(plan, arrays, cotangents)
-  d_band_logits = _where_seen(plan, arrays, gradients.d_band_logits, 0.0)
+  d_band_logits = _fill_hidden(plan, arrays, gradients.d_band_logits, 0.0)
   return gradients._replace(d_band_logits=d_band_logits)
 
 
 def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
-  """`function(*operands)`, tuples of arrays; over a mesh each device does its batch and heads."""
+  """Returns `function(*operands)`, tuples of arrays, sharded over batch and heads on a mesh."""
   structure = jax.tree.structure(operands)
   arrays = {name: x for operand in operands for name, x in named(operand).items()}
-  in_order = lambda of: structure.unflatten([of[name] for name in arrays])
+  to_tuples = lambda by_name: structure.unflatten([by_name[name] for name in arrays])
   results = jax.eval_shape(function, *operands)
-  found = over_devices(lambda of, _: named(function(*in_order(of))), AXES, arrays)
-  return jax.tree.structure(results).unflatten([found[name] for name in named(results)])
+  kernel = lambda by_name, _: named(function(*to_tuples(by_name)))
+  computed = over_devices(kernel, AXES, arrays)
+  return jax.tree.structure(results).unflatten([computed[name] for name in named(results)])
 
 
-def _right_side(plan: Plan, left: Side, d_sums: Array | None) -> Side:
-  """Right of the band all weights of a query have one more term in dP."""
+def _right_side(plan: GpuPlan, left: Side, d_sums: Array | None) -> Side:
+  """Returns the numbers per query right of the band, where dP has one more term."""
   if not plan.sums:
     return left
   if plan.rate:
@@ -254,8 +254,8 @@ def _right_side(plan: Plan, left: Side, d_sums: Array | None) -> Side:
   return left._replace(delta=left.delta - d_sums[..., -1])
 
 
-def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
-  """Each query's weights on the rows of the table."""
+def _sums(plan: GpuPlan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
+  """Computes each query's weights on the rows of the table."""
   sums = jnp.exp(outputs.band - outputs.maximum[..., None]) * outputs.inverse_total[..., None]
   if plan.rate:
     kept = dropout.keep(arrays.seeds[..., None, None], *_pairs(plan, sums.shape), plan.rate)
@@ -264,30 +264,30 @@ def _sums(plan: Plan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R
 
 
 def _pairs(
-  plan: Plan, shape: tuple[int, ...]
+  plan: GpuPlan, shape: tuple[int, ...]
 ) -> tuple[Int[Array, "1 1 T 1"], Int[Array, "1 1 T R"]]:
-  """The query and the key that each entry of [T, R] is of, the last column excepted."""
+  """Returns the query and the key of each entry of [T, R], the last column excepted."""
   row, column = (jax.lax.broadcasted_iota(jnp.int32, (1, 1, *shape[2:]), axis) for axis in (2, 3))
   return row[..., :1], row + plan.first + column
 
 
-def _where_seen(
-  plan: Plan, arrays: Arrays, band: Float[Array, "B N T R"] | None, other: float
+def _fill_hidden(
+  plan: GpuPlan, arrays: Arrays, band: Float[Array, "B N T R"] | None, fill: float
 ) -> Float[Array, "B N T R"] | None:
-  """`other` where the kernels wrote nothing: those pairs are without a key, or hidden."""
+  """Fills in `fill` where the kernels wrote nothing: pairs without a key, and hidden pairs."""
   if band is None:
     return None
   rows, columns = _pairs(plan, band.shape)
   ends = arrays.key_ends
   ends = arrays.key.shape[1] if ends is None else ends[:, None, None, None]
   lowest, highest = plan.limits
-  seen = (columns >= 0) & (columns - rows >= lowest) & (columns - rows <= highest)
-  seen &= columns < ends
-  return jnp.where(seen.at[..., -1].set(True), band, other)
+  visible = (columns >= 0) & (columns - rows >= lowest) & (columns - rows <= highest)
+  visible &= columns < ends
+  return jnp.where(visible.at[..., -1].set(True), band, fill)
 
 
-def _sum_of_group(x: Array, like: Array) -> Float[Array, "B S K H"]:
-  """Of the query heads that share a key head."""
+def _sum_shared(x: Array, like: Array) -> Float[Array, "B S K H"]:
+  """Returns the sums over the query heads that share a key head."""
   batch, num_keys, key_heads, width = like.shape
   x = x.reshape(batch, num_keys, key_heads, -1, width)
   return x.sum(3).astype(like.dtype)

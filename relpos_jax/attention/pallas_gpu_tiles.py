@@ -1,11 +1,11 @@
-"""What the kernels for GPUs share: their operands, and a tile of queries by keys.
+"""The operands of the kernels for GPUs, and their tiles of queries by keys.
 
 For a block of queries the keys fall into three runs of tiles. The distance j - i is right of the
 band in all of a tile, or left of it in all, or the tile is *mixed*. The far field is plain.
 
-In a mixed tile column j - i - first of [T, R] is that of the pair (i, j): it is gathered through a
-reference. Every (i, r) of the band is of one j, so what is given back by rows of the table is
-scattered there, without atomics; its last row, all keys further right, is summed.
+In a mixed tile the pair (i, j) has column j - i - first of [T, R], gathered through a reference.
+Every (i, r) of the band has one j, so gradients by rows of the table are scattered there without
+atomics; the last row, all keys further right, is summed.
 
 A hidden pair has a very low logit, so that nothing is ever infinite. A weight is
 exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses a small
@@ -29,10 +29,10 @@ _FAR = 2**30
 
 
 class Blocks(NamedTuple):
-  """The tiles of each kernel: sizes (of queries, of keys), and parts; powers of 2.
+  """The tiles of each kernel: (queries, keys, parts), powers of 2.
 
-  Mixed tiles are cut into so many parts along the axis that the kernel walks: they would need the
-  most registers, and plain tiles would pay for that.
+  Mixed tiles are split into `parts` along the axis of the kernel's loop: they need the most
+  registers, and would limit the plain tiles too.
   """
 
   output: tuple[int, int, int]
@@ -40,14 +40,15 @@ class Blocks(NamedTuple):
   d_key: tuple[int, int, int]
 
 
-class Plan(NamedTuple):
-  """What the kernels are compiled for.
+class GpuPlan(NamedTuple):
+  """The static parameters of the kernels.
 
   Attributes:
     first: the distance of the band's first diagonal; None without relations.
-    num_diagonals: those with a row of their own, R - 1.
-    lowest, highest: the distances j - i a query sees; None without a limit.
-    sums: whether the weights on each row of the table are asked for.
+    num_diagonals: of the band, R - 1.
+    lowest, highest: the limits of visible distances j - i; None without a limit.
+    sums: whether to return the weights' sums by row of the table.
+    rate: of dropout.
   """
 
   scale: float
@@ -63,18 +64,18 @@ class Plan(NamedTuple):
 
   @property
   def left(self) -> int:
-    """Tiles whose distances are all below it are plain."""
+    """Returns the distance below which tiles are plain."""
     ends = (self.first, None if self.highest is None else self.highest + 1)
     return min((end for end in ends if end is not None), default=_FAR)
 
   @property
   def right(self) -> int:
-    """Tiles whose distances are all at least this are plain."""
+    """Returns the distance from which on tiles are plain."""
     return _FAR if self.first is None else self.first + self.num_diagonals
 
   @property
   def limits(self) -> tuple[int, int]:
-    """The distances a query sees."""
+    """Returns the lowest and the highest visible distance."""
     return (
       -_FAR if self.lowest is None else self.lowest,
       _FAR if self.highest is None else self.highest,
@@ -82,12 +83,12 @@ class Plan(NamedTuple):
 
   @property
   def has_right(self) -> bool:
-    """Whether there is something to see right of the band."""
+    """Returns whether any key right of the band may be visible."""
     return self.first is not None and self.limits[1] >= self.right
 
 
 class Arrays(NamedTuple):
-  """Operands: queries and keys in whole blocks, the head width a power of 2."""
+  """The operands: lengths padded to blocks, the head width to a power of 2."""
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
@@ -101,26 +102,26 @@ class Arrays(NamedTuple):
 
 
 class Outputs(NamedTuple):
-  """Of the first kernel."""
+  """The results of the forward kernel."""
 
   output: Float[Array, "B T N H"]
   maximum: Float[Array, "B N T"]  # of the logits
-  inverse_total: Float[Array, "B N T"]  # of exp(logit - maximum), zero where no key is seen
-  row_sums: Float[Array, "B N T"] | None  # of the weights that dropout leaves
-  # The logits of the band, and the weight of all keys right of it, dropout applied. Anything where
-  # no key is: there nothing is written, and `pallas_gpu` puts in what does no harm.
+  inverse_total: Float[Array, "B N T"]  # of exp(logit - maximum), zero where all keys are masked
+  row_sums: Float[Array, "B N T"] | None  # of the weights after dropout
+  # The band's logits, and the weight of all keys right of it after dropout. Uninitialised where
+  # there is no key: `pallas_gpu` overwrites those entries.
   band: Float[Array, "B N T R"] | None
 
 
 class Side(NamedTuple):
-  """What the gradient in a plain tile needs to know of its queries: left or right of the band."""
+  """Numbers per query for the gradients in plain tiles left, or right, of the band."""
 
   delta: Float[Array, "B N T"]
-  d_weights: Float[Array, "B N T"] | None  # added to dO_i . v_j, where something is dropped
+  d_weights: Float[Array, "B N T"] | None  # added to dO_i . v_j, with dropout
 
 
 class Cotangents(NamedTuple):
-  """What the gradient kernels need besides `Arrays`. Mixed tiles take the left side's numbers."""
+  """The operands of the gradient kernels besides `Arrays`. Mixed tiles use the left side."""
 
   output: Float[Array, "B T N H"]
   sums: Float[Array, "B N T R"] | None
@@ -131,10 +132,10 @@ class Cotangents(NamedTuple):
 
 
 class Gradients(NamedTuple):
-  """Of the operands; those of keys and values still one for every query head."""
+  """The gradients of the operands; those of keys and values per query head."""
 
   d_query: Float[Array, "B T N H"]
-  d_band_logits: Float[Array, "B N T R"] | None  # anything where no key is
+  d_band_logits: Float[Array, "B N T R"] | None  # uninitialised where there is no key
   d_key: Float[Array, "B S N H"]
   d_value: Float[Array, "B S N H"]
 
@@ -148,7 +149,7 @@ GRADIENTS = Gradients("BTNH", "BNTR", "BSNH", "BSNH")
 
 
 def named(tree: Any) -> dict[str, Any]:
-  """The leaves of one of the tuples above by the names of their fields."""
+  """Returns the leaves of one of the tuples above by the names of their fields."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
   return {jax.tree_util.keystr(path, simple=True, separator=" "): leaf for path, leaf in leaves}
 
@@ -162,7 +163,7 @@ AXES: dict[str, str] = {
 
 def call(
   kernel: Callable,
-  plan: Plan,
+  plan: GpuPlan,
   blocked: str,
   blocks: tuple[int, int, int],
   operands: tuple,
@@ -170,7 +171,7 @@ def call(
   results: Any,
   results_axes: Any,
 ) -> Any:
-  """Runs a kernel for every block of one axis of every head, with the others whole."""
+  """Runs a kernel for every block of one axis of every head; it reads all of the other axes."""
   query, key = operands[0].query, operands[0].key
   batch, length, heads, _ = query.shape
   size, total = (blocks[0], length) if blocked == "T" else (blocks[1], key.shape[1])
@@ -199,7 +200,7 @@ def call(
 
 
 class Tile(NamedTuple):
-  """Pairs of some queries and some keys, and where they are in the references at hand."""
+  """A tile of queries by keys, and its slices of the kernel's references."""
 
   row: Array  # the first query
   column: Array  # the first key
@@ -229,20 +230,20 @@ def _range(size: int) -> Int[Array, " {size}"]:
   return jnp.arange(size, dtype=jnp.int32)
 
 
-def logits(plan: Plan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> Array:
-  """The tile's logits; right of the band the relative term is one number for each query."""
+def logits(plan: GpuPlan, arrays: Arrays, tile: Tile, query: Array, key: Array) -> Array:
+  """Computes a tile's logits; right of the band the relative term is one number per query."""
   logits = dot(query, key, 1, 1) * plan.scale
   if tile.mixed and arrays.band_logits is not None:
     logits += gather(plan, arrays.band_logits, tile)
   if tile.side == "right" and arrays.band_logits is not None:
     logits += arrays.band_logits[tile.queries, plan.num_diagonals][:, None]
-  for shown in _conditions(plan, arrays, tile):
-    logits = jnp.where(shown, logits, masks.LOWEST)
+  for visible in _conditions(plan, arrays, tile):
+    logits = jnp.where(visible, logits, masks.LOWEST)
   return logits
 
 
-def _conditions(plan: Plan, arrays: Arrays, tile: Tile) -> list[Bool[Array, "#Q S"]]:
-  """Which pairs are to be seen; tiles without a hidden one are not asked where that is known."""
+def _conditions(plan: GpuPlan, arrays: Arrays, tile: Tile) -> list[Bool[Array, "#Q S"]]:
+  """Returns masks of visible pairs, none for a side that is known to have no hidden ones."""
   conditions = []
   if plan.lowest is not None:
     conditions.append(tile.distances >= plan.lowest)
@@ -256,26 +257,26 @@ def _conditions(plan: Plan, arrays: Arrays, tile: Tile) -> list[Bool[Array, "#Q 
   return conditions
 
 
-def keep(plan: Plan, arrays: Arrays, tile: Tile) -> Bool[Array, "Q S"]:
-  """Which of the tile's weights dropout leaves."""
+def keep(plan: GpuPlan, arrays: Arrays, tile: Tile) -> Bool[Array, "Q S"]:
+  """Returns the dropout mask of a tile, True where a weight is kept."""
   return dropout.keep(arrays.seeds[...], tile.rows, tile.columns, plan.rate)
 
 
-def gather(plan: Plan, reference: Any, tile: Tile) -> Array:
-  """Each pair's number in [T, R]; 0 left of the band."""
+def gather(plan: GpuPlan, reference: Any, tile: Tile) -> Array:
+  """Reads each pair's entry of [T, R]; 0 left of the band."""
   in_table = tile.distances >= plan.first
-  return plgpu.load(reference.at[_places(plan, tile)], mask=in_table, other=0.0)
+  return plgpu.load(reference.at[_indices(plan, tile)], mask=in_table, other=0.0)
 
 
-def scatter(plan: Plan, reference: Any, tile: Tile, x: Array) -> None:
-  """Puts the pairs' numbers into [T, R], but for the last column's, which have no place each."""
+def scatter(plan: GpuPlan, reference: Any, tile: Tile, x: Array) -> None:
+  """Writes the pairs on the band to their entries of [T, R], the last column excepted."""
   if plan.num_diagonals:
     on_band = (tile.distances >= plan.first) & (tile.distances < plan.right)
-    plgpu.store(reference.at[_places(plan, tile)], x, mask=on_band)
+    plgpu.store(reference.at[_indices(plan, tile)], x, mask=on_band)
 
 
-def _places(plan: Plan, tile: Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
-  """Indices into [T, R] references: the last column off the band, where none is scattered to."""
+def _indices(plan: GpuPlan, tile: Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
+  """Returns indices into [T, R]: off the band the last column, to which nothing is scattered."""
   columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
   columns = jnp.where(columns < 0, plan.num_diagonals, columns)
   rows = tile.queries.start + _range(tile.size[0])[:, None]
@@ -283,22 +284,22 @@ def _places(plan: Plan, tile: Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"
 
 
 def dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:
-  """The product over one axis of each, accumulated in float32 or wider."""
+  """Computes the product over one axis of each, accumulated in float32 or wider."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   axes = (((axis_x,), (axis_y,)), ((), ()))
   return lax.dot_general(x, y, axes, preferred_element_type=wide)
 
 
-def key_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
-  """Where the tiles of keys for a block of queries begin, are mixed, are right, and end."""
+def key_tiles(plan: GpuPlan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
+  """Returns the tiles of keys for a block of queries: begin, first mixed, first right, end."""
   num_tiles = arrays.key.shape[0] // size[1]
   if arrays.key_ends is not None:
     num_tiles = lax.div(arrays.key_ends[...] + (size[1] - 1), jnp.int32(size[1]))
   return _runs(start, size[0], size[1], num_tiles, *plan.limits, plan.left, plan.right)
 
 
-def query_tiles(plan: Plan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
-  """Where the tiles of queries for a block of keys begin, are mixed, are left, and end."""
+def query_tiles(plan: GpuPlan, arrays: Arrays, start: Array, size: tuple[int, int]) -> tuple:
+  """Returns the tiles of queries for a block of keys: begin, first mixed, first left, end."""
   num_tiles = jnp.int32(arrays.query.shape[0] // size[0])
   if arrays.key_ends is not None:
     num_tiles = jnp.where(start < arrays.key_ends[...], num_tiles, 0)
@@ -316,10 +317,10 @@ def _runs(
   low: int,
   high: int,
 ) -> tuple[Array, Array, Array, Array]:
-  """Tiles of an axis for a block of the other: begin, end of the low, begin of the high, end.
+  """Returns the tiles of one axis for a block of the other: begin, low end, high begin, end.
 
-  A tile counts where some difference to the block is from `lowest` to `highest`; it is low where
-  all are less than `low`, high where all are at least `high`.
+  A tile is included if some difference to the block is from `lowest` to `highest`; it is low if all
+  are less than `low`, high if all are at least `high`.
   """
   floor = lambda x: lax.div(jnp.maximum(x, 0), jnp.int32(size))
   last = start + (block - 1)

@@ -1,7 +1,7 @@
-"""A fused kernel for TPUs: relative keys and values in memory O(T (H + R)).
+"""Attention by fused kernels for TPUs: relative keys and values in memory O(T (H + R)).
 
-The far field costs nothing: `band` has the algebra, `pallas_tpu_tiles` the geometry. Off TPUs the
-kernel runs, slowly, in Pallas' interpret mode.
+The far field costs nothing: `band` has the algebra, `pallas_tpu_tiles` the geometry. On other
+platforms the kernels run, slowly, in Pallas' interpret mode.
 """
 
 import functools
@@ -11,53 +11,25 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band
+from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
 BLOCK = 512
-# The backward kernel keeps the gradients of so many keys on the chip at once.
+# The maximum of keys per backward call, which keeps their gradients on the chip.
 KEYS_A_CALL = 8192
 MAX_ROWS = 2048
 MAX_WIDTH = 256
 
-# A letter for each axis of each array, see `over_devices`, where queries are along axis 1
-# of the masks, in the forward kernel, and where they are along axis 2, in the backward one.
-_AXES = dict(
-  query="BNTh",
-  d_output="BNTh",
-  output="BNTh",
-  output_rest="BNTh",
-  key="BKSh",
-  value="BKSh",
-  key_table="Nwh",
-  value_table="Nwh",
-  maximum="BNoT",
-  inverse_total="BNoT",
-  far_maximum="BNoT",
-  far_inverse_total="BNoT",
-  sums="BNoT",
-  delta="BNoT",
-  seeds="BNop",
-  d_query="BNTh",
-  d_key="BKSh",
-  d_value="BKSh",
-  d_key_table="BNwh",
-  d_value_table="BNwh",
-)
-AXES = {
-  1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
-  2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
-}
-
 
 class Floats(NamedTuple):
-  """What gradients are taken of, padded to whole blocks; tables as `_periodic` lays them out."""
+  """The differentiable operands, padded to blocks; tables in the layout of `_periodic`."""
 
   query: Float[Array, "B N T H"]
   key: Float[Array, "B K S H"]
@@ -67,7 +39,7 @@ class Floats(NamedTuple):
 
 
 class Masks(NamedTuple):
-  """Who sees whom, and what is dropped, padded to whole blocks."""
+  """The masks and dropout seeds, padded to blocks."""
 
   key_visible: Int[Array, "#B S"] | None
   query_segments: Int[Array, "#B T"] | None
@@ -76,7 +48,7 @@ class Masks(NamedTuple):
 
 
 def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
-  """Why this implementation cannot do the call; None where it can."""
+  """Returns why this implementation cannot run the call; None if it can."""
   if reason := band.unsupported(inputs):
     return reason
   if inputs.bias is not None:
@@ -92,7 +64,7 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
 
 
 def _uncompilable(inputs: Inputs) -> str | None:
-  """What only interpret mode can do."""
+  """Returns why the call runs only in interpret mode; None if it compiles."""
   if inputs.query.dtype not in (jnp.bfloat16, jnp.float32):
     return f"dtype is {inputs.query.dtype}; TPUs take bfloat16 and float32"
   if inputs.query.shape[3] > MAX_WIDTH:
@@ -107,14 +79,14 @@ def attention(
   block: int | None = None,
   lanes: int | None = None,
 ) -> Float[Array, "B T N H"]:
-  """Attention by a fused kernel.
+  """Computes attention by the fused kernels.
 
   Args:
     inputs: the call.
-    interpret: whether to run in interpret mode, by default exactly where the platform is no TPU.
-      False compiles for a TPU that is not there (`jax.experimental.topologies`).
+    interpret: whether to run in interpret mode, by default if the platform is not a TPU. False
+      also compiles for a TPU topology without a device (`jax.experimental.topologies`).
     block: queries and keys of a tile; a multiple of `lanes`.
-    lanes: of a vector, 128 on TPUs; small in interpret mode, where they cost and bring nothing.
+    lanes: of a vector, 128 on TPUs; fewer in interpret mode, where they only cost time.
   """
   length = inputs.query.shape[1]
   plan, tables = plan_of(inputs, _interpret(interpret), block, lanes)
@@ -139,8 +111,8 @@ def _interpret(interpret: bool | None) -> bool:
 
 def plan_of(
   inputs: Inputs, interpret: bool, block: int | None = None, lanes: int | None = None
-) -> tuple[Plan, tuple[Array | None, Array | None]]:
-  """The static facts of a call, and its tables [#N, W, H] as `_periodic` lays them out."""
+) -> tuple[TpuPlan, tuple[Array | None, Array | None]]:
+  """Returns the static parameters of a call, and its tables [#N, W, H] from `_periodic`."""
   lengths = inputs.query.shape[1], inputs.key.shape[1]
   largest_block, default_lanes = (16, 16) if interpret else (BLOCK, LANES)
   lanes = default_lanes if lanes is None else lanes
@@ -152,7 +124,7 @@ def plan_of(
     period = _up(last - first + 2, lanes)
     left = table.left_value
     tables = _periodic(table.key, None, first, period), _periodic(table.value, left, first, period)
-  plan = Plan(
+  plan = TpuPlan(
     block=block,
     lanes=lanes,
     num_blocks=tuple(-(-length // block) for length in lengths),
@@ -175,7 +147,7 @@ def _periodic(
   first: int,
   period: int,
 ) -> Float[Array, "#N {period} H"] | None:
-  """Row d % period is distance d's; before the band comes `left`, which all keys have."""
+  """Returns a table whose row d % period is distance d's; the row before the band is `left`."""
   if table is None:
     return None
   left = jnp.zeros_like(table[:1]) if left is None else left[None]
@@ -185,7 +157,7 @@ def _periodic(
 
 
 def _visible_keys(inputs: Inputs, block: int) -> Bool[Array, "#B S"] | None:
-  """False for hidden keys; None where all may be seen and none are padding."""
+  """Returns False for hidden keys; None if all are visible and none are padding."""
   num_keys = inputs.key.shape[1]
   given = [x for x in (inputs.mask, inputs.real_keys()) if x is not None]
   if not given and num_keys % block == 0:
@@ -205,18 +177,18 @@ def _up(size: int, step: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]:
+def _attend(plan: TpuPlan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]:
   return _forward(plan, floats, masks)[0]
 
 
-def _forward(plan: Plan, floats: Floats, masks: Masks):
+def _forward(plan: TpuPlan, floats: Floats, masks: Masks):
   operands = _operands(floats, masks, queries_along=1)
-  kernel = lambda of, first_query: forward(plan, _placed(plan, of, first_query))
-  outputs = over_devices(kernel, AXES[1], operands, tile=plan.block)
+  kernel = lambda part, first: forward(plan, _add_first_block(plan, part, first))
+  outputs = over_devices(kernel, tiles.AXES[1], operands, tile=plan.block)
   return outputs["output"], (floats, masks, outputs)
 
 
-def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
+def _backward(plan: TpuPlan, residuals, d_output: Float[Array, "B N T H"]):
   floats, masks, outputs = residuals
   wide = outputs["maximum"].dtype
   output = outputs["output"].astype(wide)
@@ -227,27 +199,29 @@ def _backward(plan: Plan, residuals, d_output: Float[Array, "B N T H"]):
   operands = _operands(floats, masks, queries_along=2) | rows
   operands |= dict(d_output=d_output, delta=delta)
   kernel = functools.partial(_backward_in_parts, plan)
-  grads = over_devices(kernel, AXES[2], operands, tile=plan.block)
+  grads = over_devices(kernel, tiles.AXES[2], operands, tile=plan.block)
   tables = (
-    None if table is None else _shared(grads[f"d_{name}"].sum(0), len(table))
+    None if table is None else _sum_heads(grads[f"d_{name}"].sum(0), len(table))
     for name, table in (("key_table", floats.key_table), ("value_table", floats.value_table))
   )
   return Floats(*(grads[name] for name in ("d_query", "d_key", "d_value")), *tables), None
 
 
-def _placed(plan: Plan, operands: dict[str, Array], first_query: ArrayLike) -> dict[str, Array]:
-  """With the number of the first block of queries, where a device has some of them."""
+def _add_first_block(
+  plan: TpuPlan, operands: dict[str, Array], first_query: ArrayLike
+) -> dict[str, Array]:
+  """Adds the number of the first block of queries if a device has a part of them."""
   if isinstance(first_query, int):
     return operands
   return operands | dict(first_block=jnp.int32(first_query // plan.block).reshape(1, 1))
 
 
 def _backward_in_parts(
-  plan: Plan, operands: dict[str, Array], first_query: ArrayLike
+  plan: TpuPlan, operands: dict[str, Array], first_query: ArrayLike
 ) -> dict[str, Array]:
-  """The gradients, of at most `KEYS_A_CALL` keys in a call, whose other gradients add up."""
+  """Computes the gradients with at most `KEYS_A_CALL` keys per call; the calls add up."""
   dtype = operands["query"].dtype
-  operands = _placed(plan, operands, first_query)
+  operands = _add_first_block(plan, operands, first_query)
   step = _up(KEYS_A_CALL, plan.block)
   starts = range(0, operands["key"].shape[2], step)
   wide = dtype if len(starts) == 1 else jnp.promote_types(dtype, jnp.float32)
@@ -257,28 +231,28 @@ def _backward_in_parts(
     grads = backward(plan._replace(key_block=start // plan.block), part, dtype=wide)
     of_keys.append([grads.pop(name) for name in ("d_key", "d_value")])
     total = {name: total.get(name, 0) + grad for name, grad in grads.items()}
-    # One call after the other, lest all their gradients of queries be in memory at once.
+    # One call after the other, so that only one gradient of the queries is in memory.
     operands, total = jax.lax.optimization_barrier((operands, total))
-    if "sums" in operands:  # They are those of all keys, and count once.
+    if "sums" in operands:  # They are of all keys, and count once.
       operands["sums"] = jnp.zeros_like(operands["sums"])
   d_key, d_value = (jnp.concatenate(parts, 2) for parts in zip(*of_keys, strict=True))
   return total | dict(d_query=total["d_query"].astype(dtype), d_key=d_key, d_value=d_value)
 
 
 def _some_keys(name: str, array: Array, start: int, size: int) -> Array:
-  axis = AXES[2].get(name, "").find("S")
+  axis = tiles.AXES[2].get(name, "").find("S")
   if axis < 0:
     return array
   return jax.lax.slice_in_dim(array, start, min(start + size, array.shape[axis]), axis=axis)
 
 
-def _shared(d_table: Float[Array, "N W H"], heads: int) -> Float[Array, "#N W H"]:
-  """The gradient of a table that all heads share, or not."""
+def _sum_heads(d_table: Float[Array, "N W H"], heads: int) -> Float[Array, "#N W H"]:
+  """Returns a table's gradient, summed over heads if they share the table."""
   return d_table if heads > 1 else d_table.sum(0, keepdims=True)
 
 
 def _operands(floats: Floats, masks: Masks, queries_along: int) -> dict[str, Array]:
-  """By name, masks as columns and rows: what belongs to queries along axis 1 or 2."""
+  """Returns the operands by name, with the masks of queries along axis 1 or 2."""
   other = dict(query_segments=3 - queries_along)
   arrays = {
     name: None if x is None else jnp.expand_dims(x, other.get(name, queries_along))
@@ -286,11 +260,8 @@ def _operands(floats: Floats, masks: Masks, queries_along: int) -> dict[str, Arr
     if name != "seeds"
   }
   seeds = None if masks.seeds is None else masks.seeds[:, :, None, None]
-  return _given(floats._asdict() | arrays | dict(seeds=seeds))
-
-
-def _given(arrays: dict) -> dict:
-  return {name: array for name, array in arrays.items() if array is not None}
+  operands = floats._asdict() | arrays | dict(seeds=seeds)
+  return {name: array for name, array in operands.items() if array is not None}
 
 
 _attend.defvjp(_forward, _backward)

@@ -1,8 +1,8 @@
 """The backward kernel for TPUs: every gradient in one pass over the tiles.
 
-Tiles stand with their keys along sublanes and their queries along lanes: then whatever is one
-number per query is a row, and only the query's gradient needs a transposed product. The gradients
-of keys and values stay on the chip until all queries have been seen.
+Tiles have their keys along sublanes and their queries along lanes: one number per query is then a
+row, and only the query's gradient needs a transposed product. The gradients of keys and values stay
+on the chip until all queries are done.
 """
 
 import functools
@@ -13,8 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import pallas_tpu_tiles as tiles
-from relpos_jax.attention.pallas_tpu_cost import cost
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 
 # Batch, key heads, query heads of one key head, blocks of queries, blocks of keys.
 SEMANTICS = ("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary")
@@ -22,14 +21,25 @@ VMEM_BYTES = 56 * 2**20
 
 
 def backward(
-  plan: Plan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
+  plan: TpuPlan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.Array]:
-  """Gradients of query (in `dtype`), key, value and, for each of the batch, of the tables."""
+  """Returns the gradients of query (in `dtype`), key, value, and of the tables per sequence."""
   batch, heads, length, _ = operands["query"].shape
   key_heads, num_keys = operands["key"].shape[1:3]
   grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
   outputs = _outputs(plan, operands, dtype)
-  specs = functools.partial(_block_specs, plan, grid[2], grid[4])
+  # A device with a part of the queries does not know their numbers here.
+  known = plan.is_causal and "first_block" not in operands
+  # The gradients of all keys stay on the chip.
+  axes = tiles.AXES[2] | dict(d_key="BKsh", d_value="BKsh")
+
+  def index(b, m, g, i, step):
+    """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
+    j = grid[4] - 1 - step
+    keys = jnp.clip(i - plan.key_block, 0, j) if known else j
+    return dict(B=b, N=m * grid[2] + g, K=m, T=i, S=keys)
+
+  specs = lambda arrays: tiles.block_specs(axes, arrays, plan.block, index)
   return pl.pallas_call(
     functools.partial(_kernel, plan),
     grid=grid,
@@ -40,19 +50,19 @@ def backward(
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=SEMANTICS, vmem_limit_bytes=VMEM_BYTES
     ),
-    cost_estimate=cost(plan, operands, outputs, num_products=5),
+    cost_estimate=tiles.cost(plan, operands, outputs, num_products=5),
     interpret=plan.interpret,
     name="relative_attention_backward",
   )(operands)
 
 
 def _outputs(
-  plan: Plan, operands: dict, dtype: jax.typing.DTypeLike
+  plan: TpuPlan, operands: dict, dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.ShapeDtypeStruct]:
   query, key = operands["query"], operands["key"]
   batch, heads, _, width = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
-  # Those of several devices are summed wide.
+  # The gradients of several devices are summed wide.
   of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
   of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
   tables = [name for name in ("key_table", "value_table") if name in operands]
@@ -64,8 +74,8 @@ def _outputs(
   )
 
 
-def _scratch(plan: Plan, operands: dict) -> dict:
-  """Sums that stay on the chip, and for each table a block's products with it and sums by row."""
+def _scratch(plan: TpuPlan, operands: dict) -> dict:
+  """Returns the memory on the chip: sums, and per table a block's products with it by row."""
   num_keys, width = operands["key"].shape[2:]
   band, row = (plan.period, plan.block), (1, plan.block)
   shapes = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
@@ -78,47 +88,7 @@ def _scratch(plan: Plan, operands: dict) -> dict:
   return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
-def _block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> dict:
-  """Which block of each array a step of the grid is given."""
-  block = plan.block
-
-  def keys(i, step):
-    """A tile that does not run needs no keys but its neighbour's."""
-    j = num_key_blocks - 1 - step
-    # Where a device has some of the queries, their number is not known here.
-    known = plan.is_causal and "first_block" not in arrays
-    return jnp.clip(i - plan.key_block, 0, j) if known else j
-
-  def spec(name):
-    shape = arrays[name].shape
-    batch = lambda b: b if shape[0] > 1 else 0
-    head = lambda m, g: m * group + g
-    if name in ("d_key", "d_value"):
-      return pl.BlockSpec((1, 1, *shape[2:]), lambda b, m, g, i, j: (b, m, 0, 0))
-    if name in ("key", "value"):
-      return pl.BlockSpec((1, 1, block, shape[3]), lambda b, m, g, i, j: (b, m, keys(i, j), 0))
-    if name in ("query", "d_query", "d_output"):
-      return pl.BlockSpec((1, 1, block, shape[3]), lambda b, m, g, i, j: (b, head(m, g), i, 0))
-    if name in ("d_key_table", "d_value_table"):
-      return pl.BlockSpec((1, 1, *shape[2:]), lambda b, m, g, i, j: (b, head(m, g), 0, 0))
-    if name in ("key_table", "value_table"):
-      per_head = lambda b, m, g, i, j: (head(m, g) if shape[0] > 1 else 0, 0, 0)
-      return pl.BlockSpec((1, *shape[1:]), per_head)
-    if name in tiles.ROWS:
-      return pl.BlockSpec((1, 1, 1, block), lambda b, m, g, i, j: (b, head(m, g), 0, i))
-    if name == "query_segments":
-      return pl.BlockSpec((1, 1, block), lambda b, m, g, i, j: (batch(b), 0, i))
-    if name in ("key_segments", "key_visible"):
-      return pl.BlockSpec((1, block, 1), lambda b, m, g, i, j: (batch(b), keys(i, j), 0))
-    if name == "first_block":
-      return pl.BlockSpec(memory_space=pltpu.SMEM)
-    assert name == "seeds"
-    return pl.BlockSpec((1, 1, 1, 1), lambda b, m, g, i, j: (b, head(m, g), 0, 0))
-
-  return {name: spec(name) for name in arrays}
-
-
-def _kernel(plan: Plan, operands, outputs, scratch) -> None:
+def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
   group, query_step, step = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_step = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
   query_block, key_block = query_step + tiles.first_block(operands), last_step - step
@@ -147,8 +117,8 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
     outputs["d_value"][0, 0] = scratch["value"][...].astype(outputs["d_value"].dtype)
 
 
-def _start(plan: Plan, operands, scratch) -> None:
-  """The relative logits of a block of queries, and the same of the output's gradient."""
+def _start(plan: TpuPlan, operands, scratch) -> None:
+  """Computes the products of a block's queries, and of its cotangents, with the tables."""
   for name in ("query", "band_d_logits", "band_weights", "right_d_logits", "right_weights"):
     if name in scratch:
       scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
@@ -163,8 +133,8 @@ def _start(plan: Plan, operands, scratch) -> None:
       scratch[f"{name}_band"][...] = tiles.skew_keys(plan, band, 1)
 
 
-def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_right) -> None:
-  """Adds one tile's share to the sums of all gradients; `offset` is static as in the forward."""
+def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_right) -> None:
+  """Adds a tile's terms to all gradients; `offset` is static if the tile touches the band."""
   query, key, value, d_output = (
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
   )
@@ -172,9 +142,11 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_righ
   d_weights, common = _d_weights(plan, operands, scratch, value, d_output, offset, is_right)
   delta = operands["delta"][0, 0]
   if plan.dropout_rate:
-    share = _share(plan, operands, query_block, key_block).astype(weights.dtype)
-    d_logits = weights * ((d_weights + common) * share - delta)
-    weights = weights * share
+    seed, global_block = operands["seeds"][0, 0], plan.key_block + key_block
+    kept = tiles.keep(plan, seed, query_block, global_block, keys=0)
+    factor = jnp.where(kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
+    d_logits = weights * ((d_weights + common) * factor - delta)
+    weights = weights * factor
   else:
     d_logits = weights * (d_weights - (delta - common))
   for name, sums, collected in (("value", "weights", weights), ("key", "d_logits", d_logits)):
@@ -188,7 +160,7 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, is_righ
   scratch["query"][...] += tiles.product(key, low_d_logits, (0, 0))
 
 
-def _weights(plan: Plan, operands, scratch, query, key, offset, is_right):
+def _weights(plan: TpuPlan, operands, scratch, query, key, offset, is_right):
   logits = tiles.product(key, query, (1, 1)) * plan.scale
   logits = _relative(plan, operands, scratch, "key", logits, offset)
   logits = tiles.hide(plan, logits, offset, operands, keys=0)
@@ -197,38 +169,26 @@ def _weights(plan: Plan, operands, scratch, query, key, offset, is_right):
   return jnp.exp(logits - maximum) * inverse_total
 
 
-def _d_weights(plan: Plan, operands, scratch, value, d_output, offset, is_right):
-  """Their gradient, but for what all keys have in common, which comes with it."""
+def _d_weights(plan: TpuPlan, operands, scratch, value, d_output, offset, is_right):
+  """Returns the weights' gradient without the term common to all keys, and that term."""
   d_weights = tiles.product(value, d_output, (1, 1))
   d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
-  common = _right(scratch, "value", is_right)
+  common = scratch["value_right"][...] if is_right and "value_right" in scratch else 0
   if "value_table" in operands:
     common = common + scratch["value_left"][...]
   return d_weights, common
 
 
-def _share(plan: Plan, operands, query_block, key_block):
-  """What dropout multiplies the weights with."""
-  global_block = plan.key_block + key_block
-  kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, global_block, keys=0)
-  return jnp.where(kept, 1 / (1 - plan.dropout_rate), 0)
-
-
-def _relative(plan: Plan, operands, scratch, name: str, tile, offset):
-  """Adds the relative term, less what right tiles lack and `_right` makes good."""
+def _relative(plan: TpuPlan, operands, scratch, name: str, tile, offset):
+  """Adds the relative term; tiles right of the diagonal's lack what all their keys share."""
   if f"{name}_table" not in operands or not isinstance(offset, int):
     return tile
   band, right = scratch[f"{name}_band"], scratch[f"{name}_right"]
   return tiles.add_band(plan, tile, offset, band, right, keys=0)
 
 
-def _right(scratch, name: str, is_right: bool):
-  """What `_relative` leaves out: the part that all keys right of the band have in common."""
-  return scratch[f"{name}_right"][...] if is_right and f"{name}_right" in scratch else 0
-
-
-def _collect(plan: Plan, tile, offset, is_right: bool, band, right) -> None:
-  """Adds what lies in the band to its skewed sums, and what is right of it to theirs."""
+def _collect(plan: TpuPlan, tile, offset, is_right: bool, band, right) -> None:
+  """Adds a tile to the skewed sums of the band, and to the sums right of it."""
   if not isinstance(offset, int):
     if is_right:
       right[...] += tile.sum(0, keepdims=True)
@@ -240,7 +200,7 @@ def _collect(plan: Plan, tile, offset, is_right: bool, band, right) -> None:
       right[:, queries] += part.sum(0, keepdims=True)
 
 
-def _finish(plan: Plan, operands, outputs, scratch) -> None:
+def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   d_query = scratch["query"][...]
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
   number = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)

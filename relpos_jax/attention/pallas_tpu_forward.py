@@ -1,9 +1,9 @@
-"""The forward kernel for TPUs: an online softmax from the right to the left.
+"""The forward kernel for TPUs: an online softmax from right to left.
 
 For each block of queries: the plain tiles right of the band, all of whose logits lack the same
 c_i = scale * q_i . w'K; then `m += c` at the diagonal, once; the tiles of the band; the plain tiles
-left of it. Every query has one key on each of the band's diagonals: their logits are put aside as
-they come, and are made weights when the block is done.
+left of it. Every query has one key on each of the band's diagonals: their logits are stored, and
+become weights at the end of the block.
 """
 
 import functools
@@ -16,23 +16,31 @@ from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention import pallas_tpu_tiles as tiles
-from relpos_jax.attention.pallas_tpu_cost import cost
-from relpos_jax.attention.pallas_tpu_tiles import Plan
+from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 
-# Of the parallel axes of the grid, batch and heads and blocks of queries; the keys' come in order.
+# Batch, heads and blocks of queries are parallel; blocks of keys are sequential.
 SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
-def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Returns the output [B,N,T,H], its rounding error, and what `tiles.ROWS` names [B,N,1,T].
+def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """Returns the output [B,N,T,H], its rounding error, and numbers per query [B,N,1,T].
 
-  The latter in float32 or wider.
+  The numbers per query are float32 or wider.
   """
   query, key = operands["query"], operands["key"]
   batch, heads, length, _ = query.shape
   grid = (batch, heads, length // plan.block, key.shape[2] // plan.block)
   outputs = _outputs(plan, operands)
-  specs = functools.partial(block_specs, plan, heads // key.shape[1], grid[3])
+  # A device with a part of the queries does not know their numbers here.
+  known = plan.is_causal and "first_block" not in operands
+
+  def index(b, n, i, step):
+    """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
+    j = grid[3] - 1 - step
+    keys = jnp.minimum(i, j) if known else j
+    return dict(B=b, N=n, K=jax.lax.div(n, np.int32(heads // key.shape[1])), T=i, S=keys)
+
+  specs = lambda arrays: tiles.block_specs(tiles.AXES[1], arrays, plan.block, index)
   return pl.pallas_call(
     functools.partial(_kernel, plan),
     grid=grid,
@@ -41,13 +49,13 @@ def forward(plan: Plan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
     out_shape=outputs,
     scratch_shapes=[_scratch(plan, operands)],
     compiler_params=pltpu.CompilerParams(dimension_semantics=SEMANTICS),
-    cost_estimate=cost(plan, operands, outputs, num_products=2),
+    cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),
     interpret=plan.interpret,
     name="relative_attention_forward",
   )(operands)
 
 
-def _outputs(plan: Plan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
+def _outputs(plan: TpuPlan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
   query = operands["query"]
   batch, heads, length, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
@@ -63,13 +71,13 @@ def _outputs(plan: Plan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
   return outputs
 
 
-def _has_far(plan: Plan, operands: dict) -> bool:
-  """Whether logits lack c_i in the tiles right of the diagonal's."""
+def _has_far(plan: TpuPlan, operands: dict) -> bool:
+  """Returns whether logits lack c_i in the tiles right of the diagonal's."""
   return "key_table" in operands and not plan.is_causal
 
 
-def _scratch(plan: Plan, operands: dict) -> dict:
-  """What stays on the chip while a block of queries meets its keys."""
+def _scratch(plan: TpuPlan, operands: dict) -> dict:
+  """Returns the memory kept on the chip during a block of queries."""
   query = operands["query"]
   tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
   shapes = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
@@ -85,44 +93,7 @@ def _scratch(plan: Plan, operands: dict) -> dict:
   return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
-def block_specs(plan: Plan, group: int, num_key_blocks: int, arrays: dict) -> dict:
-  """Which block of each array a step of the grid (batch, head, queries, keys) is given."""
-  block = plan.block
-
-  def keys(i, step):
-    """From the right to the left. A tile that does not run needs no keys but its neighbour's."""
-    j = num_key_blocks - 1 - step
-    # Where a device has some of the queries, their number is not known here.
-    return jnp.minimum(i, j) if plan.is_causal and "first_block" not in arrays else j
-
-  def spec(name):
-    shape = arrays[name].shape
-    head = lambda n: n if shape[1] > 1 else 0
-    batch = lambda b: b if shape[0] > 1 else 0
-    if name in ("key", "value"):
-      size = (1, 1, block, shape[3])
-      return pl.BlockSpec(
-        size, lambda b, n, i, j: (b, jax.lax.div(n, np.int32(group)), keys(i, j), 0)
-      )
-    if name in ("query", "output", "output_rest"):
-      return pl.BlockSpec((1, 1, block, shape[3]), lambda b, n, i, j: (b, n, i, 0))
-    if name in ("key_table", "value_table"):
-      return pl.BlockSpec((1, *shape[1:]), lambda b, n, i, j: (n if shape[0] > 1 else 0, 0, 0))
-    if name in tiles.ROWS:
-      return pl.BlockSpec((1, 1, 1, block), lambda b, n, i, j: (b, n, 0, i))
-    if name == "query_segments":
-      return pl.BlockSpec((1, block, 1), lambda b, n, i, j: (batch(b), i, 0))
-    if name in ("key_segments", "key_visible"):
-      return pl.BlockSpec((1, 1, block), lambda b, n, i, j: (batch(b), 0, keys(i, j)))
-    if name == "first_block":
-      return pl.BlockSpec(memory_space=pltpu.SMEM)
-    assert name == "seeds"
-    return pl.BlockSpec((1, 1, 1, 1), lambda b, n, i, j: (b, head(n), 0, 0))
-
-  return {name: spec(name) for name in arrays}
-
-
-def _kernel(plan: Plan, operands, outputs, scratch) -> None:
+def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
   query_block, step = pl.program_id(2) + tiles.first_block(operands), pl.program_id(3)
   key_block = pl.num_programs(3) - 1 - step
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
@@ -131,16 +102,16 @@ def _kernel(plan: Plan, operands, outputs, scratch) -> None:
   pl.when(key_block == 0)(lambda: _finish(plan, operands, outputs, scratch, query_block))
 
 
-def _start(plan: Plan, operands, scratch) -> None:
+def _start(plan: TpuPlan, operands, scratch) -> None:
   lowest = jnp.asarray(masks.LOWEST, scratch["output"].dtype)
   clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
   if not plan.sees_right() or plan.num_blocks[0] > plan.num_blocks[1]:
     clear |= dict(right_sums=0, right_maximum=lowest, far_maximum=lowest)
-  for name, number in clear.items():  # not a set: the kernel is to be the same every time
+  for name, number in clear.items():  # not a set: its order would vary between runs
     if name in scratch:
       scratch[name][...] = jnp.full(scratch[name].shape, number, scratch[name].dtype)
   if "right_sums" in scratch and "right_sums" not in clear:
-    for queries in _not_all_right(plan):
+    for queries in _queries_in_band(plan):
       scratch["right_sums"][queries] = jnp.zeros((plan.height, plan.lanes), lowest.dtype)
   if "key_table" in operands:
     query, table = operands["query"][0, 0], operands["key_table"][0]
@@ -150,20 +121,20 @@ def _start(plan: Plan, operands, scratch) -> None:
     scratch["key_right"][...] = jnp.broadcast_to(right, scratch["key_right"].shape)
 
 
-def _not_all_right(plan: Plan) -> list[slice]:
-  """The queries whose band reaches into tiles right of the diagonal's."""
+def _queries_in_band(plan: TpuPlan) -> list[slice]:
+  """Returns the slices of queries whose band reaches into tiles right of the diagonal's."""
   offsets = [offset for offset in plan.special_offsets() if offset > 0]
-  found = [tiles.crossing(plan, offset, keys=1) for offset in offsets]
-  return list({piece.queries.start: piece.queries for of in found for piece, _ in of}.values())
+  crossing = [pair for offset in offsets for pair in tiles.crossing(plan, offset, keys=1)]
+  return list({piece.queries.start: piece.queries for piece, _ in crossing}.values())
 
 
-def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> None:
-  """One tile of the online softmax; `offset` is static where the tile touches the band."""
+def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -> None:
+  """Adds a tile to the online softmax; `offset` is static if the tile touches the band."""
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
   logits = _logits(plan, operands, scratch, query, key, offset)
   by_row = isinstance(offset, int) and "value_table" in operands
   if by_row:
-    _put_aside(plan, scratch, logits, offset)
+    _store_band_logits(plan, scratch, logits, offset)
   weights, columns, maximum, correction = _weights(plan, scratch, logits, offset)
   kept_sums = scratch["dropped_sums" if plan.dropout_rate else "sums"]
   before = kept_sums[...] * correction
@@ -180,8 +151,8 @@ def _tile(plan: Plan, operands, scratch, query_block, key_block, offset, _) -> N
     scratch["right_maximum"][...] = maximum
 
 
-def _logits(plan: Plan, operands, scratch, query, key, offset):
-  """They lack c_i in tiles right of the diagonal's."""
+def _logits(plan: TpuPlan, operands, scratch, query, key, offset):
+  """Computes a tile's logits; right of the diagonal's tile they lack c_i."""
   logits = tiles.product(query, key, (1, 1)) * plan.scale
   if isinstance(offset, int) and "key_table" in operands:
     band, right = scratch["key_band"], scratch["key_right"]
@@ -189,80 +160,81 @@ def _logits(plan: Plan, operands, scratch, query, key, offset):
   return tiles.hide(plan, logits, offset, operands, keys=1)
 
 
-def _weights(plan: Plan, scratch, logits, offset):
-  """Weights, whole and by `lanes` columns; the new maximum; what corrects sums of the old one."""
+def _weights(plan: TpuPlan, scratch, logits, offset):
+  """Returns weights, the same by `lanes` columns, the new maximum, and the old sums' factor."""
   maximum = scratch["maximum"][...]
   if isinstance(offset, int) and offset == 0 and "far_maximum" in scratch:
     scratch["far_maximum"][...] = maximum
     maximum += scratch["key_right"][...]
   columns = tiles.split(logits, plan.lanes, 1)
-  new_maximum, correction = _raised(maximum, functools.reduce(jnp.maximum, columns))
+  highest = functools.reduce(jnp.maximum, columns)
+  new_maximum = jnp.maximum(maximum, highest.max(1, keepdims=True))
+  correction = jnp.exp(maximum - new_maximum)
   columns = [jnp.exp(column - new_maximum) for column in columns]
   return jnp.concatenate(columns, 1), columns, new_maximum, correction
 
 
-def _raised(maximum, highest):
-  """The maximum of what was seen and what is new, and what the weights so far are to be times."""
-  raised = jnp.maximum(maximum, highest.max(1, keepdims=True))
-  return raised, jnp.exp(maximum - raised)
-
-
-def _drop(plan: Plan, operands, query_block, key_block, weights):
+def _drop(plan: TpuPlan, operands, query_block, key_block, weights):
   kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
   return jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
 
 
-def _put_aside(plan: Plan, scratch, logits, offset) -> None:
-  """Keeps the logits in the band, skewed; those that lack c_i are given it."""
-  aside = scratch["band_logits"]
+def _store_band_logits(plan: TpuPlan, scratch, logits, offset) -> None:
+  """Stores the logits of the band, skewed, with c_i added where they lack it."""
+  stored = scratch["band_logits"]
   for piece, inside in tiles.crossing(plan, offset, keys=1):
     part = logits[piece.rows, piece.columns]
     if offset > 0 and "key_right" in scratch:
       part += scratch["key_right"][piece.queries]
-    aside[piece.band] = jnp.where(inside, part, aside[piece.band])
+    stored[piece.band] = jnp.where(inside, part, stored[piece.band])
 
 
-def _sum_right(plan: Plan, scratch, weights, correction, before, offset) -> None:
-  """At the diagonal all keys so far are right of the band, but for those counted off before."""
+def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> None:
+  """Updates the weights' sums right of the band.
+
+  At the diagonal all earlier keys are right of the band, except those in it, which the tiles right
+  of the diagonal's subtract.
+  """
   sums = scratch["right_sums"]
   if offset > 0:
-    for queries in _not_all_right(plan):
+    for queries in _queries_in_band(plan):
       sums[queries] *= correction[queries]
     for piece, inside in tiles.crossing(plan, offset, keys=1):
       sums[piece.queries] -= jnp.where(inside, weights[piece.rows, piece.columns], 0)
     return
-  off = {queries.start for queries in _not_all_right(plan)}
+  subtracted = {queries.start for queries in _queries_in_band(plan)}
   right = tiles.right_of_band(plan, weights, 0, keys=1)
   for strip in tiles.pieces(plan, 0, keys=1):
     queries = strip[0].queries
-    total = before[queries] + sum(part for of, part in right if of == queries)
-    if queries.start in off:
+    total = before[queries] + sum(part for rows, part in right if rows == queries)
+    if queries.start in subtracted:
       total += sums[queries] * correction[queries]
     sums[queries] = total
 
 
-def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
-  """Divides by the sum of weights, and adds the value table's share."""
+def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
+  """Divides by the sum of weights, adds the value table's term, and writes the outputs."""
   maximum = scratch["maximum"][...]
   sums = scratch["sums"][...].sum(1, keepdims=True)
-  share = 1 / sums
+  inverse_total = 1 / sums
   if plan.window is not None or operands.keys() & {"key_visible", "query_segments"}:
-    share = jnp.where(maximum > masks.LOWEST / 2, share, 0)
-  output = scratch["output"][...] * share[:, :1]
-  rows = dict(maximum=maximum, inverse_total=share)
+    inverse_total = jnp.where(maximum > masks.LOWEST / 2, inverse_total, 0)
+  output = scratch["output"][...] * inverse_total[:, :1]
+  rows = dict(maximum=maximum, inverse_total=inverse_total)
   if "far_maximum" in scratch:
     far = scratch["far_maximum"][...]
-    since = jnp.exp(far + scratch["key_right"][...] - maximum)
-    rows |= dict(far_maximum=far, far_inverse_total=since * share)
+    correction = jnp.exp(far + scratch["key_right"][...] - maximum)
+    rows |= dict(far_maximum=far, far_inverse_total=correction * inverse_total)
   if "value_table" in operands:
-    kept = (
-      sums * share
-      if not plan.dropout_rate
-      else (scratch["dropped_sums"][...].sum(1, keepdims=True) * share)
+    if plan.dropout_rate:
+      kept = scratch["dropped_sums"][...].sum(1, keepdims=True) * inverse_total
+    else:
+      kept = sums * inverse_total
+    correction = jnp.exp(scratch["right_maximum"][...] - maximum)
+    right = scratch["right_sums"][...] * correction * inverse_total
+    output += _relative_values(
+      plan, operands, scratch, query_block, maximum, inverse_total, right, kept
     )
-    since = jnp.exp(scratch["right_maximum"][...] - maximum)
-    right = scratch["right_sums"][...] * since * share
-    output += _relative_values(plan, operands, scratch, query_block, maximum, share, right, kept)
     rows |= dict(sums=kept)
   rounded = output.astype(outputs["output"].dtype)
   outputs["output"][0, 0] = rounded
@@ -271,33 +243,35 @@ def _finish(plan: Plan, operands, outputs, scratch, query_block) -> None:
   _write_rows(plan, outputs, rows)
 
 
-def _relative_values(plan: Plan, operands, scratch, query_block, maximum, share, right, kept):
+def _relative_values(
+  plan: TpuPlan, operands, scratch, query_block, maximum, inverse_total, right, kept
+):
   table, dtype = operands["value_table"][0], operands["query"].dtype
   maximum = jnp.concatenate([maximum] * (plan.period // plan.lanes), 1)
-  band = jnp.exp(scratch["band_logits"][...] - maximum) * share[:, :1]
+  band = jnp.exp(scratch["band_logits"][...] - maximum) * inverse_total[:, :1]
   if plan.dropout_rate:
-    query, place = (jax.lax.broadcasted_iota(jnp.int32, band.shape, axis) for axis in (0, 1))
-    distance = jnp.remainder(place - query - plan.first, plan.period) + plan.first
+    query, column = (jax.lax.broadcasted_iota(jnp.int32, band.shape, axis) for axis in (0, 1))
+    distance = jnp.remainder(column - query - plan.first, plan.period) + plan.first
     query += query_block * plan.block
-    drawn = (operands["seeds"][0, 0], query, query + distance, plan.dropout_rate)
-    band = jnp.where(dropout.keep(*drawn), band / (1 - plan.dropout_rate), 0)
+    keep = dropout.keep(operands["seeds"][0, 0], query, query + distance, plan.dropout_rate)
+    band = jnp.where(keep, band / (1 - plan.dropout_rate), 0)
   band = tiles.unskew(plan, band).astype(dtype)
   added = (
     tiles.product(band, table.astype(dtype), (1, 0)) + kept[:, :1] * table[plan.left_row, None]
   )
-  # In float32: the output's error is the backward pass's, in all of a query's gradients.
+  # In float32: an error of the output enters all of a query's gradients, through delta.
   return added + right.sum(1, keepdims=True) * table[plan.last_row, None]
 
 
-def _write_rows(plan: Plan, outputs, columns) -> None:
-  """Writes along lanes one number for each query, the same in all lanes: one transposition."""
+def _write_rows(plan: TpuPlan, outputs, columns) -> None:
+  """Writes one number per query along lanes, from columns with equal lanes: one transposition."""
   lane = jax.lax.broadcasted_iota(jnp.int32, (plan.block, plan.lanes), 1)
-  # On a TPU all at once; in interpret mode there may be fewer lanes than columns.
+  # One group on a TPU; in interpret mode there may be fewer lanes than columns.
   columns = list(columns.items())
   for start in range(0, len(columns), plan.lanes):
-    some, stacked = columns[start : start + plan.lanes], 0
-    for number, (_, column) in enumerate(some):
+    group, stacked = columns[start : start + plan.lanes], 0
+    for number, (_, column) in enumerate(group):
       stacked = jnp.where(lane == number, column, stacked)
     rows = stacked.T
-    for number, (name, _) in enumerate(some):
+    for number, (name, _) in enumerate(group):
       outputs[name][0, 0] = rows[number : number + 1]

@@ -1,19 +1,20 @@
-"""What the fused kernels for TPUs know of a tile: which part of it lies in the band, who sees whom.
+"""The tiles of the fused kernels for TPUs: their part of the band, their masks, specs and cost.
 
-A tile is `block` queries by `block` keys, `offset` blocks right of the diagonal, cut into sub-tiles
-`lanes` wide and high. With j - i = d, a sub-tile is all left of the band (d < first: no relative
-term), all right of it (d >= last: the same one for all keys), or crosses it. Only the last kind
-costs anything: about (2k + block) / S of all.
+A tile is `block` queries by `block` keys, `offset` blocks right of the diagonal, split into
+sub-tiles `height` by `lanes`. With j - i = d, a sub-tile is all left of the band (d < first: no
+relative term), all right of it (d >= last: the same one for all keys), or crosses it. Only the last
+kind costs anything: about (2k + block) / S of all.
 
-The band lives in a *skewed* array `[block, period]` for a block of queries: the number of query i
-(counted from its block's start) and distance d stands in column `(i + d) % period`. That is a plain
+The band is stored in a *skewed* array `[block, period]` per block of queries: the entry of query i
+(counted from its block's start) and distance d is in column `(i + d) % period`. That is a plain
 column of some sub-tile: adding it there, or collecting it from there, is a select. It is skewed and
-straightened once for every block of queries, by a rotation whose shift grows with the row. What
-wraps around in it wraps around in the definition.
+unskewed once per block of queries, by a rotation whose shift grows with the row.
 """
 
 import functools
 import itertools
+import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -24,25 +25,55 @@ from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
 
-# One number for each query. A weight is exp(logit - maximum) * inverse_total: in the sum of maximum
-# and log(total) float32 would lose the total beside a large maximum. The "far" ones are those of
-# tiles right of the diagonal's, whose logits all lack the same relative term.
-ROWS = "maximum", "inverse_total", "far_maximum", "far_inverse_total", "sums", "delta"
+# A letter for each axis of each array, see `over_devices`: AXES[1] in the forward kernel, where
+# queries are along axis 1 of the masks, AXES[2] in the backward kernel.
+#
+# A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total
+# beside a large maximum. The "far" ones are those of tiles right of the diagonal's, whose logits
+# all lack the same relative term.
+_AXES = dict(
+  query="BNTh",
+  d_output="BNTh",
+  output="BNTh",
+  output_rest="BNTh",
+  key="BKSh",
+  value="BKSh",
+  key_table="Nwh",
+  value_table="Nwh",
+  maximum="BNoT",
+  inverse_total="BNoT",
+  far_maximum="BNoT",
+  far_inverse_total="BNoT",
+  sums="BNoT",
+  delta="BNoT",
+  seeds="BNop",
+  d_query="BNTh",
+  d_key="BKSh",
+  d_value="BKSh",
+  d_key_table="BNwh",
+  d_value_table="BNwh",
+)
+AXES = {
+  1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
+  2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
+}
+
+Shapes = Mapping[str, jax.Array | jax.ShapeDtypeStruct]
 
 
-class Plan(NamedTuple):
-  """The static facts of a call.
+class TpuPlan(NamedTuple):
+  """The static parameters of a call.
 
   Attributes:
     block: queries and keys of a tile.
     lanes: queries and keys of a sub-tile; divides block.
-    num_blocks: of queries and of keys, in all.
+    num_blocks: of queries and of keys, in the call.
     scale: of the logits.
     first: the distance of the band's first diagonal, at most 1.
-    last: the distance from which on all keys are alike, at least 0.
+    last: the distance from which on the relative term is the same, at least 0.
     period: columns of a skewed band: more than last - first + 1; 0 without relations.
-    key_block: the number of the first block of keys, where keys come in several calls.
-    interpret: run as plain XLA, for want of a TPU.
+    key_block: the number of the first block of keys, if keys are split over several calls.
+    interpret: whether to run as plain XLA, without a TPU.
   """
 
   block: int
@@ -60,16 +91,16 @@ class Plan(NamedTuple):
 
   @property
   def last_row(self) -> int:
-    """The row of a periodic table that stands for all keys right of the band."""
+    """Returns the row of a periodic table for all keys right of the band."""
     return self.last % self.period
 
   @property
   def left_row(self) -> int:
-    """The row of a periodic table that stands for every key, the value table's row 0."""
+    """Returns the row of a periodic table for every key, the value table's row 0."""
     return (self.first - 1) % self.period
 
   def special_offsets(self) -> list[int]:
-    """The offsets of the tiles with code of their own, from the right to the left."""
+    """Returns the offsets of the tiles with specialised code, from right to left."""
     if not self.period:
       return [0] if self.is_causal else []
     right = 0 if self.is_causal else (self.last + self.block - 2) // self.block
@@ -78,28 +109,28 @@ class Plan(NamedTuple):
     return list(range(min(right, keys - 1), -min(left, queries - 1) - 1, -1))
 
   def plain_sides(self) -> tuple[bool, bool]:
-    """Whether there are tiles without code of their own, to the right and to the left."""
+    """Returns whether there are plain tiles to the right, and to the left."""
     special, (queries, keys) = self.special_offsets(), self.num_blocks
     if not special:
       return False, True
     return not self.is_causal and keys - 1 > special[0], 1 - queries < special[-1]
 
   def runs(self, offset: jax.Array | np.ndarray | int) -> jax.Array | np.ndarray | bool:
-    """Whether any key of the tile may be seen, for all that causality and window say."""
-    seen = offset <= 0 if self.is_causal else True
+    """Returns whether causality and window leave any pair of the tile visible."""
+    visible = offset <= 0 if self.is_causal else True
     if self.window is not None:
       left, right = self.window
-      seen &= (offset + 1) * self.block > -left
-      seen &= (offset - 1) * self.block < right
-    return seen
+      visible &= (offset + 1) * self.block > -left
+      visible &= (offset - 1) * self.block < right
+    return visible
 
   @property
   def height(self) -> int:
-    """Of a sub-tile: low, because a narrow band then crosses few of them."""
+    """Returns the height of a sub-tile: low, so that a narrow band crosses few of them."""
     return self.lanes // 8 if self.lanes >= 64 else self.lanes // 2
 
   def sees_right(self) -> bool:
-    """Whether any key right of the band may be seen."""
+    """Returns whether any key right of the band may be visible."""
     return not self.is_causal or self.last == 0
 
 
@@ -107,11 +138,11 @@ class Piece(NamedTuple):
   """A sub-tile, `height` by `lanes`.
 
   Attributes:
-    rows, columns: where it stands in the tile.
-    queries: which of the tile's queries it has.
+    rows, columns: its slices of the tile.
+    queries: its slice of the tile's queries.
     where: "left" of the band, "right" of it, or "band" if it crosses it.
     distance: of its first key from its first query.
-    band: where its band stands in a skewed band.
+    band: its slices of a skewed band.
   """
 
   rows: slice
@@ -122,14 +153,14 @@ class Piece(NamedTuple):
   band: tuple[slice, slice]
 
 
-def pieces(plan: Plan, offset: int, keys: int) -> list[list[Piece]]:
-  """The sub-tiles of a tile, row by row; its keys are along axis `keys`."""
+def pieces(plan: TpuPlan, offset: int, keys: int) -> list[list[Piece]]:
+  """Returns the sub-tiles of a tile, row by row; its keys are along axis `keys`."""
   rows = [slice(start, start + plan.height) for start in range(0, plan.block, plan.height)]
   columns = [slice(start, start + plan.lanes) for start in range(0, plan.block, plan.lanes)]
   return [[_piece(plan, offset, row, column, keys) for column in columns] for row in rows]
 
 
-def _piece(plan: Plan, offset: int, row: slice, column: slice, keys: int) -> Piece:
+def _piece(plan: TpuPlan, offset: int, row: slice, column: slice, keys: int) -> Piece:
   of_queries, of_keys = (row, column) if keys else (column, row)
   distance = offset * plan.block + of_keys.start - of_queries.start
   where = "band"
@@ -138,46 +169,46 @@ def _piece(plan: Plan, offset: int, row: slice, column: slice, keys: int) -> Pie
   if distance - (of_queries.stop - of_queries.start) >= plan.last - 1:
     where = "right"
   start = (offset * plan.block + of_keys.start) % plan.period
-  place = slice(start, start + of_keys.stop - of_keys.start)
-  band = (of_queries, place) if keys else (place, of_queries)
+  of_band = slice(start, start + of_keys.stop - of_keys.start)
+  band = (of_queries, of_band) if keys else (of_band, of_queries)
   return Piece(row, column, of_queries, where, distance, band)
 
 
-def distances(plan: Plan, piece: Piece, keys: int) -> jax.Array:
-  """j - i in a sub-tile whose keys are along axis `keys`."""
+def distances(plan: TpuPlan, piece: Piece, keys: int) -> jax.Array:
+  """Returns j - i in a sub-tile whose keys are along axis `keys`."""
   iota = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (plan.height, plan.lanes), axis)
   return iota(keys) - iota(1 - keys) + piece.distance
 
 
-def in_band(plan: Plan, distance: jax.Array) -> jax.Array:
-  """True on the diagonals that have rows of their own."""
+def in_band(plan: TpuPlan, distance: jax.Array) -> jax.Array:
+  """Returns True on the diagonals of the band."""
   return (distance >= plan.first) & (distance < plan.last)
 
 
 def split(tile: jax.Array, size: int, axis: int) -> list[jax.Array]:
-  """Slices of `size` along an axis."""
+  """Returns the slices of `size` along an axis."""
   return [
     jax.lax.slice_in_dim(tile, start, start + size, axis=axis)
     for start in range(0, tile.shape[axis], size)
   ]
 
 
-def joined(strips: list[list[jax.Array]]) -> jax.Array:
-  """The tile of its sub-tiles."""
+def join(strips: list[list[jax.Array]]) -> jax.Array:
+  """Concatenates sub-tiles to a tile."""
   return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
 
 
-def skew(plan: Plan, x: jax.Array) -> jax.Array:
+def skew(plan: TpuPlan, x: jax.Array) -> jax.Array:
   """Moves column d of row i to column (i + d) % period."""
   return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
 
 
-def unskew(plan: Plan, x: jax.Array) -> jax.Array:
+def unskew(plan: TpuPlan, x: jax.Array) -> jax.Array:
   """Moves column (i + d) % period of row i to column d.
 
-  A lookup along lanes reaches over one vector. Longer rows are rotated, to the left, which cannot
-  grow with the row: each of eight (one vector) by 0 to 7, by rotations of 1, 2 and 4 of some rows,
-  then each eight rows together.
+  A lookup along lanes covers one vector only. Longer rows are rotated to the left; that shift
+  cannot grow with the row, so the eight rows of a vector are rotated by 0 to 7, by rotations of 1,
+  2 and 4 of some rows, and then together.
   """
   if plan.period == plan.lanes:
     row, column = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (0, 1))
@@ -185,18 +216,18 @@ def unskew(plan: Plan, x: jax.Array) -> jax.Array:
   eight = (min(8, x.shape[0]), x.shape[1])
   row = jax.lax.broadcasted_iota(jnp.int32, eight, 0)
 
-  def straight(number, y):
+  def rotate(number, y):
     for shift in (1, 2, 4):
       y = jnp.where(row & shift != 0, pltpu.roll(y, plan.period - shift, 1), y)
     return pltpu.roll(y, -8 * number % plan.period, 1)
 
-  return jnp.concatenate([straight(*pair) for pair in enumerate(split(x, eight[0], 0))], 0)
+  return jnp.concatenate([rotate(*pair) for pair in enumerate(split(x, eight[0], 0))], 0)
 
 
-def skew_keys(plan: Plan, x: jax.Array, sign: int) -> jax.Array:
-  """`skew`, or with a sign of -1 `unskew`, of an array `[period, block]` with queries along lanes.
+def skew_keys(plan: TpuPlan, x: jax.Array, sign: int) -> jax.Array:
+  """Applies `skew`, or `unskew` if `sign` is -1, to a `[period, block]` array, queries along lanes.
 
-  By rotations of 1, 2, 4, ... rows, each of the columns whose number has that bit.
+  Rotates by 1, 2, 4, ... rows the columns whose number has that bit.
   """
   columns = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
   shift = 1
@@ -207,8 +238,8 @@ def skew_keys(plan: Plan, x: jax.Array, sign: int) -> jax.Array:
   return x
 
 
-def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
-  """Logits `[block, block]` with those of hidden keys made LOWEST; keys along axis `keys`."""
+def hide(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
+  """Sets the logits `[block, block]` of hidden pairs to LOWEST; keys along axis `keys`."""
   hidden = []
   positions = functools.partial(jax.lax.broadcasted_iota, jnp.int32, logits.shape)
   distance = offset * plan.block + positions(keys) - positions(1 - keys)
@@ -225,14 +256,14 @@ def hide(plan: Plan, logits, offset, operands, keys: int) -> jax.Array:
   return logits
 
 
-def add_band(plan: Plan, tile, offset: int, band, right, keys: int):
-  """Adds a skewed band `[block, period]`, and what all keys right of it have in common.
+def add_band(plan: TpuPlan, tile, offset: int, band, right, keys: int):
+  """Adds a skewed band `[block, period]`, and `right` to all keys right of it.
 
-  In tiles right of the diagonal's that last summand is left out everywhere, for the caller to add.
+  In tiles right of the diagonal's `right` is subtracted everywhere, and the caller adds it.
   With keys along axis 0 band and `right` are transposed.
   """
 
-  def added(piece: Piece):
+  def add(piece: Piece):
     part = tile[piece.rows, piece.columns]
     of_right = right[piece.queries] if keys else right[:, piece.queries]
     if piece.where == "right" and offset <= 0:
@@ -244,11 +275,11 @@ def add_band(plan: Plan, tile, offset: int, band, right, keys: int):
     inside = band[piece.band] - of_right if offset > 0 else band[piece.band]
     return part + jnp.where(in_band(plan, distance), inside, outside)
 
-  return joined([[added(piece) for piece in strip] for strip in pieces(plan, offset, keys)])
+  return join([[add(piece) for piece in strip] for strip in pieces(plan, offset, keys)])
 
 
-def crossing(plan: Plan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]]:
-  """The sub-tiles that cross the band, and where they do."""
+def crossing(plan: TpuPlan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]]:
+  """Returns the sub-tiles that cross the band, with True on the band."""
   return [
     (piece, in_band(plan, distances(plan, piece, keys)))
     for strip in pieces(plan, offset, keys)
@@ -257,25 +288,25 @@ def crossing(plan: Plan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]
   ]
 
 
-def right_of_band(plan: Plan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
-  """What lies right of the band: queries, and a sub-tile that is zero elsewhere."""
-  found = []
+def right_of_band(plan: TpuPlan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
+  """Returns slices of queries, each with a sub-tile that is zero except right of the band."""
+  parts = []
   for piece in itertools.chain(*pieces(plan, offset, keys)):
     part = tile[piece.rows, piece.columns]
     if piece.where == "band":
       part = jnp.where(distances(plan, piece, keys) >= plan.last, part, 0)
     if piece.where != "left":
-      found.append((piece.queries, part))
-  return found
+      parts.append((piece.queries, part))
+  return parts
 
 
 def first_block(operands: dict) -> jax.Array | int:
-  """The number of a device's first block of queries."""
+  """Returns the number of a device's first block of queries."""
   return operands["first_block"][0, 0] if "first_block" in operands else 0
 
 
-def keep(plan: Plan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
-  """Which weights of a tile are not dropped."""
+def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
+  """Returns the dropout mask of a tile, True where a weight is kept."""
   count = functools.partial(jax.lax.broadcasted_iota, jnp.int32)
   shape = lambda axis: tuple(plan.block if axis == n else 1 for n in range(2))
   rows = query_block * plan.block + count(shape(1 - keys), 1 - keys)
@@ -284,7 +315,7 @@ def keep(plan: Plan, seed: jax.Array, query_block, key_block, keys: int) -> jax.
 
 
 def product(x: jax.Array, y: jax.Array, contract: tuple[int, int]) -> jax.Array:
-  """The matrix product over an axis of each, in float32 or wider, on the matrix unit."""
+  """Computes the matrix product over an axis of each, in float32 or wider."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   precision = None if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
   dimensions = ((contract[:1], contract[1:]), ((), ()))
@@ -294,11 +325,11 @@ def product(x: jax.Array, y: jax.Array, contract: tuple[int, int]) -> jax.Array:
 def precise_product(
   x: jax.Array, y: jax.Array, contract: tuple[int, int], dtype: jax.typing.DTypeLike
 ) -> jax.Array:
-  """The same for arrays wider than `dtype`: their rounding to it, and what that leaves.
+  """Computes the product of arrays wider than `dtype` from their rounding to it and the rest.
 
-  For tables: rounded, they would err the same way for every query. Narrow ones leave half of the
-  matrix unit empty, and as the left factor get both at the price of one. (As the right one they
-  would too, but joining them takes longer than the product.)
+  For tables: their rounding errors would be the same for every query. A narrow table leaves half of
+  the matrix unit empty, so as the left factor both parts cost one product. (As the right factor
+  too, but concatenating takes longer than the product.)
   """
 
   def parts(z):
@@ -312,11 +343,11 @@ def precise_product(
   return sum(product(a, b, contract) for a, b in pairs)
 
 
-def dispatch(plan: Plan, offset, tile, *, by_side: bool = False) -> None:
-  """Runs `tile(offset, is_right)`, with a static offset where the tile has code of its own.
+def dispatch(plan: TpuPlan, offset, tile, *, by_side: bool = False) -> None:
+  """Runs `tile(offset, is_right)`, with a static offset if the tile has specialised code.
 
-  `is_right` is static too: that the tile lies right of the diagonal's. Of a tile without code of
-  its own it says so only `by_side`.
+  `is_right` is static: whether the tile is right of the diagonal's. For plain tiles it is False
+  unless `by_side`.
   """
   special, runs = plan.special_offsets(), plan.runs(offset)
   for static in special:
@@ -329,3 +360,59 @@ def dispatch(plan: Plan, offset, tile, *, by_side: bool = False) -> None:
     left |= right
   if has_left or (has_right and not by_side):
     pl.when(runs & left)(functools.partial(tile, offset, False))
+
+
+def block_specs(
+  axes: Mapping[str, str], arrays: Shapes, block: int, index: Callable[..., dict[str, jax.Array]]
+) -> dict[str, pl.BlockSpec]:
+  """Returns the block of each array that a step of the grid reads or writes.
+
+  Args:
+    axes: a letter for each axis of each array.
+    arrays: one of the batch (B) and of heads (N, K) is in a block, `block` queries (T) or keys (S),
+      and all of the other axes.
+    block: the size.
+    index: maps a step's indices in the grid to those of the blocks by letter.
+  """
+  sizes = dict(B=1, N=1, K=1, T=block, S=block)
+
+  def spec(name):
+    if name == "first_block":
+      return pl.BlockSpec(memory_space=pltpu.SMEM)
+    pairs = list(zip(axes[name], arrays[name].shape, strict=True))
+
+    def block_index(*step):
+      by_letter = index(*step)
+      return tuple(by_letter.get(letter, 0) if size > 1 else 0 for letter, size in pairs)
+
+    shape = tuple(min(sizes.get(letter, size), size) for letter, size in pairs)
+    return pl.BlockSpec(shape, block_index)
+
+  return {name: spec(name) for name in arrays}
+
+
+def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) -> pl.CostEstimate:
+  """Estimates a call's cost from `num_products` products of [block, H] by [block, block] per tile.
+
+  Relative terms are not counted. Keys and values are read for every block of queries, all other
+  arrays once. If devices share the queries it is the cost of the last one, which in a causal call
+  has the most visible keys.
+  """
+  batch, heads, length, width = operands["query"].shape
+  num_keys = operands["key"].shape[2]
+  is_part = "first_block" in operands
+  first = plan.num_blocks[0] - length // plan.block if is_part else 0
+  queries = np.arange(first, first + length // plan.block)[:, None]
+  offsets = plan.key_block + np.arange(num_keys // plan.block) - queries
+  count = lambda condition: int(np.broadcast_to(condition, offsets.shape).sum())
+  num_pairs = batch * heads * count(plan.runs(offsets)) * plan.block**2
+  # As in the kernels' block specs.
+  known = plan.is_causal and not is_part
+  fetched = batch * heads * count(offsets <= 0 if known else True) * plan.block
+  once = [x for name, x in (operands | outputs).items() if name not in ("key", "value")]
+  per_key = 2 * width * operands["key"].dtype.itemsize
+  return pl.CostEstimate(
+    flops=2 * num_products * num_pairs * width,
+    transcendentals=num_pairs,
+    bytes_accessed=fetched * per_key + sum(math.prod(x.shape) * x.dtype.itemsize for x in once),
+  )

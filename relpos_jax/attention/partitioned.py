@@ -1,11 +1,11 @@
-"""Kernels over a mesh: what the partitioner cannot look into runs on each device's own part.
+"""Kernels over a mesh: each device runs kernels that XLA cannot partition on its own shards.
 
-Batch, heads and queries may be sharded, evenly, and nothing else: every other axis is made whole
-first. Where queries are sharded, a sequence lies on several devices: each gathers all of its keys.
+Only batch, heads and queries may be sharded, evenly: every other axis is gathered first. If queries
+are sharded, every device gathers all keys of its sequences.
 
-What is cut by which axes of the mesh is known in one of two ways. With a mesh in context
-(`jax.set_mesh`) by the axes' names, `AXIS_NAMES`. Without one it is as the query is sharded; for
-that the compiler asks, which on TPUs it does not (JAX's issue 38196): set the mesh there.
+The sharding has one of two sources. With a mesh in context (`jax.set_mesh`) it follows the names of
+the mesh's axes, `AXIS_NAMES`. Otherwise it follows the query's sharding, in a callback of the
+partitioner, which does not work on TPUs (JAX's issue 38196): set the mesh there.
 """
 
 import itertools
@@ -26,12 +26,12 @@ from jax.typing import DTypeLike
 
 from relpos_jax.typing import Array, ArrayLike
 
-# What the axes of a mesh in context cut: B batch, N heads, T queries.
+# The axes of a mesh in context that shard an axis: B batch, N heads, T queries.
 AXIS_NAMES = dict(B=("data", "fsdp"), N=("tensor", "model"), T=("sequence",))
 
 Arrays = dict[str, Array]
-# The mesh axes that cut the axis of a letter.
-Cut = Mapping[str, tuple[str, ...]]
+# The mesh axes that shard the axis of a letter.
+ShardAxes = Mapping[str, tuple[str, ...]]
 
 
 def over_devices(
@@ -41,35 +41,36 @@ def over_devices(
   *,
   tile: int = 1,
 ) -> Arrays:
-  """`kernel(operands, 0)`, where each device does its part of the batch, heads and queries.
+  """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
 
-  Under `jax.vmap` the calls are made one after the other.
+  Under `jax.vmap` the calls run one after the other.
 
   Args:
-    kernel: a function of named arrays, and of the number of the first query among them, that treats
-      all of the batch, all heads and all queries alike. What has size 1 in a result and not in the
-      query, or no axis of queries, is summed over: the gradients of a shared bias, and of keys.
+    kernel: a function of named arrays and of the number of their first query, independent over
+      batch, heads and queries. Results are summed over these where they have size 1 and the query
+      has not, or no axis of queries: the gradients of a shared bias, and of keys.
     axes: a letter for each axis of each operand and result: B batch, N heads, K key heads (N a
-      multiple of K), T queries, S keys; others, and S, are not sharded in operands. Of size 1 an
-      axis is shared.
-    operands: the arrays, with a "query" and a "key" among them.
-    tile: queries that stay together.
+      multiple of K), T queries, S keys. S and other letters are not sharded in operands. An axis of
+      size 1 is replicated.
+    operands: the arrays, including "query" and "key".
+    tile: shards have a multiple of this number of queries.
   """
-  # Traced once, not for its shapes and again for its results.
-  of_all = jax.jit(lambda operands: kernel(operands, 0), inline=True)
-  some = lambda operands, first_query: (
-    of_all(operands) if isinstance(first_query, int) else kernel(operands, first_query)
+  # Traced once, for its shapes and for its results.
+  unsharded = jax.jit(lambda operands: kernel(operands, 0), inline=True)
+  traced_once = lambda operands, first_query: (
+    unsharded(operands) if isinstance(first_query, int) else kernel(operands, first_query)
   )
-  results = jax.eval_shape(of_all, operands)
-  call = _Call(some, axes, {name: x.shape for name, x in operands.items()}, results, tile)
+  results = jax.eval_shape(unsharded, operands)
+  call = _Call(traced_once, axes, {name: x.shape for name, x in operands.items()}, results, tile)
   names = free_names()
-  function = call.over(jax.sharding.get_abstract_mesh(), names) if names else call.as_sharded()
-  found = sequential_vmap(function)(*operands.values())
-  return dict(zip(results, found, strict=True))
+  mesh = jax.sharding.get_abstract_mesh()
+  function = call.over_mesh(mesh, names) if names else call.as_query_is_sharded()
+  outputs = sequential_vmap(function)(*operands.values())
+  return dict(zip(results, outputs, strict=True))
 
 
 def free_names() -> set[str]:
-  """Of `AXIS_NAMES`, the axes of the mesh in context by which nobody has cut before."""
+  """Returns the axes in `AXIS_NAMES` of the mesh in context that are not yet manual."""
   mesh = jax.sharding.get_abstract_mesh()
   known = {*itertools.chain(*AXIS_NAMES.values())}
   return {name for name in known & _auto_names(mesh) if mesh.shape[name] > 1}
@@ -81,7 +82,7 @@ def _auto_names(mesh: AbstractMesh) -> set[str]:
 
 
 class _Call(NamedTuple):
-  """The arguments of `over_devices`: shapes of operands, and what the kernel makes of them."""
+  """The arguments of `over_devices`, with the shapes of operands and results."""
 
   kernel: Callable[[Arrays, ArrayLike], Arrays]
   axes: Mapping[str, str]
@@ -89,112 +90,115 @@ class _Call(NamedTuple):
   results: Mapping[str, jax.ShapeDtypeStruct]
   tile: int
 
-  def over(self, mesh: AbstractMesh, names: set[str]) -> Callable:
-    """The call, cut by axes of the mesh in context, of these names."""
-    wanted = {letter: tuple(n for n in some if n in names) for letter, some in AXIS_NAMES.items()}
-    cut = self.cut(wanted, mesh)
-    ends = self.ends(cut, mesh)
+  def over_mesh(self, mesh: AbstractMesh, names: set[str]) -> Callable:
+    """Returns the call, sharded over the named axes of the mesh in context."""
+    wanted = {letter: tuple(n for n in known if n in names) for letter, known in AXIS_NAMES.items()}
+    shards = self.even_shards(wanted, mesh)
+    reductions = self.reductions(shards, mesh)
     return jax.shard_map(
-      self.part(cut, ends),
-      in_specs=self.specs(cut),
-      out_specs=tuple(end.spec for end in ends),
-      # All that there are: TPUs' kernels take no mesh of which an axis, if only of size 1, is left.
+      self.on_one_device(shards, reductions),
+      in_specs=self.specs(shards),
+      out_specs=tuple(x.spec for x in reductions),
+      # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size 1.
       axis_names=_auto_names(mesh),
       check_vma=False,
     )
 
-  def as_sharded(self) -> Callable:
-    """The call, cut as the compiler finds the query sharded."""
-    whole = custom_partitioning(lambda *arrays: self.outputs(arrays, 0))
+  def as_query_is_sharded(self) -> Callable:
+    """Returns the call, sharded as the partitioner finds the query."""
+    function = custom_partitioning(lambda *arrays: self.outputs(arrays, 0))
 
     def partition(mesh, given, _):
       spec = given[[*self.operands].index("query")].sharding.spec
       tuples = ((x,) if isinstance(x, str) else x or () for x in (*spec, *[None] * 4))
-      cut = self.cut(dict(zip(self.axes["query"], tuples, strict=False)), mesh)
-      ends = self.ends(cut, mesh)
-      place = lambda specs: tuple(NamedSharding(mesh, spec) for spec in specs)
-      return mesh, self.part(cut, ends), place(end.spec for end in ends), place(self.specs(cut))
+      shards = self.even_shards(dict(zip(self.axes["query"], tuples, strict=False)), mesh)
+      reductions = self.reductions(shards, mesh)
+      shardings = lambda specs: tuple(NamedSharding(mesh, spec) for spec in specs)
+      outputs, operands = shardings(x.spec for x in reductions), shardings(self.specs(shards))
+      return mesh, self.on_one_device(shards, reductions), outputs, operands
 
     rule = _rule(self.axes, self.operands, {name: x.shape for name, x in self.results.items()})
-    whole.def_partition(partition=partition, sharding_rule=rule)
-    return whole
+    function.def_partition(partition=partition, sharding_rule=rule)
+    return function
 
-  def cut(self, wanted: Cut, mesh: Mesh | AbstractMesh) -> Cut:
-    """The mesh axes wanted, where they cut the query and the key heads evenly."""
+  def even_shards(self, wanted: ShardAxes, mesh: Mesh | AbstractMesh) -> ShardAxes:
+    """Returns the wanted mesh axes that shard the query and the key heads evenly."""
 
-    def even(letter: str, array: str, together: int = 1) -> tuple[str, ...]:
+    def even(letter: str, array: str, multiple: int = 1) -> tuple[str, ...]:
       names = wanted.get(letter[0], ())
       size = self.operands[array][self.axes[array].index(letter[-1])]
-      return names if size % (together * math.prod(mesh.shape[x] for x in names)) == 0 else ()
+      return names if size % (multiple * math.prod(mesh.shape[x] for x in names)) == 0 else ()
 
     heads = even("NK", "key")
     queries = even("T", "query", self.tile) if "T" in self.axes["query"] else ()
     return {"B": even("B", "query"), "N": heads, "K": heads, "T": queries}
 
-  def specs(self, cut: Cut) -> tuple[PartitionSpec, ...]:
-    """Of the operands."""
-    return tuple(_spec(cut, self.axes[name], shape) for name, shape in self.operands.items())
+  def specs(self, shards: ShardAxes) -> tuple[PartitionSpec, ...]:
+    """Returns the partition specs of the operands."""
+    return tuple(_spec(shards, self.axes[name], shape) for name, shape in self.operands.items())
 
-  def ends(self, cut: Cut, mesh: Mesh | AbstractMesh) -> tuple["_End", ...]:
-    """Of the results."""
-    return tuple(_End.of(cut, self.axes[name], x, mesh) for name, x in self.results.items())
+  def reductions(self, shards: ShardAxes, mesh: Mesh | AbstractMesh) -> tuple["_Reduction", ...]:
+    """Returns the reduction of each result."""
+    named = self.results.items()
+    return tuple(_Reduction.of(shards, self.axes[name], x, mesh) for name, x in named)
 
-  def part(self, cut: Cut, ends: tuple["_End", ...]) -> Callable:
-    """What one device does with its parts of the operands; a sum is that of all devices."""
+  def on_one_device(self, shards: ShardAxes, reductions: tuple["_Reduction", ...]) -> Callable:
+    """Returns the function that one device runs on its shards of the operands."""
 
-    def of_one_device(*arrays):
-      found = self.outputs(arrays, self.first_query(cut, arrays))
-      return tuple(end.total(x) for end, x in zip(ends, found, strict=True))
+    def run(*arrays):
+      outputs = self.outputs(arrays, self.first_query(shards, arrays))
+      return tuple(sum_over.apply(x) for sum_over, x in zip(reductions, outputs, strict=True))
 
-    return of_one_device
+    return run
 
-  def first_query(self, cut: Cut, arrays: tuple[Array, ...]) -> ArrayLike:
-    """The number of a device's first query; 0, and known before compiling, if it has all."""
-    if not cut["T"]:
+  def first_query(self, shards: ShardAxes, arrays: tuple[Array, ...]) -> ArrayLike:
+    """Returns the number of a device's first query, a static 0 if queries are not sharded."""
+    if not shards["T"]:
       return 0
     query = arrays[[*self.operands].index("query")]
-    return jax.lax.axis_index(cut["T"]) * query.shape[self.axes["query"].index("T")]
+    return jax.lax.axis_index(shards["T"]) * query.shape[self.axes["query"].index("T")]
 
   def outputs(self, arrays: tuple[Array, ...], first_query: ArrayLike) -> tuple[Array, ...]:
-    """The kernel's, in the order of the results."""
-    found = self.kernel(dict(zip(self.operands, arrays, strict=True)), first_query)
-    return tuple(found[name] for name in self.results)
+    """Runs the kernel, and returns its outputs in the order of the results."""
+    outputs = self.kernel(dict(zip(self.operands, arrays, strict=True)), first_query)
+    return tuple(outputs[name] for name in self.results)
 
 
-def _spec(cut: Cut, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
-  sharded = (cut.get(x) or None if n > 1 else None for x, n in zip(letters, shape, strict=True))
+def _spec(shards: ShardAxes, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
+  sharded = (shards.get(x) or None if n > 1 else None for x, n in zip(letters, shape, strict=True))
   return PartitionSpec(*sharded)
 
 
-class _End(NamedTuple):
-  """How a result leaves the devices: summed over some mesh axes, the last of the sums in parts.
+class _Reduction(NamedTuple):
+  """A result's sum over mesh axes: the same sum on all devices, or scattered along the keys.
 
-  The gradients of keys, which every device has of its own queries, are summed and, where that is
-  even, scattered at once along the keys: half the traffic.
+  The gradients of keys are summed over the devices that share the queries. If the keys divide
+  evenly the sum is scattered, which is half the traffic.
   """
 
   dtype: DTypeLike
   summed: tuple[str, ...]
   scattered: tuple[str, ...]
-  keys: int  # their axis
+  keys: int  # the axis of keys
   spec: PartitionSpec
 
   @classmethod
   def of(
-    cls, cut: Cut, letters: str, result: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh
-  ) -> "_End":
+    cls, shards: ShardAxes, letters: str, result: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh
+  ) -> "_Reduction":
+    """Finds the mesh axes of a result."""
     shape, keys = result.shape, letters.find("S")
-    shared = (cut.get(x, ()) for x, n in zip(letters, shape, strict=True) if n == 1)
-    summed, spec = tuple(itertools.chain(*shared)), _spec(cut, letters, shape)
-    of_queries = () if "T" in letters else cut["T"]
+    shared = (shards.get(x, ()) for x, n in zip(letters, shape, strict=True) if n == 1)
+    summed, spec = tuple(itertools.chain(*shared)), _spec(shards, letters, shape)
+    of_queries = () if "T" in letters else shards["T"]
     if keys < 0 or shape[keys] % math.prod(mesh.shape[name] for name in of_queries):
       return cls(result.dtype, summed + of_queries, (), keys, spec)
     if of_queries:
       spec = PartitionSpec(*spec[:keys], of_queries, *spec[keys + 1 :])
     return cls(result.dtype, summed, of_queries, keys, spec)
 
-  def total(self, x: Array) -> Array:
-    """The sum over devices, or this one's part of it, rounded once."""
+  def apply(self, x: Array) -> Array:
+    """Returns the sum over devices, or this device's shard of it, rounded once."""
     x = jax.lax.psum(x, self.summed)
     if self.scattered:
       x = jax.lax.psum_scatter(x, self.scattered, scatter_dimension=self.keys, tiled=True)
@@ -202,17 +206,17 @@ class _End(NamedTuple):
 
 
 def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdyShardingRule:
-  """How shardings spread: along B, T, N and K, a head axis N of K groups where K < N."""
+  """Returns the propagation rule: along B, T, N and K; an axis N has K groups if K < N."""
   query, key = (dict(zip(axes[n], operands[n], strict=True)) for n in ("query", "key"))
   grouped = 1 < key["K"] < query["N"]
   heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
-  ones, whole = itertools.count(), {}  # in the order in which they appear
+  ones, replicated = itertools.count(), {}  # a dict keeps the order of appearance
 
   def factor(letter: str, size: int):
     if size == 1:
       return f"one{next(ones)}"
     if letter not in "BNKT":
-      whole[letter] = None
+      replicated[letter] = None
     return heads.get(letter, letter)
 
   mapping = lambda shape, letters: ArrayMapping(*map(factor, letters, shape))
@@ -221,4 +225,4 @@ def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdySh
     for shapes in (operands, results)
   ]
   sizes = dict(G=query["N"] // key["K"]) if grouped else {}
-  return SdyShardingRule(*mappings, need_replication_factors=tuple(whole), **sizes)
+  return SdyShardingRule(*mappings, need_replication_factors=tuple(replicated), **sizes)

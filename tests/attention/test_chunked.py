@@ -29,7 +29,7 @@ def arrays_of(
   value_table="shared",
   bias=None,
 ):
-  """A table is "shared" by the heads, "per head" or None; a bias has the axes of BNTS it names."""
+  """Returns random arrays; a table is "shared", "per head" or None, a bias names axes of BNTS."""
   random = lambda seed, shape: jnp.asarray(np.random.default_rng(seed).normal(size=shape))
   rows = 2 * k + 1 if rows is None else rows
   tables = {"shared": (rows, 3), "per head": (rows, heads, 3)}
@@ -64,7 +64,7 @@ def attend(arrays, attention, beyond="clip", left=None, **options):
 
 
 def results(arrays, attention, **options):
-  """The output, and the gradients for a random cotangent."""
+  """Returns the output, and the gradients for a random cotangent."""
 
   @quickly
   def run(arrays):
@@ -183,10 +183,9 @@ CASES = {
 
 
 def assert_exact(sizes, options, block=8, num_heads=4, num_stretches=2):
-  """With so many queries in a block, and so many heads at a time or the next fewer that may be.
+  """Checks a call against the reference, with at most `num_heads` heads at a time.
 
-  More heads under a window, of whose keys a block meets few. A causal call has as many loops to be
-  compiled as stretches, one after the other.
+  A window allows more heads, because a block computes few keys.
   """
   arrays, options = arrays_of(**sizes), dict(options)
   num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]

@@ -55,7 +55,7 @@ def arrays_of(
   value_table=True,
   dtype=np.float64,
 ):
-  """What gradients are taken of."""
+  """Returns the differentiable arrays."""
   random = np.random.default_rng(1).normal
   table = (2 * k + 1, *([heads] if per_head else []), width)
   arrays = dict(
@@ -69,7 +69,6 @@ def arrays_of(
 
 
 def attend(attention, arrays, beyond="clip", left=None, **options):
-  """`attention(inputs)` of named arrays."""
   tables = [arrays.get(name) for name in ("key_table", "value_table")]
   given = any(table is not None for table in tables)
   relations = RelativePositions(*tables, beyond, left) if given else None
@@ -87,7 +86,6 @@ def in_small_blocks(inputs):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("float64")
 def test_it_is_exact(name):
-  """Output and all gradients, of several blocks, against `reference`."""
   options = dict(CASES[name])
   sizes = {n: options.pop(n) for n in [*options] if n in arrays_of.__kwdefaults__}
   arrays = arrays_of(**sizes)
@@ -147,7 +145,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient():
     (dict(width=300), "heads are 300 wide"),
   ],
 )
-def test_it_says_what_it_cannot_do(options, reason):
+def test_unsupported_calls_are_refused(options, reason):
   options = dict(options)
   arrays = arrays_of(queries=6, keys=6, width=options.pop("width", 3), dtype=np.float32)
   call = functools.partial(dot_product_attention, implementation="pallas_gpu", **options)
@@ -156,7 +154,7 @@ def test_it_says_what_it_cannot_do(options, reason):
 
 
 def loss(query, key, value, tables, **options):
-  """Of the kernel as a GPU would run it."""
+  """Computes a loss with the kernels as compiled for a GPU."""
   relations = None if tables is None else RelativePositions(*tables)
   inputs = gather_inputs(query, key, value, relations=relations, **options)
   blocks = pallas_gpu.default_blocks(inputs)
@@ -180,7 +178,7 @@ def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, **more):
   ],
 )
 def test_it_lowers_for_an_h100(sizes, options):
-  """Forward and backward: three kernels, and no [T, S] around them."""
+  """Checks for three kernels, and no [T, S] around them."""
   options = {n: jnp.asarray(x, int) if n.endswith("ids") else x for n, x in options.items()}
   device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
   mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device)
@@ -218,7 +216,7 @@ gpu_device_info {
   [(64, jnp.bfloat16, True), (64, jnp.bfloat16, False), (128, jnp.float32, True)],
 )
 def test_it_compiles_for_an_h100_in_linear_memory(width, dtype, relative):
-  """To machine code, without a GPU: JAX_PLATFORMS=cpu, jax-cuda13-plugin and jax-cuda13-pjrt."""
+  """Compiles without a GPU: JAX_PLATFORMS=cpu, jax-cuda13-plugin and jax-cuda13-pjrt."""
   pytest.importorskip("jax_plugins.xla_cuda13")
   from jax.experimental import topologies
 

@@ -1,4 +1,4 @@
-"""What the kernels for TPUs tell compilers that they cost: counted by hand, and by its laws."""
+"""The cost estimates of the kernels for TPUs: counts by hand, and laws."""
 
 import jax
 import numpy as np
@@ -6,18 +6,18 @@ import pytest
 
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_tpu import plan_of
-from relpos_jax.attention.pallas_tpu_cost import cost
+from relpos_jax.attention.pallas_tpu_tiles import cost
 
 BATCH, HEADS, WIDTH, BLOCK = 2, 3, 8, 16
 
 
 def cost_of(length, num_keys=None, *, first_key=0, is_part=False, **options):
-  """Of a forward call on `length` queries, of which there may be more."""
+  """Returns the cost of a forward call on the last `length` of 64 queries."""
   array = lambda size: jax.ShapeDtypeStruct((BATCH, HEADS, size, WIDTH), np.float32)
-  whole = jax.ShapeDtypeStruct((BATCH, 64, HEADS, WIDTH), np.float32)
+  full = jax.ShapeDtypeStruct((BATCH, 64, HEADS, WIDTH), np.float32)
   plans = []
   gather = lambda x: plans.append(plan_of(gather_inputs(x, x, x, **options), True)[0])
-  jax.eval_shape(gather, whole)
+  jax.eval_shape(gather, full)
   plan = plans[0]._replace(key_block=first_key // BLOCK)
   operands = dict(query=array(length), key=array(num_keys or 64), value=array(num_keys or 64))
   if is_part:
@@ -29,8 +29,7 @@ OPTIONS = [dict(), dict(is_causal=True), dict(local_window_size=(17, 0))]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_tiles_count_of_which_any_key_is_seen(options):
-  """Each with all of its pairs, once for each product and exponential."""
+def test_tiles_with_a_visible_pair_are_counted(options):
   i, j = np.ogrid[:64, :64]
   left, right = options.get("local_window_size", (64, 64))
   seen = (j <= i if "is_causal" in options else True) & (j - i <= right) & (i - j <= left)
@@ -40,8 +39,7 @@ def test_tiles_count_of_which_any_key_is_seen(options):
   assert found.flops == 2 * 2 * WIDTH * found.transcendentals
 
 
-def test_keys_come_for_every_block_of_queries():
-  """Where it is known, not those that no query of the block sees."""
+def test_visible_keys_are_read_for_every_block_of_queries():
   array = 4 * BATCH * HEADS * 64 * WIDTH
   assert cost_of(64).bytes_accessed == (2 + 2 * 4) * array
   tiles = 10 / 16
@@ -55,8 +53,8 @@ def test_calls_for_some_keys_each_add_up(options):
   assert sum(part.flops for part in parts) == cost_of(64, **options).flops
 
 
-def test_of_several_devices_it_is_the_one_with_the_last_queries():
-  """Its 16 queries see all keys: of all 64, causal, that is 4 of 10 tiles."""
+def test_the_cost_of_a_shard_is_that_of_the_last_queries():
+  # Its 16 queries attend to all keys: 4 of the 10 causal tiles.
   last = cost_of(16, is_part=True, is_causal=True)
   assert last.flops / cost_of(64, is_causal=True).flops == 4 / 10
   assert last.flops == cost_of(16, is_part=True).flops

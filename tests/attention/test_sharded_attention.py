@@ -23,10 +23,14 @@ BATCH_ALONE = dict(B=("data", "model"))
 
 
 def check_eight_devices_equal_one(attend, axes, along, stays=True, in_context=False):
-  """For `attend` of a dict of arrays with these axes.
+  """Checks `attend` of a dict of arrays with these axes, and returns the compiled text.
 
-  along: the mesh axes of a letter; stays: whether nothing may move; in_context:
-  whether the mesh is set. Returns the compiled text.
+  Args:
+    attend: the function.
+    axes: of each array.
+    along: the mesh axes of a letter.
+    stays: whether the devices may exchange nothing but sums.
+    in_context: whether the mesh is set.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
@@ -81,15 +85,14 @@ def test_eight_devices_equal_one(implementation, table):
 
 
 @pytest.mark.parametrize("along", [HEADS_TOO, BATCH_ALONE])
-def test_a_mesh_in_context_says_what_is_cut(along):
-  """By the names of its axes, where the compiler does not ask; also where they do not fit."""
+def test_a_mesh_in_context_determines_the_shards(along):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
   attend = lambda arrays: call(in_tiles, arrays, is_causal=True)
   check_eight_devices_equal_one(attend, axes, along, along is HEADS_TOO, in_context=True)
 
 
 def test_no_axis_of_a_mesh_is_left_to_the_compiler():
-  """It takes no kernel for TPUs of which one is, be it of size 1."""
+  # XLA refuses kernels for TPUs under a mesh with an automatic axis, even one of size 1.
   mesh = jax.make_mesh((8, 1, 1), ("data", "tensor", "other"), (AxisType.Auto,) * 3)
   x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -104,7 +107,6 @@ def test_no_axis_of_a_mesh_is_left_to_the_compiler():
   + [("11TS", "K", BATCH_ALONE)],
 )
 def test_each_device_has_its_part_of_a_bias(bias, heads, along):
-  """By blocks; where key heads are fewer, some pairs are hidden and some dropped."""
   key = f"BS{heads}H"
   axes = dict(query="BTNH", key=key, value=key, bias=bias, key_table="RNH", value_table="RH")
   options = {}
@@ -116,7 +118,7 @@ def test_each_device_has_its_part_of_a_bias(bias, heads, along):
 
 
 def test_a_sum_over_an_uneven_batch_counts_nothing_else():
-  """Of six sequences the last of four devices would have two that are none."""
+  # Six sequences on four devices: the last one has two of padding.
   axes = dict(query="BTNH", key="BSNH", value="BSNH", bias="11TS", key_table="RH", value_table="RH")
 
   def attend(arrays):
@@ -136,7 +138,7 @@ ALONG_A_SEQUENCE = dict(T="sequence", S="sequence", N="model", K="model")
   [("N", "chunked", True), ("K", "chunked", False), ("K", "pallas_tpu", True)],
 )
 def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, in_context):
-  """Of keys and values all are gathered, their gradients scattered; queries stay."""
+  # Keys and values are gathered and their gradients scattered; queries stay.
   key = f"BS{heads}H"
   axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
   options = dict(is_causal=is_causal)
@@ -158,7 +160,6 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
 
 
 def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
-  """T = 24 over four devices, S = 21."""
   axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table="RNH", value_table="RH")
 
   def attend(arrays):
