@@ -51,6 +51,7 @@ from relpos_jax.training.checkpoint_files import (
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.processes import (
+  any_process,
   check_same,
   first_message,
   is_first,

@@ -149,9 +149,7 @@ class Translation:
     sides = lengths, lengths * random.lognormal(0, 0.2, _NUM_MOCKED)
     rows = [np.clip(side, 2, None).astype(int) for side in sides]
     pairs = [Ragged.joined(np.full(side.sum(), UNK, np.uint16), side) for side in rows]
-    return tasks.batch_maker(self.config, pair_lengths(*pairs), mesh)(
-      *pairs, seed=self.config.seed
-    )
+    return tasks.batch_maker(self.config, pair_lengths(*pairs), mesh)(*pairs, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> Batch:
     return Batch(*2 * [np.zeros(shape, np.int32)])
