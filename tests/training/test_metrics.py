@@ -63,11 +63,12 @@ def test_metrics_are_one_json_object_a_line(tmp_path):
   assert lines(tmp_path)[-1] == dict(step=5, valid_loss=4.0)
 
 
-def test_numbers_of_any_kind_are_written_and_those_not_finite_are_null(tmp_path):
+def test_numbers_of_any_kind_are_written_and_those_not_finite_are_null(tmp_path, caplog):
   reporter, _ = make_reporter(tmp_path)
   with reporter:
     reporter.values(1, dict(a=0.5, b=np.float64(2), c=np.nan, d=np.inf, e=3))
   assert lines(tmp_path) == [dict(step=1, a=0.5, b=2, c=None, d=None, e=3)]
+  assert not caplog.records  # tensorboardX warns of NaN
 
 
 @pytest.mark.parametrize("num_steps, kept", [(10, 10), (1000, 1000), (5_003, 1001)])
