@@ -31,9 +31,7 @@ def test_nan(number, training, tmp_path, rng, begin):
   if is_one:
     assert status == 0 and kept(workdir) == _NUM_STEPS, run.err()
   else:
-    *others, line = training.told(run)
-    is_tensorboard = lambda line: line.endswith("NaN or Inf found in input tensor.")
-    assert all(map(is_tensorboard, others)), others
+    (line,) = training.told(run)
     named = rf"stopped: step {last}: loss nan, .* on batch {last - 1} of .*, number {_MOST} skipped"
     assert status == 1 and re.match(named, line), run.err()
   lines = [line for line in metrics(workdir) if "loss" in line]

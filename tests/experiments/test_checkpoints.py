@@ -86,17 +86,6 @@ def test_a_link_is_no_checkpoint(call, run_copy):
   assert states(answer) == {"12": "good"}
 
 
-def test_steps_that_were_swapped_are_damaged(call, run_copy):
-  checkpoints = run_copy / "checkpoints"
-  for old, new in (("12", "away"), ("9", "12"), ("away", "9")):
-    (checkpoints / old).rename(checkpoints / new)
-  answer = call("checkpoints", f"--workdir={run_copy}", "--verify")
-  found = states(answer)
-  assert answer.status == 1 and found["6"] == "good"
-  assert found["9"].startswith("damaged: it is of step 12: ")
-  assert found["12"].startswith("damaged: it is of step 9: ")
-
-
 def test_evaluating_and_translating_rename_nothing(call, run_copy):
   damage(run_copy, 12)
   for name in ("evaluate", "translate"):
@@ -105,12 +94,6 @@ def test_evaluating_and_translating_rename_nothing(call, run_copy):
     assert f"checkpoint {run_copy}/checkpoints/12 is damaged: " in answer.err
     assert ": passed over\n" in answer.err
     assert names(run_copy) == ["12", "6", "9"]
-
-
-def test_help_teaches(call):
-  answer = call("checkpoints", "--help")
-  assert answer.status == 0
-  assert all(word in answer.out for word in ("--verify", "--prune", "--damaged", "Exit status"))
 
 
 def test_training_goes_on_from_the_newest_good_one_to_the_same_end(

@@ -14,7 +14,7 @@ from relpos_jax.translation.task import Translation
 PAIRS = [("a dog runs", "ein Hund rennt"), ("it rains", "es regnet"), ("no", "nein")] * 4
 
 
-@pytest.mark.parametrize("space", [" ", "\t", "\u00a0", "\u3000 "])
+@pytest.mark.parametrize("space", ["\t", "\u3000 "])
 def test_training_sees_lines_as_translating_does_without_the_space_around_them(space):
   spaced = [(f"{source}{space}", f"{space}{target}{space}") for source, target in PAIRS]
   config = quickstart.get_config()

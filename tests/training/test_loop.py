@@ -74,12 +74,6 @@ def test_it_evaluates_and_saves_when_it_should_and_after_the_last_step():
   assert recorder.steps("save") == [2, 4, 6, 7]
 
 
-def test_the_last_step_is_not_evaluated_or_saved_twice():
-  recorder = Recorder()
-  recorder.train(num_steps=6, eval_every=3, save_every=3)
-  assert recorder.steps("evaluate") == recorder.steps("save") == [3, 6]
-
-
 def test_a_state_is_saved_after_all_its_steps_are_reported_and_before_it_is_evaluated():
   recorder = Recorder()
   recorder.train(num_steps=5, eval_every=2, save_every=2)
@@ -99,12 +93,6 @@ def test_it_goes_on_from_the_middle():
   assert recorder.steps("save") == [5, 7]
 
 
-def test_a_run_that_ended_does_nothing_more():
-  recorder = Recorder()
-  assert int(recorder.train(start=7, num_steps=7).step) == 7
-  assert not recorder.events and not recorder.batches
-
-
 def test_so_many_steps_skipped_in_a_row_stop_with_step_and_batch():
   recorder = Recorder(skipped={2, 3, 5, 6, 7})
   with pytest.raises(NonFiniteError) as raised:
@@ -119,13 +107,6 @@ def test_fewer_in_a_row_are_reported_and_training_goes_on():
   recorder = Recorder(skipped={2, 3, 5, 6, 8})
   recorder.train(num_steps=9, max_skipped=3, save_every=3)
   assert recorder.steps("report") == [*range(1, 10)] and recorder.steps("save") == [3, 6, 9]
-
-
-def test_the_last_step_can_be_one_too_many():
-  recorder = Recorder(skipped={3})
-  with pytest.raises(NonFiniteError):
-    recorder.train(num_steps=3, max_skipped=1)
-  assert not recorder.steps("save")
 
 
 @pytest.mark.parametrize("at, last", [(("report", 3), 4), (("evaluate", 5), 5), (("save", 4), 4)])

@@ -63,23 +63,12 @@ def test_metrics_are_one_json_object_a_line(tmp_path):
   assert lines(tmp_path)[-1] == dict(step=5, valid_loss=4.0)
 
 
-def test_numbers_of_any_kind_are_written_and_those_not_finite_are_null(tmp_path):
+def test_numbers_of_any_kind_are_written_and_those_not_finite_are_null(tmp_path, caplog):
   reporter, _ = make_reporter(tmp_path)
   with reporter:
     reporter.values(1, dict(a=0.5, b=np.float64(2), c=np.nan, d=np.inf, e=3))
   assert lines(tmp_path) == [dict(step=1, a=0.5, b=2, c=None, d=None, e=3)]
-
-
-def test_lines_are_there_at_once(tmp_path):
-  reporter, _ = make_reporter(tmp_path)
-  with reporter:
-    reporter.step(1, dict(loss=1.0, num_tokens=1))
-    assert len(read_metrics(tmp_path)) == 1
-
-
-def test_nothing_is_written_without_a_step(tmp_path):
-  assert run(tmp_path, []) == ""
-  assert not list(tmp_path.iterdir()) and read_metrics(tmp_path) == []
+  assert not caplog.records  # tensorboardX warns of NaN
 
 
 @pytest.mark.parametrize("num_steps, kept", [(10, 10), (1000, 1000), (5_003, 1001)])
@@ -109,14 +98,6 @@ def test_an_interrupted_run_that_goes_on_leaves_the_files_of_one_that_was_not(tm
     "samples.txt",
     "tensorboard",
   ]
-
-
-def test_samples_are_kept_with_their_step(tmp_path):
-  run(tmp_path, [5, 10])
-  text = (tmp_path / "samples.txt").read_text()
-  assert text == (
-    "=== step 5, valid\nsample 5\nsecond line\n\n=== step 10, valid\nsample 10\nsecond line\n\n"
-  )
 
 
 def test_tensorboard_has_scalars_texts_and_where_the_run_went_on(tmp_path):
@@ -200,15 +181,6 @@ def test_time_left_knows_nothing_of_compiling_and_waits_for_five_steps(tmp_path,
   assert lefts == {s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)}
 
 
-def test_lines_grow_rare_in_long_runs(tmp_path, clock):
-  reporter, output = make_reporter(tmp_path, num_steps=10**6, seconds=5.0)
-  with reporter:
-    for step in range(1, 20_000):
-      reporter.step(step, dict(loss=2.0, num_tokens=500))
-      clock.now += 5.0
-  assert 200 < len(output.getvalue().splitlines()) < 700
-
-
 def test_evaluations_are_shown_and_leave_speed_and_time_left_alone(tmp_path, clock):
   reporter, output = make_reporter(tmp_path)
   with reporter:
@@ -220,16 +192,6 @@ def test_evaluations_are_shown_and_leave_speed_and_time_left_alone(tmp_path, clo
         reporter.values(step, dict(valid_loss=1.23456, valid_bleu=30))
   assert "step 40  valid_loss 1.235  valid_bleu 30\n" in output.getvalue()
   assert {line.get("tokens_per_second", 1000) for line in read_metrics(tmp_path)} == {1000}
-
-
-def test_speed_is_that_of_the_last_half_minute(tmp_path, clock):
-  reporter, _ = make_reporter(tmp_path)
-  with reporter:
-    for step in range(1, 101):
-      reporter.step(step, dict(loss=2.0, num_tokens=500))
-      clock.now += 10.0 if step == 1 else 0.5
-  speeds = [line.get("tokens_per_second") for line in read_metrics(tmp_path)]
-  assert speeds[0] is None and speeds[1] == 50 and speeds[-1] == 1000
 
 
 def test_a_terminal_gets_a_bar_with_the_same_numbers(tmp_path, clock):
@@ -257,13 +219,3 @@ def test_long_work_is_tracked_and_what_is_soon_over_says_nothing(clock, capsys):
     "2/3 batches, 0:00:11 left",
     "3/3 batches, 0:00:00 left",
   ]
-
-
-def test_a_step_costs_little(tmp_path):
-  reporter, _ = make_reporter(tmp_path, num_steps=100_000)
-  with reporter:
-    start = time.perf_counter()
-    for step in range(1, 5001):
-      reporter.step(step, dict(loss=2.0, grad_norm=1.0, num_tokens=500))
-    seconds = time.perf_counter() - start
-  assert seconds / 5000 < 1e-3

@@ -4,7 +4,6 @@ import dataclasses
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -19,7 +18,6 @@ from relpos_jax.training.sharding import (
   make_mesh,
   parameter_sharding,
   put_batch,
-  put_parameters,
 )
 from relpos_jax.training.step import init_state
 
@@ -77,11 +75,6 @@ def test_slices_of_tpus_are_parts_of_the_batch():
     _arranged((1, 1, 1, 8), chips)
 
 
-def test_machines_of_gpus_are_no_slices():
-  gpus = [Chip(id, id // 4, platform="gpu") for id in range(8)]
-  assert _arranged((1, 8, 1, 1), gpus).shape == (1, 8, 1, 1)
-
-
 def test_the_tables_of_a_graph_encoder_are_cut_by_heads():
   config = GraphEncoderConfig(
     num_node_labels=1, num_edge_labels=3, num_classes=2, num_layers=1, width=16, num_heads=2
@@ -104,12 +97,6 @@ def test_rows_are_split_in_order_and_tokens_too():
     part, half = divmod(index, 2)
     wanted = rows[4 * part : 4 * part + 4, 3 * half : 3 * half + 3]
     np.testing.assert_array_equal(shard.data, wanted)
-
-
-def test_on_a_mesh_of_data_alone_every_device_has_all():
-  tree = put_parameters(dict(a=jnp.arange(3), b=jnp.ones(())), make_mesh())
-  for leaf in jax.tree.leaves(tree):
-    assert leaf.is_fully_replicated and len(leaf.devices()) == 8
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import jax
@@ -86,24 +85,6 @@ def test_an_interrupt_that_is_ignored_stays_so(at_exit):
   finally:
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, terminate)
-
-
-def test_nothing_is_reached_without_a_signal(before):
-  with StopOnSignal() as stop:
-    assert not stop.should_stop() and not stop.stopping
-  assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_in_another_thread_signals_are_left_alone(before):
-  def use():
-    with StopOnSignal() as stop:
-      heard.append((stop.should_stop(), signal.getsignal(signal.SIGTERM)))
-
-  heard = []
-  thread = threading.Thread(target=use)
-  thread.start()
-  thread.join()
-  assert heard == [(False, before)]
 
 
 def test_after_the_last_one_the_process_ends_with_its_own_status():

@@ -111,15 +111,6 @@ def test_stopping_and_resuming_changes_no_bit(train_step, tmp_path):
   assert int(straight.step) == 60
 
 
-def test_dropout_is_new_at_each_step_and_the_same_when_repeated(train_step):
-  batch = put_batch(copy_task(0), make_mesh(1))
-  losses = []
-  for step in (0, 0, 1):
-    state = start(ADAM)._replace(step=put_parameters(jnp.int32(step), make_mesh(1)))
-    losses.append(float(train_step(state, batch)[1]["loss"]))
-  assert losses[0] == losses[1] != losses[2]
-
-
 def test_the_old_state_is_given_up(train_step):
   state = start(ADAM)
   train_step(state, put_batch(copy_task(0), make_mesh(1)))
@@ -177,13 +168,6 @@ def test_metrics_are_of_the_gradient_and_the_batch(sgd_step, eval_step):
   assert metrics["loss"] == pytest.approx(float(loss.sum) / int(loss.num_tokens), rel=1e-5)
 
 
-def test_evaluation_has_no_dropout(eval_step):
-  graphdef, _ = make_model(**DROPOUT)
-  with_rates = make_eval_step(graphdef, loss)
-  batch, params = copy_task(0), start(SGD).params
-  assert with_rates(params, batch).sum == eval_step(params, batch).sum
-
-
 def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd_step):
   batch = copy_task(0)
   for side in batch:
@@ -203,12 +187,6 @@ def test_parts_filled_up_with_padding_sum_to_the_whole(sgd_step):
   weights = np.array([metrics["num_tokens"] for _, metrics in parts])
   sum_of_parts = sum(n * grads for n, (grads, _) in zip(weights, parts, strict=True))
   np.testing.assert_allclose(sum_of_parts / weights.sum(), whole, atol=1e-5)
-
-
-def test_a_batch_of_padding_changes_nothing(sgd_step):
-  grads, metrics = gradient(sgd_step, keep(copy_task(0), np.s_[:0]))
-  assert not grads.any()
-  assert metrics == dict(loss=0.0, grad_norm=0.0, num_tokens=0, skipped=0)
 
 
 def test_microbatches_of_graphs_without_features_sum_to_the_gradient_of_the_batch():

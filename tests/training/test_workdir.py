@@ -64,11 +64,6 @@ def test_a_key_younger_than_the_run_had_its_default(tmp_path):
   assert "model.younger is absent there" in refusal(tmp_path, changed(model=dict(younger=0)))
 
 
-def test_hidden_files_do_not_count(tmp_path):
-  (tmp_path / ".DS_Store").touch()
-  assert claim_workdir(tmp_path, CONFIG) is False
-
-
 @pytest.mark.parametrize(
   "config, words",
   [
@@ -112,13 +107,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     claim_workdir(tmp_path / "runs" / "a", CONFIG)
 
 
-def test_a_file_for_a_folder_is_refused(tmp_path):
-  (tmp_path / "file").touch()
-  for path in (tmp_path / "file", tmp_path / "file" / "run"):
-    with pytest.raises(InputError, match=f"cannot use {path} .*another --workdir"):
-      claim_workdir(path, CONFIG)
-
-
 @pytest.mark.parametrize("broken", [b'{"seed": 0', b"\xff\xfe", b"[]"])
 def test_an_unreadable_config_is_refused(tmp_path, broken):
   (tmp_path / "config.json").write_bytes(broken)
@@ -158,12 +146,3 @@ def test_a_folder_without_what_the_first_process_wrote_is_not_shared(tmp_path, m
       check_shared(folder)
   write_run_files(tmp_path, CONFIG)
   check_shared(tmp_path)
-
-
-def test_no_git_and_no_checkout_of_its_own_are_no_fault(tmp_path, monkeypatch):
-  with monkeypatch.context() as context:
-    context.setenv("PATH", str(tmp_path))
-    assert workdir_module._git_commit() is None
-  elsewhere = pathlib.Path(workdir_module.__file__).parent / "inside" / "another_repository.py"
-  monkeypatch.setattr(workdir_module, "__file__", str(elsewhere))
-  assert workdir_module._git_commit() is None
