@@ -16,6 +16,7 @@ from relpos_jax.typing import Float
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
+_MAX_QUARTERS = 24 * 60 * 120  # of a day at 120 per minute
 
 
 class Note(NamedTuple):
@@ -67,7 +68,8 @@ def read_score(path: str | os.PathLike) -> Score:
   The sustain pedal prolongs notes, as in Oore et al. 2018. A repeated note ends the one before. A
   note without note off ends with its track.
 
-  Raises InputError: the file is missing, not MIDI, damaged, of type 2, or has no notes.
+  Raises InputError: the file is missing, not MIDI, damaged, of type 2, longer than a day, or has
+  no notes.
   """
   try:
     file = mido.MidiFile(path)
@@ -82,7 +84,12 @@ def read_score(path: str | os.PathLike) -> Score:
   parts = [part for track in file.tracks for part in _parts(track)]
   if not parts:
     raise InputError(f"no notes in {path}: give a MIDI file with notes other than drums")
-  return Score(parts, file.ticks_per_beat, _tempi(file))
+  score = Score(parts, file.ticks_per_beat, _tempi(file))
+  end = max(note.end for part in parts for note in part.notes)
+  # A damaged time can last for years, whose tokens fill the memory.
+  if score.seconds([end])[0] > 24 * 3600 or end / score.ticks_per_quarter > _MAX_QUARTERS:
+    raise InputError(f"{path} lasts longer than a day, it may be damaged: give another file")
+  return score
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
