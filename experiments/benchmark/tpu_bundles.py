@@ -3,10 +3,10 @@ r"""Counts the instructions that a TPU would run: the kernel with relations agai
   pip install -e '.[tpu]'
   python -m experiments.benchmark tpu_bundles --lengths=4096,16384 --chip=v5e --out=results
 
-Needs no TPU: the TPU's compiler writes down the bundles of instructions, one for each cycle that
-waits for nothing. The kernels of `pallas_tpu` are a loop over tiles with branches in it, for each
-kind of tile and for the start and the end of a block of queries. A whole call is the sum over its
-tiles of the bundles of the branches taken, for one head. A count, not a time.
+Needs no TPU: the TPU's compiler writes the bundles of instructions, one for each cycle without
+stalls. The kernels of `pallas_tpu` are a loop over tiles with branches for each kind of tile, and
+for the start and the end of a block of queries. The count of a call is the sum over its tiles of
+the bundles of the branches taken, for one head. It is a count, not a time.
 
 Prints a table. With --out it also writes OUT/tpu_bundles.json and block `bundles` of
 OUT/tpu_bundles.md.
