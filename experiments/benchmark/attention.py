@@ -171,14 +171,11 @@ def _random_arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(name, case, query, key, value, relations):
+def _ours(name, case, query, key, value, relations, *, has_relations=True):
+  relations = relations if has_relations else None
   return dot_product_attention(
     query, key, value, relations=relations, is_causal=case.is_causal, implementation=name
   )
-
-
-def _without_relations(name, case, *tokens_and_relations):
-  return _ours(name, case, *tokens_and_relations[:3], None)
 
 
 def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
@@ -321,13 +318,11 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
   stock = Contestant("none", _compiled(_jax_nn))
   found = {STOCK: stock, AGAIN: stock}
   for name in implementations:
-    ours, bare = (
-      _compiled(functools.partial(of, name), backend=IMPLEMENTATIONS[name].device)
-      for of in (_ours, _without_relations)
-    )
-    found[name] = Contestant("keys and values", ours)
+    ours, device = functools.partial(_ours, name), IMPLEMENTATIONS[name].device
+    found[name] = Contestant("keys and values", _compiled(ours, backend=device))
     if name in BLOCKWISE:
-      found[f"{name} (no relations)"] = Contestant("none", bare)
+      bare = functools.partial(ours, has_relations=False)
+      found[f"{name} (no relations)"] = Contestant("none", _compiled(bare, backend=device))
   return found | {name: PEERS[name] for name in peers}
 
 
@@ -431,7 +426,7 @@ def _times(case: Record) -> dict[str, str]:
   """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
   cells = {name: f"{x:,.1f} ms" for name, x in _milliseconds(case).items() if name == STOCK}
   for pair in case["pairs"]:
-    low, median, high = timing.quartiles(_ratios(pair))
+    low, median, high = timing.quartiles(np.divide(pair["seconds"], pair["against_seconds"]))
     other = "" if pair["against"] == STOCK else f" / {pair['against']}"
     cells[pair["name"] + other] = f"{median:.2f} ({low:.2f} to {high:.2f})"
   return cells
@@ -456,17 +451,13 @@ def _kind(case: Record) -> str:
   return f"{passes}, {'causal' if case['is_causal'] else 'bidirectional'}"
 
 
-def _ratios(pair: Record) -> np.ndarray:
-  return np.divide(pair["seconds"], pair["against_seconds"])
-
-
 def _milliseconds(case: Record) -> dict[str, float]:
   """Returns jax.nn's median time, and its product with each median ratio, which drifts less."""
   if not (pairs := [pair for pair in case["pairs"] if pair["against"] == STOCK]):
     return {}
   stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
-  medians = {pair["name"]: stock * float(np.median(_ratios(pair))) for pair in pairs}
-  return {STOCK: stock} | medians
+  ratio = lambda pair: float(np.median(np.divide(pair["seconds"], pair["against_seconds"])))
+  return {STOCK: stock} | {pair["name"]: stock * ratio(pair) for pair in pairs}
 
 
 def _mebibytes(case: Record) -> dict[str, float]:

@@ -91,7 +91,7 @@ def main(lengths: str, chip: str, out: str) -> None:
 def compile_texts(call: Call, chip: str) -> dict[str, list[str]]:
   """Returns the final bundles of each kernel's calls, in the order in which they were compiled.
 
-  A process of its own compiles them, because libtpu reads its flags once.
+  A new process compiles them, because libtpu reads its flags once.
   """
   code = f"from experiments.benchmark.tpu_bundles import *; compile_kernels({call}, {chip!r})"
   with tempfile.TemporaryDirectory() as folder:
@@ -241,9 +241,9 @@ def block(results: timing.Record) -> str:
     if not row["relations"]:
       plain[order(row)] = row["whole_call"]
       continue
-    whole, without = row["whole_call"], plain[order(row)]
+    relative, without = row["whole_call"], plain[order(row)]
     mask = "causal" if row["is_causal"] else "bidirectional"
-    counts = [f"{without:,}", f"{whole:,}", f"{whole / without:.3f}"]
+    counts = [f"{without:,}", f"{relative:,}", f"{relative / without:.3f}"]
     rows.append([f"{row['length']:,}", mask, row["direction"], *counts])
   header = ["T", "mask", "kernel", "without relations", "with relations", "ratio"]
   return f"{results['chip']}. {timing.provenance(results, ['jax', 'libtpu'])}\n" + markdown_table(

@@ -136,9 +136,6 @@ def test_the_page_is_rewritten_from_the_raw_results_and_keeps_a_persons_words(ca
     ("lengths=512,long", "--lengths 'long' 512,1024"),
     ("lengths=48", "--lengths 48 --tokens=4096"),
     ("implementations=fast", "--implementations 'fast' chunked"),
-    ("peers=tensorflow", "--peers 'tensorflow' torch_sdpa"),
-    ("passes=sideways", "--passes 'sideways' forward"),
-    ("out=/dev/null", "/dev/null --out"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):
