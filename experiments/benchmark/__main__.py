@@ -34,7 +34,7 @@ def run(argv: list[str]) -> None:
     module = importlib.import_module(f"experiments.benchmark.{name}")
     command.run(module.main, module.FLAGS, flags)
   elif name in ("pages", "--help", "-h"):
-    command.run(main, FLAGS, [name, *flags] if name != "pages" else flags)
+    command.run(main, FLAGS, flags if name == "pages" else [name])
   else:
     print(f"error: no command {name!r}: give {', '.join(COMMANDS)} or pages", file=sys.stderr)
     sys.exit(2)

@@ -3,12 +3,12 @@ r"""Times every implementation of attention and its peers against jax.nn's atten
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
 
-All run in one process, on as many threads as there are cores, in pairs: each runs next to
-jax.nn.dot_product_attention without relations, which goes first every other time, and a ratio is of
-two neighbours in time. jax.nn is measured twice: the ratio of its two runs is the noise. Blockwise
-implementations are also timed against themselves without relations, against `per_position` and
-against `flex_attention`. A contestant that cannot do a call, or needs more memory than is free, is
-left out with the reason.
+Each contestant runs next to jax.nn.dot_product_attention without relations, in one process; jax.nn
+goes first every other time, and a ratio is of two neighbours in time. jax.nn is also measured
+against itself: that ratio is the noise. Blockwise implementations are also timed against themselves
+without relations, against `per_position` and against `flex_attention`. A contestant that cannot do
+a call, or needs more memory than is free, is left out with the reason. PyTorch's peers need the
+extra `benchmark`.
 
 Keys and values have relations; float32 on CPUs, bfloat16 elsewhere. --memory_lengths compiles one
 sequence of each length for its memory, and runs nothing. Writes OUT/attention/NAME.json with every
@@ -16,9 +16,12 @@ time, a picture, and block NAME of OUT/attention.md.
 """
 
 import functools
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,8 +29,8 @@ import jax
 import numpy as np
 
 from experiments import command
-from experiments.benchmark import timing, torch_peers
-from experiments.benchmark.timing import Pair, Program, Record, parse_lengths
+from experiments.benchmark import timing
+from experiments.benchmark.timing import Program, Record, parse_lengths
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
@@ -74,11 +77,9 @@ class Case(NamedTuple):
 
 
 class Contestant(NamedTuple):
-  """An attention function to measure.
+  """An attention function: its relations ("keys and values", "keys" or "none"), and its `prepare`.
 
-  Attributes:
-    relations: those that it computes: "keys and values", "keys" or "none".
-    prepare: makes a case ready to run; raises a RuntimeError, with the reason, if it cannot.
+  prepare(case) makes a case ready to run, or raises a RuntimeError with the reason.
   """
 
   relations: str
@@ -98,12 +99,12 @@ def main(**values: Any) -> None:
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   results = dict(environment=environment(), settings=values, cases=[], memory=[])
-  results["environment"]["packages"]["torch"] = torch_peers.version()
+  results["environment"]["packages"]["torch"] = _torch_version()
   results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
   for part, case in cases:
     timing.report(f"{part}: T = {case.length:,}, {_kind(case._asdict())}")
     rows, functions = prepare(case, entrants, runs=part == "cases")
-    pairs = measure(functions, values["repetitions"]) if functions else []
+    pairs = time_pairs(functions, pairs_of(list(functions)), values["repetitions"])
     results[part].append(case._asdict() | dict(contestants=rows, pairs=pairs))
     timing.write_results(folder / f"{values['name'] or device}.json", results)
   write_page(folder.parent)
@@ -170,14 +171,11 @@ def _random_arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(name, case, query, key, value, relations):
+def _ours(name, case, query, key, value, relations, *, has_relations=True):
+  relations = relations if has_relations else None
   return dot_product_attention(
     query, key, value, relations=relations, is_causal=case.is_causal, implementation=name
   )
-
-
-def _without_relations(name, case, *tokens_and_relations):
-  return _ours(name, case, *tokens_and_relations[:3], None)
 
 
 def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
@@ -194,7 +192,113 @@ def _dense_bias(case, query, key, value, relations, *, implementation=None):
 
 
 def _in_torch(attention, num_inputs: int, num_scores: int) -> Callable[[Case], Program]:
-  return lambda case: torch_peers.prepare(attention, num_inputs, num_scores, case, arguments(case))
+  """Returns the `prepare` of attention(torch, case, query, key, value, table).
+
+  Args:
+    attention: one of `_sdpa` and `_flex`.
+    num_inputs: how many of query, key, value and table need gradients.
+    num_scores: arrays [B, N, T, S] that it holds at once on a CPU.
+  """
+
+  def prepare(case: Case) -> Program:
+    torch, device = _torch()
+    *tokens, relations = arguments(case)
+    arrays = [array.swapaxes(1, 2) for array in tokens] + [relations.key]  # [B, N, T, H]
+    to_torch = lambda x: torch.tensor(np.asarray(x, "f4")).to(device, getattr(torch, case.dtype))
+    cotangent, *inputs = [None] * (not case.backward) + [to_torch(array) for array in arrays]
+    inputs = [tensor.requires_grad_(case.backward) for tensor in inputs]
+
+    def run():
+      result = attention(torch, case, *inputs)
+      if case.backward:
+        result = torch.autograd.grad(result, inputs[:num_inputs], cotangent)
+      if device == "cuda":
+        torch.cuda.synchronize()
+      return result
+
+    if device == "cuda":
+      return Program(run, _peak_bytes(torch, run), 0)
+    return Program(run, None, num_scores * 4 * case.batch * case.heads * case.length**2)
+
+  return prepare
+
+
+def _torch_version() -> str | None:
+  return importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
+
+
+def _torch() -> tuple[Any, str]:
+  """Returns PyTorch, which computes on as many threads as there are cores, and its device."""
+  if _torch_version() is None:
+    raise NotImplementedError("PyTorch is not installed: pip install 'relpos_jax[benchmark]'")
+  # Threads that wait by spinning take the cores from the JAX call that comes next, which then takes
+  # two to four times as long; PyTorch itself is none the slower for sleeping.
+  os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+  import torch
+
+  if hasattr(os, "sched_getaffinity"):
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+  backend = jax.default_backend()
+  if backend == "gpu" and not torch.cuda.is_available():
+    raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no GPU")
+  if backend not in ("cpu", "gpu"):
+    raise NotImplementedError(f"PyTorch does not run on {backend}")
+  return torch, "cpu" if backend == "cpu" else "cuda"
+
+
+def _peak_bytes(torch, run) -> int:
+  """Returns the peak memory of the second run; the first one compiles."""
+  run()
+  torch.cuda.reset_peak_memory_stats()
+  before = torch.cuda.memory_allocated()
+  run()
+  return torch.cuda.max_memory_allocated() - before
+
+
+def _sdpa(torch, case, query, key, value, table):
+  attention = torch.nn.functional.scaled_dot_product_attention
+  return attention(query, key, value, is_causal=case.is_causal)
+
+
+def _flex(torch, case, query, key, value, table):
+  """Computes attention with the key term, looked up by distance in a buffer [B, N, T, 2 k + 1]."""
+  k = case.max_distance
+  buffer = torch.einsum("bnth,rh->bntr", query * case.width**-0.5, table)
+
+  def add_relative_term(score, b, n, i, j):
+    return score + buffer[b, n, i, torch.clamp(j - i, -k, k) + k]
+
+  mask = _causal_mask(case.length, query.device.type) if case.is_causal else None
+  with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+    warnings.filterwarnings("ignore", ".* attribute of a Tensor that is not a leaf")  # `buffer`'s
+    return _flex_attention(query.device.type)(
+      query, key, value, score_mod=add_relative_term, block_mask=mask
+    )
+
+
+@functools.lru_cache
+def _flex_attention(device: str):
+  """Returns FlexAttention, on GPUs compiled for each case.
+
+  After 8 shapes PyTorch would run the others uncompiled, all scores in memory, and their times
+  would pass for the kernel's. Hence a higher limit, and `fullgraph`, which makes that an error.
+  """
+  import torch
+  from torch.nn.attention.flex_attention import flex_attention
+
+  torch._dynamo.config.recompile_limit = 256
+  if device == "cpu":
+    return flex_attention
+  return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+@functools.lru_cache
+def _causal_mask(length: int, device: str):
+  from torch.nn.attention.flex_attention import create_block_mask
+
+  sees = lambda b, n, i, j: j <= i
+  return create_block_mask(sees, None, None, length, length, device=device)
 
 
 _in_cudnn = lambda attention: _compiled(
@@ -204,8 +308,8 @@ PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _in_cudnn(_jax_nn)),
   cudnn_dense_bias=Contestant("keys", _in_cudnn(_dense_bias)),
-  torch_sdpa=Contestant("none", _in_torch(torch_peers.sdpa, num_inputs=3, num_scores=1)),
-  flex_attention=Contestant("keys", _in_torch(torch_peers.flex, num_inputs=4, num_scores=8)),
+  torch_sdpa=Contestant("none", _in_torch(_sdpa, num_inputs=3, num_scores=1)),
+  flex_attention=Contestant("keys", _in_torch(_flex, num_inputs=4, num_scores=8)),
 )
 
 
@@ -214,13 +318,11 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
   stock = Contestant("none", _compiled(_jax_nn))
   found = {STOCK: stock, AGAIN: stock}
   for name in implementations:
-    ours, bare = (
-      _compiled(functools.partial(of, name), backend=IMPLEMENTATIONS[name].device)
-      for of in (_ours, _without_relations)
-    )
-    found[name] = Contestant("keys and values", ours)
+    ours, device = functools.partial(_ours, name), IMPLEMENTATIONS[name].device
+    found[name] = Contestant("keys and values", _compiled(ours, backend=device))
     if name in BLOCKWISE:
-      found[f"{name} (no relations)"] = Contestant("none", bare)
+      bare = functools.partial(ours, has_relations=False)
+      found[f"{name} (no relations)"] = Contestant("none", _compiled(bare, backend=device))
   return found | {name: PEERS[name] for name in peers}
 
 
@@ -255,15 +357,25 @@ def prepare(
   return rows, functions
 
 
-def measure(functions: Mapping[str, Callable[[], Any]], repetitions: int) -> list[dict[str, Any]]:
-  """Times functions in pairs; returns the seconds of both in every repetition."""
-  times = timing.time_pairs(functions, pairs_of(list(functions)), repetitions)
-  keys = "name", "against", "seconds", "against_seconds"
-  return [dict(zip(keys, (*pair, *seconds), strict=True)) for pair, seconds in times.items()]
+def time_pairs(
+  functions: Mapping[str, Callable[[], Any]], pairs: Sequence[tuple[str, str]], repetitions: int
+) -> list[dict[str, Any]]:
+  """Times pairs of functions, one pair after the other, again and again.
+
+  A machine's speed drifts, so only neighbours in time are compared. The second of a pair runs first
+  in every other repetition. Returns the seconds of both in every repetition.
+  """
+  timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
+  for repetition in range(repetitions):
+    for pair in timed:
+      runs = [("against", "against_seconds"), ("name", "seconds")]
+      for name, seconds in reversed(runs) if repetition % 2 else runs:
+        pair[seconds].append(timing.run_time(functions[pair[name]]))
+  return timed
 
 
-def pairs_of(names: Sequence[str]) -> list[Pair]:
-  """Pairs all with jax.nn, and blockwise implementations also with their nearest alternatives."""
+def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
+  """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
     others = (f"{name} (no relations)", "per_position", "flex_attention") if name in names else ()
@@ -303,22 +415,18 @@ def _block(results: Record, picture: str) -> str:
   ):
     for kind in dict.fromkeys(map(_kind, some)):
       columns = {f"T = {case['length']:,}": cells(case) for case in some if _kind(case) == kind}
-      parts += [f"### {title}, {kind}", _columns_table(columns)]
+      names = dict.fromkeys(name for of in columns.values() for name in of)
+      rows = [[name, *(of.get(name, "-") for of in columns.values())] for name in names]
+      parts += [f"### {title}, {kind}", markdown_table(["", *columns], rows)]
   parts += ["### Contestants", _contestants([*cases, *memory], results["contestants"])]
   return "\n\n".join(part.strip() for part in parts)
-
-
-def _columns_table(columns: Mapping[str, Mapping[str, str]]) -> str:
-  rows = dict.fromkeys(name for cells in columns.values() for name in cells)
-  cells = [[name, *(of.get(name, "-") for of in columns.values())] for name in rows]
-  return markdown_table(["", *columns], cells)
 
 
 def _times(case: Record) -> dict[str, str]:
   """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
   cells = {name: f"{x:,.1f} ms" for name, x in _milliseconds(case).items() if name == STOCK}
   for pair in case["pairs"]:
-    low, median, high = timing.quartiles(_ratios(pair))
+    low, median, high = timing.quartiles(np.divide(pair["seconds"], pair["against_seconds"]))
     other = "" if pair["against"] == STOCK else f" / {pair['against']}"
     cells[pair["name"] + other] = f"{median:.2f} ({low:.2f} to {high:.2f})"
   return cells
@@ -343,17 +451,13 @@ def _kind(case: Record) -> str:
   return f"{passes}, {'causal' if case['is_causal'] else 'bidirectional'}"
 
 
-def _ratios(pair: Record) -> np.ndarray:
-  return np.divide(pair["seconds"], pair["against_seconds"])
-
-
 def _milliseconds(case: Record) -> dict[str, float]:
   """Returns jax.nn's median time, and its product with each median ratio, which drifts less."""
   if not (pairs := [pair for pair in case["pairs"] if pair["against"] == STOCK]):
     return {}
   stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
-  medians = {pair["name"]: stock * float(np.median(_ratios(pair))) for pair in pairs}
-  return {STOCK: stock} | medians
+  ratio = lambda pair: float(np.median(np.divide(pair["seconds"], pair["against_seconds"])))
+  return {STOCK: stock} | {pair["name"]: stock * ratio(pair) for pair in pairs}
 
 
 def _mebibytes(case: Record) -> dict[str, float]:

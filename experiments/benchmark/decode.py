@@ -12,6 +12,7 @@ Prints a table. With --out it also writes every time to OUT/decode/NAME-SENTENCE
 that block of OUT/decode.md.
 """
 
+import functools
 import pathlib
 
 import jax
@@ -58,9 +59,9 @@ def main(
   run = run._replace(params=without_ends(init_params(run), config.vocabulary.size))
   chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
   lines = [" ".join(row) for row in chosen]
-  translators = {str(beam): make_translator(run, beam_size=beam) for beam in beams}
-  translate = lambda translator: lambda: translator(lines)
-  functions = {beam: translate(translator) for beam, translator in translators.items()}
+  functions = {
+    str(beam): functools.partial(make_translator(run, beam_size=beam), lines) for beam in beams
+  }
   tokens = {  # also compiles
     beam: sum(len(line.split()) for line in function()) for beam, function in functions.items()
   }

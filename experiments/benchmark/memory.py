@@ -1,75 +1,51 @@
-r"""Compiles relative attention for long music and reports its memory, which need not be there.
+"""Compiles relative attention for long music and reports its memory; nothing runs.
 
   python -m experiments.benchmark memory --lengths=512,2048,8192,65536 --out=results
-  python -m experiments.benchmark memory --lengths= --step_lengths=16384,32768,65536 --out=results
 
-Music Transformer's setting (Huang et al. 2018): relations on keys alone, a table for each head,
-causal, no relation beyond half the length, float32. One layer's attention is compiled for each of
---lengths: gathered (`per_position`), skewed (`skew`) and by blocks (`chunked`), with relations and
-without, forward alone and with gradients. Memory is the compiler's, beyond arguments and results.
+The setting is that of Huang et al. 2018, Music Transformer: relations on keys alone, a table for
+each head, causal, no relation beyond half the length, float32. One layer's attention is compiled:
+gathered (`per_position`), skewed (`skew`) and by blocks (`chunked`), with relations and without,
+forward alone and with gradients. Memory is the compiler's, beyond arguments and results.
 
-Then one training step of a whole model runs on a sequence of random tokens, at the longest of
---step_lengths whose program fits into the free memory.
-
-Writes OUT/music/memory.json, OUT/music/step.json, a picture, and the blocks `memory` and `step` of
-OUT/music.md.
+Writes OUT/music/memory.json, a picture, and the block `memory` of OUT/music.md.
 """
 
 import functools
 import itertools
 import pathlib
-import resource
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 
 from experiments import command
 from experiments.benchmark import timing
 from experiments.benchmark.timing import Record, parse_lengths
 from relpos_jax import RelativePositions, dot_product_attention
-from relpos_jax.data.batching import Tokens
-from relpos_jax.data.tokenizer import BOS
-from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-from relpos_jax.music import voices
-from relpos_jax.music.task import language_loss
-from relpos_jax.training.step import init_state, make_train_step
 
 FORMS = {"per_position": "gathered", "skew": "skewed", "chunked": "by blocks"}
 _PASSES = {False: "forward", True: "forward and backward"}
 _FITTED_FROM = 2048
 
 FLAGS = dict(
-  lengths=command.Flag(
-    "512,1024,2048,4096,8192,16384,32768,65536", "L, separated by commas; one layer is compiled"
-  ),
-  step_lengths=command.Flag("", "lengths to try a training step at; the longest that fits runs"),
+  lengths=command.Flag("512,1024,2048,4096,8192,16384,32768,65536", "L, separated by commas"),
   heads=command.Flag(8, "of attention"),
   width=command.Flag(64, "of a head; D is heads times width"),
-  layers=command.Flag(6, "of the model that makes the training step"),
   out=command.Flag("runs/benchmark", "the folder to write to"),
 )
 
 
-def main(lengths: str, step_lengths: str, heads: int, width: int, layers: int, out: str) -> None:
-  """Compiles the layers, makes the step, and rewrites the blocks of the page."""
-  compiled = parse_lengths("lengths", lengths)
-  tried = parse_lengths("step_lengths", step_lengths)
+def main(lengths: str, heads: int, width: int, out: str) -> None:
+  """Compiles all layers and rewrites the block of the page."""
+  numbers = parse_lengths("lengths", lengths)
   folder = command.make_folder(pathlib.Path(out, "music"), "out")
-  if compiled:
-    rows = [measure(length, heads, width) for length in compiled]
-    settings = dict(heads=heads, width=width)
-    timing.write_results(folder / "memory.json", dict(settings=settings, rows=rows))
-  if tried:
-    timing.write_results(folder / "step.json", train_step(tried, heads, width, layers))
+  rows = [measure(length, heads, width) for length in numbers]
+  settings = dict(heads=heads, width=width)
+  timing.write_results(folder / "memory.json", dict(settings=settings, rows=rows))
   write_page(folder.parent)
 
 
@@ -87,10 +63,7 @@ def measure(length: int, heads: int, width: int) -> dict[str, Any]:
       function, arguments = timing.with_gradients(function), [tokens, *arguments]
     size = timing.compile_program(function, *arguments).temporary_bytes
     programs.append(kind | dict(temporary_bytes=size))
-  pairs, distances = length**2, table.shape[0]
-  counts = dict(
-    gathered=pairs * heads * width, table=distances * heads * width, logits=pairs * heads
-  )
+  counts = dict(gathered=length**2 * heads * width, table=table.size, logits=length**2 * heads)
   counts = {name: 4 * count for name, count in counts.items()}
   return dict(length=length, counts=counts, programs=programs)
 
@@ -102,86 +75,18 @@ def _attention(name, query, key, value, table=None):
   )
 
 
-def train_step(lengths: Sequence[int], heads: int, width: int, layers: int) -> dict[str, Any]:
-  """Runs a training step at the longest length that fits; returns its cost and what was too long.
-
-  Raises:
-    InputError: no length fits.
-  """
-  too_long = []
-  for length in sorted(lengths, reverse=True):
-    timing.report(f"compiling a training step at L = {length:,}")
-    config = step_config(length, heads, width, layers)
-    init, step = make_step(config)
-    batch = Tokens(jax.ShapeDtypeStruct((1, length), jnp.int32))
-    program = timing.compile_program(step, jax.eval_shape(init), batch)
-    found = dict(length=length, bytes_needed=program.bytes_needed)
-    if program.bytes_needed > (free := timing.free_bytes()):
-      too_long.append(found | dict(free_bytes=free))
-      continue
-    timing.report(f"running it; it needs {size(program.bytes_needed)}")
-    tokens = np.random.default_rng(0).integers(voices.SILENCE, voices.VOCAB_SIZE, (1, length))
-    state, start = jax.block_until_ready(jax.jit(init)()), time.perf_counter()
-    _, metrics = jax.block_until_ready(program.run(state, Tokens(jnp.asarray(tokens, jnp.int32))))
-    settings = dict(heads=heads, width=width, layers=layers)
-    return found | dict(
-      settings=settings | dict(dropout=config.dropout_rate, dtype=config.dtype),
-      seconds=time.perf_counter() - start,
-      loss=float(metrics["loss"]),
-      peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-      too_long=too_long,
-    )
-  raise InputError(
-    f"--step_lengths: none fits, the shortest needs {size(too_long[-1]['bytes_needed'])} "
-    f"of {size(too_long[-1]['free_bytes'])}; give shorter ones"
-  )
-
-
-def step_config(length: int, heads: int, width: int, layers: int) -> LanguageModelConfig:
-  """Returns a model with Music Transformer's relations, computed by blocks."""
-  return LanguageModelConfig(
-    voices.VOCAB_SIZE,
-    num_layers=layers,
-    width=heads * width,
-    num_heads=heads,
-    feed_forward=2 * heads * width,
-    positions="both",
-    max_distance=length // 2,
-    relative_values=False,
-    beyond="zero",
-    implementation="chunked",
-  )
-
-
-def make_step(config: LanguageModelConfig):
-  """Returns a function that makes the first state, and one that makes a step of Adam from it."""
-  make = lambda: LanguageModel(config, rngs=nnx.Rngs(0))
-  optimizer = optax.adam(1e-4)
-  step = make_train_step(
-    nnx.graphdef(nnx.eval_shape(make)),
-    functools.partial(language_loss, bos=BOS),
-    optimizer,
-    dropout_key=jax.random.key(0),
-  )
-  return lambda: init_state(nnx.state(make()), optimizer), step
-
-
 # Page ---------------------------------------------------------------------------------------------
 
 
 def write_page(out: pathlib.Path) -> None:
-  """Rewrites the blocks `memory` and `step` of out/music.md, if there are such results."""
-  results = timing.read_results(out / "music")
-  writers = dict(memory=_memory_block, step=_step_block)
-  blocks = {name: block(results[name]) for name, block in writers.items() if name in results}
-  if "memory" in blocks:
+  """Draws out/music/memory.png and rewrites the block `memory` of out/music.md from memory.json."""
+  if results := timing.read_results(out / "music").get("memory"):
     peers = [f"{form} (no relations)" for form in FORMS.values()]
-    cost_curves([_panels(results["memory"]["rows"])], peers, out / "music/memory.png")
-  if blocks:
-    rewrite_blocks(out / "music.md", blocks)
+    cost_curves([_panels(results["rows"])], peers, out / "music/memory.png")
+    rewrite_blocks(out / "music.md", dict(memory=_block(results)))
 
 
-def _memory_block(results: Record) -> str:
+def _block(results: Record) -> str:
   rows, settings = results["rows"], results["settings"]
   heads = settings["heads"]
   parts = [
@@ -232,23 +137,6 @@ def _panels(rows: Sequence[Record]) -> list[CostPanel]:
         curves[form if has else f"{form} (no relations)"] = points
     panels.append(CostPanel(passes, "temporary memory (MB)", curves))
   return panels
-
-
-def _step_block(results: Record) -> str:
-  settings = results["settings"]
-  rows = [[row, f"not run: {size(row['free_bytes'])} are free"] for row in results["too_long"]]
-  took = f"{results['seconds']:,.0f} s, at most {size(results['peak_bytes'])} resident"
-  rows.append([results, f"{took}, loss {results['loss']:.2f}"])
-  cells = [[f"{row['length']:,}", size(row["bytes_needed"]), told] for row, told in rows]
-  return "\n".join(
-    [
-      timing.provenance(results),
-      f"{settings['layers']} layers, {settings['heads']} heads, "
-      f"D = {settings['heads'] * settings['width']}, dropout {settings['dropout']}, "
-      f"{settings['dtype']}.\n",
-      markdown_table(["L", "compiled: all memory", "one step"], cells),
-    ]
-  )
 
 
 def size(number: float) -> str:

@@ -1,4 +1,4 @@
-r"""Times a training step with relative positions against its sinusoidal twin.
+r"""Times a training step with relative positions against the same model with sinusoids.
 
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark step --config=configs/wmt14.py --length=32 --out=results \
@@ -13,7 +13,7 @@ the config's, and that block of OUT/steps.md.
 """
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ from relpos_jax.training.step import init_state
 from relpos_jax.training.workdir import environment
 from relpos_jax.translation.task import Translation
 
-TWIN, AGAIN = "sinusoidal", "sinusoidal (again)"
+BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 _ORDERS = 6  # of three models
 FLAGS = dict(
   config=command.CONFIG,
@@ -48,15 +48,15 @@ def main(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   validate(config)
   if config.task != "translation":
     raise InputError(f"--config is of {config.task}: give one of translation")
-  if config.model.positions == TWIN:
-    raise InputError(f"config.model.positions is {TWIN}, the twin's: give relative")
+  if config.model.positions == BASELINE:
+    raise InputError(f"config.model.positions is {BASELINE}, the baseline: give relative")
   if not 1 <= length <= config.batches.tokens:
     raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
   if repetitions < 1 or repetitions % _ORDERS:
     raise InputError(f"--repetitions={repetitions}: give a multiple of {_ORDERS}")
   folder = command.make_folder(pathlib.Path(out, "steps"), "out") if out else None
   shape = config.batches.tokens // length, length
-  positions = {TWIN: TWIN, AGAIN: TWIN, config.model.positions: config.model.positions}
+  positions = {BASELINE: BASELINE, AGAIN: BASELINE, config.model.positions: config.model.positions}
   steps = {name: make_stepper(config, kind, shape) for name, kind in positions.items()}
   results = dict(
     environment=environment(),
@@ -105,29 +105,37 @@ def write_page(out: pathlib.Path) -> None:
 def block(results: timing.Record) -> str:
   """Returns the provenance and the table of one measurement."""
   seconds, positions, (rows, length) = (results[x] for x in ("seconds", "positions", "shape"))
-  twins = np.mean([seconds[TWIN], seconds[AGAIN]], axis=0)
+  baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
   cells = [
-    [TWIN, _milliseconds(seconds[TWIN]), "", "", ""],
-    [AGAIN, _milliseconds(seconds[AGAIN]), *_ratio(seconds[AGAIN], seconds[TWIN])],
-    [positions, _milliseconds(seconds[positions]), *_ratio(seconds[positions], twins)],
+    [BASELINE, f"{1e3 * np.median(seconds[BASELINE]):.1f}", "", "", ""],
+    _row(AGAIN, seconds[AGAIN], seconds[BASELINE]),
+    _row(positions, seconds[positions], baseline),
   ]
   header = ["positions", "ms a step, median", "ratio, median", "its 95% interval", "quartiles"]
   return "\n".join(
     [
       timing.provenance(results, ["jax"]),
       f"{results['name']}: width {results['width']}, {rows} x {length} tokens, "
-      f"{results['dtype']}, {len(twins)} rounds, config {results['digest']}.\n",
+      f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}.\n",
       markdown_table(header, cells),
     ]
   )
 
 
-def _milliseconds(seconds) -> str:
-  return f"{1e3 * np.median(seconds):.1f}"
-
-
-def _ratio(seconds, against) -> list[str]:
+def _row(name: str, seconds: Sequence[float], against: Sequence[float]) -> list[str]:
   ratios = np.divide(seconds, against)
   low, median, high = timing.quartiles(ratios)
-  interval = "{:.3f} to {:.3f}".format(*timing.median_interval(ratios))
-  return [f"{median:.3f}", interval, f"{low:.3f} to {high:.3f}"]
+  interval = "{:.3f} to {:.3f}".format(*median_interval(ratios))
+  ratio = [f"{median:.3f}", interval, f"{low:.3f} to {high:.3f}"]
+  return [name, f"{1e3 * np.median(seconds):.1f}", *ratio]
+
+
+def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+  """Returns the 95% interval of the median, by the percentile bootstrap.
+
+  >>> median_interval([2.0] * 6)
+  (2.0, 2.0)
+  """
+  samples = np.random.default_rng(12345).choice(values, (10_000, len(values)))
+  low, high = np.quantile(np.median(samples, axis=1), (0.025, 0.975))
+  return float(low), float(high)

@@ -1,11 +1,11 @@
-"""Times functions in turns, compiles them for their memory, and reads and formats raw results."""
+"""Times functions, compiles them for their memory, and reads, writes and describes raw results."""
 
 import json
 import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,35 +15,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import hardware
 from relpos_jax.training.workdir import environment, short_commit, write_whole
 
-_SEED, _NUM_SAMPLES = 12345, 10_000  # of the bootstrap
-
 Record = Mapping[str, Any]
-Pair = tuple[str, str]
-
-
-def time_pairs(
-  functions: Mapping[str, Callable[[], Any]], pairs: Iterable[Pair], repetitions: int
-) -> dict[Pair, tuple[list[float], list[float]]]:
-  """Times pairs of functions, one pair after the other, again and again.
-
-  A machine's speed drifts, so only neighbours in time are compared. The second of a pair runs first
-  in every other repetition.
-
-  Args:
-    functions: by name; each returns arrays to wait for.
-    pairs: a name and the name to compare it with.
-    repetitions: of every pair.
-
-  Returns:
-    Seconds of both functions of each pair, in the order of the repetitions.
-  """
-  times = {pair: ([], []) for pair in pairs}
-  for repetition in range(repetitions):
-    for names, seconds in times.items():
-      runs = list(zip(names, seconds, strict=True))
-      for name, list_of_seconds in runs if repetition % 2 else reversed(runs):
-        list_of_seconds.append(run_time(functions[name]))
-  return times
 
 
 def time_rounds(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -75,21 +47,8 @@ def quartiles(values: Sequence[float] | np.ndarray) -> tuple[float, float, float
   return float(low), float(median), float(high)
 
 
-def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-  """Returns the 95% interval of the median, by the percentile bootstrap.
-
-  >>> median_interval([2.0] * 6)
-  (2.0, 2.0)
-  """
-  samples = np.random.default_rng(_SEED).choice(values, (_NUM_SAMPLES, len(values)))
-  low, high = np.quantile(np.median(samples, axis=1), (0.025, 0.975))
-  return float(low), float(high)
-
-
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a function of a cotangent and the arguments that gives the result and the gradients.
-
-  The result is returned too, because training needs it.
+  """Returns a function of a cotangent and the arguments that returns the result and the gradients.
 
   >>> result, gradients = with_gradients(lambda x: x**2)(1.0, 3.0)
   >>> float(result), float(gradients[0])
@@ -104,13 +63,7 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Program(NamedTuple):
-  """A compiled function and the memory that its compiler reports.
-
-  Attributes:
-    run: calls it.
-    temporary_bytes: beyond arguments and results; None if no compiler reports them.
-    bytes_needed: in all.
-  """
+  """A compiled function, its temporary memory (None if unknown), and all memory that it needs."""
 
   run: Callable[..., Any]
   temporary_bytes: int | None
@@ -162,10 +115,7 @@ def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> 
 
 
 def parse_lengths(name: str, text: str) -> list[int]:
-  """Parses the value of a flag that names lengths, separated by commas.
-
-  Raises:
-    InputError: one is not a number from 1 to 2**20.
+  """Parses a flag's numbers from 1 to 2**20, separated by commas.
 
   >>> parse_lengths("lengths", "512,1024")
   [512, 1024]

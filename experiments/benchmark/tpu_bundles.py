@@ -3,10 +3,10 @@ r"""Counts the instructions that a TPU would run: the kernel with relations agai
   pip install -e '.[tpu]'
   python -m experiments.benchmark tpu_bundles --lengths=4096,16384 --chip=v5e --out=results
 
-Needs no TPU: the TPU's compiler writes down the bundles of instructions, one for each cycle that
-waits for nothing. The kernels of `pallas_tpu` are a loop over tiles with branches in it, for each
-kind of tile and for the start and the end of a block of queries. A whole call is the sum over its
-tiles of the bundles of the branches taken, for one head. A count, not a time.
+Needs no TPU: the TPU's compiler writes the bundles of instructions, one for each cycle without
+stalls. The kernels of `pallas_tpu` are a loop over tiles with branches for each kind of tile, and
+for the start and the end of a block of queries. The count of a call is the sum over its tiles of
+the bundles of the branches taken, for one head. It is a count, not a time.
 
 Prints a table. With --out it also writes OUT/tpu_bundles.json and block `bundles` of
 OUT/tpu_bundles.md.
@@ -91,7 +91,7 @@ def main(lengths: str, chip: str, out: str) -> None:
 def compile_texts(call: Call, chip: str) -> dict[str, list[str]]:
   """Returns the final bundles of each kernel's calls, in the order in which they were compiled.
 
-  A process of its own compiles them, because libtpu reads its flags once.
+  A new process compiles them, because libtpu reads its flags once.
   """
   code = f"from experiments.benchmark.tpu_bundles import *; compile_kernels({call}, {chip!r})"
   with tempfile.TemporaryDirectory() as folder:
@@ -241,9 +241,9 @@ def block(results: timing.Record) -> str:
     if not row["relations"]:
       plain[order(row)] = row["whole_call"]
       continue
-    whole, without = row["whole_call"], plain[order(row)]
+    relative, without = row["whole_call"], plain[order(row)]
     mask = "causal" if row["is_causal"] else "bidirectional"
-    counts = [f"{without:,}", f"{whole:,}", f"{whole / without:.3f}"]
+    counts = [f"{without:,}", f"{relative:,}", f"{relative / without:.3f}"]
     rows.append([f"{row['length']:,}", mask, row["direction"], *counts])
   header = ["T", "mask", "kernel", "without relations", "with relations", "ratio"]
   return f"{results['chip']}. {timing.provenance(results, ['jax', 'libtpu'])}\n" + markdown_table(

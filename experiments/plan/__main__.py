@@ -1,4 +1,4 @@
-r"""Estimates what a training needs of TPU chips that are not there: memory, operations, and time.
+r"""Estimates the memory, operations and time of a training step on TPU chips, without the chips.
 
   pip install -e '.[tpu]'
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
@@ -7,7 +7,7 @@ r"""Estimates what a training needs of TPU chips that are not there: memory, ope
       --num_slices=2 --config.batches.tokens=131072
 
 The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
-and nothing runs. Batches have the shapes that mocked sentence lengths give. Times are estimates
+and nothing runs. The batch has the longest shape of mocked sentence lengths. Times are estimates
 from the chip's peak figures. With several slices, the data axis goes over all of them.
 
 Prints Markdown tables. With --out it also writes OUT/plans/NAME.json, and the tables of all plans
@@ -18,7 +18,6 @@ import json
 import pathlib
 import re
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,7 +38,6 @@ FLAGS = dict(
   topology=command.Flag("v5e:2x4", "the kind of chip and the shape in which chips are connected"),
   num_slices=command.Flag(1, "of that shape, between which the network is slower"),
   effort=command.Flag("full", "the compiler's: full, as in training, or least, which is quick"),
-  shapes=command.Flag("longest", "the batches to compile for: longest, or all"),
   out=command.Flag("", "the folder to write to; empty: only print"),
   name=command.Flag("", "of the plan and its file; by default the config's"),
 )
@@ -53,23 +51,20 @@ def main(
   topology: str,
   num_slices: int,
   effort: str,
-  shapes: str,
   out: str,
   name: str,
 ) -> None:
   """Compiles the training step, prints its tables, and writes them if there is a folder."""
-  for flag, value, choices in (("effort", effort, _EFFORTS), ("shapes", shapes, _SHAPES)):
-    if value not in choices:
-      raise InputError(f"--{flag}={value}: give {' or '.join(choices)}")
-  num_chips = parse(topology, num_slices).num_chips
+  if effort not in _EFFORTS:
+    raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
+  _, num_chips = parse(topology, num_slices)
   compiler_version()
   leave_tpus_alone()
   validate(config, num_chips)
   folder = command.make_folder(pathlib.Path(out, "plans"), "out") if out else None
   mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
-  wanted = make_task(config).mock_batches(mesh).shapes
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
-  plan = make_plan(config, topology, mesh, wanted[_SHAPES[shapes]])
+  plan = make_plan(config, topology, mesh)
   plan |= dict(name=name or config.name, num_slices=num_slices, effort=effort)
   for table in tables.blocks([plan]).values():
     print(f"{table}\n")
@@ -78,30 +73,25 @@ def main(
     tables.main(out)
 
 
-_SHAPES = dict(longest=slice(-1, None), all=slice(None))
-
-
-def make_plan(
-  config: ConfigDict, topology: str, mesh: jax.sharding.Mesh, shapes: Sequence[Shape]
-) -> dict[str, Any]:
-  """Compiles a training step for each shape of batches; returns the contents of a plan's file."""
+def make_plan(config: ConfigDict, topology: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Compiles a training step for the longest batches; returns the contents of a plan's file."""
   where = environment()
   where["packages"]["libtpu"] = compiler_version()
   _, state = first_state(config, mesh)
   return dict(
     environment=where,
     topology=topology,
-    chip=parse(topology).chip,
+    chip=parse(topology)[0],
     num_chips=mesh.size,
-    config=config.to_dict() | dict(mesh=dict(mesh.shape)),  # its sizes, where one was -1
+    config=config.to_dict() | dict(mesh=dict(mesh.shape)),  # with sizes instead of -1
     parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
     num_steps=config.training.num_steps,
-    steps=[_step(config, mesh, shape) for shape in shapes],
+    steps=[_step(config, mesh, make_task(config).mock_batches(mesh).shapes[-1])],
   )
 
 
 def _step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: Shape) -> dict[str, Any]:
-  """Returns the compiler's account of a step, or the words with which it refuses its memory."""
+  """Returns the compiler's figures of a step, or its message if memory does not suffice."""
   start = time.perf_counter()
   try:
     found = dict(refused="") | account(compile_step(config, mesh, shape), mesh.size)
@@ -123,15 +113,14 @@ def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
 
 def batch_of(config: ConfigDict, shape: Shape, mesh: AnyMesh) -> Any:
   """Returns a batch of [rows, tokens] as shapes, sharded as in training."""
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
-  return jax.tree.map(place, make_task(config).empty_batch(shape))
+  shape_of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
+  return jax.tree.map(shape_of, make_task(config).empty_batch(shape))
 
 
 def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: Shape):
   """Compiles the training step for batches of [rows, tokens] on the devices of a mesh.
 
-  The mesh is in context, so that attention is chosen for its platform, whose devices need not be
-  there.
+  The mesh is in context, so that attention is chosen for its platform.
   """
   graphdef, state = first_state(config, mesh)
   step = make_step(make_task(config), graphdef)

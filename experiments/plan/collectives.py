@@ -3,7 +3,7 @@
 import collections
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 KINDS = (
@@ -38,7 +38,7 @@ class Collective(NamedTuple):
 
   @property
   def sent_bytes(self) -> float:
-    """The bytes that a chip sends each time, in a ring over those that take part.
+    """Returns the bytes that a chip sends each time, in a ring over those that take part.
 
     >>> Collective("all-reduce", 800, num_chips=8, times=1).sent_bytes
     1400.0
@@ -54,8 +54,18 @@ def find(text: str, num_chips: int) -> list[Collective]:
 
   In a loop they run as often as its body, or once if the compiler does not state how often.
   """
-  computations = _computations(text)
-  times = _times(computations)
+  computations, lines = {}, []
+  for line in text.splitlines():  # callers stand after those they call, the entry last
+    if head := _COMPUTATION.match(line):
+      lines = computations[head[2]] = []
+    else:
+      lines.append(line)
+  times = collections.Counter({name: 1 for name in list(computations)[-1:]})
+  for name in reversed(computations):
+    for line in computations[name]:
+      trips = _TRIPS.search(line)
+      for callee in _CALLEES.findall(line):
+        times[callee] += times[name] * (int(trips[1]) if trips else 1)
   return [
     collective
     for name, lines in computations.items()
@@ -64,7 +74,7 @@ def find(text: str, num_chips: int) -> list[Collective]:
 
 
 def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
-  """Sums how often each kind runs in a step, its bytes, and the bytes that a chip sends."""
+  """Adds up how often each kind runs in a step, its bytes, and the bytes that a chip sends."""
   total = collections.defaultdict(lambda: dict(times=0, num_bytes=0, sent_bytes=0.0))
   for collective in found:
     row, times = total[collective.kind], collective.times
@@ -72,28 +82,6 @@ def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
     row["num_bytes"] += times * collective.num_bytes
     row["sent_bytes"] += times * collective.sent_bytes
   return dict(total)
-
-
-def _computations(text: str) -> dict[str, list[str]]:
-  """Returns the lines of each computation, callers after those they call, the entry last."""
-  computations, lines = {}, []
-  for line in text.splitlines():
-    if head := _COMPUTATION.match(line):
-      lines = computations[head[2]] = []
-    else:
-      lines.append(line)
-  return computations
-
-
-def _times(computations: Mapping[str, Sequence[str]]) -> collections.Counter:
-  """Counts how often each computation runs."""
-  times = collections.Counter({name: 1 for name in list(computations)[-1:]})
-  for name in reversed(computations):
-    for line in computations[name]:
-      trips = _TRIPS.search(line)
-      for callee in _CALLEES.findall(line):
-        times[callee] += times[name] * (int(trips[1]) if trips else 1)
-  return times
 
 
 def _in_lines(
@@ -133,7 +121,7 @@ def _parts(shape: str) -> list[str]:
 
 
 def _bytes(shape: str) -> int:
-  """Sums the bytes of a shape's arrays.
+  """Returns the bytes of a shape's arrays.
 
   >>> _bytes("(f32[2,3]{1,0:T(8,128)}, bf16[5]{0}, pred[])")
   35

@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
 
   @property
   def bounds(self) -> tuple[float, float]:
-    """The seconds of a step if all parts overlap perfectly, and if none overlap.
+    """Returns the seconds of a step if all parts overlap perfectly, and if none overlap.
 
     >>> Estimate(compute=2.0, memory=3.0, network=1.0).bounds
     (3.0, 6.0)
@@ -64,21 +64,19 @@ def efficiencies(plans: Iterable[Plan]) -> list[tuple[Plan, Plan, list[float]]]:
     those of the latter: if all parts of a step overlap, and if none do.
   """
   groups = {}
-  for plan in plans:
+  for plan in sorted(plans, key=lambda plan: plan["num_chips"]):
     if not plan["steps"][-1]["refused"]:
       groups.setdefault(_training(plan), []).append(plan)
-  found = []
-  for group in groups.values():
-    group = sorted(group, key=lambda plan: plan["num_chips"])
-    if group[0]["num_chips"] < group[-1]["num_chips"]:
-      rates = [_rates(plan) for plan in group]
-      parts = [[x / first for x, first in zip(of, rates[0], strict=True)] for of in rates]
-      found += [(plan, group[0], of) for plan, of in zip(group, parts, strict=True)]
-  return found
+  return [
+    (plan, fewest, [x / first for x, first in zip(_rates(plan), _rates(fewest), strict=True)])
+    for fewest, *others in groups.values()
+    if others and fewest["num_chips"] < others[-1]["num_chips"]
+    for plan in (fewest, *others)
+  ]
 
 
 def _training(plan: Plan) -> str:
-  """Returns what plans must share to be compared: all but the chips and the tokens of a batch."""
+  """Returns the values that plans must share to be compared: all but the chips and the tokens."""
   config = {name: x for name, x in plan["config"].items() if name not in ("name", "mesh", "data")}
   config["batches"] = {name: x for name, x in config["batches"].items() if name != "tokens"}
   kernels = plan["steps"][-1].get("num_kernels", 0)
@@ -87,11 +85,12 @@ def _training(plan: Plan) -> str:
 
 def _rates(plan: Plan) -> list[float]:
   """Returns tokens a second and chip for both bounds of the longest step."""
+  bounds = estimate(CHIPS[plan["chip"]], plan["steps"][-1]).bounds
+  return [_tokens_per_chip(plan) / seconds for seconds in bounds]
+
+
+def _tokens_per_chip(plan: Plan) -> float:
   step = plan["steps"][-1]
-  return [_tokens_per_chip(plan, step) / x for x in estimate(CHIPS[plan["chip"]], step).bounds]
-
-
-def _tokens_per_chip(plan: Plan, step: Step) -> float:
   return step["rows"] * step["length"] / plan["num_chips"]
 
 
@@ -172,7 +171,7 @@ def _estimates(plan: Plan, step: Step) -> dict[str, str]:
 
 def _scaling(plan: Plan, fewest: Plan, parts: Sequence[float]) -> dict[str, str]:
   return _names(plan) | {
-    "tokens a chip": f"{_tokens_per_chip(plan, plan['steps'][-1]):,.0f}",
+    "tokens a chip": f"{_tokens_per_chip(plan):,.0f}",
     "against": f"{fewest['num_chips']} chips",
     "if all overlap": f"{parts[0]:.3f}",
     "if none overlap": f"{parts[1]:.3f}",

@@ -1,4 +1,4 @@
-"""TPU chips that are not there: their peak figures, their compiler, and a topology's devices."""
+"""Peak figures of TPU chips, their compiler, and the devices of a topology to compile for."""
 
 import importlib.metadata
 import math
@@ -11,7 +11,7 @@ from jax.experimental import topologies
 
 from relpos_jax.errors import InputError
 
-# libtpu and JAX read these when they are loaded, where there is no TPU.
+# Makes libtpu and JAX, which read these when they are loaded, look for no TPU.
 NO_TPU = dict(
   JAX_PLATFORMS="cpu",
   TPU_SKIP_MDS_QUERY="1",
@@ -54,22 +54,11 @@ CHIPS = {
 }
 
 
-class Topology(NamedTuple):
-  """The kind of chip, how many there are, and in how many slices."""
-
-  chip: str
-  num_chips: int
-  num_slices: int
-
-
-def parse(name: str, num_slices: int = 1) -> Topology:
-  """Reads a topology's name, of so many equal slices.
-
-  Raises:
-    InputError: no known chip or shape, or the chip's network between slices is unknown.
+def parse(name: str, num_slices: int = 1) -> tuple[str, int]:
+  """Reads the kind of chip and the number of chips from the topology of each slice.
 
   >>> parse("v5e:2x4", num_slices=2)
-  Topology(chip='v5e', num_chips=16, num_slices=2)
+  ('v5e', 16)
   """
   found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
   if not found or found[1] not in CHIPS:
@@ -78,15 +67,11 @@ def parse(name: str, num_slices: int = 1) -> Topology:
   if num_slices < 1 or (num_slices > 1 and not CHIPS[found[1]].slice_bandwidth):
     able = ", ".join(chip for chip in CHIPS if CHIPS[chip].slice_bandwidth)
     raise InputError(f"--num_slices={num_slices}: give 1, or more for {able}")
-  return Topology(found[1], num_slices * math.prod(map(int, found[2].split("x"))), num_slices)
+  return found[1], num_slices * math.prod(map(int, found[2].split("x")))
 
 
 def compiler_version() -> str:
-  """Returns the version of libtpu, the TPU's compiler.
-
-  Raises:
-    InputError: it is not installed.
-  """
+  """Returns the version of libtpu, the TPU's compiler; raises InputError if it is missing."""
   try:
     return importlib.metadata.version("libtpu")
   except importlib.metadata.PackageNotFoundError as error:
@@ -100,11 +85,7 @@ def leave_tpus_alone() -> None:
 
 
 def chips(name: str, num_slices: int = 1) -> list[jax.Device]:
-  """Returns the chips of a topology to compile for; call `leave_tpus_alone` first.
-
-  Raises:
-    InputError: libtpu knows no such topology.
-  """
+  """Returns the chips of a topology to compile for; call `leave_tpus_alone` first."""
   # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
   options = dict(chip_config_name="megacore") if name.startswith("v4:") else {}
   if num_slices > 1:

@@ -1,4 +1,4 @@
-"""The training that all faults are done to, and the record of each try."""
+"""The training that all faults disturb, and the record of each try."""
 
 import random
 
@@ -23,7 +23,7 @@ def training(tmp_path_factory) -> Training:
 
 @pytest.fixture
 def rng(request) -> random.Random:
-  """Random numbers that are a function of the test's name."""
+  """Returns random numbers that are a function of the test's name."""
   return random.Random(request.node.name)
 
 

@@ -23,15 +23,15 @@ from relpos_jax.translation.task import Translation
 
 FLAGS = train.FLAGS | dict(
   nan=command.Flag("", "the batches whose loss is to be NaN, counted from 0"),
-  order=command.Flag(os.devnull, "the file for a line a batch: its number and a checksum"),
-  kill_at=command.Flag("", "once a file of this name is in place: SIGKILL to this process"),
+  order=command.Flag(os.devnull, "the file for the number and a checksum of each batch"),
+  kill_at=command.Flag("", "SIGKILL to this process once a file of this name is written"),
 )
 
 _BEYOND = 2**30
 
 
 def main(nan: str, order: str, kill_at: str, **values: Any) -> None:
-  """Trains."""
+  """Trains with the disturbances."""
   poisoned, make = {int(word) for word in nan.split(",") if word}, Translation.make_batches
 
   def make_batches(self, *arguments):
@@ -58,6 +58,7 @@ def _killing(rename: Callable, name: str) -> Callable:
 class _Poisoned:
   def __init__(self, batches: Batches, poisoned: set[int], order: pathlib.Path):
     self._batches, self._poisoned, self._order = batches, poisoned, order
+    self.examples = batches.examples
 
   def __str__(self) -> str:
     return str(self._batches)

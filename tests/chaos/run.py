@@ -1,4 +1,4 @@
-"""Watches a command in its processes, and waits for moments in it."""
+"""Watches the processes of a run, waits for moments in it, and reads its run directory."""
 
 import contextlib
 import pathlib
@@ -8,12 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from relpos_jax.training import checkpoint_files
+from relpos_jax.training.checkpoint_reader import Reader
+from relpos_jax.training.metrics import read_metrics
 
 _PATIENCE = 600.0  # seconds
+_TIMES = ("time", "tokens_per_second")  # metrics that differ between equal runs
 
 
 class Run:
-  """A command under way, in one process or several, with its output in two files."""
+  """A command that runs in one process or several, with its output in two files."""
 
   def __init__(self, workdir: pathlib.Path, log: pathlib.Path, has_launcher: bool = False):
     self.workdir, self.log, self._has_launcher = workdir, log, has_launcher
@@ -43,7 +46,7 @@ class Run:
     """
 
     def holds():
-      is_over = self._is_over()  # first: what the last process did on its way out counts
+      is_over = self._is_over()  # first, so that the last process's own writes count
       if not (found := condition()) and is_over:
         raise RuntimeError(f"ended too soon:\n{self.out()}\n{self.err()}")
       return found
@@ -70,7 +73,7 @@ class Run:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float) -> None:
-  """Waits until the condition holds; raises TimeoutError if it does not in so many seconds."""
+  """Waits until the condition holds; raises TimeoutError after so many seconds."""
   deadline = time.monotonic() + seconds
   while not condition():
     if time.monotonic() > deadline:
@@ -79,7 +82,7 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> None:
 
 
 def is_alive(pid: int) -> bool:
-  """Returns whether a process is there and is no zombie."""
+  """Returns whether a process exists and is no zombie."""
   with contextlib.suppress(OSError):
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
   return False
@@ -89,3 +92,38 @@ def _is_newer(path: pathlib.Path, since: float) -> bool:
   with contextlib.suppress(FileNotFoundError):
     return path.stat().st_mtime > since
   return False
+
+
+# The run directory --------------------------------------------------------------------------------
+
+
+def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the lines of metrics.jsonl without the values that depend on time."""
+  return [{k: v for k, v in line.items() if k not in _TIMES} for line in read_metrics(workdir)]
+
+
+def losses(workdir: pathlib.Path) -> dict[int, float | None]:
+  """Returns the training loss by step, None where it was not a number."""
+  return {line["step"]: line["loss"] for line in read_metrics(workdir) if "loss" in line}
+
+
+def digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
+  """Returns the digest of every array of a checkpoint; raises Damage if one differs."""
+  reader = Reader(workdir / "checkpoints")
+  reader.examine(step)
+  return {name: entry.digest for name, entry in reader.entries(step).items()}
+
+
+def state_digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
+  """Returns the digests of all arrays but the number of the step."""
+  return {name: digest for name, digest in digests(workdir, step).items() if name != "step"}
+
+
+def reached(workdir: pathlib.Path) -> int:
+  """Returns the last step that was reported, 0 if none was."""
+  return max(losses(workdir), default=0)
+
+
+def kept(workdir: pathlib.Path) -> int:
+  """Returns the last step that is saved, 0 if none is."""
+  return max(checkpoint_files.list_steps(workdir / "checkpoints"), default=0)

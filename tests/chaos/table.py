@@ -1,4 +1,4 @@
-"""The faults, what has to hold after each, and the table of what came of them."""
+"""The faults, what must hold after each, and the table of the results."""
 
 import json
 import pathlib
@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.workdir import environment, write_whole
 
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 _BITS = "the bits of the undisturbed run"
 _RIGHT = (
   "the right values come back, or those of the step before, and stderr is one line that says why"
@@ -29,7 +29,7 @@ FAULTS = {
   "kill": Fault(
     "SIGKILL while it starts, trains, saves or evaluates",
     f"started again by itself, it ends with {_BITS}, losses included; at most one save interval, "
-    "20 steps, is lost, and what was trained beside a save cut short",
+    "20 steps, is lost, and the steps trained during a save that was killed",
     *(2, 25),
   ),
   "vocabulary": Fault(
@@ -42,10 +42,10 @@ FAULTS = {
     *(2, 20),
   ),
   "bits": Fault("one bit of the newest checkpoint flipped", _RIGHT, 20, 100),
-  "files": Fault("a file of the newest checkpoint cut short, or removed", _RIGHT),
+  "files": Fault("a file of the newest checkpoint truncated, or removed", _RIGHT),
   "swapped": Fault(
     "folders of checkpoints swapped, or one copied over another",
-    "`checkpoints --verify` names all that are wrong; those read are told in one line each, a good "
+    "`checkpoints --verify` names all that are wrong; stderr has a line for each one read, a good "
     f"step is taken, and it ends with {_BITS}",
   ),
   "missing": Fault(
@@ -87,7 +87,7 @@ FAULTS = {
 
 
 def rows(record: Mapping[str, Any]) -> str:
-  """Returns where each fault was done, and the table; a figure is the largest, or how often true.
+  """Returns where each fault was tried, and the table: a figure is the largest, or a count.
 
   >>> print(rows({}))
   <BLANKLINE>
@@ -95,22 +95,21 @@ def rows(record: Mapping[str, Any]) -> str:
   |---|---|---|---|---|
   """
   sources: dict[str, list[str]] = {}
-  lines = ["| fault | tries | held | worst | what has to hold |", "|---|---|---|---|---|"]
+  cells = []
   for name in [name for name in FAULTS if name in record]:
     found = record[name]
     sources.setdefault(_source(found["environment"]), []).append(name)
     figures: dict[str, list] = {}
     for figure, value in [item for each in found["tries"] for item in each["figures"].items()]:
       figures.setdefault(figure, []).append(value)
-    worst = "; ".join(f"{figure} {_worst(values):.3g}" for figure, values in figures.items())
+    worst = [
+      (figure, sum(x) if isinstance(x[0], bool) else max(x)) for figure, x in figures.items()
+    ]
     held = sum(not each["problem"] for each in found["tries"])
-    numbers = f"{len(found['tries'])} | {held} | {worst}"
-    lines.append(f"| {found['title']} | {numbers} | {found['demand']} |")
-  return "\n".join([*(f"- {', '.join(n)}: {where}" for where, n in sources.items()), "", *lines])
-
-
-def _worst(values: Sequence[float | bool]) -> float:
-  return sum(values) if isinstance(values[0], bool) else max(values)
+    of_figures = "; ".join(f"{figure} {value:.3g}" for figure, value in worst)
+    cells.append([found["title"], str(len(found["tries"])), str(held), of_figures, found["demand"]])
+  table = markdown_table(["fault", "tries", "held", "worst", "what has to hold"], cells)
+  return "\n".join([*(f"- {', '.join(n)}: {where}" for where, n in sources.items()), "", table])
 
 
 def _source(where: Mapping[str, Any]) -> str:
@@ -120,18 +119,16 @@ def _source(where: Mapping[str, Any]) -> str:
 
 
 def write(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
-  """Writes faults.json, and of faults.md what is between the markers; faults not done stay."""
+  """Writes faults.json and the block of faults.md; faults that were not tried stay as they are."""
   folder.mkdir(parents=True, exist_ok=True)
-  file, page = folder / "faults.json", folder / "faults.md"
+  file = folder / "faults.json"
   record = (json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}) | record
   write_whole(file, json.dumps(record, indent=1) + "\n")
-  text = page.read_text(encoding="utf-8") if page.exists() else f"# Faults\n\n{BEGIN}\n{END}\n"
-  block = f"{BEGIN}\n{rows(record)}\n{END}"
-  write_whole(page, re.sub(f"{BEGIN}.*{END}", lambda _: block, text, flags=re.DOTALL))
+  rewrite_blocks(folder / "faults.md", dict(faults=rows(record)))
 
 
 class Recorder:
-  """Collects the tries that tests report, in the process that the user started."""
+  """A pytest plugin that collects the tries of all tests, also of pytest-xdist's workers."""
 
   def __init__(self, folder: str, words: Sequence[str]):
     self._folder, self._command = pathlib.Path(folder), shlex.join(["pytest", *words])
@@ -145,8 +142,8 @@ class Recorder:
     tries = dict(report.user_properties).get("tries") or [dict(what="", problem="", figures={})]
     if report.failed:
       crash = getattr(report.longrepr, "reprcrash", None)
-      said = crash.message if crash else str(report.longrepr)
-      tries[-1]["problem"] = " ".join(said.split())[:500] or "failed"
+      message = crash.message if crash else str(report.longrepr)
+      tries[-1]["problem"] = " ".join(message.split())[:500] or "failed"
     self._tries.setdefault(name[1], []).extend(tries)
 
   def pytest_sessionfinish(self) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that are not what was saved: the right values come back, or the step before."""
+"""Damaged checkpoints: the right values are restored, or those of the step before."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from chaos.outcome import kept
+from chaos.run import kept
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.checkpoint_reader import Reader
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.chaos
 
 @pytest.fixture(scope="module")
 def like(training):
-  """The shapes of the state."""
+  """Returns the shapes of the state."""
   return Reader(training.undisturbed() / "checkpoints").shapes(100)
 
 
 @pytest.fixture(scope="module")
 def saved(training, like):
-  """The bytes of the states of steps 80 and 100."""
+  """Returns the bytes of the states of steps 80 and 100."""
   with Checkpoints(training.undisturbed() / "checkpoints") as checkpoints:
     return {step: _octets(checkpoints.restore(step, like=like)) for step in (80, 100)}
 
@@ -33,26 +33,28 @@ def _octets(state) -> dict[str, bytes]:
 
 @pytest.fixture
 def restore(training, saved, like, tmp_path, capfd, begin):
-  """Restores a copy that was changed, with the library or by the command, and judges it."""
+  """Restores a damaged copy, with the library or by the command, and judges the result."""
 
   def restore(what: str, damage, by_command: bool) -> None:
     workdir = training.copy(tmp_path / "run")
     damage(workdir / "checkpoints" / "100")
     figures = begin(f"{what}, by {'the command' if by_command else 'the library'}")
     if by_command:
-      told, found = training.to_its_end(workdir), None
+      messages, found = training.to_its_end(workdir), None
     else:
       capfd.readouterr()
       with Checkpoints(workdir / "checkpoints", rename_damaged=True) as checkpoints:
         found = _octets(checkpoints.restore(like=like))
-      told = capfd.readouterr().err.splitlines()
-    aside = workdir / "checkpoints" / "damaged-100"
-    figures["fell back" if aside.exists() else "harmless"] = True
-    assert found is None or found == saved[80 if aside.exists() else 100], "other values came back"
-    assert len(told) == aside.exists(), told
-    for line in told:
-      assert line.startswith(f"checkpoint {aside.parent}/100 is damaged: ")
-      assert ": renamed to " in line and (aside / "reason.txt").is_file()
+      messages = capfd.readouterr().err.splitlines()
+    damaged = workdir / "checkpoints" / "damaged-100"
+    figures["fell back" if damaged.exists() else "harmless"] = True
+    assert found is None or found == saved[80 if damaged.exists() else 100], (
+      "other values came back"
+    )
+    assert len(messages) == damaged.exists(), messages
+    for line in messages:
+      assert line.startswith(f"checkpoint {damaged.parent}/100 is damaged: ")
+      assert ": renamed to " in line and (damaged / "reason.txt").is_file()
 
   return restore
 
@@ -62,7 +64,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def test_bits(number, training, rng, restore):
-  """Every bit is as probable; the command restores every tenth time."""
+  # All bits are equally probable; the command restores every tenth time.
   step = training.undisturbed() / "checkpoints" / "100"
   (file,) = rng.choices(_files(step), [file.stat().st_size for file in _files(step)])
   bit, name = rng.randrange(8 * file.stat().st_size), file.relative_to(step)
@@ -75,15 +77,14 @@ def _flip(file: pathlib.Path, bit: int) -> None:
   file.write_bytes(content)
 
 
-@pytest.mark.parametrize("how", ["cut", "removed"])
+@pytest.mark.parametrize("how", ["truncated", "removed"])
 def test_files(how, training, rng, restore):
-  """Every file; the command restores every tenth time."""
   step = training.undisturbed() / "checkpoints" / "100"
   for number, file in enumerate(_files(step)):
     name, size = file.relative_to(step), rng.randrange(file.stat().st_size)
-    cut = lambda file, size=size: file.write_bytes(file.read_bytes()[:size])
-    damage = cut if how == "cut" else pathlib.Path.unlink
-    what = f"{name} cut to {size} bytes" if how == "cut" else f"{name} removed"
+    truncate = lambda file, size=size: file.write_bytes(file.read_bytes()[:size])
+    damage = truncate if how == "truncated" else pathlib.Path.unlink
+    what = f"{name} truncated to {size} bytes" if how == "truncated" else f"{name} removed"
     restore(what, lambda copy, name=name, damage=damage: damage(copy / name), number % 10 == 3)
 
 
@@ -99,9 +100,9 @@ def test_swapped(how, training, tmp_path, begin):
   found = training.checkpoints(tmp_path / "run", "--verify")
   rows = re.findall(r"^ *(\d+) .* bytes  damaged", found.stdout, re.MULTILINE)
   assert sorted(map(int, rows)) == wrong and found.returncode == 1 and found.stderr == ""
-  told = training.to_its_end(tmp_path / "run")
+  messages = training.to_its_end(tmp_path / "run")
   read = [step for step in reversed(wrong) if 100 in wrong]
-  assert [line.partition(" is damaged: ")[0] for line in told] == [
+  assert [line.partition(" is damaged: ")[0] for line in messages] == [
     f"checkpoint {folder}/{step}" for step in read
   ]
   assert kept(tmp_path / "run") == 100

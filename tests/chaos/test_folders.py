@@ -1,4 +1,4 @@
-"""Folders that are not as a run left them, or cannot be used; and a full disk."""
+"""Run directories that were changed or cannot be used, and a full disk."""
 
 import pathlib
 import resource
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from chaos.outcome import digests, kept
+from chaos.run import digests, kept
 from chaos.training import ROOT
 from relpos_jax.training import checkpoint_files
 
@@ -15,7 +15,6 @@ pytestmark = pytest.mark.chaos
 
 @pytest.mark.parametrize("how", ["moved away", "dangling link"])
 def test_missing(how, training, tmp_path, begin):
-  """The run is to go on from step 80."""
   begin(how)
   workdir = training.copy(tmp_path / "run")
   shutil.rmtree(workdir / "checkpoints" / "100")
@@ -67,7 +66,7 @@ def test_links(num_kept, training, tmp_path, begin):
 
 
 def test_disk(number, training, tmp_path, rng, begin):
-  """The disk is full by a limit on the size of the files that the process may write."""
+  # A limit on the size of the files that the process may write makes the disk full.
   workdir = tmp_path / "run"
   with training.started(workdir) as run:
     step = rng.choice((20, 40, 60))
@@ -79,7 +78,9 @@ def test_disk(number, training, tmp_path, rng, begin):
   steps = checkpoint_files.list_steps(workdir / "checkpoints")
   begin(f"full after step {max(steps, default=0)}")
   assert status == 2, run.err()
-  told = training.told(run)
-  assert len(told) == 1 and told[0].startswith("error: no room for a checkpoint in "), told
+  messages = training.messages(run)
+  assert len(messages) == 1 and messages[0].startswith("error: no room for a checkpoint in "), (
+    messages
+  )
   assert steps and all(digests(workdir, step) for step in steps)
   assert training.to_its_end(workdir) == []

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from chaos.outcome import digests, kept, reached
-from chaos.run import Run, is_alive, wait_until
+from chaos.run import Run, digests, is_alive, kept, reached, wait_until
 from chaos.training import DISTURBED, NUM_STEPS, SAVE_EVERY
 from relpos_jax.training import checkpoint_files
 
@@ -28,11 +27,11 @@ def test_kill(number, training, tmp_path, rng, begin):
     assert run.wait() == 0, run.err()
   training.check_end(workdir)
   assert not checkpoint_files.list_damaged(workdir / "checkpoints")
-  assert training.told(run) == [f"exit status 137: retry {i} of 2" for i in (1, 2)]
+  assert training.messages(run) == [f"exit status 137: retry {i} of 2" for i in (1, 2)]
 
 
 def _wait_for(moment: str, run: Run, rng: random.Random, first: bool) -> None:
-  """Waits, the first time no longer than till a save is left for the second."""
+  """Waits for a moment, the first time early enough for a save before the second."""
   if moment == "start":
     end = time.monotonic() + rng.uniform(0, 6)
     run.until(lambda: run.has_stepped() or time.monotonic() > end)
@@ -61,7 +60,7 @@ def _kill(run: Run, begin) -> None:
 
 
 def test_term(number, training, tmp_path, rng, begin):
-  """Two processes end an evaluation together: they are not disturbed in it."""
+  # Two processes end an evaluation together: they are not disturbed during it.
   workdir, processes = tmp_path / "run", 1 + number % 2
   training.undisturbed(processes=processes)
   with training.launched(workdir, processes=processes) as run:
@@ -81,14 +80,14 @@ def test_term(number, training, tmp_path, rng, begin):
   assert last == kept(workdir) and digests(workdir, last)
   says = rf"^stopped by SIGTERM( at step {last})?: the same command goes on$"
   assert re.search(says, run.out(), re.MULTILINE), run.out()
-  assert processes > 1 or training.told(run) == []
+  assert processes > 1 or training.messages(run) == []
   assert seconds <= 10
-  told = training.to_its_end(workdir, processes=processes)
-  assert processes > 1 or told == []
+  messages = training.to_its_end(workdir, processes=processes)
+  assert processes > 1 or messages == []
 
 
 def test_workers(number, training, tmp_path, rng, begin):
-  """Half as on a cluster, where only JAX tells that the other has died; half with the launcher."""
+  # Half as on a cluster, where only JAX reports the death of the other; half with the launcher.
   workdir, victim, is_launched = tmp_path / "run", number // 2 % 2, number % 2
   training.undisturbed(processes=2)
   start = training.launched if is_launched else training.started

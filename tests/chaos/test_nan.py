@@ -1,4 +1,4 @@
-"""Batches whose loss is not a number: one is skipped, a run of them ends the training in time."""
+"""Batches whose loss is not a number: one is skipped, several in a row end the training."""
 
 import re
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chaos.outcome import kept, metrics, state_digests
+from chaos.run import kept, metrics, state_digests
 from chaos.training import DISTURBED
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.checkpoint_reader import Reader
@@ -18,7 +18,7 @@ _NUM_STEPS = 12
 
 
 def test_nan(number, training, tmp_path, rng, begin):
-  """Every other time one batch; else all from one on. Every step is saved."""
+  # Every other time one batch, else all from one on. Every step is saved.
   workdir, batch, is_one = tmp_path / "run", rng.randint(2, _NUM_STEPS - _MOST), number % 2 == 0
   begin(f"batch {batch}" if is_one else f"batches {batch} to {_NUM_STEPS - 1}")
   poisoned = range(batch, batch + 1 if is_one else _NUM_STEPS)
@@ -31,13 +31,13 @@ def test_nan(number, training, tmp_path, rng, begin):
   if is_one:
     assert status == 0 and kept(workdir) == _NUM_STEPS, run.err()
   else:
-    (line,) = training.told(run)
+    (line,) = training.messages(run)
     named = rf"stopped: step {last}: loss nan, .* on batch {last - 1} of .*, number {_MOST} skipped"
     assert status == 1 and re.match(named, line), run.err()
   lines = [line for line in metrics(workdir) if "loss" in line]
   whole = [line for line in metrics(training.undisturbed()) if "loss" in line]
   assert [line["step"] for line in lines if line["skipped"]] == [*range(batch + 1, last + 1)]
-  assert lines[:batch] == whole[:batch], "the steps before are others"
+  assert lines[:batch] == whole[:batch], "the steps before differ"
   assert state_digests(workdir, batch) == state_digests(workdir, batch + 1)
   with Checkpoints(workdir / "checkpoints") as checkpoints:
     like = Reader(checkpoints.folder).shapes(kept(workdir))

@@ -1,4 +1,4 @@
-"""Starts small trainings in subprocesses, and compares them with one that is left alone."""
+"""Starts small trainings in subprocesses, and compares them with an undisturbed one."""
 
 import contextlib
 import itertools
@@ -10,8 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from chaos.outcome import digests, kept, metrics
-from chaos.run import Run
+from chaos.run import Run, digests, kept, metrics
 from experiments.launch.__main__ import environments
 from experiments.launch.children import dying_with_this_process
 from relpos_jax.translation.corpus import load_corpus
@@ -35,7 +34,7 @@ _CHANGES = dict(
   decoding=dict(beam_size=1, extra_length=4),
   mesh=dict(data=-1),
 )
-# Lines of stderr in which a training shows how far it is.
+# Lines of stderr that show progress.
 _PROGRESS = re.compile(r"step \d+/\d+  loss |step \d+  valid_loss |\d+/\d+ .* left$")
 
 
@@ -107,21 +106,21 @@ class Training:
       yield run
 
   def to_its_end(self, workdir: pathlib.Path, *flags: str, **how) -> list[str]:
-    """Trains to the end, which must be that of the undisturbed run; returns what stderr told."""
+    """Trains to the end, which must equal that of the undisturbed run; returns the messages."""
     processes = how.get("processes", 1)
     with (self.launched if processes > 1 else self.started)(workdir, *flags, **how) as run:
       assert run.wait() == 0, run.err()
     self.check_end(workdir, *flags, processes=processes)
-    return self.told(run)
+    return self.messages(run)
 
   def check_end(self, workdir: pathlib.Path, *flags: str, processes: int = 1) -> None:
     """Asserts that metrics and final state are, to the bit, those of the undisturbed run."""
     other = self.undisturbed(*flags, processes=processes)
     assert kept(workdir) == NUM_STEPS
-    assert digests(workdir, NUM_STEPS) == digests(other, NUM_STEPS), "the final state is another"
-    assert metrics(workdir) == metrics(other), "the metrics are others"
+    assert digests(workdir, NUM_STEPS) == digests(other, NUM_STEPS), "the final states differ"
+    assert metrics(workdir) == metrics(other), "the metrics differ"
 
-  def told(self, run: Run) -> list[str]:
+  def messages(self, run: Run) -> list[str]:
     """Returns all lines of stderr but the progress and the sample translations."""
     file = run.workdir / "samples.txt"
     usual = {"", *(file.read_text(encoding="utf-8") if file.exists() else "").splitlines()}
@@ -130,13 +129,13 @@ class Training:
     ]
 
   def undisturbed(self, *flags: str, processes: int = 1) -> pathlib.Path:
-    """Returns the folder of a training that is left alone, saved at steps 60, 80 and 100."""
+    """Returns the folder of an undisturbed training, saved at steps 60, 80 and 100."""
     key = (processes, *flags)
     if key not in self._undisturbed:
       workdir = self._folder / f"undisturbed-{len(self._undisturbed)}"
       with self.launched(workdir, *flags, processes=processes) as run:
         assert run.wait() == 0, run.err()
-      assert processes > 1 or self.told(run) == []
+      assert processes > 1 or self.messages(run) == []
       self._undisturbed[key] = workdir
     return self._undisturbed[key]
 

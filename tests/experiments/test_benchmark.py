@@ -5,7 +5,6 @@ import json
 import pathlib
 import shutil
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmark import __main__ as benchmark
-from experiments.benchmark import attention, decode, memory, step, timing, torch_peers
+from experiments.benchmark import attention, decode, memory, step, timing
 from experiments.benchmark.attention import AGAIN, STOCK, Case, Contestant
 from experiments.benchmark.timing import Program
 from relpos_jax.attention.choice import Implementation
@@ -29,7 +28,7 @@ ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: "its devi
 
 @pytest.fixture
 def calls(monkeypatch):
-  """Names of what ran; the n-th run takes n seconds."""
+  """Returns the names that ran; the n-th run takes n seconds."""
   calls = []
 
   def run_time(function):
@@ -44,10 +43,10 @@ FUNCTIONS = {name: lambda name=name: name for name in "abc"}
 
 
 def test_pairs_run_side_by_side_and_take_turns_to_be_first(calls):
-  times = timing.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
+  first, second = attention.time_pairs(FUNCTIONS, [("a", "c"), ("b", "c")], 2)
   assert "".join(calls) == "cacb" + "acbc"
-  assert times["a", "c"] == ([2.0, 5.0], [1.0, 6.0])
-  assert times["b", "c"] == ([4.0, 7.0], [3.0, 8.0])
+  assert first == dict(name="a", against="c", seconds=[2.0, 5.0], against_seconds=[1.0, 6.0])
+  assert second == dict(name="b", against="c", seconds=[4.0, 7.0], against_seconds=[3.0, 8.0])
 
 
 def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(calls):
@@ -57,19 +56,11 @@ def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(call
   assert seconds["a"][:2] == [1.0, 6.0] and all(len(of) == 6 for of in seconds.values())
 
 
-def test_a_run_is_waited_for():
-  class Late:
-    def block_until_ready(self):
-      time.sleep(0.01)
-
-  assert timing.run_time(lambda: [Late()]) >= 0.01
-
-
 def test_an_interval_holds_the_median_and_shrinks_with_the_spread():
   random, widths = np.random.default_rng(0), []
   for spread in (0.2, 0.02):
     ratios = np.exp(spread * random.normal(size=60))
-    low, high = timing.median_interval(ratios)
+    low, high = step.median_interval(ratios)
     assert low < np.median(ratios) < high
     widths.append(high - low)
   assert widths[0] > 5 * widths[1]
@@ -90,7 +81,7 @@ def test_memory_is_that_of_what_is_neither_argument_nor_result():
 
 @pytest.fixture(scope="module")
 def out(call, tmp_path_factory) -> pathlib.Path:
-  """The folder of a small measurement; "projected", quick to compile, is the blockwise one."""
+  """Returns the folder of a small measurement, with "projected" as the blockwise one."""
   folder = tmp_path_factory.mktemp("benchmark") / "results"
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(attention, "BLOCKWISE", ("projected",))
@@ -145,9 +136,6 @@ def test_the_page_is_rewritten_from_the_raw_results_and_keeps_a_persons_words(ca
     ("lengths=512,long", "--lengths 'long' 512,1024"),
     ("lengths=48", "--lengths 48 --tokens=4096"),
     ("implementations=fast", "--implementations 'fast' chunked"),
-    ("peers=tensorflow", "--peers 'tensorflow' torch_sdpa"),
-    ("passes=sideways", "--passes 'sideways' forward"),
-    ("out=/dev/null", "/dev/null --out"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_is_compiled(call, tmp_path, flag, words):
@@ -217,8 +205,8 @@ def test_flex_attention_is_compiled_for_every_case(monkeypatch):
   graphs = []
   backend = lambda graph, inputs: graphs.append(graph) or graph.forward
   monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-  make = torch_peers._flex_attention.__wrapped__
-  monkeypatch.setattr(torch_peers, "_flex_attention", functools.cache(lambda _: make("cuda")))
+  make = attention._flex_attention.__wrapped__
+  monkeypatch.setattr(attention, "_flex_attention", functools.cache(lambda _: make("cuda")))
   torch._dynamo.reset()
   with torch._dynamo.config.patch(recompile_limit=2):
     for number, length in enumerate(range(4, 8), 1):
@@ -236,7 +224,7 @@ def test_without_pytorch_its_rows_give_the_remedy(monkeypatch):
 # A training step ---------------------------------------------------------------------------------
 
 
-def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, monkeypatch, tmp_path):
+def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp_path):
   ran = []
   make_stepper = lambda config, positions, shape: lambda: ran.append((positions, *shape))
   monkeypatch.setattr(step, "make_stepper", make_stepper)
@@ -256,10 +244,9 @@ def test_a_training_step_is_held_against_its_sinusoidal_twin(call, data, monkeyp
 
 
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
-  """A machine that slows down changes no ratio; medians over all rounds are of other rounds."""
   results = json.loads((RESULTS / "steps" / "multi30k-64x16.json").read_text())
   drift = np.array([1.0, 2.0, 3.0, 50.0, 60.0, 70.0])
-  factors = {step.TWIN: 0.9, step.AGAIN: 1.1, "relative": 1.04}
+  factors = {step.BASELINE: 0.9, step.AGAIN: 1.1, "relative": 1.04}
   seconds = {name: (factor * drift).tolist() for name, factor in factors.items()}
   row = step.block(results | dict(seconds=seconds)).splitlines()[-1]
   assert row.endswith("| 1.040 | 1.040 to 1.040 | 1.040 to 1.040 |")
@@ -283,44 +270,28 @@ def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path
 # Memory ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-  """A compiler of which the n-th program needs n MB; nothing is compiled, all is traced."""
-  programs = []
+def test_memory_is_that_of_each_compiled_program(call, monkeypatch, tmp_path):
+  programs = []  # the n-th needs n MB
 
   def compile_program(function, *arguments):
     programs.append(jax.eval_shape(function, *arguments))
-    run = lambda state, batch: (state, dict(loss=jnp.float32(4.25)))
-    return Program(run, 10**6 * len(programs), 10**6 * len(programs))
+    return Program(None, 10**6 * len(programs), 10**6 * len(programs))
 
   monkeypatch.setattr(timing, "compile_program", compile_program)
-  return programs
-
-
-def test_the_papers_count_is_of_vectors_of_pairs_and_of_distances(compiled):
-  row = memory.measure(2048, heads=8, width=64)
+  assert call("benchmark.memory", "--lengths=2048", f"--out={tmp_path}").status == 0
+  (row,) = json.loads((tmp_path / "music" / "memory.json").read_text())["rows"]
   assert int(row["counts"]["gathered"] / 1e8) == 85 and int(row["counts"]["table"] / 1e5) == 41
   kinds = {(x["implementation"], x["relations"], x["backward"]) for x in row["programs"]}
-  assert len(kinds) == len(compiled) == 3 * 2 * 2
+  assert len(kinds) == len(programs) == 3 * 2 * 2
+  page = (tmp_path / "music.md").read_text()
+  assert "| 2,048 | 8.59 GB | 4.2 MB | 134 MB |" in page
+  assert "| skewed | 5.0 MB | - |" in page and "| skewed: difference | -2.0 MB |  |" in page
 
 
 def test_growth_is_fitted_to_the_long_lengths():
   rows = [dict(length=length) for length in (512, 2048, 4096, 8192)]
   assert memory._growth(rows, [7, 1, 10, 100]) == "x 10.00"
   assert memory._growth(rows[:2], [7, 1]) == "-"
-
-
-def test_one_step_runs_at_the_longest_length_that_fits(call, tmp_path, monkeypatch, compiled):
-  free = iter([0.5e6, 2.5e6])
-  monkeypatch.setattr(timing, "free_bytes", lambda: next(free, 0))
-  flags = "--heads=2", "--width=4", "--layers=1", "--lengths=", f"--out={tmp_path}"
-  answer = call("benchmark.memory", *flags, "--step_lengths=8,32,16")
-  assert answer.status == 0, answer.err
-  page = (tmp_path / "music.md").read_text()
-  assert "| 32 | 1.0 MB | not run: 0.5 MB are free |" in page
-  assert "| 16 | 2.0 MB | " in page and "loss 4.25 |" in page
-  answer = call("benchmark.memory", *flags, "--step_lengths=16")
-  assert answer.status == 2 and "--step_lengths: none fits, the shortest needs" in answer.err
 
 
 # Pages -------------------------------------------------------------------------------------------

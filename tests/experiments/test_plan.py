@@ -96,18 +96,11 @@ def test_a_sum_over_slices_goes_over_two_networks():
   ]
 
 
-@pytest.mark.parametrize(
-  "kind, sent", [("all-reduce", 1400), ("all-gather", 700), ("collective-permute", 800)]
-)
-def test_a_ring_sends_every_part_but_ones_own(kind, sent):
-  assert Collective(kind, 800, num_chips=8, times=1).sent_bytes == sent
-
-
 # Estimates ----------------------------------------------------------------------------------------
 
 
 def plan_on(num_chips, *, rows_a_chip=16, hbm_bytes=819e9, sent_bytes=0.0, **changes):
-  """A plan whose step takes a second of memory traffic, unless the arguments change it."""
+  """Returns a plan whose step takes a second of memory traffic, unless changed."""
   config = dict(name="small", batches=dict(tokens=num_chips, max_length=8), mesh=dict(data=-1))
   rows = {"all-reduce": dict(sent_bytes=sent_bytes)}
   shape = dict(rows=rows_a_chip * num_chips, length=8)
@@ -147,7 +140,6 @@ def test_only_alike_plans_are_compared(other):
 
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_figures_of_a_chip_are_in_their_units(name):
-  """Of every chip so far: hundreds of operations a byte, some bytes of memory for one sent."""
   chip = CHIPS[name]
   assert 100 < chip.flops / chip.hbm_bandwidth < 1000
   assert 2 < chip.hbm_bandwidth / (chip.links * chip.link_bandwidth) < 10
@@ -166,8 +158,7 @@ def planned(fast):
     mesh = make_mesh(**axes)
     with pytest.MonkeyPatch.context() as patch, fast():
       patch.setattr(plan, "compiler_version", lambda: "none")
-      shapes = make_task(config).mock_batches(mesh).shapes
-      return plan.make_plan(config, "v5e:2x4", mesh, shapes[-1:])
+      return plan.make_plan(config, "v5e:2x4", mesh)
 
   return planned
 
@@ -189,7 +180,6 @@ def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(planned):
 
 
 def test_a_sequence_lies_on_several_devices(planned):
-  """Keys are gathered and their gradients scattered; every device has its part of the tokens."""
   config = load(LONG, *SMALL_LONG, "model.positions=none")
   found = planned(config, sequence=4)
   (step,) = found["steps"]
@@ -199,7 +189,7 @@ def test_a_sequence_lies_on_several_devices(planned):
   assert make_task(config).mock_batches(make_mesh(data=1, sequence=8)).shapes == ((2, 256),)
 
 
-def test_the_state_is_that_of_the_model_and_cut_by_the_rules():
+def test_the_state_is_that_of_the_model_and_sharded_by_the_rules():
   config = load(LONG, *SMALL_LONG)
   _, state = plan.first_state(config, make_mesh(fsdp=2, tensor=2, sequence=2))
   task = make_task(config)
@@ -236,12 +226,8 @@ def test_the_committed_pages_are_those_of_the_plans(title, tmp_path):
   "file, flags, words",
   [
     (WMT14, ["topology=v9:2x2"], "--topology=v9:2x2 v4, v5e, v5p, v6e v5e:2x4"),
-    (WMT14, ["topology=v5e"], "--topology=v5e shape v5e:2x4"),
-    (WMT14, ["shapes=some"], "--shapes=some longest all"),
     (WMT14, ["num_slices=2", "topology=v6e:4x4"], "--num_slices=2 v5e, v5p"),
     (WMT14, ["config.batches.tokens=100"], "config.batches.tokens is 100 8 devices 128"),
-    (WMT14, ["config.model.num_heads=3"], "config.model num_heads, 3"),
-    (WMT14, ["out=/dev/null"], "/dev/null --out"),
     (LONG, ["config.batches.max_length=131080"], "config.batches.max_length 131088"),
     (LONG, ["topology=v5e:2x2"], "mesh sequence=16 fit 4"),
   ],
@@ -279,7 +265,6 @@ def test_no_compiler_for_tpus(call, monkeypatch):
   ],
 )
 def test_steps_compile_for_chips(file, name, changes, num_slices, has_kernels, call, tmp_path):
-  """Long sequences take the TPU's own kernel, whose own estimates are more than XLA sees."""
   pytest.importorskip("libtpu")
   changes = [f"--config.{change}" for change in (*SMALL, *changes)]
   flags = f"--topology={name}", f"--num_slices={num_slices}", "--effort=least", "--name=small"
