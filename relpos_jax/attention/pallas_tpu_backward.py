@@ -142,7 +142,7 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
   d_weights, common = _d_weights(plan, operands, scratch, value, d_output, offset, is_right)
   delta = operands["delta"][0, 0]
   if plan.dropout_rate:
-    seed, global_block = operands["seeds"][0, 0], plan.key_block + key_block
+    global_block, seed = plan.key_block + key_block, operands["seeds"][0, 0]
     kept = tiles.keep(plan, seed, query_block, global_block, keys=0)
     factor = jnp.where(kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
     d_logits = weights * ((d_weights + common) * factor - delta)
