@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import chunked, per_position, projected, reference, skew
+from relpos_jax.attention import band, chunked, per_position, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, ArrayLike
@@ -42,7 +42,7 @@ def _kernel(name: str, device: str) -> Implementation:
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "reference": Implementation(reference.attention),
   "per_position": Implementation(per_position.attention),
-  "skew": Implementation(skew.attention, skew.unsupported),
+  "skew": Implementation(skew.attention, band.unsupported),
   "projected": Implementation(projected.attention),
   "chunked": Implementation(chunked.attention, chunked.unsupported),
   "pallas_tpu": _kernel("pallas_tpu", device="tpu"),

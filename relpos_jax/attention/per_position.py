@@ -4,6 +4,8 @@ Shaw et al. 2018, section 3.3: batch elements and heads share the relation vecto
 position i, so a relative term is T products of (B N, H) with (H, S).
 """
 
+import functools
+
 import jax
 
 from relpos_jax.attention import softmax
@@ -25,7 +27,7 @@ def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """Computes q_i . aK_ij, position by position."""
   query_TNBH = _apart(inputs.query.transpose(1, 2, 0, 3))
   a_TBSNH = vectors(inputs.relations.key, inputs.edges()).swapaxes(0, 1)
-  logits_TNBS = jax.vmap(_logits_of_position)(query_TNBH, a_TBSNH)
+  logits_TNBS = jax.vmap(functools.partial(softmax.product, "NBH,BSNH->NBS"))(query_TNBH, a_TBSNH)
   return _apart(logits_TNBS).transpose(2, 1, 0, 3)
 
 
@@ -33,17 +35,5 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   """Computes sum_j p_ij aV_ij, position by position."""
   weights_TNBS = _apart(weights.transpose(2, 1, 0, 3))
   a_TBSNH = vectors(inputs.relations.value, inputs.edges()).swapaxes(0, 1)
-  values_TNBH = jax.vmap(_values_of_position)(weights_TNBS, a_TBSNH)
+  values_TNBH = jax.vmap(functools.partial(softmax.product, "NBS,BSNH->NBH"))(weights_TNBS, a_TBSNH)
   return _apart(values_TNBH).transpose(2, 0, 1, 3)
-
-
-def _logits_of_position(
-  query: Float[Array, "N B H"], a: Float[Array, "#B S #N H"]
-) -> Float[Array, "N B S"]:
-  return softmax.product("NBH,BSNH->NBS", query, a)
-
-
-def _values_of_position(
-  weights: Float[Array, "N B S"], a: Float[Array, "#B S #N H"]
-) -> Float[Array, "N B H"]:
-  return softmax.product("NBS,BSNH->NBH", weights, a)

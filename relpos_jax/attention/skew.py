@@ -7,7 +7,7 @@ Music Transformer, section 3.4.1, extended to later keys and, transposed, to val
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band, softmax
+from relpos_jax.attention import softmax
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.typing import Array, Float
 
@@ -15,11 +15,6 @@ from relpos_jax.typing import Array, Float
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   """Computes attention with a skew in each relative term."""
   return softmax.attention(inputs, relative_logits, relative_values)
-
-
-def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this implementation does not support the call, or None if it does."""
-  return band.unsupported(inputs)
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
