@@ -48,7 +48,7 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
 def list_unfinished(folder: pathlib.Path, step: int | str = "*") -> list[pathlib.Path]:
   """Returns the folders of saves that are in progress or were interrupted.
 
-  >>> unfinished(pathlib.Path("nowhere"))
+  >>> list_unfinished(pathlib.Path("nowhere"))
   []
   """
   return sorted(folder.glob(f"{step}.orbax-checkpoint-tmp*"))
