@@ -33,7 +33,7 @@ MAY_IMPORT = {
   "relpos_jax.data": DATA,
   "relpos_jax.training": DATA | {"relpos_jax.nn"},
   "relpos_jax.evaluation": DATA,
-  **dict.fromkeys(SYSTEMS, LIBRARY),
+  **dict.fromkeys(sorted(SYSTEMS), LIBRARY),
   "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
   "configs": set(),
 }
