@@ -133,7 +133,7 @@ def piano_roll(
     axes[0].axvspan(0, prime, color="#eeeeee", zorder=0)
     for text, side in (("prime ", "right"), (" model", "left")):
       transform = axes[0].get_xaxis_transform()
-      options = dict(ha=side, va="bottom", color=QUIET, fontsize=9)
+      options = dict(ha=side, va="bottom", color=GREY, fontsize=9)
       axes[0].text(prime, 1.01, text, transform=transform, **options)
   if attention is not None:
     _draw_attention(axes[1], attention, float(end))
