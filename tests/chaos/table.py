@@ -58,7 +58,7 @@ FAULTS = {
     "the checkpoints that stay without the links stay, and are good",
   ),
   "paths": Fault(
-    "a --workdir whose absolute path has one of the characters [ ] * ? \\",
+    "a --workdir whose absolute path has one of the characters [ * ? \\",
     "refused with one line and exit status 2 before anything is compiled; nothing is written",
   ),
   "disk": Fault(

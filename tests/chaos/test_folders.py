@@ -39,7 +39,7 @@ def _check_refused(training, folder: pathlib.Path, workdir: pathlib.Path, cwd=RO
   assert not compiled.exists() or not [*compiled.iterdir()], "something was compiled"
 
 
-@pytest.mark.parametrize("name", ["a[b", "a]b", "a*b", "a?b", "a\\b", "in a*b"])
+@pytest.mark.parametrize("name", ["a[b]", "a*b", "a?b", "a\\b", "in a*b"])
 def test_paths(name, training, tmp_path, begin):
   begin(name)
   cwd = tmp_path / name.removeprefix("in ")
