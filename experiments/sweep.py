@@ -228,7 +228,7 @@ def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:
 def _fail(cell: Cell, status: int, output: str, progress: ProgressTable) -> None:
   """Keeps the end of a failed cell's output in CELL.error.txt."""
   lines = [f"exit status {status}", *output.splitlines()[-40:]]
-  cell.file(".error.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+  write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
   progress.update(cell, "failed")
 
 
