@@ -1,5 +1,7 @@
-"""Batches of sentences of similar length, each a function of the seed and the step alone."""
+"""Batches of examples of similar size, each a function of the seed and the step alone."""
 
+import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
@@ -8,7 +10,6 @@ import grain
 import numpy as np
 
 from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.schedule import Schedule, counted
 from relpos_jax.data.tokenizer import PAD
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Int
@@ -21,12 +22,17 @@ class Batch(NamedTuple):
   target: Int[Array | np.ndarray, "B L"]
 
 
+class Tokens(NamedTuple):
+  """Token ids of B sequences, padded to L tokens."""
+
+  tokens: Int[Array | np.ndarray, "B L"]
+
+
 @runtime_checkable
 class Side(Protocol):
   """Rows of token ids that may change from epoch to epoch, but not in number.
 
-  Attributes:
-    lengths: the largest number of tokens that each row has in any epoch.
+  `lengths` are the largest numbers of tokens that the rows have in any epoch.
   """
 
   @property
@@ -35,32 +41,114 @@ class Side(Protocol):
   def in_epoch(self, epoch: int) -> Ragged: ...
 
 
-class Tokens(NamedTuple):
-  """Token ids of B sequences, padded to L tokens."""
+class Schedule:
+  """An endless sequence of batches of examples of similar size: `schedule[step]`, step >= 0.
 
-  tokens: Int[Array | np.ndarray, "B L"]
+  An example goes into the bucket of the smallest boundary that holds it, and a bucket's batches
+  have budget // boundary examples (Vaswani et al. 2017, section 5.1). Each epoch has every example
+  once, shuffled within its bucket, and the batches of all buckets in random order. May be read from
+  several threads.
+
+  Attributes:
+    num_per_epoch: batches per epoch, the same in every epoch.
+    shapes: rows per batch and boundary of each bucket that is not empty.
+    buckets: the examples of each bucket, in the order of `shapes`.
+    dropped: the number of examples larger than the last boundary, which are left out.
+    cells: the size of all batches of an epoch, with padding.
+
+  >>> schedule = Schedule(np.array([2, 4, 1, 9]), boundaries=(2, 4), budget=4, seed=None)
+  >>> print(schedule)
+  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 1
+  >>> [(examples.tolist(), bucket) for examples, bucket in (schedule[0], schedule[1])]
+  [([0, 2], 0), ([1], 1)]
+  """
+
+  def __init__(
+    self,
+    sizes: Int[np.ndarray, "examples"],
+    *,
+    boundaries: Sequence[int],
+    budget: int,
+    multiple_of: int = 1,
+    seed: int | None,
+  ):
+    """Sorts the examples into buckets.
+
+    Args:
+      sizes: the size of each example, in tokens or nodes.
+      boundaries: increasing; the examples of a bucket are padded to its boundary.
+      budget: the largest size of a batch, examples times boundary, over all devices and
+        microbatches.
+      multiple_of: the number of rows of a batch is rounded up to a multiple of this: devices times
+        microbatches. The examples of a step are the same for any multiple.
+      seed: determines the order. None keeps the order of buckets and examples.
+
+    Raises:
+      ValueError: the boundaries do not increase.
+      InputError: the budget is too small for one multiple of rows, or no example is small enough.
+    """
+    if list(boundaries) != sorted({*boundaries}):
+      raise ValueError(f"boundaries {boundaries}: want increasing ones")
+    self._seed, self._longest = seed, boundaries[-1]
+    if sizes.min(initial=self._longest + 1) > self._longest:
+      raise _none_fits(sizes, self._longest)
+    bucket_of = np.searchsorted(boundaries, sizes)
+    self.buckets, self._batches, shapes = [], [], []
+    for index, boundary in enumerate(boundaries):
+      num_rows = budget // boundary
+      if num_rows < multiple_of:
+        raise InputError(
+          f"boundary {boundary} with a budget of {budget} leaves no room for {multiple_of} rows: "
+          f"raise the budget to {boundary * multiple_of} or lower the boundary"
+        )
+      examples = np.flatnonzero(bucket_of == index).astype(np.int32)
+      if len(examples):
+        starts = range(0, len(examples), num_rows)
+        self._batches += [(len(shapes), slice(start, start + num_rows)) for start in starts]
+        shapes.append((math.ceil(num_rows / multiple_of) * multiple_of, boundary))
+        self.buckets.append(examples)
+    self.shapes, self.num_per_epoch = tuple(shapes), len(self._batches)
+    self.dropped = len(sizes) - sum(map(len, self.buckets))
+    self.cells = sum(math.prod(shapes[bucket]) for bucket, _ in self._batches)
+    self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
+
+  def __getitem__(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
+    """Returns the examples of a step's batch, and their bucket."""
+    epoch, index = divmod(operator.index(step), self.num_per_epoch)
+    examples, order = self._plan(epoch)
+    bucket, part = self._batches[order[index]]
+    return examples[bucket][part], bucket
+
+  def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns the examples of each bucket and the batches, in the order of an epoch."""
+    if self._seed is None:
+      return self.buckets, np.arange(self.num_per_epoch)
+    key = np.array([self._seed % 2**64, epoch], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    examples = [generator.permutation(examples) for examples in self.buckets]
+    return examples, generator.permutation(self.num_per_epoch)
+
+  def __str__(self) -> str:
+    shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
+    dropped = f"dropped (above {self._longest}): {self.dropped:,}"
+    return f"shapes {shapes}, batches per epoch: {self.num_per_epoch:,}, {dropped}"
 
 
 class Batches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Examples are sentence pairs, or have any other number of sides. A pair goes into the bucket of the
-  smallest boundary that holds max(source, target) tokens, and a bucket's batches have
-  token_budget // boundary pairs, padded to boundary tokens on both sides (Vaswani et al. 2017,
-  section 5.1: pairs of similar length, a budget of tokens). Each epoch has every pair once,
-  shuffled within its bucket, and the batches of all buckets in random order. Rows of padding fill
-  the last batch of a bucket, and every batch up to a multiple of rows. So the pairs of a step are
-  the same for any number of devices. Batches may be read from several threads.
+  Examples are sentence pairs, or have any other number of sides, and are scheduled by their longest
+  side: see `Schedule`. Rows of padding fill the last batch of a bucket, and every batch up to a
+  multiple of rows.
 
   Attributes:
-    num_per_epoch: batches per epoch, the same in every epoch.
-    shapes: the (rows, boundary) that occur; a training step is compiled once for each.
-    dropped: the number of pairs longer than the last boundary, which are left out.
+    num_per_epoch, shapes, dropped: as in `Schedule`; a training step is compiled once for each
+      shape.
 
   >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
   ...                   boundaries=(2, 4), token_budget=4, seed=0)
   >>> print(batches)
-  2 shapes: 2x2 1x4, 2 batches an epoch, 0 pairs longer than 4 tokens dropped, 12% padding
+  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 12%
   >>> sorted(batches[step].target.tolist() for step in range(2))
   [[[5, 2], [7, 2]], [[6, 2, 0, 0]]]
   """
@@ -74,39 +162,25 @@ class Batches:
     multiple_of: int = 1,
     seed: int | None,
   ):
-    """Sorts the pairs into buckets.
+    """Schedules the examples; arguments and errors are those of `Schedule`.
 
     Args:
       sides: sources and targets, with the same number of rows. Each is a `Side`, or a sequence of
         integer rows that are the same in every epoch.
       kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
-      boundaries: padded lengths in tokens, increasing.
-      token_budget: the largest number of tokens per batch (pairs times boundary), over all devices
-        and microbatches.
-      multiple_of: the number of rows is a multiple of this: devices times microbatches.
-      seed: determines the order. None keeps the order of buckets and corpus; in evaluation
-        `prefetch(batches, 0, batches.num_per_epoch)` then yields every pair once.
-
-    Raises:
-      ValueError: the sides have different numbers of rows.
-      InputError: the boundaries do not increase, the budget is too small for one multiple of rows,
-        or no pair is short enough.
+      boundaries, multiple_of, seed: as in `Schedule`. Without a seed,
+        `prefetch(batches, 0, batches.num_per_epoch)` yields every example once.
+      token_budget: the largest number of tokens per batch, examples times boundary.
     """
     self._sides = [side if isinstance(side, Side) else Ragged.of(side) for side in sides]
     self._kind = kind
-    numbers = [len(side.lengths) for side in self._sides]
-    if len({*numbers}) != 1:
-      raise ValueError(f"the sides have {numbers} rows: want the same number in each")
-    words = ("pairs", "tokens", " a side") if len(sides) == 2 else ("sequences", "tokens", "")
     self._schedule = Schedule(
       pair_lengths(*self._sides),
       boundaries=boundaries,
       budget=token_budget,
       multiple_of=multiple_of,
       seed=seed,
-      words=words,
     )
-    self._noun, self._longest = words[0], boundaries[-1]
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
 
@@ -129,15 +203,14 @@ class Batches:
     return float(1 - tokens / (self._schedule.cells * len(lengths)))
 
   def __str__(self) -> str:
-    dropped = counted(self.dropped, self._noun.removesuffix("s"))
-    return (
-      f"{self._schedule}, {dropped} longer than {self._longest} tokens dropped,"
-      f" {self.padding:.0%} padding"
-    )
+    return f"{self._schedule}, padding: {self.padding:.0%}"
 
 
 def pair_lengths(*sides: Side) -> Int[np.ndarray, "pairs"]:
   """Returns the length of each pair: max(source, target).
+
+  Raises:
+    ValueError: the sides have different numbers of rows.
 
   >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
   array([2, 3])
@@ -171,10 +244,7 @@ def bucket_boundaries(
   """
   short = lengths[lengths <= max_length] if max_length else lengths
   if not len(short):
-    raise InputError(
-      f"none of {len(lengths)} examples is at most {max_length} long:"
-      " give other data or raise the longest length"
-    )
+    raise _none_fits(lengths, max_length)
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
   # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration
@@ -190,6 +260,12 @@ def bucket_boundaries(
     boundaries.append(int(ends[j]))
     j = bucket[j]
   return tuple(reversed(boundaries))
+
+
+def _none_fits(sizes: Int[np.ndarray, "examples"], longest: int | None) -> InputError:
+  return InputError(
+    f"none of {len(sizes)} examples is at most {longest} long: give other data or raise the limit"
+  )
 
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
-from relpos_jax.data.schedule import Schedule, counted
+from relpos_jax.data.batching import Schedule
 from relpos_jax.graphs.graph import Graph
 from relpos_jax.typing import Array, Float, Int
 
@@ -55,7 +55,7 @@ class GraphBatches:
   >>> single = Graph.of([0], [], target=0)
   >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), node_budget=4, seed=0)
   >>> print(batches)
-  2 shapes: 2x2 1x4, 2 batches an epoch, 0 graphs of more than 4 nodes dropped, 50% padding
+  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
   >>> packed = GraphBatches([triangle, single], boundaries=(4,), node_budget=4, seed=0, packed=True)
   >>> packed[0].segment_ids.tolist(), packed[0].target.tolist()
   ([[0, 0, 0, 1]], [[1, 0]])
@@ -96,15 +96,13 @@ class GraphBatches:
       budget=node_budget,
       multiple_of=multiple_of,
       seed=seed,
-      words=("graphs", "nodes", ""),
     )
     buckets = self._schedule.buckets
-    self._longest, self.num_per_epoch = boundaries[-1], self._schedule.num_per_epoch
+    self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
     self.shapes = tuple(
       (*shape, self._most_edges(bucket), max(len(rows[row]) for row in bucket))
       for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
     )
-    self.dropped = len(graphs) - sum(len(rows[row]) for bucket in buckets for row in bucket)
     nodes = sum(sizes_of_rows[bucket].sum() for bucket in buckets)
     self.padding = float(1 - nodes / self._schedule.cells)
 
@@ -133,11 +131,7 @@ class GraphBatches:
     return [graph for row in self._schedule[step][0] for graph in self._rows[row]]
 
   def __str__(self) -> str:
-    dropped = counted(self.dropped, "graph")
-    return (
-      f"{self._schedule}, {dropped} of more than {self._longest} nodes dropped,"
-      f" {self.padding:.0%} padding"
-    )
+    return f"{self._schedule}, padding: {self.padding:.0%}"
 
 
 def empty_batch(

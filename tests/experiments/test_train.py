@@ -85,8 +85,8 @@ def test_the_end_shows_scores_five_samples_and_the_pictures(training):
 def test_the_log_says_what_was_left_out_of_both_splits_and_what_will_be_compiled(training):
   _, answer = training
   assert "1 pair with an empty side skipped in train\n" in answer.out
-  assert "training: 1 shape: 14x9, " in answer.out and " pairs longer than 9 tokens" in answer.out
-  assert "validation: 1 shape: 14x9, 1 batch an epoch, " in answer.out
+  assert "training: shapes 14x9, " in answer.out and "dropped (above 9): " in answer.out
+  assert "validation: shapes 14x9, batches per epoch: 1, " in answer.out
 
 
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):

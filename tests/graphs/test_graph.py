@@ -100,13 +100,12 @@ def test_packing_needs_fewer_cells():
   options = dict(boundaries=(8,), node_budget=16, seed=0)
   packed = GraphBatches(graphs, packed=True, **options)
   assert packed.padding < 0.1 < 0.4 < GraphBatches(graphs, **options).padding
-  assert str(packed).startswith("1 shape: 2x8, 12 batches an epoch, 0 graphs of more than 8 nodes")
+  assert str(packed).startswith("shapes 2x8, batches per epoch: 12, dropped (above 8): 0, ")
 
 
 REFUSED = {
-  "none of 1 graphs has at most 2 nodes: give other data": dict(boundaries=(2,)),
-  "boundary 8 with a budget of 7 nodes leaves no room for 1 rows": dict(node_budget=7),
-  "boundaries (8, 2): give increasing lengths in nodes": dict(boundaries=(8, 2)),
+  "none of 1 examples is at most 2 long: give other data": dict(boundaries=(2,)),
+  "boundary 8 with a budget of 7 leaves no room for 1 rows": dict(node_budget=7),
 }
 
 
