@@ -23,7 +23,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.training.progress import track
 from relpos_jax.translation.pairs import read_lines
 from relpos_jax.translation.scores import draw_attention, join_lines
-from relpos_jax.translation.task import Translation, check_beam, make_translator, normalize_input
+from relpos_jax.translation.task import Translation, make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
 
@@ -50,7 +50,6 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
     raise InputError(
       f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
     )
-  check_beam(task.config, beam_size)
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():

@@ -1,8 +1,8 @@
 """Data sets that TFDS prepares on disk and reads without TensorFlow."""
 
-import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -20,15 +20,13 @@ from tensorflow_datasets.core.download.extractor import ExtractError
 from relpos_jax.errors import InputError
 from relpos_jax.files import read_content
 
+SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our name, and that of TFDS
 _DOWNLOAD_FAILURES = (
   requests.RequestException,
   tfds.download.DownloadError,
   ExtractError,
   NonMatchingChecksumError,
 )
-# Raised for damaged metadata.
-_UNREADABLE = json_format.ParseError, json.JSONDecodeError, UnicodeDecodeError
-
 _READ_AHEAD = 4096
 
 
@@ -36,11 +34,11 @@ _READ_AHEAD = 4096
 class LazyPairs(Sequence):
   """A sequence of `function(item)`, computed each time an item is read.
 
-  For data sets that do not fit into memory. Iteration reads in bulk if `items` has `__getitems__`,
-  as data sources of TFDS do, which is several times faster.
+  For data sets that do not fit into memory. Iteration and slices read in bulk if `items` has
+  `__getitems__`, as data sources of TFDS do, which is several times faster.
 
   >>> pairs = LazyPairs(["Ja", "Nein"], lambda word: (word, word.lower()))
-  >>> pairs[-1], list(pairs)
+  >>> pairs[1], list(pairs)
   (('Nein', 'nein'), [('Ja', 'ja'), ('Nein', 'nein')])
   """
 
@@ -57,180 +55,130 @@ class LazyPairs(Sequence):
 
   def __getitems__(self, indices: Sequence[int]) -> list[Any]:
     in_bulk = getattr(self.items, "__getitems__", None)
-    items = in_bulk(list(indices)) if in_bulk else [self.items[index] for index in indices]
+    items = in_bulk(list(indices)) if in_bulk else map(self.items.__getitem__, indices)
     return [self.function(item) for item in items]
 
   def __iter__(self) -> Iterator[Any]:
     for start in range(0, len(self), _READ_AHEAD):
-      yield from self.__getitems__(range(start, min(start + _READ_AHEAD, len(self))))
-
-
-def data_dir() -> str:
-  """Returns the folder of prepared data sets: TFDS_DATA_DIR, or ~/tensorflow_datasets."""
-  return get_default_data_dir()
-
-
-def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
-  """Returns whether the data are complete on disk."""
-  return builder.data_path.exists() and builder.is_prepared()
+      yield from self[start : start + _READ_AHEAD]
 
 
 def prepare(
-  make: Callable[[], tfds.core.DatasetBuilder], remedy: str, *, url: str = "", **download_config
+  make: Callable[..., tfds.core.DatasetBuilder],
+  remedy: str,
+  *,
+  url: str = "",
+  needs_tensorflow: bool = False,
+  **download_config,
 ) -> tfds.core.DatasetBuilder:
-  """Returns `make()`, after downloading and preparing its data unless they are on disk.
+  """Returns a builder, after downloading and preparing its data unless they are on disk.
 
   Replaces the files of an interrupted preparation. If several processes prepare the same data,
   those of the first are kept.
 
   Args:
-    make: makes the builder.
+    make: makes the builder from `data_dir`, which is TFDS_DATA_DIR or ~/tensorflow_datasets.
     remedy: the end of error messages.
-    url: an address that must answer before downloading.
+    url: an address that must answer before downloading; TFDS retries for minutes.
+    needs_tensorflow: TFDS unpacks the archives with TensorFlow.
     **download_config: further options of `tfds.download.DownloadConfig`.
 
   Raises:
     InputError: the data cannot be downloaded or written, or those on disk are damaged.
   """
+  data_dir = get_default_data_dir()
   try:
-    builder = make()
-  except _UNREADABLE as error:
+    builder = make(data_dir=data_dir)
+  except (json_format.ParseError, json.JSONDecodeError, UnicodeDecodeError) as error:
     raise InputError(
-      f"damaged data in {data_dir()}: delete the data set's folder there and run again ({error})"
+      f"damaged data in {data_dir}: delete the data set's folder there and run again ({error})"
     ) from None
-  if is_prepared(builder):
+  # TFDS logs a warning if the folder is missing.
+  if builder.data_path.exists() and builder.is_prepared():
     return builder
-  if url:
-    check_reachable(url, remedy)
-  mode = tfds.GenerateMode
-  config = tfds.download.DownloadConfig(
-    try_download_gcs=False,
-    # TFDS takes a folder without metadata for prepared data.
-    download_mode=mode.REUSE_CACHE_IF_EXISTS
-    if builder.data_path.exists()
-    else mode.REUSE_DATASET_IF_EXISTS,
-    **download_config,
-  )
-  try:
-    builder.download_and_prepare(download_config=config, file_format="array_record")
-  except (OSError, *_DOWNLOAD_FAILURES) as error:
-    if is_prepared(again := make()):
-      return again
-    if not isinstance(error, _DOWNLOAD_FAILURES):
-      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
-    reason = str(error).partition("\n")[0].removesuffix(":")
+  if needs_tensorflow and importlib.util.find_spec("tensorflow") is None:
     raise InputError(
-      f"cannot prepare {builder.name} in {data_dir()}: {reason}; {remedy}"
-    ) from error
-  return builder
-
-
-def check_reachable(url: str, remedy: str) -> None:
-  """Raises InputError in seconds if nothing answers at the address; TFDS retries for minutes."""
+      f"{builder.name} is not in {data_dir}; preparing it needs TensorFlow: "
+      f"pip install -e '.[wmt14]', {remedy}"
+    )
   try:
-    requests.head(url, timeout=20)
+    if url:
+      requests.head(url, timeout=20)
   except requests.RequestException as error:
     raise InputError(
       f"cannot download {url}: no answer from {urlsplit(url).hostname} "
       f"({type(error).__name__}); {remedy}"
     ) from None
+  # TFDS takes a folder without metadata for prepared data.
+  is_partial, mode = builder.data_path.exists(), tfds.GenerateMode
+  config = tfds.download.DownloadConfig(
+    try_download_gcs=False,
+    download_mode=mode.REUSE_CACHE_IF_EXISTS if is_partial else mode.REUSE_DATASET_IF_EXISTS,
+    **download_config,
+  )
+  try:
+    builder.download_and_prepare(download_config=config, file_format="array_record")
+  except (OSError, *_DOWNLOAD_FAILURES) as error:
+    if (again := make(data_dir=data_dir)).is_prepared():
+      return again
+    if not isinstance(error, _DOWNLOAD_FAILURES):
+      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
+    reason = str(error).partition("\n")[0].removesuffix(":")
+    raise InputError(f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}") from error
+  return builder
 
 
 def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str) -> bytes:
-  """Reads a local copy of an upstream file, `name` or `name`.gz.
+  """Reads a user's copy of an upstream file: `name`, or that packed as `name`.gz.
 
   Raises:
-    InputError: the file is missing or damaged, or the sha256 of its content is wrong.
+    InputError: the file is missing or damaged, or is not that of upstream.
   """
   packed = folder / f"{name}.gz"
-  # pathlib would raise for a folder without permission.
-  file = packed if os.path.exists(packed) else folder / name
-  content = read_content(file)
-  _check_sha256(file, "the sha256 of its text", content, sha256, upstream)
+  try:
+    is_packed = os.path.exists(packed)
+    file = packed if is_packed else folder / name
+    content = read_content(file) if is_packed else file.read_bytes()
+  except OSError as error:
+    raise InputError(
+      f"cannot read {file}: {error.strerror}; path must be a folder with files of {upstream}, or "
+      "empty to download them"
+    ) from None
+  found = hashlib.sha256(content).hexdigest()
+  if found != sha256:
+    raise InputError(
+      f"wrong file {file}: its sha256 is {found[:12]}..., upstream's is {sha256[:12]}...; copy it "
+      f"again from {upstream}, or leave path empty to download it"
+    )
   return content
 
 
-def verify(file: pathlib.Path, sha256: str, upstream: str, wanted: str) -> None:
-  """Raises InputError unless a user's file equals the upstream file of its name.
-
-  `wanted` describes the folder in the message.
-  """
-  try:
-    content = file.read_bytes()
-  except OSError as error:
-    raise InputError(
-      f"cannot read {file}: {error.strerror}; path must be {wanted}, or empty to download it"
-    ) from None
-  _check_sha256(file, "its sha256", content, sha256, upstream)
-
-
-def _check_sha256(
-  file: pathlib.Path, what: str, content: bytes, wanted: str, upstream: str
-) -> None:
-  found = hashlib.sha256(content).hexdigest()
-  if found != wanted:
-    raise InputError(
-      f"wrong file {file}: {what} is {found[:12]}..., upstream's is {wanted[:12]}...; copy it "
-      f"again from {upstream}, or leave path empty to download it"
-    )
-
-
-def split_languages(languages: str, known: tuple[str, ...]) -> tuple[str, str]:
-  """Splits "en-de" into ("en", "de").
-
-  >>> split_languages("de-en", known=("en-de", "de-en"))
-  ('de', 'en')
-  """
-  if languages not in known:
-    raise InputError(f"unknown languages {languages!r}: the known ones are {', '.join(known)}")
-  source, target = languages.split("-")
-  return source, target
-
-
-def lazy_splits(
-  builder: tfds.core.DatasetBuilder, languages: tuple[str, str]
-) -> dict[str, LazyPairs]:
-  """Returns train, valid and test of a data set of translations, read from disk item by item.
-
-  Raises:
-    InputError: the data on disk are not in array_record format.
-  """
-  text = lambda value: value.decode() if isinstance(value, bytes) else value
-  pair = lambda item: tuple(text(item[language]) for language in languages)
-  return read_splits(builder, pair)
-
-
-def read_splits(
-  builder: tfds.core.DatasetBuilder, function: Callable[[Any], Any]
-) -> dict[str, LazyPairs]:
-  """Applies `function` lazily to the items of train, valid and test; see `read_split`."""
-  names = {"train": "train", "valid": "validation", "test": "test"}
-  return {split: read_split(builder, name, function) for split, name in names.items()}
-
-
-def read_split(
-  builder: tfds.core.DatasetBuilder, name: str, function: Callable[[Any], Any]
+def read_lazily(
+  builder: tfds.core.DatasetBuilder, split: str, function: Callable[[Any], Any]
 ) -> LazyPairs:
-  """Applies `function` lazily to the items of the split that TFDS calls `name`.
+  """Applies `function` lazily to the items of the split that TFDS calls `split`.
 
   Raises:
     InputError: the data on disk are not in array_record format.
   """
   try:
-    return LazyPairs(builder.as_data_source(name), function)
+    return LazyPairs(builder.as_data_source(split), function)
   except NotImplementedError:
     raise InputError(
       f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
     ) from None
 
 
-@contextlib.contextmanager
-def damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
-  """Raises InputError with the folder's name if prepared data cannot be read.
+def read_split(
+  builder: tfds.core.DatasetBuilder, split: str, function: Callable[[Any], Any]
+) -> list[Any]:
+  """Reads the items of a split into memory; see `read_lazily`.
 
-  TFDS may return None as items of a truncated file, and raises KeyError for missing names.
+  Raises:
+    InputError: the data on disk are damaged.
   """
   try:
-    yield
-  except (RuntimeError, TypeError, KeyError, *_UNREADABLE) as error:
+    return [*read_lazily(builder, split, function)]
+  # TFDS may return None as items of a truncated file.
+  except (RuntimeError, TypeError, KeyError) as error:
     raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None

@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.builders import damage_named, data_dir, prepare, read_split, verify
+from relpos_jax.data.builders import prepare, read_split, upstream_content
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
@@ -69,11 +69,8 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   folder = local_path(path) if path else None
   if folder:
     _verify(folder)
-  make = lambda: Clutrr(data_dir=data_dir())
-  builder = prepare(make, _REMEDY, url="" if folder else _URL, manual_dir=folder)
-  with damage_named(builder):
-    names = ("train", *map(_test, LENGTHS))
-    splits = {name: [*read_split(builder, name, _graph)] for name in names}
+  builder = prepare(Clutrr, _REMEDY, url="" if folder else _URL, manual_dir=folder)
+  splits = {name: read_split(builder, name, _graph) for name in ("train", *map(_test, LENGTHS))}
   valid: list[Graph] = []
   train: list[Graph] = []
   for graph in splits["train"]:
@@ -139,10 +136,12 @@ def _test(length: int) -> str:
 def _verify(folder: pathlib.Path) -> None:
   """Raises InputError unless the folder has one of the files, unchanged from upstream."""
   file = next((folder / name for name in (_GRAPHS, _ZIP) if (folder / name).exists()), None)
-  wanted = f"a folder with {_ZIP} from {_UPSTREAM}"
   if file is None:
-    raise InputError(f"no {_ZIP} in {folder}: path must be {wanted}, or empty to download it")
-  verify(file, _FILES[file.name][1], _UPSTREAM, wanted)
+    raise InputError(
+      f"no {_ZIP} in {folder}: path must be a folder with {_ZIP} from {_UPSTREAM}, or empty to "
+      "download it"
+    )
+  upstream_content(folder, file.name, _FILES[file.name][1], _UPSTREAM)
 
 
 def _rows_of_graphs(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:

@@ -1,5 +1,6 @@
 """Graph data sets in TU format: molecules with bond labels, and users' own folders."""
 
+import functools
 import pathlib
 import zipfile
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.builders import damage_named, data_dir, prepare, read_split, verify
+from relpos_jax.data.builders import prepare, read_split, upstream_content
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
@@ -53,14 +54,12 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
       f"unknown data set {name!r}: give the path of its folder, or {' or '.join(_FILES)}"
     )
   if folder:
-    wanted = f"a folder with {name}.zip from {_UPSTREAM}, or with an empty name, one in TU format"
-    verify(folder / f"{name}.zip", _FILES[name][1], _UPSTREAM, wanted)
-  make = lambda: TU(config=name, data_dir=data_dir())
+    upstream_content(folder, f"{name}.zip", _FILES[name][1], _UPSTREAM)
+  make = functools.partial(TU, config=name)
   url = "" if folder else f"{_URL}{name}.zip"
   builder = prepare(make, _REMEDY, url=url, manual_dir=folder)
-  with damage_named(builder):
-    graphs = [*read_split(builder, "train", _graph)]
-    names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
+  graphs = read_split(builder, "train", _graph)
+  names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
   return GraphData(dict(all=graphs), names)
 
 

@@ -1,5 +1,6 @@
 """J. S. Bach's chorales, four voices on a grid of 16th notes, prepared by TFDS."""
 
+import functools
 import json
 import pathlib
 from collections.abc import Iterator
@@ -9,13 +10,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.builders import (
-  damage_named,
-  data_dir,
-  prepare,
-  read_splits,
-  upstream_content,
-)
+from relpos_jax.data.builders import SPLITS, prepare, read_split, upstream_content
 from relpos_jax.files import local_path
 from relpos_jax.music import voices
 from relpos_jax.music.data import Music
@@ -49,11 +44,10 @@ def load(path: str = "") -> Music:
   folder = local_path(path) if path else None
   if folder:
     upstream_content(folder, _NAME, _SHA256, _UPSTREAM)
-  make = lambda: JsbChorales(folder=folder, data_dir=data_dir())
+  make = functools.partial(JsbChorales, folder=folder)
   builder = prepare(make, _REMEDY, url="" if folder else _URL)
-  with damage_named(builder):
-    tokens = read_splits(builder, lambda item: voices.encode(item["grid"]))
-    return Music({split: list(pieces) for split, pieces in tokens.items()})
+  tokens = lambda item: voices.encode(item["grid"])
+  return Music({split: read_split(builder, name, tokens) for split, name in SPLITS.items()})
 
 
 class JsbChorales(tfds.core.GeneratorBasedBuilder):

@@ -14,11 +14,11 @@ def load(train: str = "", valid: str = "", test: str = "") -> Corpus:
 
   Line i of one file translates line i of the other; a line of a TSV file is source, tab, target.
   Files are UTF-8; lines end with \\n or \\r\\n. Pairs with an empty side are skipped and counted in
-  the notes. The corpus has the splits that are given; train is required.
+  the notes.
 
   Raises:
-    InputError: a file is missing, unreadable, empty or not UTF-8, two files differ in length, or a
-      line does not have two columns. The message names file and line.
+    InputError: a file is missing, unreadable or not UTF-8, two files differ in length, a line does
+      not have two columns, or a split has no pairs.
 
   >>> import pathlib, tempfile
   >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -28,35 +28,38 @@ def load(train: str = "", valid: str = "", test: str = "") -> Corpus:
   >>> corpus.splits["train"]
   [('a dog runs', 'ein Hund rennt'), ('it rains', 'es regnet')]
   >>> corpus.notes
-  ('1 pair with an empty side skipped in train',)
+  ('pairs with an empty side skipped in train: 1',)
   """
   if not train:
     raise InputError('no training pairs: give train="source_file,target_file" or train="file.tsv"')
   named = {"train": train, "valid": valid, "test": test}
-  read = {split: read_pairs(files) for split, files in named.items() if files}
-  kept = {
-    split: [pair for pair in pairs if all(map(str.strip, pair))] for split, pairs in read.items()
-  }
-  for split, pairs in kept.items():
-    if not pairs:
-      raise InputError(f"no pairs in {split}: every line of {named[split]} has an empty side")
-  skipped = {split: len(read[split]) - len(kept[split]) for split in read}
-  notes = [
-    f"{count} pair{'s' * (count > 1)} with an empty side skipped in {split}"
-    for split, count in skipped.items()
-    if count
-  ]
-  return Corpus(kept, tuple(notes))
+  splits, notes = {}, []
+  for split, files in named.items():
+    if not files:
+      continue
+    pairs = _read_pairs(files)
+    splits[split] = [pair for pair in pairs if all(map(str.strip, pair))]
+    if not splits[split]:
+      raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
+    if skipped := len(pairs) - len(splits[split]):
+      notes.append(f"pairs with an empty side skipped in {split}: {skipped}")
+  return Corpus(splits, tuple(notes))
 
 
-def read_pairs(files: str) -> list[tuple[str, str]]:
+def _read_pairs(files: str) -> list[tuple[str, str]]:
   """Reads all pairs of "source_file,target_file" or "file.tsv", also those with an empty side."""
   paths = [local_path(name.strip()) for name in files.split(",")]
+  sides = [read_lines(path) for path in paths]
   if len(paths) == 1:
-    return _read_columns(paths[0])
-  if len(paths) > 2:
-    raise InputError(f"{len(paths)} files in {files!r}: give source_file,target_file or file.tsv")
-  source, target = (read_lines(path) for path in paths)
+    rows = [line.split("\t") if line.strip() else ["", ""] for line in sides[0]]
+    for number, row in enumerate(rows, start=1):
+      if len(row) != 2:
+        raise InputError(
+          f"{len(row)} columns in {paths[0]}, line {number}: give source, tab, target in every "
+          "line, or two files as source_file,target_file"
+        )
+    return [(source, target) for source, target in rows]
+  source, target = sides
   if len(source) != len(target):
     raise InputError(
       f"misaligned files: {paths[0]} has {len(source)} lines and {paths[1]} has {len(target)}; "
@@ -72,25 +75,13 @@ def read_lines(path: pathlib.Path) -> list[str]:
   sentence, which would shift all pairs after it.
 
   Raises:
-    InputError: the file is missing, unreadable, empty or not UTF-8.
+    InputError: the file is missing, unreadable, or not UTF-8.
   """
   content = read_content(path).removeprefix(_BOM)
-  if not content:
-    raise InputError(f"empty file {path}: give a sentence a line")
   try:
     text = content.decode()
   except UnicodeDecodeError as error:
     line = content.count(b"\n", 0, error.start) + 1
     raise InputError(f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8") from None
-  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-
-
-def _read_columns(path: pathlib.Path) -> list[tuple[str, str]]:
-  rows = [line.split("\t") if line.strip() else ["", ""] for line in read_lines(path)]
-  for number, row in enumerate(rows, start=1):
-    if len(row) != 2:
-      raise InputError(
-        f"{len(row)} columns in {path}, line {number}: give source, tab, target in every line, "
-        "or two files as source_file,target_file"
-      )
-  return [(source, target) for source, target in rows]
+  lines = text.removesuffix("\n").split("\n")
+  return [line.removesuffix("\r") for line in lines] if text else []

@@ -1,21 +1,15 @@
 """Evaluation of translations: BLEU, counts by sentence, samples and attention maps."""
 
 import functools
-import io
 import pathlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from relpos_jax.data.batching import pair_lengths
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, encode_pairs, pieces
@@ -32,7 +26,7 @@ from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.task import Evaluation, Run, own_copies
 from relpos_jax.typing import Array, Float, Int, PyTree
 
-_NUM_SAMPLES, _NUM_SAMPLES_IN_TRAINING = 5, 3
+_NUM_SAMPLES = 5
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -44,63 +38,38 @@ class Translated(NamedTuple):
   translations: Sequence[str]
   seconds: float
 
-  @property
-  def references(self) -> list[str]:
-    return [reference for _, reference in self.pairs]
 
+def evaluate(run: Run, splits: Mapping[str, Translated], workdir: pathlib.Path) -> Evaluation:
+  """Scores the translations of each split, writes them, and draws the attention of one.
 
-class BleuRow(NamedTuple):
-  """The two BLEU scores of one split."""
-
-  split: str
-  num_sentences: int
-  sacrebleu: Score
-  paper: Score
-
-
-def translate(
-  translator: Callable[[Sequence[str]], Sequence[str]], splits: Mapping[str, Pairs]
-) -> dict[str, Translated]:
-  """Translates every split."""
-  translated = {}
-  for split, pairs in splits.items():
-    start = time.perf_counter()
-    translations = translator([source for source, _ in pairs])
-    translated[split] = Translated(pairs, translations, round(time.perf_counter() - start, 1))
-  return translated
-
-
-def score_validation(
-  config: ConfigDict, pairs: Pairs, translations: Sequence[str]
-) -> tuple[dict[str, float], str]:
-  """Returns the sacreBLEU score and a few samples."""
-  references = [reference for _, reference in pairs]
-  bleu = corpus_bleu(translations, references, **config.evaluation)
-  text = _samples(config, pairs, translations, _NUM_SAMPLES_IN_TRAINING)
-  return dict(valid_bleu=bleu.value), text
-
-
-def evaluate(run: Run, scored: Mapping[str, Translated], workdir: pathlib.Path) -> Evaluation:
-  """Scores the translations of each split, writes them, and draws the attention of one."""
-  if not scored:
+  A row of `sentences` is a sentence's length in tokens without the end mark, that of the longer
+  side, and its `sentence_statistics`.
+  """
+  if not splits:
     text = (
       "no test pairs to score: run the training command again "
       "with --config.data.pairs.test=source_file,target_file"
     )
     return Evaluation(text, {}, {}, {})
-  for split, of in scored.items():
-    text = "".join(f"{line}\n" for line in join_lines(run.config, of.translations))
-    write_whole(workdir / f"{split}.translations.txt", text)
-  rows = {
-    split: score(run.config, split, of.translations, of.references) for split, of in scored.items()
-  }
-  sentences = {split: count_sentences(run, of) for split, of in scored.items()}
-  text, pictures = bleu_table([*rows.values()]), ()
-  if test := scored.get("test"):
-    samples = _samples(run.config, test.pairs, test.translations, _NUM_SAMPLES)
-    text, pictures = f"{text}\n\n{samples}", (_draw_example(run, test, workdir),)
-  results = {split: _result(row, scored[split].seconds) for split, row in rows.items()}
-  scores = {split: _scores(row) for split, row in rows.items()}
+  config, results, scores, sentences = run.config, {}, {}, {}
+  for split, (pairs, translations, seconds) in splits.items():
+    lines = [f"{line}\n" for line in join_lines(config, translations)]
+    write_whole(workdir / f"{split}.translations.txt", "".join(lines))
+    references = [target for _, target in pairs]
+    bleus = score(config, translations, references)
+    results[split] = dict(sentences=len(pairs), seconds=seconds)
+    results[split] |= {name: bleu._asdict() for name, bleu in bleus.items()}
+    scores[split] = {name: bleu.value for name, bleu in bleus.items()}
+    scores[split]["signatures"] = {name: bleu.signature for name, bleu in bleus.items()}
+    lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
+    counts = sentence_statistics(translations, references, **config.evaluation)
+    sentences[split] = np.column_stack([lengths, counts]).tolist()
+  text, pictures = bleu_table(results), ()
+  if test := splits.get("test"):
+    text += "\n\n" + format_samples(config, test.pairs, test.translations, _NUM_SAMPLES)
+    examples = [*zip(test.pairs, test.translations, strict=True)][:_NUM_SAMPLES]
+    (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
+    pictures = (draw_attention(run, source, translation, workdir / "attention.png"),)
   return Evaluation(f"\n\n{text}\n\n", results, scores, sentences, pictures)
 
 
@@ -115,14 +84,12 @@ def join_lines(config: ConfigDict, lines: Sequence[str]) -> list[str]:
 
 
 def score(
-  config: ConfigDict, split: str, translations: Sequence[str], references: Sequence[str]
-) -> BleuRow:
-  """Computes both BLEU scores of a split."""
-  return BleuRow(
-    split,
-    len(references),
-    corpus_bleu(translations, references, **config.evaluation),
-    paper_bleu(
+  config: ConfigDict, translations: Sequence[str], references: Sequence[str]
+) -> dict[str, Score]:
+  """Computes sacreBLEU and the paper's BLEU."""
+  return dict(
+    sacrebleu=corpus_bleu(translations, references, **config.evaluation),
+    paper_bleu=paper_bleu(
       translations,
       references,
       config.data.languages.partition("-")[2],
@@ -132,50 +99,34 @@ def score(
   )
 
 
-def count_sentences(run: Run, of: Translated) -> list[list[int]]:
-  """Returns a row for each sentence: its length in tokens, and sacreBLEU's counts."""
-  lengths = pair_lengths(*encode_pairs(run.vocabulary, of.pairs)) - 1  # without the end mark
-  counts = sentence_statistics(of.translations, of.references, **run.config.evaluation)
-  return np.column_stack([lengths, counts]).tolist()
-
-
-def bleu_table(rows: Sequence[BleuRow]) -> str:
+def bleu_table(results: Mapping[str, Mapping[str, Any]]) -> str:
   """Formats both BLEU scores, one row per split, followed by their signatures.
 
-  >>> row = BleuRow("test", 1000, Score(36.62, "tok:13a"), Score(37.05, "tok:moses-de+hyphens"))
-  >>> print(bleu_table([row]))
-    split   sentences   sacreBLEU   paper's BLEU
-   ──────────────────────────────────────────────
-    test        1,000       36.62          37.05
+  >>> scores = dict(sacrebleu=dict(value=36.62, signature="tok:13a"),
+  ...               paper_bleu=dict(value=37.05, signature="tok:moses-de+hyphens"))
+  >>> print(bleu_table(dict(test=dict(sentences=1000) | scores)))
+  split   sentences   sacreBLEU   paper's BLEU
+  test        1,000       36.62          37.05
   <BLANKLINE>
   sacreBLEU: tok:13a
   paper's BLEU: tok:moses-de+hyphens
   """
-  table = Table("split", box=SIMPLE_HEAD)
-  for name in ("sentences", "sacreBLEU", "paper's BLEU"):
-    table.add_column(name, justify="right")
-  for split, num_sentences, sacrebleu, paper in rows:
-    table.add_row(split, f"{num_sentences:,}", f"{sacrebleu.value:.2f}", f"{paper.value:.2f}")
-  signatures = [f"sacreBLEU: {row.sacrebleu.signature}" for row in rows]
-  signatures += [f"paper's BLEU: {row.paper.signature}" for row in rows]
-  return "\n".join([_plain_text(table), "", *dict.fromkeys(signatures)])
+  lines, signatures = ["split   sentences   sacreBLEU   paper's BLEU"], []
+  for split, row in results.items():
+    values = [row[name]["value"] for name in ("sacrebleu", "paper_bleu")]
+    lines.append(f"{split:<5}{row['sentences']:12,}{values[0]:12.2f}{values[1]:15.2f}")
+    signatures.append(f"sacreBLEU: {row['sacrebleu']['signature']}")
+    signatures.append(f"paper's BLEU: {row['paper_bleu']['signature']}")
+  return "\n".join([*lines, "", *dict.fromkeys(signatures)])
 
 
-def sample_table(samples: Sequence[Sequence[str]], width: int = 100) -> str:
-  """Formats (source, reference, translation) triples, one below the other and wrapped.
-
-  >>> print(sample_table([("A dog is sleeping.", "Ein Hund schläft.", "Der Hund schläft.")]))
-  source       A dog is sleeping.
-  reference    Ein Hund schläft.
-  translation  Der Hund schläft.
-  """
-  blocks = []
-  for sample in samples:
-    block = Table.grid(padding=(0, 2, 0, 0))
-    for name, sentence in zip(("source", "reference", "translation"), sample, strict=True):
-      block.add_row(name, Text(sentence))  # a str would be parsed as markup
-    blocks.append(_plain_text(block, width))
-  return "\n\n".join(blocks)
+def format_samples(
+  config: ConfigDict, pairs: Pairs, translations: Sequence[str], number: int
+) -> str:
+  """Formats sources, references and translations, one below the other, with subwords joined."""
+  samples = [(*pair, line) for pair, line in zip(pairs, translations, strict=True)][:number]
+  block = "source       {}\nreference    {}\ntranslation  {}"
+  return "\n\n".join(block.format(*join_lines(config, sample)) for sample in samples)
 
 
 def attention_panels(
@@ -215,32 +166,3 @@ def draw_attention(run: Run, source: str, translation: str, path: str | pathlib.
   """Draws the attention between a sentence and its translation; returns the path."""
   model = nnx.merge(run.graphdef, own_copies(run.params))
   return attention_heatmap(attention_panels(model, run.vocabulary, source, translation), path)
-
-
-def _draw_example(run: Run, of: Translated, workdir: pathlib.Path) -> pathlib.Path:
-  """Draws the attention of the sentence of median length among the samples."""
-  examples = [*zip(of.pairs, of.translations, strict=True)][:_NUM_SAMPLES]
-  (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
-  return draw_attention(run, source, translation, workdir / "attention.png")
-
-
-def _samples(config: ConfigDict, pairs: Pairs, translations: Sequence[str], number: int) -> str:
-  samples = [(*pair, line) for pair, line in zip(pairs, translations, strict=True)][:number]
-  return sample_table([join_lines(config, sample) for sample in samples])
-
-
-def _result(row: BleuRow, seconds: float) -> dict:
-  scores = dict(sacrebleu=row.sacrebleu._asdict(), paper_bleu=row.paper._asdict())
-  return dict(sentences=row.num_sentences, seconds=seconds, **scores)
-
-
-def _scores(row: BleuRow) -> dict:
-  signatures = dict(sacrebleu=row.sacrebleu.signature, paper_bleu=row.paper.signature)
-  return dict(sacrebleu=row.sacrebleu.value, paper_bleu=row.paper.value, signatures=signatures)
-
-
-def _plain_text(table: Table, width: int = 100) -> str:
-  """Renders a table without colours."""
-  file = io.StringIO()
-  Console(file=file, width=width, color_system=None, force_jupyter=False).print(table)
-  return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")

@@ -3,8 +3,10 @@
 import functools
 import pathlib
 import re
+import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,7 @@ from relpos_jax.data.tokenizer import (
   train_tokenizer,
 )
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.bleu import join_subwords
+from relpos_jax.evaluation.bleu import corpus_bleu, join_subwords
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
@@ -36,13 +38,18 @@ from relpos_jax.training.progress import track
 from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.training.task import Evaluation, Run, check_model, model_choices, model_values
 from relpos_jax.translation import scores
-from relpos_jax.translation.corpus import SOURCES, Corpus, load_corpus
-from relpos_jax.translation.normalize import normalize_corpus, normalize_lines
+from relpos_jax.translation.corpus import (
+  LANGUAGES,
+  Corpus,
+  load_corpus,
+  normalize_corpus,
+  normalize_lines,
+)
 from relpos_jax.translation.translator import Translator
 from relpos_jax.typing import PyTree
 
 _CHOICES = {
-  "data.source": SOURCES,
+  "data.source": tuple(LANGUAGES),
   "vocabulary.kind": KINDS,
   # The tokenizers of sacreBLEU that need no further package or download.
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
@@ -56,15 +63,6 @@ _NUMBERS = (
 _NUM_MOCKED = 100_000
 
 
-class _MockTokenizer(NamedTuple):
-  """A tokenizer that only has a size."""
-
-  size: int
-
-  def get_vocab_size(self) -> int:
-    return self.size
-
-
 class Translation:
   """The `Task` of translation."""
 
@@ -75,9 +73,7 @@ class Translation:
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)
-    check_beam(self.config)
-    _check_languages(self.config.data)
-    _check_subwords(self.config)
+    _check_data(self.config)
     if self.config.model.share_embeddings and not self.config.vocabulary.joint:
       raise InputError(
         "config.model.share_embeddings needs one vocabulary for both languages: "
@@ -98,7 +94,12 @@ class Translation:
       raise InputError(
         "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
       )
-    _check_mark(self.config.evaluation.subword_mark, corpus)
+    mark = self.config.evaluation.subword_mark
+    if mark and all(join_subwords(target, mark) == target for _, target in corpus.splits["train"]):
+      raise InputError(
+        f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
+        "give the mark of the text, or none"
+      )
     if data.moses or data.lowercase:
       corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
     return corpus
@@ -132,7 +133,8 @@ class Translation:
       save_tokenizers(vocabulary, workdir)
 
   def mock_vocabulary(self) -> Tokenizers:
-    return Tokenizers(*2 * [_MockTokenizer(self.config.vocabulary.size)])
+    size = self.config.vocabulary.size
+    return Tokenizers(*2 * [SimpleNamespace(get_vocab_size=lambda: size)])
 
   def make_batches(
     self, data: Corpus, vocabulary: Tokenizers, mesh: AnyMesh
@@ -170,17 +172,25 @@ class Translation:
     pairs = data.splits["valid"][: self.config.training.num_samples]
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
-      translations = translate([source for source, _ in pairs], params)
-      return scores.score_validation(self.config, pairs, translations)
+      sources, references = zip(*pairs, strict=True)
+      translations = translate(sources, params)
+      bleu = corpus_bleu(translations, references, **self.config.evaluation)
+      samples = scores.format_samples(self.config, pairs, translations, number=3)
+      return dict(valid_bleu=bleu.value), samples
 
     return report
 
   def evaluate(self, run: Run, data: Corpus, workdir: pathlib.Path) -> Evaluation | None:
     """Translates and scores the test splits; writes the translations into the run directory."""
-    splits = {name: data.splits[name] for name in ("test", "long") if name in data.splits}
     progress = functools.partial(track, what="batches translated") if is_first() else iter
-    scored = scores.translate(make_translator(run, track=progress), splits)
-    return scores.evaluate(run, scored, workdir) if is_first() else None
+    translate = make_translator(run, track=progress)
+    translated = {}
+    for split in [name for name in ("test", "long") if name in data.splits]:
+      start = time.perf_counter()
+      translations = translate([source for source, _ in data.splits[split]])
+      seconds = round(time.perf_counter() - start, 1)
+      translated[split] = scores.Translated(data.splits[split], translations, seconds)
+    return scores.evaluate(run, translated, workdir) if is_first() else None
 
 
 def translation_loss(
@@ -205,21 +215,9 @@ def transformer_config(
 
 def make_translator(run: Run, **changes) -> Translator:
   """Makes a translator on the run's devices from `config.decoding` and changes to it."""
-  check_beam(run.config, changes.get("beam_size"))
   options = run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
-  return Translator(run.graphdef, run.params, run.vocabulary, mesh=run.mesh, **options)
-
-
-def check_beam(config: ConfigDict, beam_size: int | None = None) -> None:
-  """Raises InputError if the beam is larger than the vocabulary.
-
-  `beam_size` is the value of the command's flag; without it, that of the config is checked.
-  """
-  default, most = config.decoding.beam_size, config.vocabulary.size
-  given = f"--beam_size={beam_size}" if beam_size else f"config.decoding.beam_size is {default}"
-  if (beam_size or default) > most:
-    raise InputError(f"{given}: give at most {most}, config.vocabulary.size")
+  return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)
 
 
 def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
@@ -231,32 +229,20 @@ def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
   return normalize_lines(lines, language, moses=data.moses, lowercase=data.lowercase)
 
 
-def _check_mark(mark: str, corpus: Corpus) -> None:
-  if mark and all(join_subwords(target, mark) == target for _, target in corpus.splits["train"]):
+def _check_data(config: ConfigDict) -> None:
+  """Checks that languages, tokens and subword mark fit the source of data."""
+  data, mark = config.data, config.evaluation.subword_mark
+  known = LANGUAGES[data.source][: 2 if scores.is_prepared(config) else None]
+  if not re.fullmatch("|".join(known) or "[a-z]{2,3}-[a-z]{2,3}", data.languages):
     raise InputError(
-      f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
-      "give the mark of the text, or none"
+      f"config.data.languages is {data.languages!r}: give source-target, "
+      f"as {', '.join(known) or 'en-de'}"
     )
-
-
-def _check_languages(data: ConfigDict) -> None:
-  if not re.fullmatch("[a-z]{2,3}-[a-z]{2,3}", data.languages):
-    raise InputError(f"config.data.languages is {data.languages!r}: give source-target, as en-de")
-  if data.source == "embedded" and data.languages != "en-de":
-    raise InputError(f"config.data.languages is {data.languages!r}: the embedded corpus is en-de")
-
-
-def _check_subwords(config: ConfigDict) -> None:
-  mark, prepared = config.evaluation.subword_mark, scores.is_prepared(config)
-  if re.search(r"\s", mark):
-    raise InputError(
-      f"config.evaluation.subword_mark is {mark!r}: give the mark before the space, as @@"
-    )
-  if prepared and not mark:
+  if scores.is_prepared(config) and not mark:
     raise InputError(
       "config.data.multi30k.prepared is text in subwords: set config.evaluation.subword_mark=@@"
     )
-  if mark and config.data.moses:
+  if mark and data.moses:
     raise InputError(
       f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
       "or config.evaluation.subword_mark to nothing"

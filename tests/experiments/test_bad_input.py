@@ -173,7 +173,6 @@ def test_files_to_train_on(train_refused, tmp_path, files, words):
   [
     ("train=", "no training pairs train="),
     ("valid=", "no validation pairs --config.data.pairs.valid="),
-    ("test=a,b,c", "3 files 'a,b,c'"),
   ],
 )
 def test_splits_that_are_not_given_or_cannot_be_read(train_refused, change, words):
@@ -183,7 +182,7 @@ def test_splits_that_are_not_given_or_cannot_be_read(train_refused, change, word
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (["source=multi30k", "languages=xx-yy"], "unknown languages 'xx-yy' en-de"),
+    (["source=multi30k", "languages=xx-yy"], "config.data.languages 'xx-yy' en-de"),
     (["source=multi30k", "multi30k.path=/nowhere"], "/nowhere/train.en.gz multi30k/dataset"),
     (["source=embedded", "languages=de-en"], "config.data.languages 'de-en' en-de"),
     (["source=embedded", "embedded.train_size=20001"], "train_size 20001 from 1 to 20000"),
@@ -342,17 +341,14 @@ def test_an_edited_config(refused, train_refused, run_copy, key, value, line):
   "arguments, words",
   [
     (["--beam_size=-1"], "--beam_size=-1 1 or more"),
-    (["--beam_size=100000"], "--beam_size=100000 at most 400 config.vocabulary.size"),
     (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
     (["--input=TMP"], "cannot read directory"),
-    (["--input=TMP/empty.txt"], "empty file empty.txt"),
     (["--input=TMP/latin1.txt"], "invalid UTF-8 latin1.txt, line 2"),
     (["--plot=TMP/nowhere/a.png"], "cannot write --plot= nowhere/a.png"),
     (["--plot=TMP/a.docx"], "--plot= a.docx .png"),
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words):
-  (tmp_path / "empty.txt").touch()
   (tmp_path / "latin1.txt").write_bytes(b"a cat\na caf\xe9\n")
   arguments = [argument.replace("TMP", str(tmp_path)) for argument in arguments]
   refused(tmp_path, words, "translate", f"--workdir={workdir}", *arguments, stdin=b"a cat\n")

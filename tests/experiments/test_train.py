@@ -84,7 +84,7 @@ def test_the_end_shows_scores_five_samples_and_the_pictures(training):
 
 def test_the_log_says_what_was_left_out_of_both_splits_and_what_will_be_compiled(training):
   _, answer = training
-  assert "1 pair with an empty side skipped in train\n" in answer.out
+  assert "pairs with an empty side skipped in train: 1\n" in answer.out
   assert "training: shapes 14x9, " in answer.out and "dropped (above 9): " in answer.out
   assert "validation: shapes 14x9, batches per epoch: 1, " in answer.out
 

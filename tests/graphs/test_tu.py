@@ -150,24 +150,20 @@ def test_prepared_data_equal_the_folder_and_need_no_file_again(molecules):
 
 
 def test_a_known_name_refers_to_the_archive_only(molecules):
-  message = refusal("MUTAG", path=str(molecules))
-  assert message.startswith(f"cannot read {molecules}/MUTAG.zip: ")
-  assert "with an empty name, one in TU format" in message
+  assert refusal("MUTAG", path=str(molecules)).startswith(f"cannot read {molecules}/MUTAG.zip: ")
   assert len(tu.load("", path=str(molecules)).splits["all"])
 
 
 def test_damaged_prepared_data_are_named(molecules, data_dir):
   tu.load("MUTAG", path=str(molecules.parent))
   version = data_dir / "tu" / "MUTAG" / "1.0.0"
-  for pattern in ("*train*", "metadata.json", "dataset_info.json"):
+  for pattern in ("*train*", "dataset_info.json"):
     (file,) = version.glob(pattern)
     content = file.read_bytes()
     for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content)):
       file.write_bytes(damaged)
       assert re.match(f"damaged data( in |: delete ){data_dir}", refusal("MUTAG"))
     file.write_bytes(content)
-  (version / "metadata.json").unlink()
-  assert refusal("MUTAG").startswith(f"damaged data: delete {version}")
 
 
 def test_a_missing_network_is_named_with_the_remedy(monkeypatch):

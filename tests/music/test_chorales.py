@@ -104,7 +104,7 @@ def test_without_network_the_remedy_is_named(folder):
 
 
 def test_wrong_and_missing_files_are_named(folder, data_dir):
-  assert refusal("/no") == f"no file /no/{chorales._NAME}: check the name"
+  assert refusal("/no").startswith(f"cannot read /no/{chorales._NAME}: No such file")
   (folder / chorales._NAME).write_text("{}")
   assert f"wrong file {folder / chorales._NAME}" in refusal(str(folder))
   assert not data_dir.exists()

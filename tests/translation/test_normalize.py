@@ -7,7 +7,7 @@ import pytest
 
 from relpos_jax.data.builders import LazyPairs
 from relpos_jax.translation.corpus import Corpus
-from relpos_jax.translation.normalize import normalize_corpus, normalize_lines
+
 
 
 def _lines(path):

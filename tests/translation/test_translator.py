@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
-from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.sharding import make_mesh, put_parameters
 from relpos_jax.translation.translator import Translator
@@ -23,6 +22,7 @@ def make_lines(seed: int, lengths) -> list[str]:
 
 TOKENIZER = train_tokenizer(make_lines(0, [9] * 50), "bpe", size=300)
 TOKENIZERS = Tokenizers(TOKENIZER, TOKENIZER)
+ONE = make_mesh(1)
 SHORT = make_lines(1, [5, 12, 1, 13, 3, 14, 9, 2, 15, 11])  # at most 16 tokens
 (LONG,) = make_lines(2, [100])
 
@@ -54,7 +54,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def translator(model):
-  return Translator(*model, TOKENIZERS, **OPTIONS)
+  return Translator(*model, TOKENIZERS, ONE, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +70,13 @@ def test_lines_come_back_in_order_and_know_nothing_of_their_neighbours(translato
 
 def test_a_model_trained_by_skewing_translates_alike(model, translations):
   graphdef = nnx.graphdef(nnx.eval_shape(lambda: make("skew")))
-  assert Translator(graphdef, model[1], TOKENIZERS, **OPTIONS)(SHORT) == translations
+  assert Translator(graphdef, model[1], TOKENIZERS, ONE, **OPTIONS)(SHORT) == translations
 
 
-def test_empty_lines_stay_empty_and_cost_nothing(translator, translations):
-  lines = ["", SHORT[0], " \t", "\n", SHORT[1], ""]
+def test_empty_lines_stay_empty_and_white_space_around_a_line_is_nothing(translator, translations):
+  lines = ["", f"  {SHORT[0]}\t\n", " \t", "\n", SHORT[1], ""]
   assert translator(lines) == ["", translations[0], "", "", translations[1], ""]
   assert translator([]) == []
-
-
-def test_white_space_around_a_line_is_nothing(translator, translations):
-  assert translator([f"  {SHORT[0]}\t\n"]) == translations[:1]
 
 
 def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
@@ -95,7 +91,7 @@ def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
 def test_eight_devices_translate_as_one(model, translations):
   graphdef, params = model
   mesh = make_mesh(8)
-  translator = Translator(graphdef, put_parameters(params, mesh), TOKENIZERS, mesh=mesh, **OPTIONS)
+  translator = Translator(graphdef, put_parameters(params, mesh), TOKENIZERS, mesh, **OPTIONS)
   assert [translator([line])[0] for line in SHORT] == translations
   assert translator(SHORT) == translations
 
@@ -119,20 +115,6 @@ def test_a_translation_is_one_line_though_the_model_writes_another(model, transl
   assert translation == decode(TOKENIZER, ids).replace("\n", " ").replace("\r", " ")
 
 
-@pytest.mark.parametrize("beam_size, kind", [(4, InputError), (1, jax.errors.JaxRuntimeError)])
-def test_a_beam_without_room_is_one_line(model, beam_size, kind):
-  translator = Translator(*model, TOKENIZERS, beam_size=beam_size, **OPTIONS)
-  reason = "RESOURCE_EXHAUSTED: Out of memory allocating 68719476736 bytes."
-
-  def fail(*_):
-    raise jax.errors.JaxRuntimeError(reason)
-
-  translator._search = fail
-  line = "no memory for beams of 4 with 4 sentences of 16 tokens: give a smaller --beam_size"
-  with pytest.raises(kind, match=line if beam_size > 1 else reason):
-    translator(SHORT)
-
-
 def test_greedy_decoding_with_a_cache_is_that_without_token_by_token(model):
   graphdef, params = model
   lines = SHORT[:4]
@@ -150,5 +132,5 @@ def test_greedy_decoding_with_a_cache_is_that_without_token_by_token(model):
   tokens = tokens[:, 1:]
 
   assert (tokens == EOS).any() and not (tokens == EOS).any(axis=1).all()
-  translator = Translator(graphdef, params, TOKENIZERS, beam_size=1, **OPTIONS)
+  translator = Translator(graphdef, params, TOKENIZERS, ONE, beam_size=1, **OPTIONS)
   np.testing.assert_array_equal(translator._search(params, sources), tokens)
