@@ -99,7 +99,7 @@ def prepare(
   if needs_tensorflow and importlib.util.find_spec("tensorflow") is None:
     raise InputError(
       f"{builder.name} is not in {data_dir}; preparing it needs TensorFlow: "
-      f"pip install -e '.[wmt14]', {remedy}"
+      f"pip install -e '.[wmt14]', or {remedy}"
     )
   try:
     if url:

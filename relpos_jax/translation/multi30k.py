@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 
@@ -120,7 +121,9 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
     files = dl_manager.download(names)
     return {split: self._generate_examples(of) for split, of in files.items()}
 
-  def _generate_examples(self, files: Mapping[str, str]) -> Iterator[tuple[int, dict[str, str]]]:
+  def _generate_examples(
+    self, files: Mapping[str, os.PathLike]
+  ) -> Iterator[tuple[int, dict[str, str]]]:
     columns = [_lines(pathlib.Path(file).read_bytes()) for file in files.values()]
     for index, row in enumerate(zip(*columns, strict=True)):
       yield index, dict(zip(files, row, strict=True))

@@ -8,7 +8,7 @@ from relpos_jax.data.builders import SPLITS, prepare, read_lazily
 from relpos_jax.translation.corpus import Corpus
 
 _URL = "http://www.statmt.org/wmt14/"
-_REMEDY = "or set TFDS_DATA_DIR to a folder with wmt14_translate prepared as array_record"
+_REMEDY = "set TFDS_DATA_DIR to a folder with wmt14_translate prepared as array_record"
 
 
 def load(languages: str = "en-de") -> Corpus:

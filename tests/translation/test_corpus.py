@@ -1,4 +1,8 @@
-"""Options reach the source; lazy splits equal lists."""
+"""The embedded corpus is as recorded; lazy splits equal lists; normalisation equals upstream's."""
+
+import gzip
+import hashlib
+import html
 
 import pytest
 from hypothesis import given
@@ -6,7 +10,45 @@ from hypothesis import strategies as st
 
 from relpos_jax.data import builders
 from relpos_jax.data.builders import LazyPairs
-from relpos_jax.translation.corpus import load_corpus
+from relpos_jax.errors import InputError
+from relpos_jax.translation import corpus as module
+from relpos_jax.translation.corpus import Corpus, load_corpus, normalize_corpus, normalize_lines
+
+SHA256 = {
+  "train": "a61596f2318cf4e374c7f2aa8eada7e1bc8f5e565a03fb81bdf7f91dab1e157f",
+  "valid": "993058df684f5ab311f00c61f9b1098196f8154fcc037b178c37440ca69fcd0e",
+  "test": "7c701df7db1894a9f781cc6bc6d6db8ef3dd9f2e9b2aa8edefb9d371e028c911",
+  "long": "60daa37a767d78a05fd1b21355bd1fa2c05145a29ee03d46e4cafba895df2eb1",
+}
+
+
+@pytest.fixture(scope="module")
+def splits():
+  return load_corpus("embedded").splits
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_embedded_text_is_as_recorded_and_as_the_readme_says(splits, name):
+  text = "".join(f"{source}\t{target}\n" for source, target in splits[name])
+  assert hashlib.sha256(text.encode()).hexdigest() == SHA256[name]
+  readme = (module._EMBEDDED / "README.md").read_text(encoding="utf-8")
+  (row,) = [line for line in readme.splitlines() if line.startswith(f"| {name}.tsv.xz |")]
+  assert f"| {len(splits[name]):,} |" in row and SHA256[name] in row
+  shortest, longest = (31, 60) if name == "long" else (3, 30)
+  assert all(shortest <= len(line.split()) <= longest for pair in splits[name] for line in pair)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_no_embedded_sentence_occurs_twice(splits, side):
+  sentences = [pair[side] for pairs in splits.values() for pair in pairs]
+  assert len({*sentences}) == len(sentences) == 21_200
+
+
+def test_train_size_takes_the_first_pairs_and_leaves_the_other_splits(splits):
+  few = load_corpus("embedded", train_size=7).splits
+  assert few == {**splits, "train": splits["train"][:7]}
+  with pytest.raises(InputError, match=r"train_size 20001 .* from 1 to 20000"):
+    load_corpus("embedded", train_size=20_001)
 
 
 class _BulkOnly(list):
@@ -23,24 +65,57 @@ def _pair(number):
   return (str(number), str(-number))
 
 
-def test_options_reach_the_source(tmp_path):
-  (tmp_path / "a.tsv").write_text("x\ty\n")
-  corpus = load_corpus("pairs", train=f"{tmp_path}/a.tsv")
-  assert dict(corpus.splits) == {"train": [("x", "y")]}
-
-
 @given(st.lists(st.integers()), st.slices(20), st.integers(1, 5))
-def test_lazy_pairs_read_as_the_list_of_them(numbers, part, read_ahead):
+def test_lazy_pairs_read_as_the_list_of_them_and_in_bulk(numbers, part, read_ahead):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(builders, "_READ_AHEAD", read_ahead)
     lazy, eager = LazyPairs(numbers, _pair), [_pair(number) for number in numbers]
-    assert list(lazy) == eager
+    assert list(lazy) == list(LazyPairs(_BulkOnly(numbers), _pair)) == eager
     assert len(lazy) == len(eager)
     assert list(lazy[part]) == eager[part]
     assert [lazy[i] for i in range(-len(lazy), len(lazy))] == eager * 2
-    with pytest.raises(IndexError):
-      lazy[len(lazy)]
 
 
-def test_lazy_pairs_are_iterated_in_bulk():
-  assert list(LazyPairs(_BulkOnly([1, 2, 3]), _pair)) == [_pair(1), _pair(2), _pair(3)]
+def _lines(path):
+  return gzip.decompress(path.read_bytes()).decode().removesuffix("\n").split("\n")
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_raw_captions_become_upstreams_tokenised_ones(shared_data, language):
+  for split in "train", "val", "test_2016_flickr":
+    raw = _lines(shared_data / "multi30k" / "raw" / f"{split}.{language}.gz")
+    tok = _lines(shared_data / "multi30k" / "tok" / f"{split}.lc.norm.tok.{language}.gz")
+    assert normalize_lines(raw, language, lowercase=True) == [html.unescape(line) for line in tok]
+
+
+def test_line_end_and_apostrophes_are_treated_as_the_perl_scripts_do():
+  assert normalize_lines(["er sagt: „Tee.“"], "de") == ['er sagt : " Tee " .']
+  assert normalize_lines(["„Hook ’em“-Zeichen"], "de") == ['" Hook " em " -Zeichen']
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr"])
+def test_one_line_stays_one_line(language):
+  lines = ["", " ", "a\u2028b\x85c\tda\u00a0e", 'He said: "(...) [a|b] & <c>".']
+  normalised = normalize_lines(lines, language)
+  assert len(normalised) == len(lines)
+  assert normalised == [" ".join(line.split()) for line in normalised]
+  assert not any("&amp;" in line or "&quot;" in line for line in normalised)
+
+
+@pytest.mark.parametrize("how", [{}, {"lowercase": True}, {"moses": False, "lowercase": True}])
+def test_a_corpus_is_normalised_by_the_rules_of_each_side(how):
+  pairs = [("It's Dr. No.", "Er ist's."), ("Mr. X's.", "Hr. Xs: „Ja.“")]
+  english, german = zip(*pairs, strict=True)
+  sides = normalize_lines(english, "en", **how), normalize_lines(german, "de", **how)
+  corpus = normalize_corpus(Corpus({"train": pairs}, ("a note",)), "en-de", **how)
+  assert corpus.splits["train"] == list(zip(*sides, strict=True))
+  assert corpus.notes == ("a note",)
+
+
+def test_a_split_on_disk_is_normalised_as_it_is_read():
+  read = set()
+  lazy = LazyPairs(range(1000), lambda number: read.add(number) or (f"A{number}.", "Ja."))
+  split = normalize_corpus(Corpus({"train": lazy}), "en-de").splits["train"]
+  assert len(split) == 1000
+  assert len(read) < 10  # Checking types in tests looks at some.
+  assert split[7] == ("A7 .", "Ja .")

@@ -48,21 +48,9 @@ def test_two_files_equal_one_of_two_columns(tmp_path, ending):
   source = _write(tmp_path / f"a.en{ending}", b"one\ntwo\n")
   target = _write(tmp_path / f"a.de{ending}", b"eins\nzwei\n")
   table = _write(tmp_path / f"a.tsv{ending}", b"one\teins\ntwo\tzwei\n")
-  two = pairs.load(train=f"{source}, {target}", valid=f"{table}", test=f"{target},{source}")
-  assert two.splits["train"] == two.splits["valid"] == [("one", "eins"), ("two", "zwei")]
-  assert two.splits["test"] == [("eins", "one"), ("zwei", "two")]
-  assert two.notes == ()
-
-
-def test_splits_not_given_are_absent(tmp_path):
-  assert set(pairs.load(train=str(_write(tmp_path / "a.tsv", b"one\teins"))).splits) == {"train"}
-
-
-def test_home_folder_is_expanded(tmp_path, monkeypatch):
-  monkeypatch.setenv("HOME", str(tmp_path))
-  _write(tmp_path / "a.en", b"one")
-  _write(tmp_path / "a.de", b"eins")
-  assert pairs.load(train="~/a.en,~/a.de").splits["train"] == [("one", "eins")]
+  expected = [("one", "eins"), ("two", "zwei")]
+  found = pairs.load(train=f"{source}, {target}", valid=f"{table}")
+  assert found.splits == dict(train=expected, valid=expected) and found.notes == ()
 
 
 def test_pairs_with_an_empty_side_are_skipped_together_and_counted(tmp_path):
@@ -73,14 +61,13 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_counted(tmp_path):
   assert corpus.splits["train"] == [("one", "eins"), ("five", "fünf")]
   assert corpus.splits["valid"] == [("one", "eins")]
   assert corpus.notes == (
-    "3 pairs with an empty side skipped in train",
-    "2 pairs with an empty side skipped in valid",
-    "2 pairs with an empty side skipped in test",
+    "pairs with an empty side skipped in train: 3",
+    "pairs with an empty side skipped in valid: 2",
+    "pairs with an empty side skipped in test: 2",
   )
 
 
 FULL = b"one\n"
-MARK = b"\xef\xbb\xbf"
 PACKED = gzip.compress(b"one\ttwo\n" * 9)
 
 
@@ -89,19 +76,14 @@ PACKED = gzip.compress(b"one\ttwo\n" * 9)
   [
     (dict(a=b"1\n2\n3\n", b=b"1\n2\n"), "{a},{b}", "{a} has 3 lines and {b} has 2"),
     (dict(a=b"one\ntwo\r\nK\xf6ln\nfour\n"), "{a},{a}", "invalid UTF-8 in {a}, line 3"),
-    (dict(a=gzip.compress(b"one\n\xff\xfeK\x00")), "{a},{a}", "invalid UTF-8 in {a}, line 2"),
-    (dict(a=FULL, b=b""), "{a},{b}", "empty file {b}"),
-    (dict(a=FULL, b=gzip.compress(MARK)), "{a},{b}", "empty file {b}"),
     (dict(a=FULL), "{a},{a}.gone", "no file {a}.gone"),
-    (dict(), "~nobody-of-this-name/gone", "no file ~nobody-of-this-name/gone"),
     (dict(), "{folder}", "cannot read {folder}: Is a directory"),
     (dict(a=PACKED[:-6]), "{a}", "damaged gzip file {a}"),
-    (dict(a=PACKED[:12] + PACKED[13:]), "{a}", "damaged gzip file {a}"),
     (dict(a=b"one\teins\n\neins\n"), "{a}", "1 columns in {a}, line 3"),
-    (dict(a=b"one\teins\n\neins\tzwei\tdrei\n"), "{a}", "3 columns in {a}, line 3"),
+    (dict(a=FULL, b=b""), "{a},{b}", "{a} has 1 lines and {b} has 0"),
+    (dict(a=b""), "{a}", "no pairs in train"),
     (dict(a=b"\n\n"), "{a}", "no pairs in train: every line of {a} has an empty side"),
     (dict(), "", "no training pairs"),
-    (dict(), "a,b,c", "3 files in 'a,b,c'"),
   ],
 )
 def test_wrong_files_are_named_in_one_line(tmp_path, files, train, message):

@@ -1,122 +1,129 @@
-"""Scores and samples keep every figure and word; attention panels show the model's weights."""
+"""Scores, samples and files have words; the model reads subwords; panels show its weights."""
+
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
+from configs import multi30k
+from experiments import translate as translate_module
 from relpos_jax import attention_weights
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
-from relpos_jax.evaluation.bleu import Score, corpus_bleu, paper_bleu
+from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.translation.scores import BleuRow, attention_panels, bleu_table, sample_table
+from relpos_jax.training.task import Run
+from relpos_jax.translation import scores
+from relpos_jax.translation import task as translation_task
+from relpos_jax.translation.corpus import Corpus
+from relpos_jax.translation.scores import attention_panels, bleu_table
+from relpos_jax.translation.task import Translation
 
-LONG = "Der alte Gärtner, der [sieben] rote Blumen gesehen hatte, ging ins Häuschen. " * 6
-ROWS = [
-  BleuRow("test", 1000, Score(36.624, "nrefs:1|tok:13a"), Score(37.0, "nrefs:1|tok:moses-de")),
-  BleuRow("long", 267, Score(9.5, "nrefs:1|tok:13a"), Score(100.0, "nrefs:1|tok:moses-de")),
+PAIRS = [
+  ("a man li@@ kes &apos; a dog", "ein mann m@@ ag &apos; ein@@ en hund"),
+  ("no", "nein"),
+  ("he st@@ a@@ res at something", "er st@@ ar@@ rt etwas an hier ."),
 ]
-SOURCE, TARGET = "ein Mann schläft", "a man sleeps"
-TOKENIZER = train_tokenizer([SOURCE, TARGET] * 2, "bpe", size=300)
-TOKENIZERS = Tokenizers(TOKENIZER, TOKENIZER)
+SUBWORDS = ["ein mann m@@ ag &apos; ein@@ e kat@@ ze", "n@@ ein", "er st@@ ar@@ rt etwas an@@"]
+WORDS = ["ein mann mag &apos; eine katze", "nein", "er starrt etwas an"]
+REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier ."]
 
 
 def test_the_table_has_every_score_and_each_signature_once():
-  text = bleu_table(ROWS)
+  row = lambda number, first, second, tok="13a": dict(
+    sentences=number,
+    sacrebleu=dict(value=first, signature=f"tok:{tok}"),
+    paper_bleu=dict(value=second, signature="tok:moses-de"),
+  )
+  text = bleu_table(dict(test=row(1000, 36.624, 37.0), long=row(267, 9.5, 100.0)))
   lines = [line.split() for line in text.splitlines()]
   assert ["test", "1,000", "36.62", "37.00"] in lines
   assert ["long", "267", "9.50", "100.00"] in lines
-  assert text.count("nrefs:1|tok:13a") == text.count("nrefs:1|tok:moses-de") == 1
-  other = ROWS[1]._replace(sacrebleu=Score(1.0, "nrefs:1|tok:none"))
-  text = bleu_table([ROWS[0], other])
-  assert "sacreBLEU: nrefs:1|tok:13a" in text and "sacreBLEU: nrefs:1|tok:none" in text
+  assert text.count("tok:13a") == text.count("tok:moses-de") == 1
+  text = bleu_table(dict(test=row(1, 1.0, 1.0), long=row(1, 1.0, 1.0, "none")))
+  assert "sacreBLEU: tok:13a\n" in text and "sacreBLEU: tok:none" in text
 
 
-def test_real_signatures_are_one_line_each():
-  texts = ["Ein Hund schläft."], ["Der Hund schläft."]
-  row = BleuRow("test", 1, corpus_bleu(*texts), paper_bleu(*texts, "de"))
-  assert "sacreBLEU: " + row.sacrebleu.signature in bleu_table([row]).splitlines()
+@pytest.fixture
+def run(monkeypatch) -> Run:
+  """Makes a run without a model, with fixed translations."""
+  task = Translation(multi30k.get_config("prepared"))
+  for module in (translation_task, translate_module):
+    monkeypatch.setattr(module, "make_translator", lambda *_, **__: lambda *_: SUBWORDS)
+  return Run(task, task.learn_tokenizers(Corpus(dict(train=PAIRS))), None, None, None)
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_long_sentences_wrap_beside_their_names(width):
-  text = sample_table([("A [bold]short[/bold] one.", LONG, LONG)] * 5, width)
-  lines = text.splitlines()
-  assert max(map(len, lines)) <= width
-  assert sum(line.startswith("translation  ") for line in lines) == 5
-  assert all(line[:13].strip() in ("", "source", "reference", "translation") for line in lines)
-  words = " ".join(line[13:].strip() for line in lines).split()
-  assert words == ("A [bold]short[/bold] one. " + LONG + LONG).split() * 5
+def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_path, monkeypatch):
+  draw = mock.Mock(return_value=tmp_path / "attention.png")
+  monkeypatch.setattr(scores, "draw_attention", draw)
+  found = run.task.evaluate(run, Corpus(dict(test=PAIRS)), tmp_path)
+  assert "@@" not in found.text
+  assert all(line in found.text for line in (*WORDS, *REFERENCES, "he stares at"))
+  written = (tmp_path / "test.translations.txt").read_text("utf-8")
+  assert written.splitlines() == WORDS
+  result = found.results["test"]
+  assert result["sacrebleu"] == corpus_bleu(WORDS, REFERENCES, tokenize="none")._asdict()
+  # Moses would tokenise its own &apos; again.
+  assert result["paper_bleu"] == paper_bleu(WORDS, REFERENCES, "de", tokenized=True)._asdict()
+  assert paper_bleu(WORDS, REFERENCES, "de") != paper_bleu(WORDS, REFERENCES, "de", tokenized=True)
+  counts = sentence_statistics(WORDS, REFERENCES, tokenize="none").tolist()
+  assert found.sentences["test"] == [[n, *row] for n, row in zip((8, 1, 8), counts, strict=True)]
+  assert draw.call_args[0][1:3] == (PAIRS[0][0], SUBWORDS[0])
 
 
-def test_samples_are_separated_by_an_empty_line(monkeypatch):
-  monkeypatch.setenv("FORCE_COLOR", "1")
-  assert sample_table([("a", "b", "c"), ("d", "e", "")]).split("\n\n") == [
-    "source       a\nreference    b\ntranslation  c",
-    "source       d\nreference    e\ntranslation",
-  ]
-  assert sample_table([]) == ""
+def test_scores_and_samples_during_training_are_of_words(run):
+  values, shown = run.task.make_report(run, Corpus(dict(valid=PAIRS)), None)(None)
+  assert values == dict(valid_bleu=corpus_bleu(WORDS, REFERENCES, tokenize="none").value)
+  assert "@@" not in shown and all(line in shown for line in (*WORDS, *REFERENCES))
 
 
-@pytest.fixture(scope="module")
-def model():
-  size = TOKENIZER.get_vocab_size()
+def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(translate_module, "load_task", lambda _: run.task)
+  monkeypatch.setattr(translate_module, "load_run", lambda _: run)
+  (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
+  translate_module.main("", str(tmp_path / "a.en"), 0, max_source_length=99, plot="")
+  assert capsys.readouterr().out.splitlines() == WORDS
+
+
+def test_panels_show_the_models_own_weights_with_the_words_they_are_of():
+  source_text, target_text = "ein Mann schläft", "a man sleeps"
+  tokenizer = train_tokenizer([source_text, target_text] * 2, "bpe", size=300)
+  size = tokenizer.get_vocab_size()
   config = TransformerConfig(
     size, size, num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2
   )
   make = lambda: Transformer(config, rngs=nnx.Rngs(0))
   graphdef = nnx.graphdef(nnx.eval_shape(make))
-  return nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()))())
-
-
-def test_panels_show_the_models_own_weights_with_the_words_they_are_of(model):
-  own, to_source = attention_panels(model, TOKENIZERS, SOURCE, TARGET)
+  model = nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()))())
+  panels = attention_panels(
+    model, Tokenizers(tokenizer, tokenizer), f" {source_text}\t", target_text
+  )
+  assert nnx.graphdef(model) == graphdef
+  own, to_source = panels
   assert own.columns == own.rows == to_source.columns == ["▁ein", "▁Mann", "▁schläft", "</s>"]
   assert to_source.rows == ["▁a", "▁man", "▁sleeps", "</s>"]
-  for panel in (own, to_source):
-    np.testing.assert_allclose(panel.weights.sum(axis=1), 1, atol=1e-5)
 
   @jax.jit
-  def first_layer(source):
+  def read_layers(source, target):
     layer = model.encoder.layers[0]
-    x = layer.residuals[0].before(model.source_embedding(source))
-    attention = layer.self_attention
-    return attention_weights(
+    x, attention = layer.residuals[0].before(model.source_embedding(source)), layer.self_attention
+    first = attention_weights(
       attention.query(x), attention.key(x), relations=attention.tables()
     ).mean(axis=1)[0]
-
-  source = encode(TOKENIZER, [SOURCE])[0][None]
-  np.testing.assert_allclose(own.weights, first_layer(source), atol=1e-5)
-
-  @jax.jit
-  def read_two_layers(source, target):
-    layers = model.decoder.layers
     x, memory = model.target_embedding(target), model.encode(source)
     weights = []
-    for layer in layers:
+    for layer in model.decoder.layers:
       around, around_cross, _ = layer.residuals
       y = around.after(x, layer.self_attention(around.before(x), is_causal=True))
       key, _ = layer.cross_attention.keys_values(memory)
       query = layer.cross_attention.query(around_cross.before(y))
       weights.append(attention_weights(query, key).mean(axis=1)[0])
       x = layer(x, memory, None)
-    return sum(weights) / 2
+    return first, sum(weights) / 2
 
-  target = np.concatenate([[BOS], encode(TOKENIZER, [TARGET])[0][:-1]])[None]
-  np.testing.assert_allclose(to_source.weights, read_two_layers(source, target), atol=1e-5)
-
-
-def test_white_space_around_a_sentence_is_nothing_as_in_translating(model):
-  tokenizers = TOKENIZERS
-  wanted = attention_panels(model, tokenizers, SOURCE, TARGET)
-  for panel, other in zip(
-    attention_panels(model, tokenizers, f" {SOURCE}\t", TARGET), wanted, strict=True
-  ):
-    assert panel.columns == other.columns
-    np.testing.assert_array_equal(panel.weights, other.weights)
-
-
-def test_looking_leaves_the_model_as_it_was(model):
-  before = nnx.graphdef(model)
-  attention_panels(model, TOKENIZERS, SOURCE, TARGET)
-  assert nnx.graphdef(model) == before
+  source, target = (encode(tokenizer, [text])[0] for text in (source_text, target_text))
+  first, cross = read_layers(source[None], np.concatenate([[BOS], target[:-1]])[None])
+  np.testing.assert_allclose(own.weights, first, atol=1e-5)
+  np.testing.assert_allclose(to_source.weights, cross, atol=1e-5)
+  np.testing.assert_allclose(to_source.weights.sum(axis=1), 1, atol=1e-5)
