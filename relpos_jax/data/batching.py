@@ -77,10 +77,9 @@ class Schedule:
     Args:
       sizes: the size of each example, in tokens or nodes.
       boundaries: increasing; the examples of a bucket are padded to its boundary.
-      budget: the largest size of a batch, examples times boundary, over all devices and
-        microbatches.
-      multiple_of: the number of rows of a batch is rounded up to a multiple of this: devices times
-        microbatches. The examples of a step are the same for any multiple.
+      budget: the largest size of a batch, over all devices and microbatches.
+      multiple_of: devices times microbatches, of which the number of rows is a multiple. The
+        examples of a step are the same for any.
       seed: determines the order. None keeps the order of buckets and examples.
 
     Raises:
@@ -90,8 +89,7 @@ class Schedule:
     if list(boundaries) != sorted({*boundaries}):
       raise ValueError(f"boundaries {boundaries}: want increasing ones")
     self._seed, self._longest = seed, boundaries[-1]
-    if sizes.min(initial=self._longest + 1) > self._longest:
-      raise _none_fits(sizes, self._longest)
+    _check_any(sizes, self._longest)
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes = [], [], []
     for index, boundary in enumerate(boundaries):
@@ -142,8 +140,7 @@ class Batches:
   multiple of rows.
 
   Attributes:
-    num_per_epoch, shapes, dropped: as in `Schedule`; a training step is compiled once for each
-      shape.
+    num_per_epoch, shapes, dropped: as in `Schedule`. A step is compiled once for each shape.
 
   >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
   ...                   boundaries=(2, 4), token_budget=4, seed=0)
@@ -162,14 +159,12 @@ class Batches:
     multiple_of: int = 1,
     seed: int | None,
   ):
-    """Schedules the examples; arguments and errors are those of `Schedule`.
+    """Schedules the examples; the other arguments and errors are those of `Schedule`.
 
     Args:
       sides: sources and targets, with the same number of rows. Each is a `Side`, or a sequence of
         integer rows that are the same in every epoch.
       kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
-      boundaries, multiple_of, seed: as in `Schedule`. Without a seed,
-        `prefetch(batches, 0, batches.num_per_epoch)` yields every example once.
       token_budget: the largest number of tokens per batch, examples times boundary.
     """
     self._sides = [side if isinstance(side, Side) else Ragged.of(side) for side in sides]
@@ -192,8 +187,7 @@ class Batches:
   @property
   def examples(self) -> list[np.ndarray]:
     """Returns the rows of all sides in the first epoch, before they are batched."""
-    sides = [side.in_epoch(0) for side in self._sides]
-    return [array for side in sides for array in (side.values, side.offsets)]
+    return [x for side in self._sides for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)]
 
   @property
   def padding(self) -> float:
@@ -208,9 +202,6 @@ class Batches:
 
 def pair_lengths(*sides: Side) -> Int[np.ndarray, "pairs"]:
   """Returns the length of each pair: max(source, target).
-
-  Raises:
-    ValueError: the sides have different numbers of rows.
 
   >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
   array([2, 3])
@@ -242,9 +233,9 @@ def bucket_boundaries(
   >>> bucket_boundaries(np.array([3, 3, 3, 4, 9, 10]), 2)
   (4, 10)
   """
-  short = lengths[lengths <= max_length] if max_length else lengths
-  if not len(short):
-    raise _none_fits(lengths, max_length)
+  max_length = max_length or int(lengths.max(initial=0))
+  _check_any(lengths, max_length)
+  short = lengths[lengths <= max_length]
   ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
   ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
   # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration
@@ -262,10 +253,11 @@ def bucket_boundaries(
   return tuple(reversed(boundaries))
 
 
-def _none_fits(sizes: Int[np.ndarray, "examples"], longest: int | None) -> InputError:
-  return InputError(
-    f"none of {len(sizes)} examples is at most {longest} long: give other data or raise the limit"
-  )
+def _check_any(sizes: Int[np.ndarray, "examples"], longest: int) -> None:
+  if not (sizes <= longest).any():
+    raise InputError(
+      f"none of {len(sizes)} examples is at most {longest} long: give other data or raise the limit"
+    )
 
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:

@@ -22,9 +22,7 @@ class Ragged(Sequence):
 
   @classmethod
   def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
-    """Concatenates rows; returns a `Ragged` as it is."""
-    if isinstance(rows, cls):
-      return rows
+    """Concatenates rows."""
     arrays = [np.asarray(row, np.int32) for row in rows]
     return cls.joined(np.concatenate([np.empty(0, np.int32), *arrays]), [*map(len, arrays)])
 

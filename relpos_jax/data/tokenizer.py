@@ -2,19 +2,19 @@
 
 The subword kinds, bpe and wordpiece, work on bytes, so no text is unknown and none is lost.
 Encoding adds a space before a line and decoding removes it: a word is the same token at the start
-of a line as inside it, and spaces are preserved. Tokens do not cross from letters to digits, signs
-or white space, so text that spells a special token ("</s>") becomes ordinary tokens.
+of a line as inside it. Tokens do not cross from letters to digits, signs or white space, so text
+that spells a special token ("</s>") becomes ordinary tokens.
 
-The kind "words" is for text that is tokenised already, possibly into subwords: tokens are separated
-by white space. Those that are not in the vocabulary, or spell a special token, are unknown.
+The kind "words" is for text in tokens separated by white space. Those that are not in the
+vocabulary, or spell a special token, are unknown.
 """
 
 import codecs
+import functools
 import itertools
-import os
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import (
@@ -69,19 +69,15 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     kind: "bpe" (Sennrich et al. 2016: merges in the order learned), "wordpiece" (Schuster and
       Nakajima 2012, as in HF tokenizers: the same training, then longest match first) or "words"
       (the most frequent words, and of equally frequent ones the first by code points).
-    size: the number of entries, with the special tokens and, for subwords, the 256 bytes. The
-      vocabulary is smaller if no further pair of tokens occurs twice or there are no more words.
+    size: the largest number of entries, with the special tokens and, for subwords, the 256 bytes.
 
   Raises:
-    InputError: the kind is unknown, or the size too small for the special tokens and the bytes or
-      one word.
+    InputError: the size is too small for the special tokens and the bytes or one word.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann"])[0])
   ['▁ein', '▁Mann', '</s>']
   """
-  if kind not in KINDS:
-    raise InputError(f"unknown kind of tokenizer {kind!r}: choose one of {', '.join(KINDS)}")
   others, what = (1, "one word") if kind == "words" else (len(_ALPHABET), "the bytes")
   if size < (smallest := len(_SPECIAL) + others):
     raise InputError(
@@ -89,7 +85,8 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     )
   if kind == "words":
     return _train_words(lines, size)
-  settings: dict[str, Any] = dict(
+  make_trainer = functools.partial(
+    dict(bpe=trainers.BpeTrainer, wordpiece=trainers.WordPieceTrainer)[kind],
     vocab_size=size,
     min_frequency=2,
     show_progress=False,
@@ -97,12 +94,12 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     initial_alphabet=_ALPHABET,
   )
   if kind == "bpe":
-    model, trainer = models.BPE(), trainers.BpeTrainer(**settings)
+    model, trainer = models.BPE(), make_trainer()
   else:
     longest = 4 * _LONGEST_WORD + 1  # bytes of UTF-8 and the space
     model = models.WordPiece(unk_token=_SPECIAL[UNK], max_input_chars_per_word=longest)
     # With a prefix for continuations, training would depend on the order of a hash table.
-    trainer = trainers.WordPieceTrainer(continuing_subword_prefix="", **settings)
+    trainer = make_trainer(continuing_subword_prefix="")
   learner = _pipeline(model)
   learner.train_from_iterator(lines, trainer)
   # A new pipeline: the trained one would find special tokens in text.
@@ -145,12 +142,7 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
   """Returns the token ids of each line, with EOS and without BOS.
 
   Lines are read lazily, and stored in two bytes per token (four if the vocabulary has more than
-  65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false, which a program that forks
-  afterwards should set.
-
-  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
-  >>> [ids[-1].item() == EOS for ids in encode(tokenizer, ["ein Mann", ""])]
-  [True, True]
+  65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false.
   """
   dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32
   values, lengths = [np.empty(0, dtype)], [np.empty(0, np.int64)]
@@ -163,13 +155,7 @@ def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
 
 
 def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
-  """Returns the token ids of both sides, without the white space around lines.
-
-  >>> tokenizer = train_tokenizer(["ein Mann", "a man"], "bpe", size=300)
-  >>> sources, targets = encode_pairs(Tokenizers(tokenizer, tokenizer), [("a man ", "ein Mann")])
-  >>> decode(tokenizer, sources[0])
-  'a man'
-  """
+  """Returns the token ids of both sides, without the white space around lines."""
   return tuple(
     encode(tokenizer, (pair[side].strip() for pair in pairs))
     for side, tokenizer in enumerate(tokenizers)
@@ -192,8 +178,8 @@ def first_tokens(tokenizer: Tokenizer, line: str, number: int) -> tuple[str, int
 def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
   """Returns the text of the tokens before the first EOS, without PAD and BOS.
 
-  For subwords, `decode(tokenizer, encode(tokenizer, [line])[0]) == line` for every line, including
-  all spaces. Bytes that form no character become U+FFFD. Words are joined by one space.
+  For subwords, decoding inverts encoding, including all spaces. Bytes that form no character become
+  U+FFFD. Words are joined by one space.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> decode(tokenizer, encode(tokenizer, ["Ein  Mann , <s> !"])[0])
@@ -214,62 +200,49 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann, müde"])[0])
   ['▁ein', '▁Mann', ',', '▁', 'm', '…', 'ü', 'd', 'e', '</s>']
   """
-  names = map(tokenizer.id_to_token, np.asarray(ids).tolist())
-  tokens = [name or _SPECIAL[UNK] for name in names]
+  tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):
     return tokens
   decoder = codecs.getincrementaldecoder("utf-8")("replace")
+  # In the byte-level alphabet, printable bytes are themselves, and others U+0100 onwards.
+  hidden = [byte for byte in range(256) if chr(byte) not in _ALPHABET]
+  to_bytes = lambda token: bytes(ord(c) if ord(c) < 256 else hidden[ord(c) - 256] for c in token)
   return [
-    token if token in _SPECIAL else decoder.decode(_to_bytes(token)).replace(" ", "▁") or "…"
+    token if token in _SPECIAL else decoder.decode(to_bytes(token)).replace(" ", "▁") or "…"
     for token in tokens
   ]
 
 
-def _to_bytes(token: str) -> bytes:
-  """Inverts the byte-level alphabet: printable bytes are themselves, others U+0100 onwards."""
-  hidden = [byte for byte in range(256) if chr(byte) not in _ALPHABET]
-  return bytes(ord(c) if ord(c) < 256 else hidden[ord(c) - 256] for c in token)
-
-
-def save_tokenizers(tokenizers: Tokenizers, folder: str | os.PathLike) -> None:
+def save_tokenizers(tokenizers: Tokenizers, folder: pathlib.Path) -> None:
   """Writes tokenizer.json (joint) or tokenizer.source.json and tokenizer.target.json."""
   names = _JOINT if tokenizers.source is tokenizers.target else _SEPARATE
-  for name in {*_JOINT, *_SEPARATE} - {*names}:
-    pathlib.Path(folder, name).unlink(missing_ok=True)
   for name, tokenizer in zip(names, tokenizers, strict=False):
-    write_whole(pathlib.Path(folder, name), tokenizer.to_str())
+    write_whole(folder / name, tokenizer.to_str())
 
 
-def tokenizer_files(folder: str | os.PathLike) -> list[pathlib.Path]:
+def tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files that `save_tokenizers` wrote, or none if one of two is missing."""
   for names in (_JOINT, _SEPARATE):
-    paths = [pathlib.Path(folder, name) for name in names]
-    if all(path.exists() for path in paths):
-      return paths
+    if all((folder / name).exists() for name in names):
+      return [folder / name for name in names]
   return []
 
 
-def load_tokenizers(folder: str | os.PathLike) -> Tokenizers:
+def load_tokenizers(folder: pathlib.Path) -> Tokenizers:
   """Reads the files that `save_tokenizers` wrote.
 
   Raises:
-    InputError: a file is missing, damaged or not a tokenizer of this project.
+    InputError: a file is missing or damaged.
   """
-  if pathlib.Path(folder, *_JOINT).exists():
-    joint = _load(pathlib.Path(folder, *_JOINT))
-    return Tokenizers(joint, joint)
-  return Tokenizers(*(_load(pathlib.Path(folder, name)) for name in _SEPARATE))
-
-
-def _load(path: pathlib.Path) -> Tokenizer:
-  if not path.exists():
+  paths, tokenizers = tokenizer_files(folder), []
+  if not paths:
     raise InputError(
-      f"no {path.name} in {path.parent}: restore it, or name the folder of a training run"
+      f"no {_JOINT[0]} in {folder}: restore it, or both of {' and '.join(_SEPARATE)}, or name the "
+      "folder of a training run"
     )
-  try:
-    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-  except Exception as error:  # the type that HF tokenizers raises
-    raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
-  if [tokenizer.token_to_id(token) for token in _SPECIAL] != [PAD, BOS, EOS, UNK]:
-    raise InputError(f"{path} is another program's tokenizer: name the folder of a training run")
-  return tokenizer
+  for path in paths:
+    try:
+      tokenizers.append(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+    except Exception as error:  # the type that HF tokenizers raises
+      raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
+  return Tokenizers(tokenizers[0], tokenizers[-1])

@@ -15,7 +15,6 @@ def test_the_rows_come_back(rows):
   assert [row.tolist() for row in ragged] == rows
   assert ragged.lengths.tolist() == [*map(len, rows)]
   assert [ragged[i - len(rows)].tolist() for i in range(len(rows))] == rows
-  assert Ragged.of(ragged) is ragged
 
 
 @given(rows.filter(bool), st.data())
