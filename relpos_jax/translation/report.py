@@ -19,7 +19,7 @@ METRIC = Metric(
   fixed=(0, 2),
 )
 # Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
-_PAPER: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+_PAPER = {
   "table1": {
     "paper, EN-DE base": dict(relative=26.8, sinusoidal=26.5),
     "paper, EN-DE big": dict(relative=29.2, sinusoidal=27.9),
@@ -28,8 +28,8 @@ _PAPER: Mapping[str, Mapping[str, Mapping[str, float]]] = {
   },
   "table2": {
     "paper, EN-DE base": {
-      **{"k=0": 12.5, "k=1": 25.5, "k=2": 25.8, "k=4": 25.9},
-      **{"k=16": 25.8, "k=64": 25.9, "k=256": 25.8},
+      f"k={k}": bleu
+      for k, bleu in {0: 12.5, 1: 25.5, 2: 25.8, 4: 25.9, 16: 25.8, 64: 25.9, 256: 25.8}.items()
     }
   },
   "table3": {
@@ -52,27 +52,11 @@ def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
 
 def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first, splits = _first(rows), _splits(rows)
-  signatures = first["scores"][splits[0]]["signatures"]
   picture = folder / "report" / f"{sweep}-learning.png"
   curves = lambda column: {row: tables.curve_points(runs, column) for row, runs in rows.items()}
   loss = SpreadPanel("updates", "validation loss (nats per token)", curves(1))
   spread_curves([loss, SpreadPanel("updates", "validation BLEU", curves(2))], picture)
-  facts = {
-    "data": f"{first['config']['data.source']} {first['config']['data.languages']}",
-    **{f"sentences of {split}": f"{len(of):,}" for split, of in first["sentences"].items()},
-    **{"sacreBLEU": signatures["sacrebleu"], "paper's BLEU": signatures["paper_bleu"]},
-  }
-  parts = [
-    _bleu_table(sweep, rows, splits),
-    tables.pair_table(f"sacreBLEU of {splits[0]}, row - column", [*rows], _compare(_score(rows))),
-    f"![Learning curves: {sweep}](report/{picture.name})",
-    tables.config_table(rows),
-    tables.run_facts(rows, facts),
-  ]
-  return "\n\n".join(parts)
 
-
-def _bleu_table(sweep: str, rows: Rows, splits: Sequence[str]) -> str:
   mean = lambda split, name: tables.mean_column(rows, lambda run: run["scores"][split][name])
   columns = tables.seed_columns(rows)
   for split in splits:
@@ -80,7 +64,21 @@ def _bleu_table(sweep: str, rows: Rows, splits: Sequence[str]) -> str:
   columns["paper's BLEU"] = mean(splits[0], "paper_bleu")
   for name, published in _PAPER.get(sweep.partition("-")[0], {}).items():
     columns[name] = {row: f"{bleu:.1f}" for row, bleu in published.items()}
-  return tables.column_table(sweep, rows, columns)
+
+  signatures = first["scores"][splits[0]]["signatures"]
+  facts = {
+    "data": f"{first['config']['data.source']} {first['config']['data.languages']}",
+    **{f"sentences of {split}": f"{len(of):,}" for split, of in first["sentences"].items()},
+    **{"sacreBLEU": signatures["sacrebleu"], "paper's BLEU": signatures["paper_bleu"]},
+  }
+  parts = [
+    tables.column_table(sweep, rows, columns),
+    tables.pair_table(f"sacreBLEU of {splits[0]}, row - column", [*rows], _compare(_score(rows))),
+    f"![Learning curves: {sweep}](report/{picture.name})",
+    tables.config_table(rows),
+    tables.run_facts(rows, facts),
+  ]
+  return "\n\n".join(parts)
 
 
 def _first(rows: Rows) -> Record:
@@ -98,8 +96,7 @@ def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
 
 def _score(rows: Rows, is_in: np.ndarray | None = None, num_samples: int = 1000):
   """Computes the `Scores` of each row on test, or on the selected sentences of all splits."""
-  splits = _splits(rows)[: 1 if is_in is None else None]
-  is_in = slice(None) if is_in is None else is_in
+  splits, is_in = (_splits(rows)[:1], slice(None)) if is_in is None else (_splits(rows), is_in)
   counts = {
     row: np.stack([sentence_counts(_sentences(run, splits)[is_in, 1:]) for run in runs])
     for row, runs in rows.items()
@@ -127,18 +124,15 @@ def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
     row: Scores(long[row].seeds - short[row].seeds, long[row].samples - short[row].samples)
     for row in rows
   }
+  cells = lambda scores: {row: tables.mean_and_interval(of.seeds) for row, of in scores.items()}
   columns = {
-    f"up to {trained} ({(~is_long).sum():,})": short,
-    f"above {trained} ({is_long.sum():,})": long,
-    "change": change,
-  }
-  cells = {
-    name: {row: tables.mean_and_interval(of[row].seeds) for row in rows}
-    for name, of in columns.items()
+    f"up to {trained} ({(~is_long).sum():,})": cells(short),
+    f"above {trained} ({is_long.sum():,})": cells(long),
+    "change": cells(change),
   }
   picture = folder / "report" / f"{sweep}-length.png"
   parts = [
-    tables.column_table(f"{sweep}: tokens (sentences)", rows, cells),
+    tables.column_table(f"{sweep}: tokens (sentences)", rows, columns),
     tables.pair_table(f"above {trained}, row - column", [*rows], _compare(long)),
     tables.pair_table("change, row - column", [*rows], _compare(change)),
     _bands(rows, lengths, trained, picture),

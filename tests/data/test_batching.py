@@ -114,17 +114,17 @@ def test_a_batch_depends_on_seed_and_step_alone():
 
 def test_seeds_and_epochs_differ_and_batches_mix_shapes():
   sources, targets = random_corpus(100)
-  first, other = make(sources, targets, seed=0), make(sources, targets, seed=1)
-  epoch = lambda batches, e: [
-    pairs(batches[e * batches.num_per_epoch + step]) for step in range(batches.num_per_epoch)
-  ]
-  assert epoch(first, 0) != epoch(first, 1)
-  assert epoch(first, 0) != epoch(other, 0)
-  assert epoch(first, 1) != epoch(other, 0)
-  assert {*map(frozenset, epoch(first, 0))} != {*map(frozenset, epoch(first, 1))}
-  shapes = [first[step].source.shape for step in range(first.num_per_epoch)]
-  assert shapes != sorted(shapes)
-  assert shapes != [first[first.num_per_epoch + step].source.shape for step in range(len(shapes))]
+  number = make(sources, targets).num_per_epoch
+  epochs = []
+  for seed in (0, 1):
+    batches = make(sources, targets, seed=seed)
+    for start in (0, number):
+      epochs.append([batches[step] for step in range(start, start + number)])
+  orders = {tuple(pair for batch in epoch for pair in pairs(batch)) for epoch in epochs}
+  shapes = {tuple(batch.source.shape for batch in epoch) for epoch in epochs}
+  members = {frozenset(frozenset(pairs(batch)) for batch in epoch) for epoch in epochs}
+  assert len(orders) == len(shapes) == len(members) == 4
+  assert all(shape != tuple(sorted(shape)) for shape in shapes)
 
 
 def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
@@ -196,3 +196,24 @@ def test_boundaries_are_multiples_that_hold_every_pair_in_reach(lengths, number,
   assert not any(boundary % multiple_of for boundary in boundaries)
   longest = max(length for length in lengths if length <= reach)
   assert longest <= boundaries[-1] < longest + multiple_of
+
+
+some_rows = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=8)
+
+
+@given(some_rows)
+def test_the_rows_come_back(rows):
+  ragged = Ragged.of(rows)
+  assert [row.tolist() for row in ragged] == rows
+  assert ragged.lengths.tolist() == [*map(len, rows)]
+  assert [ragged[i - len(rows)].tolist() for i in range(len(rows))] == rows
+
+
+@given(some_rows.filter(bool), st.data())
+def test_padding_equals_a_loop(rows, data):
+  chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5))
+  length = max(map(len, rows)) + data.draw(st.integers(0, 2))
+  expected = [rows[i] + [7] * (length - len(rows[i])) for i in chosen] + [[7] * length] * 2
+  padded = Ragged.of(rows).padded(np.array(chosen, int), (len(chosen) + 2, length), 7)
+  assert padded.tolist() == expected
+  assert padded.dtype == np.int32

@@ -16,7 +16,6 @@ LINES = [
   "Ein Mann läuft über 12 Straßen (1998).",
 ] * 4
 TOKENIZERS = {kind: tok.train_tokenizer(LINES, kind, size=400) for kind in ("bpe", "wordpiece")}
-_SEPARATE = ["tokenizer.source.json", "tokenizer.target.json"]
 kinds = pytest.mark.parametrize("kind", TOKENIZERS)
 
 
@@ -148,33 +147,22 @@ def test_a_size_without_room_for_bytes_or_a_word_is_refused(kind, least):
     tok.train_tokenizer(LINES, kind, size=least - 1)
 
 
-@pytest.mark.parametrize(
-  "source, target", [("bpe", "wordpiece"), ("bpe", "bpe"), ("words", "words")]
-)
-def test_saved_tokenizers_come_back(tmp_path, source, target):
+@pytest.mark.parametrize("kinds", [("bpe", "wordpiece"), ("bpe", "bpe"), ("words", "words")])
+def test_saved_tokenizers_come_back(tmp_path, kinds):
   known = TOKENIZERS | dict(words=tok.train_tokenizer(WORDS, "words", size=100))
-  tok.save_tokenizers(tok.Tokenizers(known[source], known[target]), tmp_path)
-  names = ["tokenizer.json"] if source == target else _SEPARATE
+  saved, joint = tok.Tokenizers(*(known[kind] for kind in kinds)), len({*kinds}) == 1
+  tok.save_tokenizers(saved, tmp_path)
+  names = ["tokenizer.json"] if joint else ["tokenizer.source.json", "tokenizer.target.json"]
   assert sorted(path.name for path in tmp_path.iterdir()) == names
   loaded = tok.load_tokenizers(tmp_path)
-  assert (loaded.source is loaded.target) == (source == target)
-  assert [tokenizer.to_str() for tokenizer in loaded] == [
-    known[x].to_str() for x in (source, target)
-  ]
-  if source == "words":
-    assert roundtrip(loaded.source, "hund arr@@ neu </s>") == "hund arr@@ <unk> <unk>"
+  assert (loaded.source is loaded.target) == joint
+  assert [x.to_str() for x in loaded] == [x.to_str() for x in saved]
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.source.json"])
-@pytest.mark.parametrize("content", [None, b"\xff", TOKENIZERS["bpe"].to_str()[:-9].encode()])
-def test_missing_and_damaged_files_are_named(tmp_path, name, content):
-  tok.save_tokenizers(tok.Tokenizers(*TOKENIZERS.values()), tmp_path)
-  (tmp_path / name).unlink(missing_ok=True)
-  message = "is damaged"
-  if content:
-    (tmp_path / name).write_bytes(content)
-  else:
-    message = f"no tokenizer.json in {tmp_path}"
-    (tmp_path / "tokenizer.source.json").unlink(missing_ok=True)
-  with pytest.raises(InputError, match=message):
+def test_missing_and_damaged_files_are_named(tmp_path):
+  with pytest.raises(InputError, match=f"no tokenizer.json in {tmp_path}: restore it"):
     tok.load_tokenizers(tmp_path)
+  for content in (b"\xff", TOKENIZERS["bpe"].to_str()[:-9].encode()):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizer.json is damaged"):
+      tok.load_tokenizers(tmp_path)
