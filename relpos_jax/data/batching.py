@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, NamedTuple, SupportsIndex
 
 import grain
 import numpy as np
@@ -26,19 +26,6 @@ class Tokens(NamedTuple):
   """Token ids of B sequences, padded to L tokens."""
 
   tokens: Int[Array | np.ndarray, "B L"]
-
-
-@runtime_checkable
-class Side(Protocol):
-  """Rows of token ids that may change from epoch to epoch, but not in number.
-
-  `lengths` are the largest numbers of tokens that the rows have in any epoch.
-  """
-
-  @property
-  def lengths(self) -> Int[np.ndarray, "rows"]: ...
-
-  def in_epoch(self, epoch: int) -> Ragged: ...
 
 
 class Schedule:
@@ -152,7 +139,7 @@ class Batches:
 
   def __init__(
     self,
-    *sides: Sequence | Side,
+    *sides: Any,
     kind: Callable[..., Any] = Batch,
     boundaries: Sequence[int],
     token_budget: int,
@@ -162,12 +149,13 @@ class Batches:
     """Schedules the examples; the other arguments and errors are those of `Schedule`.
 
     Args:
-      sides: sources and targets, with the same number of rows. Each is a `Side`, or a sequence of
-        integer rows that are the same in every epoch.
+      sides: sources and targets, with the same number of rows. Each is a sequence of integer rows,
+        or an object with `in_epoch(epoch)`, the rows of an epoch as `Ragged`, and `lengths`, the
+        largest of each row in any epoch.
       kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
       token_budget: the largest number of tokens per batch, examples times boundary.
     """
-    self._sides = [side if isinstance(side, Side) else Ragged.of(side) for side in sides]
+    self._sides = [side if hasattr(side, "in_epoch") else Ragged.of(side) for side in sides]
     self._kind = kind
     self._schedule = Schedule(
       pair_lengths(*self._sides),
@@ -200,7 +188,7 @@ class Batches:
     return f"{self._schedule}, padding: {self.padding:.0%}"
 
 
-def pair_lengths(*sides: Side) -> Int[np.ndarray, "pairs"]:
+def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
   """Returns the length of each pair: max(source, target).
 
   >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
@@ -218,8 +206,7 @@ def bucket_boundaries(
 ) -> tuple[int, ...]:
   """Computes the boundaries, at most `number`, that need the least padding.
 
-  Every boundary costs a compilation. The solution is exact, by dynamic programming over the
-  distinct lengths.
+  The solution is exact, by dynamic programming over the distinct lengths.
 
   Args:
     lengths: the length of each example, in tokens or nodes.

@@ -10,12 +10,7 @@ from relpos_jax.typing import Int, Integer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ragged(Sequence):
-  """A sequence of integer rows; row i is `values[offsets[i] : offsets[i + 1]]` as int32.
-
-  >>> rows = Ragged.of([[5, 6, 2], [2], [7, 2]])
-  >>> len(rows), rows[-1], rows.lengths
-  (3, array([7, 2], dtype=int32), array([3, 1, 2]))
-  """
+  """A sequence of integer rows; row i is `values[offsets[i] : offsets[i + 1]]` as int32."""
 
   values: Integer[np.ndarray, "tokens"]
   offsets: Int[np.ndarray, "rows_and_one"]

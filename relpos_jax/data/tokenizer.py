@@ -180,10 +180,6 @@ def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
 
   For subwords, decoding inverts encoding, including all spaces. Bytes that form no character become
   U+FFFD. Words are joined by one space.
-
-  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
-  >>> decode(tokenizer, encode(tokenizer, ["Ein  Mann , <s> !"])[0])
-  'Ein  Mann , <s> !'
   """
   until_eos = itertools.takewhile(lambda token: token != EOS, np.asarray(ids).tolist())
   text = [token for token in until_eos if token not in (PAD, BOS)]

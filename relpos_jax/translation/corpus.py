@@ -30,10 +30,6 @@ class Corpus:
 
   A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
   for the log about pairs that were skipped.
-
-  >>> corpus = Corpus({"train": [("a dog runs", "ein Hund rennt")]})
-  >>> corpus.splits["train"][0]
-  ('a dog runs', 'ein Hund rennt')
   """
 
   splits: Mapping[str, Sequence[tuple[str, str]]]
@@ -79,12 +75,11 @@ def load_embedded(train_size: int = _EMBEDDED_SIZE) -> Corpus:
 def normalize_lines(
   lines: Iterable[str], language: str, *, moses: bool = True, lowercase: bool = False
 ) -> list[str]:
-  """Normalises and tokenises lines as the Perl scripts of Moses do.
+  """Normalises and tokenises lines as the Perl scripts of Moses do (Koehn et al. 2007).
 
-  Applies normalize-punctuation.perl, then tokenizer.perl (Koehn et al. 2007), both by sacremoses
-  and without XML escapes; tokens are separated by single spaces. For the English and German
-  captions of Multi30k the result equals upstream's "lc.norm.tok" files with their XML escapes
-  undone. Processes about 7,000 lines per second.
+  Applies normalize-punctuation.perl, then tokenizer.perl, both by sacremoses and without XML
+  escapes. For the English and German captions of Multi30k the result equals upstream's
+  "lc.norm.tok" files with their XML escapes undone. Processes about 7,000 lines per second.
 
   Args:
     lines: the text.

@@ -40,8 +40,7 @@ _FILES = {
 def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Corpus:
   """Loads the captions: 29,000 pairs in train, 1,014 in valid, 1,000 in test (test_2016_flickr).
 
-  They are cased, not tokenised, and in upstream's order. Elliott et al. 2016 (German), 2017
-  (French).
+  They are cased, not tokenised, and in upstream's order (Elliott et al. 2016, 2017).
 
   Args:
     languages: "en-de", "de-en", "en-fr" or "fr-en".
@@ -54,8 +53,7 @@ def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Co
   Raises:
     InputError: a file is missing or wrong, or there is no network.
 
-  >>> corpus = load(languages="en-de", path="multi30k/data/task1/raw")  # doctest: +SKIP
-  >>> corpus.splits["valid"][0]  # doctest: +SKIP
+  >>> load(languages="en-de", path="data/task1/raw").splits["valid"][0]  # doctest: +SKIP
   ('A group of men are loading cotton onto a truck', 'Eine Gruppe von Männern lädt ...')
   """
   kind, pair = Multi30kPrepared if prepared else Multi30k, languages.split("-")

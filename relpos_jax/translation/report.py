@@ -1,7 +1,7 @@
 """Reports of translation sweeps: BLEU by row, pairs of rows, sentence lengths, learning curves."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   }
   parts = [
     tables.column_table(sweep, rows, columns),
-    tables.pair_table(f"sacreBLEU of {splits[0]}, row - column", [*rows], _compare(_score(rows))),
+    _pair_table(f"sacreBLEU of {splits[0]}", _score(rows)),
     f"![Learning curves: {sweep}](report/{picture.name})",
     tables.config_table(rows),
     tables.run_facts(rows, facts),
@@ -105,8 +105,10 @@ def _score(rows: Rows, is_in: np.ndarray | None = None, num_samples: int = 1000)
   return {row: statistics.score_seeds(of, draws) for row, of in counts.items()}
 
 
-def _compare(scores: Mapping[str, Scores]) -> Callable[[str, str], str]:
-  return lambda a, b: tables.format_comparison(statistics.compare_scores(scores[a], scores[b]))
+def _pair_table(title: str, scores: Mapping[str, Scores]) -> str:
+  compare = lambda a, b: statistics.compare_scores(scores[a], scores[b])
+  cell = lambda a, b: tables.format_comparison(compare(a, b))
+  return tables.pair_table(f"{title}, row - column", [*scores], cell)
 
 
 def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
@@ -133,8 +135,8 @@ def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   picture = folder / "report" / f"{sweep}-length.png"
   parts = [
     tables.column_table(f"{sweep}: tokens (sentences)", rows, columns),
-    tables.pair_table(f"above {trained}, row - column", [*rows], _compare(long)),
-    tables.pair_table("change, row - column", [*rows], _compare(change)),
+    _pair_table(f"above {trained}", long),
+    _pair_table("change", change),
     _bands(rows, lengths, trained, picture),
     f"![BLEU by length: {sweep}](report/{picture.name})",
   ]
@@ -143,10 +145,8 @@ def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
 
 def _bands(rows: Rows, lengths: np.ndarray, trained: int, picture: pathlib.Path) -> str:
   """Returns the table of BLEU by bands of lengths, and draws it at each band's mean length."""
-  cells, curves = [], {row: [] for row in rows}
-  for first, last in statistics.length_bands(
-    lengths, trained, smallest=max(20, len(lengths) // 20)
-  ):
+  cells, curves, smallest = [], {row: [] for row in rows}, max(20, len(lengths) // 20)
+  for first, last in statistics.length_bands(lengths, trained, smallest):
     is_in = (first <= lengths) & (lengths <= last)
     seeds = {row: of.seeds for row, of in _score(rows, is_in, num_samples=0).items()}
     name = f"{first}" if first == last else f"{first} to {last}"
@@ -166,4 +166,4 @@ def _no_positions(sweeps: Mapping[str, Rows]) -> str:
   data = [_sentences(runs[0], ["test"])[:, METRIC.fixed] for runs in pair.values()]
   if len(pair) < 2 or not np.array_equal(*data):
     return ""
-  return tables.pair_table("sacreBLEU of test, row - column", [*pair], _compare(_score(pair)))
+  return _pair_table("sacreBLEU of test", _score(pair))

@@ -60,7 +60,6 @@ _NUMBERS = (
   at_least(0, "decoding.length_penalty", "decoding.extra_length"),
   at_least(UNK + 2, "vocabulary.size"),  # the special tokens and one word
 )
-_NUM_MOCKED = 100_000
 
 
 class Translation:
@@ -144,13 +143,10 @@ class Translation:
     return make(*train, seed=self.config.seed), make(*valid, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
-    """Returns batches of pairs of log-normal lengths, about 24 tokens.
-
-    Source and target differ by about a fifth. The boundaries of a corpus differ by a few tokens.
-    """
-    random = np.random.default_rng(0)
-    lengths = random.lognormal(np.log(24), 0.6, _NUM_MOCKED)
-    sides = lengths, lengths * random.lognormal(0, 0.2, _NUM_MOCKED)
+    """Returns batches of pairs of log-normal lengths, about 24 tokens, that differ by a fifth."""
+    random, number = np.random.default_rng(0), 100_000
+    lengths = random.lognormal(np.log(24), 0.6, number)
+    sides = lengths, lengths * random.lognormal(0, 0.2, number)
     rows = [np.clip(side, 2, None).astype(int) for side in sides]
     pairs = [Ragged.joined(np.full(side.sum(), UNK, np.uint16), side) for side in rows]
     return tasks.batch_maker(self.config, pair_lengths(*pairs), mesh)(*pairs, seed=self.config.seed)
@@ -222,11 +218,9 @@ def make_translator(run: Run, **changes) -> Translator:
 
 def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
   """Normalises lines of the source language as in training."""
-  data = config.data
-  if not (data.moses or data.lowercase):
-    return lines
-  language = data.languages.partition("-")[0]
-  return normalize_lines(lines, language, moses=data.moses, lowercase=data.lowercase)
+  language = config.data.languages.partition("-")[0]
+  how = dict(moses=config.data.moses, lowercase=config.data.lowercase)
+  return normalize_lines(lines, language, **how)
 
 
 def _check_data(config: ConfigDict) -> None:

@@ -76,10 +76,7 @@ class Translator:
     self._search = jax.jit(search, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
   def __call__(self, lines: Sequence[str], params: PyTree | None = None) -> list[str]:
-    """Translates lines in order; the translation of an empty line is empty.
-
-    `params` replace those of the translator.
-    """
+    """Translates lines in order, an empty line as empty; `params` replace the translator's."""
     params = self.params if params is None else params
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])

@@ -22,8 +22,7 @@ def load(languages: str = "en-de") -> Corpus:
     InputError: the data are not prepared and there is no TensorFlow or no network, or they are not
       in array_record format.
 
-  >>> corpus = load(languages="en-de")  # doctest: +SKIP
-  >>> len(corpus.splits["test"])  # doctest: +SKIP
+  >>> len(load(languages="en-de").splits["test"])  # doctest: +SKIP
   3003
   """
   pair = languages.split("-")
