@@ -101,13 +101,6 @@ def test_folder_and_address_give_the_pairs_upstream(folder, languages, prepared)
   assert multi30k.load(languages, prepared=prepared).splits == expected
 
 
-def test_files_of_the_baseline_may_be_compressed(folder):
-  for file in folder.glob("*.*[enr]"):
-    file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    file.unlink()
-  assert multi30k.load("de-en", str(folder), prepared=True).splits == _expected("de-en")
-
-
 @pytest.mark.parametrize("name, prepared", [("val.de.gz", False), ("valid.de", True)])
 def test_wrong_and_missing_files_are_named(folder, data_dir, name, prepared):
   options = dict(path=str(folder), prepared=prepared)

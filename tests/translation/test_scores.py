@@ -17,7 +17,7 @@ from relpos_jax.training.task import Run
 from relpos_jax.translation import scores
 from relpos_jax.translation import task as translation_task
 from relpos_jax.translation.corpus import Corpus
-from relpos_jax.translation.scores import attention_panels, bleu_table
+from relpos_jax.translation.scores import attention_panels
 from relpos_jax.translation.task import Translation
 
 PAIRS = [
@@ -28,21 +28,6 @@ PAIRS = [
 SUBWORDS = ["ein mann m@@ ag &apos; ein@@ e kat@@ ze", "n@@ ein", "er st@@ ar@@ rt etwas an@@"]
 WORDS = ["ein mann mag &apos; eine katze", "nein", "er starrt etwas an"]
 REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier ."]
-
-
-def test_the_table_has_every_score_and_each_signature_once():
-  row = lambda number, first, second, tok="13a": dict(
-    sentences=number,
-    sacrebleu=dict(value=first, signature=f"tok:{tok}"),
-    paper_bleu=dict(value=second, signature="tok:moses-de"),
-  )
-  text = bleu_table(dict(test=row(1000, 36.624, 37.0), long=row(267, 9.5, 100.0)))
-  lines = [line.split() for line in text.splitlines()]
-  assert ["test", "1,000", "36.62", "37.00"] in lines
-  assert ["long", "267", "9.50", "100.00"] in lines
-  assert text.count("tok:13a") == text.count("tok:moses-de") == 1
-  text = bleu_table(dict(test=row(1, 1.0, 1.0), long=row(1, 1.0, 1.0, "none")))
-  assert "sacreBLEU: tok:13a\n" in text and "sacreBLEU: tok:none" in text
 
 
 @pytest.fixture
