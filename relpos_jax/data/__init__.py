@@ -1,1 +1,1 @@
-"""Sources of sentence pairs, tokenizers and batches; knows nothing of models."""
+"""Batches, tokenizers and data sets on disk; knows nothing of models."""

@@ -68,7 +68,7 @@ def prepare(
   remedy: str,
   *,
   url: str = "",
-  needs_tensorflow: bool = False,
+  tensorflow_extra: str = "",
   **download_config,
 ) -> tfds.core.DatasetBuilder:
   """Returns a builder, after downloading and preparing its data unless they are on disk.
@@ -80,7 +80,7 @@ def prepare(
     make: makes the builder from `data_dir`, which is TFDS_DATA_DIR or ~/tensorflow_datasets.
     remedy: the end of error messages.
     url: an address that must answer before downloading; TFDS retries for minutes.
-    needs_tensorflow: TFDS unpacks the archives with TensorFlow.
+    tensorflow_extra: the extra that installs TensorFlow, if TFDS needs it to unpack the archives.
     **download_config: further options of `tfds.download.DownloadConfig`.
 
   Raises:
@@ -96,10 +96,10 @@ def prepare(
   # TFDS logs a warning if the folder is missing.
   if builder.data_path.exists() and builder.is_prepared():
     return builder
-  if needs_tensorflow and importlib.util.find_spec("tensorflow") is None:
+  if tensorflow_extra and importlib.util.find_spec("tensorflow") is None:
     raise InputError(
       f"{builder.name} is not in {data_dir}; preparing it needs TensorFlow: "
-      f"pip install -e '.[wmt14]', or {remedy}"
+      f"pip install -e '.[{tensorflow_extra}]', or {remedy}"
     )
   try:
     if url:
@@ -134,11 +134,11 @@ def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str
   Raises:
     InputError: the file is missing or damaged, or is not that of upstream.
   """
-  packed = folder / f"{name}.gz"
+  file, read = folder / name, pathlib.Path.read_bytes
+  if os.path.exists(packed := folder / f"{name}.gz"):
+    file, read = packed, read_content
   try:
-    is_packed = os.path.exists(packed)
-    file = packed if is_packed else folder / name
-    content = read_content(file) if is_packed else file.read_bytes()
+    content = read(file)
   except OSError as error:
     raise InputError(
       f"cannot read {file}: {error.strerror}; path must be a folder with files of {upstream}, or "

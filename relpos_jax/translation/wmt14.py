@@ -29,6 +29,6 @@ def load(languages: str = "en-de") -> Corpus:
   (foreign,) = {*pair} - {"en"}
   # The class, because tfds.builder does not find it by name without TensorFlow.
   make = functools.partial(tfds.translate.Wmt14Translate, config=f"{foreign}-en")
-  builder = prepare(make, _REMEDY, url=_URL, needs_tensorflow=True)
+  builder = prepare(make, _REMEDY, url=_URL, tensorflow_extra="wmt14")
   text = lambda item: tuple(item[language].decode() for language in pair)
   return Corpus({split: read_lazily(builder, name, text) for split, name in SPLITS.items()})
