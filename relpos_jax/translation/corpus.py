@@ -21,7 +21,6 @@ LANGUAGES = {
   "pairs": (),
 }
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
-_EMBEDDED_SIZE = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ def load_corpus(source: str, **options: Any) -> Corpus:
   return importlib.import_module(f"relpos_jax.translation.{source}").load(**options)
 
 
-def load_embedded(train_size: int = _EMBEDDED_SIZE) -> Corpus:
+def load_embedded(train_size: int = 20_000) -> Corpus:
   """Reads the small English-German corpus of this package: see embedded/README.md.
 
   Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of either language
@@ -61,14 +60,13 @@ def load_embedded(train_size: int = _EMBEDDED_SIZE) -> Corpus:
   Raises:
     InputError: train_size is not from 1 to 20,000.
   """
-  if not 1 <= train_size <= _EMBEDDED_SIZE:
-    raise InputError(
-      f"train_size {train_size} for embedded: give a number from 1 to {_EMBEDDED_SIZE}"
-    )
+  if not 1 <= train_size <= 20_000:
+    raise InputError(f"train_size {train_size} for embedded: give a number from 1 to 20000")
   splits = {}
   for name in ("train", "valid", "test", "long"):
     text = lzma.decompress((_EMBEDDED / f"{name}.tsv.xz").read_bytes()).decode()
-    splits[name] = [tuple(line.split("\t")) for line in text.removesuffix("\n").split("\n")]
+    rows = (line.split("\t") for line in text.removesuffix("\n").split("\n"))
+    splits[name] = [(source, target) for source, target in rows]
   return Corpus(splits | dict(train=splits["train"][:train_size]))
 
 
@@ -119,11 +117,12 @@ def normalize_corpus(
   [('it rains .', 'es regnet .')]
   """
 
-  def normalize(pair: tuple[str, str]) -> tuple[str, ...]:
-    return tuple(
+  def normalize(pair: tuple[str, str]) -> tuple[str, str]:
+    source, target = (
       normalize_lines([line], language, moses=moses, lowercase=lowercase)[0]
       for line, language in zip(pair, languages.split("-"), strict=True)
     )
+    return source, target
 
   splits = {
     split: list(map(normalize, pairs)) if isinstance(pairs, list) else LazyPairs(pairs, normalize)
