@@ -18,7 +18,6 @@ from typing import Any
 
 from experiments import command
 from experiments.run import load_run, load_task
-from relpos_jax.data.tokenizer import first_tokens
 from relpos_jax.errors import InputError
 from relpos_jax.training.progress import track
 from relpos_jax.translation.pairs import read_lines
@@ -70,10 +69,12 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
 
 def _truncate(line: str, number: int, tokenizer: Any, longest: int) -> str:
   """Returns the line, or its first tokens and prints a warning."""
-  line, num_tokens = first_tokens(tokenizer, line.strip(), longest)
-  if num_tokens > longest:
+  line = line.strip()
+  encoding = tokenizer.encode(line, add_special_tokens=False)
+  if len(encoding) > longest:
+    line = line[: encoding.offsets[longest - 1][1]]
     print(
-      f"line {number} has {num_tokens:,} tokens: truncated to the first {longest:,}, "
+      f"line {number} has {len(encoding):,} tokens: truncated to the first {longest:,}, "
       "see --max_source_length",
       file=sys.stderr,
     )

@@ -248,11 +248,6 @@ def _check_any(sizes: Int[np.ndarray, "examples"], longest: int) -> None:
 
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:
-  """Yields `batches[start]` to `batches[stop - 1]`, made ahead in a thread.
-
-  >>> batches = Batches([[5, 2]], [[6, 2]], boundaries=(2,), token_budget=2, seed=0)
-  >>> [batch.target.tolist() for batch in prefetch(batches, 3, 5)]
-  [[[6, 2]], [[6, 2]]]
-  """
+  """Yields `batches[start]` to `batches[stop - 1]`, made ahead in a thread."""
   steps = grain.MapDataset.range(start, stop).map(batches.__getitem__)
   return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

@@ -162,19 +162,6 @@ def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tu
   )
 
 
-def first_tokens(tokenizer: Tokenizer, line: str, number: int) -> tuple[str, int]:
-  """Returns the text of a line's first tokens, and the number of tokens of the full line.
-
-  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
-  >>> first_tokens(tokenizer, "ein Mann, ein Mann", 3)
-  ('ein Mann,', 5)
-  """
-  encoding = tokenizer.encode(line, add_special_tokens=False)
-  if len(encoding) > number:
-    line = line[: encoding.offsets[number - 1][1]]
-  return line, len(encoding)
-
-
 def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
   """Returns the text of the tokens before the first EOS, without PAD and BOS.
 

@@ -1,7 +1,7 @@
 """Batched translation of lines by beam search."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -80,10 +80,14 @@ class Translator:
     params = self.params if params is None else params
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
+    padded_lengths = [max(_SHORTEST, 1 << (n - 1).bit_length()) for n in sources.lengths.tolist()]
     filled = [i for i, line in enumerate(lines) if line.strip()]
-    batches = [*_by_length(filled, sources.lengths.tolist(), self._num_rows)]
+    filled.sort(key=padded_lengths.__getitem__)
+    batches = []  # Each padded length has one number of rows, so that few shapes are compiled.
+    for length, alike in itertools.groupby(filled, padded_lengths.__getitem__):
+      while rows := list(itertools.islice(alike, self._num_rows(length))):
+        batches.append((length, rows))
     for length, rows in self._track(batches):
-      # Each padded length has one number of rows, so that few shapes are compiled.
       padded = sources.padded(np.array(rows), (self._num_rows(length), length), PAD)
       tokens = np.asarray(self._search(params, padded))
       for i, ids in zip(rows, tokens, strict=False):  # the last rows may be padding
@@ -94,14 +98,3 @@ class Translator:
   def _num_rows(self, padded_length: int) -> int:
     """Returns the rows of a batch: those within the budget, the same number on each device."""
     return max(1, self._token_budget // padded_length // self._num_devices) * self._num_devices
-
-
-def _by_length(
-  rows: Sequence[int], lengths: Sequence[int], num_rows: Callable[[int], int]
-) -> Iterator[tuple[int, list[int]]]:
-  """Yields batches as a padded length, a power of two, and their rows."""
-  padded_length = lambda row: max(_SHORTEST, 1 << (lengths[row] - 1).bit_length())
-  rows = sorted(rows, key=padded_length)
-  for length, alike in itertools.groupby(rows, key=padded_length):
-    while batch := list(itertools.islice(alike, num_rows(length))):
-      yield length, batch
