@@ -1,14 +1,16 @@
 """Sampling as a pure function of a step-wise decoder and its cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.errors import InputError
-from relpos_jax.models.cached import Decode, prefill
 from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
+
+# Maps M more tokens and the cache to the logits after each, and the new cache.
+Decode = Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]]
 
 
 class SamplingParams(NamedTuple):
@@ -65,9 +67,8 @@ def sample(
   depend on the others.
 
   Args:
-    decode: maps M more tokens and the cache to the logits after each, and the new cache. `pad`
-      among them is no token.
-    cache: empty; `decode` reads at most P + L tokens.
+    decode: reads tokens, of which `pad` is none; at most P + L.
+    cache: empty.
     primes: padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.
     key: a key of `jax.random.key`.
@@ -101,6 +102,37 @@ def sample(
   first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
   more = lambda state: jnp.any(state.is_live) & (state.step < max_length)
   return jax.lax.while_loop(more, advance, first).tokens
+
+
+def prefill(
+  decode: Decode, cache: PyTree, tokens: Int[Array, "B P"], *, pad: int, piece: int = 128
+) -> tuple[Float[Array, "B V"], PyTree]:
+  """Reads rows of tokens and returns the logits after the last of each, and the cache.
+
+  Reads `piece` tokens at a time, so that weights are [B, N, piece, S] and memory grows with the
+  length, not with its square. The result is the same as reading all at once. `pad` may be anywhere
+  in a row, besides one token or more; the cache may have read tokens already.
+
+  >>> count = lambda tokens, cache: (jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1])
+  >>> logits, cache = prefill(count, 0, jnp.array([[3, 4, 5, 6, 7], [5, 6, 0, 0, 0]]), pad=0)
+  >>> logits.argmax(-1).tolist(), int(cache)
+  ([8, 7], 5)
+  """
+
+  def read(state, tokens):
+    logits, cache = state
+    after, cache = decode(tokens, cache)
+    is_token = tokens != pad
+    last = tokens.shape[1] - 1 - jnp.argmax(is_token[:, ::-1], axis=1)
+    after = jnp.take_along_axis(after, last[:, None, None], axis=1)[:, 0]
+    return (jnp.where(is_token.any(axis=1, keepdims=True), after, logits), cache), None
+
+  first = (tokens.shape[1] - 1) % piece + 1
+  state, _ = read((0.0, cache), tokens[:, :first])
+  if first == tokens.shape[1]:
+    return state
+  pieces = tokens[:, first:].reshape(len(tokens), -1, piece)
+  return jax.lax.scan(read, state, pieces.swapaxes(0, 1))[0]
 
 
 class _State(NamedTuple):

@@ -11,10 +11,10 @@ from compiling import quickly
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.sampling import SamplingParams, filter_logits, sample
+from relpos_jax.decoding.sampling import SamplingParams, filter_logits, prefill, sample
 from relpos_jax.errors import InputError
-from relpos_jax.models.cached import decoding_model, prefill
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.models.layers import decoding_model
 from relpos_jax.music.sampler import Sampler
 
 VOCABULARY, CONTEXT = 11, 16

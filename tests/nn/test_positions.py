@@ -56,8 +56,3 @@ def test_sinusoids_follow_positions_not_places():
   positions = jnp.array([[3, 1, 4], [1, 5, 9]])
   expected = tensor2tensor_signal(10, 8)[np.array(positions)]
   np.testing.assert_allclose(sinusoids(positions, 8), expected, atol=1e-6)
-
-
-def test_sinusoids_come_in_pairs():
-  with pytest.raises(ValueError, match="width of sinusoids must be even, got 7"):
-    sinusoids(jnp.arange(3), 7)

@@ -8,6 +8,7 @@ from flax import nnx
 from relpos_jax import attention_weights
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
 from relpos_jax.evaluation.bleu import Score, corpus_bleu, paper_bleu
+from relpos_jax.models.layers import Memory
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.translation.scores import BleuRow, attention_panels, bleu_table, sample_table
 
@@ -96,10 +97,10 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(model):
     for layer in layers:
       around, around_cross, _ = layer.residuals
       y = around.after(x, layer.self_attention(around.before(x), is_causal=True))
-      key, _ = layer.cross_attention.keys_values(memory)
+      key, value = layer.cross_attention.keys_values(memory)
       query = layer.cross_attention.query(around_cross.before(y))
       weights.append(attention_weights(query, key).mean(axis=1)[0])
-      x = layer(x, memory, None)
+      x = layer(x, None, Memory(key, value, None), is_causal=True)
     return sum(weights) / 2
 
   target = np.concatenate([[BOS], encode(TOKENIZER, [TARGET])[0][:-1]])[None]
