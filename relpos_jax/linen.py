@@ -49,13 +49,8 @@ class RelativeAttention(nn.Module):
   share its tables between layers, name its parent:
   `RelativeAttention(16, parent=self, name="relative")`.
 
-  If there are as many queries as keys, both have positions 0, 1, 2, ... In cached decoding there
-  is one query, flax does not report its position, and the call raises unless `query_positions`
-  are given. The key in slot j of the cache then has position j, unless `key_positions` are given.
-
-  Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
-  computed in float32 or wider, and a query that sees no key gets zero. `precision` and the einsums
-  must be None: set `jax.default_matmul_precision` instead.
+  Positions, dropout and softmax are as in `relpos_jax.nn.RelativeAttention`: cached decoding raises
+  unless `query_positions` are given. `precision` and the einsums must be None.
 
   Attributes:
     max_distance: k, the distance at which positions are clipped.
@@ -63,10 +58,6 @@ class RelativeAttention(nn.Module):
     query_positions: integers `[B, T]` or `[T]`.
     key_positions: integers `[B, S]` or `[S]`.
     implementation: of the operator; None takes the fastest that supports the call.
-
-  Raises, when called:
-    ValueError: positions are needed, or an argument does not fit.
-    NotImplementedError: `precision` or an einsum is given.
 
   >>> import jax
   >>> import jax.numpy as jnp

@@ -39,9 +39,6 @@ class GraphEncoderConfig(LayersConfig):
       ("own_label"), with the same ones ("same_label", which drops the direction), or not at all
       ("none": only the receiver sees the sender).
     layers_shared: apply one layer `num_layers` times.
-
-  Raises:
-    ValueError: a value is not one of its choices, or two values exclude each other.
   """
 
   num_node_labels: int
@@ -234,10 +231,9 @@ def complete(graphs, config: GraphEncoderConfig) -> Edges:
   over all edges of a pair then leaves them as they are: neither edges in the other direction nor an
   edge from a node to itself dilute them.
   """
-  senders, receivers, labels, features = (
-    graphs.senders, graphs.receivers, graphs.labels, graphs.edge_features
-  )  # fmt: skip
-  (rows, num_nodes), num_features = graphs.nodes.shape, features.shape[-1]
+  senders, receivers, labels = graphs.senders, graphs.receivers, graphs.labels
+  features = graphs.edge_features
+  rows, num_nodes = graphs.nodes.shape
   # Sums of features over a pair, each beside the number of its terms, for each direction.
   terms = jnp.concatenate([features, jnp.ones_like(features, shape=(*senders.shape, 1))], -1)
   zeros = jnp.zeros_like(terms) if config.num_directions == 2 else terms[..., :0]
@@ -252,9 +248,7 @@ def complete(graphs, config: GraphEncoderConfig) -> Edges:
     labels = jnp.where(labels >= 0, labels + offset, -1)
     parts.append(Edges(receivers, senders, labels, jnp.concatenate([zeros, terms], -1)))
   edges: Edges = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
-  if not num_features:
-    return edges._replace(features=edges.features[..., :0])
   sums = sum_over_pairs(edges.senders, edges.receivers, edges.features, num_nodes=num_nodes)
-  sums = sums.reshape(*sums.shape[:2], config.num_directions, num_features + 1)
+  sums = sums.reshape(*edges.senders.shape, config.num_directions, features.shape[-1] + 1)
   means = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
-  return edges._replace(features=means.reshape(*sums.shape[:2], -1))
+  return edges._replace(features=means.reshape(*edges.senders.shape, -1))

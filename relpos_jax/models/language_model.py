@@ -10,11 +10,7 @@ from relpos_jax.typing import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelConfig(LayersConfig):
-  """Options of the model, in addition to those of its layers.
-
-  Attributes:
-    vocab_size: V.
-  """
+  """Options of the model: V, in addition to those of its layers."""
 
   vocab_size: int
 

@@ -200,32 +200,31 @@ class Layer(nnx.Module):
 
 def make_layers(config: LayersConfig, *, has_memory: bool = False, rngs: nnx.Rngs):
   """Returns a stack of layers with position tables: one per layer, one shared, or none."""
-  make_tables = functools.partial(
-    RelativePositionTables,
-    config.max_distance,
-    config.width // config.num_heads,
-    num_heads=config.num_heads if config.tables_per_head else None,
-    keys=config.relative_keys,
-    values=config.relative_values,
-    beyond=config.beyond,
-    dtype=config.dtype,
-    rngs=rngs,
-  )
-  if not config.tables_per_layer:
-    make_tables = functools.cache(make_tables)
-  if config.positions not in ("relative", "both") or not (
-    config.relative_keys or config.relative_values
-  ):
-    make_tables = lambda: None
+
+  def make_tables() -> RelativePositionTables | None:
+    has_terms = config.relative_keys or config.relative_values
+    if config.positions not in ("relative", "both") or not has_terms:
+      return None
+    return RelativePositionTables(
+      config.max_distance,
+      config.width // config.num_heads,
+      num_heads=config.num_heads if config.tables_per_head else None,
+      keys=config.relative_keys,
+      values=config.relative_values,
+      beyond=config.beyond,
+      dtype=config.dtype,
+      rngs=rngs,
+    )
+
+  shared = None if config.tables_per_layer else make_tables()
   make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
-  return nnx.List([make(make_tables()) for _ in range(config.num_layers)])
+  return nnx.List([make(shared or make_tables()) for _ in range(config.num_layers)])
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
   """Returns the norm at the end of a stack: pre-norm leaves the sum of residuals unscaled."""
-  if config.norm == "post":
-    return nnx.identity
-  return nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
+  norm = lambda: nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
+  return norm() if config.norm == "pre" else nnx.identity
 
 
 def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:

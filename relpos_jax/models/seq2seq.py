@@ -23,9 +23,6 @@ class TransformerConfig(LayersConfig):
   Attributes:
     source_vocab_size, target_vocab_size: V of each side; equal if embeddings are shared.
     share_embeddings: use one matrix for source, target and softmax, instead of three.
-
-  Raises:
-    ValueError: embeddings of vocabularies of two sizes are shared.
   """
 
   source_vocab_size: int

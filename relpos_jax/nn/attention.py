@@ -59,16 +59,13 @@ class MultiHeadAttention(nnx.Module):
 
   Args:
     width: D, of inputs and outputs.
-    num_heads: N, query heads.
+    num_heads: N, query heads; a divisor of D if no `head_width` is given.
     num_key_heads: K, key and value heads, a divisor of N; N if None.
     head_width: H; D / N if None.
     tables: of relative positions; layers given the same object share them.
     dropout_rate: of the attention weights, in training.
     implementation: of the operator; None takes the fastest that supports the call.
     dtype: of the computation; parameters are float32.
-
-  Raises:
-    ValueError: no `head_width` is given, and N does not divide D.
 
   >>> layer = MultiHeadAttention(32, 4, rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape

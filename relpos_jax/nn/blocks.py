@@ -82,9 +82,6 @@ def shard_leading(x: Array, letters: str) -> Array:
   Used between layers for [B, T, D] ("BT") and for embedding tables [V, D] ("N"), so that the
   compiler moves parameters, which are sharded over D, and not activations. An axis that the mesh
   does not divide is replicated. Returns x without a mesh in context, or if x has no axis left.
-
-  >>> shard_leading(jnp.ones((2, 3, 4)), "BT").shape
-  (2, 3, 4)
   """
   mesh, names = jax.sharding.get_abstract_mesh(), free_names()
   if not names or x.ndim <= len(letters):

@@ -38,10 +38,6 @@ class RelativeAttention(nnx.Module):
     implementation: of the operator; None takes the fastest that supports the call.
     options: of `RelativePositionTables`: num_heads, keys, values, beyond.
 
-  Raises, when called:
-    ValueError: positions are needed, or an argument does not fit.
-    NotImplementedError: `precision` is given.
-
   >>> rngs = nnx.Rngs(0)
   >>> relative = RelativeAttention(16, head_width=8, rngs=rngs)
   >>> layer = nnx.MultiHeadAttention(4, 32, attention_fn=relative, decode=False, rngs=rngs)

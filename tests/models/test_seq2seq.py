@@ -63,9 +63,8 @@ def tables(config: TransformerConfig) -> dict:
   return {path: leaf.shape for path, leaf in shapes(config).items() if "tables" in path}
 
 
-@pytest.mark.parametrize("positions", ["relative", "both"])
-def test_tables_are_in_every_self_attention_and_nowhere_else(positions):
-  assert set(tables(tiny(positions=positions, num_layers=2))) == {
+def test_tables_are_in_every_self_attention_and_nowhere_else():
+  assert set(tables(tiny(num_layers=2))) == {
     (stack, "layers", layer, "self_attention", "tables", name)
     for stack in ("encoder", "decoder")
     for layer in (0, 1)
@@ -73,21 +72,10 @@ def test_tables_are_in_every_self_attention_and_nowhere_else(positions):
   }
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    dict(positions="sinusoidal"),
-    dict(positions="none"),
-    dict(relative_keys=False, relative_values=False),
-  ],
-  ids=str,
-)
-def test_without_distances_there_are_no_tables(changes):
-  assert not tables(tiny(**changes))
-  assert compiled(tiny(**changes), "encode").eval_shape(SOURCE).shape == (2, 6, 16)
-
-
-def test_tables_shared_by_layers_are_one_for_each_stack():
+def test_tables_can_be_absent_or_shared():
+  assert not tables(tiny(positions="sinusoidal")) and not tables(tiny(positions="none"))
+  assert not tables(tiny(relative_keys=False, relative_values=False))
+  assert {path[-1] for path in tables(tiny(relative_keys=False))} == {"value"}
   shared = tables(tiny(num_layers=3, tables_per_layer=False))
   assert len(shared) == 4 and {path[0] for path in shared} == {"encoder", "decoder"}
 
@@ -101,18 +89,15 @@ def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "field, value, message",
   [
-    (dict(positions="relativ"), "positions is 'relativ'; want one of relative, sinusoidal"),
-    (dict(dtype="int8"), "dtype is 'int8'; want one of float32, bfloat16"),
-    (dict(share_embeddings=True), "vocabularies of 13 and 17; want one size"),
+    ("positions", "relativ", "positions is 'relativ'; want one of relative, sinusoidal"),
+    ("share_embeddings", True, "vocabularies of 13 and 17; want one size"),
   ],
-  ids=lambda x: str(x) if isinstance(x, dict) else "",
 )
-def test_values_that_make_no_model_are_refused(changes, message):
+def test_values_that_make_no_model_are_refused(field, value, message):
   config = tiny()
-  for field, value in changes.items():  # bypasses the type checks of the tests
-    object.__setattr__(config, field, value)
+  object.__setattr__(config, field, value)  # bypasses the type checks of the tests
   with pytest.raises(ValueError, match=message):
     config.__post_init__()
 

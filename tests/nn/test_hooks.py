@@ -60,13 +60,6 @@ def test_parameters_have_fixed_names():
   assert paths == own | {("attention_fn", "tables", name) for name in ("key", "value")}
 
 
-def test_one_object_in_several_layers_shares_its_tables():
-  hook = make_hook(nnx.Rngs(0))
-  layers = nnx.List([make_layer(lambda rngs: hook) for _ in range(2)])
-  tables = [path for path, _ in nnx.to_flat_state(nnx.state(layers, nnx.Param)) if "tables" in path]
-  assert tables == [(0, "attention_fn", "tables", name) for name in ("key", "value")]
-
-
 def test_padding_is_inert_and_the_tables_learn():
   layer = make_layer()
   graphdef, state = nnx.split(layer)
@@ -136,13 +129,6 @@ def test_decoding_with_input_positions_is_the_full_pass():
   decode(lambda layer, x, t: layer(x, decode=True, input_positions=in_batch(t)))
 
 
-def test_decoding_without_positions_is_refused():
-  layer = make_layer()
-  layer.init_cache((B, T, D))
-  with pytest.raises(ValueError, match="query has 1 tokens, key 5, and the query's positions are"):
-    layer(jnp.asarray(X[:, :1]), decode=True)
-
-
 def test_positions_of_packed_sentences():
   """Checks that queries and keys share positions unless both are given."""
   layer = make_layer()
@@ -155,17 +141,6 @@ def test_positions_of_packed_sentences():
   shifted = attend(**both | dict(query_positions=positions[1]))
   np.testing.assert_allclose(view(q, k, v), shifted, atol=1e-6)
   assert jnp.abs(shifted - attend(**both)).max() > 0.1
-
-
-def test_what_cannot_be_honoured_is_refused():
-  with pytest.raises(NotImplementedError, match="precision is 'highest'; RelativeAttention wants"):
-    make_layer(precision="highest")(jnp.asarray(X))
-
-
-@pytest.mark.parametrize("shape", [(0, T, D), (B, 3, 0, D)])
-def test_an_empty_batch_or_sentence(shape):
-  mask = jnp.ones((*shape[:-1], shape[-2]))[..., None, :, :]
-  assert make_layer()(jnp.ones(shape), mask=mask).shape == shape
 
 
 def test_any_number_of_batch_axes():
