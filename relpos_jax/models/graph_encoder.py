@@ -1,7 +1,4 @@
-"""The graph encoder: attention with the edge labels of a directed graph.
-
-Shaw et al. 2018, section 3.1: "relation-aware self-attention" over any labelled directed graph.
-"""
+"""Relation-aware self-attention over labelled directed graphs (Shaw et al. 2018, section 3.1)."""
 
 import dataclasses
 from typing import Literal, NamedTuple
