@@ -8,8 +8,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.attention.validation import check_sizes
-from relpos_jax.nn.hooks import attend_as_flax, refuse
+from relpos_jax.nn.hooks import attend_as_flax
 from relpos_jax.nn.positions import init_table
 from relpos_jax.typing import Array, ArrayLike, Float
 
@@ -36,8 +35,6 @@ class RelativePositionTables(nn.Module):
   @nn.compact
   def __call__(self, head_width: int) -> RelativePositions:
     heads = () if self.num_heads is None else (self.num_heads,)
-    check_sizes(0, max_distance=self.max_distance)
-    check_sizes(1, num_heads=1 if self.num_heads is None else self.num_heads)
     shape = (2 * self.max_distance + 1, *heads, head_width)
     key = self.param("key", init_table, shape) if self.keys else None
     value = self.param("value", init_table, shape) if self.values else None
@@ -52,13 +49,8 @@ class RelativeAttention(nn.Module):
   share its tables between layers, name its parent:
   `RelativeAttention(16, parent=self, name="relative")`.
 
-  If there are as many queries as keys, both have positions 0, 1, 2, ... In cached decoding there
-  is one query, flax does not report its position, and the call raises unless `query_positions`
-  are given. The key in slot j of the cache then has position j, unless `key_positions` are given.
-
-  Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
-  computed in float32 or wider, and a query that sees no key gets zero. `precision` and the einsums
-  must be None: set `jax.default_matmul_precision` instead.
+  Positions, dropout and softmax are as in `relpos_jax.nn.RelativeAttention`: cached decoding raises
+  unless `query_positions` are given. `precision` and the einsums must be None.
 
   Attributes:
     max_distance: k, the distance at which positions are clipped.
@@ -66,10 +58,6 @@ class RelativeAttention(nn.Module):
     query_positions: integers `[B, T]` or `[T]`.
     key_positions: integers `[B, S]` or `[S]`.
     implementation: of the operator; None takes the fastest that supports the call.
-
-  Raises, when called:
-    ValueError: positions are needed, or an argument does not fit.
-    NotImplementedError: `precision` or an einsum is given.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -104,46 +92,39 @@ class RelativeAttention(nn.Module):
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    broadcast_dropout: bool = True,
+    module: nn.Module | None = None,
+    is_causal: bool = False,
     dropout_rng: Array | None = None,
     dropout_rate: float = 0.0,
     deterministic: bool = False,
     dtype: DTypeLike | None = None,
     precision: object = None,
-    module: nn.Module | None = None,
-    force_fp32_for_softmax: bool = False,
     qk_attn_weights_einsum: object = None,
     attn_weights_value_einsum: object = None,
-    is_causal: bool = False,
-    input_positions: ArrayLike | None = None,
-    key_positions: ArrayLike | None = None,
   ) -> Float[Array, "*B T N H"]:
     """Attends as flax's `dot_product_attention`; bias and mask broadcast to [*B, N, T, S].
 
     If `module` is given, sows the weights before dropout as its `attention_weights`. (Linen passes
-    only arguments that the signature names, so it names all of them.)
+    only arguments that the signature names, so it names all that change the result.)
     """
-    refuse(
-      precision=precision,
-      qk_attn_weights_einsum=qk_attn_weights_einsum,
-      attn_weights_value_einsum=attn_weights_value_einsum,
-    )
     tables = RelativePositionTables(
       self.max_distance, self.num_heads, self.keys, self.values, self.beyond, name="tables"
     )
     return attend_as_flax(
+      self,
       tables(query.shape[-1]),
       query,
       key,
       value,
       bias,
       mask,
-      is_causal=is_causal,
-      query_positions=self.query_positions if input_positions is None else input_positions,
-      key_positions=self.key_positions if key_positions is None else key_positions,
-      dropout_rng=None if deterministic else dropout_rng,
-      dropout_rate=0.0 if deterministic else dropout_rate,
-      dtype=dtype,
       sow=None if module is None else functools.partial(module.sow, "intermediates"),
-      implementation=self.implementation,
+      is_causal=is_causal,
+      dropout_rng=dropout_rng,
+      dropout_rate=dropout_rate,
+      deterministic=deterministic,
+      dtype=dtype,
+      precision=precision,
+      qk_attn_weights_einsum=qk_attn_weights_einsum,
+      attn_weights_value_einsum=attn_weights_value_einsum,
     )

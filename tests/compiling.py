@@ -7,6 +7,9 @@ check the program itself: its memory, its text, its rounding.
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 
 # Fuses and rounds operations as users' programs do; only the machine code is not optimized.
 FUSING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -19,3 +22,11 @@ if jax.__version_info__ < (0, 11):  # jax 0.12 has removed the option and always
 quickly = functools.partial(jax.jit, compiler_options=QUICK)
 fusing = functools.partial(jax.jit, compiler_options=FUSING)
 as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
+
+
+def randomly(make, scale: float = 0.5):
+  """Makes a module with random parameters, without compiling."""
+  graphdef, state = nnx.split(nnx.eval_shape(make))
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
+  return nnx.merge(graphdef, jax.tree.map(fill, state))

@@ -49,19 +49,6 @@ def check_32_bits(name: str, x: object) -> None:
     )
 
 
-def check_sizes(least: int, **sizes: object) -> None:
-  """Checks that the sizes of a layer are integers, at least `least`."""
-  for name, size in sizes.items():
-    if not isinstance(size, numbers.Integral) or size < least:
-      raise ValueError(f"{name} is {size!r}; want an integer, at least {least}")
-
-
-def check_width(name: str, x: Array, width: int) -> None:
-  """Checks the last axis of a layer's input."""
-  if jnp.shape(x)[-1:] != (width,):
-    raise ValueError(f"{name} has shape {jnp.shape(x)}; want [..., {width}]")
-
-
 def check_shapes(query: Array, key: Array, value: Array) -> None:
   """Checks shapes and dtypes: query [B,T,N,H], key and value [B,S,K,H], or all without B."""
   if query.ndim not in (3, 4) or not jnp.issubdtype(query.dtype, jnp.floating):

@@ -1,1 +1,1 @@
-"""Beam search and the translator."""
+"""Beam search and sampling."""

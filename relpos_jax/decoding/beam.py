@@ -46,20 +46,14 @@ def beam_search(
     beam_size: W.
     max_length: L, the static length of the result.
     length_limits: the most tokens of each sentence, `eos` included, and L at most: the paper's
-      is the source's length + 50. Rows that only fill up a batch have
-      limit 0 and no hypotheses.
+      is the source's length + 50. Rows that only fill up a batch have limit 0 and no hypotheses.
     length_penalty: 0 compares log-probabilities; the larger, the longer the output.
     bos: the token that starts every hypothesis and is not in the result.
-    eos: the token that ends a hypothesis.
-    pad: what follows `eos` in the result.
+    eos, pad: the token that ends a hypothesis, and the one that follows it in the result.
 
   Returns:
     Tokens and their float32 scores, best first. If no hypothesis ended within the limit, those that
-    reached it are returned without `eos`. A missing hypothesis has score -inf and only
-    `pad`.
-
-  Raises:
-    ValueError: beam_size or max_length below 1, length_penalty below 0, or pad the same as eos.
+    reached it are returned without `eos`. A missing hypothesis has score -inf and only `pad`.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
   ...   return 9.0 * jax.nn.one_hot((tokens + 1) % 6, 7), cache
@@ -68,13 +62,8 @@ def beam_search(
   >>> tokens[:, 0].tolist()
   [[3, 4, 5, 0, 6, 6], [3, 4, 6, 6, 6, 6]]
   """
-  if beam_size < 1 or max_length < 1:
-    raise ValueError(f"beam_size {beam_size} and max_length {max_length}: both must be at least 1")
   if length_penalty < 0:
-    raise ValueError(f"length_penalty must not be negative, is {length_penalty}")
-  if pad == eos:
-    raise ValueError(f"pad and eos must differ, both are {pad}")
-
+    raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
   limits = jnp.minimum(length_limits, max_length)[:, None]
   score = lambda log_probs, length: log_probs / ((5.0 + length) / 6.0) ** length_penalty
 
@@ -88,7 +77,16 @@ def beam_search(
     is_live = ~is_end & can_win & (length < limits)
     return _State(length, _keep(new, is_live), ended, cache)
 
-  first = _first(cache, limits, beam_size, max_length, bos, pad)
+  none = jnp.full((limits.shape[0], beam_size), _NONE, jnp.float32)
+  padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
+  # One hypothesis per sentence: W equal ones would stay equal.
+  live = none.at[:, :1].set(jnp.where(limits > 0, 0.0, _NONE))
+  first = _State(
+    length=jnp.int32(0),
+    live=_Hypotheses(padding.at[:, :, 0].set(bos), live),
+    ended=_Hypotheses(padding, none),
+    cache=jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), cache),
+  )
   last = jax.lax.while_loop(lambda state: jnp.any(state.live.scores > _NONE), step, first)
   return last.ended.tokens[:, :, 1:], last.ended.scores
 
@@ -107,20 +105,6 @@ class _State(NamedTuple):
   cache: PyTree
 
 
-def _first(cache, limits, beam_size, max_length, bos, pad) -> _State:
-  """Returns one live hypothesis per sentence, `bos`: W equal ones would stay equal."""
-  none = jnp.full((limits.shape[0], beam_size), _NONE, jnp.float32)
-  padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
-  return _State(
-    length=jnp.int32(0),
-    live=_Hypotheses(
-      padding.at[:, :, 0].set(bos), none.at[:, :1].set(jnp.where(limits > 0, 0.0, _NONE))
-    ),
-    ended=_Hypotheses(padding, none),
-    cache=jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), cache),
-  )
-
-
 def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
   """Returns the W most probable of all extensions by one token, and their cache."""
   batch_size, beam_size = state.live.scores.shape
@@ -134,10 +118,8 @@ def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
   beams, words = indices // vocabulary, indices % vocabulary
 
   tokens = _pick(state.live.tokens, beams).at[:, :, state.length + 1].set(words)
-  split = lambda x: x.reshape(batch_size, beam_size, *x.shape[1:])
-  merge = lambda x: x.reshape(batch_size * beam_size, *x.shape[2:])
-  cache = jax.tree.map(lambda x: merge(_pick(split(x), beams)), cache)
-  return _Hypotheses(tokens, log_probs), cache
+  reorder = lambda x: _pick(x.reshape(batch_size, beam_size, *x.shape[1:]), beams).reshape(x.shape)
+  return _Hypotheses(tokens, log_probs), jax.tree.map(reorder, cache)
 
 
 def _add_ended(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypotheses:

@@ -1,14 +1,16 @@
 """Sampling as a pure function of a step-wise decoder and its cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.errors import InputError
-from relpos_jax.models.cached import Decode, prefill
 from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
+
+# Maps M more tokens and the cache to the logits after each, and the new cache.
+Decode = Callable[[Int[Array, "B M"], PyTree], tuple[Float[Array, "B M V"], PyTree]]
 
 
 class SamplingParams(NamedTuple):
@@ -30,13 +32,7 @@ UNCHANGED = SamplingParams()
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-  """Raises InputError for a value out of range.
-
-  >>> check_sampling(SamplingParams(top_p=0.0))
-  Traceback (most recent call last):
-  ...
-  relpos_jax.errors.InputError: top_p is 0.0: give a probability above 0, at most 1
-  """
+  """Raises InputError for a value out of range."""
   temperature, top_k, top_p = sampling
   if not 0 <= temperature < float("inf"):
     raise InputError(f"temperature is {temperature}: give 0, for the most probable, or more")
@@ -65,16 +61,14 @@ def sample(
   depend on the others.
 
   Args:
-    decode: maps M more tokens and the cache to the logits after each, and the new cache. `pad`
-      among them is no token.
-    cache: empty; `decode` reads at most P + L tokens.
+    decode: reads tokens, of which `pad` is none; at most P + L.
+    cache: empty.
     primes: padded with `pad` on either side; at least one token in each row.
     limits: the most new tokens of each row, `eos` included; L at most.
     key: a key of `jax.random.key`.
     sampling: may be traced, so that other values do not compile again.
     max_length: L, the static length of the result.
-    eos: the token that ends a row.
-    pad: what follows the end in the result.
+    eos, pad: the token that ends a row, and the one that follows it in the result.
     never: tokens that are never drawn.
 
   >>> def count(tokens, cache):  # 3, 4, 5, ... and then 0, which is eos
@@ -83,14 +77,16 @@ def sample(
   ...        sampling=SamplingParams(temperature=0.0), max_length=4, eos=0, pad=6).tolist()
   [[3, 4, 6, 6], [4, 5, 0, 6]]
   """
+  draw = jax.vmap(jax.random.categorical)
   fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
   keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(primes)))
   banned = jnp.array([*never, pad])
 
   def advance(state: _State) -> _State:
     logits = state.logits.astype(jnp.float32).at[:, banned].set(-jnp.inf)
-    drawn = sample_token(logits, fold_in(keys, state.step), sampling)
-    latest = jnp.where(state.is_live, drawn, pad)
+    drawn = draw(fold_in(keys, state.step), filter_logits(logits, sampling))
+    latest = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
+    latest = jnp.where(state.is_live, latest, pad)
     tokens = state.tokens.at[:, state.step].set(latest)
     is_live = state.is_live & (latest != eos) & (state.step + 1 < limits)
     logits, cache = decode(latest[:, None], state.cache)
@@ -103,20 +99,43 @@ def sample(
   return jax.lax.while_loop(more, advance, first).tokens
 
 
+def prefill(
+  decode: Decode, cache: PyTree, tokens: Int[Array, "B P"], *, pad: int, piece: int = 128
+) -> tuple[Float[Array, "B V"], PyTree]:
+  """Reads rows of tokens and returns the logits after the last of each, and the cache.
+
+  Reads `piece` tokens at a time, so that weights are [B, N, piece, S] and memory grows with the
+  length, not with its square. The result is the same as reading all at once. `pad` may be anywhere
+  in a row, besides one token or more; the cache may have read tokens already.
+
+  >>> count = lambda tokens, cache: (jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1])
+  >>> logits, cache = prefill(count, 0, jnp.array([[3, 4, 5, 6, 7], [5, 6, 0, 0, 0]]), pad=0)
+  >>> logits.argmax(-1).tolist(), int(cache)
+  ([8, 7], 5)
+  """
+
+  def read(state, tokens):
+    logits, cache = state
+    after, cache = decode(tokens, cache)
+    is_token = tokens != pad
+    last = tokens.shape[1] - 1 - jnp.argmax(is_token[:, ::-1], axis=1)
+    after = jnp.take_along_axis(after, last[:, None, None], axis=1)[:, 0]
+    return (jnp.where(is_token.any(axis=1, keepdims=True), after, logits), cache), None
+
+  first = (tokens.shape[1] - 1) % piece + 1
+  state, _ = read((0.0, cache), tokens[:, :first])
+  if first == tokens.shape[1]:
+    return state
+  pieces = tokens[:, first:].reshape(len(tokens), -1, piece)
+  return jax.lax.scan(read, state, pieces.swapaxes(0, 1))[0]
+
+
 class _State(NamedTuple):
   step: Int[Array, ""]
   tokens: Int[Array, "B L"]
   is_live: Bool[Array, " B"]
   logits: Float[Array, "B V"]
   cache: PyTree
-
-
-def sample_token(
-  logits: Float[Array, "B V"], keys: Key[Array, " B"], sampling: SamplingParams
-) -> Int[Array, " B"]:
-  """Draws a token of each row; of equally probable ones, argmax takes the first."""
-  drawn = jax.vmap(jax.random.categorical)(keys, filter_logits(logits, sampling))
-  return jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))
 
 
 def filter_logits(logits: Float[Array, "B V"], sampling: SamplingParams) -> Float[Array, "B V"]:

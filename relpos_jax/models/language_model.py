@@ -2,30 +2,15 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.models.layers import (
-  Cache,
-  Embedding,
-  LayersConfig,
-  SelfAttentionLayer,
-  last_norm,
-  table_maker,
-)
+from relpos_jax.models.layers import Cache, Embedding, LayersConfig, last_norm, make_layers
 from relpos_jax.typing import Array, Float, Int
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelConfig(LayersConfig):
-  """Options of the model, in addition to those of its layers.
-
-  Attributes:
-    vocab_size: V.
-
-  Raises:
-    ValueError: a value is not one of its choices, or two values exclude each other.
-  """
+  """Options of the model: V, in addition to those of its layers."""
 
   vocab_size: int
 
@@ -36,6 +21,7 @@ class LanguageModel(nnx.Module):
   Token 0 is padding, at the end of a row. Dropout is applied if `rngs` are given. The relation of
   Music Transformer is `positions="both", relative_values=False, beyond="zero"`.
 
+  >>> import jax.numpy as jnp
   >>> config = LanguageModelConfig(50, num_layers=1, width=16, num_heads=2)
   >>> model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()
   >>> tokens = jnp.ones((2, 5), int)
@@ -52,9 +38,7 @@ class LanguageModel(nnx.Module):
 
   def __init__(self, config: LanguageModelConfig, *, rngs: nnx.Rngs):
     self.softmax = Embedding(config, config.vocab_size, rngs=rngs)
-    make_tables = table_maker(config, rngs)
-    make = lambda: SelfAttentionLayer(config, make_tables(), rngs=rngs)
-    self.layers = nnx.List([make() for _ in range(config.num_layers)])
+    self.layers = make_layers(config, rngs=rngs)
     self.norm = last_norm(config, rngs)
 
   def __call__(
@@ -72,10 +56,7 @@ class LanguageModel(nnx.Module):
 
   def decode(self, tokens: Int[Array, "B M"], cache: Cache) -> tuple[Float[Array, "B M V"], Cache]:
     """Reads M more tokens, padding anywhere among them, and returns the logits after each."""
-    positions, after = cache.next_positions(tokens)
-    x = self.softmax(tokens, positions=jnp.maximum(positions, 0))
-    caches = []
-    for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-      x, layer_cache = layer.decode(x, layer_cache, positions)
-      caches.append(layer_cache)
-    return self.softmax.logits(self.norm(x)), Cache(tuple(caches), after)
+    positions = cache.positions(tokens)
+    x = self.softmax(tokens, positions=positions)
+    x, cache = cache.read(self.layers, x, positions)
+    return self.softmax.logits(self.norm(x)), cache

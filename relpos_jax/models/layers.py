@@ -1,19 +1,17 @@
-"""Parts shared by the models: the config of layers, embeddings, self-attention layers."""
+"""Parts shared by the models: the config of layers, embeddings, stacks of layers."""
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from relpos_jax.nn.attention import MultiHeadAttention
-from relpos_jax.nn.blocks import FeedForward, Residual
-from relpos_jax.nn.cache import KVCache
-from relpos_jax.nn.constraints import constrain_activations, constrain_table
+from relpos_jax.nn.attention import KVCache, MultiHeadAttention
+from relpos_jax.nn.blocks import FeedForward, Residual, shard_leading
 from relpos_jax.nn.positions import RelativePositionTables, sinusoids
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
 
@@ -65,18 +63,18 @@ class LayersConfig:
   implementation: str | None = None
 
   def __post_init__(self):
-    for field in ("positions", "beyond", "norm", "dtype"):
-      value, choices = getattr(self, field), get_args(LayersConfig.__annotations__[field])
-      if value not in choices:
-        raise ValueError(f"{field} is {value!r}; want one of {', '.join(choices)}")
-    if self.width % self.num_heads:
-      raise ValueError(f"width is {self.width}; want a multiple of num_heads, {self.num_heads}")
+    for field in dataclasses.fields(self):
+      value, choices = getattr(self, field.name), get_args(field.type)
+      if get_origin(field.type) is Literal and value not in choices:
+        raise ValueError(f"{field.name} is {value!r}; want one of {', '.join(choices)}")
 
-  @property
-  def has_tables(self) -> bool:
-    """Returns whether self-attention has relative positions."""
-    relative = self.positions in ("relative", "both")
-    return relative and (self.relative_keys or self.relative_values)
+
+class Memory(NamedTuple):
+  """An encoded source for one layer of a decoder: its keys, values and padding mask."""
+
+  key: Float[Array, "B S N H"]
+  value: Float[Array, "B S N H"]
+  mask: Bool[Array, "B 1 1 S"]
 
 
 class Cache(NamedTuple):
@@ -91,14 +89,27 @@ class Cache(NamedTuple):
     caches = tuple(layer.self_attention.init_cache(batch_size, num_slots) for layer in layers)
     return cls(caches, jnp.zeros((batch_size,), jnp.int32))
 
-  def next_positions(self, tokens: Int[Array, "B M"]) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
-    """Returns the positions of the next tokens, and the position that follows them in each row.
+  def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
+    """Returns the positions of the next tokens.
 
     Padding, anywhere, has position -1: it takes a slot of the cache but no position.
     """
     real = tokens != PAD
-    positions = self.next_position[:, None] + jnp.cumsum(real, axis=1) - 1
-    return jnp.where(real, positions, -1), self.next_position + real.sum(axis=1)
+    return jnp.where(real, self.next_position[:, None] + jnp.cumsum(real, axis=1) - 1, -1)
+
+  def read(
+    self,
+    layers,
+    x: Float[Array, "B M D"],
+    positions: Int[Array, "B M"],
+    memories: tuple[Memory, ...] | None = None,
+  ) -> tuple[Float[Array, "B M D"], "Cache"]:
+    """Applies layers to M more tokens; returns their output and the new cache."""
+    caches = []
+    for i, layer in enumerate(layers):
+      x, cache = layer.decode(x, self.layers[i], positions, memories and memories[i])
+      caches.append(cache)
+    return x, Cache(tuple(caches), self.next_position + (positions >= 0).sum(axis=1))
 
 
 class Embedding(nnx.Module):
@@ -120,8 +131,8 @@ class Embedding(nnx.Module):
   ) -> Float[Array, "B T D"]:
     """Embeds tokens at `positions`, by default 0, 1, 2, ..."""
     width = self.table.shape[1]
-    x = jnp.take(constrain_table(self.table[...]), tokens, axis=0, mode="clip")
-    x = constrain_activations(x * width**0.5)
+    x = jnp.take(shard_leading(self.table[...], "N"), tokens, axis=0, mode="clip")
+    x = shard_leading(x * width**0.5, "BT")
     if self.sinusoidal:
       positions = jnp.arange(tokens.shape[1]) if positions is None else positions
       x += sinusoids(positions, width)
@@ -133,86 +144,95 @@ class Embedding(nnx.Module):
     return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
-class SelfAttentionLayer(nnx.Module):
-  """Self-attention and a feed-forward layer, each with its residual connection."""
+class Layer(nnx.Module):
+  """Self-attention, cross-attention if `has_memory`, and a feed-forward layer, with residuals."""
 
-  def __init__(self, config: LayersConfig, tables, *, rngs: nnx.Rngs):
-    self.self_attention = make_attention(config, tables, rngs)
-    self.feed_forward = make_feed_forward(config, rngs)
-    self.residuals = nnx.List([make_residual(config, rngs) for _ in range(2)])
+  def __init__(
+    self,
+    config: LayersConfig,
+    tables: RelativePositionTables | None = None,
+    *,
+    has_memory: bool = False,
+    rngs: nnx.Rngs,
+  ):
+    options = dict(dtype=config.dtype, rngs=rngs)
+    attention = functools.partial(
+      MultiHeadAttention,
+      config.width,
+      config.num_heads,
+      dropout_rate=config.attention_dropout_rate,
+      implementation=config.implementation,
+      **options,
+    )
+    residual = functools.partial(
+      Residual, config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
+    )
+    self.self_attention = attention(tables=tables)
+    self.cross_attention = attention() if has_memory else None
+    self.feed_forward = FeedForward(
+      config.width, config.feed_forward, dropout_rate=config.feed_forward_dropout_rate, **options
+    )
+    self.residuals = nnx.List([residual() for _ in range(3 if has_memory else 2)])
 
-  def __call__(self, x, rngs: nnx.Rngs | None = None, **options):
-    """Applies the layer; `options` are the operator's: mask, is_causal, ..."""
+  def __call__(
+    self, x, rngs: nnx.Rngs | None = None, memory: Memory | None = None, **options
+  ) -> Float[Array, "B T D"]:
+    """Applies the layer; `options` are those of self-attention: mask, is_causal, ..."""
     around = self.residuals[0]
     y = self.self_attention(around.before(x), rngs=rngs, **options)
-    return self._feed(around.after(x, y, rngs), rngs)
+    return self._after_self_attention(around.after(x, y, rngs), rngs, memory)
 
-  def decode(self, x, cache: KVCache, positions):
+  def decode(self, x, cache: KVCache, positions, memory: Memory | None = None):
     """Reads more tokens with a cache."""
     around = self.residuals[0]
     y, cache = self.self_attention.decode(around.before(x), cache, positions)
-    return self._feed(around.after(x, y)), cache
+    return self._after_self_attention(around.after(x, y), None, memory), cache
 
-  def _feed(self, x, rngs: nnx.Rngs | None = None):
-    around = self.residuals[1]
+  def _after_self_attention(self, x, rngs: nnx.Rngs | None, memory: Memory | None):
+    if memory is not None:
+      around = self.residuals[1]
+      key, value, mask = memory
+      y = self.cross_attention.attend(around.before(x), key, value, mask=mask, rngs=rngs)
+      x = around.after(x, y, rngs)
+    around = self.residuals[-1]
     return around.after(x, self.feed_forward(around.before(x), rngs), rngs)
 
 
-def table_maker(config: LayersConfig, rngs: nnx.Rngs):
-  """Returns a factory of position tables: one per layer, one shared, or none."""
-  if not config.has_tables:
-    return lambda: None
-  make = functools.partial(
-    RelativePositionTables,
-    config.max_distance,
-    config.width // config.num_heads,
-    num_heads=config.num_heads if config.tables_per_head else None,
-    keys=config.relative_keys,
-    values=config.relative_values,
-    beyond=config.beyond,
-    dtype=config.dtype,
-    rngs=rngs,
-  )
-  return make if config.tables_per_layer else functools.cache(make)
+def make_layers(config: LayersConfig, *, has_memory: bool = False, rngs: nnx.Rngs):
+  """Returns a stack of layers with position tables: one per layer, one shared, or none."""
 
+  def make_tables() -> RelativePositionTables | None:
+    has_terms = config.relative_keys or config.relative_values
+    if config.positions not in ("relative", "both") or not has_terms:
+      return None
+    return RelativePositionTables(
+      config.max_distance,
+      config.width // config.num_heads,
+      num_heads=config.num_heads if config.tables_per_head else None,
+      keys=config.relative_keys,
+      values=config.relative_values,
+      beyond=config.beyond,
+      dtype=config.dtype,
+      rngs=rngs,
+    )
 
-def make_attention(config: LayersConfig, tables, rngs: nnx.Rngs) -> MultiHeadAttention:
-  """Returns an attention layer."""
-  return MultiHeadAttention(
-    config.width,
-    config.num_heads,
-    tables=tables,
-    dropout_rate=config.attention_dropout_rate,
-    implementation=config.implementation,
-    dtype=config.dtype,
-    rngs=rngs,
-  )
-
-
-def make_feed_forward(config: LayersConfig, rngs: nnx.Rngs) -> FeedForward:
-  """Returns a feed-forward layer."""
-  return FeedForward(
-    config.width,
-    config.feed_forward,
-    dropout_rate=config.feed_forward_dropout_rate,
-    dtype=config.dtype,
-    rngs=rngs,
-  )
-
-
-def make_residual(config: LayersConfig, rngs: nnx.Rngs) -> Residual:
-  """Returns the residual connection of a sub-layer."""
-  return Residual(
-    config.width, norm=config.norm, dropout_rate=config.dropout_rate, dtype=config.dtype, rngs=rngs
-  )
+  shared = None if config.tables_per_layer else make_tables()
+  make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
+  return nnx.List([make(shared or make_tables()) for _ in range(config.num_layers)])
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
   """Returns the norm at the end of a stack: pre-norm leaves the sum of residuals unscaled."""
-  if config.norm == "post":
-    return _identity
-  return nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
+  norm = lambda: nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
+  return norm() if config.norm == "pre" else nnx.identity
 
 
-def _identity(x):
-  return x
+def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:
+  """Merges a model for decoding and resets the implementation of its attention layers.
+
+  A decoder reads one token against a cache, at given positions, which the implementation that a
+  config names for training, such as "skew", may not support.
+  """
+  model = nnx.merge(graphdef, params)
+  model.set_attributes(implementation=None)
+  return model

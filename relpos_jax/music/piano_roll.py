@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, PAD
+from relpos_jax.decoding.sampling import prefill
 from relpos_jax.evaluation.pictures import (
   COLOURS,
   DPI,
@@ -20,7 +21,7 @@ from relpos_jax.evaluation.pictures import (
   clean,
   save,
 )
-from relpos_jax.models.cached import decoding_model, prefill
+from relpos_jax.models.layers import decoding_model
 from relpos_jax.music.codec import Span
 from relpos_jax.training.task import Run, own_copies
 from relpos_jax.typing import Array, Float, Int, PyTree

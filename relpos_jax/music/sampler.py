@@ -12,7 +12,7 @@ from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, check_sampling, sample
 from relpos_jax.errors import InputError
-from relpos_jax.models.cached import decoding_model
+from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Int, PyTree
 
 _INT32_MAX = 2**31 - 1

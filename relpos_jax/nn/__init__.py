@@ -1,8 +1,7 @@
 """Flax NNX layers."""
 
-from relpos_jax.nn.attention import MultiHeadAttention
+from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.blocks import FeedForward, Residual
-from relpos_jax.nn.cache import KVCache
 from relpos_jax.nn.hooks import RelativeAttention
 from relpos_jax.nn.positions import RelativePositionTables, sinusoids
 

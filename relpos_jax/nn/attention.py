@@ -1,4 +1,6 @@
-"""The attention layer: projections, distance tables and the operator."""
+"""The attention layer: projections, distance tables, the operator and its key-value cache."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +8,48 @@ from flax import nnx
 
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
-from relpos_jax.attention.validation import check_sizes, check_width
-from relpos_jax.nn.cache import KVCache, empty_cache
 from relpos_jax.nn.positions import RelativePositionTables
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, Float, Int
 
 # Variance 1 / fan-in, as Tensor2Tensor's uniform unit scaling.
 kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
+
+
+class KVCache(NamedTuple):
+  """The cache of one attention layer. Every leaf has the batch first, so a gather reorders beams.
+
+  A token is found by the position stored in its slot, not by the slot. Padding takes a slot with
+  position -1, which no query sees, so rows may be padded left, right or in between.
+
+  Attributes:
+    key, value: the projections of the tokens read.
+    positions: absolute position of each slot's token; -1 where the slot is empty or padding.
+    length: number of slots taken in each row.
+  """
+
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K H"]
+  positions: Int[Array, "B S"]
+  length: Int[Array, " B"]
+
+  def append(
+    self,
+    key: Float[Array, "B M K H"],
+    value: Float[Array, "B M K H"],
+    positions: Int[Array, "B M"],
+  ) -> "KVCache":
+    """Writes M tokens into the next slots of every row.
+
+    Raises ValueError if they do not fit and `length` is concrete. Under `jit` the caller makes the
+    cache large enough: tokens past the end would overwrite the last ones.
+    """
+    size, new = self.key.shape[1], key.shape[1]
+    if not isinstance(self.length, jax.core.Tracer) and int(self.length.max()) + new > size:
+      raise ValueError(f"cache of {size} slots holds {self.length.max()} tokens: no room for {new}")
+    update = jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice_in_dim(row, x, at, axis=0))
+    write = lambda rows, x: update(rows, x.astype(rows.dtype), self.length)
+    key, value = write(self.key, key), write(self.value, value)
+    return KVCache(key, value, write(self.positions, positions), self.length + new)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -22,17 +59,13 @@ class MultiHeadAttention(nnx.Module):
 
   Args:
     width: D, of inputs and outputs.
-    num_heads: N, query heads.
-    num_key_heads: K, key and value heads; N if None.
+    num_heads: N, query heads; a divisor of D if no `head_width` is given.
+    num_key_heads: K, key and value heads, a divisor of N; N if None.
     head_width: H; D / N if None.
     tables: of relative positions; layers given the same object share them.
     dropout_rate: of the attention weights, in training.
     implementation: of the operator; None takes the fastest that supports the call.
     dtype: of the computation; parameters are float32.
-
-  Raises:
-    ValueError: a size is less than 1; no `head_width` is given, and N does not divide D; or
-      `num_key_heads` does not divide N.
 
   >>> layer = MultiHeadAttention(32, 4, rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32)), is_causal=True).shape
@@ -59,18 +92,10 @@ class MultiHeadAttention(nnx.Module):
     dtype=jnp.float32,
     rngs: nnx.Rngs,
   ):
-    check_sizes(1, width=width, num_heads=num_heads)
     if head_width is None and width % num_heads:
       raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
     head_width = width // num_heads if head_width is None else head_width
-    num_key_heads = num_heads if num_key_heads is None else num_key_heads
-    check_sizes(1, head_width=head_width, num_key_heads=num_key_heads)
-    if num_heads % num_key_heads:
-      raise ValueError(
-        f"num_key_heads is {num_key_heads}; want a divisor of num_heads, {num_heads}"
-      )
-    self.width = width
-    self.key_shape = (num_key_heads, head_width)
+    self.key_shape = (num_heads if num_key_heads is None else num_key_heads, head_width)
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)
     self.key = nnx.LinearGeneral(width, self.key_shape, **options)
@@ -94,15 +119,12 @@ class MultiHeadAttention(nnx.Module):
 
     Further options are the operator's: mask, is_causal, query_positions, key_segment_ids, ...
     """
-    check_width("x", x, self.width)
-    key, value = self.keys_values(x if memory is None else memory)
-    return self.attend(x, key, value, rngs=rngs, **options)
+    return self.attend(x, *self.keys_values(x if memory is None else memory), rngs=rngs, **options)
 
   def keys_values(
     self, memory: Float[Array, "B S D"]
   ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
     """Projects a memory to keys and values, once for many calls of `attend`."""
-    check_width("memory", memory, self.width)
     return self.key(memory), self.value(memory)
 
   def attend(
@@ -119,23 +141,18 @@ class MultiHeadAttention(nnx.Module):
     For graphs, pass `relations` to a layer without tables, or the `senders` and `receivers` of a
     list of edges with the options of `edge_attention`.
     """
-    check_width("x", x, self.width)
     query = self.query(x)
+    dropout = {}
+    if rngs is not None and self.dropout_rate:
+      dropout = dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
     if "senders" in options:
-      return self.out(edge_attention(query, key, value, **options, **self._dropout(rngs)))
+      return self.out(edge_attention(query, key, value, **options, **dropout))
     if self.tables is not None:
       options["relations"] = self.tables()
     if self.sow_weights:
       self.sow(nnx.Intermediate, "weights", attention_weights(query, key, **options))
-    options |= self._dropout(rngs)
-    return self.out(
-      dot_product_attention(query, key, value, implementation=self.implementation, **options)
-    )
-
-  def _dropout(self, rngs: nnx.Rngs | None) -> dict:
-    if rngs is None or not self.dropout_rate:
-      return {}
-    return dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
+    options |= dict(implementation=self.implementation, **dropout)
+    return self.out(dot_product_attention(query, key, value, **options))
 
   def decode(
     self, x: Float[Array, "B M D"], cache: KVCache, positions: Int[Array, "B M"]
@@ -144,14 +161,12 @@ class MultiHeadAttention(nnx.Module):
 
     Reading M tokens at once or one by one gives the same as the full causal pass.
     """
-    check_width("x", x, self.width)
     cache = cache.append(*self.keys_values(x), positions)
-    filled: Bool[Array, "B 1 1 S"] = cache.filled[:, None, None]
     y = self.attend(
       x,
       cache.key,
       cache.value,
-      mask=filled,
+      mask=(cache.positions >= 0)[:, None, None],
       is_causal=True,
       query_positions=positions,
       key_positions=cache.positions,
@@ -160,4 +175,6 @@ class MultiHeadAttention(nnx.Module):
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
     """Returns an empty cache of this layer's shape and dtype."""
-    return empty_cache(batch_size, num_slots, *self.key_shape, dtype=self.dtype)
+    key, value = (jnp.zeros((batch_size, num_slots, *self.key_shape), self.dtype) for _ in range(2))
+    positions = jnp.full((batch_size, num_slots), -1, jnp.int32)
+    return KVCache(key, value, positions, jnp.zeros((batch_size,), jnp.int32))

@@ -1,13 +1,15 @@
-"""The other parts of a Transformer layer: feed-forward layer and residual connection."""
+"""The other parts of a Transformer layer: feed-forward layer, residual connection, sharding."""
 
+import math
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
+from relpos_jax.attention.partitioned import AXIS_NAMES, free_names
 from relpos_jax.nn.attention import kernel_init
-from relpos_jax.nn.constraints import constrain_activations
 from relpos_jax.typing import Array, Float
 
 
@@ -40,8 +42,8 @@ class FeedForward(nnx.Module):
 class Residual(nnx.Module):
   """The residual connection around a sub-layer f, with its norm and dropout.
 
-  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). It is applied in two
-  halves, so that f may return more than its output:
+  Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))). Applied in two halves, so
+  that f may return more than its output:
 
   >>> residual = Residual(8, norm="pre", rngs=nnx.Rngs(0))
   >>> x = jnp.ones((2, 8))
@@ -70,5 +72,23 @@ class Residual(nnx.Module):
     self, x: Float[Array, "*B D"], y: Float[Array, "*B D"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "*B D"]:
     """Adds the sub-layer's output `y` to its input `x`."""
-    x = x + self.dropout(constrain_activations(y), deterministic=rngs is None, rngs=rngs)
+    x = x + self.dropout(shard_leading(y, "BT"), deterministic=rngs is None, rngs=rngs)
     return x if self.pre_norm else self.norm(x)
+
+
+def shard_leading(x: Array, letters: str) -> Array:
+  """Shards the leading axes of x, named by `letters`, over the mesh in context, and no other axis.
+
+  Used between layers for [B, T, D] ("BT") and for embedding tables [V, D] ("N"), so that the
+  compiler moves parameters, which are sharded over D, and not activations. An axis that the mesh
+  does not divide is replicated. Returns x without a mesh in context, or if x has no axis left.
+  """
+  mesh, names = jax.sharding.get_abstract_mesh(), free_names()
+  if not names or x.ndim <= len(letters):
+    return x
+  spec: list[tuple[str, ...] | None] = []
+  for letter, size in zip(letters, x.shape, strict=False):
+    axes = tuple(name for name in AXIS_NAMES[letter] if name in names)
+    even = size % math.prod(mesh.shape[name] for name in axes) == 0
+    spec.append(axes if axes and even else None)
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

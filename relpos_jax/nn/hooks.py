@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,7 +11,7 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.attention.validation import as_array, check_32_bits
+from relpos_jax.attention.validation import as_array
 from relpos_jax.nn.positions import RelativePositionTables
 from relpos_jax.typing import Array, ArrayLike, Float
 
@@ -36,10 +37,6 @@ class RelativeAttention(nnx.Module):
     head_width: H, the layer's `qkv_features / num_heads`.
     implementation: of the operator; None takes the fastest that supports the call.
     options: of `RelativePositionTables`: num_heads, keys, values, beyond.
-
-  Raises, when called:
-    ValueError: positions are needed, or an argument does not fit.
-    NotImplementedError: `precision` is given.
 
   >>> rngs = nnx.Rngs(0)
   >>> relative = RelativeAttention(16, head_width=8, rngs=rngs)
@@ -86,48 +83,20 @@ class RelativeAttention(nnx.Module):
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    broadcast_dropout: bool = True,
-    dropout_rng: Array | None = None,
-    dropout_rate: float = 0.0,
-    deterministic: bool = False,
-    dtype: DTypeLike | None = None,
-    precision: object = None,
     module: nnx.Module | None = None,
-    is_causal: bool = False,
-    input_positions: ArrayLike | None = None,
-    key_positions: ArrayLike | None = None,
+    **options,
   ) -> Float[Array, "*B T N H"]:
-    """Attends as `nnx.dot_product_attention` does; bias and mask broadcast to [*B, N, T, S].
+    """Attends as `nnx.dot_product_attention`; bias and mask broadcast to [*B, N, T, S].
 
-    If `module` is given, sows the weights before dropout as its `attention_weights`.
+    Further options are those of `attend_as_flax`. If `module` is given, sows the weights before
+    dropout as its `attention_weights`.
     """
-    refuse(precision=precision)
-    return attend_as_flax(
-      self.tables(),
-      query,
-      key,
-      value,
-      bias,
-      mask,
-      is_causal=is_causal,
-      query_positions=self.query_positions if input_positions is None else input_positions,
-      key_positions=self.key_positions if key_positions is None else key_positions,
-      dropout_rng=None if deterministic else dropout_rng,
-      dropout_rate=0.0 if deterministic else dropout_rate,
-      dtype=dtype,
-      sow=None if module is None else functools.partial(module.sow, nnx.Intermediate),
-      implementation=self.implementation,
-    )
-
-
-def refuse(**settings: object) -> None:
-  """Raises NotImplementedError for settings of flax that the operator does not have."""
-  for name, setting in settings.items():
-    if setting is not None:
-      raise NotImplementedError(f"{name} is {setting!r:.60}; RelativeAttention wants None")
+    sow = None if module is None else functools.partial(module.sow, nnx.Intermediate)
+    return attend_as_flax(self, self.tables(), query, key, value, bias, mask, sow=sow, **options)
 
 
 def attend_as_flax(
+  hook: Any,
   relations: RelativePositions,
   query: Float[Array, "*B T N H"],
   key: Float[Array, "*B S K H"],
@@ -135,73 +104,62 @@ def attend_as_flax(
   bias: ArrayLike | None,
   mask: ArrayLike | None,
   *,
-  is_causal: bool,
-  query_positions: ArrayLike | None,
-  key_positions: ArrayLike | None,
-  dropout_rng: Array | None,
-  dropout_rate: float,
-  dtype: DTypeLike | None,
   sow: Callable | None,
-  implementation: str | None,
+  is_causal: bool = False,
+  input_positions: ArrayLike | None = None,
+  key_positions: ArrayLike | None = None,
+  broadcast_dropout: bool = True,
+  dropout_rng: Array | None = None,
+  dropout_rate: float = 0.0,
+  deterministic: bool = False,
+  dtype: DTypeLike | None = None,
+  **unsupported,
 ) -> Float[Array, "*B T N H"]:
-  """Calls the operator with flax's arguments: any batch axes, numbers as masks, a `dtype`."""
+  """Calls the operator with flax's arguments: any batch axes, numbers as masks, a `dtype`.
+
+  Takes positions and implementation of the `hook`, an NNX or Linen `RelativeAttention`, unless
+  positions are given. Raises NotImplementedError for settings that the operator does not have.
+  """
+  for name, setting in unsupported.items():
+    if setting is not None:
+      raise NotImplementedError(f"{name} is {setting!r:.60}; RelativeAttention wants None")
   *batch, num_queries, _, _ = query.shape
   num_keys = key.shape[-3]
-  dtype = jnp.result_type(query, key, value) if dtype is None else dtype
-  size = math.prod(batch)
-  q, k, v = (x.astype(dtype).reshape(size, *x.shape[-3:]) for x in (query, key, value))
-  queries, keys = _positions(query_positions, key_positions, num_queries, num_keys)
-  options = dict(
-    bias=_like_logits(bias, batch),
-    mask=None if mask is None else _like_logits(mask, batch) != 0,
-    relations=relations,
-    is_causal=is_causal,
-    query_positions=_merged(queries, batch, rank=1),
-    key_positions=_merged(keys, batch, rank=1),
-  )
-  if sow is not None:
-    weights = attention_weights(q, k, **options).astype(dtype)
-    sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))
-  options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
-  z = dot_product_attention(q, k, v, **options, implementation=implementation)
-  return z.reshape(query.shape)
-
-
-def _positions(
-  query_positions: ArrayLike | None,
-  key_positions: ArrayLike | None,
-  num_queries: int,
-  num_keys: int,
-) -> tuple[ArrayLike | None, ArrayLike | None]:
-  """Returns positions of queries and keys; as many keys as queries have the queries' positions."""
-  for name, positions in (("query_positions", query_positions), ("key_positions", key_positions)):
-    check_32_bits(name, positions)
-  if query_positions is None and num_queries != num_keys:
+  queries = hook.query_positions if input_positions is None else input_positions
+  keys = hook.key_positions if key_positions is None else key_positions
+  if queries is None and num_queries != num_keys:
     raise ValueError(
       f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown "
       "(flax does not pass them in decoding): give query_positions by nnx.view, or input_positions"
     )
-  if key_positions is None and num_queries == num_keys:
-    return query_positions, query_positions
-  return query_positions, key_positions
+  if keys is None and num_queries == num_keys:
+    keys = queries
+  dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+  q, k, v = (x.astype(dtype).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
+  options = dict(
+    bias=_merged("bias", bias, batch, rank=3),
+    mask=None if mask is None else _merged("mask", mask, batch, rank=3) != 0,
+    relations=relations,
+    is_causal=is_causal,
+    query_positions=_merged("query_positions", queries, batch, rank=1),
+    key_positions=_merged("key_positions", keys, batch, rank=1),
+  )
+  if sow is not None:
+    weights = attention_weights(q, k, **options).astype(dtype)
+    sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))
+  if not deterministic:
+    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
+  z = dot_product_attention(q, k, v, **options, implementation=hook.implementation)
+  return z.reshape(query.shape)
 
 
-def _like_logits(x: ArrayLike | None, batch: list[int]) -> Array | None:
-  """Reshapes a bias or mask that broadcasts to [*B, N, T, S] to [B or 1, #N, #T, #S]."""
+def _merged(name: str, x: ArrayLike | None, batch: list[int], rank: int) -> Array | None:
+  """Merges the axes before the last `rank` into one; positions of all rows have no such axis."""
   if x is None:
     return None
-  x = jnp.asarray(x)
-  x = _merged(x.reshape(*[1] * (3 - x.ndim), *x.shape), batch, rank=3)
-  return x if x.ndim == 4 else x[None]
-
-
-def _merged(x: ArrayLike | None, batch: list[int], rank: int) -> Array | None:
-  """Merges batch axes before the last `rank` axes into one; drops them if all have size 1."""
-  if x is None:
-    return None
-  x = jnp.asarray(x)
-  own = x.shape[: x.ndim - rank]
-  same, rest = math.prod(own) == 1, x.shape[len(own) :]
-  if len(batch) > 1 and not same:
-    x = jnp.broadcast_to(x, (*batch, *rest))
-  return x.reshape(rest) if same else x.reshape(math.prod(x.shape[: x.ndim - rank]), *rest)
+  x = as_array(name, x)
+  x = x.reshape(*[1] * (rank - x.ndim), *x.shape)
+  own, rest = x.shape[: x.ndim - rank], x.shape[x.ndim - rank :]
+  if math.prod(own) == 1:
+    return x.reshape(rest) if rank == 1 else x.reshape(1, *rest)
+  return jnp.broadcast_to(x, (*batch, *rest)).reshape(math.prod(batch), *rest)

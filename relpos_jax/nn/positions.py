@@ -5,14 +5,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.attention.validation import check_sizes
 from relpos_jax.typing import Array, Float, Int
 
 
 def init_table(key: Array, shape: tuple[int, ...]) -> Float[Array, "R ..."]:
   """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H], as Tensor2Tensor."""
-  _, *out_axes = range(len(shape))
-  glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, tuple(out_axes))
+  out_axes = range(1, len(shape))
+  glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, out_axes)
   return glorot(key, shape)
 
 
@@ -28,9 +27,6 @@ class RelativePositionTables(nnx.Module):
     keys, values: whether there is a key table, and a value table.
     beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music Transformer).
     dtype: of the tables in the computation; parameters are float32.
-
-  Raises:
-    ValueError: a size is negative, or a width or number of heads 0.
 
   >>> tables = RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))
   >>> tables().key.shape
@@ -50,8 +46,6 @@ class RelativePositionTables(nnx.Module):
     rngs: nnx.Rngs,
   ):
     heads = () if num_heads is None else (num_heads,)
-    check_sizes(0, max_distance=max_distance)
-    check_sizes(1, head_width=head_width, num_heads=1 if num_heads is None else num_heads)
     shape = (2 * max_distance + 1, *heads, head_width)
     self.key = nnx.Param(init_table(rngs.params(), shape)) if keys else None
     self.value = nnx.Param(init_table(rngs.params(), shape)) if values else None
@@ -60,10 +54,8 @@ class RelativePositionTables(nnx.Module):
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""
-    key, value = (
-      None if table is None else table[...].astype(self.dtype) for table in (self.key, self.value)
-    )
-    return RelativePositions(key, value, beyond=self.beyond)
+    cast = lambda table: None if table is None else table[...].astype(self.dtype)
+    return RelativePositions(cast(self.key), cast(self.value), beyond=self.beyond)
 
 
 def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {width}"]:
@@ -75,8 +67,6 @@ def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {
   >>> sinusoids(jnp.arange(3), 4).shape
   (3, 4)
   """
-  if width % 2:
-    raise ValueError(f"width of sinusoids must be even, got {width}")
   rates = 10_000.0 ** -jnp.linspace(0.0, 1.0, width // 2)
   angles = positions[..., None] * rates
   return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

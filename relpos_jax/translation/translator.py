@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
 from relpos_jax.decoding.beam import beam_search
-from relpos_jax.models.cached import decoding_model
+from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Array, Int, PyTree
 
 _SHORTEST = 16

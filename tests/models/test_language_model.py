@@ -1,10 +1,8 @@
-"""The decoder-only model: causal, its cache exact, and any relation by config."""
+"""The decoder-only model: any relation by config. `tests/decoding` checks its cache."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import quickly
+from compiling import quickly, randomly
 from flax import nnx
 
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
@@ -21,47 +19,22 @@ KINDS = {
 def make(**values):
   layers = dict(num_layers=2, width=16, num_heads=2, feed_forward=16, max_distance=3) | values
   config = LanguageModelConfig(VOCABULARY, **layers)
-  graphdef, shapes = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
-  generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(0.5 * generator.standard_normal(leaf.shape), leaf.dtype)
-  return graphdef, jax.tree.map(fill, shapes)
+  return randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
-def tokens(length: int = 9) -> np.ndarray:
-  return np.random.default_rng(1).integers(1, VOCABULARY, (2, length))
+TOKENS = np.random.default_rng(1).integers(1, VOCABULARY, (2, 9))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(kind):
-  """Reads five tokens with padding among them, then the others one by one."""
-  graphdef, params = make(**KINDS[kind])
-  whole = quickly(lambda params, x: nnx.merge(graphdef, params)(x))(params, tokens())
-  decode = quickly(lambda params, x, cache: nnx.merge(graphdef, params).decode(x, cache))
-  cache = nnx.merge(graphdef, params).init_cache(2, num_slots=14)
-  first = np.insert(tokens()[:, :5], 2, 0, axis=1)
-  logits, cache = decode(params, first, cache)
-  parts = [np.delete(logits, 2, axis=1)]
-  for column in tokens()[:, 5:].T:
-    logits, cache = decode(params, column[:, None], cache)
-    parts.append(logits)
-  np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-4, atol=1e-4)
-
-
-def test_order_matters_where_there_are_positions():
+def test_order_matters_where_there_are_positions(kind):
   """Reverses the tokens before the last one. Two layers would see order without positions."""
-  swapped = np.concatenate([tokens()[:, 7::-1], tokens()[:, 8:]], axis=1)
-  for kind, values in KINDS.items():
-    graphdef, params = make(**values | dict(num_layers=1))
-    last = quickly(lambda params, x, graphdef=graphdef: nnx.merge(graphdef, params)(x)[:, -1])
-    same = np.allclose(last(params, tokens()), last(params, swapped), atol=1e-5)
-    assert same == (kind == "none")
+  swapped = np.concatenate([TOKENS[:, 7::-1], TOKENS[:, 8:]], axis=1)
+  model = make(**KINDS[kind] | dict(num_layers=1))
+  last = quickly(lambda x: model(x)[:, -1])
+  assert np.allclose(last(TOKENS), last(swapped), atol=1e-5) == (kind == "none")
 
 
 def test_music_transformers_tables_are_of_keys_alone_and_of_each_head():
-  _, params = make(**KINDS["Music Transformer"])
-  tables = {
-    jax.tree_util.keystr(path): leaf.shape
-    for path, leaf in jax.tree.flatten_with_path(params)[0]
-    if "tables" in jax.tree_util.keystr(path)
-  }
-  assert [*tables.values()] == [(7, 2, 8)] * 2 and all("'key'" in path for path in tables)
+  state = nnx.to_flat_state(nnx.state(make(**KINDS["Music Transformer"])))
+  tables = [(path[-1], leaf.shape) for path, leaf in state if "tables" in path]
+  assert tables == [("key", (7, 2, 8))] * 2

@@ -1,46 +1,34 @@
-"""The attention layer: decoding equals the full pass, shared tables, dropout, sown weights."""
-
-import functools
+"""The attention layer: decoding equals the full pass, dropout, sown weights."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import randomly
 from flax import nnx
 
+from relpos_jax import attention_weights
 from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.nn.positions import RelativePositionTables
 
 B, T, D, N, H = 3, 6, 16, 4, 4
-POSITIONS = jnp.zeros((B, T), int)
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
 
 
-def randomly(make):
-  """Makes a module with random parameters, without compiling."""
-  graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
-  generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(0.3 * generator.standard_normal(leaf.shape), leaf.dtype)
-  return nnx.merge(graphdef, jax.tree.map(fill, state))
+def make_layer(*, tables=True, table_heads=N, beyond="clip", **options):
+  def make():
+    rngs = nnx.Rngs(0)
+    own = RelativePositionTables(2, H, num_heads=table_heads, beyond=beyond, rngs=rngs)
+    return MultiHeadAttention(D, N, tables=own if tables else None, rngs=rngs, **options)
 
-
-def make_tables(rngs, per_head=True, beyond="clip"):
-  return RelativePositionTables(2, H, num_heads=N if per_head else None, beyond=beyond, rngs=rngs)
-
-
-def make_layer(*, tables=True, per_head=True, beyond="clip", **options):
-  def make(rngs):
-    layer_tables = make_tables(rngs, per_head, beyond) if tables else None
-    return MultiHeadAttention(D, N, tables=layer_tables, rngs=rngs, **options)
-
-  return randomly(make)
+  return randomly(make, 0.3)
 
 
 VARIANTS = dict(
   plain=dict(tables=False),
   relative=dict(),
-  grouped=dict(num_key_heads=2, per_head=False, beyond="zero"),
+  grouped=dict(num_key_heads=2, table_heads=None, beyond="zero"),
 )
 
 
@@ -54,8 +42,8 @@ def spread(x, real):
   """Returns the first tokens of each row where `real`, noise elsewhere, and their positions."""
   positions = np.where(real, np.cumsum(real, axis=1) - 1, -1)
   noise = 100 * np.random.default_rng(0).standard_normal((*real.shape, x.shape[-1]))
-  places = np.maximum(positions, 0)[..., None]
-  tokens = np.where(real[..., None], np.take_along_axis(x, places, axis=1), noise)
+  indices = np.maximum(positions, 0)[..., None]
+  tokens = np.where(real[..., None], np.take_along_axis(x, indices, axis=1), noise)
   return tokens.astype(x.dtype), positions
 
 
@@ -106,30 +94,8 @@ def test_a_full_cache_refuses_a_token():
 def test_a_width_that_heads_do_not_divide_needs_a_head_width():
   with pytest.raises(ValueError, match="width is 18; want a multiple of num_heads, 4"):
     MultiHeadAttention(18, 4, rngs=nnx.Rngs(0))
-  layer = randomly(lambda rngs: MultiHeadAttention(18, 4, head_width=5, rngs=rngs))
+  layer = randomly(lambda: MultiHeadAttention(18, 4, head_width=5, rngs=nnx.Rngs(0)))
   assert layer.query.kernel.shape == (18, 4, 5)
-
-
-@pytest.mark.parametrize(
-  "sizes",
-  [dict(width=0), dict(num_key_heads=0)],
-)
-def test_a_wrong_size_is_named(sizes):
-  [(name, size)] = sizes.items()
-  with pytest.raises(ValueError, match=f"{name} is {size}; want an integer, at least 1"):
-    MultiHeadAttention(**dict(width=8, num_heads=2) | sizes, rngs=nnx.Rngs(0))
-
-
-def test_key_heads_that_do_not_divide_the_heads_are_refused():
-  with pytest.raises(ValueError, match="num_key_heads is 3; want a divisor of num_heads, 4"):
-    MultiHeadAttention(8, 4, num_key_heads=3, rngs=nnx.Rngs(0))
-
-
-def test_grouped_heads_have_smaller_projections_and_cache():
-  layer = make_layer(num_key_heads=2)
-  assert layer.query.kernel.shape == (D, N, H)
-  assert layer.key.kernel.shape == layer.value.kernel.shape == (D, 2, H)
-  assert layer.init_cache(B, 7).key.shape == (B, 7, 2, H)
 
 
 def test_projections_start_with_unit_variance():
@@ -138,38 +104,6 @@ def test_projections_start_with_unit_variance():
     limit = (3 / fan_in) ** 0.5
     assert 0.97 * limit < np.abs(projection.kernel[...]).max() <= limit
     assert projection.bias is None
-
-
-class Stack(nnx.Module):
-  """Two attention layers, one after the other."""
-
-  def __init__(self, share: bool, rngs: nnx.Rngs):
-    first = make_tables(rngs)
-    tables = [first, first if share else make_tables(rngs)]
-    self.layers = nnx.List([MultiHeadAttention(D, N, tables=t, rngs=rngs) for t in tables])
-
-  def __call__(self, x):
-    for layer in self.layers:
-      x = layer(x)
-    return x
-
-
-def test_shared_tables_are_one_parameter_with_the_sum_of_the_gradients():
-  def gradients(stack):
-    graphdef, params = nnx.split(stack)
-    loss = lambda params, x: jnp.sum(nnx.merge(graphdef, params)(x) ** 2)
-    return jax.jit(jax.grad(loss))(params, X)["layers"]
-
-  shared = randomly(functools.partial(Stack, True))
-  separate = randomly(functools.partial(Stack, False))
-  nnx.update(separate, nnx.state(shared))
-  nnx.update(separate.layers[1].tables, nnx.state(shared.layers[0].tables))
-  of_shared, of_separate = gradients(shared), gradients(separate)
-  assert "tables" not in of_shared[1]
-  for name in ("key", "value"):
-    first, second = (np.asarray(of_separate[i]["tables"][name][...]) for i in (0, 1))
-    assert np.abs(first).max() > 0.1 and np.abs(second).max() > 0.1
-    np.testing.assert_allclose(of_shared[0]["tables"][name][...], first + second, rtol=1e-4)
 
 
 def test_dropout_needs_rngs_and_reaches_the_output():
@@ -182,52 +116,18 @@ def test_dropout_needs_rngs_and_reaches_the_output():
   np.testing.assert_array_equal(call(X, 0), call(X, 0))
 
 
-@jax.jit
-def look(layer, x):
-  return nnx.capture(layer, nnx.Intermediate)(x, is_causal=True)
-
-
-def test_sown_weights_reproduce_the_output():
+def test_sown_weights_are_the_operators():
   layer = make_layer()
   layer.set_attributes(sow_weights=True)
-  assert not look(make_layer(), X)[1]
-  y, sown = look(layer, X)
+  _, sown = nnx.capture(layer, nnx.Intermediate)(jnp.asarray(X), is_causal=True)
   (weights,) = sown["weights"]
-  assert weights.shape == (B, N, T, T)
-
-  @jax.jit
-  def attend(weights):
-    labels = jnp.clip(jnp.arange(T) - jnp.arange(T)[:, None], -2, 2) + 2
-    z = jnp.einsum("bnts,bsnh->btnh", weights, layer.value(X))
-    z += jnp.einsum("bnts,tsnh->btnh", weights, layer.tables.value[...][labels])
-    return layer.out(z)
-
-  np.testing.assert_allclose(attend(weights), y, atol=1e-5)
-
-
-def test_low_precision_computes_with_float32_parameters():
-  layer = make_layer(dtype="bfloat16")
-  x = X.astype(jnp.bfloat16)
-  y = jax.jit(layer)(x)
-  assert y.dtype == layer.init_cache(1, 1).key.dtype == jnp.bfloat16
-  assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype("float32")}
-  np.testing.assert_allclose(y.astype(jnp.float32), jax.jit(make_layer())(X), atol=0.05)
+  query, key = layer.query(X), layer.key(X)
+  wanted = attention_weights(query, key, is_causal=True, relations=layer.tables())
+  np.testing.assert_allclose(weights, wanted, atol=1e-6)
+  layer.set_attributes(sow_weights=False)
+  assert not nnx.capture(layer, nnx.Intermediate)(jnp.asarray(X))[1]
 
 
 def test_the_implementation_named_is_the_one_asked():
   with pytest.raises(ValueError, match="implementation is 'nonsense'"):
     make_layer(implementation="nonsense")(jnp.asarray(X))
-
-
-@pytest.mark.parametrize(
-  "call, name",
-  [
-    (lambda layer, wide, narrow: layer(narrow), "x"),
-    (lambda layer, wide, narrow: layer.keys_values(narrow), "memory"),
-    (lambda layer, wide, narrow: layer.decode(narrow, layer.init_cache(B, T), POSITIONS), "x"),
-  ],
-)
-def test_an_input_of_another_width_is_named(call, name):
-  with pytest.raises(ValueError) as error:
-    call(make_layer(), jnp.asarray(X), jnp.asarray(X[..., :9]))
-  assert str(error.value) == f"{name} has shape (3, 6, 9); want [..., 16]"

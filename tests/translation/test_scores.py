@@ -12,6 +12,7 @@ from experiments import translate as translate_module
 from relpos_jax import attention_weights
 from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
 from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
+from relpos_jax.models.layers import Memory
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.task import Run
 from relpos_jax.translation import scores
@@ -101,11 +102,16 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of():
     for layer in model.decoder.layers:
       around, around_cross, _ = layer.residuals
       y = around.after(x, layer.self_attention(around.before(x), is_causal=True))
-      key, _ = layer.cross_attention.keys_values(memory)
+      key, value = layer.cross_attention.keys_values(memory)
       query = layer.cross_attention.query(around_cross.before(y))
       weights.append(attention_weights(query, key).mean(axis=1)[0])
+<<<<<<< HEAD
       x = layer(x, memory, None)
     return first, sum(weights) / 2
+=======
+      x = layer(x, None, Memory(key, value, None), is_causal=True)
+    return sum(weights) / 2
+>>>>>>> h3
 
   source, target = (encode(tokenizer, [text])[0] for text in (source_text, target_text))
   first, cross = read_layers(source[None], np.concatenate([[BOS], target[:-1]])[None])
