@@ -24,10 +24,17 @@ def backward(
   plan: TpuPlan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.Array]:
   """Returns the gradients of query (in `dtype`), key, value, and of the tables per sequence."""
-  batch, heads, length, _ = operands["query"].shape
-  key_heads, num_keys = operands["key"].shape[1:3]
+  query, key = operands["query"], operands["key"]
+  batch, heads, length, width = query.shape
+  key_heads, num_keys = key.shape[1:3]
   grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
-  outputs = _outputs(plan, operands, dtype)
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  # The gradients of several devices are summed wide.
+  of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
+  of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
+  outputs = dict(d_query=jax.ShapeDtypeStruct(query.shape, dtype), d_key=of_keys, d_value=of_keys)
+  tables = operands.keys() & {"key_table", "value_table"}
+  outputs |= {f"d_{name}": of_table for name in sorted(tables)}
   # A device with a part of the queries does not know their numbers here.
   known = plan.is_causal and "first_block" not in operands
   # The gradients of all keys stay on the chip.
@@ -54,24 +61,6 @@ def backward(
     interpret=plan.interpret,
     name="relative_attention_backward",
   )(operands)
-
-
-def _outputs(
-  plan: TpuPlan, operands: dict, dtype: jax.typing.DTypeLike
-) -> dict[str, jax.ShapeDtypeStruct]:
-  query, key = operands["query"], operands["key"]
-  batch, heads, _, width = query.shape
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  # The gradients of several devices are summed wide.
-  of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
-  of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
-  tables = [name for name in ("key_table", "value_table") if name in operands]
-  return dict(
-    d_query=jax.ShapeDtypeStruct(query.shape, dtype),
-    d_key=of_keys,
-    d_value=of_keys,
-    **{f"d_{name}": of_table for name in tables},
-  )
 
 
 def _scratch(plan: TpuPlan, operands: dict) -> dict:
@@ -106,9 +95,8 @@ def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
 
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
-  relative = operands.keys() & {"key_table", "value_table"}
   offset = plan.key_block + key_block - query_block
-  tiles.dispatch(plan, offset, tile, by_side=bool(relative))
+  tiles.dispatch(plan, offset, tile, by_side=plan.period > 0)
   pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch))
 
   @pl.when((group == last_group) & (query_step == last_query) & (step == last_step))

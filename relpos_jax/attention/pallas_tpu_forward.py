@@ -30,7 +30,16 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   query, key = operands["query"], operands["key"]
   batch, heads, length, _ = query.shape
   grid = (batch, heads, length // plan.block, key.shape[2] // plan.block)
-  outputs = _outputs(plan, operands)
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
+  outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype))
+  outputs |= dict(maximum=row, inverse_total=row)
+  if _has_far(plan, operands):
+    outputs |= dict(far_maximum=row, far_inverse_total=row)
+  if "value_table" in operands:
+    outputs |= dict(sums=row)
+  if plan.period and wide != query.dtype:
+    outputs |= dict(output_rest=outputs["output"])
   # A device with a part of the queries does not know their numbers here.
   known = plan.is_causal and "first_block" not in operands
 
@@ -53,22 +62,6 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     interpret=plan.interpret,
     name="relative_attention_forward",
   )(operands)
-
-
-def _outputs(plan: TpuPlan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
-  query = operands["query"]
-  batch, heads, length, _ = query.shape
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
-  output = jax.ShapeDtypeStruct(query.shape, query.dtype)
-  outputs = dict(output=output, maximum=row, inverse_total=row)
-  if _has_far(plan, operands):
-    outputs |= dict(far_maximum=row, far_inverse_total=row)
-  if "value_table" in operands:
-    outputs |= dict(sums=row)
-  if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
-    outputs |= dict(output_rest=outputs["output"])
-  return outputs
 
 
 def _has_far(plan: TpuPlan, operands: dict) -> bool:
@@ -131,7 +124,12 @@ def _queries_in_band(plan: TpuPlan) -> list[slice]:
 def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -> None:
   """Adds a tile to the online softmax; `offset` is static if the tile touches the band."""
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
-  logits = _logits(plan, operands, scratch, query, key, offset)
+  # Right of the diagonal's tile they lack c_i.
+  logits = tiles.product(query, key, (1, 1)) * plan.scale
+  if isinstance(offset, int) and "key_table" in operands:
+    band, right = scratch["key_band"], scratch["key_right"]
+    logits = tiles.add_band(plan, logits, offset, band, right, keys=1)
+  logits = tiles.hide(plan, logits, offset, operands, keys=1)
   by_row = isinstance(offset, int) and "value_table" in operands
   if by_row:
     _store_band_logits(plan, scratch, logits, offset)
@@ -141,7 +139,8 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -
   scratch["maximum"][...] = maximum
   if plan.dropout_rate:
     scratch["sums"][...] = scratch["sums"][...] * correction + sum(columns)
-    weights = _drop(plan, operands, query_block, key_block, weights)
+    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
+    weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
     columns = tiles.split(weights, plan.lanes, 1)
   kept_sums[...] = before + sum(columns)
   added = tiles.product(weights.astype(value.dtype), value, (1, 0))
@@ -149,15 +148,6 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -
   if by_row and offset >= 0 and plan.sees_right():
     _sum_right(plan, scratch, weights, correction, before, offset)
     scratch["right_maximum"][...] = maximum
-
-
-def _logits(plan: TpuPlan, operands, scratch, query, key, offset):
-  """Computes a tile's logits; right of the diagonal's tile they lack c_i."""
-  logits = tiles.product(query, key, (1, 1)) * plan.scale
-  if isinstance(offset, int) and "key_table" in operands:
-    band, right = scratch["key_band"], scratch["key_right"]
-    logits = tiles.add_band(plan, logits, offset, band, right, keys=1)
-  return tiles.hide(plan, logits, offset, operands, keys=1)
 
 
 def _weights(plan: TpuPlan, scratch, logits, offset):
@@ -172,11 +162,6 @@ def _weights(plan: TpuPlan, scratch, logits, offset):
   correction = jnp.exp(maximum - new_maximum)
   columns = [jnp.exp(column - new_maximum) for column in columns]
   return jnp.concatenate(columns, 1), columns, new_maximum, correction
-
-
-def _drop(plan: TpuPlan, operands, query_block, key_block, weights):
-  kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
-  return jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
 
 
 def _store_band_logits(plan: TpuPlan, scratch, logits, offset) -> None:
