@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,28 +31,11 @@ from relpos_jax.attention import dropout, masks
 # A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total
 # beside a large maximum. The "far" ones are those of tiles right of the diagonal's, whose logits
 # all lack the same relative term.
-_AXES = dict(
-  query="BNTh",
-  d_output="BNTh",
-  output="BNTh",
-  output_rest="BNTh",
-  key="BKSh",
-  value="BKSh",
-  key_table="Nwh",
-  value_table="Nwh",
-  maximum="BNoT",
-  inverse_total="BNoT",
-  far_maximum="BNoT",
-  far_inverse_total="BNoT",
-  sums="BNoT",
-  delta="BNoT",
-  seeds="BNop",
-  d_query="BNTh",
-  d_key="BKSh",
-  d_value="BKSh",
-  d_key_table="BNwh",
-  d_value_table="BNwh",
-)
+_AXES = dict(key_table="Nwh", value_table="Nwh", d_key_table="BNwh", d_value_table="BNwh")
+_AXES |= dict.fromkeys(("query", "d_output", "output", "output_rest", "d_query"), "BNTh")
+_AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKSh")
+_AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "delta"), "BNoT")
+_AXES |= dict(far_maximum="BNoT", far_inverse_total="BNoT", seeds="BNop")
 AXES = {
   1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
   2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
@@ -108,14 +91,7 @@ class TpuPlan(NamedTuple):
     queries, keys = self.num_blocks
     return list(range(min(right, keys - 1), -min(left, queries - 1) - 1, -1))
 
-  def plain_sides(self) -> tuple[bool, bool]:
-    """Returns whether there are plain tiles to the right, and to the left."""
-    special, (queries, keys) = self.special_offsets(), self.num_blocks
-    if not special:
-      return False, True
-    return not self.is_causal and keys - 1 > special[0], 1 - queries < special[-1]
-
-  def runs(self, offset: jax.Array | np.ndarray | int) -> jax.Array | np.ndarray | bool:
+  def runs(self, offset: Any) -> Any:
     """Returns whether causality and window leave any pair of the tile visible."""
     visible = offset <= 0 if self.is_causal else True
     if self.window is not None:
@@ -341,8 +317,11 @@ def dispatch(plan: TpuPlan, offset, tile, *, by_side: bool = False) -> None:
   special, runs = plan.special_offsets(), plan.runs(offset)
   for static in special:
     pl.when(runs & (offset == static))(functools.partial(tile, static, static > 0))
-  right, left = (offset > special[0], offset < special[-1]) if special else (False, True)
-  has_right, has_left = plan.plain_sides()
+  (queries, keys), right, left, has_right, has_left = plan.num_blocks, False, True, False, True
+  if special:
+    right, left = offset > special[0], offset < special[-1]
+    has_right = not plan.is_causal and keys - 1 > special[0]
+    has_left = 1 - queries < special[-1]
   if by_side and has_right:
     pl.when(runs & right)(functools.partial(tile, offset, True))
   elif has_right:
