@@ -40,6 +40,16 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     outputs |= dict(sums=row)
   if plan.period and wide != query.dtype:
     outputs |= dict(output_rest=outputs["output"])
+  tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
+  scratch = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
+  if "key_table" in operands:
+    scratch |= dict(key_band=band, key_right=tile)
+  if _has_far(plan, operands):
+    scratch |= dict(far_maximum=tile)
+  if "value_table" in operands:
+    scratch |= dict(band_logits=band, right_sums=tile, right_maximum=tile)
+  if plan.dropout_rate:
+    scratch |= dict(dropped_sums=tile)
   # A device with a part of the queries does not know their numbers here.
   known = plan.is_causal and "first_block" not in operands
 
@@ -56,7 +66,7 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
     out_shape=outputs,
-    scratch_shapes=[_scratch(plan, operands)],
+    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(dimension_semantics=SEMANTICS),
     cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),
     interpret=plan.interpret,
@@ -67,23 +77,6 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
 def _has_far(plan: TpuPlan, operands: dict) -> bool:
   """Returns whether logits lack c_i in the tiles right of the diagonal's."""
   return "key_table" in operands and not plan.is_causal
-
-
-def _scratch(plan: TpuPlan, operands: dict) -> dict:
-  """Returns the memory kept on the chip during a block of queries."""
-  query = operands["query"]
-  tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
-  shapes = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
-  if "key_table" in operands:
-    shapes |= dict(key_band=band, key_right=tile)
-  if _has_far(plan, operands):
-    shapes |= dict(far_maximum=tile)
-  if "value_table" in operands:
-    shapes |= dict(band_logits=band, right_sums=tile, right_maximum=tile)
-  if plan.dropout_rate:
-    shapes |= dict(dropped_sums=tile)
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
 def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
@@ -211,15 +204,15 @@ def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
     correction = jnp.exp(far + scratch["key_right"][...] - maximum)
     rows |= dict(far_maximum=far, far_inverse_total=correction * inverse_total)
   if "value_table" in operands:
-    if plan.dropout_rate:
-      kept = scratch["dropped_sums"][...].sum(1, keepdims=True) * inverse_total
-    else:
-      kept = sums * inverse_total
+    kept = scratch["dropped_sums"][...].sum(1, keepdims=True) if plan.dropout_rate else sums
+    kept *= inverse_total
     correction = jnp.exp(scratch["right_maximum"][...] - maximum)
     right = scratch["right_sums"][...] * correction * inverse_total
-    output += _relative_values(
-      plan, operands, scratch, query_block, maximum, inverse_total, right, kept
-    )
+    table = operands["value_table"][0]
+    added = _band_values(plan, operands, scratch, table, query_block, maximum, inverse_total)
+    added += kept[:, :1] * table[plan.left_row, None]
+    # In float32: an error of the output enters all of a query's gradients, through delta.
+    output += added + right.sum(1, keepdims=True) * table[plan.last_row, None]
     rows |= dict(sums=kept)
   rounded = output.astype(outputs["output"].dtype)
   outputs["output"][0, 0] = rounded
@@ -228,10 +221,8 @@ def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
   _write_rows(plan, outputs, rows)
 
 
-def _relative_values(
-  plan: TpuPlan, operands, scratch, query_block, maximum, inverse_total, right, kept
-):
-  table, dtype = operands["value_table"][0], operands["query"].dtype
+def _band_values(plan: TpuPlan, operands, scratch, table, query_block, maximum, inverse_total):
+  """Computes the sum of the value table's rows on the band, by their weights."""
   maximum = jnp.concatenate([maximum] * (plan.period // plan.lanes), 1)
   band = jnp.exp(scratch["band_logits"][...] - maximum) * inverse_total[:, :1]
   if plan.dropout_rate:
@@ -240,12 +231,8 @@ def _relative_values(
     query += query_block * plan.block
     keep = dropout.keep(operands["seeds"][0, 0], query, query + distance, plan.dropout_rate)
     band = jnp.where(keep, band / (1 - plan.dropout_rate), 0)
-  band = tiles.unskew(plan, band).astype(dtype)
-  added = (
-    tiles.product(band, table.astype(dtype), (1, 0)) + kept[:, :1] * table[plan.left_row, None]
-  )
-  # In float32: an error of the output enters all of a query's gradients, through delta.
-  return added + right.sum(1, keepdims=True) * table[plan.last_row, None]
+  dtype = operands["query"].dtype
+  return tiles.product(tiles.unskew(plan, band).astype(dtype), table.astype(dtype), (1, 0))
 
 
 def _write_rows(plan: TpuPlan, outputs, columns) -> None:

@@ -274,10 +274,9 @@ def first_block(operands: dict) -> jax.Array | int:
 
 def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
   """Returns the dropout mask of a tile, True where a weight is kept."""
-  count = functools.partial(jax.lax.broadcasted_iota, jnp.int32)
-  shape = lambda axis: tuple(plan.block if axis == n else 1 for n in range(2))
-  rows = query_block * plan.block + count(shape(1 - keys), 1 - keys)
-  columns = key_block * plan.block + count(shape(keys), keys)
+  shapes = (plan.block, 1), (1, plan.block)
+  count = lambda axis: jax.lax.broadcasted_iota(jnp.int32, shapes[axis], axis)
+  rows, columns = query_block * plan.block + count(1 - keys), key_block * plan.block + count(keys)
   return dropout.keep(seed, rows, columns, plan.dropout_rate)
 
 

@@ -7,7 +7,6 @@ import shutil
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -53,26 +52,6 @@ def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(call
   rounds = ["".join(calls[i : i + 3]) for i in range(0, 18, 3)]
   assert rounds == ["abc", "cba", "bca", "acb", "cab", "bac"]
   assert seconds["a"][:2] == [1.0, 6.0] and all(len(of) == 6 for of in seconds.values())
-
-
-def test_an_interval_holds_the_median_and_shrinks_with_the_spread():
-  random, widths = np.random.default_rng(0), []
-  for spread in (0.2, 0.02):
-    ratios = np.exp(spread * random.normal(size=60))
-    low, high = models.median_interval(ratios)
-    assert low < np.median(ratios) < high
-    widths.append(high - low)
-  assert widths[0] > 5 * widths[1]
-
-
-def test_memory_is_that_of_what_is_neither_argument_nor_result():
-  x, weights = jax.ShapeDtypeStruct((256, 4), jnp.float32), 4 * 256 * 256
-  without, with_weights = (
-    timing.compile_program(function, x)
-    for function in (lambda x: x + 1, lambda x: jax.nn.softmax(x @ x.T) @ x)
-  )
-  assert without.temporary_bytes < weights / 4 < weights <= with_weights.temporary_bytes
-  assert without.bytes_needed >= 2 * 4 * 256 * 4
 
 
 # Attention ---------------------------------------------------------------------------------------
@@ -122,18 +101,13 @@ def test_every_time_and_every_refusal_is_kept(results):
   assert sizes[1] > 8 * sizes[0] > 0
 
 
-def test_the_page_is_rewritten_from_the_raw_results_and_keeps_a_persons_words(call, out, results):
-  page = out / "attention.md"
+def test_the_page_has_every_ratio_and_every_reason(out, results):
+  page = (out / "attention.md").read_text()
   for pair in results["cases"][-1]["pairs"]:
     low, median, high = timing.quartiles(np.divide(pair["seconds"], pair["against_seconds"]))
-    assert f"| {median:.2f} ({low:.2f} to {high:.2f}) |" in page.read_text()
-  assert "| elsewhere | keys and values | its device is not here |" in page.read_text()
+    assert f"| {median:.2f} ({low:.2f} to {high:.2f}) |" in page
+  assert "| elsewhere | keys and values | its device is not here |" in page
   assert (out / "attention" / "here.png").stat().st_size > 10_000
-  words = f"# Ours\n\n{page.read_text()}\nConclusions.\n"
-  page.write_text(words.replace("### Time", "### Damaged"))
-  assert call("benchmark.__main__", "pages", f"--out={out}").status == 0
-  assert page.read_text() == words
-  assert not (out / "steps.md").exists()  # nothing was measured
 
 
 @pytest.mark.parametrize(
