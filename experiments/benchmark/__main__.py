@@ -11,33 +11,40 @@ r"""Measures attention, training steps, decoding and memory, or counts a TPU ker
 `python -m experiments.benchmark COMMAND --help` shows the flags of a command.
 """
 
-import importlib
 import pathlib
 import sys
 
 from experiments import command
-
-COMMANDS = ("attention", "step", "decode", "memory", "tpu_bundles")
-FLAGS = dict(out=command.Flag("results", "the folder of the raw results and the pages"))
+from experiments.benchmark import attention, memory, models, tpu_bundles
 
 
-def main(out: str) -> None:
+def write_pages(out: str) -> None:
   """Rewrites the page of each command that has raw results in a folder."""
-  for name in COMMANDS:
-    importlib.import_module(f"experiments.benchmark.{name}").write_page(pathlib.Path(out))
+  for module in (attention, models, memory, tpu_bundles):
+    module.write_page(pathlib.Path(out))
+
+
+FLAGS = dict(out=command.Flag("results", "the folder of the raw results and the pages"))
+COMMANDS = dict(
+  attention=(attention.main, attention.FLAGS),
+  step=(models.time_steps, models.STEP_FLAGS),
+  decode=(models.time_decoding, models.DECODE_FLAGS),
+  memory=(memory.main, memory.FLAGS),
+  tpu_bundles=(tpu_bundles.main, tpu_bundles.FLAGS),
+  pages=(write_pages, FLAGS),
+)
 
 
 def run(argv: list[str]) -> None:
   """Runs the command that the first argument names with the other arguments as flags."""
   name, *flags = argv or ["--help"]
-  if name in COMMANDS:
-    module = importlib.import_module(f"experiments.benchmark.{name}")
-    command.run(module.main, module.FLAGS, flags)
-  elif name in ("pages", "--help", "-h"):
-    command.run(main, FLAGS, flags if name == "pages" else [name])
-  else:
-    print(f"error: no command {name!r}: give {', '.join(COMMANDS)} or pages", file=sys.stderr)
+  if name in ("--help", "-h"):
+    name, flags = "pages", ["--help"]
+  if name not in COMMANDS:
+    print(f"error: no command {name!r}: give {', '.join(COMMANDS)}", file=sys.stderr)
     sys.exit(2)
+  main, known = COMMANDS[name]
+  command.run(main, known, flags)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@ r"""Times every implementation of attention and its peers against jax.nn's atten
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
 
-Each contestant runs next to jax.nn.dot_product_attention without relations, in one process; jax.nn
-goes first every other time, and a ratio is of two neighbours in time. jax.nn is also measured
-against itself: that ratio is the noise. Blockwise implementations are also timed against themselves
-without relations, against `per_position` and against `flex_attention`. A contestant that cannot do
-a call, or needs more memory than is free, is left out with the reason. PyTorch's peers need the
-extra `benchmark`.
+Each contestant runs next to jax.nn.dot_product_attention without relations, in one process; a ratio
+is of two neighbours in time. jax.nn is also measured against itself: that ratio is the noise.
+Blockwise implementations are also timed against themselves without relations. A contestant that
+cannot do a call, or needs more memory than is free, is left out with the reason. PyTorch's peers
+need the extra `benchmark`.
 
 Keys and values have relations; float32 on CPUs, bfloat16 elsewhere. --memory_lengths compiles one
 sequence of each length for its memory, and runs nothing. Writes OUT/attention/NAME.json with every
@@ -64,7 +63,7 @@ FLAGS = dict(
 
 
 class Case(NamedTuple):
-  """One call to measure: B sequences of T tokens, N heads of width H, tables of 2 k + 1 rows."""
+  """A call to measure: B sequences of T tokens, N heads of width H, tables of 2 k + 1 rows."""
 
   batch: int
   length: int
@@ -99,7 +98,9 @@ def main(**values: Any) -> None:
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
   results = dict(environment=environment(), settings=values, cases=[], memory=[])
-  results["environment"]["packages"]["torch"] = _torch_version()
+  has_torch = importlib.util.find_spec("torch")
+  version = importlib.metadata.version("torch") if has_torch else None
+  results["environment"]["packages"]["torch"] = version
   results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
   for part, case in cases:
     timing.report(f"{part}: T = {case.length:,}, {_kind(case._asdict())}")
@@ -191,13 +192,10 @@ def _dense_bias(case, query, key, value, relations, *, implementation=None):
   return _jax_nn(case, query, key, value, None, bias=bias, implementation=implementation)
 
 
-def _in_torch(attention, num_inputs: int, num_scores: int) -> Callable[[Case], Program]:
+def _in_torch(attention, num_scores: int) -> Callable[[Case], Program]:
   """Returns the `prepare` of attention(torch, case, query, key, value, table).
 
-  Args:
-    attention: one of `_sdpa` and `_flex`.
-    num_inputs: how many of query, key, value and table need gradients.
-    num_scores: arrays [B, N, T, S] that it holds at once on a CPU.
+  On a CPU it holds `num_scores` arrays [B, N, T, S] at once.
   """
 
   def prepare(case: Case) -> Program:
@@ -211,30 +209,32 @@ def _in_torch(attention, num_inputs: int, num_scores: int) -> Callable[[Case], P
     def run():
       result = attention(torch, case, *inputs)
       if case.backward:
-        result = torch.autograd.grad(result, inputs[:num_inputs], cotangent)
+        gradients = torch.autograd.grad(result, inputs, cotangent, allow_unused=True)
+        result = [gradient for gradient in gradients if gradient is not None]
       if device == "cuda":
         torch.cuda.synchronize()
       return result
 
-    if device == "cuda":
-      return Program(run, _peak_bytes(torch, run), 0)
-    return Program(run, None, num_scores * 4 * case.batch * case.heads * case.length**2)
+    if device == "cpu":
+      return Program(run, None, num_scores * 4 * case.batch * case.heads * case.length**2)
+    run()  # compiles
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return Program(run, torch.cuda.max_memory_allocated() - before, 0)
 
   return prepare
 
 
-def _torch_version() -> str | None:
-  return importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
-
-
 def _torch() -> tuple[Any, str]:
   """Returns PyTorch, which computes on as many threads as there are cores, and its device."""
-  if _torch_version() is None:
-    raise NotImplementedError("PyTorch is not installed: pip install 'relpos_jax[benchmark]'")
-  # Threads that wait by spinning take the cores from the JAX call that comes next, which then takes
-  # two to four times as long; PyTorch itself is none the slower for sleeping.
+  # Threads that wait by spinning slow the next JAX call down two to four times.
   os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-  import torch
+  try:
+    import torch
+  except ImportError as error:
+    remedy = "PyTorch is not installed: pip install 'relpos_jax[benchmark]'"
+    raise NotImplementedError(remedy) from error
 
   if hasattr(os, "sched_getaffinity"):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -244,15 +244,6 @@ def _torch() -> tuple[Any, str]:
   if backend not in ("cpu", "gpu"):
     raise NotImplementedError(f"PyTorch does not run on {backend}")
   return torch, "cpu" if backend == "cpu" else "cuda"
-
-
-def _peak_bytes(torch, run) -> int:
-  """Returns the peak memory of the second run; the first one compiles."""
-  run()
-  torch.cuda.reset_peak_memory_stats()
-  before = torch.cuda.memory_allocated()
-  run()
-  return torch.cuda.max_memory_allocated() - before
 
 
 def _sdpa(torch, case, query, key, value, table):
@@ -268,37 +259,34 @@ def _flex(torch, case, query, key, value, table):
   def add_relative_term(score, b, n, i, j):
     return score + buffer[b, n, i, torch.clamp(j - i, -k, k) + k]
 
-  mask = _causal_mask(case.length, query.device.type) if case.is_causal else None
+  flex_attention, create_block_mask = _flex_attention(query.device.type)
+  mask = None
+  if case.is_causal:
+    mask = create_block_mask(_sees, None, None, *[case.length] * 2, device=query.device.type)
   with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
     warnings.filterwarnings("ignore", ".* attribute of a Tensor that is not a leaf")  # `buffer`'s
-    return _flex_attention(query.device.type)(
-      query, key, value, score_mod=add_relative_term, block_mask=mask
-    )
+    return flex_attention(query, key, value, score_mod=add_relative_term, block_mask=mask)
+
+
+def _sees(b, n, i, j):  # not a lambda: masks are cached by their function
+  return j <= i
 
 
 @functools.lru_cache
 def _flex_attention(device: str):
-  """Returns FlexAttention, on GPUs compiled for each case.
+  """Returns FlexAttention, on GPUs compiled for each case, and its function for masks.
 
   After 8 shapes PyTorch would run the others uncompiled, all scores in memory, and their times
   would pass for the kernel's. Hence a higher limit, and `fullgraph`, which makes that an error.
   """
   import torch
-  from torch.nn.attention.flex_attention import flex_attention
+  from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
   torch._dynamo.config.recompile_limit = 256
-  if device == "cpu":
-    return flex_attention
-  return torch.compile(flex_attention, dynamic=False, fullgraph=True)
-
-
-@functools.lru_cache
-def _causal_mask(length: int, device: str):
-  from torch.nn.attention.flex_attention import create_block_mask
-
-  sees = lambda b, n, i, j: j <= i
-  return create_block_mask(sees, None, None, length, length, device=device)
+  if device != "cpu":
+    flex_attention = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+  return flex_attention, functools.lru_cache(create_block_mask)
 
 
 _in_cudnn = lambda attention: _compiled(
@@ -308,8 +296,8 @@ PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _in_cudnn(_jax_nn)),
   cudnn_dense_bias=Contestant("keys", _in_cudnn(_dense_bias)),
-  torch_sdpa=Contestant("none", _in_torch(_sdpa, num_inputs=3, num_scores=1)),
-  flex_attention=Contestant("keys", _in_torch(_flex, num_inputs=4, num_scores=8)),
+  torch_sdpa=Contestant("none", _in_torch(_sdpa, num_scores=1)),
+  flex_attention=Contestant("keys", _in_torch(_flex, num_scores=8)),
 )
 
 
@@ -418,7 +406,12 @@ def _block(results: Record, picture: str) -> str:
       names = dict.fromkeys(name for of in columns.values() for name in of)
       rows = [[name, *(of.get(name, "-") for of in columns.values())] for name in names]
       parts += [f"### {title}, {kind}", markdown_table(["", *columns], rows)]
-  parts += ["### Contestants", _contestants([*cases, *memory], results["contestants"])]
+  rows = []
+  for name, of in results["contestants"].items():
+    reasons = (case["contestants"].get(name, {}).get("refused") for case in [*cases, *memory])
+    rows.append([name, of["relations"], "; ".join(filter(None, dict.fromkeys(reasons)))])
+  header = ["", "relations", "reason for missing figures"]
+  parts += ["### Contestants", markdown_table(header, rows)]
   return "\n\n".join(part.strip() for part in parts)
 
 
@@ -436,14 +429,6 @@ def _memory(case: Record) -> dict[str, str]:
   """Returns temporary memory, and in brackets its ratio to jax.nn's."""
   sizes = _mebibytes(case)
   return {name: f"{x:,.1f} MiB ({x / sizes[STOCK]:.3g})" for name, x in sizes.items()}
-
-
-def _contestants(cases: Sequence[Record], contestants: Record) -> str:
-  rows = []
-  for name, of in contestants.items():
-    reasons = dict.fromkeys(case["contestants"].get(name, {}).get("refused") for case in cases)
-    rows.append([name, of["relations"], "; ".join(filter(None, reasons))])
-  return markdown_table(["", "relations", "reason for missing figures"], rows)
 
 
 def _kind(case: Record) -> str:

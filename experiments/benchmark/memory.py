@@ -30,29 +30,28 @@ from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 FORMS = {"per_position": "gathered", "skew": "skewed", "chunked": "by blocks"}
 _PASSES = {False: "forward", True: "forward and backward"}
 _FITTED_FROM = 2048
+HEADS, WIDTH = 8, 64
 
 FLAGS = dict(
   lengths=command.Flag("512,1024,2048,4096,8192,16384,32768,65536", "L, separated by commas"),
-  heads=command.Flag(8, "of attention"),
-  width=command.Flag(64, "of a head; D is heads times width"),
   out=command.Flag("runs/benchmark", "the folder to write to"),
 )
 
 
-def main(lengths: str, heads: int, width: int, out: str) -> None:
+def main(lengths: str, out: str) -> None:
   """Compiles all layers and rewrites the block of the page."""
   numbers = parse_lengths("lengths", lengths)
   folder = command.make_folder(pathlib.Path(out, "music"), "out")
-  rows = [measure(length, heads, width) for length in numbers]
-  settings = dict(heads=heads, width=width)
+  rows = [measure(length) for length in numbers]
+  settings = dict(heads=HEADS, width=WIDTH)
   timing.write_results(folder / "memory.json", dict(settings=settings, rows=rows))
   write_page(folder.parent)
 
 
-def measure(length: int, heads: int, width: int) -> dict[str, Any]:
+def measure(length: int) -> dict[str, Any]:
   """Returns the bytes that the paper counts, and the temporary bytes of each compiled program."""
-  tokens = jax.ShapeDtypeStruct((1, length, heads, width), jnp.float32)
-  table = jax.ShapeDtypeStruct((2 * (length // 2) + 1, heads, width), jnp.float32)
+  tokens = jax.ShapeDtypeStruct((1, length, HEADS, WIDTH), jnp.float32)
+  table = jax.ShapeDtypeStruct((2 * (length // 2) + 1, HEADS, WIDTH), jnp.float32)
   programs = []
   for name, relations, backward in itertools.product(FORMS, (True, False), (False, True)):
     timing.report(f"compiling L = {length:,}: {name}, {_PASSES[backward]}")
@@ -63,7 +62,7 @@ def measure(length: int, heads: int, width: int) -> dict[str, Any]:
       function, arguments = timing.with_gradients(function), [tokens, *arguments]
     size = timing.compile_program(function, *arguments).temporary_bytes
     programs.append(kind | dict(temporary_bytes=size))
-  counts = dict(gathered=length**2 * heads * width, table=table.size, logits=length**2 * heads)
+  counts = dict(gathered=length**2 * HEADS * WIDTH, table=table.size, logits=length**2 * HEADS)
   counts = {name: 4 * count for name, count in counts.items()}
   return dict(length=length, counts=counts, programs=programs)
 
@@ -87,11 +86,10 @@ def write_page(out: pathlib.Path) -> None:
 
 
 def _block(results: Record) -> str:
-  rows, settings = results["rows"], results["settings"]
-  heads = settings["heads"]
+  rows, (heads, width) = results["rows"], (results["settings"][x] for x in ("heads", "width"))
   parts = [
     timing.provenance(results),
-    f"{heads} heads, D = {heads * settings['width']}.",
+    f"{heads} heads, D = {heads * width}.",
     "![Memory over length](music/memory.png)",
     "### Relative embeddings, by the paper's count",
     markdown_table(

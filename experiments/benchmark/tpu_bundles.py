@@ -18,11 +18,8 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +28,7 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.benchmark.timing import parse_lengths
-from experiments.plan.topology import NO_TPU, compiler_version
+from experiments.plan.topology import compiler_version, leave_tpus_alone
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import Inputs, gather_inputs
@@ -42,7 +38,8 @@ from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.workdir import environment
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
-_HEADS, _WIDTH, _K, _BLOCK = 8, 64, 16, pallas_tpu.BLOCK
+DIRECTIONS = ("forward", "backward")
+_BLOCK = pallas_tpu.BLOCK
 # A line: its number, what begins there, a sign for each loop it is in, its instructions.
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})?: +>* *\{(.*)", re.M)
 _DELAY = 4  # bundles after a jump that run whether or not it is taken
@@ -54,125 +51,107 @@ FLAGS = dict(
 )
 
 
-class Call(NamedTuple):
-  """A call to compile: T queries and keys, with or without relations."""
-
-  length: int
-  is_causal: bool
-  relations: bool
-
-
 def main(lengths: str, chip: str, out: str) -> None:
   """Compiles and counts all calls."""
-  numbers = parse_lengths("lengths", lengths)
+  numbers = timing.parse_lengths("lengths", lengths)
   if min(numbers, default=0) < 2 * _BLOCK:  # shorter ones are no loop
     raise InputError(f"--lengths={lengths}: give lengths of {2 * _BLOCK} or more")
   if chip not in CHIPS:
     raise InputError(f"--chip={chip}: give one of {', '.join(CHIPS)}")
   folder = command.make_folder(out, "out") if out else None
-  version = compiler_version()
-  jax.config.update("jax_platforms", "cpu")
-  counts = []
-  for call in itertools.starmap(Call, itertools.product(numbers, (False, True), (False, True))):
-    for direction, texts in compile_texts(call, chip).items():
-      whole_call = count(plan_of(call), direction, texts)
-      counts.append(call._asdict() | dict(direction=direction, whole_call=whole_call))
+  packages = dict(libtpu=compiler_version())
+  leave_tpus_alone()
+  names = ("length", "is_causal", "relations", "direction", "whole_call")
+  counts = [
+    dict(zip(names, (*call, direction, count(plan_of(*call), direction, texts)), strict=True))
+    for call, compiled in compile_all(numbers, chip)
+    for direction, texts in zip(DIRECTIONS, compiled, strict=True)
+  ]
   results = dict(environment=environment(), chip=chip, counts=counts)
-  results["environment"]["packages"]["libtpu"] = version
+  results["environment"]["packages"] |= packages
   print(block(results))
   if folder:
     timing.write_results(folder / "tpu_bundles.json", results)
     write_page(folder)
 
 
-# Compiling ----------------------------------------------------------------------------------------
+def compile_all(lengths: Sequence[int], chip: str) -> Iterator[tuple[tuple, list[list[str]]]]:
+  """Yields each call, compiled for a chip that is not there, and the texts of its kernels.
 
-
-def compile_texts(call: Call, chip: str) -> dict[str, list[str]]:
-  """Returns the final bundles of each kernel's calls, in the order in which they were compiled.
-
-  A new process compiles them, because libtpu reads its flags once.
+  A call is (length, is_causal, has_relations). Its texts are the final bundles of its forward and
+  of its backward kernels, in the order in which they were compiled.
   """
-  code = f"from experiments.benchmark.tpu_bundles import *; compile_kernels({call}, {chip!r})"
-  with tempfile.TemporaryDirectory() as folder:
-    flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    variables = os.environ | NO_TPU | dict(LIBTPU_INIT_ARGS=flags)
-    subprocess.run([sys.executable, "-c", code], env=variables, check=True)
-    texts = {}
-    for direction in ("forward", "backward"):
-      paths = pathlib.Path(folder).glob(f"*relative_attention_{direction}*-final_bundles.txt")
-      final = [path for path in sorted(paths) if "schedule" not in path.name]
-      texts[direction] = [path.read_text() for path in final]
-  return texts
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    # libtpu reads its flags when it is first used.
+    os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
+    sharding = SingleDeviceSharding(topology.devices[0])
+    for call in itertools.product(lengths, (False, True), (False, True)):
+      gather, *shapes = _inputs(*call)
+      arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in shapes]
+      attend = lambda *arrays, gather=gather: pallas_tpu.attention(gather(*arrays), interpret=False)
+      timing.compile_program(timing.with_gradients(attend), arrays[0], *arrays)
+      texts = []
+      for direction in DIRECTIONS:
+        paths = sorted(folder.glob(f"*relative_attention_{direction}*-final_bundles.txt"))
+        texts.append([path.read_text() for path in paths if "schedule" not in path.name])
+      for path in folder.iterdir():
+        path.unlink()
+      yield call, texts
 
 
-def compile_kernels(call: Call, chip: str) -> None:
-  """Compiles a call, forward and backward, for a chip that is not there."""
-  topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
-  sharding = SingleDeviceSharding(topology.devices[0])
-  arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in _arguments(call)]
-
-  def output_and_gradients(*arrays):
-    attend = lambda *arrays: pallas_tpu.attention(_inputs(call, *arrays), interpret=False)
-    output, pull_back = jax.vjp(attend, *arrays)
-    return output, pull_back(output)
-
-  jax.jit(output_and_gradients).lower(*arrays).compile()
-
-
-def plan_of(call: Call, block: int = _BLOCK) -> TpuPlan:
+def plan_of(length: int, is_causal: bool, has_relations: bool) -> TpuPlan:
   """Returns the kernel's own plan of a call."""
-  arrays = [jnp.zeros(array.shape, array.dtype) for array in _arguments(call)]
-  return pallas_tpu.plan_of(_inputs(call, *arrays), interpret=False, block=block)[0]
+  gather, *shapes = _inputs(length, is_causal, has_relations)
+  inputs = gather(*(jnp.zeros(x.shape, x.dtype) for x in shapes))
+  return pallas_tpu.plan_of(inputs, interpret=False)[0]
 
 
-def _arguments(call: Call) -> list[jax.ShapeDtypeStruct]:
-  """Returns the shapes of query, key and value, then of both tables if there are relations."""
-  tokens = jax.ShapeDtypeStruct((1, call.length, _HEADS, _WIDTH), jnp.bfloat16)
-  table = jax.ShapeDtypeStruct((2 * _K + 1, _WIDTH), jnp.float32)
-  return [tokens] * 3 + [table] * 2 * call.relations
+def _inputs(
+  length: int, is_causal: bool, has_relations: bool
+) -> tuple[Callable[..., Inputs], *tuple[jax.ShapeDtypeStruct, ...]]:
+  """Returns a function from query, key, value and tables to a call's inputs, and their shapes."""
+  tokens = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
+  table = jax.ShapeDtypeStruct((2 * 16 + 1, 64), jnp.float32)
 
+  def gather(query, key, value, *tables) -> Inputs:
+    relations = RelativePositions(*tables) if tables else None
+    return gather_inputs(query, key, value, relations=relations, is_causal=is_causal)
 
-def _inputs(call: Call, query, key, value, *tables) -> Inputs:
-  relations = RelativePositions(*tables) if tables else None
-  return gather_inputs(query, key, value, relations=relations, is_causal=call.is_causal)
+  return gather, *[tokens] * 3, *[table] * 2 * has_relations
 
 
 # Counting -----------------------------------------------------------------------------------------
 
 
 def count(plan: TpuPlan, direction: str, texts: Sequence[str]) -> int:
-  """Counts the bundles that the "forward" or "backward" kernel of a plan runs for one head.
-
-  `texts` are the final bundles of the kernel's calls.
+  """Counts the bundles that the "forward" or "backward" kernels of a plan run for one head.
 
   Raises:
     ValueError: there are more or fewer texts than calls, or one has other branches than the plan.
   """
-  last = plan.num_blocks[1]
-  most = pallas_tpu.KEYS_A_CALL // plan.block if direction == "backward" else last
-  calls = [(plan._replace(key_block=x), min(most, last - x)) for x in range(0, last, most)]
-  return sum(_count(*call, direction, text) for call, text in zip(calls, texts, strict=True))
-
-
-def _count(plan: TpuPlan, num_key_blocks: int, direction: str, text: str) -> int:
   num_queries, num_keys = plan.num_blocks
-  offsets = [*plan.special_offsets(), *range(num_keys - 1, -num_queries, -1)]
-  kinds = list(filter(None, dict.fromkeys(_kind(plan, direction, x) for x in offsets)))
+  most = pallas_tpu.KEYS_A_CALL // plan.block if direction == "backward" else num_keys
+  # Calls differ in their keys, not in the kinds of tiles that they have branches for.
+  kinds = [_kind(plan, direction, offset) for offset in range(num_keys - 1, -num_queries, -1)]
+  special = [str(offset) for offset in plan.special_offsets()]
+  kinds = [*special, *dict.fromkeys(kind for kind in kinds if kind and kind not in special)]
   names = ["start", *kinds, "end"]
   if direction == "backward":
     names = ["clear keys", *["clear tables"] * (plan.period > 0), *names, "write keys"]
-  every_step, sizes = branches(text)
-  if len(sizes) != len(names):
-    raise ValueError(f"the text has branches of {sizes} bundles; want those of {', '.join(names)}")
-  tiles = itertools.product(range(num_queries), range(num_key_blocks))
-  runs = collections.Counter(_kind(plan, direction, plan.key_block + k - q) for q, k in tiles)
-  times = dict(start=num_queries, end=num_queries) | {kind: runs[kind] for kind in kinds}
-  of_branches = sum(
-    size * times.get(name, 1)
-    for name, size in zip(names, sizes, strict=True)  # others run once
-  )
-  return num_queries * num_key_blocks * every_step + of_branches
+  total = 0
+  for first, text in zip(range(0, num_keys, most), texts, strict=True):
+    every_step, sizes = branches(text)
+    if len(sizes) != len(names):
+      raise ValueError(f"the text has branches of {sizes} bundles; want {', '.join(names)}")
+    tiles = itertools.product(range(num_queries), range(first, min(first + most, num_keys)))
+    runs = collections.Counter(_kind(plan, direction, j - i) for i, j in tiles)
+    once = dict.fromkeys(names, 1)
+    times = once | dict.fromkeys(kinds, 0) | runs | dict(start=num_queries, end=num_queries)
+    of_branches = sum(size * times[name] for name, size in zip(names, sizes, strict=True))
+    total += runs.total() * every_step + of_branches
+  return total
 
 
 def _kind(plan: TpuPlan, direction: str, offset: int) -> str | None:
@@ -235,17 +214,15 @@ def write_page(out: pathlib.Path) -> None:
 
 def block(results: timing.Record) -> str:
   """Returns the provenance and a row for each kernel with relations beside that without."""
-  plain, rows = {}, []
-  order = lambda row: (row["length"], row["is_causal"], row["direction"] == "backward")
-  for row in sorted(results["counts"], key=order):
-    if not row["relations"]:
-      plain[order(row)] = row["whole_call"]
-      continue
-    relative, without = row["whole_call"], plain[order(row)]
-    mask = "causal" if row["is_causal"] else "bidirectional"
-    counts = [f"{without:,}", f"{relative:,}", f"{relative / without:.3f}"]
-    rows.append([f"{row['length']:,}", mask, row["direction"], *counts])
+  kinds = collections.defaultdict(dict)
+  for row in results["counts"]:
+    kind = row["length"], row["is_causal"], DIRECTIONS.index(row["direction"])
+    kinds[kind][row["relations"]] = row["whole_call"]
+  rows = []
+  for (length, is_causal, direction), counts in sorted(kinds.items()):
+    mask, ratio = "causal" if is_causal else "bidirectional", counts[True] / counts[False]
+    cells = [f"{counts[False]:,}", f"{counts[True]:,}", f"{ratio:.3f}"]
+    rows.append([f"{length:,}", mask, DIRECTIONS[direction], *cells])
   header = ["T", "mask", "kernel", "without relations", "with relations", "ratio"]
-  return f"{results['chip']}. {timing.provenance(results, ['jax', 'libtpu'])}\n" + markdown_table(
-    header, rows
-  )
+  provenance = timing.provenance(results, ["jax", "libtpu"])
+  return f"{results['chip']}. {provenance}\n{markdown_table(header, rows)}"

@@ -5,38 +5,28 @@ around the kernels of `pallas_gpu_kernels`.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import dropout, masks, softmax
+from relpos_jax.attention import masks, softmax
 from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.pallas_gpu_kernels import backward, forward
-from relpos_jax.attention.pallas_gpu_tiles import (
-  AXES,
-  Arrays,
-  Blocks,
-  Cotangents,
-  GpuPlan,
-  Gradients,
-  Outputs,
-  Side,
-  named,
-)
+from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import over_devices
 from relpos_jax.typing import Array, Float, Int
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
 _MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
 
+Arrays = dict[str, Array]
+
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   """Computes attention by the kernels; interpreted, and slow, without a GPU."""
-  return attention_in_blocks(inputs, default_blocks(inputs), interpret=not _on_gpu())
+  interpret = target_platform() != "gpu"
+  return attention_in_blocks(inputs, default_blocks(inputs), interpret)
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -48,7 +38,7 @@ def unsupported(inputs: Inputs) -> str | None:
   width = inputs.query.shape[3]
   if width > _MAX_WIDTH:
     return f"heads are {width} wide; it needs {_MAX_WIDTH} or less"
-  if _on_gpu() and inputs.query.dtype == jnp.float64:
+  if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
   return bands.unsupported(inputs)
 
@@ -72,19 +62,18 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
     # Wide, so that the gradient is rounded once, after its two terms are added.
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     inputs = inputs._replace(query=inputs.query.astype(wide))
-  plan = _plan(inputs, band, blocks, interpret)
   length, width = inputs.query.shape[1], inputs.query.shape[3]
-  output, sums, row_sums = _attend(plan, _arrays(inputs, band, blocks))
+  plan = _plan(inputs, band, blocks, interpret)
+  output, sums, row_sums = _attend(plan, *_operands(inputs, band, blocks))
   output = output[:, :length, :, :width]
   if plan.sums:
-    output += _relative_values(sums[:, :, :length], row_sums[:, :, :length], band)
+    # sum_j p_ij aV_ij, from the weights' sums by row and their total.
+    relative = softmax.product("BNTR,RNH->BTNH", sums[:, :, :length], band.value)
+    row_sums = row_sums[:, :, :length].swapaxes(1, 2)[..., None]
+    output += relative + row_sums * band.left_value[None, None]
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
-
-
-def _on_gpu() -> bool:
-  return target_platform() == "gpu"
 
 
 def _power_of_2(size: int) -> int:
@@ -92,14 +81,19 @@ def _power_of_2(size: int) -> int:
   return max(_MIN_TILE, 1 << (size - 1).bit_length())
 
 
+def _has_traced_scale(inputs: Inputs) -> bool:
+  """Returns whether the scale is no static number; the queries are then multiplied by it."""
+  return isinstance(inputs.scale, jax.core.Tracer)
+
+
 def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> GpuPlan:
-  left, right = (None, None) if inputs.window is None else inputs.window
+  left, right = (FAR, FAR) if inputs.window is None else inputs.window
   return GpuPlan(
-    scale=1.0 if _is_traced(inputs.scale) else float(inputs.scale),
-    first=None if band is None else band.first,
+    scale=1.0 if _has_traced_scale(inputs) else float(inputs.scale),
+    first=FAR if band is None else band.first,
     num_diagonals=0 if band is None else band.num_diagonals,
-    lowest=None if left is None else -left,
-    highest=0 if inputs.is_causal else right,
+    lowest=-min(left, FAR),
+    highest=0 if inputs.is_causal else min(right, FAR),
     sums=band is not None and band.value is not None,
     rate=0.0 if inputs.dropout_seeds is None else inputs.dropout_rate,
     blocks=blocks,
@@ -108,48 +102,34 @@ def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bo
   )
 
 
-def _is_traced(scale: object) -> bool:
-  """Returns whether the scale is no static number; the queries are then multiplied by it."""
-  return isinstance(scale, jax.core.Tracer)
-
-
-def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
-  """Returns the kernels' operands: padded, and all with a batch axis."""
+def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[Arrays, Arrays]:
+  """Returns the kernels' floats and masks: padded, and all with a batch axis."""
   block_T, block_S, _ = (max(sizes) for sizes in zip(*blocks, strict=True))
   query, key, value = (
     _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
   )
-  if _is_traced(inputs.scale):
+  if _has_traced_scale(inputs):
     query *= jnp.asarray(inputs.scale, query.dtype)
-  logits = None
+  floats = dict(query=_padded(query, 1, block_T))
+  floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
   if band is not None and band.key is not None:
-    logits = _padded(_relative_logits(inputs, band), 2, block_T)
-  visible = _visible_keys(inputs, block_S)
-  segments = inputs.query_segment_ids, inputs.key_segment_ids
-  return Arrays(
-    _padded(query, 1, block_T),
-    _padded(key, 1, block_S),
-    _padded(value, 1, block_S),
-    logits,
-    visible,
-    None if visible is None else _key_ends(visible),
-    *(_segments(x, len(query), n) for x, n in zip(segments, (block_T, block_S), strict=True)),
-    inputs.dropout_seeds,
-  )
-
-
-def _relative_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
-  """Computes scale * q_i . w'K_r, in float32 or wider."""
-  logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
-  return logits * jnp.asarray(inputs.scale, logits.dtype)
-
-
-def _relative_values(
-  sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: bands.Band
-) -> Float[Array, "B T N H"]:
-  """Computes sum_j p_ij aV_ij from the weights' sums by row and their total."""
-  output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
-  return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value[None, None]
+    logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
+    logits *= jnp.asarray(inputs.scale, logits.dtype)
+    floats["band_logits"] = _padded(logits, 2, block_T)
+  visible, arrays = _visible_keys(inputs, block_S), {}
+  if visible is not None:
+    numbers = jnp.arange(1, visible.shape[1] + 1, dtype=jnp.int32)
+    arrays |= dict(visible=visible, key_ends=jnp.max(visible * numbers[None], axis=1))
+  if inputs.query_segment_ids is not None:
+    for name, ids, block in (
+      ("query_segments", inputs.query_segment_ids, block_T),
+      ("key_segments", inputs.key_segment_ids, block_S),
+    ):
+      ids = jnp.broadcast_to(ids, (len(query), ids.shape[1])).astype(jnp.int32)
+      arrays[name] = _padded(ids, 1, block)
+  if inputs.dropout_seeds is not None:
+    arrays["seeds"] = inputs.dropout_seeds
+  return floats, arrays
 
 
 def _padded(x: Array, axis: int, block: int) -> Array:
@@ -168,126 +148,46 @@ def _visible_keys(inputs: Inputs, block: int) -> Int[Array, "B S"] | None:
   return _padded(visible[:, 0, 0], 1, block)
 
 
-def _key_ends(visible: Int[Array, "B S"]) -> Int[Array, " B"]:
-  numbers = jnp.arange(1, visible.shape[1] + 1, dtype=jnp.int32)
-  return jnp.max(visible * numbers[None], axis=1)
-
-
-def _segments(ids: Array | None, batch: int, block: int) -> Int[Array, "B L"] | None:
-  if ids is None:
-    return None
-  return _padded(jnp.broadcast_to(ids, (batch, ids.shape[1])).astype(jnp.int32), 1, block)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: GpuPlan, arrays: Arrays) -> tuple[Array, Array | None, Array | None]:
+def _attend(
+  plan: GpuPlan, floats: Arrays, masks: Arrays
+) -> tuple[Array, Array | None, Array | None]:
   """Returns the output without the value table, the weights' sums by its rows, their total."""
-  return _attend_forward(plan, arrays)[0]
+  return _attend_forward(plan, floats, masks)[0]
 
 
-def _attend_forward(plan: GpuPlan, arrays: Arrays) -> tuple:
-  arrays = arrays._replace(query=arrays.query.astype(arrays.key.dtype))
-  outputs = _on_each_device(functools.partial(_forward, plan), arrays)
-  sums, row_sums = None, None
-  if plan.sums:
-    row_sums = outputs.row_sums
-    if row_sums is None:
-      row_sums = (outputs.inverse_total > 0).astype(outputs.inverse_total.dtype)
-    sums = _sums(plan, arrays, outputs)
-  results = outputs.output, sums, row_sums
-  return results, (arrays, outputs.maximum, outputs.inverse_total, *results)
+def _attend_forward(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
+  operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
+  outputs = over_devices(lambda operands, _: forward(plan, operands), AXES, operands)
+  results = outputs["output"], outputs.get("sums"), outputs.get("row_sums")
+  return results, (operands, outputs)
 
 
-def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays]:
-  arrays, maximum, inverse_total, output, sums, row_sums = residuals
+def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple[Arrays, None]:
+  operands, outputs = residuals
   d_output, d_sums, d_row_sums = d_results
-  wide = maximum.dtype
-  delta = jnp.einsum("BTNH,BTNH->BNT", d_output.astype(wide), output.astype(wide))
+  wide = outputs["maximum"].dtype
+  delta = jnp.einsum("BTNH,BTNH->BNT", d_output.astype(wide), outputs["output"].astype(wide))
+  cotangents = dict(d_output=d_output.astype(operands["value"].dtype))
+  cotangents |= {name: outputs[name] for name in ("maximum", "inverse_total")}
   if plan.sums:
-    delta += (d_sums * sums).sum(-1)
-  if not plan.rate:
-    d_row_sums = None  # the sums are constant
-  elif plan.sums:
-    delta += d_row_sums * row_sums
-  left = Side(delta, d_row_sums)
-  right = _right_side(plan, left, d_sums) if plan.has_right else None
-  d_output = d_output.astype(arrays.value.dtype)
-  cotangents = Cotangents(d_output, d_sums, maximum, inverse_total, left, right)
-  gradients = functools.partial(_backward, plan)
-  d_query, d_logits, d_key, d_value = _on_each_device(gradients, arrays, cotangents)
-  d_key, d_value = (_sum_shared(x, arrays.key) for x in (d_key, d_value))
-  integers = dict.fromkeys(("visible", "key_ends", "query_segments", "key_segments", "seeds"))
-  return (Arrays(d_query, d_key, d_value, d_logits, **integers),)
+    delta += (d_sums * outputs["sums"]).sum(-1)
+    cotangents["d_sums"] = d_sums
+    if plan.rate:  # otherwise the sums are constant
+      delta += d_row_sums * outputs["row_sums"]
+      cotangents["d_row_sums"] = d_row_sums
+      right = dict(right_d_row_sums=d_row_sums + d_sums[..., -1])
+    else:
+      right = dict(right_delta=delta - d_sums[..., -1])
+    cotangents |= right if plan.has_right else {}
+  operands = operands | cotangents | dict(delta=delta)
+  gradients = over_devices(lambda operands, _: backward(plan, operands), AXES, operands)
+  gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
+  for name in ("key", "value"):  # summed over the query heads that share a key head
+    batch, num_keys, key_heads, width = operands[name].shape
+    x = gradients[name].reshape(batch, num_keys, key_heads, -1, width)
+    gradients[name] = x.sum(3).astype(operands[name].dtype)
+  return gradients, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
-
-
-def _forward(plan: GpuPlan, arrays: Arrays) -> Outputs:
-  outputs = forward(plan, arrays)
-  return outputs._replace(band=_fill_hidden(plan, arrays, outputs.band, masks.LOWEST))
-
-
-def _backward(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
-  gradients = backward(plan, arrays, cotangents)
-  d_band_logits = _fill_hidden(plan, arrays, gradients.d_band_logits, 0.0)
-  return gradients._replace(d_band_logits=d_band_logits)
-
-
-def _on_each_device(function: Callable[..., Any], *operands: Any) -> Any:
-  """Returns `function(*operands)`, tuples of arrays, sharded over batch and heads on a mesh."""
-  structure = jax.tree.structure(operands)
-  arrays = {name: x for operand in operands for name, x in named(operand).items()}
-  to_tuples = lambda by_name: structure.unflatten([by_name[name] for name in arrays])
-  results = jax.eval_shape(function, *operands)
-  kernel = lambda by_name, _: named(function(*to_tuples(by_name)))
-  computed = over_devices(kernel, AXES, arrays)
-  return jax.tree.structure(results).unflatten([computed[name] for name in named(results)])
-
-
-def _right_side(plan: GpuPlan, left: Side, d_sums: Array | None) -> Side:
-  """Returns the numbers per query right of the band, where dP has one more term."""
-  if not plan.sums:
-    return left
-  if plan.rate:
-    return left._replace(d_weights=left.d_weights + d_sums[..., -1])
-  return left._replace(delta=left.delta - d_sums[..., -1])
-
-
-def _sums(plan: GpuPlan, arrays: Arrays, outputs: Outputs) -> Float[Array, "B N T R"]:
-  """Computes each query's weights on the rows of the table."""
-  sums = jnp.exp(outputs.band - outputs.maximum[..., None]) * outputs.inverse_total[..., None]
-  if plan.rate:
-    kept = dropout.keep(arrays.seeds[..., None, None], *_pairs(plan, sums.shape), plan.rate)
-    sums = jnp.where(kept, sums / (1 - plan.rate), 0)
-  return sums.at[..., -1].set(outputs.band[..., -1])
-
-
-def _pairs(
-  plan: GpuPlan, shape: tuple[int, ...]
-) -> tuple[Int[Array, "1 1 T 1"], Int[Array, "1 1 T R"]]:
-  """Returns the query and the key of each entry of [T, R], the last column excepted."""
-  row, column = (jax.lax.broadcasted_iota(jnp.int32, (1, 1, *shape[2:]), axis) for axis in (2, 3))
-  return row[..., :1], row + plan.first + column
-
-
-def _fill_hidden(
-  plan: GpuPlan, arrays: Arrays, band: Float[Array, "B N T R"] | None, fill: float
-) -> Float[Array, "B N T R"] | None:
-  """Fills in `fill` where the kernels wrote nothing: pairs without a key, and hidden pairs."""
-  if band is None:
-    return None
-  rows, columns = _pairs(plan, band.shape)
-  ends = arrays.key_ends
-  ends = arrays.key.shape[1] if ends is None else ends[:, None, None, None]
-  lowest, highest = plan.limits
-  visible = (columns >= 0) & (columns - rows >= lowest) & (columns - rows <= highest)
-  visible &= columns < ends
-  return jnp.where(visible.at[..., -1].set(True), band, fill)
-
-
-def _sum_shared(x: Array, like: Array) -> Float[Array, "B S K H"]:
-  """Returns the sums over the query heads that share a key head."""
-  batch, num_keys, key_heads, width = like.shape
-  x = x.reshape(batch, num_keys, key_heads, -1, width)
-  return x.sum(3).astype(like.dtype)

@@ -1,49 +1,211 @@
 """The kernels for GPUs: the output, the gradient of queries and band, that of keys and values.
 
-For a block of queries: tiles right of the band, with one relative logit c_i per query; mixed tiles,
-with the band's logits; plain tiles left of it. Backward, tiles right of the band use c_i and
-delta_i - dSums_i.
+For a block of queries the keys fall into three runs of tiles. The distance j - i is right of the
+band in all of a tile, or left of it in all, or the tile is *mixed*. Tiles right of the band have
+one relative logit c_i per query, and backward c_i and delta_i - dSums_i; left ones are plain.
+
+In a mixed tile the pair (i, j) has column j - i - first of [T, R], gathered through a reference.
+Every (i, r) of the band has one j, so gradients by rows of the table are scattered there without
+atomics; the last row, all keys further right, is summed.
+
+A hidden pair has a very low logit, so that nothing is ever infinite. A weight is
+exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses a small
+summand beside a large logit, and rounds a large one that is multiplied with log2(e).
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
 
-from relpos_jax.attention import masks
-from relpos_jax.attention import pallas_gpu_tiles as tiles
-from relpos_jax.attention.pallas_gpu_tiles import (
-  Arrays,
-  Cotangents,
-  GpuPlan,
-  Gradients,
-  Outputs,
-  Tile,
+from relpos_jax.attention import dropout, masks
+from relpos_jax.typing import Array, Bool, Float, Int
+
+FAR = 2**30  # the distance of a limit or of a band that is absent
+
+# A letter for each axis of each array, see `over_devices`: small ones are not sharded.
+AXES = dict(
+  query="BtNh",
+  key="BSKh",
+  value="BSKh",
+  band_logits="BNtr",
+  visible="BS",  # 1 for visible keys
+  key_ends="B",  # one past the last visible key
+  query_segments="Bt",
+  key_segments="BS",
+  seeds="BN",
+  output="BtNh",
+  maximum="BNt",  # of the logits
+  inverse_total="BNt",  # of exp(logit - maximum), zero where all keys are masked
+  band="BNtr",  # the band's logits, and the weight of all keys right of it after dropout
+  sums="BNtr",  # of the weights after dropout, by row of the table
+  row_sums="BNt",  # of the weights after dropout
+  d_output="BtNh",
+  d_sums="BNtr",
+  d_row_sums="BNt",
+  right_d_row_sums="BNt",  # instead of d_row_sums right of the band
+  delta="BNt",
+  right_delta="BNt",
+  d_query="BtNh",
+  d_band_logits="BNtr",
+  d_key="BSNh",  # per query head
+  d_value="BSNh",
 )
-from relpos_jax.typing import Array, Float
+
+Arrays = dict[str, Any]
 
 
-def forward(plan: GpuPlan, arrays: Arrays) -> Outputs:
-  """Computes attention without the value table, and what the weights' sums by row need."""
-  wide = jnp.promote_types(arrays.query.dtype, jnp.float32)
-  dtype = wide if plan.sums else arrays.value.dtype  # rounded once, after the table's term
-  batch, length, heads, _ = arrays.query.shape
-  of_rows = jax.ShapeDtypeStruct((batch, heads, length), wide)
-  of_band = jax.ShapeDtypeStruct((*of_rows.shape, plan.num_diagonals + 1), wide)
-  shapes = Outputs(
-    jax.ShapeDtypeStruct(arrays.query.shape, dtype),
-    of_rows,
-    of_rows,
-    of_rows if plan.sums and arrays.seeds is not None else None,
-    of_band if plan.sums else None,
-  )
-  blocks = plan.blocks.output
-  return tiles.call(
-    _output_kernel, plan, "T", blocks, (arrays,), (tiles.ARRAYS,), shapes, tiles.OUTPUTS
-  )
+class Blocks(NamedTuple):
+  """The tiles of each kernel: (queries, keys, parts), powers of 2.
+
+  Mixed tiles are split into `parts` along the axis of the kernel's loop: they need the most
+  registers, and would limit the plain tiles too.
+  """
+
+  output: tuple[int, int, int]
+  d_query: tuple[int, int, int]
+  d_key: tuple[int, int, int]
+
+
+class GpuPlan(NamedTuple):
+  """The static parameters of the kernels.
+
+  Attributes:
+    first: the distance of the band's first diagonal; `FAR` without relations.
+    num_diagonals: of the band, R - 1.
+    lowest, highest: visible distances j - i; -`FAR` and `FAR` without limits.
+    sums: whether to return the weights' sums by row of the table.
+    rate: of dropout.
+  """
+
+  scale: float
+  first: int
+  num_diagonals: int
+  lowest: int
+  highest: int
+  sums: bool
+  rate: float
+  blocks: Blocks
+  num_warps: int
+  interpret: bool
+
+  @property
+  def left(self) -> int:
+    """Returns the distance below which tiles are plain."""
+    return min(self.first, self.highest + 1)
+
+  @property
+  def right(self) -> int:
+    """Returns the distance from which on tiles are plain."""
+    return self.first + self.num_diagonals
+
+  @property
+  def has_right(self) -> bool:
+    """Returns whether any key right of the band may be visible."""
+    return self.first < FAR and self.highest >= self.right
+
+
+def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
+  """Computes attention without the value table, and the weights' sums that the table needs."""
+  query = operands["query"]
+  batch, length, heads, _ = query.shape
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  row = jax.ShapeDtypeStruct((batch, heads, length), wide)
+  dtype = wide if plan.sums else operands["value"].dtype  # rounded once, after the table's term
+  shapes = dict(output=jax.ShapeDtypeStruct(query.shape, dtype), maximum=row, inverse_total=row)
+  if not plan.sums:
+    return _call(_output_kernel, plan, "t", plan.blocks.output, operands, shapes)
+  shapes["band"] = jax.ShapeDtypeStruct((*row.shape, plan.num_diagonals + 1), wide)
+  if plan.rate:
+    shapes["row_sums"] = row
+  outputs = _call(_output_kernel, plan, "t", plan.blocks.output, operands, shapes)
+  maximum, inverse_total = (outputs[name][..., None] for name in ("maximum", "inverse_total"))
+  band = outputs.pop("band")
+  band = jnp.where(_is_written(plan, operands, band), band, masks.LOWEST)
+  sums = jnp.exp(band - maximum) * inverse_total
+  if plan.rate:
+    seeds = operands["seeds"][..., None, None]
+    sums = jnp.where(dropout.keep(seeds, *_pairs(plan, band), plan.rate), sums / (1 - plan.rate), 0)
+  else:
+    outputs["row_sums"] = (outputs["inverse_total"] > 0).astype(wide)
+  return outputs | dict(sums=sums.at[..., -1].set(band[..., -1]))
+
+
+def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
+  """Computes gradients by two kernels: of the query and the band, and of key and value."""
+  query, key, band = operands["query"], operands["key"], operands.get("band_logits")
+  # Gradients to which more is added are rounded later.
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  shapes = dict(d_query=jax.ShapeDtypeStruct(query.shape, query.dtype if band is None else wide))
+  if band is not None:
+    shapes["d_band_logits"] = jax.ShapeDtypeStruct(band.shape, wide)
+  gradients = _call(_d_query_kernel, plan, "t", plan.blocks.d_query, operands, shapes)
+  if band is not None:
+    written = _is_written(plan, operands, band)
+    gradients["d_band_logits"] = jnp.where(written, gradients["d_band_logits"], 0.0)
+  batch, _, heads, width = query.shape
+  dtype = key.dtype if heads == key.shape[2] else wide
+  of_keys = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), dtype)
+  shapes = dict(d_key=of_keys, d_value=of_keys)
+  return gradients | _call(_d_key_kernel, plan, "S", plan.blocks.d_key, operands, shapes)
+
+
+def _pairs(plan: GpuPlan, band: Array) -> tuple[Int[Array, "1 1 T 1"], Int[Array, "1 1 T R"]]:
+  """Returns the query and the key of each entry of [T, R], the last column excepted."""
+  shape = (1, 1, *band.shape[2:])
+  row, column = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (2, 3))
+  return row[..., :1], row + plan.first + column
+
+
+def _is_written(plan: GpuPlan, operands: Arrays, band: Array) -> Bool[Array, "#B 1 T R"]:
+  """Returns False where a kernel leaves `band` uninitialised: hidden pairs, and no key."""
+  rows, columns = _pairs(plan, band)
+  ends = operands["key"].shape[1]
+  if "key_ends" in operands:
+    ends = operands["key_ends"][:, None, None, None]
+  visible = (columns >= 0) & (columns - rows >= plan.lowest) & (columns - rows <= plan.highest)
+  return (visible & (columns < ends)).at[..., -1].set(True)
+
+
+def _call(
+  kernel: Callable,
+  plan: GpuPlan,
+  blocked: str,
+  blocks: tuple[int, int, int],
+  operands: Arrays,
+  results: Arrays,
+) -> Arrays:
+  """Runs a kernel for every block of one axis of every head; it reads all of the other axes."""
+  query, key = operands["query"], operands["key"]
+  batch, length, heads, _ = query.shape
+  size, total = (blocks[0], length) if blocked == "t" else (blocks[1], key.shape[1])
+  group = heads // key.shape[2]
+
+  def spec(axes, x):
+    one = {"B": None, "N": None, "K": None, blocked: size}
+    shape = tuple(one.get(axis, n) for axis, n in zip(axes, x.shape, strict=True))
+    index = lambda i, n, b: {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
+    return pl.BlockSpec(shape, lambda *at: tuple(index(*at).get(axis, 0) for axis in axes))
+
+  specs = lambda arrays: {name: spec(AXES[name], x) for name, x in arrays.items()}
+  return pl.pallas_call(
+    functools.partial(kernel, plan),
+    out_shape=results,
+    grid=(total // size, heads, batch),
+    in_specs=[specs(operands)],
+    out_specs=specs(results),
+    compiler_params=plgpu.CompilerParams(num_warps=plan.num_warps, num_stages=2),
+    interpret=plan.interpret,
+    name=kernel.__name__.strip("_"),
+  )(operands)
+
+
+# The output ---------------------------------------------------------------------------------------
 
 
 class _State(NamedTuple):
@@ -56,25 +218,25 @@ class _State(NamedTuple):
   output: Float[Array, "Q H"]
 
 
-def _output_kernel(plan: GpuPlan, arrays: Arrays, outputs: Outputs):
+def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
   block, size, parts = plan.blocks.output
-  query = arrays.query[...]
+  query = operands["query"][...]
   start = pl.program_id(0) * block
 
   def visit(side: str, t: Array, state: _State) -> _State:
     width = size // parts if side == "mixed" else size
     keys = pl.ds(t * width, width)
-    tile = Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
-    logits = tiles.logits(plan, arrays, tile, query, arrays.key[keys])
-    if tile.mixed and plan.sums:
-      tiles.scatter(plan, outputs.band, tile, logits)
-    return _attend(plan, arrays, tile, state, logits, arrays.value[keys])
+    tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
+    logits = _logits(plan, operands, tile, query, operands["key"][keys])
+    if side == "mixed" and plan.sums:
+      _scatter(plan, outputs["band"], tile, logits)
+    return _attend(plan, operands, tile, state, logits, operands["value"][keys])
 
-  begin, left_end, right_begin, end = tiles.key_tiles(plan, arrays, start, (block, size))
-  dtype = outputs.maximum.dtype
+  begin, left_end, right_begin, end = _key_tiles(plan, operands, start, block, size)
+  dtype = outputs["maximum"].dtype
   zeros = jnp.zeros(block, dtype)
   kept = zeros if plan.sums and plan.rate else None
-  output = jnp.zeros((block, arrays.query.shape[1]), dtype)
+  output = jnp.zeros((block, query.shape[1]), dtype)
   state = _State(jnp.full(block, masks.LOWEST, dtype), zeros, kept, None, output)
   if plan.has_right:
     state = lax.fori_loop(right_begin, end, functools.partial(visit, "right"), state)
@@ -85,13 +247,20 @@ def _output_kernel(plan: GpuPlan, arrays: Arrays, outputs: Outputs):
   right, old_maximum = state.right, state.maximum
   state = state._replace(right=None)
   state = lax.fori_loop(begin, left_end, functools.partial(visit, "left"), state)
-  factor = _finish(plan, state, outputs)
+  visible = state.maximum > masks.LOWEST / 2
+  inverse_total = jnp.where(visible, 1 / jnp.where(visible, state.total, 1), 0)
+  factor = inverse_total / (1 - plan.rate)
+  outputs["output"][...] = (state.output * factor[:, None]).astype(outputs["output"].dtype)
+  outputs["maximum"][...] = state.maximum
+  outputs["inverse_total"][...] = inverse_total
+  if "row_sums" in outputs:
+    outputs["row_sums"][...] = state.kept * factor
   if plan.sums:
-    outputs.band[:, plan.num_diagonals] = right * jnp.exp(old_maximum - state.maximum) * factor
+    outputs["band"][:, plan.num_diagonals] = right * jnp.exp(old_maximum - state.maximum) * factor
 
 
 def _attend(
-  plan: GpuPlan, arrays: Arrays, tile: Tile, state: _State, logits: Array, value: Array
+  plan: GpuPlan, operands: Arrays, tile: "_Tile", state: _State, logits: Array, value: Array
 ) -> _State:
   """Returns the state after one more tile."""
   maximum = jnp.maximum(state.maximum, logits.max(1))
@@ -100,133 +269,227 @@ def _attend(
   total = state.total * correction + weights.sum(1)
   kept, right = state.kept, state.right
   if plan.rate:
-    weights = jnp.where(tiles.keep(plan, arrays, tile), weights, 0)
+    weights = jnp.where(_keep(plan, operands, tile), weights, 0)
   if kept is not None:
     kept = kept * correction + weights.sum(1)
   if right is not None:
     right = right * correction + jnp.where(tile.distances >= plan.right, weights, 0).sum(1)
-  output = state.output * correction[:, None] + tiles.dot(weights.astype(value.dtype), value, 1, 0)
+  output = state.output * correction[:, None] + _dot(weights.astype(value.dtype), value, 1, 0)
   return _State(maximum, total, kept, right, output)
 
 
-def _finish(plan: GpuPlan, state: _State, outputs: Outputs) -> Float[Array, " Q"]:
-  """Writes the outputs, and returns the factor of sums of weights.
-
-  It is zero for a query whose keys are all masked.
-  """
-  visible = state.maximum > masks.LOWEST / 2
-  inverse_total = jnp.where(visible, 1 / jnp.where(visible, state.total, 1), 0)
-  factor = inverse_total / (1 - plan.rate)
-  outputs.output[...] = (state.output * factor[:, None]).astype(outputs.output.dtype)
-  outputs.maximum[...] = state.maximum
-  outputs.inverse_total[...] = inverse_total
-  if outputs.row_sums is not None:
-    outputs.row_sums[...] = state.kept * factor
-  return factor
+# Gradients ----------------------------------------------------------------------------------------
 
 
-def backward(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents) -> Gradients:
-  """Computes gradients by two kernels: of the query and the band, and of key and value."""
-  operands, axes = (arrays, cotangents), (tiles.ARRAYS, tiles.COTANGENTS)
-  like = lambda x, dtype: None if x is None else jax.ShapeDtypeStruct(x.shape, dtype)
-  batch, _, heads, width = arrays.query.shape
-  # Gradients to which more is added are rounded later.
-  wide = jnp.promote_types(arrays.query.dtype, jnp.float32)
-  dtype = arrays.key.dtype if heads == arrays.key.shape[2] else wide
-  of_query = like(arrays.query, arrays.query.dtype if arrays.band_logits is None else wide)
-  of_keys = jax.ShapeDtypeStruct((batch, arrays.key.shape[1], heads, width), dtype)
-  first = Gradients(of_query, like(arrays.band_logits, wide), None, None)
-  second = Gradients(None, None, of_keys, of_keys)
-  blocks = plan.blocks.d_query, plan.blocks.d_key
-  first = tiles.call(_d_query_kernel, plan, "T", blocks[0], operands, axes, first, tiles.GRADIENTS)
-  second = tiles.call(_d_key_kernel, plan, "S", blocks[1], operands, axes, second, tiles.GRADIENTS)
-  return Gradients(*first[:2], *second[2:])
-
-
-def _d_query_kernel(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
+def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
   block, size, parts = plan.blocks.d_query
-  query, d_output = arrays.query[...], cotangents.output[...]
+  query, d_output = operands["query"][...], operands["d_output"][...]
   start = pl.program_id(0) * block
-  with_band = arrays.band_logits is not None
+  with_band = "band_logits" in operands
 
   def visit(side: str, t: Array, carry: tuple) -> tuple:
     d_query, d_right = carry
     width = size // parts if side == "mixed" else size
     keys = pl.ds(t * width, width)
-    tile = Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
-    key, value = arrays.key[keys], arrays.value[keys]
-    _, d_logits = _d_logits(plan, arrays, cotangents, tile, query, key, value, d_output)
-    d_query += tiles.dot(d_logits.astype(key.dtype), key, 1, 0)
-    if tile.mixed and with_band:
-      tiles.scatter(plan, gradients.d_band_logits, tile, d_logits)
+    tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
+    key, value = operands["key"][keys], operands["value"][keys]
+    _, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
+    d_query += _dot(d_logits.astype(key.dtype), key, 1, 0)
+    if side == "mixed" and with_band:
+      _scatter(plan, gradients["d_band_logits"], tile, d_logits)
       d_right += jnp.where(tile.distances >= plan.right, d_logits, 0).sum(1)
     if side == "right" and with_band:
       d_right += d_logits.sum(1)
     return d_query, d_right
 
-  begin, left_end, right_begin, end = tiles.key_tiles(plan, arrays, start, (block, size))
-  wide = cotangents.left.delta.dtype
+  begin, left_end, right_begin, end = _key_tiles(plan, operands, start, block, size)
+  wide = operands["delta"].dtype
   carry = jnp.zeros(query.shape, wide), jnp.zeros(block, wide) if with_band else None
   if plan.has_right:
     carry = lax.fori_loop(right_begin, end, functools.partial(visit, "right"), carry)
   mixed = left_end * parts, right_begin * parts
   carry = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), carry)
   carry = lax.fori_loop(begin, left_end, functools.partial(visit, "left"), carry)
-  gradients.d_query[...] = (plan.scale * carry[0]).astype(gradients.d_query.dtype)
+  gradients["d_query"][...] = (plan.scale * carry[0]).astype(gradients["d_query"].dtype)
   if with_band:
-    gradients.d_band_logits[:, plan.num_diagonals] = carry[1]
+    gradients["d_band_logits"][:, plan.num_diagonals] = carry[1]
 
 
-def _d_key_kernel(plan: GpuPlan, arrays: Arrays, cotangents: Cotangents, gradients: Gradients):
+def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
   size, block, parts = plan.blocks.d_key
-  key, value = arrays.key[...], arrays.value[...]
+  key, value = operands["key"][...], operands["value"][...]
   start = pl.program_id(0) * block
 
   def visit(side: str, t: Array, carry: tuple) -> tuple:
     height = size // parts if side == "mixed" else size
     queries = pl.ds(t * height, height)
-    tile = Tile(t * height, start, (height, block), queries, pl.ds(0, block), side)
-    query, d_output = arrays.query[queries], cotangents.output[queries]
-    weights, d_logits = _d_logits(plan, arrays, cotangents, tile, query, key, value, d_output)
+    tile = _Tile(t * height, start, (height, block), queries, pl.ds(0, block), side)
+    query, d_output = operands["query"][queries], operands["d_output"][queries]
+    weights, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
     return (
-      carry[0] + tiles.dot(d_logits.astype(query.dtype), query, 0, 0),
-      carry[1] + tiles.dot(weights.astype(d_output.dtype), d_output, 0, 0),
+      carry[0] + _dot(d_logits.astype(query.dtype), query, 0, 0),
+      carry[1] + _dot(weights.astype(d_output.dtype), d_output, 0, 0),
     )
 
-  begin, right_end, left_begin, end = tiles.query_tiles(plan, arrays, start, (size, block))
-  carry = (jnp.zeros(key.shape, cotangents.left.delta.dtype),) * 2
+  begin, right_end, left_begin, end = _query_tiles(plan, operands, start, block, size)
+  carry = (jnp.zeros(key.shape, operands["delta"].dtype),) * 2
   if plan.has_right:
     carry = lax.fori_loop(begin, right_end, functools.partial(visit, "right"), carry)
   mixed = right_end * parts, left_begin * parts
   carry = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), carry)
   carry = lax.fori_loop(left_begin, end, functools.partial(visit, "left"), carry)
-  gradients.d_key[...] = (plan.scale * carry[0]).astype(gradients.d_key.dtype)
-  gradients.d_value[...] = carry[1].astype(gradients.d_value.dtype)
+  gradients["d_key"][...] = (plan.scale * carry[0]).astype(gradients["d_key"].dtype)
+  gradients["d_value"][...] = carry[1].astype(gradients["d_value"].dtype)
 
 
 def _d_logits(
   plan: GpuPlan,
-  arrays: Arrays,
-  cotangents: Cotangents,
-  tile: Tile,
+  operands: Arrays,
+  tile: "_Tile",
   query: Array,
   key: Array,
   value: Array,
   d_output: Array,
 ) -> tuple[Array, Array]:
   """Computes a tile's weights after dropout, and the gradient of its logits."""
-  side = cotangents.right if tile.side == "right" else cotangents.left
-  delta = side.delta[tile.queries]
-  maximum, inverse_total = (
-    x[tile.queries][:, None] for x in (cotangents.maximum, cotangents.inverse_total)
-  )
-  weights = jnp.exp(tiles.logits(plan, arrays, tile, query, key) - maximum) * inverse_total
-  d_weights = tiles.dot(d_output, value, 1, 1)
-  if tile.mixed and plan.sums:
-    d_weights += tiles.gather(plan, cotangents.sums, tile)
+  side = lambda name: f"right_{name}" if f"right_{name}" in operands else name
+  of_queries = lambda name: operands[side(name) if tile.side == "right" else name][tile.queries]
+  delta = of_queries("delta")
+  maximum, inverse_total = (of_queries(name)[:, None] for name in ("maximum", "inverse_total"))
+  weights = jnp.exp(_logits(plan, operands, tile, query, key) - maximum) * inverse_total
+  d_weights = _dot(d_output, value, 1, 1)
+  if tile.side == "mixed" and plan.sums:
+    d_weights += _gather(plan, operands["d_sums"], tile)
   if not plan.rate:
     return weights, weights * (d_weights - delta[:, None])
-  if side.d_weights is not None:
-    d_weights += side.d_weights[tile.queries][:, None]
-  factor = jnp.where(tiles.keep(plan, arrays, tile), 1 / (1 - plan.rate), 0).astype(weights.dtype)
+  if plan.sums:
+    d_weights += of_queries("d_row_sums")[:, None]
+  factor = jnp.where(_keep(plan, operands, tile), 1 / (1 - plan.rate), 0).astype(weights.dtype)
   return weights * factor, weights * (d_weights * factor - delta[:, None])
+
+
+# Tiles --------------------------------------------------------------------------------------------
+
+
+class _Tile(NamedTuple):
+  """A tile of queries by keys, and its slices of the kernel's references."""
+
+  row: Array  # the first query
+  column: Array  # the first key
+  size: tuple[int, int]
+  queries: Any  # slices of references
+  keys: Any
+  side: str  # of the band: "left", "right", or "mixed"
+
+  @property
+  def rows(self) -> Int[Array, "Q 1"]:
+    return self.row + _range(self.size[0])[:, None]
+
+  @property
+  def columns(self) -> Int[Array, "1 S"]:
+    return self.column + _range(self.size[1])[None]
+
+  @property
+  def distances(self) -> Int[Array, "Q S"]:
+    return self.columns - self.rows
+
+
+def _range(size: int) -> Int[Array, " {size}"]:
+  return jnp.arange(size, dtype=jnp.int32)
+
+
+def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
+  """Computes a tile's logits; right of the band the relative term is one number per query."""
+  logits = _dot(query, key, 1, 1) * plan.scale
+  if tile.side == "mixed" and "band_logits" in operands:
+    logits += _gather(plan, operands["band_logits"], tile)
+  if tile.side == "right" and "band_logits" in operands:
+    logits += operands["band_logits"][tile.queries, plan.num_diagonals][:, None]
+  conditions = []
+  if plan.lowest > -FAR:
+    conditions.append(tile.distances >= plan.lowest)
+  if plan.highest < FAR and (tile.side == "mixed" or plan.has_right):
+    conditions.append(tile.distances <= plan.highest)
+  if "visible" in operands:
+    conditions.append((operands["visible"][tile.keys] != 0)[None])
+  if "query_segments" in operands:
+    of_queries = operands["query_segments"][tile.queries]
+    conditions.append(of_queries[:, None] == operands["key_segments"][tile.keys][None])
+  for visible in conditions:
+    logits = jnp.where(visible, logits, masks.LOWEST)
+  return logits
+
+
+def _keep(plan: GpuPlan, operands: Arrays, tile: _Tile) -> Bool[Array, "Q S"]:
+  """Returns the dropout mask of a tile, True where a weight is kept."""
+  return dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.rate)
+
+
+def _gather(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:
+  """Reads each pair's entry of [T, R]; 0 left of the band."""
+  in_table = tile.distances >= plan.first
+  return plgpu.load(reference.at[_indices(plan, tile)], mask=in_table, other=0.0)
+
+
+def _scatter(plan: GpuPlan, reference: Any, tile: _Tile, x: Array) -> None:
+  """Writes the pairs on the band to their entries of [T, R], the last column excepted."""
+  if plan.num_diagonals:
+    on_band = (tile.distances >= plan.first) & (tile.distances < plan.right)
+    plgpu.store(reference.at[_indices(plan, tile)], x, mask=on_band)
+
+
+def _indices(plan: GpuPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
+  """Returns indices into [T, R]: off the band the last column, to which nothing is scattered."""
+  columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
+  columns = jnp.where(columns < 0, plan.num_diagonals, columns)
+  rows = tile.queries.start + _range(tile.size[0])[:, None]
+  return jnp.broadcast_to(rows, tile.size), columns
+
+
+def _dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:
+  """Computes the product over one axis of each, accumulated in float32 or wider."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  axes = (((axis_x,), (axis_y,)), ((), ()))
+  return lax.dot_general(x, y, axes, preferred_element_type=wide)
+
+
+def _key_tiles(plan: GpuPlan, operands: Arrays, start: Array, block: int, size: int) -> tuple:
+  """Returns the tiles of keys for a block of queries: begin, first mixed, first right, end."""
+  num_tiles = operands["key"].shape[0] // size
+  if "key_ends" in operands:
+    num_tiles = lax.div(operands["key_ends"][...] + (size - 1), jnp.int32(size))
+  limits = plan.lowest, plan.highest, plan.left, plan.right
+  return _runs(start, block, size, num_tiles, *limits)
+
+
+def _query_tiles(plan: GpuPlan, operands: Arrays, start: Array, block: int, size: int) -> tuple:
+  """Returns the tiles of queries for a block of keys: begin, first mixed, first left, end."""
+  num_tiles = jnp.int32(operands["query"].shape[0] // size)
+  if "key_ends" in operands:
+    num_tiles = jnp.where(start < operands["key_ends"][...], num_tiles, 0)
+  limits = -plan.highest, -plan.lowest, 1 - plan.right, 1 - plan.left
+  return _runs(start, block, size, num_tiles, *limits)
+
+
+def _runs(
+  start: Array,
+  block: int,
+  size: int,
+  num_tiles: Any,
+  lowest: int,
+  highest: int,
+  low: int,
+  high: int,
+) -> tuple[Array, Array, Array, Array]:
+  """Returns the tiles of one axis for a block of the other: begin, low end, high begin, end.
+
+  A tile is included if some difference to the block is from `lowest` to `highest`; it is low if all
+  are less than `low`, high if all are at least `high`.
+  """
+  floor = lambda x: lax.div(jnp.maximum(x, 0), jnp.int32(size))
+  last = start + (block - 1)
+  end = jnp.minimum(floor(last + highest + size), num_tiles)
+  begin = jnp.minimum(floor(start + lowest), end)
+  low_end = jnp.clip(floor(start + low), begin, end)
+  high_begin = jnp.clip(floor(last + high + (size - 1)), low_end, end)
+  return begin, low_end, high_begin, end

@@ -5,7 +5,6 @@ platforms the kernels run, slowly, in Pallas' interpret mode.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,12 @@ from relpos_jax.attention import band
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.masks import combine
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import over_devices
-from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Bool, Float
 
 LANES = 128
 BLOCK = 512
@@ -26,25 +26,6 @@ BLOCK = 512
 KEYS_A_CALL = 8192
 MAX_ROWS = 2048
 MAX_WIDTH = 256
-
-
-class Floats(NamedTuple):
-  """The differentiable operands, padded to blocks; tables in the layout of `_periodic`."""
-
-  query: Float[Array, "B N T H"]
-  key: Float[Array, "B K S H"]
-  value: Float[Array, "B K S H"]
-  key_table: Float[Array, "#N W H"] | None
-  value_table: Float[Array, "#N W H"] | None
-
-
-class Masks(NamedTuple):
-  """The masks and dropout seeds, padded to blocks."""
-
-  key_visible: Int[Array, "#B S"] | None
-  query_segments: Int[Array, "#B T"] | None
-  key_segments: Int[Array, "#B S"] | None
-  seeds: Int[Array, "B N"] | None
 
 
 def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
@@ -60,15 +41,13 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
   rows = [len(table) for table in jax.tree.leaves(inputs.relations)]
   if rows and rows[0] > MAX_ROWS:
     return f"the tables have {rows[0]} rows; it takes at most {MAX_ROWS}"
-  return None if _interpret(interpret) else _uncompilable(inputs)
-
-
-def _uncompilable(inputs: Inputs) -> str | None:
-  """Returns why the call runs only in interpret mode; None if it compiles."""
-  if inputs.query.dtype not in (jnp.bfloat16, jnp.float32):
-    return f"dtype is {inputs.query.dtype}; TPUs take bfloat16 and float32"
-  if inputs.query.shape[3] > MAX_WIDTH:
-    return f"heads are {inputs.query.shape[3]} wide; they fit the chip up to {MAX_WIDTH}"
+  if _interpret(interpret):
+    return None
+  dtype, width = inputs.query.dtype, inputs.query.shape[3]
+  if dtype not in (jnp.bfloat16, jnp.float32):
+    return f"dtype is {dtype}; TPUs take bfloat16 and float32"
+  if width > MAX_WIDTH:
+    return f"heads are {width} wide; they fit the chip up to {MAX_WIDTH}"
   return None
 
 
@@ -91,16 +70,17 @@ def attention(
   length = inputs.query.shape[1]
   plan, tables = plan_of(inputs, _interpret(interpret), block, lanes)
   pad = lambda x, axis: _pad(x, plan.block, axis)
-  heads_first = lambda x: pad(x.swapaxes(1, 2), 2)
-  arrays = map(heads_first, (inputs.query, inputs.key, inputs.value))
-  visible = _visible_keys(inputs, plan.block)
-  segments = inputs.query_segment_ids, inputs.key_segment_ids
-  masks = Masks(
-    None if visible is None else pad(visible.astype(jnp.int32), 1),
-    *(None if ids is None else pad(ids.astype(jnp.int32), 1) for ids in segments),
-    inputs.dropout_seeds,
+  sequences = dict(query=inputs.query, key=inputs.key, value=inputs.value)
+  floats = {name: pad(x.swapaxes(1, 2), 2) for name, x in sequences.items()} | tables
+  masks = dict(
+    key_visible=_visible_keys(inputs, plan.block),
+    query_segments=inputs.query_segment_ids,
+    key_segments=inputs.key_segment_ids,
   )
-  output = _attend(plan, Floats(*arrays, *tables), masks)[:, :, :length].swapaxes(1, 2)
+  masks = {name: pad(x.astype(jnp.int32), 1) for name, x in masks.items() if x is not None}
+  if inputs.dropout_seeds is not None:
+    masks["seeds"] = inputs.dropout_seeds[:, :, None, None]
+  output = _attend(plan, floats, masks)[:, :, :length].swapaxes(1, 2)
   real = inputs.real_queries()
   return output if real is None else jnp.where(jnp.moveaxis(real, 1, 2), output, 0)
 
@@ -111,19 +91,21 @@ def _interpret(interpret: bool | None) -> bool:
 
 def plan_of(
   inputs: Inputs, interpret: bool, block: int | None = None, lanes: int | None = None
-) -> tuple[TpuPlan, tuple[Array | None, Array | None]]:
+) -> tuple[TpuPlan, dict[str, Array]]:
   """Returns the static parameters of a call, and its tables [#N, W, H] from `_periodic`."""
   lengths = inputs.query.shape[1], inputs.key.shape[1]
   largest_block, default_lanes = (16, 16) if interpret else (BLOCK, LANES)
-  lanes = default_lanes if lanes is None else lanes
-  block = min(largest_block, _up(max(lengths), lanes)) if block is None else block
+  lanes = lanes or default_lanes
+  block = block or min(largest_block, _up(max(lengths), lanes))
   table = band.band_of(inputs)
-  first, last, period, tables = 0, 0, 0, (None, None)
+  first, last, period, tables = 0, 0, 0, {}
   if table is not None:
     first, last = table.first, table.first + table.num_diagonals
     period = _up(last - first + 2, lanes)
-    left = table.left_value
-    tables = _periodic(table.key, None, first, period), _periodic(table.value, left, first, period)
+    if table.key is not None:
+      tables["key_table"] = _periodic(table.key, jnp.zeros_like(table.key[0]), first, period)
+    if table.value is not None:
+      tables["value_table"] = _periodic(table.value, table.left_value, first, period)
   plan = TpuPlan(
     block=block,
     lanes=lanes,
@@ -142,16 +124,10 @@ def plan_of(
 
 
 def _periodic(
-  table: Float[Array, "R #N H"] | None,
-  left: Float[Array, "#N H"] | None,
-  first: int,
-  period: int,
-) -> Float[Array, "#N {period} H"] | None:
+  table: Float[Array, "R #N H"], left: Float[Array, "#N H"], first: int, period: int
+) -> Float[Array, "#N {period} H"]:
   """Returns a table whose row d % period is distance d's; the row before the band is `left`."""
-  if table is None:
-    return None
-  left = jnp.zeros_like(table[:1]) if left is None else left[None]
-  rows = jnp.concatenate([left, table])
+  rows = jnp.concatenate([left[None], table])
   rows = jnp.pad(rows, ((0, period - len(rows)), (0, 0), (0, 0)))
   return jnp.roll(rows, first - 1, axis=0).swapaxes(0, 1)
 
@@ -159,10 +135,9 @@ def _periodic(
 def _visible_keys(inputs: Inputs, block: int) -> Bool[Array, "#B S"] | None:
   """Returns False for hidden keys; None if all are visible and none are padding."""
   num_keys = inputs.key.shape[1]
-  given = [x for x in (inputs.mask, inputs.real_keys()) if x is not None]
-  if not given and num_keys % block == 0:
-    return None
-  visible = functools.reduce(jnp.logical_and, given, jnp.ones((1, 1, 1, num_keys), bool))
+  visible = combine(inputs.mask, inputs.real_keys())
+  if visible is None:
+    return None if num_keys % block == 0 else jnp.ones((1, num_keys), bool)
   return jnp.broadcast_to(visible[:, 0, 0], (len(visible), num_keys))
 
 
@@ -176,19 +151,25 @@ def _up(size: int, step: int) -> int:
   return -(-size // step) * step
 
 
+Arrays = dict[str, Array]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: TpuPlan, floats: Floats, masks: Masks) -> Float[Array, "B N T H"]:
+def _attend(plan: TpuPlan, floats: Arrays, masks: Arrays) -> Float[Array, "B N T H"]:
+  """Computes attention of operands in `tiles.AXES`; the masks lack their axis of size 1."""
   return _forward(plan, floats, masks)[0]
 
 
-def _forward(plan: TpuPlan, floats: Floats, masks: Masks):
-  operands = _operands(floats, masks, queries_along=1)
+def _forward(plan: TpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, tuple]:
+  operands = floats | _two_dimensional(masks, queries_along=1)
   kernel = lambda part, first: forward(plan, _add_first_block(plan, part, first))
   outputs = over_devices(kernel, tiles.AXES[1], operands, tile=plan.block)
   return outputs["output"], (floats, masks, outputs)
 
 
-def _backward(plan: TpuPlan, residuals, d_output: Float[Array, "B N T H"]):
+def _backward(
+  plan: TpuPlan, residuals: tuple, d_output: Float[Array, "B N T H"]
+) -> tuple[Arrays, None]:
   floats, masks, outputs = residuals
   wide = outputs["maximum"].dtype
   output = outputs["output"].astype(wide)
@@ -196,72 +177,54 @@ def _backward(plan: TpuPlan, residuals, d_output: Float[Array, "B N T H"]):
     output += outputs["output_rest"].astype(wide)
   delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
   rows = {name: x for name, x in outputs.items() if name not in ("output", "output_rest")}
-  operands = _operands(floats, masks, queries_along=2) | rows
+  operands = floats | _two_dimensional(masks, queries_along=2) | rows
   operands |= dict(d_output=d_output, delta=delta)
   kernel = functools.partial(_backward_in_parts, plan)
-  grads = over_devices(kernel, tiles.AXES[2], operands, tile=plan.block)
-  tables = (
-    None if table is None else _sum_heads(grads[f"d_{name}"].sum(0), len(table))
-    for name, table in (("key_table", floats.key_table), ("value_table", floats.value_table))
-  )
-  return Floats(*(grads[name] for name in ("d_query", "d_key", "d_value")), *tables), None
+  gradients = over_devices(kernel, tiles.AXES[2], operands, tile=plan.block)
+  gradients = {name: gradients[f"d_{name}"] for name in floats}
+  for name in ("key_table", "value_table"):
+    if name in floats:
+      of_heads = gradients[name].sum(0)
+      is_shared = len(floats[name]) == 1
+      gradients[name] = of_heads.sum(0, keepdims=True) if is_shared else of_heads
+  return gradients, None
 
 
-def _add_first_block(
-  plan: TpuPlan, operands: dict[str, Array], first_query: ArrayLike
-) -> dict[str, Array]:
+_attend.defvjp(_forward, _backward)
+
+
+def _two_dimensional(masks: Arrays, queries_along: int) -> Arrays:
+  """Returns the masks with queries along axis 1 or 2 and keys along the other."""
+  axes = dict(key_visible=queries_along, key_segments=queries_along)
+  axes["query_segments"] = 3 - queries_along
+  return {name: jnp.expand_dims(x, axes[name]) if name in axes else x for name, x in masks.items()}
+
+
+def _add_first_block(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) -> Arrays:
   """Adds the number of the first block of queries if a device has a part of them."""
   if isinstance(first_query, int):
     return operands
   return operands | dict(first_block=jnp.int32(first_query // plan.block).reshape(1, 1))
 
 
-def _backward_in_parts(
-  plan: TpuPlan, operands: dict[str, Array], first_query: ArrayLike
-) -> dict[str, Array]:
+def _backward_in_parts(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes the gradients with at most `KEYS_A_CALL` keys per call; the calls add up."""
-  dtype = operands["query"].dtype
+  dtype, num_keys = operands["query"].dtype, operands["key"].shape[2]
   operands = _add_first_block(plan, operands, first_query)
   step = _up(KEYS_A_CALL, plan.block)
-  starts = range(0, operands["key"].shape[2], step)
-  wide = dtype if len(starts) == 1 else jnp.promote_types(dtype, jnp.float32)
+  wide = dtype if num_keys <= step else jnp.promote_types(dtype, jnp.float32)
   of_keys, total = [], {}
-  for start in starts:
-    part = {name: _some_keys(name, array, start, step) for name, array in operands.items()}
-    grads = backward(plan._replace(key_block=start // plan.block), part, dtype=wide)
-    of_keys.append([grads.pop(name) for name in ("d_key", "d_value")])
-    total = {name: total.get(name, 0) + grad for name, grad in grads.items()}
+  for start in range(0, num_keys, step):
+    part = dict(operands)
+    for name, x in operands.items():
+      if (axis := tiles.AXES[2].get(name, "").find("S")) >= 0:
+        part[name] = jax.lax.slice_in_dim(x, start, min(start + step, num_keys), axis=axis)
+    gradients = backward(plan._replace(key_block=start // plan.block), part, dtype=wide)
+    of_keys.append([gradients.pop(name) for name in ("d_key", "d_value")])
+    total = {name: total.get(name, 0) + x for name, x in gradients.items()}
     # One call after the other, so that only one gradient of the queries is in memory.
     operands, total = jax.lax.optimization_barrier((operands, total))
     if "sums" in operands:  # They are of all keys, and count once.
       operands["sums"] = jnp.zeros_like(operands["sums"])
   d_key, d_value = (jnp.concatenate(parts, 2) for parts in zip(*of_keys, strict=True))
   return total | dict(d_query=total["d_query"].astype(dtype), d_key=d_key, d_value=d_value)
-
-
-def _some_keys(name: str, array: Array, start: int, size: int) -> Array:
-  axis = tiles.AXES[2].get(name, "").find("S")
-  if axis < 0:
-    return array
-  return jax.lax.slice_in_dim(array, start, min(start + size, array.shape[axis]), axis=axis)
-
-
-def _sum_heads(d_table: Float[Array, "N W H"], heads: int) -> Float[Array, "#N W H"]:
-  """Returns a table's gradient, summed over heads if they share the table."""
-  return d_table if heads > 1 else d_table.sum(0, keepdims=True)
-
-
-def _operands(floats: Floats, masks: Masks, queries_along: int) -> dict[str, Array]:
-  """Returns the operands by name, with the masks of queries along axis 1 or 2."""
-  other = dict(query_segments=3 - queries_along)
-  arrays = {
-    name: None if x is None else jnp.expand_dims(x, other.get(name, queries_along))
-    for name, x in masks._asdict().items()
-    if name != "seeds"
-  }
-  seeds = None if masks.seeds is None else masks.seeds[:, :, None, None]
-  operands = floats._asdict() | arrays | dict(seeds=seeds)
-  return {name: array for name, array in operands.items() if array is not None}
-
-
-_attend.defvjp(_forward, _backward)

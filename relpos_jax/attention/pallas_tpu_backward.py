@@ -24,10 +24,24 @@ def backward(
   plan: TpuPlan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.Array]:
   """Returns the gradients of query (in `dtype`), key, value, and of the tables per sequence."""
-  batch, heads, length, _ = operands["query"].shape
-  key_heads, num_keys = operands["key"].shape[1:3]
+  query, key = operands["query"], operands["key"]
+  batch, heads, length, width = query.shape
+  key_heads, num_keys = key.shape[1:3]
   grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
-  outputs = _outputs(plan, operands, dtype)
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  # The gradients of several devices are summed wide.
+  of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
+  of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
+  outputs = dict(d_query=jax.ShapeDtypeStruct(query.shape, dtype), d_key=of_keys, d_value=of_keys)
+  tables = operands.keys() & {"key_table", "value_table"}
+  outputs |= {f"d_{name}": of_table for name in sorted(tables)}
+  band, row = (plan.period, plan.block), (1, plan.block)
+  scratch = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
+  if "key_table" in operands:
+    scratch |= dict(key_band=band, key_right=row, band_d_logits=band, right_d_logits=row)
+  if "value_table" in operands:
+    scratch |= dict(value_band=band, value_right=row, band_weights=band, right_weights=row)
+    scratch |= dict(value_left=row)
   # A device with a part of the queries does not know their numbers here.
   known = plan.is_causal and "first_block" not in operands
   # The gradients of all keys stay on the chip.
@@ -46,7 +60,7 @@ def backward(
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
     out_shape=outputs,
-    scratch_shapes=[_scratch(plan, operands)],
+    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=SEMANTICS, vmem_limit_bytes=VMEM_BYTES
     ),
@@ -54,38 +68,6 @@ def backward(
     interpret=plan.interpret,
     name="relative_attention_backward",
   )(operands)
-
-
-def _outputs(
-  plan: TpuPlan, operands: dict, dtype: jax.typing.DTypeLike
-) -> dict[str, jax.ShapeDtypeStruct]:
-  query, key = operands["query"], operands["key"]
-  batch, heads, _, width = query.shape
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  # The gradients of several devices are summed wide.
-  of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
-  of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
-  tables = [name for name in ("key_table", "value_table") if name in operands]
-  return dict(
-    d_query=jax.ShapeDtypeStruct(query.shape, dtype),
-    d_key=of_keys,
-    d_value=of_keys,
-    **{f"d_{name}": of_table for name in tables},
-  )
-
-
-def _scratch(plan: TpuPlan, operands: dict) -> dict:
-  """Returns the memory on the chip: sums, and per table a block's products with it by row."""
-  num_keys, width = operands["key"].shape[2:]
-  band, row = (plan.period, plan.block), (1, plan.block)
-  shapes = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
-  if "key_table" in operands:
-    shapes |= dict(key_band=band, key_right=row, band_d_logits=band, right_d_logits=row)
-  if "value_table" in operands:
-    shapes |= dict(value_band=band, value_right=row, band_weights=band, right_weights=row)
-    shapes |= dict(value_left=row)
-  wide = jnp.promote_types(operands["query"].dtype, jnp.float32)
-  return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
 def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
@@ -106,9 +88,8 @@ def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
 
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
-  relative = operands.keys() & {"key_table", "value_table"}
   offset = plan.key_block + key_block - query_block
-  tiles.dispatch(plan, offset, tile, by_side=bool(relative))
+  tiles.dispatch(plan, offset, tile, by_side=plan.period > 0)
   pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch))
 
   @pl.when((group == last_group) & (query_step == last_query) & (step == last_step))
@@ -139,7 +120,12 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
   )
   weights = _weights(plan, operands, scratch, query, key, offset, is_right)
-  d_weights, common = _d_weights(plan, operands, scratch, value, d_output, offset, is_right)
+  d_weights = tiles.product(value, d_output, (1, 1))
+  d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
+  # The weights' gradient has this term for all keys of the tile.
+  common = scratch["value_right"][...] if is_right and "value_right" in scratch else 0
+  if "value_table" in operands:
+    common = common + scratch["value_left"][...]
   delta = operands["delta"][0, 0]
   if plan.dropout_rate:
     global_block, seed = plan.key_block + key_block, operands["seeds"][0, 0]
@@ -167,16 +153,6 @@ def _weights(plan: TpuPlan, operands, scratch, query, key, offset, is_right):
   far = "far_" if is_right and "far_maximum" in operands else ""
   maximum, inverse_total = (operands[far + x][0, 0] for x in ("maximum", "inverse_total"))
   return jnp.exp(logits - maximum) * inverse_total
-
-
-def _d_weights(plan: TpuPlan, operands, scratch, value, d_output, offset, is_right):
-  """Returns the weights' gradient without the term common to all keys, and that term."""
-  d_weights = tiles.product(value, d_output, (1, 1))
-  d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
-  common = scratch["value_right"][...] if is_right and "value_right" in scratch else 0
-  if "value_table" in operands:
-    common = common + scratch["value_left"][...]
-  return d_weights, common
 
 
 def _relative(plan: TpuPlan, operands, scratch, name: str, tile, offset):

@@ -30,7 +30,26 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   query, key = operands["query"], operands["key"]
   batch, heads, length, _ = query.shape
   grid = (batch, heads, length // plan.block, key.shape[2] // plan.block)
-  outputs = _outputs(plan, operands)
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
+  outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype))
+  outputs |= dict(maximum=row, inverse_total=row)
+  if _has_far(plan, operands):
+    outputs |= dict(far_maximum=row, far_inverse_total=row)
+  if "value_table" in operands:
+    outputs |= dict(sums=row)
+  if plan.period and wide != query.dtype:
+    outputs |= dict(output_rest=outputs["output"])
+  tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
+  scratch = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
+  if "key_table" in operands:
+    scratch |= dict(key_band=band, key_right=tile)
+  if _has_far(plan, operands):
+    scratch |= dict(far_maximum=tile)
+  if "value_table" in operands:
+    scratch |= dict(band_logits=band, right_sums=tile, right_maximum=tile)
+  if plan.dropout_rate:
+    scratch |= dict(dropped_sums=tile)
   # A device with a part of the queries does not know their numbers here.
   known = plan.is_causal and "first_block" not in operands
 
@@ -47,7 +66,7 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
     out_shape=outputs,
-    scratch_shapes=[_scratch(plan, operands)],
+    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(dimension_semantics=SEMANTICS),
     cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),
     interpret=plan.interpret,
@@ -55,42 +74,9 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   )(operands)
 
 
-def _outputs(plan: TpuPlan, operands: dict) -> dict[str, jax.ShapeDtypeStruct]:
-  query = operands["query"]
-  batch, heads, length, _ = query.shape
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  row = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
-  output = jax.ShapeDtypeStruct(query.shape, query.dtype)
-  outputs = dict(output=output, maximum=row, inverse_total=row)
-  if _has_far(plan, operands):
-    outputs |= dict(far_maximum=row, far_inverse_total=row)
-  if "value_table" in operands:
-    outputs |= dict(sums=row)
-  if operands.keys() & {"key_table", "value_table"} and wide != query.dtype:
-    outputs |= dict(output_rest=outputs["output"])
-  return outputs
-
-
 def _has_far(plan: TpuPlan, operands: dict) -> bool:
   """Returns whether logits lack c_i in the tiles right of the diagonal's."""
   return "key_table" in operands and not plan.is_causal
-
-
-def _scratch(plan: TpuPlan, operands: dict) -> dict:
-  """Returns the memory kept on the chip during a block of queries."""
-  query = operands["query"]
-  tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
-  shapes = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
-  if "key_table" in operands:
-    shapes |= dict(key_band=band, key_right=tile)
-  if _has_far(plan, operands):
-    shapes |= dict(far_maximum=tile)
-  if "value_table" in operands:
-    shapes |= dict(band_logits=band, right_sums=tile, right_maximum=tile)
-  if plan.dropout_rate:
-    shapes |= dict(dropped_sums=tile)
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  return {name: pltpu.VMEM(shape, wide) for name, shape in shapes.items()}
 
 
 def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
@@ -131,7 +117,12 @@ def _queries_in_band(plan: TpuPlan) -> list[slice]:
 def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -> None:
   """Adds a tile to the online softmax; `offset` is static if the tile touches the band."""
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
-  logits = _logits(plan, operands, scratch, query, key, offset)
+  # Right of the diagonal's tile they lack c_i.
+  logits = tiles.product(query, key, (1, 1)) * plan.scale
+  if isinstance(offset, int) and "key_table" in operands:
+    band, right = scratch["key_band"], scratch["key_right"]
+    logits = tiles.add_band(plan, logits, offset, band, right, keys=1)
+  logits = tiles.hide(plan, logits, offset, operands, keys=1)
   by_row = isinstance(offset, int) and "value_table" in operands
   if by_row:
     _store_band_logits(plan, scratch, logits, offset)
@@ -141,7 +132,8 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -
   scratch["maximum"][...] = maximum
   if plan.dropout_rate:
     scratch["sums"][...] = scratch["sums"][...] * correction + sum(columns)
-    weights = _drop(plan, operands, query_block, key_block, weights)
+    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
+    weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
     columns = tiles.split(weights, plan.lanes, 1)
   kept_sums[...] = before + sum(columns)
   added = tiles.product(weights.astype(value.dtype), value, (1, 0))
@@ -149,15 +141,6 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -
   if by_row and offset >= 0 and plan.sees_right():
     _sum_right(plan, scratch, weights, correction, before, offset)
     scratch["right_maximum"][...] = maximum
-
-
-def _logits(plan: TpuPlan, operands, scratch, query, key, offset):
-  """Computes a tile's logits; right of the diagonal's tile they lack c_i."""
-  logits = tiles.product(query, key, (1, 1)) * plan.scale
-  if isinstance(offset, int) and "key_table" in operands:
-    band, right = scratch["key_band"], scratch["key_right"]
-    logits = tiles.add_band(plan, logits, offset, band, right, keys=1)
-  return tiles.hide(plan, logits, offset, operands, keys=1)
 
 
 def _weights(plan: TpuPlan, scratch, logits, offset):
@@ -172,11 +155,6 @@ def _weights(plan: TpuPlan, scratch, logits, offset):
   correction = jnp.exp(maximum - new_maximum)
   columns = [jnp.exp(column - new_maximum) for column in columns]
   return jnp.concatenate(columns, 1), columns, new_maximum, correction
-
-
-def _drop(plan: TpuPlan, operands, query_block, key_block, weights):
-  kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block, keys=1)
-  return jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
 
 
 def _store_band_logits(plan: TpuPlan, scratch, logits, offset) -> None:
@@ -226,15 +204,15 @@ def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
     correction = jnp.exp(far + scratch["key_right"][...] - maximum)
     rows |= dict(far_maximum=far, far_inverse_total=correction * inverse_total)
   if "value_table" in operands:
-    if plan.dropout_rate:
-      kept = scratch["dropped_sums"][...].sum(1, keepdims=True) * inverse_total
-    else:
-      kept = sums * inverse_total
+    kept = scratch["dropped_sums"][...].sum(1, keepdims=True) if plan.dropout_rate else sums
+    kept *= inverse_total
     correction = jnp.exp(scratch["right_maximum"][...] - maximum)
     right = scratch["right_sums"][...] * correction * inverse_total
-    output += _relative_values(
-      plan, operands, scratch, query_block, maximum, inverse_total, right, kept
-    )
+    table = operands["value_table"][0]
+    added = _band_values(plan, operands, scratch, table, query_block, maximum, inverse_total)
+    added += kept[:, :1] * table[plan.left_row, None]
+    # In float32: an error of the output enters all of a query's gradients, through delta.
+    output += added + right.sum(1, keepdims=True) * table[plan.last_row, None]
     rows |= dict(sums=kept)
   rounded = output.astype(outputs["output"].dtype)
   outputs["output"][0, 0] = rounded
@@ -243,10 +221,8 @@ def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
   _write_rows(plan, outputs, rows)
 
 
-def _relative_values(
-  plan: TpuPlan, operands, scratch, query_block, maximum, inverse_total, right, kept
-):
-  table, dtype = operands["value_table"][0], operands["query"].dtype
+def _band_values(plan: TpuPlan, operands, scratch, table, query_block, maximum, inverse_total):
+  """Computes the sum of the value table's rows on the band, by their weights."""
   maximum = jnp.concatenate([maximum] * (plan.period // plan.lanes), 1)
   band = jnp.exp(scratch["band_logits"][...] - maximum) * inverse_total[:, :1]
   if plan.dropout_rate:
@@ -255,12 +231,8 @@ def _relative_values(
     query += query_block * plan.block
     keep = dropout.keep(operands["seeds"][0, 0], query, query + distance, plan.dropout_rate)
     band = jnp.where(keep, band / (1 - plan.dropout_rate), 0)
-  band = tiles.unskew(plan, band).astype(dtype)
-  added = (
-    tiles.product(band, table.astype(dtype), (1, 0)) + kept[:, :1] * table[plan.left_row, None]
-  )
-  # In float32: an error of the output enters all of a query's gradients, through delta.
-  return added + right.sum(1, keepdims=True) * table[plan.last_row, None]
+  dtype = operands["query"].dtype
+  return tiles.product(tiles.unskew(plan, band).astype(dtype), table.astype(dtype), (1, 0))
 
 
 def _write_rows(plan: TpuPlan, outputs, columns) -> None:

@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,28 +31,11 @@ from relpos_jax.attention import dropout, masks
 # A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total
 # beside a large maximum. The "far" ones are those of tiles right of the diagonal's, whose logits
 # all lack the same relative term.
-_AXES = dict(
-  query="BNTh",
-  d_output="BNTh",
-  output="BNTh",
-  output_rest="BNTh",
-  key="BKSh",
-  value="BKSh",
-  key_table="Nwh",
-  value_table="Nwh",
-  maximum="BNoT",
-  inverse_total="BNoT",
-  far_maximum="BNoT",
-  far_inverse_total="BNoT",
-  sums="BNoT",
-  delta="BNoT",
-  seeds="BNop",
-  d_query="BNTh",
-  d_key="BKSh",
-  d_value="BKSh",
-  d_key_table="BNwh",
-  d_value_table="BNwh",
-)
+_AXES = dict(key_table="Nwh", value_table="Nwh", d_key_table="BNwh", d_value_table="BNwh")
+_AXES |= dict.fromkeys(("query", "d_output", "output", "output_rest", "d_query"), "BNTh")
+_AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKSh")
+_AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "delta"), "BNoT")
+_AXES |= dict(far_maximum="BNoT", far_inverse_total="BNoT", seeds="BNop")
 AXES = {
   1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
   2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
@@ -108,14 +91,7 @@ class TpuPlan(NamedTuple):
     queries, keys = self.num_blocks
     return list(range(min(right, keys - 1), -min(left, queries - 1) - 1, -1))
 
-  def plain_sides(self) -> tuple[bool, bool]:
-    """Returns whether there are plain tiles to the right, and to the left."""
-    special, (queries, keys) = self.special_offsets(), self.num_blocks
-    if not special:
-      return False, True
-    return not self.is_causal and keys - 1 > special[0], 1 - queries < special[-1]
-
-  def runs(self, offset: jax.Array | np.ndarray | int) -> jax.Array | np.ndarray | bool:
+  def runs(self, offset: Any) -> Any:
     """Returns whether causality and window leave any pair of the tile visible."""
     visible = offset <= 0 if self.is_causal else True
     if self.window is not None:
@@ -155,23 +131,24 @@ class Piece(NamedTuple):
 
 def pieces(plan: TpuPlan, offset: int, keys: int) -> list[list[Piece]]:
   """Returns the sub-tiles of a tile, row by row; its keys are along axis `keys`."""
-  rows = [slice(start, start + plan.height) for start in range(0, plan.block, plan.height)]
-  columns = [slice(start, start + plan.lanes) for start in range(0, plan.block, plan.lanes)]
-  return [[_piece(plan, offset, row, column, keys) for column in columns] for row in rows]
 
+  def piece(row: slice, column: slice) -> Piece:
+    of_queries, of_keys = (row, column) if keys else (column, row)
+    start, stop = (offset * plan.block + x for x in (of_keys.start, of_keys.stop))
+    where = "band"
+    if stop - of_queries.start <= plan.first:
+      where = "left"
+    if start - of_queries.stop >= plan.last - 1:
+      where = "right"
+    of_band = slice(start % plan.period, start % plan.period + stop - start)
+    band = (of_queries, of_band) if keys else (of_band, of_queries)
+    return Piece(row, column, of_queries, where, start - of_queries.start, band)
 
-def _piece(plan: TpuPlan, offset: int, row: slice, column: slice, keys: int) -> Piece:
-  of_queries, of_keys = (row, column) if keys else (column, row)
-  distance = offset * plan.block + of_keys.start - of_queries.start
-  where = "band"
-  if distance + of_keys.stop - of_keys.start <= plan.first:
-    where = "left"
-  if distance - (of_queries.stop - of_queries.start) >= plan.last - 1:
-    where = "right"
-  start = (offset * plan.block + of_keys.start) % plan.period
-  of_band = slice(start, start + of_keys.stop - of_keys.start)
-  band = (of_queries, of_band) if keys else (of_band, of_queries)
-  return Piece(row, column, of_queries, where, distance, band)
+  rows, columns = (
+    [slice(start, start + size) for start in range(0, plan.block, size)]
+    for size in (plan.height, plan.lanes)
+  )
+  return [[piece(row, column) for column in columns] for row in rows]
 
 
 def distances(plan: TpuPlan, piece: Piece, keys: int) -> jax.Array:
@@ -187,15 +164,8 @@ def in_band(plan: TpuPlan, distance: jax.Array) -> jax.Array:
 
 def split(tile: jax.Array, size: int, axis: int) -> list[jax.Array]:
   """Returns the slices of `size` along an axis."""
-  return [
-    jax.lax.slice_in_dim(tile, start, start + size, axis=axis)
-    for start in range(0, tile.shape[axis], size)
-  ]
-
-
-def join(strips: list[list[jax.Array]]) -> jax.Array:
-  """Concatenates sub-tiles to a tile."""
-  return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
+  starts = range(0, tile.shape[axis], size)
+  return [jax.lax.slice_in_dim(tile, start, start + size, axis=axis) for start in starts]
 
 
 def skew(plan: TpuPlan, x: jax.Array) -> jax.Array:
@@ -206,9 +176,8 @@ def skew(plan: TpuPlan, x: jax.Array) -> jax.Array:
 def unskew(plan: TpuPlan, x: jax.Array) -> jax.Array:
   """Moves column (i + d) % period of row i to column d.
 
-  A lookup along lanes covers one vector only. Longer rows are rotated to the left; that shift
-  cannot grow with the row, so the eight rows of a vector are rotated by 0 to 7, by rotations of 1,
-  2 and 4 of some rows, and then together.
+  A lookup along lanes covers one vector only. In longer rows no rotation to the left can grow with
+  the row: the eight rows of a vector are rotated by 0 to 7, in steps of 1, 2 and 4, then together.
   """
   if plan.period == plan.lanes:
     row, column = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (0, 1))
@@ -275,17 +244,15 @@ def add_band(plan: TpuPlan, tile, offset: int, band, right, keys: int):
     inside = band[piece.band] - of_right if offset > 0 else band[piece.band]
     return part + jnp.where(in_band(plan, distance), inside, outside)
 
-  return join([[add(piece) for piece in strip] for strip in pieces(plan, offset, keys)])
+  strips = [[add(piece) for piece in strip] for strip in pieces(plan, offset, keys)]
+  return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
 
 
 def crossing(plan: TpuPlan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]]:
   """Returns the sub-tiles that cross the band, with True on the band."""
-  return [
-    (piece, in_band(plan, distances(plan, piece, keys)))
-    for strip in pieces(plan, offset, keys)
-    for piece in strip
-    if piece.where == "band"
-  ]
+  found = itertools.chain(*pieces(plan, offset, keys))
+  inside = lambda piece: in_band(plan, distances(plan, piece, keys))
+  return [(piece, inside(piece)) for piece in found if piece.where == "band"]
 
 
 def right_of_band(plan: TpuPlan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
@@ -307,10 +274,9 @@ def first_block(operands: dict) -> jax.Array | int:
 
 def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
   """Returns the dropout mask of a tile, True where a weight is kept."""
-  count = functools.partial(jax.lax.broadcasted_iota, jnp.int32)
-  shape = lambda axis: tuple(plan.block if axis == n else 1 for n in range(2))
-  rows = query_block * plan.block + count(shape(1 - keys), 1 - keys)
-  columns = key_block * plan.block + count(shape(keys), keys)
+  shapes = (plan.block, 1), (1, plan.block)
+  count = lambda axis: jax.lax.broadcasted_iota(jnp.int32, shapes[axis], axis)
+  rows, columns = query_block * plan.block + count(1 - keys), key_block * plan.block + count(keys)
   return dropout.keep(seed, rows, columns, plan.dropout_rate)
 
 
@@ -328,8 +294,7 @@ def precise_product(
   """Computes the product of arrays wider than `dtype` from their rounding to it and the rest.
 
   For tables: their rounding errors would be the same for every query. A narrow table leaves half of
-  the matrix unit empty, so as the left factor both parts cost one product. (As the right factor
-  too, but concatenating takes longer than the product.)
+  the matrix unit empty, so as the left factor both parts cost one product.
   """
 
   def parts(z):
@@ -346,14 +311,16 @@ def precise_product(
 def dispatch(plan: TpuPlan, offset, tile, *, by_side: bool = False) -> None:
   """Runs `tile(offset, is_right)`, with a static offset if the tile has specialised code.
 
-  `is_right` is static: whether the tile is right of the diagonal's. For plain tiles it is False
-  unless `by_side`.
+  `is_right` is static; for plain tiles it is False unless `by_side`.
   """
   special, runs = plan.special_offsets(), plan.runs(offset)
   for static in special:
     pl.when(runs & (offset == static))(functools.partial(tile, static, static > 0))
-  right, left = (offset > special[0], offset < special[-1]) if special else (False, True)
-  has_right, has_left = plan.plain_sides()
+  (queries, keys), right, left, has_right, has_left = plan.num_blocks, False, True, False, True
+  if special:
+    right, left = offset > special[0], offset < special[-1]
+    has_right = not plan.is_causal and keys - 1 > special[0]
+    has_left = 1 - queries < special[-1]
   if by_side and has_right:
     pl.when(runs & right)(functools.partial(tile, offset, True))
   elif has_right:
@@ -367,12 +334,8 @@ def block_specs(
 ) -> dict[str, pl.BlockSpec]:
   """Returns the block of each array that a step of the grid reads or writes.
 
-  Args:
-    axes: a letter for each axis of each array.
-    arrays: one of the batch (B) and of heads (N, K) is in a block, `block` queries (T) or keys (S),
-      and all of the other axes.
-    block: the size.
-    index: maps a step's indices in the grid to those of the blocks by letter.
+  A block has one of the batch (B) and of heads (N, K), `block` queries (T) or keys (S), and all of
+  the other axes. `index` maps a step's indices in the grid to those of the blocks by letter.
   """
   sizes = dict(B=1, N=1, K=1, T=block, S=block)
 
@@ -394,9 +357,8 @@ def block_specs(
 def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) -> pl.CostEstimate:
   """Estimates a call's cost from `num_products` products of [block, H] by [block, block] per tile.
 
-  Relative terms are not counted. Keys and values are read for every block of queries, all other
-  arrays once. If devices share the queries it is the cost of the last one, which in a causal call
-  has the most visible keys.
+  Keys and values are read for every block of queries, all other arrays once. If devices share the
+  queries it is the cost of the last one, which in a causal call has the most visible keys.
   """
   batch, heads, length, width = operands["query"].shape
   num_keys = operands["key"].shape[2]

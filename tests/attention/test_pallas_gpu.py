@@ -13,7 +13,7 @@ from jax.test_util import check_grads
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import pallas_gpu, reference
 from relpos_jax.attention.inputs import gather_inputs
-from relpos_jax.attention.pallas_gpu_tiles import Blocks
+from relpos_jax.attention.pallas_gpu_kernels import Blocks
 
 SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))
 RANDOM = np.random.default_rng(0)
@@ -134,6 +134,15 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient():
   output, gradients = output_and_gradients(arrays)
   assert not output[:, 2].any() and output[:, :2].all()
   assert not any(gradient.any() for gradient in gradients.values())
+
+
+def test_devices_that_share_a_sequence_gather_its_queries():
+  arrays = arrays_of(dtype=np.float32)
+  call = quickly(lambda: attend(in_small_blocks, arrays, is_causal=True))
+  wanted = call()
+  mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+  with jax.set_mesh(mesh):
+    np.testing.assert_allclose(call(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ from jax.test_util import check_grads
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import pallas_tpu, reference
 from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.attention.pallas_tpu_tiles import cost
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 BATCH, WIDTH = 2, 4
 TINY = dict(block=8, lanes=4)
+DROPOUT = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
 
 
 def _arrays(queries=20, keys=20, heads=1, key_heads=1, rows=5, tables="kv", per_head=False):
@@ -74,6 +76,12 @@ SHAPES = {
   "more queries, zero beyond": (dict(queries=27, keys=13), dict(beyond="zero")),
   "nothing to the right of the query": (dict(), dict(left=4, is_causal=True)),
   "nothing to the left of it": (dict(), dict(left=0)),
+  "a window that leaves tiles out": (
+    dict(queries=40, keys=40, tables=""),
+    dict(local_window_size=(3, 9)),
+  ),
+  "dropout": (dict(heads=2), DROPOUT),
+  "dropout, causal": (dict(heads=2), DROPOUT | dict(is_causal=True)),
 }
 
 
@@ -106,21 +114,10 @@ def test_exact_behind_masks_of_every_kind():
   _assert_exact(_arrays(), options)
 
 
-def test_a_window_without_relations_leaves_tiles_out():
-  _assert_exact(_arrays(queries=40, keys=40, tables=""), dict(local_window_size=(3, 9)))
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_drops_the_weights_that_the_reference_drops(is_causal):
-  dropout = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
-  _assert_exact(_arrays(heads=2), dropout | dict(is_causal=is_causal))
-
-
 def test_keys_in_several_calls(monkeypatch):
   monkeypatch.setattr(pallas_tpu, "KEYS_A_CALL", 8)
-  dropout = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
   arrays = _arrays(queries=9, keys=13)
-  _assert_exact(arrays, dropout | dict(key_value_seq_lengths=jnp.array([12, 7])))
+  _assert_exact(arrays, DROPOUT | dict(key_value_seq_lengths=jnp.array([12, 7])))
 
 
 def test_gradients_are_those_of_the_output():
@@ -144,7 +141,7 @@ def test_mapped_over_an_axis_of_the_callers():
   [
     (dict(bias=jnp.zeros((1, 1, 20, 20))), "a bias is given"),
     (dict(mask=jnp.ones((1, 1, 20, 1), bool)), "the same for all heads and queries"),
-    (dict(query_positions=jnp.arange(20), key_positions=jnp.arange(20)), "positions are given"),
+    (dict(query_positions=jnp.arange(20)), "positions are given"),
   ],
 )
 def test_refuses_by_name(options, reason):
@@ -154,12 +151,9 @@ def test_refuses_by_name(options, reason):
 
 
 def test_refuses_a_traced_scale():
-  query = _arrays()["query"]
-  attend = lambda scale: dot_product_attention(
-    query, query, query, scale=scale, implementation="pallas_tpu"
-  )
+  attend = functools.partial(dot_product_attention, implementation="pallas_tpu")
   with pytest.raises(NotImplementedError, match="scale is traced"):
-    jax.jit(attend)(0.1)
+    jax.jit(lambda scale: attend(*[_arrays()["query"]] * 3, scale=scale))(0.1)
 
 
 def test_refuses_on_a_tpu_what_it_cannot_compile():
@@ -168,3 +162,22 @@ def test_refuses_on_a_tpu_what_it_cannot_compile():
   assert "512 wide" in pallas_tpu.unsupported(wide, interpret=False)
   assert "float64" in pallas_tpu.unsupported(double, interpret=False)
   assert pallas_tpu.unsupported(double) is None
+
+
+@pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(local_window_size=(17, 0))])
+def test_tiles_with_a_visible_pair_cost_time(options):
+  block, array = 16, jax.ShapeDtypeStruct((BATCH, 64, 1, WIDTH), np.float32)
+  plans = []
+  gather = lambda x: plans.append(pallas_tpu.plan_of(gather_inputs(x, x, x, **options), True)[0])
+  jax.eval_shape(gather, array)
+  operands = dict.fromkeys(("query", "key", "value"), array.update(shape=(BATCH, 1, 64, WIDTH)))
+  found = cost(plans[0], operands, dict(output=operands["query"]), num_products=2)
+  i, j = np.ogrid[:64, :64]
+  left, right = options.get("local_window_size", (64, 64))
+  seen = (j <= i if "is_causal" in options else True) & (j - i <= right) & (i - j <= left)
+  num_tiles = seen.reshape(4, block, 4, block).any((1, 3)).sum()
+  assert found.transcendentals == BATCH * num_tiles * block**2
+  assert found.flops == 2 * 2 * WIDTH * found.transcendentals
+  # A hidden tile of a causal call reads no keys; one outside of the window does.
+  read = num_tiles / 16 if "is_causal" in options else 1
+  assert found.bytes_accessed == (2 + 2 * 4 * read) * 4 * BATCH * 64 * WIDTH

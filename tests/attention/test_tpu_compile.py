@@ -81,6 +81,9 @@ CALLS = {
   "narrow heads": dict(width=32),
   "uneven heads": dict(width=80),
   "wide heads": dict(width=256),
+  "masks": dict(
+    key_value_seq_lengths=[700], query_segment_ids=[0, 1] * 512, key_segment_ids=[0] * 1024
+  ),
 }
 
 
@@ -89,10 +92,5 @@ def test_compiles(call):
   options = dict(length=1024, width=64) | CALLS[call]
   if "dropout_key" in options:
     options["dropout_key"] = jax.random.key(0)
-  _compile("v5e", **options)
-
-
-def test_compiles_behind_masks():
-  lengths, ids = jnp.array([700]), jnp.arange(1024)[None] // 300
-  segments = dict(query_segment_ids=ids, key_segment_ids=ids)
-  _compile("v5e", 1024, 64, key_value_seq_lengths=lengths, **segments)
+  arrays = {name: jnp.array(x) for name, x in options.items() if isinstance(x, list)}
+  _compile("v5e", **options | arrays)

@@ -127,7 +127,10 @@ def call(fast):
       contextlib.redirect_stderr(streams[2]),
       pytest.raises(SystemExit) as exit,
     ):
-      command.run(module.main, module.FLAGS, arguments)
+      if name == "benchmark.__main__":  # it has sub-commands
+        module.run([*arguments])
+      else:
+        command.run(module.main, module.FLAGS, arguments)
     for stream in streams[1:]:
       stream.flush()
     out, err = (stream.buffer.getvalue().decode() for stream in streams[1:])

@@ -115,7 +115,7 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (train_music(tmp_path / "run", "--config.data.transpose=200"), "data.transpose is 200"),
     (train_music(tmp_path / "run", "--config.data.midi.path="), "--config.data.midi.path"),
     (
-      call("benchmark.step", "--config=configs/music.py", "--config.mesh.data=1"),
+      call("benchmark.__main__", "step", "--config=configs/music.py", "--config.mesh.data=1"),
       "music translation",
     ),
     (sample(own, out, "--temperature=-1"), "temperature is -1"),

@@ -1,0 +1,213 @@
+r"""Times a translation model's training step or beam search, with random parameters and sentences.
+
+  python -m experiments.benchmark step --config=configs/multi30k.py --length=16
+  python -m experiments.benchmark step --config=configs/wmt14.py --length=32 --out=results \
+      --config.batches.tokens=1024 --config.model.dtype=float32
+  python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4 --length=16
+
+The models take turns in one process; their order changes from round to round. With --out all times
+are written to OUT/steps/NAME-ROWSxLENGTH.json or OUT/decode/NAME-SENTENCESxLENGTH.json, and that
+block of OUT/steps.md or OUT/decode.md.
+
+`step` compares relative positions with the same model with sinusoids, on the same batch. The latter
+is measured twice: a ratio is to the mean of its two copies, and the ratio of the two is the noise.
+
+In `decode` the end mark's embedding is zero, so that no translation ends before its limit,
+--config.decoding.extra_length tokens more than its source: the search at its longest.
+"""
+
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments import command
+from experiments.benchmark import timing
+from experiments.config import own_values, validate
+from experiments.run import init_params, make_optimizer, make_step, plan_run
+from relpos_jax.data.batching import Batch
+from relpos_jax.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
+from relpos_jax.errors import InputError
+from relpos_jax.evaluation.records import digest
+from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
+from relpos_jax.training.step import init_state
+from relpos_jax.training.workdir import environment
+from relpos_jax.translation.task import Translation, make_translator
+
+BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
+_ORDERS = 6  # of three models
+_OUT = command.Flag("", "the folder to write to; empty: only print")
+STEP_FLAGS = dict(
+  config=command.CONFIG,
+  length=command.Flag(32, "tokens of a sentence, on either side"),
+  repetitions=command.Flag(42, "steps of each model; a multiple of 6, the number of orders"),
+  out=_OUT,
+)
+DECODE_FLAGS = dict(
+  config=command.CONFIG,
+  beam_sizes=command.Flag("1,4", "separated by commas; 1 is greedy"),
+  length=command.Flag(32, "tokens of a source sentence, its end mark included"),
+  sentences=command.Flag(64, "to translate in each round"),
+  repetitions=command.Flag(8, "rounds"),
+  out=_OUT,
+)
+
+
+def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
+  """Times the training steps of three models in turns."""
+  _check(config)
+  if config.model.positions == BASELINE:
+    raise InputError(f"config.model.positions is {BASELINE}, the baseline: give relative")
+  if not 1 <= length <= config.batches.tokens:
+    raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
+  if repetitions < 1 or repetitions % _ORDERS:
+    raise InputError(f"--repetitions={repetitions}: give a multiple of {_ORDERS}")
+  folder = command.make_folder(pathlib.Path(out, "steps"), "out") if out else None
+  shape = config.batches.tokens // length, length
+  positions = {BASELINE: BASELINE, AGAIN: BASELINE, config.model.positions: config.model.positions}
+  steps = {name: make_stepper(config, kind, shape) for name, kind in positions.items()}
+  results = _facts(config) | dict(
+    positions=config.model.positions,
+    width=config.model.width,
+    shape=shape,
+    dtype=config.model.dtype,
+    seconds=timing.time_rounds(steps, repetitions),
+  )
+  _publish(results, step_block, folder, f"{config.name}-{shape[0]}x{length}")
+
+
+def make_stepper(
+  config: ConfigDict, positions: str, shape: tuple[int, int]
+) -> Callable[[], jax.Array]:
+  """Returns a function that makes one step of training on the same batch [rows, tokens]."""
+  config = config.copy_and_resolve_references()
+  config.model.positions = positions
+  task = Translation(config)
+  model = task.make_model(task.mock_vocabulary(), nnx.Rngs(config.seed))
+  graphdef, params = nnx.split(model, nnx.Param)
+  train_step, state = make_step(task, graphdef), init_state(params, make_optimizer(config))
+  tokens = np.random.default_rng(0).integers(UNK, config.vocabulary.size, (2, *shape))
+  batch = Batch(*tokens.astype(np.int32))
+
+  def step():
+    nonlocal state
+    state, metrics = train_step(state, batch)
+    return state, metrics
+
+  jax.block_until_ready(step())  # compiles
+  return step
+
+
+def time_decoding(
+  config: ConfigDict, beam_sizes: str, length: int, sentences: int, repetitions: int, out: str
+) -> None:
+  """Translates the same sentences with each beam size in turns."""
+  _check(config)
+  if min(length - 1, sentences, repetitions) < 1:
+    raise InputError("give --length of at least 2, --sentences and --repetitions of at least 1")
+  beams = timing.parse_lengths("beam_sizes", beam_sizes)
+  folder = command.make_folder(pathlib.Path(out, "decode"), "out") if out else None
+  size = config.vocabulary.size
+  words = [f"w{number}" for number in range(size - UNK - 1)]
+  tokenizer = train_tokenizer([" ".join(words)], "words", size)
+  run = plan_run(Translation(config), Tokenizers(tokenizer, tokenizer))
+  # With an embedding of zero the end mark's logit is never the highest.
+  without_end = lambda x: x.at[EOS].set(0) if x.ndim == 2 and x.shape[0] == size else x
+  run = run._replace(params=jax.tree.map(without_end, init_params(run)))
+  chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
+  lines = [" ".join(row) for row in chosen]
+  functions = {
+    str(beam): functools.partial(make_translator(run, beam_size=beam), lines) for beam in beams
+  }
+  count_tokens = lambda function: sum(len(line.split()) for line in function())  # also compiles
+  results = _facts(config) | dict(
+    sentences=sentences,
+    length=length,
+    tokens={beam: count_tokens(function) for beam, function in functions.items()},
+    seconds=timing.time_rounds(functions, repetitions),
+  )
+  _publish(results, decode_block, folder, f"{config.name}-{sentences}x{length}")
+
+
+def _check(config: ConfigDict) -> None:
+  validate(config)
+  if config.task != "translation":
+    raise InputError(f"--config is of {config.task}: give one of translation")
+
+
+def _facts(config: ConfigDict) -> dict:
+  return dict(environment=environment(), name=config.name, digest=digest(own_values(config)))
+
+
+# Pages --------------------------------------------------------------------------------------------
+
+
+def _publish(
+  results: timing.Record,
+  block: Callable[[timing.Record], str],
+  folder: pathlib.Path | None,
+  name: str,
+) -> None:
+  print(block(results))
+  if folder:
+    timing.write_results(folder / f"{name}.json", results)
+    write_page(folder.parent)
+
+
+def write_page(out: pathlib.Path) -> None:
+  """Rewrites the blocks of out/steps.md and out/decode.md from the raw results."""
+  for name, block in (("steps", step_block), ("decode", decode_block)):
+    if results := timing.read_results(out / name):
+      rewrite_blocks(out / f"{name}.md", {stem: block(of) for stem, of in results.items()})
+
+
+def step_block(results: timing.Record) -> str:
+  """Returns the provenance and the table of one measurement of steps."""
+  seconds, positions, (rows, length) = (results[x] for x in ("seconds", "positions", "shape"))
+  baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
+  cells = [[BASELINE, f"{1e3 * np.median(seconds[BASELINE]):.1f}", "", "", ""]]
+  for name, against in ((AGAIN, seconds[BASELINE]), (positions, baseline)):
+    ratios = np.divide(seconds[name], against)
+    low, median, high = timing.quartiles(ratios)
+    interval = "{:.3f} to {:.3f}".format(*median_interval(ratios))
+    ratio = [f"{median:.3f}", interval, f"{low:.3f} to {high:.3f}"]
+    cells.append([name, f"{1e3 * np.median(seconds[name]):.1f}", *ratio])
+  header = ["positions", "ms a step, median", "ratio, median", "its 95% interval", "quartiles"]
+  return (
+    f"{timing.provenance(results, ['jax'])}\n"
+    f"{results['name']}: width {results['width']}, {rows} x {length} tokens, "
+    f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}.\n\n"
+    f"{markdown_table(header, cells)}"
+  )
+
+
+def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+  """Returns the 95% interval of the median, by the percentile bootstrap.
+
+  >>> median_interval([2.0] * 6)
+  (2.0, 2.0)
+  """
+  samples = np.random.default_rng(12345).choice(values, (10_000, len(values)))
+  low, high = np.quantile(np.median(samples, axis=1), (0.025, 0.975))
+  return float(low), float(high)
+
+
+def decode_block(results: timing.Record) -> str:
+  """Returns the provenance and the table of one measurement: medians and quartiles of rounds."""
+  rows = []
+  for beam, seconds in results["seconds"].items():
+    amounts = results["sentences"], results["tokens"][beam]
+    rates = (timing.quartiles(amount / np.array(seconds)) for amount in amounts)
+    cells = [f"{median:,.1f} ({low:,.1f} to {high:,.1f})" for low, median, high in rates]
+    rows.append([beam, f"{results['tokens'][beam]:,}", *cells])
+  header = ["beam size", "output tokens", "sentences a second", "output tokens a second"]
+  rounds = len(next(iter(results["seconds"].values())))
+  return (
+    f"{timing.provenance(results)}\n"
+    f"{results['name']}: {results['sentences']} sentences of {results['length']} tokens, "
+    f"{rounds} rounds, config {results['digest']}.\n\n{markdown_table(header, rows)}"
+  )
