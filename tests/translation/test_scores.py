@@ -105,13 +105,8 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of():
       key, value = layer.cross_attention.keys_values(memory)
       query = layer.cross_attention.query(around_cross.before(y))
       weights.append(attention_weights(query, key).mean(axis=1)[0])
-<<<<<<< HEAD
-      x = layer(x, memory, None)
-    return first, sum(weights) / 2
-=======
       x = layer(x, None, Memory(key, value, None), is_causal=True)
-    return sum(weights) / 2
->>>>>>> h3
+    return first, sum(weights) / 2
 
   source, target = (encode(tokenizer, [text])[0] for text in (source_text, target_text))
   first, cross = read_layers(source[None], np.concatenate([[BOS], target[:-1]])[None])
