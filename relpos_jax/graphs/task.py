@@ -2,10 +2,9 @@
 
 import collections
 import dataclasses
-import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,32 +16,28 @@ from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import bucket_boundaries, prefetch
 from relpos_jax.errors import InputError
 from relpos_jax.graphs import report
-from relpos_jax.graphs.batching import PAD, GraphBatch, GraphBatches, empty_batch
-from relpos_jax.graphs.graph import Graph, GraphData, GraphNames, stratified_folds
+from relpos_jax.graphs.graph import (
+  PAD,
+  Graph,
+  GraphBatch,
+  GraphBatches,
+  GraphData,
+  GraphNames,
+  empty_batch,
+  stratified_folds,
+)
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh, num_rows_together, put_batch
-from relpos_jax.training.task import (
-  Evaluation,
-  Run,
-  check_model,
-  model_choices,
-  model_values,
-  own_copies,
-)
+from relpos_jax.training.task import Evaluation, Run
 from relpos_jax.training.workdir import read_json, write_whole
-from relpos_jax.typing import Array, Float, Int, PyTree
+from relpos_jax.typing import PyTree
 
 _HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
 _NAMES_FILE = "graphs.json"
 _FOLDS_SEED = 0  # the same for all runs, so that their test folds are disjoint
-_CHOICES = {"data.source": (*_HEADS,)} | {
-  name: choices
-  for name, choices in model_choices(GraphEncoderConfig).items()
-  if name in ("model.readout", "model.sees", "model.reverse_edges", "model.norm", "model.dtype")
-}
 _NUMBERS = (
   *tasks.LAYER_CHECKS,
   ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
@@ -60,7 +55,7 @@ class Graphs:
     self.config = config
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    check_values(self.config, _CHOICES, _NUMBERS)
+    check_values(self.config, {"data.source": (*_HEADS,)}, _NUMBERS)
     folds = self.config.data.tu
     if folds.fold >= folds.num_folds:
       raise InputError(
@@ -72,7 +67,7 @@ class Graphs:
       )
     tasks.check_batches(self.config, sizes)
     make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
-    check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
+    tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
 
   def load_data(self) -> GraphData:
     """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
@@ -87,16 +82,10 @@ class Graphs:
     return _split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: pathlib.Path) -> GraphNames:
-    """Returns the names of labels and classes in the data.
-
-    Raises InputError if the run directory has other names.
-    """
-    if (workdir / _NAMES_FILE).exists():
-      _check_names(self.load_vocabulary(workdir), data)
-    return data.names
+    """Returns the names of labels and classes in the run directory, or else in the data."""
+    return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
 
   def load_vocabulary(self, workdir: pathlib.Path) -> GraphNames:
-    """Reads the names that `save_vocabulary` wrote."""
     path = workdir / _NAMES_FILE
     if not path.exists():
       raise InputError(f"no {path}: the run stopped before its first step; train it again")
@@ -104,15 +93,13 @@ class Graphs:
     return GraphNames(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
   def save_vocabulary(self, vocabulary: GraphNames, workdir: pathlib.Path) -> None:
-    """Writes the names into the run directory unless they are there."""
     path = workdir / _NAMES_FILE
     if not path.exists():
       write_whole(path, json.dumps(vocabulary._asdict(), indent=2) + "\n")
 
   def mock_vocabulary(self) -> GraphNames:
     """Returns as many names as CLUTRR has."""
-    names = lambda number: tuple(map(str, range(number)))
-    return GraphNames(names(1), names(14), names(18))
+    return GraphNames(*(tuple(map(str, range(number))) for number in (1, 14, 18)))
 
   def make_batches(
     self, data: GraphData, vocabulary: GraphNames, mesh: AnyMesh
@@ -120,25 +107,22 @@ class Graphs:
     _check_names(vocabulary, data)
     train, valid = data.splits["train"], data.splits["valid"]
     boundaries = self._boundaries([*train, *valid], self.config.batches.max_length)
-    make = functools.partial(self._batches, boundaries=boundaries, mesh=mesh)
-    return make(train, seed=self.config.seed), make(valid, seed=None)
+    return (
+      self._batches(train, boundaries, mesh, self.config.seed),
+      self._batches(valid, boundaries, mesh),
+    )
 
   def _boundaries(self, graphs: Sequence[Graph], longest: int | None = None) -> tuple[int, ...]:
     sizes = np.array([len(graph.nodes) for graph in graphs])
-    if longest and sizes.min() > longest:
-      raise InputError(
-        f"config.batches.max_length is {longest}, and the smallest graph has {sizes.min()} nodes"
-      )
     return bucket_boundaries(sizes, self.config.batches.num_shapes, max_length=longest)
 
-  def _batches(self, graphs: Sequence[Graph], boundaries, mesh: AnyMesh, seed) -> GraphBatches:
-    budget, together = self.config.batches.tokens, num_rows_together(mesh.shape)
-    together *= self.config.training.num_microbatches
+  def _batches(self, graphs, boundaries, mesh: AnyMesh, seed: int | None = None) -> GraphBatches:
+    rows = num_rows_together(mesh.shape) * self.config.training.num_microbatches
     return GraphBatches(
       graphs,
       boundaries=boundaries,
-      node_budget=max(budget, boundaries[-1] * together),
-      multiple_of=together,
+      node_budget=max(self.config.batches.tokens, boundaries[-1] * rows),
+      multiple_of=rows,
       packed=self.config.batches.packed,
       seed=seed,
     )
@@ -152,8 +136,7 @@ class Graphs:
     return self._batches(graphs, (longest,), mesh, self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
-    rows, nodes, edges, graphs = shape
-    return empty_batch((rows, nodes, edges, graphs))
+    return empty_batch(shape)
 
   def make_model(self, vocabulary: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
     return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
@@ -164,7 +147,11 @@ class Graphs:
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
     """Returns a function of the parameters that computes the accuracy on the valid split."""
-    count = jax.jit(lambda params, batch: _count_right(run.graphdef, params, batch))
+
+    @jax.jit
+    def count(params, batch: GraphBatch):
+      answers, is_target = jnp.argmax(nnx.merge(run.graphdef, params)(batch), -1), batch.target >= 0
+      return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
 
     def compute(params: PyTree) -> tuple[dict[str, float], str]:
       # Wait for each batch: on CPUs, concurrent sums over processes may deadlock.
@@ -184,24 +171,31 @@ class Graphs:
     predictions = self._predict(run, [graph for _, graph in graphs])
     if not is_first():
       return None
+    source = self.config.data.source
     rows: dict[str, list[report.Row]] = collections.defaultdict(list)
-    for (name, graph), (answer, nats) in zip(graphs, predictions, strict=True):
-      size = len(graph.senders if self.config.data.source == "clutrr" else graph.nodes)
-      rows[name].append(report.Row(size, int(graph.target), answer, nats))
+    for (name, graph), prediction in zip(graphs, predictions, strict=True):
+      size = len(graph.senders if source == "clutrr" else graph.nodes)
+      rows[name].append(report.Row(size, int(graph.target), *prediction))
     classes = collections.Counter(int(graph.target) for graph in data.splits["train"])
     most_frequent = classes.most_common(1)[0][0]
-    source = self.config.data.source
     return report.evaluation(source, rows, most_frequent, run.vocabulary.classes, workdir)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
     """Returns the predicted class of each graph, and the cross entropy of its target in nats."""
-    batches = self._batches(graphs, self._boundaries(graphs), run.mesh, seed=None)
-    answer = make_answer(run.graphdef, own_copies(run.params))
-    found: dict[int, tuple[int, float]] = {}
+
+    @jax.jit
+    def predict(params, batch: GraphBatch):
+      logits = nnx.merge(run.graphdef, params)(batch)
+      target = jnp.maximum(batch.target, 0)[..., None]
+      nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1)[..., 0]
+      return jnp.argmax(logits, -1), nats
+
+    batches = self._batches(graphs, self._boundaries(graphs), run.mesh)
+    params, found = tasks.own_copies(run.params), {}
     for step in range(batches.num_per_epoch):
       batch = batches[step]
-      answers, nats = (np.asarray(x)[batch.target >= 0].tolist() for x in answer(batch))
-      found |= zip(batches.order(step), zip(answers, nats, strict=True), strict=True)
+      found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
+      found |= zip(batches.order(step), zip(*found_in_batch, strict=True), strict=True)
     return [found[number] for number in range(len(graphs))]
 
 
@@ -213,26 +207,7 @@ def graph_loss(
   label_smoothing: float = 0.0,
 ) -> Loss:
   """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
-  logits = model(batch, rngs)
-  return cross_entropy(logits, batch.target, smoothing=label_smoothing, pad=PAD)
-
-
-def make_answer(
-  graphdef: nnx.GraphDef, params: PyTree
-) -> Callable[[GraphBatch], tuple[Int[Array, "B X"], Float[Array, "B X"]]]:
-  """Returns a compiled function from a batch to predicted classes and cross entropies in nats.
-
-  X is G for graphs and queries, T for nodes. Values at padding are arbitrary.
-  """
-
-  @jax.jit
-  def answer(params, batch: GraphBatch) -> tuple[Int[Array, "B X"], Float[Array, "B X"]]:
-    logits = nnx.merge(graphdef, params)(batch)
-    target = jnp.maximum(batch.target, 0)[..., None]
-    nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1)[..., 0]
-    return jnp.argmax(logits, -1), nats
-
-  return functools.partial(answer, params)
+  return cross_entropy(model(batch, rngs), batch.target, smoothing=label_smoothing, pad=PAD)
 
 
 def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
@@ -244,14 +219,8 @@ def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
     num_node_features=names.num_node_features,
     num_edge_features=names.num_edge_features,
     head=_HEADS[config.data.source],
-    **model_values(config),
+    **tasks.model_values(config),
   )
-
-
-def _count_right(graphdef: nnx.GraphDef, params: PyTree, batch: GraphBatch):
-  """Counts the targets that are predicted right, and all targets."""
-  answers, is_target = jnp.argmax(nnx.merge(graphdef, params)(batch), -1), batch.target >= 0
-  return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
 
 
 def _split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:

@@ -10,8 +10,7 @@ from compiling import quickly
 from flax import nnx
 
 from relpos_jax.attention.edges import pair_features
-from relpos_jax.graphs.batching import GraphBatch, GraphBatches
-from relpos_jax.graphs.graph import Graph
+from relpos_jax.graphs.graph import Graph, GraphBatch, GraphBatches
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig, complete
 
 LABELS, CLASSES = 3, 5
