@@ -1,4 +1,4 @@
-"""Labelled directed graphs: the types, data sets, stratified folds, and batches."""
+"""Labelled directed graphs: the types, data sets and batches."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -117,23 +117,6 @@ class GraphData:
             raise InputError(f"{split}: graph {number}: {what} is not in {low} to {high - 1}")
 
 
-def stratified_folds(
-  classes: Sequence[int] | Int[np.ndarray, "examples"], num_folds: int, seed: int
-) -> list[Int[np.ndarray, "fold"]]:
-  """Splits examples into disjoint folds, each with its share of every class.
-
-  The sizes of two folds differ by at most one, and so do their numbers of examples of one class.
-
-  >>> [fold.tolist() for fold in stratified_folds([0, 1, 0, 1, 0, 1], 3, seed=0)]
-  [[0, 5], [1, 2], [3, 4]]
-  """
-  classes = np.asarray(classes)
-  generator = np.random.Generator(np.random.Philox(key=seed))
-  shuffled = generator.permutation(len(classes))
-  by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
-  return [np.sort(by_class[fold::num_folds]) for fold in range(num_folds)]
-
-
 class GraphBatch(NamedTuple):
   """B rows of up to G graphs, padded with -1 to T nodes and M edges; features padded with 0.
 
@@ -166,7 +149,11 @@ class GraphBatches:
   a bucket have node_budget // boundary rows. With `packed`, a row holds as many graphs as fit into
   the last boundary (the largest graph first, into the first row with room), and rows are shuffled
   rather than graphs. Each epoch shows every graph once. Rows of padding fill the last batch of a
-  bucket, and round the number of rows up to `multiple_of`. Safe to read from several threads.
+  bucket, and round the number of rows up to `multiple_of`. A seed of None keeps the order of
+  buckets and graphs, for evaluation.
+
+  Raises InputError if the boundaries do not increase, the budget is too small for `multiple_of`
+  rows, or no graph is small enough.
 
   Attributes:
     examples: the graphs before batching.
@@ -195,20 +182,6 @@ class GraphBatches:
     packed: bool = False,
     seed: int | None,
   ):
-    """Sorts the graphs into buckets.
-
-    Args:
-      graphs: all with features of the same widths and targets of the same kind.
-      boundaries: padded numbers of nodes, increasing.
-      node_budget: the most nodes per batch over all devices, padding included.
-      multiple_of: devices times microbatches; the number of rows is a multiple of it.
-      packed: puts several graphs into a row.
-      seed: determines the order. None keeps the order of buckets and graphs, for evaluation.
-
-    Raises:
-      InputError: the boundaries do not increase, the budget is too small for `multiple_of` rows, or
-        no graph is small enough.
-    """
     self.examples, self._longest = graphs, boundaries[-1]
     sizes = np.array([len(graph.nodes) for graph in graphs], int)
     self._rows = _packed(sizes, self._longest) if packed else [[i] for i in range(len(sizes))]
@@ -237,7 +210,7 @@ class GraphBatches:
     first = self.examples[self._rows[chosen[0]][0]]
     widths = first.node_features.shape[1], first.edge_features.shape[1]
     per_node = bool(first.target.ndim)
-    batch = empty_batch(self.shapes[bucket], *widths, per_node=per_node)
+    batch = empty_batch(self.shapes[bucket], widths, per_node)
     for row, graphs in enumerate(self._rows[index] for index in chosen):
       node = edge = 0
       for number, graph in enumerate(self.examples[index] for index in graphs):
@@ -264,15 +237,11 @@ class GraphBatches:
 
 
 def empty_batch(
-  shape: tuple[int, ...],
-  num_node_features: int = 0,
-  num_edge_features: int = 0,
-  *,
-  per_node: bool = False,
+  shape: tuple[int, ...], widths: tuple[int, int] = (0, 0), per_node: bool = False
 ) -> GraphBatch:
   """Returns a batch of shape (rows, nodes, edges, graphs) that is all padding.
 
-  `per_node`: targets are classes of nodes, not of graphs.
+  `widths` are those of the features of nodes and edges; `per_node`: targets are classes of nodes.
 
   >>> empty_batch((2, 3, 5, 1)).target.tolist()
   [[-1], [-1]]
@@ -282,11 +251,11 @@ def empty_batch(
   return GraphBatch(
     nodes=full(nodes),
     segment_ids=full(nodes),
-    node_features=np.zeros((rows, nodes, num_node_features), np.float32),
+    node_features=np.zeros((rows, nodes, widths[0]), np.float32),
     senders=full(edges),
     receivers=full(edges),
     labels=full(edges),
-    edge_features=np.zeros((rows, edges, num_edge_features), np.float32),
+    edge_features=np.zeros((rows, edges, widths[1]), np.float32),
     query=full(graphs, 2),
     target=full(nodes if per_node else graphs),
   )

@@ -1,7 +1,6 @@
 """The task of classifying labelled directed graphs, or pairs of their nodes."""
 
 import collections
-import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ from relpos_jax.graphs.graph import (
   GraphData,
   GraphNames,
   empty_batch,
-  stratified_folds,
 )
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.training import task as tasks
@@ -37,7 +35,6 @@ from relpos_jax.typing import PyTree
 
 _HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
 _NAMES_FILE = "graphs.json"
-_FOLDS_SEED = 0  # the same for all runs, so that their test folds are disjoint
 _NUMBERS = (
   *tasks.LAYER_CHECKS,
   ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
@@ -63,7 +60,7 @@ class Graphs:
       )
     if sizes["sequence"] > 1:
       raise InputError(
-        f"config.mesh.sequence is {sizes['sequence']}: give 1, graphs are not sharded"
+        f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs"
       )
     tasks.check_batches(self.config, sizes)
     make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
@@ -79,7 +76,7 @@ class Graphs:
     from relpos_jax.graphs import tu
 
     fold = self.config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
-    return _split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
+    return tu.split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: pathlib.Path) -> GraphNames:
     """Returns the names of labels and classes in the run directory, or else in the data."""
@@ -142,8 +139,7 @@ class Graphs:
     return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
-    smoothing = self.config.training.label_smoothing
-    return graph_loss(model, batch, rngs, label_smoothing=smoothing)
+    return graph_loss(model, batch, rngs, self.config.training.label_smoothing)
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
     """Returns a function of the parameters that computes the accuracy on the valid split."""
@@ -200,11 +196,7 @@ class Graphs:
 
 
 def graph_loss(
-  model: GraphEncoder,
-  batch: GraphBatch,
-  rngs: nnx.Rngs | None = None,
-  *,
-  label_smoothing: float = 0.0,
+  model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None, label_smoothing: float = 0.0
 ) -> Loss:
   """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
   return cross_entropy(model(batch, rngs), batch.target, smoothing=label_smoothing, pad=PAD)
@@ -221,22 +213,6 @@ def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
     head=_HEADS[config.data.source],
     **tasks.model_values(config),
   )
-
-
-def _split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
-  """Splits the graphs: one fold to test, the next to validate, all others to train."""
-  graphs = data.splits["all"]
-  if len(graphs) < num_folds:
-    raise InputError(
-      f"config.data.tu.num_folds is {num_folds}, and the data set has {len(graphs)} graphs: each "
-      "fold needs one"
-    )
-  folds = stratified_folds([int(graph.target) for graph in graphs], num_folds, _FOLDS_SEED)
-  parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
-  parts["train"] = np.concatenate(folds)
-  splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
-  note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
-  return dataclasses.replace(data, splits=splits, notes=(*data.notes, note))
 
 
 def _check_names(names: GraphNames, data: GraphData) -> None:

@@ -1,5 +1,6 @@
 """Graph data sets in TU format: molecules with bond labels, and users' own folders."""
 
+import dataclasses
 import pathlib
 import zipfile
 from collections.abc import Iterator
@@ -59,9 +60,30 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   url = "" if folder else f"{_URL}{name}.zip"
   builder = prepare(make, _REMEDY, url=url, manual_dir=folder)
   with damage_named(builder):
-    graphs = [*read_split(builder, "train", _graph)]
+    graph = lambda item: Graph.of(item["nodes"], item["edges"], target=item["target"])
+    graphs = [*read_split(builder, "train", graph)]
     names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
   return GraphData(dict(all=graphs), names)
+
+
+def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
+  """Splits "all" into stratified folds: one to test, the next to validate, the others to train.
+
+  The folds are disjoint and the same for every call with the same data. The sizes of two folds
+  differ by at most one, and so do their numbers of graphs of one class.
+  """
+  graphs = data.splits["all"]
+  if len(graphs) < num_folds:
+    raise InputError(f"{num_folds} folds of {len(graphs)} graphs: lower config.data.tu.num_folds")
+  classes = np.array([graph.target for graph in graphs])
+  shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(len(graphs))
+  by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+  folds = [np.sort(by_class[number::num_folds]) for number in range(num_folds)]
+  parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
+  parts["train"] = np.concatenate(folds)
+  splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
+  note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
+  return dataclasses.replace(data, splits=splits, notes=(*data.notes, note))
 
 
 class TU(tfds.core.GeneratorBasedBuilder):
@@ -103,10 +125,6 @@ class TU(tfds.core.GeneratorBasedBuilder):
     for index, graph in enumerate(graphs):
       edges = np.column_stack([graph.senders, graph.receivers, graph.labels])
       yield index, dict(nodes=graph.nodes, edges=edges, target=graph.target)
-
-
-def _graph(item) -> Graph:
-  return Graph.of(item["nodes"], item["edges"], target=item["target"])
 
 
 _LARGEST = 2.0**63  # fits into int64 and float32
