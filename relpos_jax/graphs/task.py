@@ -52,16 +52,15 @@ class Graphs:
     self.config = config
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    check_values(self.config, {"data.source": (*_HEADS,)}, _NUMBERS)
+    choices = tasks.model_choices(GraphEncoderConfig) | {"data.source": (*_HEADS,)}
+    check_values(self.config, choices, _NUMBERS)
     folds = self.config.data.tu
     if folds.fold >= folds.num_folds:
       raise InputError(
         f"config.data.tu.fold is {folds.fold}: give 0 to {folds.num_folds - 1}, or -1 for the seed"
       )
     if sizes["sequence"] > 1:
-      raise InputError(
-        f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs"
-      )
+      raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
     make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
     tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
