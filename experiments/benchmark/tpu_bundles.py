@@ -32,7 +32,7 @@ from jax.sharding import SingleDeviceSharding
 from experiments import command
 from experiments.benchmark import timing
 from experiments.benchmark.timing import parse_lengths
-from experiments.plan.topology import NO_TPU, compiler_version
+from experiments.plan import NO_TPU, compiler_version
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import Inputs, gather_inputs

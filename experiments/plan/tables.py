@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import command
-from experiments.plan.collectives import ACROSS
-from experiments.plan.topology import CHIPS, Chip
+from experiments.plan import ACROSS, CHIPS, Chip
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.workdir import short_commit
 
@@ -59,9 +58,8 @@ def estimate(chip: Chip, step: Step) -> Estimate:
 def efficiencies(plans: Iterable[Plan]) -> list[tuple[Plan, Plan, list[float]]]:
   """Compares the same training on different numbers of chips.
 
-  Returns:
-    Each plan, the plan on the fewest chips, and the tokens a second and chip of the former over
-    those of the latter: if all parts of a step overlap, and if none do.
+  Returns each plan, the plan on the fewest chips, and the tokens a second and chip of the former
+  over those of the latter: if all parts of a step overlap, and if none do.
   """
   groups = {}
   for plan in sorted(plans, key=lambda plan: plan["num_chips"]):
@@ -94,9 +92,6 @@ def _tokens_per_chip(plan: Plan) -> float:
   return step["rows"] * step["length"] / plan["num_chips"]
 
 
-# Page ---------------------------------------------------------------------------------------------
-
-
 def main(out: str) -> None:
   """Rewrites the blocks of each out/TITLE.md from the out/plans/TITLE*.json."""
   paths = sorted(pathlib.Path(out, "plans").glob("*.json"))
@@ -113,17 +108,15 @@ def blocks(plans: Sequence[Plan]) -> dict[str, str]:
   fit = [(plan, step) for plan, step in steps if not step["refused"]]
   chips = dict.fromkeys(plan["chip"] for plan in plans)
   rows = dict(
-    memory=[_memory(*step) for step in steps],
-    work=[_work(*step) for step in fit],
-    estimates=[_estimates(*step) for step in fit],
-    scaling=[_scaling(*each) for each in efficiencies(plans)],
+    memory=[_names(plan) | _memory(plan, step) for plan, step in steps],
+    work=[_names(plan) | _work(step) for plan, step in fit],
+    estimates=[_names(plan) | _estimates(plan, step) for plan, step in fit],
+    scaling=[_names(plan) | _scaling(plan, *others) for plan, *others in efficiencies(plans)],
     chips=[dict(chip=name) | _chip(CHIPS[name]) for name in chips],
     commands=[_command(plan) for plan in plans],
   )
   return {
-    name: markdown_table([*of[0]], [[*row.values()] for row in of])
-    for name, of in rows.items()
-    if of
+    name: markdown_table([*of[0]], [[*x.values()] for x in of]) for name, of in rows.items() if of
   }
 
 
@@ -136,41 +129,40 @@ def _names(plan: Plan) -> dict[str, str]:
 
 
 def _memory(plan: Plan, step: Step) -> dict[str, str]:
-  sizes = {x: _gigabytes(step.get(f"{x}_bytes", 0)) for x in ("argument", "temporary", "peak")}
   if step["refused"]:
     sizes = dict(argument="-", temporary="-", peak=step["refused"])
-  hbm = _gigabytes(CHIPS[plan["chip"]].hbm)
+  else:
+    sizes = {x: _gigabytes(step[f"{x}_bytes"]) for x in ("argument", "temporary", "peak")}
   batch = dict(batch=f"{step['rows']} x {step['length']}", parameters=f"{plan['parameters']:,}")
-  return _names(plan) | batch | sizes | {"memory of a chip": hbm}
+  return batch | sizes | {"memory of a chip": _gigabytes(CHIPS[plan["chip"]].hbm)}
 
 
-def _work(plan: Plan, step: Step) -> dict[str, str]:
-  sent = [
-    f"{kind}: {_gigabytes(row['num_bytes'])} in {row['times']}"
-    for kind, row in step["collectives"].items()
-  ]
-  return _names(plan) | {
+def _work(step: Step) -> dict[str, str]:
+  sent = step["collectives"].items()
+  return {
     "10^12 operations": f"{step['flops'] / 1e12:.2f}",
     "memory traffic": _gigabytes(step["hbm_bytes"]),
-    "collectives, bytes and calls": ", ".join(sent),
-    "Pallas calls": str(step.get("num_kernels", "-")),
-    "loops": str(step.get("num_loops", "-")),
+    "collectives, bytes and calls": ", ".join(
+      f"{kind}: {_gigabytes(row['num_bytes'])} in {row['times']}" for kind, row in sent
+    ),
+    "Pallas calls": str(step["num_kernels"]),
+    "loops": str(step["num_loops"]),
   }
 
 
 def _estimates(plan: Plan, step: Step) -> dict[str, str]:
   seconds = estimate(CHIPS[plan["chip"]], step)
   parts = {name: f"{1000 * part:.1f} ms" for name, part in seconds._asdict().items()}
-  hours = [plan["num_steps"] * bound / 3600 for bound in seconds.bounds]
-  return _names(plan) | {
-    **parts,
-    "a step": "{:.1f} to {:.1f} ms".format(*(1000 * bound for bound in seconds.bounds)),
-    "all updates": "{:.1f} to {:.1f} h".format(*hours),
+  low, high = seconds.bounds
+  hours = plan["num_steps"] / 3600
+  return parts | {
+    "a step": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
+    "all updates": f"{hours * low:.1f} to {hours * high:.1f} h",
   }
 
 
 def _scaling(plan: Plan, fewest: Plan, parts: Sequence[float]) -> dict[str, str]:
-  return _names(plan) | {
+  return {
     "tokens a chip": f"{_tokens_per_chip(plan):,.0f}",
     "against": f"{fewest['num_chips']} chips",
     "if all overlap": f"{parts[0]:.3f}",
