@@ -150,7 +150,7 @@ def _define_config(
     raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a ConfigDict")
   given = [m[1] for arg in argv if (m := re.match(rf"--?(?:no)?{name}\.([^=]*)", arg))]
   for key in given:
-    if key not in flatten(config):
+    if not any(f"{known}.".startswith(f"{key}.") for known in flatten(config)):
       raise unknown_key(key, config)
   config_flags.DEFINE_config_dict(name, config.lock(), flag_values=values, sys_argv=argv)
   return argv, ConfigFile(file.value, module, config, tuple(given))

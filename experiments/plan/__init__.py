@@ -1,4 +1,4 @@
-"""Plans of training steps on TPU chips, compiled without the chips: the chips and their compiler."""
+"""Plans of training steps on TPU chips: the chips, and their compiler, which needs none."""
 
 import importlib.metadata
 import math

@@ -72,30 +72,25 @@ def make_plan(config: ConfigDict, topology: str, mesh: jax.sharding.Mesh) -> dic
   """Compiles a training step for the longest batches; returns the contents of a plan's file."""
   where = environment()
   where["packages"]["libtpu"] = compiler_version()
-  _, state = first_state(config, mesh)
+  shape = make_task(config).mock_batches(mesh).shapes[-1]
+  start = time.perf_counter()
+  try:
+    step = dict(refused="") | compile_step(config, mesh, shape)
+  except jax.errors.JaxRuntimeError as error:
+    if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
+      raise
+    step = dict(refused=memory[0])
+  seconds = round(time.perf_counter() - start, 1)
   return dict(
     environment=where,
     topology=topology,
     chip=parse(topology)[0],
     num_chips=mesh.size,
     config=config.to_dict() | dict(mesh=dict(mesh.shape)),  # with sizes instead of -1
-    parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+    parameters=sum(x.size for x in jax.tree.leaves(first_state(config, mesh)[1].params)),
     num_steps=config.training.num_steps,
-    steps=[_step(config, mesh, make_task(config).mock_batches(mesh).shapes[-1])],
+    steps=[dict(rows=shape[0], length=shape[1], compile_seconds=seconds) | step],
   )
-
-
-def _step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> dict[str, Any]:
-  """Returns the compiler's figures of a step, or its message if memory does not suffice."""
-  start = time.perf_counter()
-  try:
-    found = dict(refused="") | account(compile_step(config, mesh, shape), mesh.size)
-  except jax.errors.JaxRuntimeError as error:
-    if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
-      raise
-    found = dict(refused=memory[0])
-  seconds = round(time.perf_counter() - start, 1)
-  return dict(rows=shape[0], length=shape[1], compile_seconds=seconds) | found
 
 
 def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
@@ -112,22 +107,17 @@ def batch_of(config: ConfigDict, shape: tuple[int, ...], mesh: AnyMesh) -> Any:
   return jax.tree.map(shape_of, make_task(config).empty_batch(shape))
 
 
-def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh, shape: tuple[int, ...]):
-  """Compiles the training step for batches of [rows, tokens] on the devices of a mesh.
-
-  The mesh is in context, so that attention is chosen for its platform.
-  """
-  graphdef, state = first_state(config, mesh)
-  step = make_step(make_task(config), graphdef)
-  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-    return step.lower(state, batch_of(config, shape, mesh)).compile()
-
-
-def account(compiled, num_chips: int) -> dict[str, Any]:
-  """Returns the memory, operations and collectives of one chip in a step.
+def compile_step(
+  config: ConfigDict, mesh: jax.sharding.Mesh, shape: tuple[int, ...]
+) -> dict[str, Any]:
+  """Compiles the training step; returns the memory, operations and collectives of one chip.
 
   The compiler counts one pass of each loop, and takes the Pallas kernels' own estimates.
   """
+  graphdef, state = first_state(config, mesh)
+  step = make_step(make_task(config), graphdef)
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # attention is chosen for its platform
+    compiled = step.lower(state, batch_of(config, shape, mesh)).compile()
   memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
   return dict(
     argument_bytes=memory.argument_size_in_bytes,
@@ -135,7 +125,7 @@ def account(compiled, num_chips: int) -> dict[str, Any]:
     peak_bytes=memory.peak_memory_in_bytes,
     flops=cost["flops"],
     hbm_bytes=cost["bytes accessed"],
-    collectives=by_kind(find(text, num_chips)),
+    collectives=by_kind(find(text, mesh.size)),
     num_loops=len(re.findall(r" while\(", text)),
     num_kernels=text.count("tpu_custom_call"),
   )
@@ -145,7 +135,7 @@ def account(compiled, num_chips: int) -> dict[str, Any]:
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _COLLECTIVE = re.compile(
-  r" = (.*?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-(?:permute|broadcast))(-start)?\("
+  r" = (.*?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("
 )
 _ACROSS = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_target=\"\{([\d,:]+)\}")
 _CALLEES = re.compile(r"(?:calls|body)=%?([\w.-]+)")

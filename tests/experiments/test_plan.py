@@ -105,11 +105,11 @@ def plan_on(num_chips, *, rows_a_chip=16, hbm_bytes=819e9, sent_bytes=0.0, **cha
   return dict(chip="v5e", num_chips=num_chips, config=config, steps=[step]) | changes
 
 
-def test_the_slowest_part_bounds_a_step():
+def test_parts_of_a_step_take_their_time_at_the_peak():
   chip = Chip(100.0, 8.0, 10.0, 4, 1.0, "", slice_bandwidth=0.5)
   rows = {"all-reduce": dict(sent_bytes=2.0), ACROSS: dict(sent_bytes=4.0)}
   seconds = tables.estimate(chip, dict(flops=200.0, hbm_bytes=30.0, collectives=rows))
-  assert seconds == (2.0, 3.0, 1.0, 8.0) and seconds.bounds == (8.0, 14.0)
+  assert [*seconds.values()] == [2.0, 3.0, 1.0, 8.0]
 
 
 def test_traffic_counts_beside_or_after_the_rest():
