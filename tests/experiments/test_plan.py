@@ -11,7 +11,6 @@ import shutil
 import pytest
 
 from experiments import command
-from experiments.config import make_task
 from experiments.plan import ACROSS, Chip, tables
 from experiments.plan import __main__ as plan
 from experiments.plan.__main__ import Collective, by_kind, find
@@ -24,15 +23,12 @@ SMALL = (
   *("batches.num_shapes=2", "model.dtype=float32"),
 )
 WORDS = "vocabulary.size=500"
-SMALL_LONG = "batches.tokens=512", "batches.max_length=256", "mesh.sequence=4"
 
 
 def load(file: str, *changes: str):
   flags = [file, *(f"--config.{change}" for change in (*SMALL, *changes))]
   return command.parse(dict(config=command.CONFIG), flags)["config"]
 
-
-# Collectives --------------------------------------------------------------------------------------
 
 TEXT = """HloModule jit_step, is_scheduled=true
 
@@ -93,9 +89,6 @@ def test_a_sum_over_slices_goes_over_two_networks():
   ]
 
 
-# Estimates ----------------------------------------------------------------------------------------
-
-
 def plan_on(num_chips, *, rows_a_chip=16, hbm_bytes=819e9, sent_bytes=0.0, **changes):
   """Returns a plan whose step takes a second of memory traffic, unless changed."""
   config = dict(name="small", batches=dict(tokens=num_chips, max_length=8), mesh=dict(data=-1))
@@ -135,26 +128,12 @@ def test_only_alike_plans_are_compared(other):
   assert not tables.efficiencies([plan_on(4), plan_on(16) | other])
 
 
-# Steps --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def planned(fast):
-  """Returns a plan for the eight simulated devices, as if they were chips."""
-
-  def planned(config, **axes):
-    mesh = make_mesh(**axes)
-    with pytest.MonkeyPatch.context() as patch, fast():
-      patch.setattr(plan, "compiler_version", lambda: "none")
-      return plan.make_plan(config, "v5e:2x4", mesh)
-
-  return planned
-
-
-def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(planned):
+def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(fast, monkeypatch):
+  monkeypatch.setattr(plan, "compiler_version", lambda: "none")
   rates = "model.positions=none", "model.dropout_rate=0", "model.embedding_dropout_rate=0"
   config = load(WMT14, WORDS, "batches.tokens=256", "batches.max_length=16", *rates)
-  found = planned(config)
+  with fast():
+    found = plan.make_plan(config, "v5e:2x4", make_mesh())  # the simulated devices as chips
   (step,), num = found["steps"], found["parameters"]
   tokens = step["rows"] * step["length"] / 8
   state_and_batch = 4 * (3 * num + 3) + 2 * 4 * tokens  # with two moments, and three counts
@@ -165,19 +144,6 @@ def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(planned):
   assert {*step["collectives"]} == {"all-reduce"}
   others = step["collectives"]["all-reduce"]["num_bytes"] - 4 * num - 2 * 4
   assert others in (0, 4 * 500 * 64, 2 * 4 * 500 * 64)
-
-
-def test_a_sequence_lies_on_several_devices(planned):
-  config = load(LONG, *SMALL_LONG, "model.positions=none")
-  found = planned(config, sequence=4)
-  (step,) = found["steps"]
-  assert {"all-reduce", "all-gather"} < {*step["collectives"]}
-  state_and_batch = 4 * (3 * found["parameters"] + 3) + 2 * 4 * step["rows"] * step["length"] / 8
-  assert step["argument_bytes"] <= state_and_batch + 64
-  assert make_task(config).mock_batches(make_mesh(data=1, sequence=8)).shapes == ((2, 256),)
-
-
-# Tables -------------------------------------------------------------------------------------------
 
 
 def test_a_step_that_does_not_fit_is_a_row_with_the_compilers_words():
@@ -194,9 +160,6 @@ def test_the_committed_pages_are_those_of_the_plans(title, tmp_path):
   shutil.copy(ROOT / "results" / f"{title}.md", tmp_path)
   tables.main(str(tmp_path))
   assert (tmp_path / f"{title}.md").read_text() == (ROOT / "results" / f"{title}.md").read_text()
-
-
-# Mistakes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,9 +189,6 @@ def test_no_compiler_for_tpus(call, monkeypatch):
   answer = call("plan.__main__", WMT14)
   expected = "error: no libtpu, the TPU's compiler: pip install -e '.[tpu]'\n"
   assert (answer.status, answer.err, answer.num_compilations) == (2, expected, 0)
-
-
-# For a TPU ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.tpu

@@ -152,13 +152,6 @@ def test_damaged_prepared_data_are_named(molecules, data_dir):
     file.write_bytes(content)
 
 
-def test_a_missing_network_is_named_with_the_remedy(monkeypatch):
-  monkeypatch.setattr(tu, "_URL", "http://127.0.0.1:9/")
-  message = refusal("MUTAG")
-  assert message.startswith("cannot download http://127.0.0.1:9/MUTAG.zip: no answer")
-  assert "path=FOLDER" in message
-
-
 def make_data(classes) -> GraphData:
   graphs = [Graph.of([0] * (1 + i % 5), [], target=label) for i, label in enumerate(classes)]
   return GraphData(dict(all=graphs), GraphNames(("x",), (), ("a", "b", "c", "d")))
