@@ -44,10 +44,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   check_values(config, _CHOICES, _NUMBERS)
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
-    raise InputError(
-      f"config.decoding.average_checkpoints is {averaged}, but only {kept} are kept: raise "
-      "config.training.keep_checkpoints"
-    )
+    problem = f"but only {kept} are kept: raise config.training.keep_checkpoints"
+    raise InputError(f"config.decoding.average_checkpoints is {averaged}, {problem}")
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
   make_task(config).check(sizes)
   for name in ("num_heads", "feed_forward"):

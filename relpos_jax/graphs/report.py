@@ -85,7 +85,6 @@ def evaluation(
 
 
 def _lengths_panel(curves) -> SpreadPanel:
-  """Returns a panel of accuracy over the length of chains."""
   mark = LONGEST_TRAINED + 0.5, "longest in training"
   return SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)
 

@@ -1,8 +1,10 @@
 """The task of classifying labelled directed graphs, or pairs of their nodes."""
 
 import collections
+import functools
 import json
 import pathlib
+import statistics
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -78,7 +80,6 @@ class Graphs:
     return tu.split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: pathlib.Path) -> GraphNames:
-    """Returns the names of labels and classes in the run directory, or else in the data."""
     return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
 
   def load_vocabulary(self, workdir: pathlib.Path) -> GraphNames:
@@ -103,10 +104,8 @@ class Graphs:
     _check_names(vocabulary, data)
     train, valid = data.splits["train"], data.splits["valid"]
     boundaries = self._boundaries([*train, *valid], self.config.batches.max_length)
-    return (
-      self._batches(train, boundaries, mesh, self.config.seed),
-      self._batches(valid, boundaries, mesh),
-    )
+    make = functools.partial(self._batches, boundaries=boundaries, mesh=mesh)
+    return make(train, seed=self.config.seed), make(valid)
 
   def _boundaries(self, graphs: Sequence[Graph], longest: int | None = None) -> tuple[int, ...]:
     sizes = np.array([len(graph.nodes) for graph in graphs])
@@ -171,8 +170,7 @@ class Graphs:
     for (name, graph), prediction in zip(graphs, predictions, strict=True):
       size = len(graph.senders if source == "clutrr" else graph.nodes)
       rows[name].append(report.Row(size, int(graph.target), *prediction))
-    classes = collections.Counter(int(graph.target) for graph in data.splits["train"])
-    most_frequent = classes.most_common(1)[0][0]
+    most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
     return report.evaluation(source, rows, most_frequent, run.vocabulary.classes, workdir)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:

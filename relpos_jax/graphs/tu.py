@@ -40,25 +40,22 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   not apply. Any other name, or "" for the only one, is a data set in TU format in the folder
   `path`: see `read_folder`. It is read each time.
 
-  Raises InputError for an unknown name, a missing or wrong file, no network, or a folder that is
-  not in TU format.
+  Raises InputError for an unknown name, a missing or wrong file or folder, or no network.
 
   >>> load("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
   """
   folder = local_path(path) if path else None
-  if folder and name not in _FILES:
-    return read_folder(folder, name)
   if name not in _FILES:
-    raise InputError(
-      f"unknown data set {name!r}: give the path of its folder, or {' or '.join(_FILES)}"
-    )
+    if folder:
+      return read_folder(folder, name)
+    known = " or ".join(_FILES)
+    raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
   if folder:
     wanted = f"a folder with {name}.zip from {_UPSTREAM}, or with an empty name, one in TU format"
     verify(folder / f"{name}.zip", _FILES[name][1], _UPSTREAM, wanted)
   make = lambda: TU(config=name, data_dir=data_dir())
-  url = "" if folder else f"{_URL}{name}.zip"
-  builder = prepare(make, _REMEDY, url=url, manual_dir=folder)
+  builder = prepare(make, _REMEDY, url="" if folder else f"{_URL}{name}.zip", manual_dir=folder)
   with damage_named(builder):
     graph = lambda item: Graph.of(item["nodes"], item["edges"], target=item["target"])
     graphs = [*read_split(builder, "train", graph)]

@@ -85,7 +85,7 @@ def test_no_two_experiments_share_a_folder():
 
 @pytest.mark.parametrize("argument", WMT14)
 def test_the_papers_base_and_big_models(argument):
-  """Shaw et al. 2018, sections 4.1 and 4.2."""
+  # Shaw et al. 2018, sections 4.1 and 4.2.
   size, languages, positions, _ = argument.split(",")
   config, is_big = load(f"wmt14.py:{argument}"), size == "big"
   model, training = config.model, config.training
@@ -109,7 +109,7 @@ def test_the_papers_base_and_big_models(argument):
 
 @pytest.mark.parametrize("size", ["base", "big"])
 def test_the_two_recipes_of_the_time(size):
-  """tensor2tensor of September 2017 and from October 2017 on."""
+  # Tensor2tensor of September 2017 and from October 2017 on.
   v1, v2 = load(f"wmt14.py:{size},v1"), load(f"wmt14.py:{size},v2")
   inside = ("attention_dropout_rate", "feed_forward_dropout_rate")
   assert (v1.model.norm, *(v1.model[name] for name in inside)) == ("post", 0.0, 0.0)
@@ -124,7 +124,7 @@ def test_the_two_recipes_of_the_time(size):
 
 @pytest.mark.parametrize("size, extra", [("base", 405_504), ("big", 26_112)])
 def test_parameters_are_those_of_the_paper(size, extra):
-  """Attention has four projections, only feed-forwards have biases, norms have two vectors."""
+  # Attention has four projections, only feed-forwards have biases, norms have two vectors.
   relative, sinusoidal = load(f"wmt14.py:{size}"), load(f"wmt14.py:{size},sinusoidal")
   width, hidden = sinusoidal.model.width, sinusoidal.model.feed_forward
   attention, norm = 4 * width**2, 2 * width
@@ -182,7 +182,6 @@ def test_every_cell_is_valid(name):
 
 
 def test_job_names_are_unique_and_valid_for_xpk():
-  """Each sweep with its longest arguments."""
   files = [f"{name}.py:published,prepared" for name in SWEEPS] + SWEEP_FILES[::2]
   files += ["music.py:published", "graph.py:mutagenicity", "graph.py:clutrr", "graph.py:tu"]
   jobs = [
@@ -199,7 +198,7 @@ GRAPHS = [f"graph.py:{source}" for source in ("clutrr", "tu", "mutagenicity")]
 
 @pytest.mark.parametrize("name", [*SWEEP_FILES[::2], "table1.py:published", "music.py", *GRAPHS])
 def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
-  """Rows change the model only; all sweeps of Multi30k have the same base cell."""
+  # Rows change the model only; all sweeps of Multi30k have the same base cell.
   base = load(name)
   for config in rows(name).values():
     assert all(key.startswith("model.") for key in changes(config, base))
@@ -210,7 +209,7 @@ def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
 
 
 def test_training_pairs_of_the_embedded_corpus_reach_the_maximum_length():
-  """Longer sentences are then longer than all that trained. Checked on a tenth of the corpus."""
+  # Longer sentences are then longer than all that trained. Checked on a tenth of the corpus.
   config = load("lengths.py:embedded", "data.embedded.train_size=2000")
   task, longest = Translation(config), config.batches.max_length
   data = task.load_data()
@@ -223,7 +222,7 @@ def test_training_pairs_of_the_embedded_corpus_reach_the_maximum_length():
 
 
 def test_multi30k_has_the_published_number_of_parameters():
-  """The baseline has biases in four projections of each of three attentions a layer."""
+  # The baseline has biases in four projections of each of three attentions a layer.
   biases = 4 * (1 + 2) * 4 * 128
   assert num_parameters(load("multi30k.py:sinusoidal"), ENTRIES) + biases == 2_568_192
 
@@ -270,7 +269,6 @@ def documented_sweeps() -> dict[str, str]:
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl")), ids=lambda file: file.stem)
 def test_a_documented_sweep_finds_its_committed_records(file):
-  """The documented command trains none of them again."""
   records = {(record["row"], record["seed"]): record["digest"] for record in read_records(file)}
   seeds = {seed for _, seed in records}
   cells = plan(documented_sweeps()[file.stem], seeds=len(seeds))

@@ -215,11 +215,3 @@ def test_steps_compile_for_chips(file, name, changes, num_slices, has_kernels, c
   assert tables.blocks([found])["work"] in (tmp_path / "small.md").read_text()
   if file == LONG:  # Of the last chip's 1,024 queries, two heads, 32 wide, and seven products.
     assert step["flops"] > 2 * 7 * 2 * 32 * (1024 * 4096 - 2 * 512 * 512)
-
-
-@pytest.mark.tpu
-def test_a_topology_that_the_compiler_does_not_know(call):
-  pytest.importorskip("libtpu")
-  answer = call("plan.__main__", WMT14, "--topology=v5e:3x5")
-  assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
-  assert "--topology=v5e:3x5" in answer.err
