@@ -72,7 +72,7 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   with damage_named(builder):
     splits = {name: [*read_split(builder, name, _graph)] for name in SPLITS.values()}
   is_valid = [(graph, _hash(graph) < valid_share) for graph in splits["train"]]
-  train, valid = ([graph for graph, valid in is_valid if valid is part] for part in (False, True))
+  train, valid = ([graph for graph, held in is_valid if held is part] for part in (False, True))
   note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
   names = GraphNames(("person",), RELATIONS, ANSWERS)
   return GraphData(splits | dict(train=train, valid=valid), names, (note,))
