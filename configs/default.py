@@ -13,24 +13,26 @@ own, in any folder:
     return config
 """
 
+from collections.abc import Collection
+
 from ml_collections import ConfigDict
 
 
-def words_of(argument: str, *known: str) -> list[str]:
-  """Splits a config's argument at commas; raises ValueError for an unknown word."""
+def choose(argument: str, *groups: Collection[str]) -> list[str]:
+  """Returns the word of each group that is in a config's argument, by default the group's first.
+
+  Raises ValueError for an unknown word, and for several of a group.
+  """
   words = [word for word in argument.split(",") if word]
+  known = [word for group in groups for word in group]
   for word in words:
     if word not in known:
       raise ValueError(f"unknown argument {word!r}: use {', '.join(known)}")
-  return words
-
-
-def the_only(words, choices, otherwise: str) -> str:
-  """Returns the word among choices, or `otherwise`; raises ValueError if there are several."""
-  found = [word for word in words if word in choices]
-  if len(found) > 1:
-    raise ValueError(f"{' and '.join(found)} exclude each other: give one")
-  return found[0] if found else otherwise
+  found = [[word for word in words if word in group] for group in groups]
+  for several in found:
+    if len(several) > 1:
+      raise ValueError(f"{' and '.join(several)} exclude each other: give one")
+  return [(*given, *group)[0] for given, group in zip(found, groups, strict=True)]
 
 
 def get_config(task: str = "translation") -> ConfigDict:
@@ -61,157 +63,139 @@ def get_config(task: str = "translation") -> ConfigDict:
         keep_checkpoints=20,
         max_skipped=10,  # consecutive non-finite steps that end the run
       ),
-      decoding=dict(
-        average_checkpoints=1,  # the last ones
-      ),
+      decoding=dict(average_checkpoints=1),  # the last ones
     )
   )
-  config.update(_TASKS[task]())
+  config.update(TASKS[task])
   return config
 
 
-def _translation() -> dict:
-  return dict(
-    data=dict(
-      source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
-      languages="en-de",  # from-to
-      moses=False,  # normalise and tokenise as Moses does, before the vocabulary
-      lowercase=False,
-      embedded=dict(train_size=20_000),  # the first pairs of 20,000
-      multi30k=dict(
-        path="",  # a folder of the captions' files; empty: download them
-        prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
-      ),
-      wmt14=dict(),
-      # Each "source_file,target_file" or one "file.tsv", plain or .gz.
-      pairs=dict(train="", valid="", test=""),
+# The layers of a model of sequences.
+_LAYERS = dict(
+  num_layers=6,
+  width=512,
+  num_heads=8,
+  feed_forward=1024,  # as printed; the code of the time had 2048
+  positions="relative",  # sinusoidal, both, none
+  max_distance=16,
+  tables_per_head=True,
+  tables_per_layer=True,
+  relative_keys=True,
+  relative_values=True,
+  beyond="clip",  # or zero
+  norm="pre",  # or post
+  embedding_dropout_rate=0.1,
+  dropout_rate=0.1,
+  attention_dropout_rate=0.1,
+  feed_forward_dropout_rate=0.1,
+  dtype="float32",  # or bfloat16; parameters stay float32
+  implementation="",  # of attention; empty: the fastest
+)
+_TRANSLATION = dict(
+  data=dict(
+    source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
+    languages="en-de",  # from-to
+    moses=False,  # normalise and tokenise as Moses does, before the vocabulary
+    lowercase=False,
+    embedded=dict(train_size=20_000),  # the first pairs of 20,000
+    multi30k=dict(
+      path="",  # a folder of the captions' files; empty: download them
+      prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
     ),
-    vocabulary=dict(
-      kind="bpe",  # or wordpiece; words: for tokenised text
-      size=32_768,
-      joint=True,  # one for both languages
+    wmt14=dict(),
+    # Each "source_file,target_file" or one "file.tsv", plain or .gz.
+    pairs=dict(train="", valid="", test=""),
+  ),
+  vocabulary=dict(
+    kind="bpe",  # or wordpiece; words: for tokenised text
+    size=32_768,
+    joint=True,  # one for both languages
+  ),
+  batches=dict(
+    tokens=4096,  # of a batch, by the longer side of each pair, padding included
+    max_length=128,  # pairs with a longer side are dropped
+    num_shapes=6,  # each is compiled once
+  ),
+  model=dict(**_LAYERS, share_embeddings=True),
+  training=dict(
+    label_smoothing=0.1,
+    num_samples=100,  # valid sentences translated greedily at each evaluation
+  ),
+  decoding=dict(
+    beam_size=4,
+    length_penalty=0.6,
+    extra_length=50,  # maximum tokens of a translation beyond its source's
+  ),
+  evaluation=dict(
+    tokenize="13a",  # sacreBLEU's; none where data.moses is on
+    lowercase=False,
+    subword_mark="",  # ends a subword in the data, such as @@; words are joined before scoring
+  ),
+)
+_MUSIC = dict(
+  data=dict(
+    source="chorales",  # or midi, with its own options below
+    chorales=dict(path=""),  # a folder of the chorales' file; empty: download it
+    midi=dict(
+      path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
+      codec="events",  # any music; or voices: four, on a grid of 16th notes
     ),
-    batches=dict(
-      tokens=4096,  # of a batch, by the longer side of each pair, padding included
-      max_length=128,  # pairs with a longer side are dropped
-      num_shapes=6,  # each is compiled once
+    transpose=0,  # training pieces, by up to this many semitones, drawn in each epoch
+  ),
+  batches=dict(
+    tokens=8192,  # of a batch, padding included
+    max_length=2048,  # longer pieces are split
+    cut_anew=False,  # split at other positions in each epoch
+    valid_length=4096,  # longer valid pieces are split during training, not when scored
+    num_shapes=4,  # each is compiled once
+  ),
+  model=_LAYERS,
+  training=dict(label_smoothing=0.0),
+)
+_GRAPHS = dict(
+  data=dict(
+    source="clutrr",  # or tu, with its own options below
+    clutrr=dict(
+      path="",  # a folder of the kinship graphs' file; empty: download it
+      valid_share=0.1,  # share of the distinct training graphs
     ),
-    model=dict(
-      **_layers(),
-      share_embeddings=True,
+    tu=dict(
+      name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`
+      path="",  # a folder in TU format, or of the molecules' archives; empty: download them
+      num_folds=10,  # stratified
+      fold=-1,  # for testing; the next one validates; -1: chosen by the seed
     ),
-    training=dict(
-      label_smoothing=0.1,
-      num_samples=100,  # valid sentences translated greedily at each evaluation
-    ),
-    decoding=dict(
-      beam_size=4,
-      length_penalty=0.6,
-      extra_length=50,  # maximum tokens of a translation beyond its source's
-    ),
-    evaluation=dict(
-      tokenize="13a",  # sacreBLEU's; none where data.moses is on
-      lowercase=False,
-      subword_mark="",  # ends a subword in the data, such as @@; words are joined before scoring
-    ),
-  )
-
-
-def _music() -> dict:
-  return dict(
-    data=dict(
-      source="chorales",  # or midi, with its own options below
-      chorales=dict(path=""),  # a folder of the chorales' file; empty: download it
-      midi=dict(
-        path="",  # a folder of MIDI files; sub-folders train, valid and test are the splits
-        codec="events",  # any music; or voices: four, on a grid of 16th notes
-      ),
-      transpose=0,  # training pieces, by up to this many semitones, drawn in each epoch
-    ),
-    batches=dict(
-      tokens=8192,  # of a batch, padding included
-      max_length=2048,  # longer pieces are split
-      cut_anew=False,  # split at other positions in each epoch
-      valid_length=4096,  # longer valid pieces are split during training, not when scored
-      num_shapes=4,  # each is compiled once
-    ),
-    model=_layers(),
-    training=dict(label_smoothing=0.0),
-  )
-
-
-def _graphs() -> dict:
-  return dict(
-    data=dict(
-      source="clutrr",  # or tu, with its own options below
-      clutrr=dict(
-        path="",  # a folder of the kinship graphs' file; empty: download it
-        valid_share=0.1,  # share of the distinct training graphs
-      ),
-      tu=dict(
-        name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`
-        path="",  # a folder in TU format, or of the molecules' archives; empty: download them
-        num_folds=10,  # stratified
-        fold=-1,  # for testing; the next one validates; -1: chosen by the seed
-      ),
-    ),
-    batches=dict(
-      tokens=640,  # nodes of a batch, padding included
-      max_length=64,  # larger graphs do not train
-      num_shapes=1,  # each is compiled once
-      packed=False,  # several graphs per row
-    ),
-    model=dict(
-      num_layers=3,
-      width=64,
-      num_heads=4,
-      feed_forward=128,
-      sees="all",  # nodes that a node attends to; or neighbours
-      reverse_edges="own_label",  # label of reversed edges; or same_label, none
-      relative_keys=True,  # labels of edges on keys
-      relative_values=True,
-      tables_per_head=True,
-      tables_per_layer=True,
-      layers_shared=False,
-      readout="mean",  # over a graph's nodes; or sum
-      norm="pre",  # or post
-      embedding_dropout_rate=0.0,
-      dropout_rate=0.1,
-      attention_dropout_rate=0.0,
-      feed_forward_dropout_rate=0.0,
-      dtype="float32",  # or bfloat16; parameters stay float32
-      implementation="",  # of attention; empty: the fastest; edge_list: large sparse graphs
-    ),
-    training=dict(label_smoothing=0.0),
-  )
-
-
-def _layers() -> dict:
-  """Returns the layers of a sequence model."""
-  return dict(
-    num_layers=6,
-    width=512,
-    num_heads=8,
-    feed_forward=1024,  # as printed; the code of the time had 2048
-    positions="relative",  # sinusoidal, both, none
-    max_distance=16,
+  ),
+  batches=dict(
+    tokens=640,  # nodes of a batch, padding included
+    max_length=64,  # larger graphs do not train
+    num_shapes=1,  # each is compiled once
+    packed=False,  # several graphs per row
+  ),
+  model=dict(
+    num_layers=3,
+    width=64,
+    num_heads=4,
+    feed_forward=128,
+    sees="all",  # nodes that a node attends to; or neighbours
+    reverse_edges="own_label",  # label of reversed edges; or same_label, none
+    relative_keys=True,  # labels of edges on keys
+    relative_values=True,
     tables_per_head=True,
     tables_per_layer=True,
-    relative_keys=True,
-    relative_values=True,
-    beyond="clip",  # or zero
+    layers_shared=False,
+    readout="mean",  # over a graph's nodes; or sum
     norm="pre",  # or post
-    embedding_dropout_rate=0.1,
+    embedding_dropout_rate=0.0,
     dropout_rate=0.1,
-    attention_dropout_rate=0.1,
-    feed_forward_dropout_rate=0.1,
+    attention_dropout_rate=0.0,
+    feed_forward_dropout_rate=0.0,
     dtype="float32",  # or bfloat16; parameters stay float32
-    implementation="",  # of attention; empty: the fastest
-  )
-
-
-_TASKS = dict(translation=_translation, music=_music, graphs=_graphs)
-TASKS = (*_TASKS,)
+    implementation="",  # of attention; empty: the fastest; edge_list: large sparse graphs
+  ),
+  training=dict(label_smoothing=0.0),
+)
+TASKS = dict(translation=_TRANSLATION, music=_MUSIC, graphs=_GRAPHS)
 
 # Removed keys of older runs; the value of each that means what is done now.
 RETIRED = {"data.embedded.seed": 0}

@@ -30,10 +30,7 @@ _SYSTEMS = {
 
 
 def get_config(argument: str = ""):
-  """Returns a config by source and system; by default clutrr and keys_values."""
-  words = default.words_of(argument, *_SOURCES, *_SYSTEMS)
-  source = default.the_only(words, _SOURCES, "clutrr")
-  system = default.the_only(words, _SYSTEMS, "keys_values")
+  source, system = default.choose(argument, _SOURCES, _SYSTEMS)
   config = default.get_config("graphs")
   config.name = f"graph-{source}" + (f"-{system}" if system != "keys_values" else "")
   config.training.update(schedule="inverse_sqrt", learning_rate=0.001, keep_checkpoints=3)
@@ -68,7 +65,5 @@ _SOURCES = dict(clutrr=_clutrr, tu=_tu, mutagenicity=_mutagenicity)
 
 
 def sweep():
-  """Yields each system and its changes."""
   for name, changes in _SYSTEMS.items():
-    row = "keys and values" if name == "keys_values" else name
-    yield row, {f"model.{key}": value for key, value in changes.items()}
+    yield name.replace("_", " and "), {f"model.{key}": x for key, x in changes.items()}

@@ -13,23 +13,19 @@ split `long`. Other arguments are recipes of `configs/multi30k.py`.
 
 from configs import multi30k, quickstart
 
-_LONGEST, _LONGEST_EMBEDDED = 15, 27
-
 
 def get_config(argument: str = ""):
-  """Returns the base cell: relative positions, k = 16."""
   if argument == "embedded":
     config = quickstart.get_config()
     config.name = "lengths-embedded"
-    config.batches.max_length = _LONGEST_EMBEDDED + 1
+    config.batches.max_length = 28
     return config
   config = multi30k.get_base("lengths", argument)
-  config.batches.max_length = _LONGEST + 1
+  config.batches.max_length = 16
   return config
 
 
 def sweep():
-  """Yields each curve and its changes."""
   for k in (4, 16):
     yield f"relative, k={k}", {"model.max_distance": k}
   for positions in ("sinusoidal", "none"):

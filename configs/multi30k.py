@@ -18,60 +18,54 @@ tokens, lower case, BPE. For local files give --config.data.multi30k.path=FOLDER
 from configs import default
 
 _POSITIONS = ("relative", "sinusoidal", "both", "none")
-_RECIPES = {
-  "brief": dict(
-    **dict(tokens=1024, dropout=0.0, learning_rate=0.004, warmup=300, steps=1000),
-    **dict(norm="pre", average=5, eval_every=250, save_every=50),
+_RECIPES = dict(
+  short=dict(),
+  brief=dict(
+    model=dict(norm="pre", embedding_dropout_rate=0.0, dropout_rate=0.0),
+    training=dict(warmup_steps=300, num_steps=1000, eval_every=250, save_every=50),
   ),
-  "short": dict(
-    **dict(tokens=1024, dropout=0.1, learning_rate=0.004, warmup=1000, steps=5000),
-    **dict(norm="post", average=5, eval_every=500, save_every=250),
+  published=dict(
+    batches=dict(tokens=8192),
+    model=dict(embedding_dropout_rate=0.3, dropout_rate=0.3),
+    training=dict(
+      **dict(learning_rate=0.005, warmup_steps=2000, num_steps=8000),
+      **dict(save_every=64, keep_checkpoints=10),  # an epoch
+    ),
+    decoding=dict(average_checkpoints=10),
   ),
-  "published": dict(
-    **dict(tokens=8192, dropout=0.3, learning_rate=0.005, warmup=2000, steps=8000),
-    **dict(norm="post", average=10, eval_every=500, save_every=64),  # an epoch
-  ),
-}
+)
+_PREPARED = dict(
+  data=dict(moses=False, lowercase=False, multi30k=dict(prepared=True)),
+  vocabulary=dict(kind="words"),
+  evaluation=dict(subword_mark="@@"),
+)
 
 
 def get_config(argument: str = ""):
   """Returns a config by positions, recipe and text; by default relative, short and captions."""
-  words = default.words_of(argument, *_POSITIONS, *_RECIPES, "prepared")
-  recipe = _RECIPES[default.the_only(words, _RECIPES, "short")]
+  groups = _POSITIONS, _RECIPES, ("captions", "prepared")
+  positions, recipe, text = default.choose(argument, *groups)
   config = default.get_config()
-  config.name = "-".join(["multi30k", *words])
+  config.name = f"multi30k-{argument}".replace(",", "-").strip("-")
   config.data.update(source="multi30k", moses=True, lowercase=True)
   config.vocabulary.size = 10_000
-  config.batches.update(tokens=recipe["tokens"], max_length=64, num_shapes=6)
-  config.model.update(
-    num_layers=4,
-    width=128,
-    num_heads=4,
-    feed_forward=256,
-    positions=default.the_only(words, _POSITIONS, "relative"),
-    norm=recipe["norm"],
-    embedding_dropout_rate=recipe["dropout"],
-    dropout_rate=recipe["dropout"],
-    attention_dropout_rate=0.0,
-    feed_forward_dropout_rate=0.0,
-  )
-  same = ("learning_rate", "eval_every", "save_every")
-  config.training.update(schedule="inverse_sqrt", **{key: recipe[key] for key in same})
-  config.training.update(num_steps=recipe["steps"], warmup_steps=recipe["warmup"])
-  config.training.keep_checkpoints = recipe["average"]
-  config.decoding.update(beam_size=5, average_checkpoints=recipe["average"])
+  config.batches.update(tokens=1024, max_length=64, num_shapes=6)
+  config.model.update(num_layers=4, width=128, num_heads=4, feed_forward=256)
+  config.model.update(positions=positions, norm="post")
+  config.model.update(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+  config.training.update(schedule="inverse_sqrt", learning_rate=0.004, warmup_steps=1000)
+  config.training.update(num_steps=5000, eval_every=500, save_every=250, keep_checkpoints=5)
+  config.decoding.update(beam_size=5, average_checkpoints=5)
   config.evaluation.tokenize = "none"
-  if "prepared" in words:
-    config.data.update(moses=False, lowercase=False)
-    config.data.multi30k.prepared = True
-    config.vocabulary.kind = "words"
-    config.evaluation.subword_mark = "@@"
+  config.update(_RECIPES[recipe])
+  if text == "prepared":
+    config.update(_PREPARED)
   return config
 
 
 def get_base(name: str, argument: str = ""):
-  """Returns the base cell of a sweep: `brief`, unless the argument names another recipe."""
-  words = [word for word in argument.split(",") if word]
-  config = get_config(",".join([*words, *["brief"] * (not {*words} & {*_RECIPES})]))
-  config.name = "-".join([name, *argument.split(",")]).strip("-")
+  """Returns the base cell of a sweep: relative positions, k = 16, by default in `brief`."""
+  has_recipe = not _RECIPES.keys().isdisjoint(argument.split(","))
+  config = get_config(argument if has_recipe else f"{argument},brief")
+  config.name = f"{name}-{argument}".replace(",", "-").strip("-")
   return config

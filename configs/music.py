@@ -25,54 +25,43 @@ _POSITIONS = {
   "sinusoidal": dict(positions="sinusoidal"),
   "none": dict(positions="none"),
 }
-# The rows of a batch hold the longest training piece and its end: no piece is sliced.
-_RECIPES = {
-  "brief": dict(
-    **dict(layers=3, width=128, heads=4, feed_forward=512, max_distance=256),
-    **dict(dropout=0.0, inner_dropout=0.0, tokens=2304, devices=1),
-    implementation="chunked",
-    **dict(learning_rate=0.004, warmup=400, steps=3000, eval_every=500, save_every=50, average=8),
+_BRIEF = dict(
+  mesh=dict(data=1),
+  batches=dict(tokens=2304),
+  model=dict(
+    **dict(num_layers=3, width=128, num_heads=4, feed_forward=512, max_distance=256),
+    **dict(embedding_dropout_rate=0.0, dropout_rate=0.0),
+    **dict(attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0, implementation="chunked"),
   ),
-  "published": dict(
-    **dict(layers=5, width=256, heads=8, feed_forward=1024, max_distance=1024),
-    **dict(dropout=0.2, inner_dropout=0.1, tokens=16_896, devices=-1),
-    implementation="",
-    **dict(learning_rate=0.001, warmup=1000, steps=6000, eval_every=500, save_every=100, average=8),
+  training=dict(learning_rate=0.004, warmup_steps=400, num_steps=3000, save_every=50),
+)
+_PUBLISHED = dict(
+  batches=dict(tokens=16_896),
+  model=dict(
+    **dict(num_layers=5, width=256, num_heads=8, feed_forward=1024, max_distance=1024),
+    **dict(embedding_dropout_rate=0.2, dropout_rate=0.2),
   ),
-}
-_LONGEST = 2112  # holds every training piece
+  training=dict(learning_rate=0.001, warmup_steps=1000, num_steps=6000, save_every=100),
+)
+_RECIPES = dict(brief=_BRIEF, published=_PUBLISHED)
 
 
 def get_config(argument: str = ""):
   """Returns a config by positions and recipe; by default relative and brief."""
-  words = default.words_of(argument, *_POSITIONS, *_RECIPES)
-  recipe = _RECIPES[default.the_only(words, _RECIPES, "brief")]
+  positions, recipe = default.choose(argument, _POSITIONS, _RECIPES)
   config = default.get_config("music")
-  config.name = "-".join(["music", *words])
-  config.mesh.data = recipe["devices"]
+  config.name = f"music-{argument}".replace(",", "-").strip("-")
   config.data.transpose = 5
-  config.batches.update(tokens=recipe["tokens"], max_length=_LONGEST, num_shapes=5)
-  same = ("width", "feed_forward", "max_distance", "implementation")
-  config.model.update({key: recipe[key] for key in same})
-  config.model.update(
-    num_layers=recipe["layers"],
-    num_heads=recipe["heads"],
-    embedding_dropout_rate=recipe["dropout"],
-    dropout_rate=recipe["dropout"],
-    attention_dropout_rate=recipe["inner_dropout"],
-    feed_forward_dropout_rate=recipe["inner_dropout"],
-  )
-  config.model.update(_POSITIONS[default.the_only(words, _POSITIONS, "relative")])
-  same = ("learning_rate", "eval_every", "save_every")
-  config.training.update(schedule="inverse_sqrt", **{key: recipe[key] for key in same})
-  config.training.update(num_steps=recipe["steps"], warmup_steps=recipe["warmup"])
-  config.training.keep_checkpoints = recipe["average"]
-  config.decoding.average_checkpoints = recipe["average"]
+  # The rows of a batch hold the longest training piece and its end: no piece is sliced.
+  config.batches.update(max_length=2112, num_shapes=5)
+  config.training.update(schedule="inverse_sqrt", eval_every=500, keep_checkpoints=8)
+  config.decoding.average_checkpoints = 8
+  config.update(_RECIPES[recipe])
+  config.model.update(_POSITIONS[positions])
   return config
 
 
 def sweep():
-  """Yields each kind of positions and its changes; the first is the base cell."""
   for name, changes in _POSITIONS.items():
-    is_base = name == "relative"
-    yield name, {} if is_base else {f"model.{key}": value for key, value in changes.items()}
+    # The first is the base cell.
+    yield name, {f"model.{key}": x for key, x in changes.items() if name != "relative"}

@@ -1,21 +1,17 @@
 """Repeats Table 3 of Shaw et al. 2018 on Multi30k: keys, values, both, neither.
 
-  python -m experiments.sweep --config=configs/table3.py
-  python -m experiments.sweep --config=configs/table3.py:published
-
-The argument names a recipe of `configs/multi30k.py`, by default `brief`.
+python -m experiments.sweep --config=configs/table3.py
+python -m experiments.sweep --config=configs/table3.py:published  # a recipe of multi30k.py
 """
 
 from configs import multi30k
 
 
 def get_config(argument: str = ""):
-  """Returns the base cell: relative positions, k = 16."""
   return multi30k.get_base("table3", argument)
 
 
 def sweep():
-  """Yields each row and its changes."""
   yield "keys and values", {}
   yield "keys", {"model.relative_values": False}
   yield "values", {"model.relative_keys": False}

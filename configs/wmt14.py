@@ -16,30 +16,26 @@ as printed; the code had 2,048. Big averages its last 20 checkpoints, in the pap
 
 from configs import default
 
-_WORDS = dict(
-  size=("base", "big"),
-  languages=("ende", "enfr"),
-  positions=("relative", "sinusoidal"),
-  recipe=("v1", "v2"),
-)
+_SIZES, _LANGUAGES = ("base", "big"), ("ende", "enfr")
+_POSITIONS, _RECIPES = ("relative", "sinusoidal"), ("v1", "v2")
 
 
 def get_config(argument: str = ""):
   """Returns the paper's values; by default base, ende, relative and v1."""
-  words = default.words_of(argument, *(word for choices in _WORDS.values() for word in choices))
-  chosen = {kind: default.the_only(words, of, of[0]) for kind, of in _WORDS.items()}
+  words = default.choose(argument, _SIZES, _LANGUAGES, _POSITIONS, _RECIPES)
+  size, languages, positions, recipe = words
   config = default.get_config()
-  config.name = "-".join(["wmt14", *chosen.values()])
-  config.data.update(source="wmt14", languages=f"en-{chosen['languages'][2:]}")
+  config.name = "-".join(["wmt14", *words])
+  config.data.update(source="wmt14", languages=f"en-{languages[2:]}")
   config.batches.update(tokens=8 * 4096, max_length=256, num_shapes=8)
-  config.model.update(positions=chosen["positions"], dtype="bfloat16")
-  if chosen["size"] == "big":
-    dropout = 0.3 if chosen["languages"] == "ende" else 0.1
+  config.model.update(positions=positions, dtype="bfloat16")
+  if size == "big":
+    dropout = 0.3 if languages == "ende" else 0.1
     config.model.update(width=1024, num_heads=16, feed_forward=4096, max_distance=8)
     config.model.update(tables_per_head=False, embedding_dropout_rate=dropout, dropout_rate=dropout)
     config.training.update(num_steps=300_000, save_every=600, keep_checkpoints=20)
     config.decoding.average_checkpoints = 20
-  if chosen["recipe"] == "v1":
+  if recipe == "v1":
     config.model.update(norm="post", attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
   else:
     config.model.update(norm="pre", attention_dropout_rate=0.1, feed_forward_dropout_rate=0.1)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
-from relpos_jax.config import has_key, unknown_key
+from relpos_jax.config import flatten, unknown_key
 from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
 
@@ -150,7 +150,7 @@ def _define_config(
     raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a ConfigDict")
   given = [m[1] for arg in argv if (m := re.match(rf"--?(?:no)?{name}\.([^=]*)", arg))]
   for key in given:
-    if not has_key(key, config):
+    if not any(f"{known}.".startswith(f"{key}.") for known in flatten(config)):
       raise unknown_key(key, config)
   config_flags.DEFINE_config_dict(name, config.lock(), flag_values=values, sys_argv=argv)
   return argv, ConfigFile(file.value, module, config, tuple(given))

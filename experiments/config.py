@@ -1,7 +1,5 @@
 """Makes the tasks of configs, and checks configs against their defaults."""
 
-import functools
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from configs import default
-from relpos_jax.config import at_least, check_types, check_values, flatten, has_key
+from relpos_jax.config import at_least, check_types, check_values, flatten
 from relpos_jax.errors import InputError
 from relpos_jax.graphs.task import Graphs
 from relpos_jax.music.task import MusicTask
@@ -39,64 +37,29 @@ def make_task(config: ConfigDict) -> Task:
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   """Checks the values of a config in a second, without reading any data.
 
-  Args:
-    config: the config.
-    num_devices: the number of devices for the mesh; by default that of this machine.
-
-  Raises:
-    InputError: names the first wrong value and the remedy.
+  `num_devices` is for the mesh; by default that of this machine. Raises InputError, which names
+  the first wrong value and the remedy.
   """
   check_types(config, defaults(config))
   check_values(config, _CHOICES, _NUMBERS)
-  if config.decoding.average_checkpoints > config.training.keep_checkpoints:
-    raise InputError(
-      f"config.decoding.average_checkpoints is {config.decoding.average_checkpoints}, but only "
-      f"{config.training.keep_checkpoints} are kept: raise config.training.keep_checkpoints"
-    )
+  averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
+  if averaged > kept:
+    problem = f"but only {kept} are kept: raise config.training.keep_checkpoints"
+    raise InputError(f"config.decoding.average_checkpoints is {averaged}, {problem}")
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
   make_task(config).check(sizes)
   for name in ("num_heads", "feed_forward"):
     if config.model[name] % sizes["tensor"]:
-      raise InputError(
-        f"config.mesh.tensor is {sizes['tensor']}: give a divisor of config.model.{name}, "
-        f"{config.model[name]}"
-      )
+      value = f"config.model.{name}, {config.model[name]}"
+      raise InputError(f"config.mesh.tensor is {sizes['tensor']}: give a divisor of {value}")
 
 
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
-  """Returns the values of `configs/default.py` for the task of a config, by default translation.
-
-  Raises:
-    InputError: the task is unknown.
-  """
+  """Returns the values of `configs/default.py` for the task of a config, by default translation."""
   task = config.get("task", "translation")
   if task not in default.TASKS:
     raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
   return default.get_config(task)
-
-
-def without_retired(values: Mapping[str, Any]) -> ConfigDict:
-  """Returns the config of an older run without the keys that were removed since.
-
-  Raises:
-    InputError: a removed key has a value that is no longer supported.
-
-  >>> without_retired(dict(seed=1, data=dict(embedded=dict(seed=0))))["data"].to_dict()
-  {'embedded': {}}
-  """
-  config = ConfigDict(values)
-  for name, left in default.RETIRED.items():
-    if not has_key(name, config):
-      continue
-    *groups, last = name.split(".")
-    group = functools.reduce(operator.getitem, groups, config)
-    if group[last] != left:
-      raise InputError(
-        f"config.{name} is {group[last]}, and only {left} is supported: "
-        "use the commit in the run's environment.json"
-      )
-    del group[last]
-  return config
 
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
@@ -106,12 +69,8 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
   >>> changes(ConfigDict(dict(seed=0, model=dict(width=128, rate=0.1))), base)
   {'model.width': 128}
   """
-  before = flatten(base)
-  return {
-    name: value
-    for name, value in flatten(config).items()
-    if name not in before or value != before[name]
-  }
+  before, missing = flatten(base), object()
+  return {key: x for key, x in flatten(config).items() if x != before.get(key, missing)}
 
 
 def own_values(config: ConfigDict) -> dict[str, object]:

@@ -8,7 +8,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.config import defaults, make_task, validate, without_retired
+from experiments.config import defaults, make_task, validate
 from relpos_jax.errors import InputError
 from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
@@ -94,7 +94,13 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
   path = pathlib.Path(workdir, "config.json")
   if not path.is_file():
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
-  values = without_retired(read_json(path))
+  values = read_json(path)
+  # Older runs have a seed of the embedded corpus, which is now that of seed 0.
+  if seed := values.get("data", {}).get("embedded", {}).pop("seed", 0):
+    raise InputError(
+      f"config.data.embedded.seed is {seed}, and only 0 is supported: use the commit in the run's "
+      "environment.json"
+    )
   config = defaults(values)
   with config.ignore_type():
     config.update(values)

@@ -36,7 +36,7 @@ import rich.console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from experiments import command, sweep_cells
-from experiments.launch.children import dying_with_this_process
+from experiments.launch import dying_with_this_process
 from experiments.locks import lock_folder
 from experiments.sweep_cells import Cell, Key, Record
 from relpos_jax.errors import InputError

@@ -25,10 +25,9 @@ def rates(*names: str) -> Numbers:
 def check_values(
   config: ConfigDict, choices: Mapping[str, Collection[Any]], numbers: Iterable[Numbers]
 ) -> None:
-  """Checks values against their choices and ranges.
+  """Checks values against their choices, if the config has them, and their ranges.
 
-  Raises:
-    InputError: a value is wrong; the message names its key and the allowed values.
+  Raises InputError for a wrong value; the message names its key and the allowed values.
 
   >>> config = ConfigDict(dict(model=dict(width=0)))
   >>> check_values(config, {}, [at_least(1, "model.width")])
@@ -38,7 +37,7 @@ def check_values(
   """
   values = flatten(config)
   for name, known in choices.items():
-    if values[name] not in known:
+    if name in values and values[name] not in known:
       raise InputError(f"config.{name} is {values[name]!r}: choose one of {', '.join(known)}")
   for wanted, fits, names in numbers:
     for name in names:
@@ -49,11 +48,9 @@ def check_values(
 def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
   """Checks the keys of `config` and the types of its values against `defaults`.
 
-  An int is accepted as a float, but not a bool as an int. The entries of a tuple have the types of
-  the default's entries. A default of None accepts any value, an empty tuple any entries.
+  An int is accepted as a float, but not a bool as an int.
 
-  Raises:
-    InputError: a key is unknown, missing or of another type; the message names it.
+  Raises InputError for a key that is unknown, missing or of another type.
 
   >>> defaults = ConfigDict(dict(model=dict(width=512, rate=0.1)))
   >>> check_types(ConfigDict(dict(model=dict(width=128, rate=0))), defaults)
@@ -69,39 +66,23 @@ def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
   for name, example in wanted.items():
     if name not in values:
       raise InputError(f"config.{name} is missing: start from the values of configs/default.py")
-    if not _fits(values[name], example):
-      value = values[name]
-      raise InputError(
-        f"config.{name} must be of type {_type_name(example)}, "
-        f"not {value!r} ({type(value).__name__})"
-      )
-
-
-def has_key(name: str, config: ConfigDict) -> bool:
-  """Returns whether `config` has the dotted key, of a value or of a group.
-
-  >>> has_key("model.width", ConfigDict(dict(model=dict(width=512))))
-  True
-  """
-  for part in name.split("."):
-    if not isinstance(config, ConfigDict) or part not in config:
-      return False
-    config = config[part]
-  return True
+    value, kind = values[name], type(example)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+      found = f"{value!r} ({type(value).__name__})"
+      raise InputError(f"config.{name} must be of type {kind.__name__}, not {found}")
 
 
 def unknown_key(name: str, config: ConfigDict) -> InputError:
-  """Returns the error for an unknown key; it suggests the most similar one.
+  """Returns the error for an unknown key; it suggests one with the same last part, or like it.
 
   >>> print(unknown_key("model.widht", ConfigDict(dict(model=dict(width=512)))))
   unknown config.model.widht: did you mean config.model.width?
   """
   names = list(flatten(config))
-  close = difflib.get_close_matches(name, names, n=1)
-  same_last_part = [known for known in names if known.split(".")[-1] == name.split(".")[-1]]
-  for known in [*same_last_part, *close]:
-    return InputError(f"unknown config.{name}: did you mean config.{known}?")
-  return InputError(f"unknown config.{name}: configs/default.py explains every key")
+  similar = [known for known in names if known.split(".")[-1] == name.split(".")[-1]]
+  similar += difflib.get_close_matches(name, names, n=1)
+  hint = f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
+  return InputError(f"unknown config.{name}: {hint}")
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
@@ -113,20 +94,3 @@ def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
     else:
       flat[prefix + key] = value
   return flat
-
-
-def _fits(value: object, default: object) -> bool:
-  if default is None:
-    return True
-  if isinstance(default, tuple):
-    fits_one = lambda entry: not default or any(_fits(entry, wanted) for wanted in default)
-    return isinstance(value, tuple) and all(fits_one(entry) for entry in value)
-  if type(default) is float:
-    return type(value) in (int, float)
-  return type(value) is type(default)
-
-
-def _type_name(default: object) -> str:
-  if not isinstance(default, tuple) or not default:
-    return type(default).__name__
-  return f"tuple of {' or '.join(dict.fromkeys(type(entry).__name__ for entry in default))}"

@@ -28,7 +28,7 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.plan.topology import compiler_version, leave_tpus_alone
+from experiments.plan import compiler_version, leave_tpus_alone
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import Inputs, gather_inputs

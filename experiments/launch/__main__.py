@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments import command
-from experiments.launch.children import dying_with_this_process
+from experiments.launch import dying_with_this_process
 from relpos_jax.errors import InputError
 
 FLAGS = dict(
@@ -30,19 +30,16 @@ FLAGS = dict(
   retries=command.Flag(3, "number of times the command is started again"),
 )
 
-RETRIED = (134, 137, 143)
-_POLL_SECONDS, _SECONDS_TO_SAVE = 0.1, 30.0
+_RETRIED = (134, 137, 143)
+_SECONDS_TO_SAVE = 30.0
 
 
 def make_main(words: Sequence[str]) -> Callable[..., None]:
   """Returns the main function for the command after `--`."""
 
   def main(processes: int, retries: int) -> None:
-    if processes < 1 or retries < 0:
-      raise InputError("--processes must be at least 1 and --retries at least 0")
     if not words or not shutil.which(words[0]):
-      what = f"no program {words[0]!r}" if words else "no command"
-      raise InputError(f"{what}: give one after --, such as -- python -m experiments.train ...")
+      raise InputError("no program: give one after --, such as -- python -m experiments.train ...")
     program = sys.executable if words[0] == "python" else words[0]
     sys.exit(run_with_retries([program, *words[1:]], processes, retries))
 
@@ -62,7 +59,7 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
   try:
     for retry in range(1, retries + 2):
       status = _run(words, processes, received)
-      if status not in RETRIED or received or retry > retries:
+      if status not in _RETRIED or received or retry > retries:
         break
       print(f"exit status {status}: retry {retry} of {retries}", file=sys.stderr)
     return status
@@ -74,6 +71,11 @@ def run_with_retries(words: Sequence[str], processes: int, retries: int) -> int:
 def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
   """Runs the command once and returns the exit status of a failed process, or 0."""
   running, deadline = [], None
+
+  def status() -> int:  # of a failed process, preferably one that is not retried
+    failed = [code if code > 0 else 128 - code for p in running if (code := p.poll())]
+    return min(failed, key=lambda code: code in _RETRIED, default=0)
+
   try:
     for env in environments(processes, os.environ):
       running.append(subprocess.Popen([*dying_with_this_process(), *words], env=env))
@@ -82,28 +84,18 @@ def _run(words: Sequence[str], processes: int, received: Sequence[int]) -> int:
         deadline = time.monotonic() + _SECONDS_TO_SAVE
         for process in running:
           process.terminate()
-      if _status(running) if deadline is None else time.monotonic() > deadline:
+      if status() if deadline is None else time.monotonic() > deadline:
         break
-      time.sleep(_POLL_SECONDS)
-    return _status(running) or (0 if all(process.poll() == 0 for process in running) else 137)
+      time.sleep(0.1)
+    return status() or (0 if all(process.poll() == 0 for process in running) else 137)
   finally:
     for process in running:
       process.kill()
       process.wait()
 
 
-def _status(processes: Sequence[subprocess.Popen]) -> int:
-  """Returns the exit status of a failed process, preferably one that is not retried; 0 if none."""
-  failed = [code if code > 0 else 128 - code for p in processes if (code := p.poll())]
-  return min(failed, key=lambda code: code in RETRIED, default=0)
-
-
 def environments(processes: int, env: Mapping[str, str]) -> list[dict[str, str]]:
-  """Returns the environment of each process, from which JAX reads its coordinator and GPU.
-
-  >>> environments(1, {"HOME": "/"})
-  [{'HOME': '/'}]
-  """
+  """Returns the environment of each process, from which JAX reads its coordinator and GPU."""
   if processes == 1:
     return [dict(env)]
   with socket.socket() as listener:

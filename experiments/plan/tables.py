@@ -5,70 +5,55 @@
 rewrites the tables of all plans in a folder.
 """
 
+import collections
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments import command
-from experiments.plan.collectives import ACROSS
-from experiments.plan.topology import CHIPS, Chip
+from experiments.plan import ACROSS, CHIPS, Chip
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.workdir import short_commit
-
-# A ring over all chips passes through each by two of its links, once in either direction.
-_LINKS_OF_A_RING = 2
 
 Plan = Mapping[str, Any]
 Step = Mapping[str, Any]
 
 
-class Estimate(NamedTuple):
-  """Seconds that each part of a step takes at a chip's peak; `network` is that within a slice."""
+def estimate(chip: Chip, step: Step) -> dict[str, float]:
+  """Computes the seconds of each part of one chip's step at its peak: a roofline.
 
-  compute: float
-  memory: float
-  network: float
-  slices: float = 0.0
-
-  @property
-  def bounds(self) -> tuple[float, float]:
-    """Returns the seconds of a step if all parts overlap perfectly, and if none overlap.
-
-    >>> Estimate(compute=2.0, memory=3.0, network=1.0).bounds
-    (3.0, 6.0)
-    """
-    return max(self), sum(self)
-
-
-def estimate(chip: Chip, step: Step) -> Estimate:
-  """Computes the roofline of one chip's step, with the networks as further roofs.
-
-  Williams et al. 2009.
+  Williams et al. 2009, with the network within a slice and that between slices as further roofs. A
+  step takes the longest part if all parts overlap perfectly, and their sum if none overlap.
   """
   sent = {kind: row["sent_bytes"] for kind, row in step["collectives"].items()}
   slice_bytes = sent.pop(ACROSS, 0)
-  return Estimate(
-    step["flops"] / chip.flops,
-    step["hbm_bytes"] / chip.hbm_bandwidth,
-    sum(sent.values()) / (_LINKS_OF_A_RING * chip.link_bandwidth),
-    slice_bytes / chip.slice_bandwidth if slice_bytes else 0.0,
+  return dict(
+    compute=step["flops"] / chip.flops,
+    memory=step["hbm_bytes"] / chip.hbm_bandwidth,
+    # A ring over all chips passes through each by two of its links, once in either direction.
+    network=sum(sent.values()) / (2 * chip.link_bandwidth),
+    slices=slice_bytes / chip.slice_bandwidth if slice_bytes else 0.0,
   )
 
 
 def efficiencies(plans: Iterable[Plan]) -> list[tuple[Plan, Plan, list[float]]]:
   """Compares the same training on different numbers of chips.
 
-  Returns:
-    Each plan, the plan on the fewest chips, and the tokens a second and chip of the former over
-    those of the latter: if all parts of a step overlap, and if none do.
+  Returns each plan, the plan on the fewest chips, and the tokens a second and chip of the former
+  over those of the latter: if all parts of a step overlap, and if none do.
   """
-  groups = {}
+  groups = collections.defaultdict(list)
   for plan in sorted(plans, key=lambda plan: plan["num_chips"]):
     if not plan["steps"][-1]["refused"]:
-      groups.setdefault(_training(plan), []).append(plan)
+      groups[_training(plan)].append(plan)
+
+  def rates(plan: Plan) -> list[float]:
+    parts = estimate(CHIPS[plan["chip"]], plan["steps"][-1]).values()
+    return [_tokens_per_chip(plan) / seconds for seconds in (max(parts), sum(parts))]
+
   return [
-    (plan, fewest, [x / first for x, first in zip(_rates(plan), _rates(fewest), strict=True)])
+    (plan, fewest, [x / first for x, first in zip(rates(plan), rates(fewest), strict=True)])
     for fewest, *others in groups.values()
     if others and fewest["num_chips"] < others[-1]["num_chips"]
     for plan in (fewest, *others)
@@ -83,26 +68,17 @@ def _training(plan: Plan) -> str:
   return str((plan["chip"], plan.get("effort", "full"), kernels, sorted(config.items())))
 
 
-def _rates(plan: Plan) -> list[float]:
-  """Returns tokens a second and chip for both bounds of the longest step."""
-  bounds = estimate(CHIPS[plan["chip"]], plan["steps"][-1]).bounds
-  return [_tokens_per_chip(plan) / seconds for seconds in bounds]
-
-
 def _tokens_per_chip(plan: Plan) -> float:
   step = plan["steps"][-1]
   return step["rows"] * step["length"] / plan["num_chips"]
 
 
-# Page ---------------------------------------------------------------------------------------------
-
-
 def main(out: str) -> None:
   """Rewrites the blocks of each out/TITLE.md from the out/plans/TITLE*.json."""
-  paths = sorted(pathlib.Path(out, "plans").glob("*.json"))
-  pages = {}
-  for plan in (json.loads(path.read_text(encoding="utf-8")) for path in paths):
-    pages.setdefault(plan["name"].partition("-")[0], []).append(plan)
+  pages = collections.defaultdict(list)
+  for path in sorted(pathlib.Path(out, "plans").glob("*.json")):
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    pages[plan["name"].partition("-")[0]].append(plan)
   for title, plans in pages.items():
     rewrite_blocks(pathlib.Path(out, f"{title}.md"), blocks(plans))
 
@@ -111,20 +87,16 @@ def blocks(plans: Sequence[Plan]) -> dict[str, str]:
   """Returns the tables of plans by the names of their blocks."""
   steps = [(plan, step) for plan in plans for step in plan["steps"]]
   fit = [(plan, step) for plan, step in steps if not step["refused"]]
-  chips = dict.fromkeys(plan["chip"] for plan in plans)
   rows = dict(
-    memory=[_memory(*step) for step in steps],
-    work=[_work(*step) for step in fit],
-    estimates=[_estimates(*step) for step in fit],
-    scaling=[_scaling(*each) for each in efficiencies(plans)],
-    chips=[dict(chip=name) | _chip(CHIPS[name]) for name in chips],
+    memory=[_names(plan) | _memory(plan, step) for plan, step in steps],
+    work=[_names(plan) | _work(step) for plan, step in fit],
+    estimates=[_names(plan) | _estimates(plan, step) for plan, step in fit],
+    scaling=[_names(plan) | _scaling(plan, *others) for plan, *others in efficiencies(plans)],
+    chips=[_chip(name) for name in dict.fromkeys(plan["chip"] for plan in plans)],
     commands=[_command(plan) for plan in plans],
   )
-  return {
-    name: markdown_table([*of[0]], [[*row.values()] for row in of])
-    for name, of in rows.items()
-    if of
-  }
+  table = lambda rows: markdown_table([*rows[0]], [[*row.values()] for row in rows])
+  return {name: table(of) for name, of in rows.items() if of}
 
 
 def _names(plan: Plan) -> dict[str, str]:
@@ -136,41 +108,39 @@ def _names(plan: Plan) -> dict[str, str]:
 
 
 def _memory(plan: Plan, step: Step) -> dict[str, str]:
-  sizes = {x: _gigabytes(step.get(f"{x}_bytes", 0)) for x in ("argument", "temporary", "peak")}
   if step["refused"]:
     sizes = dict(argument="-", temporary="-", peak=step["refused"])
-  hbm = _gigabytes(CHIPS[plan["chip"]].hbm)
+  else:
+    sizes = {x: _gigabytes(step[f"{x}_bytes"]) for x in ("argument", "temporary", "peak")}
   batch = dict(batch=f"{step['rows']} x {step['length']}", parameters=f"{plan['parameters']:,}")
-  return _names(plan) | batch | sizes | {"memory of a chip": hbm}
+  return batch | sizes | {"memory of a chip": _gigabytes(CHIPS[plan["chip"]].hbm)}
 
 
-def _work(plan: Plan, step: Step) -> dict[str, str]:
-  sent = [
-    f"{kind}: {_gigabytes(row['num_bytes'])} in {row['times']}"
-    for kind, row in step["collectives"].items()
-  ]
-  return _names(plan) | {
+def _work(step: Step) -> dict[str, str]:
+  sent = step["collectives"].items()
+  return {
     "10^12 operations": f"{step['flops'] / 1e12:.2f}",
     "memory traffic": _gigabytes(step["hbm_bytes"]),
-    "collectives, bytes and calls": ", ".join(sent),
-    "Pallas calls": str(step.get("num_kernels", "-")),
-    "loops": str(step.get("num_loops", "-")),
+    "collectives, bytes and calls": ", ".join(
+      f"{kind}: {_gigabytes(row['num_bytes'])} in {row['times']}" for kind, row in sent
+    ),
+    "Pallas calls": str(step["num_kernels"]),
+    "loops": str(step["num_loops"]),
   }
 
 
 def _estimates(plan: Plan, step: Step) -> dict[str, str]:
-  seconds = estimate(CHIPS[plan["chip"]], step)
-  parts = {name: f"{1000 * part:.1f} ms" for name, part in seconds._asdict().items()}
-  hours = [plan["num_steps"] * bound / 3600 for bound in seconds.bounds]
-  return _names(plan) | {
-    **parts,
-    "a step": "{:.1f} to {:.1f} ms".format(*(1000 * bound for bound in seconds.bounds)),
-    "all updates": "{:.1f} to {:.1f} h".format(*hours),
+  parts = estimate(CHIPS[plan["chip"]], step)
+  low, high = max(parts.values()), sum(parts.values())
+  hours = plan["num_steps"] / 3600
+  return {name: f"{1000 * part:.1f} ms" for name, part in parts.items()} | {
+    "a step": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
+    "all updates": f"{hours * low:.1f} to {hours * high:.1f} h",
   }
 
 
 def _scaling(plan: Plan, fewest: Plan, parts: Sequence[float]) -> dict[str, str]:
-  return _names(plan) | {
+  return {
     "tokens a chip": f"{_tokens_per_chip(plan):,.0f}",
     "against": f"{fewest['num_chips']} chips",
     "if all overlap": f"{parts[0]:.3f}",
@@ -178,9 +148,11 @@ def _scaling(plan: Plan, fewest: Plan, parts: Sequence[float]) -> dict[str, str]
   }
 
 
-def _chip(chip: Chip) -> dict[str, str]:
+def _chip(name: str) -> dict[str, str]:
+  chip = CHIPS[name]
   slices = f"{_gigabytes(chip.slice_bandwidth)}/s" if chip.slice_bandwidth else "unknown"
   return {
+    "chip": name,
     "bfloat16 operations a second": f"{chip.flops / 1e12:.0f} * 10^12",
     "memory": _gigabytes(chip.hbm),
     "its bandwidth": f"{_gigabytes(chip.hbm_bandwidth)}/s",

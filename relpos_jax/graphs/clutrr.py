@@ -17,7 +17,6 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.data.builders import prepare, read_split, upstream_content
-from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 
@@ -30,7 +29,8 @@ ANSWERS = (
   "grandfather", "grandmother", "grandson", "mother", "mother-in-law", "nephew", "niece", "sister",
   "son", "son-in-law", "uncle",
 )  # fmt: skip
-LENGTHS = tuple(range(2, 11))
+# Our splits by upstream's: a chain of test_k has k relations.
+SPLITS = {"1.2,1.3,1.4_train": "train"} | {f"1.{k}_test": f"test_{k}" for k in range(2, 11)}
 
 _URL = (
   "https://raw.githubusercontent.com/uclnlp/ctp/8cd7e639024f2aa28bdae4783e940cad784580ae/"
@@ -44,7 +44,6 @@ _FILES = {
   _ZIP: (3_115_620, "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd"),
   _GRAPHS: (448_045, "e6f59824af2eb0a00e09094034fa16584b28571c40bd3a9e616f401f2615dd27"),
 }
-_TRAIN = "1.2,1.3,1.4_train"
 
 
 def load(path: str = "", valid_share: float = 0.1) -> GraphData:
@@ -59,23 +58,20 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   Prepared once under TFDS_DATA_DIR from the repository of Minervini et al. 2020 (3.1 MB), or from a
   file in the folder `path`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
 
-  Raises InputError for a missing or wrong file, no network, or a share out of range.
+  Raises InputError for a missing or wrong file, or no network.
 
   >>> load(path="ctp/data/clutrr-emnlp").splits["train"][0].labels  # doctest: +SKIP
   array([4, 1], dtype=int32)
   """
-  if not 0 <= valid_share < 1:
-    raise InputError(f"valid_share is {valid_share}: give at least 0 and less than 1")
   folder = local_path(path) if path else None
   if folder:
-    _verify(folder)
+    name = _GRAPHS if (folder / _GRAPHS).exists() else _ZIP
+    upstream_content(folder, name, _FILES[name][1], _UPSTREAM)
   builder = prepare(Clutrr, _REMEDY, url="" if folder else _URL, manual_dir=folder)
-  splits = {name: read_split(builder, name, _graph) for name in ("train", *map(_test, LENGTHS))}
-  valid: list[Graph] = []
-  train: list[Graph] = []
-  for graph in splits["train"]:
-    (valid if _hash(graph) < valid_share else train).append(graph)
-  note = f"CLUTRR: {len(valid):,} of {len(splits['train']):,} training graphs are for validation"
+  splits = {name: read_split(builder, name, _graph) for name in SPLITS.values()}
+  is_valid = [(graph, _hash(graph) < valid_share) for graph in splits["train"]]
+  train, valid = ([graph for graph, held in is_valid if held is part] for part in (False, True))
+  note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
   names = GraphNames(("person",), RELATIONS, ANSWERS)
   return GraphData(splits | dict(train=train, valid=valid), names, (note,))
 
@@ -105,74 +101,39 @@ class Clutrr(tfds.core.GeneratorBasedBuilder):
     )
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    manual = dl_manager._manual_dir
-    graphs = None if manual is None else pathlib.Path(manual) / _GRAPHS
-    if graphs is not None and graphs.exists():
+    folder = dl_manager._manual_dir
+    if folder and (graphs := pathlib.Path(folder, _GRAPHS)).exists():
       rows = _rows_of_graphs(graphs)
     else:
-      rows = _rows_of_archive(pathlib.Path(dl_manager.download(_URL)))
-    return {
-      split: self._generate_examples(rows[split]) for split in ("train", *map(_test, LENGTHS))
-    }
+      rows = _rows_of_archive(dl_manager.download(_URL))
+    return {split: self._generate_examples(rows[split]) for split in SPLITS.values()}
 
   def _generate_examples(self, rows) -> Iterator[tuple[int, dict[str, Any]]]:
     for index, row in enumerate(rows):
       labels = map(RELATIONS.index, row["labels"])
       edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
-      yield (
-        index,
-        dict(
-          edges=np.asarray(edges, np.int32),
-          query=np.asarray(row["query"], np.int32),
-          target=np.int32(ANSWERS.index(row["target"])),
-        ),
-      )
-
-
-def _test(length: int) -> str:
-  return f"test_{length}"
-
-
-def _verify(folder: pathlib.Path) -> None:
-  """Raises InputError unless the folder has one of the files, unchanged from upstream."""
-  file = next((folder / name for name in (_GRAPHS, _ZIP) if (folder / name).exists()), None)
-  if file is None:
-    raise InputError(
-      f"no {_ZIP} in {folder}: path must be a folder with {_ZIP} from {_UPSTREAM}, or empty to "
-      "download it"
-    )
-  upstream_content(folder, file.name, _FILES[file.name][1], _UPSTREAM)
+      yield index, dict(edges=edges, query=row["query"], target=ANSWERS.index(row["target"]))
 
 
 def _rows_of_graphs(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:
-  splits: dict[str, list[Mapping[str, Any]]] = {}
-  for line in gzip.decompress(file.read_bytes()).decode().splitlines():
-    row = json.loads(line)
-    splits.setdefault(_split(row["split"]), []).append(row)
+  splits = {name: [] for name in SPLITS.values()}
+  for row in map(json.loads, gzip.decompress(file.read_bytes()).decode().splitlines()):
+    splits[SPLITS[row["split"]]].append(row)
   return splits
 
 
-def _rows_of_archive(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:
+def _rows_of_archive(file) -> dict[str, list[Mapping[str, Any]]]:
+  columns = dict(story_edges="edges", edge_types="labels", query_edge="query")
   splits = {}
   with zipfile.ZipFile(file) as archive:
-    for name in (_TRAIN, *(f"1.{length}_test" for length in LENGTHS)):
-      lines = io.StringIO(archive.read(f"{name}.csv").decode(), newline="")
-      splits[_split(name)] = [_row(columns) for columns in csv.DictReader(lines)]
+    for name, split in SPLITS.items():
+      rows = csv.DictReader(io.StringIO(archive.read(f"{name}.csv").decode(), newline=""))
+      splits[split] = [
+        {ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()}
+        | dict(target=row["target"])
+        for row in rows
+      ]
   return splits
-
-
-def _split(name: str) -> str:
-  """Returns "train", or "test_10" for upstream's "1.10_test"."""
-  return "train" if name == _TRAIN else _test(int(name.split("_")[0].split(".")[1]))
-
-
-def _row(columns: Mapping[str, str]) -> dict[str, Any]:
-  return dict(
-    edges=ast.literal_eval(columns["story_edges"]),
-    labels=ast.literal_eval(columns["edge_types"]),
-    query=ast.literal_eval(columns["query_edge"]),
-    target=columns["target"],
-  )
 
 
 def _graph(item: Mapping[str, np.ndarray]) -> Graph:
@@ -181,7 +142,7 @@ def _graph(item: Mapping[str, np.ndarray]) -> Graph:
 
 
 def _hash(graph: Graph) -> float:
-  """Hashes a graph to a number from 0 to 1."""
-  parts = (graph.senders, graph.receivers, graph.labels, graph.query)
+  """Hashes a graph to a number below 1; copies of a graph have the same."""
+  parts = graph.senders, graph.receivers, graph.labels, graph.query
   text = json.dumps([part.tolist() for part in parts])
   return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

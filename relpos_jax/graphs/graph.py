@@ -1,21 +1,24 @@
-"""Labelled directed graphs: the type, its checks, and stratified folds."""
+"""Labelled directed graphs: the types, data sets and batches."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
+from relpos_jax.data.batching import Schedule
 from relpos_jax.errors import InputError
-from relpos_jax.typing import Float, Int
+from relpos_jax.typing import Array, Float, Int
+
+PAD = -1
 
 
 class Graph(NamedTuple):
   """A directed graph of n nodes and m edges, with the classes to predict.
 
-  Edges are a set of (sender, receiver, label, features); `Graph.of` removes duplicates. A pair of
-  nodes may have several edges with different labels or features: attention averages the features
-  in each direction. An edge may connect a node to itself.
+  Edges are a set of (sender, receiver, label, features). A pair of nodes may have several edges
+  with different labels or features: attention averages the features in each direction. An edge may
+  connect a node to itself.
 
   Attributes:
     nodes: the label of each node.
@@ -43,8 +46,7 @@ class Graph(NamedTuple):
 
     Edges with equal rows and equal features become one edge.
 
-    Raises InputError for numbers that are not 32-bit integers, and unless every edge has a row of
-    features.
+    Raises InputError for numbers that are not 32-bit integers.
 
     >>> graph = Graph.of([0, 0, 1], [(0, 1, 4), (1, 2, 4), (0, 1, 4), (0, 1, 5)], target=1)
     >>> graph.senders, graph.receivers, graph.labels
@@ -54,24 +56,19 @@ class Graph(NamedTuple):
     edges = _int32("edges", edges).reshape(-1, 3)
     floats = lambda x, rows: np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
     edge_features = floats(edge_features, len(edges))
-    if edge_features.ndim != 2 or len(edge_features) != len(edges):
-      raise InputError(f"edge_features have shape {edge_features.shape}; want ({len(edges)}, F)")
-    first: dict[tuple[float, ...], int] = {}
-    for index, edge in enumerate(map(tuple, np.column_stack([edges, edge_features]).tolist())):
-      first.setdefault(edge, index)
-    kept = [*first.values()]
+    rows = np.column_stack([edges, edge_features])
+    first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
     return cls(
       nodes,
-      *edges[kept].T,
+      *edges[first].T,
       node_features=floats(node_features, len(nodes)),
-      edge_features=edge_features[kept],
+      edge_features=edge_features[first],
       target=_int32("target", target),
       query=_int32("query", query),
     )
 
 
 def _int32(name: str, x) -> Int[np.ndarray, "..."]:
-  """Converts x to int32; raises InputError if a value would change."""
   found = np.asarray(x)
   converted = found.astype(np.int32)
   if (converted != found).any():
@@ -96,15 +93,9 @@ class GraphNames(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraphData:
-  """Graphs by split, and the names of their labels and classes.
+  """Graphs by split (train, valid, test, ...), and the names of their labels and classes.
 
-  Attributes:
-    splits: graphs by name: train, valid, test, ...
-    names: of labels and classes.
-    notes: lines for the log.
-
-  Raises InputError for a graph without nodes, an index or label out of range, or an array of the
-  wrong shape.
+  `notes` are lines for the log. Raises InputError for an index, label or class out of range.
   """
 
   splits: Mapping[str, Sequence[Graph]]
@@ -114,47 +105,167 @@ class GraphData:
   def __post_init__(self):
     for split, graphs in self.splits.items():
       for number, graph in enumerate(graphs, start=1):
-        _check(graph, self.names, f"{split}: graph {number}")
+        num_nodes, names = len(graph.nodes), self.names
+        for what, x, low, high in (
+          ("label of a node", graph.nodes, 0, len(names.node_labels)),
+          ("node of an edge", np.concatenate([graph.senders, graph.receivers]), 0, num_nodes),
+          ("label of an edge", graph.labels, -1, len(names.edge_labels)),
+          ("node of the query", graph.query, -1, num_nodes),
+          ("class", graph.target, -1, len(names.classes)),
+        ):
+          if ((x < low) | (x >= high)).any():
+            raise InputError(f"{split}: graph {number}: {what} is not in {low} to {high - 1}")
 
 
-def _check(graph: Graph, names: GraphNames, where: str) -> None:
-  num_nodes, num_edges = len(graph.nodes), len(graph.senders)
-  if not num_nodes:
-    raise InputError(f"{where} has no node: leave it out")
-  for what, x, low, high in (
-    ("label of node", graph.nodes, 0, len(names.node_labels)),
-    ("sender of edge", graph.senders, 0, num_nodes),
-    ("receiver of edge", graph.receivers, 0, num_nodes),
-    ("label of edge", graph.labels, -1, len(names.edge_labels)),
-    ("node of query", graph.query, -1, num_nodes),
-    ("class", graph.target.reshape(-1), -1, len(names.classes)),
-  ):
-    wrong = np.flatnonzero((x < low) | (x >= high))
-    if len(wrong):
-      index = wrong[0]
-      raise InputError(f"{where}: {what} {index + 1} is {x[index]}; want {low} to {high - 1}")
-  for what, found, wanted in (
-    ("node_features", graph.node_features.shape, (num_nodes, names.num_node_features)),
-    ("edge_features", graph.edge_features.shape, (num_edges, names.num_edge_features)),
-    ("target", graph.target.shape, (num_nodes,) if graph.target.ndim else ()),
-  ):
-    if found != wanted:
-      raise InputError(f"{where}: {what} has shape {found}; want {wanted}")
+class GraphBatch(NamedTuple):
+  """B rows of up to G graphs, padded with -1 to T nodes and M edges; features padded with 0.
 
-
-def stratified_folds(
-  classes: Sequence[int] | Int[np.ndarray, "examples"], num_folds: int, seed: int
-) -> list[Int[np.ndarray, "fold"]]:
-  """Splits examples into disjoint folds, each with its share of every class.
-
-  The sizes of two folds differ by at most one, and so do their numbers of examples of one class.
-  Depends on the arguments alone.
-
-  >>> [fold.tolist() for fold in stratified_folds([0, 1, 0, 1, 0, 1], 3, seed=0)]
-  [[0, 5], [1, 2], [3, 4]]
+  Attributes:
+    nodes: node labels.
+    segment_ids: the number, within its row, of each node's graph.
+    node_features: real-valued features of nodes.
+    senders, receivers: the source and target of each edge, as node indices in the row.
+    labels: edge labels; also -1 for an edge without a label.
+    edge_features: real-valued features of edges.
+    query: the pair of nodes to classify in each graph, as node indices in the row.
+    target: the class of each graph or query, [B, G]; or of each node, [B, T].
   """
-  classes = np.asarray(classes)
-  generator = np.random.Generator(np.random.Philox(key=seed % 2**64))
-  shuffled = generator.permutation(len(classes))
-  by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
-  return [np.sort(by_class[fold::num_folds]) for fold in range(num_folds)]
+
+  nodes: Int[Array | np.ndarray, "B T"]
+  segment_ids: Int[Array | np.ndarray, "B T"]
+  node_features: Float[Array | np.ndarray, "B T features"]
+  senders: Int[Array | np.ndarray, "B M"]
+  receivers: Int[Array | np.ndarray, "B M"]
+  labels: Int[Array | np.ndarray, "B M"]
+  edge_features: Float[Array | np.ndarray, "B M F"]
+  query: Int[Array | np.ndarray, "B G 2"]
+  target: Int[Array | np.ndarray, "B X"]
+
+
+class GraphBatches:
+  """An endless sequence of batches, each determined by the seed and the step: `batches[step]`.
+
+  A row holds one graph, in the bucket of the smallest boundary that holds its nodes; the batches of
+  a bucket have node_budget // boundary rows. With `packed`, a row holds as many graphs as fit into
+  the last boundary (the largest graph first, into the first row with room), and rows are shuffled
+  rather than graphs. Each epoch shows every graph once. Rows of padding fill the last batch of a
+  bucket, and round the number of rows up to `multiple_of`. A seed of None keeps the order of
+  buckets and graphs, for evaluation.
+
+  Raises InputError if the budget is too small for `multiple_of` rows, or no graph is small enough.
+
+  Attributes:
+    examples: the graphs before batching.
+    num_per_epoch: batches per epoch, the same in every epoch.
+    shapes: all (rows, nodes, edges, graphs) that occur, one compilation of a training step each.
+    dropped: the number of graphs with more nodes than the last boundary; they are left out.
+    padding: the share of padding in the nodes of an epoch.
+
+  >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
+  >>> single = Graph.of([0], [], target=0)
+  >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), node_budget=4, seed=0)
+  >>> print(batches)
+  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
+  >>> packed = GraphBatches([triangle, single], boundaries=(4,), node_budget=4, seed=0, packed=True)
+  >>> packed[0].segment_ids.tolist(), packed[0].target.tolist()
+  ([[0, 0, 0, 1]], [[1, 0]])
+  """
+
+  def __init__(
+    self,
+    graphs: Sequence[Graph],
+    *,
+    boundaries: Sequence[int],
+    node_budget: int,
+    multiple_of: int = 1,
+    packed: bool = False,
+    seed: int | None,
+  ):
+    self.examples = graphs
+    sizes = np.array([len(graph.nodes) for graph in graphs], int)
+    self._rows = _packed(sizes, boundaries[-1]) if packed else [[i] for i in range(len(sizes))]
+    sizes_of_rows = np.array([sizes[row].sum() for row in self._rows], int)
+    self._schedule = Schedule(
+      sizes_of_rows,
+      boundaries=boundaries,
+      budget=node_budget,
+      multiple_of=multiple_of,
+      seed=seed,
+    )
+    buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
+    self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
+    num_edges = lambda row: sum(len(graphs[graph].senders) for graph in row)
+    self.shapes = tuple(  # at least one edge: no array has size zero
+      (*shape, max(1, *map(num_edges, bucket)), max(map(len, bucket)))
+      for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
+    )
+    nodes = sum(sizes_of_rows[bucket].sum() for bucket in self._schedule.buckets)
+    self.padding = float(1 - nodes / self._schedule.cells)
+
+  def __getitem__(self, step: SupportsIndex) -> GraphBatch:
+    chosen, bucket = self._schedule[step]
+    first = self.examples[self._rows[chosen[0]][0]]
+    widths = first.node_features.shape[1], first.edge_features.shape[1]
+    per_node = bool(first.target.ndim)
+    batch = empty_batch(self.shapes[bucket], widths, per_node)
+    for row, graphs in enumerate(self._rows[index] for index in chosen):
+      node = edge = 0
+      for number, graph in enumerate(self.examples[index] for index in graphs):
+        nodes, edges = slice(node, node + len(graph.nodes)), slice(edge, edge + len(graph.senders))
+        batch.nodes[row, nodes] = graph.nodes
+        batch.segment_ids[row, nodes] = number
+        batch.node_features[row, nodes] = graph.node_features
+        batch.senders[row, edges] = graph.senders + node
+        batch.receivers[row, edges] = graph.receivers + node
+        batch.labels[row, edges] = graph.labels
+        batch.edge_features[row, edges] = graph.edge_features
+        batch.query[row, number] = np.where(graph.query < 0, PAD, graph.query + node)
+        batch.target[row, nodes if per_node else number] = graph.target
+        node, edge = nodes.stop, edges.stop
+    return batch
+
+  def order(self, step: SupportsIndex) -> list[int]:
+    """Returns the indices of the graphs in a step's batch, row by row."""
+    return [graph for row in self._schedule[step][0] for graph in self._rows[row]]
+
+  def __str__(self) -> str:
+    return f"{self._schedule}, padding: {self.padding:.0%}"
+
+
+def empty_batch(
+  shape: tuple[int, ...], widths: tuple[int, int] = (0, 0), per_node: bool = False
+) -> GraphBatch:
+  """Returns a batch of shape (rows, nodes, edges, graphs) that is all padding.
+
+  `widths` are those of the features of nodes and edges; `per_node`: targets are classes of nodes.
+
+  >>> empty_batch((2, 3, 5, 1)).target.tolist()
+  [[-1], [-1]]
+  """
+  rows, nodes, edges, graphs = shape
+  full = lambda *shape: np.full((rows, *shape), PAD, np.int32)
+  return GraphBatch(
+    nodes=full(nodes),
+    segment_ids=full(nodes),
+    node_features=np.zeros((rows, nodes, widths[0]), np.float32),
+    senders=full(edges),
+    receivers=full(edges),
+    labels=full(edges),
+    edge_features=np.zeros((rows, edges, widths[1]), np.float32),
+    query=full(graphs, 2),
+    target=full(nodes if per_node else graphs),
+  )
+
+
+def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
+  """Assigns graphs to rows: first fit, largest first; a graph above capacity has its own row."""
+  rows: list[list[int]] = []
+  room: list[int] = []
+  for graph in np.argsort(-sizes, kind="stable").tolist():
+    row = next((row for row, free in enumerate(room) if sizes[graph] <= free), len(rows))
+    if row == len(rows):
+      rows.append([])
+      room.append(capacity)
+    rows[row].append(graph)
+    room[row] -= int(sizes[graph])
+  return rows

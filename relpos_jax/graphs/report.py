@@ -27,13 +27,8 @@ GRAPHS = dict(
 )
 # Valid rows of that length with the most frequent class in training; records hold no classes.
 GUESSED_LONGEST = 63
-METRIC = Metric(
-  "accuracy",
-  lambda graphs: 100 * graphs[:, 1].mean(),
-  tolerance=0.01,
-  fixed=(0,),
-  differs_by_seed=True,
-)
+_accuracy = lambda graphs: 100 * graphs[:, 1].mean()
+METRIC = Metric("accuracy", _accuracy, tolerance=0.01, fixed=(0,), differs_by_seed=True)
 _GUESS, _CTP = "most frequent class in training", "CTP, published"
 # The "accuracy" of a run, or its "majority": the accuracy of the most frequent class.
 _Score = Callable[[Record, str], float]
@@ -56,7 +51,15 @@ def evaluation(
   workdir: pathlib.Path,
 ) -> Evaluation:
   """Returns the scores by split, beside those of always predicting the most frequent class."""
-  scores = {split: _score(of, most_frequent) for split, of in rows.items()}
+  percent = lambda values: 100 * statistics.fmean(values)
+  scores = {
+    split: dict(
+      accuracy=percent(row.answer == row.target for row in of),
+      loss=statistics.fmean(row.nats for row in of),
+      majority=percent(row.target == most_frequent for row in of),
+    )
+    for split, of in rows.items()
+  }
   results = {split: dict(graphs=len(rows[split]), **of) for split, of in scores.items()}
   sentences = {
     split: [[row.size, int(row.answer == row.target)] for row in of] for split, of in rows.items()
@@ -81,22 +84,9 @@ def evaluation(
   return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, (picture,))
 
 
-def _score(rows: Sequence[Row], most_frequent: int) -> dict[str, float]:
-  percent = lambda values: 100 * statistics.fmean(values)
-  return dict(
-    accuracy=percent(row.answer == row.target for row in rows),
-    loss=statistics.fmean(row.nats for row in rows),
-    majority=percent(row.target == most_frequent for row in rows),
-  )
-
-
 def _lengths_panel(curves) -> SpreadPanel:
-  """Returns a panel of accuracy over the length of chains."""
   mark = LONGEST_TRAINED + 0.5, "longest in training"
   return SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)
-
-
-# Sweeps -------------------------------------------------------------------------------------------
 
 
 def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
@@ -151,9 +141,6 @@ def _split(*splits: str) -> _Score:
   return lambda run, name: float(np.average(scores(run, name), weights=numbers(run)))
 
 
-# Chains of relations ------------------------------------------------------------------------------
-
-
 def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
   tests = sorted(int(name[5:]) for name in first["scores"] if name.startswith("test_"))
   longest, longer = LONGEST_TRAINED, [k for k in tests if k > LONGEST_TRAINED]
@@ -164,13 +151,17 @@ def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list
     f"test, {longest}": column(_split(f"test_{longest}")),
     f"test, {longer[0]} to {longer[-1]}": column(_split(*(f"test_{k}" for k in longer))),
   }
-  by_length = {
-    f"{k} ({_num_graphs(first, f'test_{k}')})": column(_split(f"test_{k}"))
-    | ({_CTP: f"{CTP[k]:.1f}"} if k in CTP else {})
-    for k in tests
-  }
+  by_length, curves = {}, {}
+  for k in tests:
+    number, (published, different) = len(first["sentences"][f"test_{k}"]), GRAPHS[f"test_{k}"]
+    brackets = f"{number}; {different}" if number == published else f"{number}"
+    by_length[f"{k} ({brackets})"] = column(_split(f"test_{k}")) | {_CTP: f"{CTP[k]:.1f}"}
+  for row, runs in rows.items():
+    scores = {k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs] for k in tests}
+    curves[row] = [(k, min(of), statistics.fmean(of), max(of)) for k, of in scores.items()]
+  curves[_CTP] = [(k, y, y, y) for k, y in CTP.items()]
   picture = folder / "graphs" / f"{sweep}-lengths.png"
-  spread_curves([_lengths_panel(_curves(rows, tests))], picture)
+  spread_curves([_lengths_panel(curves)], picture)
   return [
     tables.column_table(sweep, [*rows, _GUESS], columns),
     _pair_table(f"valid, {longest}", rows, _valid_longest),
@@ -180,42 +171,20 @@ def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list
 
 
 def _valid_longest(run: Record, name: str) -> float:
-  """Computes the score of the longest valid chains, or NaN.
-
-  "majority" is known for the published graphs only: records hold no classes.
-  """
+  """Computes the score of the longest valid chains; the majority for the published graphs only."""
   right = [right for size, right in run["sentences"]["valid"] if size == LONGEST_TRAINED]
   if name == "majority":
-    is_published = ";" in _num_graphs(run, "valid")
+    is_published = len(run["sentences"]["valid"]) == GRAPHS["valid"][0]
     return 100 * GUESSED_LONGEST / len(right) if is_published else math.nan
   return 100 * statistics.fmean(right) if right else math.nan
 
 
-def _num_graphs(run: Record, split: str) -> str:
-  """Returns the number of graphs and, for the published splits, of distinct graphs."""
-  number, (published, different) = len(run["sentences"][split]), GRAPHS.get(split, (0, 0))
-  return f"{number}; {different}" if number == published else f"{number}"
-
-
-def _curves(rows: Rows, tests: Sequence[int]) -> dict[str, list[tables.Point]]:
-  curves = {_CTP: [(k, y, y, y) for k, y in CTP.items()]}
-  for row, runs in rows.items():
-    scores = {k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs] for k in tests}
-    curves[row] = [(k, min(of), statistics.fmean(of), max(of)) for k, of in scores.items()]
-  return {row: curves[row] for row in (*rows, _CTP)}
-
-
-# Folds --------------------------------------------------------------------------------------------
-
-
 def _folds(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
-  """Returns the tables of runs that each test on the fold of their seed."""
   guesses = next(iter(rows.values()))
   columns = {name: _column(rows, guesses, _split(name)) for name in ("valid", "test")}
   columns = {"seeds": tables.seed_columns(rows)["seeds"]} | columns
-  title = (
-    f"{sweep}: {first['config']['data.tu.name']}, {first['config']['data.tu.num_folds']} folds"
-  )
+  values = first["config"]
+  title = f"{sweep}: {values['data.tu.name']}, {values['data.tu.num_folds']} folds"
   return [
     tables.column_table(title, [*rows, _GUESS], columns),
     _pair_table("test", rows, _split("test")),

@@ -1,11 +1,11 @@
 """The task of classifying labelled directed graphs, or pairs of their nodes."""
 
 import collections
-import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,32 +17,26 @@ from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import bucket_boundaries, prefetch
 from relpos_jax.errors import InputError
 from relpos_jax.graphs import report
-from relpos_jax.graphs.batching import PAD, GraphBatch, GraphBatches, empty_batch
-from relpos_jax.graphs.graph import Graph, GraphData, GraphNames, stratified_folds
+from relpos_jax.graphs.graph import (
+  PAD,
+  Graph,
+  GraphBatch,
+  GraphBatches,
+  GraphData,
+  GraphNames,
+  empty_batch,
+)
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh, num_rows_together, put_batch
-from relpos_jax.training.task import (
-  Evaluation,
-  Run,
-  check_model,
-  model_choices,
-  model_values,
-  own_copies,
-)
+from relpos_jax.training.task import Evaluation, Run
 from relpos_jax.training.workdir import read_json, write_whole
-from relpos_jax.typing import Array, Float, Int, PyTree
+from relpos_jax.typing import PyTree
 
 _HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
 _NAMES_FILE = "graphs.json"
-_FOLDS_SEED = 0  # the same for all runs, so that their test folds are disjoint
-_CHOICES = {"data.source": (*_HEADS,)} | {
-  name: choices
-  for name, choices in model_choices(GraphEncoderConfig).items()
-  if name in ("model.readout", "model.sees", "model.reverse_edges", "model.norm", "model.dtype")
-}
 _NUMBERS = (
   *tasks.LAYER_CHECKS,
   ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
@@ -60,19 +54,18 @@ class Graphs:
     self.config = config
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    check_values(self.config, _CHOICES, _NUMBERS)
+    choices = tasks.model_choices(GraphEncoderConfig) | {"data.source": (*_HEADS,)}
+    check_values(self.config, choices, _NUMBERS)
     folds = self.config.data.tu
     if folds.fold >= folds.num_folds:
       raise InputError(
         f"config.data.tu.fold is {folds.fold}: give 0 to {folds.num_folds - 1}, or -1 for the seed"
       )
     if sizes["sequence"] > 1:
-      raise InputError(
-        f"config.mesh.sequence is {sizes['sequence']}: give 1, graphs are not sharded"
-      )
+      raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
     make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
-    check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
+    tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
 
   def load_data(self) -> GraphData:
     """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
@@ -84,19 +77,12 @@ class Graphs:
     from relpos_jax.graphs import tu
 
     fold = self.config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
-    return _split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
+    return tu.split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: pathlib.Path) -> GraphNames:
-    """Returns the names of labels and classes in the data.
-
-    Raises InputError if the run directory has other names.
-    """
-    if (workdir / _NAMES_FILE).exists():
-      _check_names(self.load_vocabulary(workdir), data)
-    return data.names
+    return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
 
   def load_vocabulary(self, workdir: pathlib.Path) -> GraphNames:
-    """Reads the names that `save_vocabulary` wrote."""
     path = workdir / _NAMES_FILE
     if not path.exists():
       raise InputError(f"no {path}: the run stopped before its first step; train it again")
@@ -104,15 +90,13 @@ class Graphs:
     return GraphNames(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
   def save_vocabulary(self, vocabulary: GraphNames, workdir: pathlib.Path) -> None:
-    """Writes the names into the run directory unless they are there."""
     path = workdir / _NAMES_FILE
     if not path.exists():
       write_whole(path, json.dumps(vocabulary._asdict(), indent=2) + "\n")
 
   def mock_vocabulary(self) -> GraphNames:
     """Returns as many names as CLUTRR has."""
-    names = lambda number: tuple(map(str, range(number)))
-    return GraphNames(names(1), names(14), names(18))
+    return GraphNames(*(tuple(map(str, range(number))) for number in (1, 14, 18)))
 
   def make_batches(
     self, data: GraphData, vocabulary: GraphNames, mesh: AnyMesh
@@ -121,24 +105,19 @@ class Graphs:
     train, valid = data.splits["train"], data.splits["valid"]
     boundaries = self._boundaries([*train, *valid], self.config.batches.max_length)
     make = functools.partial(self._batches, boundaries=boundaries, mesh=mesh)
-    return make(train, seed=self.config.seed), make(valid, seed=None)
+    return make(train, seed=self.config.seed), make(valid)
 
   def _boundaries(self, graphs: Sequence[Graph], longest: int | None = None) -> tuple[int, ...]:
     sizes = np.array([len(graph.nodes) for graph in graphs])
-    if longest and sizes.min() > longest:
-      raise InputError(
-        f"config.batches.max_length is {longest}, and the smallest graph has {sizes.min()} nodes"
-      )
     return bucket_boundaries(sizes, self.config.batches.num_shapes, max_length=longest)
 
-  def _batches(self, graphs: Sequence[Graph], boundaries, mesh: AnyMesh, seed) -> GraphBatches:
-    budget, together = self.config.batches.tokens, num_rows_together(mesh.shape)
-    together *= self.config.training.num_microbatches
+  def _batches(self, graphs, boundaries, mesh: AnyMesh, seed: int | None = None) -> GraphBatches:
+    rows = num_rows_together(mesh.shape) * self.config.training.num_microbatches
     return GraphBatches(
       graphs,
       boundaries=boundaries,
-      node_budget=max(budget, boundaries[-1] * together),
-      multiple_of=together,
+      node_budget=max(self.config.batches.tokens, boundaries[-1] * rows),
+      multiple_of=rows,
       packed=self.config.batches.packed,
       seed=seed,
     )
@@ -152,19 +131,21 @@ class Graphs:
     return self._batches(graphs, (longest,), mesh, self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
-    rows, nodes, edges, graphs = shape
-    return empty_batch((rows, nodes, edges, graphs))
+    return empty_batch(shape)
 
   def make_model(self, vocabulary: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
     return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
-    smoothing = self.config.training.label_smoothing
-    return graph_loss(model, batch, rngs, label_smoothing=smoothing)
+    return graph_loss(model, batch, rngs, self.config.training.label_smoothing)
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
     """Returns a function of the parameters that computes the accuracy on the valid split."""
-    count = jax.jit(lambda params, batch: _count_right(run.graphdef, params, batch))
+
+    @jax.jit
+    def count(params, batch: GraphBatch):
+      answers, is_target = jnp.argmax(nnx.merge(run.graphdef, params)(batch), -1), batch.target >= 0
+      return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
 
     def compute(params: PyTree) -> tuple[dict[str, float], str]:
       # Wait for each batch: on CPUs, concurrent sums over processes may deadlock.
@@ -184,55 +165,38 @@ class Graphs:
     predictions = self._predict(run, [graph for _, graph in graphs])
     if not is_first():
       return None
-    rows: dict[str, list[report.Row]] = collections.defaultdict(list)
-    for (name, graph), (answer, nats) in zip(graphs, predictions, strict=True):
-      size = len(graph.senders if self.config.data.source == "clutrr" else graph.nodes)
-      rows[name].append(report.Row(size, int(graph.target), answer, nats))
-    classes = collections.Counter(int(graph.target) for graph in data.splits["train"])
-    most_frequent = classes.most_common(1)[0][0]
     source = self.config.data.source
+    rows: dict[str, list[report.Row]] = collections.defaultdict(list)
+    for (name, graph), prediction in zip(graphs, predictions, strict=True):
+      size = len(graph.senders if source == "clutrr" else graph.nodes)
+      rows[name].append(report.Row(size, int(graph.target), *prediction))
+    most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
     return report.evaluation(source, rows, most_frequent, run.vocabulary.classes, workdir)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
     """Returns the predicted class of each graph, and the cross entropy of its target in nats."""
-    batches = self._batches(graphs, self._boundaries(graphs), run.mesh, seed=None)
-    answer = make_answer(run.graphdef, own_copies(run.params))
-    found: dict[int, tuple[int, float]] = {}
+
+    @jax.jit
+    def predict(params, batch: GraphBatch):
+      logits = nnx.merge(run.graphdef, params)(batch)
+      target = jnp.maximum(batch.target, 0)[..., None]
+      nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1)[..., 0]
+      return jnp.argmax(logits, -1), nats
+
+    batches = self._batches(graphs, self._boundaries(graphs), run.mesh)
+    params, found = tasks.own_copies(run.params), {}
     for step in range(batches.num_per_epoch):
       batch = batches[step]
-      answers, nats = (np.asarray(x)[batch.target >= 0].tolist() for x in answer(batch))
-      found |= zip(batches.order(step), zip(answers, nats, strict=True), strict=True)
+      found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
+      found |= zip(batches.order(step), zip(*found_in_batch, strict=True), strict=True)
     return [found[number] for number in range(len(graphs))]
 
 
 def graph_loss(
-  model: GraphEncoder,
-  batch: GraphBatch,
-  rngs: nnx.Rngs | None = None,
-  *,
-  label_smoothing: float = 0.0,
+  model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None, label_smoothing: float = 0.0
 ) -> Loss:
   """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
-  logits = model(batch, rngs)
-  return cross_entropy(logits, batch.target, smoothing=label_smoothing, pad=PAD)
-
-
-def make_answer(
-  graphdef: nnx.GraphDef, params: PyTree
-) -> Callable[[GraphBatch], tuple[Int[Array, "B X"], Float[Array, "B X"]]]:
-  """Returns a compiled function from a batch to predicted classes and cross entropies in nats.
-
-  X is G for graphs and queries, T for nodes. Values at padding are arbitrary.
-  """
-
-  @jax.jit
-  def answer(params, batch: GraphBatch) -> tuple[Int[Array, "B X"], Float[Array, "B X"]]:
-    logits = nnx.merge(graphdef, params)(batch)
-    target = jnp.maximum(batch.target, 0)[..., None]
-    nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1)[..., 0]
-    return jnp.argmax(logits, -1), nats
-
-  return functools.partial(answer, params)
+  return cross_entropy(model(batch, rngs), batch.target, smoothing=label_smoothing, pad=PAD)
 
 
 def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
@@ -244,30 +208,8 @@ def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
     num_node_features=names.num_node_features,
     num_edge_features=names.num_edge_features,
     head=_HEADS[config.data.source],
-    **model_values(config),
+    **tasks.model_values(config),
   )
-
-
-def _count_right(graphdef: nnx.GraphDef, params: PyTree, batch: GraphBatch):
-  """Counts the targets that are predicted right, and all targets."""
-  answers, is_target = jnp.argmax(nnx.merge(graphdef, params)(batch), -1), batch.target >= 0
-  return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
-
-
-def _split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
-  """Splits the graphs: one fold to test, the next to validate, all others to train."""
-  graphs = data.splits["all"]
-  if len(graphs) < num_folds:
-    raise InputError(
-      f"config.data.tu.num_folds is {num_folds}, and the data set has {len(graphs)} graphs: each "
-      "fold needs one"
-    )
-  folds = stratified_folds([int(graph.target) for graph in graphs], num_folds, _FOLDS_SEED)
-  parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
-  parts["train"] = np.concatenate(folds)
-  splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
-  note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
-  return dataclasses.replace(data, splits=splits, notes=(*data.notes, note))
 
 
 def _check_names(names: GraphNames, data: GraphData) -> None:

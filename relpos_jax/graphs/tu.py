@@ -1,5 +1,6 @@
 """Graph data sets in TU format: molecules with bond labels, and users' own folders."""
 
+import dataclasses
 import functools
 import pathlib
 import zipfile
@@ -15,7 +16,7 @@ from relpos_jax.data.builders import prepare, read_split, upstream_content
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
-from relpos_jax.typing import Int, Shaped
+from relpos_jax.typing import Bool, Int, Shaped
 
 _URL = (
   "https://raw.githubusercontent.com/nd7141/graph_datasets/"
@@ -40,27 +41,45 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   not apply. Any other name, or "" for the only one, is a data set in TU format in the folder
   `path`: see `read_folder`. It is read each time.
 
-  Raises InputError for an unknown name, a missing or wrong file, no network, or a folder that is
-  not in TU format.
+  Raises InputError for an unknown name, a missing or wrong file or folder, or no network.
 
   >>> load("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
   """
   folder = local_path(path) if path else None
-  if folder and name not in _FILES:
-    return read_folder(folder, name)
   if name not in _FILES:
-    raise InputError(
-      f"unknown data set {name!r}: give the path of its folder, or {' or '.join(_FILES)}"
-    )
+    if folder:
+      return read_folder(folder, name)
+    known = " or ".join(_FILES)
+    raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
   if folder:
     upstream_content(folder, f"{name}.zip", _FILES[name][1], _UPSTREAM)
   make = functools.partial(TU, config=name)
-  url = "" if folder else f"{_URL}{name}.zip"
-  builder = prepare(make, _REMEDY, url=url, manual_dir=folder)
-  graphs = read_split(builder, "train", _graph)
+  builder = prepare(make, _REMEDY, url="" if folder else f"{_URL}{name}.zip", manual_dir=folder)
+  graph = lambda item: Graph.of(item["nodes"], item["edges"], target=item["target"])
+  graphs = read_split(builder, "train", graph)
   names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
   return GraphData(dict(all=graphs), names)
+
+
+def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
+  """Splits "all" into stratified folds: one to test, the next to validate, the others to train.
+
+  The folds are disjoint and the same for every call with the same data. The sizes of two folds
+  differ by at most one, and so do their numbers of graphs of one class.
+  """
+  graphs = data.splits["all"]
+  if len(graphs) < num_folds:
+    raise InputError(f"{num_folds} folds of {len(graphs)} graphs: lower config.data.tu.num_folds")
+  classes = np.array([graph.target for graph in graphs])
+  shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(len(graphs))
+  by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+  folds = [np.sort(by_class[number::num_folds]) for number in range(num_folds)]
+  parts = dict(test=folds.pop(fold), valid=folds.pop(fold % len(folds)))
+  parts["train"] = np.concatenate(folds)
+  splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
+  note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
+  return dataclasses.replace(data, splits=splits, notes=(*data.notes, note))
 
 
 class TU(tfds.core.GeneratorBasedBuilder):
@@ -104,14 +123,8 @@ class TU(tfds.core.GeneratorBasedBuilder):
       yield index, dict(nodes=graph.nodes, edges=edges, target=graph.target)
 
 
-def _graph(item) -> Graph:
-  return Graph.of(item["nodes"], item["edges"], target=item["target"])
-
-
-# The TU format -----------------------------------------------------------------------------------
-
+_LARGEST = 2.0**63  # fits into int64 and float32
 _WANTED = "want a folder with NAME_A.txt, NAME_graph_indicator.txt and NAME_graph_labels.txt"
-_LARGEST = {int: np.iinfo(np.int64).max, float: float(np.finfo(np.float32).max)}
 
 
 def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphData:
@@ -124,9 +137,8 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   to its second: data sets of undirected graphs have two lines per edge. All graphs are in one
   split, "all". Without a name, the folder must hold one data set.
 
-  Raises InputError, which names the file and line, for a line of another form, a number that
-  is not finite in float32, an edge to an unknown node or between two graphs, files of different
-  lengths, a graph without nodes, or fewer than two classes.
+  Raises InputError, which names the file and line, for a line of another form, an edge to an
+  unknown node or between two graphs, a graph without nodes, or fewer than two classes.
   """
   if not name:
     found = sorted(file.name.removesuffix("_A.txt") for file in folder.glob("*_A.txt"))
@@ -136,43 +148,43 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
     name = found[0]
   file = lambda kind: folder / f"{name}_{kind}.txt"
 
-  def read_optional(kind: str, number_type: type, columns: int | None, other: str, num_lines: int):
+  def read_optional(kind: str, number_type: type, columns: int | None, num_lines: int):
     if not file(kind).exists():
       return np.empty((num_lines, 0), number_type)
     rows = _read(file(kind), number_type, columns)
     if len(rows) != num_lines:
-      raise InputError(
-        f"{file(kind)} has {len(rows)} lines, {name}_{other}.txt has {num_lines}: want the same"
-      )
+      raise InputError(f"{file(kind)} has {len(rows)} lines; want {num_lines}, one per {kind[:4]}")
     return rows
 
+  def check(kind: str, is_right: Bool[np.ndarray, "lines"], wanted: str) -> None:
+    if not is_right.all():
+      raise InputError(f"{file(kind)}, line {np.argmin(is_right) + 1}: {wanted}")
+
   edges = _read(file("A"), int, 2) - 1
-  graph_of = _read(file("graph_indicator"), int, 1)[:, 0] - 1
-  classes, class_names = _numbered(_read(file("graph_labels"), int, 1))
+  graph_of = _read(file("graph_indicator"), int)[:, 0] - 1
+  classes, class_names = _numbered(_read(file("graph_labels"), int))
   if len(class_names) < 2:
-    raise InputError(
-      f"{file('graph_labels')}: {len(class_names)} classes; want one class per graph, two or more"
-    )
-  _check_indicator(file("graph_indicator"), graph_of, len(classes))
-  _check_edges(file("A"), edges, graph_of)
-  per_node, per_edge = ("graph_indicator", len(graph_of)), ("A", len(edges))
-  node_labels, node_names = _numbered(read_optional("node_labels", int, 1, *per_node))
-  edge_labels, edge_names = _numbered(read_optional("edge_labels", int, 1, *per_edge))
+    raise InputError(f"{file('graph_labels')}: want one class per graph, two or more")
+  is_graph = (graph_of >= 0) & (graph_of < len(classes))
+  check("graph_indicator", is_graph, f"want a graph from 1 to {len(classes)}")
+  sizes = np.bincount(graph_of, minlength=len(classes))
+  check("graph_labels", sizes > 0, "the graph has no node: delete the line")
+  is_node = ((edges >= 0) & (edges < len(graph_of))).all(1)
+  check("A", is_node, f"want two nodes from 1 to {len(graph_of)}")
+  check("A", np.equal(*graph_of[edges].T), "want two nodes of one graph")
+  node_labels, node_names = _numbered(read_optional("node_labels", int, 1, len(graph_of)))
+  edge_labels, edge_names = _numbered(read_optional("edge_labels", int, 1, len(edges)))
   if not node_names:
     node_labels, node_names = np.zeros(len(graph_of), int), ("node",)
-  node_features = read_optional("node_attributes", float, None, *per_node)
-  edge_features = read_optional("edge_attributes", float, None, *per_edge)
+  node_features = read_optional("node_attributes", float, None, len(graph_of))
+  edge_features = read_optional("edge_attributes", float, None, len(edges))
 
   nodes_of = _members(graph_of, len(classes))
   edges_of = _members(graph_of[edges[:, 0]], len(classes))
-  index_in_graph = np.empty(len(graph_of), int)
-  for nodes in nodes_of:
-    index_in_graph[nodes] = np.arange(len(nodes))
-  rows = np.column_stack([index_in_graph[edges], edge_labels])
   graphs = [
     Graph.of(
       node_labels[nodes],
-      rows[its_edges],
+      np.column_stack([np.searchsorted(nodes, edges[its_edges]), edge_labels[its_edges]]),
       target=target,
       node_features=node_features[nodes],
       edge_features=edge_features[its_edges],
@@ -184,7 +196,7 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
 
 
 def _read(
-  file: pathlib.Path | zipfile.Path, number_type: type, columns: int | None
+  file: pathlib.Path | zipfile.Path, number_type: type, columns: int | None = 1
 ) -> Shaped[np.ndarray, "lines columns"]:
   """Reads the numbers of a file: `columns` in every line, or as many as in the first."""
   try:
@@ -198,46 +210,11 @@ def _read(
     except ValueError:
       row = []
     columns = columns or max(1, len(row))
-    # NaN compares as false.
-    if len(row) != columns or not all(abs(x) <= _LARGEST[number_type] for x in row):
-      kind = "64-bit integers" if number_type is int else "numbers, finite in float32"
+    if len(row) != columns or not all(abs(x) < _LARGEST for x in row):  # false for NaN
+      kind = "integers" if number_type is int else "finite numbers"
       raise InputError(f"{file}, line {number}: {line!r}; want {columns} {kind}, comma-separated")
     rows.append(row)
   return np.array(rows, number_type).reshape(-1, columns or 1)
-
-
-def _check_indicator(file, graph_of: Int[np.ndarray, "nodes"], num_graphs: int) -> None:
-  """Checks that every node is in a graph, and that every graph has a node."""
-  wrong = np.flatnonzero((graph_of < 0) | (graph_of >= num_graphs))
-  if len(wrong):
-    raise InputError(
-      f"{file}, line {wrong[0] + 1}: graph {graph_of[wrong[0]] + 1}; want 1 to {num_graphs}, a "
-      "line of the graph labels"
-    )
-  empty = np.setdiff1d(np.arange(num_graphs), graph_of)
-  if len(empty):
-    raise InputError(f"{file}: graph {empty[0] + 1} has no node: delete its line of graph labels")
-
-
-def _check_edges(
-  file, edges: Int[np.ndarray, "edges 2"], graph_of: Int[np.ndarray, "nodes"]
-) -> None:
-  """Checks that every edge connects two nodes of one graph."""
-  wrong = np.argwhere((edges < 0) | (edges >= len(graph_of)))
-  if len(wrong):
-    line, end = wrong[0]
-    raise InputError(
-      f"{file}, line {line + 1}: an edge of node {edges[line, end] + 1}; want 1 to {len(graph_of)},"
-      " a line of the graph indicator"
-    )
-  first, second = graph_of[edges].T
-  wrong = np.flatnonzero(first != second)
-  if len(wrong):
-    line = wrong[0]
-    raise InputError(
-      f"{file}, line {line + 1}: an edge from graph {first[line] + 1} to graph {second[line] + 1};"
-      " want both nodes in one graph"
-    )
 
 
 def _numbered(

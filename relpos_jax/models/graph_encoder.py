@@ -73,8 +73,7 @@ class GraphEncoder(nnx.Module):
   no effect and get no gradient. Permuting the nodes of a graph permutes their logits. Dropout is
   applied if `rngs` are given.
 
-  >>> from relpos_jax.graphs.batching import GraphBatches
-  >>> from relpos_jax.graphs.graph import Graph
+  >>> from relpos_jax.graphs.graph import Graph, GraphBatches
   >>> graph = Graph.of([0, 0, 1], [(0, 1, 3), (1, 2, 0)], target=5, query=(0, 2))
   >>> batches = GraphBatches([graph], boundaries=(4,), node_budget=8, seed=0)
   >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",

@@ -16,7 +16,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from experiments.benchmark.tpu_bundles import CHIPS
-from experiments.plan.topology import NO_TPU
+from experiments.plan import NO_TPU
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from chaos.run import Run, digests, kept, metrics
+from experiments.launch import dying_with_this_process
 from experiments.launch.__main__ import environments
-from experiments.launch.children import dying_with_this_process
 from relpos_jax.translation.corpus import load_corpus
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -3,21 +3,17 @@
 pip install -e '.[tpu,test]' && pytest -m tpu -n0
 """
 
+import importlib.metadata
 import json
 import pathlib
 import shutil
 
-import jax
 import pytest
-from flax import nnx
-from jax.sharding import PartitionSpec
 
 from experiments import command
-from experiments.config import make_task
+from experiments.plan import ACROSS, Chip, tables
 from experiments.plan import __main__ as plan
-from experiments.plan import tables, topology
-from experiments.plan.collectives import ACROSS, Collective, by_kind, find
-from experiments.plan.topology import CHIPS, Chip
+from experiments.plan.__main__ import Collective, by_kind, find
 from relpos_jax.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,15 +23,12 @@ SMALL = (
   *("batches.num_shapes=2", "model.dtype=float32"),
 )
 WORDS = "vocabulary.size=500"
-SMALL_LONG = "batches.tokens=512", "batches.max_length=256", "mesh.sequence=4"
 
 
 def load(file: str, *changes: str):
   flags = [file, *(f"--config.{change}" for change in (*SMALL, *changes))]
   return command.parse(dict(config=command.CONFIG), flags)["config"]
 
-
-# Collectives --------------------------------------------------------------------------------------
 
 TEXT = """HloModule jit_step, is_scheduled=true
 
@@ -96,9 +89,6 @@ def test_a_sum_over_slices_goes_over_two_networks():
   ]
 
 
-# Estimates ----------------------------------------------------------------------------------------
-
-
 def plan_on(num_chips, *, rows_a_chip=16, hbm_bytes=819e9, sent_bytes=0.0, **changes):
   """Returns a plan whose step takes a second of memory traffic, unless changed."""
   config = dict(name="small", batches=dict(tokens=num_chips, max_length=8), mesh=dict(data=-1))
@@ -108,11 +98,11 @@ def plan_on(num_chips, *, rows_a_chip=16, hbm_bytes=819e9, sent_bytes=0.0, **cha
   return dict(chip="v5e", num_chips=num_chips, config=config, steps=[step]) | changes
 
 
-def test_the_slowest_part_bounds_a_step():
+def test_parts_of_a_step_take_their_time_at_the_peak():
   chip = Chip(100.0, 8.0, 10.0, 4, 1.0, "", slice_bandwidth=0.5)
   rows = {"all-reduce": dict(sent_bytes=2.0), ACROSS: dict(sent_bytes=4.0)}
   seconds = tables.estimate(chip, dict(flops=200.0, hbm_bytes=30.0, collectives=rows))
-  assert seconds == (2.0, 3.0, 1.0, 8.0) and seconds.bounds == (8.0, 14.0)
+  assert [*seconds.values()] == [2.0, 3.0, 1.0, 8.0]
 
 
 def test_traffic_counts_beside_or_after_the_rest():
@@ -138,35 +128,12 @@ def test_only_alike_plans_are_compared(other):
   assert not tables.efficiencies([plan_on(4), plan_on(16) | other])
 
 
-@pytest.mark.parametrize("name", CHIPS)
-def test_the_figures_of_a_chip_are_in_their_units(name):
-  chip = CHIPS[name]
-  assert 100 < chip.flops / chip.hbm_bandwidth < 1000
-  assert 2 < chip.hbm_bandwidth / (chip.links * chip.link_bandwidth) < 10
-  assert chip.slice_bandwidth < chip.link_bandwidth / 10
-  assert 10e9 < chip.hbm < 200e9 and chip.links in (4, 6) and chip.source
-
-
-# Steps --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def planned(fast):
-  """Returns a plan for the eight simulated devices, as if they were chips."""
-
-  def planned(config, **axes):
-    mesh = make_mesh(**axes)
-    with pytest.MonkeyPatch.context() as patch, fast():
-      patch.setattr(plan, "compiler_version", lambda: "none")
-      return plan.make_plan(config, "v5e:2x4", mesh)
-
-  return planned
-
-
-def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(planned):
+def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(fast, monkeypatch):
+  monkeypatch.setattr(plan, "compiler_version", lambda: "none")
   rates = "model.positions=none", "model.dropout_rate=0", "model.embedding_dropout_rate=0"
   config = load(WMT14, WORDS, "batches.tokens=256", "batches.max_length=16", *rates)
-  found = planned(config)
+  with fast():
+    found = plan.make_plan(config, "v5e:2x4", make_mesh())  # the simulated devices as chips
   (step,), num = found["steps"], found["parameters"]
   tokens = step["rows"] * step["length"] / 8
   state_and_batch = 4 * (3 * num + 3) + 2 * 4 * tokens  # with two moments, and three counts
@@ -177,30 +144,6 @@ def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(planned):
   assert {*step["collectives"]} == {"all-reduce"}
   others = step["collectives"]["all-reduce"]["num_bytes"] - 4 * num - 2 * 4
   assert others in (0, 4 * 500 * 64, 2 * 4 * 500 * 64)
-
-
-def test_a_sequence_lies_on_several_devices(planned):
-  config = load(LONG, *SMALL_LONG, "model.positions=none")
-  found = planned(config, sequence=4)
-  (step,) = found["steps"]
-  assert {"all-reduce", "all-gather"} < {*step["collectives"]}
-  state_and_batch = 4 * (3 * found["parameters"] + 3) + 2 * 4 * step["rows"] * step["length"] / 8
-  assert step["argument_bytes"] <= state_and_batch + 64
-  assert make_task(config).mock_batches(make_mesh(data=1, sequence=8)).shapes == ((2, 256),)
-
-
-def test_the_state_is_that_of_the_model_and_sharded_by_the_rules():
-  config = load(LONG, *SMALL_LONG)
-  _, state = plan.first_state(config, make_mesh(fsdp=2, tensor=2, sequence=2))
-  task = make_task(config)
-  model = nnx.eval_shape(lambda: task.make_model(task.mock_vocabulary(), nnx.Rngs(0)))
-  shapes = lambda tree: sorted(leaf.shape for leaf in jax.tree.leaves(tree))
-  assert shapes(state.params) == shapes(nnx.state(model))
-  hidden = state.params["layers"][0]["feed_forward"]["hidden"]["kernel"]
-  assert jax.tree.leaves(hidden)[0].sharding.spec == PartitionSpec("fsdp", "tensor")
-
-
-# Tables -------------------------------------------------------------------------------------------
 
 
 def test_a_step_that_does_not_fit_is_a_row_with_the_compilers_words():
@@ -217,9 +160,6 @@ def test_the_committed_pages_are_those_of_the_plans(title, tmp_path):
   shutil.copy(ROOT / "results" / f"{title}.md", tmp_path)
   tables.main(str(tmp_path))
   assert (tmp_path / f"{title}.md").read_text() == (ROOT / "results" / f"{title}.md").read_text()
-
-
-# Mistakes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -243,15 +183,12 @@ def test_a_mistake_is_one_line_and_nothing_is_compiled(call, monkeypatch, file, 
 
 def test_no_compiler_for_tpus(call, monkeypatch):
   def missing(package):
-    raise topology.importlib.metadata.PackageNotFoundError(package)
+    raise importlib.metadata.PackageNotFoundError(package)
 
-  monkeypatch.setattr(topology.importlib.metadata, "version", missing)
+  monkeypatch.setattr(importlib.metadata, "version", missing)
   answer = call("plan.__main__", WMT14)
   expected = "error: no libtpu, the TPU's compiler: pip install -e '.[tpu]'\n"
   assert (answer.status, answer.err, answer.num_compilations) == (2, expected, 0)
-
-
-# For a TPU ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.tpu
@@ -278,11 +215,3 @@ def test_steps_compile_for_chips(file, name, changes, num_slices, has_kernels, c
   assert tables.blocks([found])["work"] in (tmp_path / "small.md").read_text()
   if file == LONG:  # Of the last chip's 1,024 queries, two heads, 32 wide, and seven products.
     assert step["flops"] > 2 * 7 * 2 * 32 * (1024 * 4096 - 2 * 512 * 512)
-
-
-@pytest.mark.tpu
-def test_a_topology_that_the_compiler_does_not_know(call):
-  pytest.importorskip("libtpu")
-  answer = call("plan.__main__", WMT14, "--topology=v5e:3x5")
-  assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
-  assert "--topology=v5e:3x5" in answer.err

@@ -1,4 +1,4 @@
-"""Graphs are checked, batched completely once per epoch in few shapes, and split into folds."""
+"""Graphs are checked, and batched completely once per epoch in few shapes."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from relpos_jax.data.batching import prefetch
 from relpos_jax.errors import InputError
-from relpos_jax.graphs.batching import GraphBatches
-from relpos_jax.graphs.graph import Graph, GraphData, GraphNames, stratified_folds
+from relpos_jax.graphs.graph import Graph, GraphBatches, GraphData, GraphNames
 
 BOUNDARIES = (2, 5, 8)
 
@@ -103,20 +102,6 @@ def test_packing_needs_fewer_cells():
   assert str(packed).startswith("shapes 2x8, batches per epoch: 12, dropped (above 8): 0, ")
 
 
-REFUSED = {
-  "none of 1 examples is at most 2 long: give other data": dict(boundaries=(2,)),
-  "boundary 8 with a budget of 7 leaves no room for 1 rows": dict(node_budget=7),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_impossible_batches_are_refused(message):
-  options = dict(boundaries=(8,), node_budget=8, seed=0) | REFUSED[message]
-  with pytest.raises(InputError) as caught:
-    GraphBatches([graph(5, 0)], **options)
-  assert str(caught.value).startswith(message)
-
-
 def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge():
   given = [(0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 1, 0), (1, 1, 2)]
   twice = Graph.of([0, 0], given, target=0, edge_features=[[1, 5], [3, 5], [1, 5], [1, 5], [1, 5]])
@@ -127,59 +112,22 @@ def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge
 
 GOOD = Graph.of([0, 1], [(0, 1, 1), (1, 1, -1)], target=1, query=(0, 1))
 WRONG = {
-  "valid: graph 2 has no node": Graph.of([], [], target=0),
-  "valid: graph 2: label of node 2 is 2; want 0 to 1": GOOD._replace(nodes=np.int32([0, 2])),
-  "valid: graph 2: receiver of edge 2 is -1; want 0 to 1": GOOD._replace(
-    receivers=np.int32([0, -1])
-  ),
-  "valid: graph 2: label of edge 1 is 3; want -1 to 2": GOOD._replace(labels=np.int32([3, 0])),
-  "valid: graph 2: node of query 2 is 2; want -1 to 1": GOOD._replace(query=np.int32([0, 2])),
-  "valid: graph 2: class 1 is 2; want -1 to 1": GOOD._replace(target=np.int32(2)),
-  "valid: graph 2: node_features has shape (2, 1); want (2, 0)": GOOD._replace(
-    node_features=np.ones((2, 1), np.float32)
-  ),
-  "valid: graph 2: edge_features has shape (2,); want (2, 0)": GOOD._replace(
-    edge_features=np.ones(2, np.float32)
-  ),
-  "valid: graph 2: target has shape (3,); want (2,)": GOOD._replace(target=np.int32([0, 1, 0])),
+  "label of a node is not in 0 to 1": dict(nodes=np.int32([0, 2])),
+  "node of an edge is not in 0 to 1": dict(receivers=np.int32([0, -1])),
+  "label of an edge is not in -1 to 2": dict(labels=np.int32([3, 0])),
+  "node of the query is not in -1 to 1": dict(query=np.int32([0, 2])),
+  "class is not in -1 to 1": dict(target=np.int32(2)),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_an_invalid_graph_is_refused(message):
   names = GraphNames(("a", "b"), ("x", "y", "z"), classes=("no", "yes"))
-  with pytest.raises(InputError) as caught:
-    GraphData(dict(train=[GOOD], valid=[GOOD, WRONG[message]]), names)
-  assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+  with pytest.raises(InputError, match=f"valid: graph 2: {message}"):
+    GraphData(dict(train=[GOOD], valid=[GOOD, GOOD._replace(**WRONG[message])]), names)
 
 
-@pytest.mark.parametrize(
-  "change", [dict(nodes=[0, 2**32]), dict(nodes=[0, 0.9]), dict(edges=[(0, 1.7, 0)])]
-)
+@pytest.mark.parametrize("change", [dict(nodes=[0, 2**32]), dict(edges=[(0, 1.7, 0)])])
 def test_numbers_that_int32_would_change_are_refused(change):
   with pytest.raises(InputError, match=r"want integers of 32 bits"):
     Graph.of(**(dict(nodes=[0, 1], edges=[(0, 1, 0)], target=0) | change))
-
-
-def test_every_edge_has_a_row_of_features():
-  with pytest.raises(InputError, match=r"edge_features have shape \(2, 1\); want \(1, F\)"):
-    Graph.of([0, 1], [(0, 1, 0)], target=0, edge_features=[[1.0], [2.0]])
-
-
-@given(
-  st.lists(st.integers(0, 3), min_size=10, max_size=80), st.integers(2, 10), st.integers(-1, 2**64)
-)
-def test_folds_are_disjoint_and_have_their_share_of_every_class(classes, number, seed):
-  folds = stratified_folds(classes, number, seed)
-  assert sorted(np.concatenate(folds).tolist()) == [*range(len(classes))]
-  assert max(map(len, folds)) - min(map(len, folds)) <= 1
-  for label in {*classes}:
-    shares = [(np.asarray(classes)[fold] == label).sum() for fold in folds]
-    assert max(shares) - min(shares) <= 1
-  again = stratified_folds(np.asarray(classes), number, seed)
-  assert all((x == y).all() for x, y in zip(folds, again, strict=True))
-
-
-def test_folds_of_another_seed_are_others():
-  first, second = (stratified_folds([0, 1] * 20, 10, seed) for seed in (0, 1))
-  assert any((x != y).any() for x, y in zip(first, second, strict=True))

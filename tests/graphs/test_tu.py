@@ -1,17 +1,21 @@
-"""Folders in TU format are read or refused by file and line; molecules are prepared once."""
+"""Folders in TU format are read or refused by file and line, prepared once, split into folds."""
 
 import collections
 import hashlib
+import itertools
 import pathlib
 import re
 import zipfile
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorflow_datasets.core.download.checksums import UrlInfo
 
 from relpos_jax.errors import InputError
 from relpos_jax.graphs import tu
+from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 
 pytestmark = pytest.mark.usefixtures("data_dir")
 
@@ -65,27 +69,19 @@ def test_optional_files_may_be_missing(tmp_path):
 
 
 WRONG = {
-  "{A}, line 2: '2;4'; want 2 64-bit integers, comma-separated": dict(A="1, 2\n2;4\n"),
-  "{A}, line 1: '1, 2, 3'; want 2 64-bit integers": dict(A="1, 2, 3\n"),
-  "{A}, line 3: an edge of node 6; want 1 to 5, a line of the graph": dict(A="1, 2\n2, 1\n2, 6\n"),
-  "{A}, line 1: an edge of node 0; want 1 to 5": dict(A="0, 1\n"),
-  "{A}, line 2: an edge from graph 1 to graph 2; want": dict(A="1, 2\n1, 3\n"),
-  "{graph_indicator}, line 5: graph 3; want 1 to 2": dict(graph_indicator="1\n1\n2\n1\n3\n"),
-  "{graph_indicator}: graph 3 has no node": dict(graph_labels="1\n0\n1\n"),
-  "{graph_indicator}, line 2: ''; want 1 64-bit": dict(graph_indicator="1\n\n2\n1\n2\n"),
-  "{node_labels} has 2 lines, TOY_graph_indicator.txt has 5": dict(node_labels="1\n2\n"),
-  "{edge_labels} has 1 lines, TOY_A.txt has 7": dict(edge_labels="1\n"),
-  "{edge_labels}, line 2: '99999999999999999999'; want 1 64-bit integers": dict(
-    edge_labels="0\n99999999999999999999\n"
-  ),
-  "{node_attributes}, line 2: '1'; want 2 numbers": dict(node_attributes="1, 2\n1\n"),
-  "{node_attributes}, line 3: '0,nan'; want 2 numbers, finite in float32": dict(
-    node_attributes="1, 2\n3, 4\n0,nan\n0, 1\n0, 1\n"
-  ),
-  "{edge_attributes}, line 2: '1e39'; want 1 numbers, finite in": dict(edge_attributes="1\n1e39\n"),
-  "{graph_labels}: 0 classes; want": dict.fromkeys(FILES, ""),
-  "{graph_labels}: 1 classes; want one class per graph, two or more": dict(graph_labels="5\n5\n"),
-  "cannot read {graph_labels}: 'ascii' codec": dict(graph_labels="−1\n"),
+  "{A}, line 2: '2;4'; want 2 integers, comma-separated": dict(A="1, 2\n2;4\n"),
+  "{A}, line 1: '1, 2, 3'; want 2 integers": dict(A="1, 2, 3\n"),
+  "{A}, line 3: want two nodes from 1 to 5": dict(A="1, 2\n2, 1\n2, 6\n"),
+  "{A}, line 1: want two nodes from 1 to 5": dict(A="0, 1\n"),
+  "{A}, line 2: want two nodes of one graph": dict(A="1, 2\n1, 3\n"),
+  "{graph_indicator}, line 5: want a graph from 1 to 2": dict(graph_indicator="1\n1\n2\n1\n3\n"),
+  "{graph_labels}, line 3: the graph has no node": dict(graph_labels="1\n0\n1\n"),
+  "{graph_indicator}, line 2: ''; want 1 integers": dict(graph_indicator="1\n\n2\n1\n2\n"),
+  "{node_labels} has 2 lines; want 5, one per node": dict(node_labels="1\n2\n"),
+  "{node_attributes}, line 2: '1'; want 2 finite numbers": dict(node_attributes="1, 2\n1\n"),
+  "{edge_attributes}, line 2: 'nan'; want 1 finite": dict(edge_attributes="1\nnan\n"),
+  "{edge_attributes}, line 2: '1e39'; want 1 finite": dict(edge_attributes="1\n1e39\n"),
+  "{graph_labels}: want one class per graph, two or more": dict(graph_labels="5\n5\n"),
   "cannot read {graph_labels}: [Errno 2] No such file": dict(graph_labels=None),
   "{folder} has 0 data sets in TU format: want a folder with NAME_A.txt": dict(A=None),
 }
@@ -101,25 +97,20 @@ def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, message):
   assert "\n" not in str(caught.value)
 
 
-def refusal(*arguments, **options) -> str:
+def refusal(name: str, path: object = "") -> str:
   with pytest.raises(InputError) as caught:
-    tu.load(*arguments, **options)
-  assert "\n" not in str(caught.value)
+    tu.load(name, str(path))
   return str(caught.value)
 
 
 def test_missing_folders_and_names_are_named(tmp_path):
-  assert refusal("", path="/no/such").startswith("/no/such has 0 data sets in TU format: want")
+  assert refusal("", "/no/such").startswith("/no/such has 0 data sets in TU format: want")
   folder = write(tmp_path / "toy")
-  assert refusal("OTHER", path=str(folder)).startswith(f"cannot read {folder}/OTHER_A.txt: ")
+  assert refusal("OTHER", folder).startswith(f"cannot read {folder}/OTHER_A.txt: ")
   write(folder, name="TWO")
-  assert refusal("", path=str(folder)).endswith(
-    "2 data sets in TU format (TOY, TWO): give the name of one"
-  )
+  assert refusal("", folder).endswith("(TOY, TWO): give the name of one")
   assert refusal("PROTEINS").startswith("unknown data set 'PROTEINS': give the path of its folder")
-  assert f"cannot read {tmp_path}/MUTAG.zip: No such file" in refusal("MUTAG", path=str(tmp_path))
-  (tmp_path / "MUTAG.zip").write_bytes(b"<html>")
-  assert f"wrong file {tmp_path}/MUTAG.zip" in refusal("MUTAG", path=str(tmp_path))
+  assert f"cannot read {tmp_path}/MUTAG.zip: No such file" in refusal("MUTAG", tmp_path)
 
 
 @pytest.fixture
@@ -149,11 +140,6 @@ def test_prepared_data_equal_the_folder_and_need_no_file_again(molecules):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
 
 
-def test_a_known_name_refers_to_the_archive_only(molecules):
-  assert refusal("MUTAG", path=str(molecules)).startswith(f"cannot read {molecules}/MUTAG.zip: ")
-  assert len(tu.load("", path=str(molecules)).splits["all"])
-
-
 def test_damaged_prepared_data_are_named(molecules, data_dir):
   tu.load("MUTAG", path=str(molecules.parent))
   version = data_dir / "tu" / "MUTAG" / "1.0.0"
@@ -166,11 +152,29 @@ def test_damaged_prepared_data_are_named(molecules, data_dir):
     file.write_bytes(content)
 
 
-def test_a_missing_network_is_named_with_the_remedy(monkeypatch):
-  monkeypatch.setattr(tu, "_URL", "http://127.0.0.1:9/")
-  message = refusal("MUTAG")
-  assert message.startswith("cannot download http://127.0.0.1:9/MUTAG.zip: no answer")
-  assert "path=FOLDER" in message
+def make_data(classes) -> GraphData:
+  graphs = [Graph.of([0] * (1 + i % 5), [], target=label) for i, label in enumerate(classes)]
+  return GraphData(dict(all=graphs), GraphNames(("x",), (), ("a", "b", "c", "d")))
+
+
+@given(st.lists(st.integers(0, 3), min_size=10, max_size=80), st.integers(3, 10))
+def test_folds_cover_every_graph_once_with_their_share_of_every_class(classes, number):
+  data = make_data(classes)
+  splits = [tu.split_folds(data, fold, number).splits for fold in range(number)]
+  ids = lambda fold, *names: [id(graph) for name in names for graph in splits[fold][name]]
+  everything = sorted(map(id, data.splits["all"]))
+  assert sorted(itertools.chain(*(ids(fold, "test") for fold in range(number)))) == everything
+  for fold in range(number):
+    assert sorted(ids(fold, "train", "valid", "test")) == everything
+    assert ids(fold, "valid") == ids((fold + 1) % number, "test")
+  for wanted in (None, *classes):
+    shares = [sum(wanted in (None, g.target) for g in of["test"]) for of in splits]
+    assert max(shares) - min(shares) <= 1
+
+
+def test_fewer_graphs_than_folds_are_refused():
+  with pytest.raises(InputError, match=r"10 folds of 2 graphs: lower config.data.tu.num_folds"):
+    tu.split_folds(make_data([0, 1]), 0, 10)
 
 
 def test_molecules_match_the_literature(shared_data):

@@ -11,8 +11,7 @@ from flax import nnx
 
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.graphs.batching import GraphBatches
-from relpos_jax.graphs.graph import Graph
+from relpos_jax.graphs.graph import Graph, GraphBatches
 from relpos_jax.graphs.task import graph_loss
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
