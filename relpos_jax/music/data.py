@@ -15,7 +15,7 @@ from relpos_jax.data.tokenizer import EOS
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.music import performance, voices
-from relpos_jax.music.codec import Codec
+from relpos_jax.music.midi_files import Codec
 from relpos_jax.typing import Int
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}

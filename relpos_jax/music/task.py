@@ -16,8 +16,8 @@ from relpos_jax.data.tokenizer import BOS, EOS
 from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import voices
-from relpos_jax.music.codec import Codec
 from relpos_jax.music.data import CODECS, Music, MusicRows, load_midi_folder
+from relpos_jax.music.midi_files import Codec
 from relpos_jax.music.piano_roll import draw
 from relpos_jax.music.scores import likelihood, make_nats_of, table
 from relpos_jax.training import task as tasks

@@ -10,13 +10,22 @@ the chorales (36 to 81), so that any piece can be encoded and transposed.
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from relpos_jax.errors import InputError
-from relpos_jax.music.codec import Codec, Span, clip_transposition, strip_special
-from relpos_jax.music.midi_files import Note, Part, Score, read_score, write_score
+from relpos_jax.music.midi_files import (
+  Codec,
+  Note,
+  Part,
+  Score,
+  Span,
+  clip_transposition,
+  read_score,
+  strip_special,
+  write_score,
+)
 from relpos_jax.typing import Float, Int, Integer
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
@@ -65,21 +74,13 @@ def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
   [Span(start=0, end=2, pitch=67, voice=0), Span(start=0, end=1, pitch=64, voice=1),
    Span(start=1, end=2, pitch=65, voice=1)]
   """
-  return [
-    Span(start, end, pitch, voice)
-    for voice, pitches in enumerate(decode(tokens).T)
-    for start, end, pitch in _runs(pitches.tolist())
-  ]
-
-
-def _runs(pitches: list[int]) -> Iterator[tuple[int, int, int]]:
-  """Yields start, end and pitch of each run of equal pitches; skips silence."""
-  start = 0
-  for pitch, run in itertools.groupby(pitches):
-    end = start + len(list(run))
-    if pitch >= 0:
-      yield start, end, pitch
-    start = end
+  found, grid = [], decode(tokens)
+  for voice, pitches in enumerate(grid.T):
+    starts = np.flatnonzero(np.diff(pitches, prepend=-2)).tolist()
+    for start, end in itertools.pairwise([*starts, len(grid)]):
+      if pitches[start] >= 0:
+        found.append(Span(start, end, int(pitches[start]), voice))
+  return found
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
@@ -104,13 +105,10 @@ def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndar
 
 def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
-  note = lambda start, end, pitch: Note(
-    start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, _VELOCITY
-  )
-  parts = [
-    Part(name, [note(*run) for run in _runs(pitches.tolist())])
-    for name, pitches in zip(VOICES, grid.T, strict=True)
-  ]
+  parts = [Part(name, []) for name in VOICES]
+  for start, end, pitch, voice in spans(encode(grid)):
+    note = Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, _VELOCITY)
+    parts[voice].notes.append(note)
   return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, _SECONDS_PER_QUARTER)])
 
 

@@ -204,9 +204,8 @@ def test_a_file_of_type_2_is_refused(tmp_path):
   assert "of type 2" in refusal(save(tmp_path / "b.mid", *tracks, type=2))
 
 
-@pytest.mark.parametrize("tempo", [500_000, 1])
-def test_a_file_longer_than_a_day_is_refused(tmp_path, tempo):
-  track = [(0, "set_tempo", dict(tempo=tempo)), on(0, 60), off(24 * 60 * 120, 60)]
+def test_a_file_longer_than_a_day_is_refused(tmp_path):
+  track = [on(0, 60), off(24 * 60 * 120, 60)]
   assert read_score(save(tmp_path / "a.mid", track, ticks_per_beat=1)).parts
   track[-1] = off(0x0FFFFFFF, 60)
   assert "lasts longer than a day" in refusal(save(tmp_path / "b.mid", track, ticks_per_beat=1))

@@ -10,7 +10,7 @@ from flax import nnx
 
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import piano_roll as module
-from relpos_jax.music.codec import Span
+from relpos_jax.music.midi_files import Span
 from relpos_jax.music.piano_roll import LastAttention, distance_holding, last_weights, piano_roll
 
 SPANS = [Span(0, 4, 67, 0), Span(4, 8, 65, 0), Span(0, 8, 48, 3)]
