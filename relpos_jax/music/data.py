@@ -65,11 +65,11 @@ def split_files(path: str) -> dict[str, list[pathlib.Path]]:
   folder = local_path(path)
   if not os.path.isdir(folder):
     raise InputError(f"no folder {folder}: check the name")
-  named = [split for split in SPLITS if os.path.isdir(folder / split)]
-  if named:
-    found = {split: _midi_files(folder / split) for split in named}
+  midi_files = lambda of: sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
+  if any(os.path.isdir(folder / split) for split in SPLITS):
+    found = {split: midi_files(folder / split) for split in SPLITS}
   else:
-    files = _midi_files(folder)
+    files = midi_files(folder)
     found = {split: [file for file in files if split_of(file.name) == split] for split in SPLITS}
   if not any(found.values()):
     raise InputError(f"no MIDI file in {folder}: give a folder with .mid or .midi files")
@@ -79,17 +79,9 @@ def split_files(path: str) -> dict[str, list[pathlib.Path]]:
 
 
 def split_of(name: str) -> str:
-  """Returns the split of a file name.
-
-  >>> [split_of(name) for name in ("23.mid", "24.mid")]
-  ['train', 'valid']
-  """
+  """Returns the split of a file name."""
   percent = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
   return "train" if percent < 80 else "valid" if percent < 90 else "test"
-
-
-def _midi_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".mid", ".midi"))
 
 
 class MusicRows:
@@ -101,12 +93,8 @@ class MusicRows:
   Attributes:
     lengths: the largest number of tokens of each row in any epoch.
 
-  >>> move = lambda piece, semitones: piece + semitones
-  >>> rows = MusicRows([np.arange(4, 11)], longest=5, alignment=2)
-  >>> [row.tolist() for row in rows.in_epoch(0)], rows.lengths
-  ([[4, 5, 6, 7], [8, 9, 10, 2]], array([4, 4]))
   >>> rows = MusicRows([np.arange(40, 45)], longest=5, alignment=2, random_slices=True,
-  ...                  transpose=move, semitones=3, seed=0)
+  ...                  transpose=np.add, semitones=3, seed=0)
   >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
   [[[42, 43], [44, 45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
   """
@@ -127,10 +115,9 @@ class MusicRows:
     Args:
       pieces: tokens, without begin and end.
       longest: the largest number of tokens of a row, the end included.
-      alignment: a piece may be sliced at multiples of this many tokens.
+      alignment, transpose: of the codec.
       random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
         piece but the last are full.
-      transpose: transposes a piece by semitones, as a codec does.
       semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
       seed: of slices and transpositions.
     """

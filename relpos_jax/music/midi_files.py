@@ -47,7 +47,7 @@ class Score(NamedTuple):
   ticks_per_quarter: int
   tempi: list[tuple[int, float]]
 
-  def seconds(self, ticks: Sequence[int] | np.ndarray) -> Float[np.ndarray, "n"]:
+  def seconds(self, ticks: Sequence[int] | np.ndarray) -> Float[np.ndarray, "*n"]:
     """Converts ticks to seconds.
 
     >>> Score([], 100, [(0, 0.5), (200, 1.0)]).seconds([100, 200, 300]).tolist()

@@ -37,8 +37,15 @@ LONGEST = 100
 VELOCITY = TIME_SHIFT + LONGEST
 VOCAB_SIZE = VELOCITY + 32
 
-_PER_BIN = 4
 _by_start_and_pitch = lambda note: (note.start, note.pitch)
+
+
+def _bin(velocity: int) -> int:
+  return (velocity - 1) // 4
+
+
+def _middle(velocity_bin: int) -> int:
+  return 4 * velocity_bin + 2
 
 
 def on_grid(score: Score) -> list[Note]:
@@ -51,7 +58,7 @@ def on_grid(score: Score) -> list[Note]:
   steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)
   merged: dict[tuple[int, int], Note] = {}
   for (start, end), (pitch, velocity) in zip(steps.tolist(), notes[:, 2:].tolist(), strict=True):
-    note = Note(start, max(end, start + 1), pitch, _velocity(_bin(velocity)))
+    note = Note(start, max(end, start + 1), pitch, _middle(_bin(velocity)))
     other = merged.get((pitch, start), note)
     longest, loudest = max(note.end, other.end), max(note.velocity, other.velocity)
     merged[pitch, start] = Note(start, longest, pitch, loudest)
@@ -104,10 +111,10 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
     if start < step:
       notes.append(Note(start, step, pitch, velocity))
 
-  now, velocity = 0, _velocity(_bin(64))
+  now, velocity = 0, _middle(_bin(64))
   for token in strip_special(tokens, VOCAB_SIZE).tolist():
     if token >= VELOCITY:
-      velocity = _velocity(token - VELOCITY)
+      velocity = _middle(token - VELOCITY)
     elif token >= TIME_SHIFT:
       now += token - TIME_SHIFT + 1
     else:
@@ -118,15 +125,6 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   for pitch in list(begun):
     end(pitch, now)
   return sorted(notes, key=_by_start_and_pitch)
-
-
-def _bin(velocity: int) -> int:
-  return (velocity - 1) // _PER_BIN
-
-
-def _velocity(index: int) -> int:
-  """Returns the middle of a velocity bin."""
-  return index * _PER_BIN + 2
 
 
 def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
@@ -146,11 +144,7 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
-  """Transposes tokens, as far as all pitches stay within 0 to 127.
-
-  >>> transpose([379, 63, 358, 308, 191], 2).tolist()
-  [379, 65, 358, 308, 193]
-  """
+  """Transposes tokens, as far as all pitches stay within 0 to 127."""
   row = np.asarray(tokens, int)
   is_note = (row >= NOTE_ON) & (row < TIME_SHIFT)
   return row + is_note * clip_transposition(semitones, (row[is_note] - NOTE_ON) % 128)

@@ -45,10 +45,8 @@ def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pat
   weights = last_weights(run.graphdef, own_copies(run.params), tokens)
   # The begin token is at the first step.
   attention = LastAttention(np.asarray(weights), np.append(0.0, times[:-1]), float(times[-1]))
-  end_of_prime = float(times[prime]) if prime else 0
-  return piano_roll(
-    codec.spans(piece), path, step=codec.step, prime=end_of_prime, attention=attention
-  )
+  options = dict(step=codec.step, attention=attention, prime=float(times[prime]))
+  return piano_roll(codec.spans(piece), path, **options)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -87,7 +85,7 @@ def piano_roll(
   *,
   step: str,
   attention: LastAttention,
-  prime: float = 0,
+  prime: float = 0.0,
 ) -> pathlib.Path:
   """Draws notes as bars over time, in the colours of their voices, and attention weights.
 

@@ -15,8 +15,6 @@ from relpos_jax.errors import InputError
 from relpos_jax.models.cached import decoding_model
 from relpos_jax.typing import Int, PyTree
 
-_INT32_MAX = 2**31 - 1
-
 
 class Sampler:
   """Continues pieces with a key-value cache, all of them in one compiled program.
@@ -67,7 +65,6 @@ class Sampler:
       check_room(len(prime), limit, self.context)
     # Rounding lengths saves compilations: padding takes slots of the cache, but no position.
     shape = (len(primes), _round_up(int(begun.lengths.max())))
-    sampling = sampling._replace(top_k=min(sampling.top_k, _INT32_MAX))
     tokens = self._draw(
       self.params,
       begun.padded(np.arange(len(primes)), shape, PAD),

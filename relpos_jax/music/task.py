@@ -1,5 +1,6 @@
 """The music task: data, batches, model, loss and evaluation of `config.task = "music"`."""
 
+import functools
 import pathlib
 from collections.abc import Mapping
 
@@ -19,24 +20,17 @@ from relpos_jax.music import voices
 from relpos_jax.music.data import CODECS, Music, MusicRows, load_midi_folder
 from relpos_jax.music.midi_files import Codec
 from relpos_jax.music.piano_roll import draw
-from relpos_jax.music.scores import likelihood, make_nats_of, table
+from relpos_jax.music.report import likelihood, make_nats_of, table
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
-from relpos_jax.training.task import (
-  Evaluation,
-  Run,
-  check_model,
-  model_choices,
-  model_values,
-  own_copies,
-)
+from relpos_jax.training.task import Evaluation, Run, own_copies
 
 _CHOICES = {
   "data.source": ("chorales", "midi"),
   "data.midi.codec": (*CODECS,),
-} | model_choices(LanguageModelConfig)
+} | tasks.model_choices(LanguageModelConfig)
 _NUMBERS = (
   ("from 0 to 127", lambda x: 0 <= x <= 127, ("data.transpose",)),  # MIDI has 128 pitches
   at_least(1, "batches.valid_length"),
@@ -65,8 +59,7 @@ class MusicTask:
     if longest <= alignment:
       raise InputError(f"config.batches.max_length is {longest}: give more than {alignment} tokens")
     tokens = jax.ShapeDtypeStruct((1, longest), jnp.int32)
-    make_config = lambda: language_config(self.config, self.codec.vocab_size)
-    check_model(LanguageModel, make_config, tokens)
+    tasks.check_model(LanguageModel, self._model_config, tokens)
 
   def load_data(self) -> Music:
     data = self.config.data
@@ -99,16 +92,16 @@ class MusicTask:
     """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
     batches, seed = self.config.batches, self.config.seed
     longest_valid = max(batches.max_length, batches.valid_length)
-    train = MusicRows(
+    make_rows = functools.partial(MusicRows, alignment=vocabulary.alignment)
+    train = make_rows(
       data.splits["train"],
       longest=batches.max_length,
-      alignment=vocabulary.alignment,
       random_slices=batches.cut_anew,
       transpose=vocabulary.transpose,
       semitones=self.config.data.transpose,
       seed=seed,
     )
-    valid = MusicRows(data.splits["valid"], longest=longest_valid, alignment=vocabulary.alignment)
+    valid = make_rows(data.splits["valid"], longest=longest_valid)
     make = tasks.batch_maker(self.config, train.lengths, mesh)
     make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
     return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)
@@ -125,11 +118,16 @@ class MusicTask:
     return Tokens(np.zeros(shape, np.int32))
 
   def make_model(self, vocabulary: Codec, rngs: nnx.Rngs) -> LanguageModel:
-    return LanguageModel(language_config(self.config, vocabulary.vocab_size), rngs=rngs)
+    return LanguageModel(self._model_config(), rngs=rngs)
+
+  def _model_config(self) -> LanguageModelConfig:
+    return LanguageModelConfig(self.codec.vocab_size, **tasks.model_values(self.config))
 
   def loss(self, model: LanguageModel, batch: Tokens, rngs: nnx.Rngs | None = None) -> Loss:
+    """Computes the cross-entropy of each token given the tokens before it."""
+    logits = model(shift_right(batch.tokens, BOS), rngs=rngs)
     smoothing = self.config.training.label_smoothing
-    return language_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
+    return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
   def make_report(self, run: Run, data: Music, batches: Batches):
     """Returns an evaluation that adds nothing to the loss."""
@@ -145,31 +143,14 @@ class MusicTask:
       return None
     scores = {split: of.scores() for split, of in found.items()}
     results = {
-      split: dict(pieces=of.num_pieces, tokens=of.num_tokens, **scores[split])
+      split: dict(pieces=len(pieces[split]), tokens=of.num_tokens, **scores[split])
       for split, of in found.items()
     }
+    nats = {split: of.of_pieces.tolist() for split, of in found.items()}
     rows = {
-      split: [[len(x), round(nats, 3)] for x, nats in zip(of, found[split].of_pieces, strict=True)]
+      split: [[len(piece), round(x, 3)] for piece, x in zip(of, nats[split], strict=True)]
       for split, of in pieces.items()
     }
     picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
     text = table(found, with_published=self.config.data.source == "chorales")
     return Evaluation(text, results, scores, rows, (picture,))
-
-
-def language_loss(
-  model: LanguageModel,
-  batch: Tokens,
-  rngs: nnx.Rngs | None = None,
-  *,
-  bos: int,
-  label_smoothing: float = 0.0,
-) -> Loss:
-  """Computes the cross-entropy of each token given the tokens before it."""
-  logits = model(shift_right(batch.tokens, bos), rngs=rngs)
-  return cross_entropy(logits, batch.tokens, smoothing=label_smoothing)
-
-
-def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
-  """Returns the model's config from `config.model`."""
-  return LanguageModelConfig(vocab_size, **model_values(config))

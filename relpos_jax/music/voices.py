@@ -68,12 +68,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
 
 
 def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
-  """Returns the notes of tokens for a piano roll, voice by voice, in 16th notes.
-
-  >>> spans([71, 68, 64, 52, 71, 69, 3, 54])[:3]  # doctest: +NORMALIZE_WHITESPACE
-  [Span(start=0, end=2, pitch=67, voice=0), Span(start=0, end=1, pitch=64, voice=1),
-   Span(start=1, end=2, pitch=65, voice=1)]
-  """
+  """Returns the notes of tokens for a piano roll, voice by voice, in 16th notes."""
   found, grid = [], decode(tokens)
   for voice, pitches in enumerate(grid.T):
     starts = np.flatnonzero(np.diff(pitches, prepend=-2)).tolist()
@@ -93,11 +88,7 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
-  """Transposes tokens, as far as all pitches stay within 0 to 127.
-
-  >>> transpose([1, 71, 68, 3, 52, 2, 0], -2).tolist()
-  [1, 69, 66, 3, 50, 2, 0]
-  """
+  """Transposes tokens, as far as all pitches stay within 0 to 127."""
   row = np.asarray(tokens, int)
   is_pitch = row >= FIRST_PITCH
   return row + is_pitch * clip_transposition(semitones, row[is_pitch] - FIRST_PITCH)
