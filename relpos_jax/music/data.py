@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -52,14 +51,6 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   >>> load_midi_folder("maestro").splits["train"][0]  # doctest: +SKIP
   array([372,  67, 265, ...])
   """
-  files = split_files(path)
-  splits = {split: [CODECS[codec].read(file) for file in found] for split, found in files.items()}
-  counts = ", ".join(f"{len(found):,} {split}" for split, found in files.items())
-  return Music(splits, (f"MIDI files of {path}: {counts}",))
-
-
-def split_files(path: str) -> dict[str, list[pathlib.Path]]:
-  """Returns the MIDI files of a folder by split, without empty splits."""
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = local_path(path)
@@ -75,7 +66,10 @@ def split_files(path: str) -> dict[str, list[pathlib.Path]]:
     raise InputError(f"no MIDI file in {folder}: give a folder with .mid or .midi files")
   if not found.get("train"):
     raise InputError(f"no MIDI file to train on: put some into {folder / 'train'}")
-  return {split: files for split, files in found.items() if files}
+  found = {split: files for split, files in found.items() if files}
+  splits = {split: [CODECS[codec].read(file) for file in files] for split, files in found.items()}
+  counts = ", ".join(f"{len(files):,} {split}" for split, files in found.items())
+  return Music(splits, (f"MIDI files of {path}: {counts}",))
 
 
 def split_of(name: str) -> str:

@@ -69,16 +69,6 @@ def last_weights(
   return jnp.stack([jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights])
 
 
-def distance_holding(
-  share: float, weights: Float[np.ndarray, "L"], times: Float[np.ndarray, "L"], now: float
-) -> float:
-  """Computes the distance in time from `now` within which tokens hold a share of the weight."""
-  distances = now - times
-  order = np.argsort(distances, kind="stable")
-  held = np.cumsum(weights[order])
-  return float(distances[order][min(np.searchsorted(held, share), len(held) - 1)])
-
-
 def piano_roll(
   spans: Sequence[Span],
   path: str | pathlib.Path,
@@ -87,7 +77,7 @@ def piano_roll(
   attention: LastAttention,
   prime: float = 0.0,
 ) -> pathlib.Path:
-  """Draws notes as bars over time, in the colours of their voices, and attention weights.
+  """Draws notes as bars, in the colours of their voices, and attention; returns the path.
 
   Below the notes, a row per layer shows its weights; darker is more. On the right are the distances
   that hold half and nine tenths of the weight.
@@ -98,8 +88,6 @@ def piano_roll(
     step: the unit of time, in words.
     attention: the weights, drawn up to a broken line at their prediction.
     prime: the step at which the generated music begins; what precedes it has a grey background.
-
-  Returns the path.
   """
   heights = [3.4, 0.4 + 0.2 * len(attention.weights)]
   figure = Figure(figsize=(10, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
@@ -149,9 +137,10 @@ def _draw_attention(ax: Axes, attention: LastAttention, end: float) -> None:
     sums, _ = np.histogram(attention.times, edges, weights=weights)
     # Square roots make small weights visible.
     ax.pcolormesh(edges, [layer - 0.45, layer + 0.45], np.sqrt(sums)[None], cmap="Greys", vmin=0)
-    half, most = (
-      distance_holding(share, weights, attention.times, attention.now) for share in (0.5, 0.9)
-    )
+    order = np.argsort(-attention.times, kind="stable")
+    held = np.cumsum(weights[order])
+    last = np.minimum(np.searchsorted(held, (0.5, 0.9)), len(held) - 1)
+    half, most = attention.now - attention.times[order[last]]
     at = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY)
     ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", **at)
   ax.set_ylim(layers - 0.5, -0.5)

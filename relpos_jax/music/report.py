@@ -32,25 +32,12 @@ class Likelihood(NamedTuple):
   """The negative log-likelihood of pieces.
 
   Attributes:
+    scores: nats per token, ends included; per token of the music; and per time step.
     of_pieces: the nats of each piece, its end included.
-    end_nats: the nats of all ends.
-    num_tokens: without ends.
-    num_steps: the codec's time steps.
   """
 
+  scores: dict[str, float]
   of_pieces: Float[np.ndarray, "pieces"]
-  end_nats: float
-  num_tokens: int
-  num_steps: float
-
-  def scores(self) -> dict[str, float]:
-    """Returns nats per token, ends included; per token of the music; and per time step."""
-    nats = float(self.of_pieces.sum())
-    return dict(
-      nll=nats / (self.num_tokens + len(self.of_pieces)),
-      without_ends=(nats - self.end_nats) / self.num_tokens,
-      per_step=nats / self.num_steps,
-    )
 
 
 def likelihood(
@@ -63,8 +50,7 @@ def likelihood(
   """Computes the likelihood of complete pieces, summed in float64.
 
   Args:
-    nats_of: from input tokens and target tokens to the nats of the targets, 0 for padding; see
-      `make_nats_of`.
+    nats_of: returns the nats of target tokens given input tokens, as `make_nats_of` does.
     pieces: tokens, without begin and end.
     times: the codec's.
     token_budget: the largest number of tokens per batch, padding included; a longer piece is a
@@ -86,8 +72,14 @@ def likelihood(
     found = np.asarray(nats_of(source, target), np.float64)
     of_pieces[piece[:, 0]] += found.sum(axis=1)
     end_nats += found[target == EOS].sum()
-  num_steps = float(sum(times(piece)[-1] for piece in pieces))
-  return Likelihood(of_pieces[1:], float(end_nats), sum(map(len, pieces)), num_steps)
+  of_pieces = of_pieces[1:]
+  nats, num_tokens = float(of_pieces.sum()), sum(map(len, pieces))
+  scores = dict(
+    nll=nats / (num_tokens + len(pieces)),
+    without_ends=(nats - float(end_nats)) / num_tokens,
+    per_step=nats / float(sum(times(piece)[-1] for piece in pieces)),
+  )
+  return Likelihood(scores, of_pieces)
 
 
 def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[Array, "B L"]]:
@@ -99,12 +91,7 @@ def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[
 
 
 def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Float[Array, "B L"]:
-  """Computes -log P(target) of each token in float32; 0 for padding.
-
-  >>> nats = token_nats(jnp.zeros((1, 3, 4)), jnp.array([[1, 2, 0]]))  # log 4, log 4, 0
-  >>> [round(float(x), 4) for x in nats[0]]
-  [1.3863, 1.3863, 0.0]
-  """
+  """Computes -log P(target) of each token in float32; 0 for padding."""
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
   nats = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
   return jnp.where(targets != PAD, nats, 0.0)
@@ -114,7 +101,7 @@ def table(found: Mapping[str, Likelihood], with_published: bool) -> str:
   """Formats scores by split, with the published figures for the chorales if wanted."""
   lines = ["split   pieces    nats a token   without ends   nats a step"]
   for split, of in found.items():
-    nll, without_ends, per_step = of.scores().values()
+    nll, without_ends, per_step = of.scores.values()
     lines.append(f"{split:8}{len(of.of_pieces):6,}{nll:15.4f}{without_ends:15.4f}{per_step:14.3f}")
   if with_published:
     figures = dict(baseline=BASELINE) | PUBLISHED | {"with instrument labels": WITH_INSTRUMENTS}
@@ -156,7 +143,13 @@ def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first = next(iter(rows.values()))[0]
   splits, config = [*first["scores"]], first["config"]
   picture = folder / "music" / f"{sweep}-learning.png"
-  spread_curves([_learning(rows)], picture)
+  # The fall of the loss in the first tenth of the updates would hide the rest.
+  start = max(step for runs in rows.values() for run in runs for step, *_ in run["curve"]) / 10
+  curves = {
+    row: [point for point in tables.curve_points(runs, 1) if point[0] >= start]
+    for row, runs in rows.items()
+  }
+  spread_curves([SpreadPanel("updates", "validation loss (nats per token)", curves)], picture)
   facts = {f"pieces of {split}": len(of) for split, of in first["sentences"].items()}
   facts |= {name: config[f"model.{name}"] for name in ("num_layers", "width", "num_heads")}
   columns = tables.seed_columns(rows)
@@ -189,13 +182,3 @@ def _compare(rows: Rows, split: str) -> Callable[[str, str], str]:
     scores[row] = Scores(np.array([run["scores"][split]["nll"] for run in runs]), samples)
   compare = lambda a, b: tables.format_comparison(compare_scores(scores[a], scores[b]), _DIGITS)
   return lambda a, b: compare(a, b) if {a, b} <= {*scores} else "-"
-
-
-def _learning(rows: Rows) -> SpreadPanel:
-  """Returns valid loss after the first tenth of the updates, whose fall would hide the rest."""
-  first = max(step for runs in rows.values() for run in runs for step, *_ in run["curve"]) / 10
-  curves = {
-    row: [point for point in tables.curve_points(runs, 1) if point[0] >= first]
-    for row, runs in rows.items()
-  }
-  return SpreadPanel("updates", "validation loss (nats per token)", curves)

@@ -22,14 +22,6 @@ class Sampler:
   Args:
     graphdef, params: a `LanguageModel`, split.
     context: the largest number of input tokens, begin and prime included.
-
-  >>> from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-  >>> config = LanguageModelConfig(9, num_layers=1, width=16, num_heads=2, feed_forward=16)
-  >>> model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()
-  >>> sampler = Sampler(*nnx.split(model), context=32)
-  >>> pieces = sampler([[4, 5], []], num_tokens=6, seed=0)
-  >>> pieces[0][:2].tolist(), all(len(piece) <= 8 for piece in pieces)
-  ([4, 5], True)
   """
 
   def __init__(self, graphdef: nnx.GraphDef, params: PyTree, *, context: int):

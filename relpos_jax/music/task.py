@@ -141,10 +141,10 @@ class MusicTask:
     found = {split: likelihood(nats_of, of, **options) for split, of in pieces.items()}
     if not is_first():
       return None
-    scores = {split: of.scores() for split, of in found.items()}
+    scores = {split: of.scores for split, of in found.items()}
     results = {
-      split: dict(pieces=len(pieces[split]), tokens=of.num_tokens, **scores[split])
-      for split, of in found.items()
+      split: dict(pieces=len(of), tokens=sum(map(len, of)), **scores[split])
+      for split, of in pieces.items()
     }
     nats = {split: of.of_pieces.tolist() for split, of in found.items()}
     rows = {

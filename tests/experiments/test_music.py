@@ -66,7 +66,7 @@ def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   record = from_line((workdir / "record.json").read_text())
   for split in ("valid", "test"):
     wanted = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
-    for name, value in wanted.scores().items():
+    for name, value in wanted.scores.items():
       assert results[split][name] == pytest.approx(value, rel=1e-5)
     assert record["scores"][split]["nll"] == results[split]["nll"]
     assert f"{results[split]['nll']:.4f}" in answer.out

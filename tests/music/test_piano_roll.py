@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import piano_roll as module
 from relpos_jax.music.midi_files import Span
-from relpos_jax.music.piano_roll import LastAttention, distance_holding, last_weights, piano_roll
+from relpos_jax.music.piano_roll import LastAttention, last_weights, piano_roll
 
 SPANS = [Span(0, 4, 67, 0), Span(4, 8, 65, 0), Span(0, 8, 48, 3)]
 WEIGHTS = np.array([[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]])
@@ -82,9 +82,3 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
   tokens = jax.ShapeDtypeStruct((1, 8192), jnp.int32)
   compiled = last_weights.lower(graphdef, params, tokens).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < 2 * 8192**2 * 4 / 8
-
-
-@pytest.mark.parametrize("share, distance", [(0.3, 1), (0.31, 3), (0.8, 3), (1.0, 9)])
-def test_the_distance_holds_the_share_of_the_weight(share, distance):
-  weights, times = np.array([0.2, 0.5, 0.2, 0.1]), np.array([0.0, 6.0, 8.0, 8.0])
-  assert distance_holding(share, weights, times, now=9.0) == distance
