@@ -109,9 +109,7 @@ def sentence_statistics(
 
 
 def join_subwords(line: str, mark: str) -> str:
-  """Joins subwords: all but the last of a word end in `mark`, "@@" in Sennrich et al. 2016.
-
-  An empty mark leaves the line unchanged.
+  """Joins subwords: all but the last of a word end in `mark`, if not empty, such as "@@".
 
   >>> join_subwords("ein anst@@ arr@@ t@@ er hund@@", "@@")
   'ein anstarrter hund'

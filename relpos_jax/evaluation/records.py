@@ -76,10 +76,8 @@ def make_record(
   """Returns the record of a single run.
 
   Args:
-    config: the run's config.json.
+    config, environment, metrics: the contents of the run's config.json and other files.
     changes: the values by dotted key that differ from the defaults.
-    environment: the run's environment.json.
-    metrics: the lines of the run's metrics.jsonl.
     scores, sentences: by split, as in the record.
   """
   metrics = [*metrics]
@@ -108,11 +106,7 @@ def make_record(
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
-  """Describes the machine of a run from its environment.json.
-
-  >>> hardware(dict(devices="1 x cpu", cpu_cores=2, cpu="AMD EPYC"))
-  '1 x cpu, 2 cores of AMD EPYC'
-  """
+  """Describes the machine of a run from its environment.json."""
   return "{devices}, {cpu_cores} cores of {cpu}".format_map(environment)
 
 
@@ -194,7 +188,7 @@ def group_rows(
 
 def _check(record: Record, metric: Metric) -> None:
   config = record["config"]
-  for name, own in dict(seed=config.get("seed", 0), digest=digest(config)).items():
+  for name, own in (("seed", config.get("seed", 0)), ("digest", digest(config))):
     if record[name] != own:
       raise ValueError(f"its {name} is {record[name]!r}, its config has {own!r}")
   if not record["scores"] or record["scores"].keys() != record["sentences"].keys():

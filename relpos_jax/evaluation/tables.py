@@ -34,11 +34,7 @@ def mean_and_interval(values: Sequence[float] | np.ndarray, digits: int = 2) -> 
 
 
 def signed_difference(difference: Interval, digits: int = 2) -> str:
-  """Formats a difference and its interval; a dash if it is not a number.
-
-  >>> signed_difference(Interval(0.5, 0.25)), signed_difference(Interval(-0.5, None))
-  ('+0.50 ± 0.25', '-0.50')
-  """
+  """Formats a difference and its interval; a dash if it is not a number."""
   return "-" if math.isnan(difference.mean) else _format(difference, f".{digits}f", sign="+")
 
 
@@ -59,14 +55,7 @@ def format_comparison(comparison: Comparison, digits: int = 2) -> str:
 
 
 def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, str]]) -> str:
-  """Returns a table of columns of cells by row; a dash for a missing cell.
-
-  >>> print(column_table("", ["k=0", "k=1"], {"BLEU": {"k=0": "12.5"}}))
-  |  | BLEU |
-  |---|---|
-  | k=0 | 12.5 |
-  | k=1 | - |
-  """
+  """Returns a table of columns of cells by row; a dash for a missing cell."""
   name = lambda row: f"{row:,}" if isinstance(row, int) else row
   cells = [[name(row), *(of.get(row, "-") for of in columns.values())] for row in rows]
   return markdown_table([title, *columns], cells)
@@ -98,11 +87,9 @@ def config_table(rows: Rows) -> str:
   keys = sorted({key for config in configs.values() for key in config} - {"seed"})
   # 0 and 0.0 are the same value.
   shown = lambda x: x if x and isinstance(x, str) else json.dumps(x).removesuffix(".0")
-  columns = {
-    key: {row: f"`{shown(of[key])}`" for row, of in configs.items() if key in of} for key in keys
-  }
+  column = lambda key: {row: f"`{shown(x[key])}`" for row, x in configs.items() if key in x}
   differs = lambda of: len({of.get(row) for row in rows}) > 1
-  return column_table("config", rows, {key: of for key, of in columns.items() if differs(of)})
+  return column_table("config", rows, {key: of for key in keys if differs(of := column(key))})
 
 
 def run_facts(rows: Rows, facts: Mapping[str, object]) -> str:

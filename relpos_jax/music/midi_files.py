@@ -74,10 +74,8 @@ def read_score(path: str | os.PathLike) -> Score:
   except Exception as error:  # mido raises many kinds for damaged files
     reason = getattr(error, "strerror", None) or str(error) or "it is truncated or not MIDI"
     raise InputError(f"cannot read MIDI file {path}: {reason}; give another file") from None
-  if file.ticks_per_beat < 1:
-    raise InputError(f"{path} counts time in frames, not in quarter notes: convert it")
-  if file.type == 2:
-    raise InputError(f"{path} is of type 2, one piece per track: give one file per piece")
+  if file.type == 2 or file.ticks_per_beat < 1:
+    raise InputError(f"{path} is of type 2 or counts time in frames: convert it to type 1")
   parts = [part for track in file.tracks for part in _parts(track)]
   if not parts:
     raise InputError(f"no notes in {path}: give a MIDI file with notes other than drums")
@@ -93,11 +91,8 @@ def read_score(path: str | os.PathLike) -> Score:
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
   """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
-  tempi = [
-    mido.MetaMessage("set_tempo", tempo=round(seconds * 1e6), time=tick)
-    for tick, seconds in score.tempi
-  ]
-  tracks = [tempi]
+  tempo = lambda tick, rate: mido.MetaMessage("set_tempo", tempo=round(rate * 1e6), time=tick)
+  tracks = [[*itertools.starmap(tempo, score.tempi)]]
   channels = [channel for channel in range(16) if channel != _DRUMS]
   for part, channel in zip(score.parts, itertools.cycle(channels), strict=False):
     messages = []
@@ -110,10 +105,10 @@ def write_score(score: Score, path: str | os.PathLike) -> None:
     tracks.append([mido.MetaMessage("track_name", name=part.name), *messages])
   file = mido.MidiFile(type=1, ticks_per_beat=score.ticks_per_quarter)
   for track in tracks:
-    steps = np.diff([message.time for message in track], prepend=0).tolist()
-    file.tracks.append(
-      mido.MidiTrack(x.copy(time=step) for x, step in zip(track, steps, strict=True))
-    )
+    ticks = [0, *(message.time for message in track)]
+    for message, (before, tick) in zip(track, itertools.pairwise(ticks), strict=True):
+      message.time = tick - before
+    file.tracks.append(mido.MidiTrack(track))
   with whole_file(path) as content:
     file.save(file=content)
 
@@ -125,10 +120,10 @@ def _with_ticks(track: mido.MidiTrack) -> Iterator[tuple[int, mido.Message]]:
 def _parts(track: mido.MidiTrack) -> Iterator[Part]:
   """Yields a part for each channel with notes in a track."""
   name = next((message.name for message in track if message.type == "track_name"), "")
-  by_channel: dict[int, list[tuple[int, mido.Message]]] = {}
+  by_channel = collections.defaultdict(list)
   for tick, message in _with_ticks(track):
     if not message.is_meta and hasattr(message, "channel"):
-      by_channel.setdefault(message.channel, []).append((tick, message))
+      by_channel[message.channel].append((tick, message))
   last_tick = sum(message.time for message in track)
   for channel, messages in sorted(by_channel.items()):
     if channel != _DRUMS and (notes := _notes(messages, last_tick)):

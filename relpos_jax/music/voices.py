@@ -35,8 +35,6 @@ VOCAB_SIZE = FIRST_PITCH + 128
 
 _STEPS_PER_QUARTER = 4
 _TICKS_PER_STEP = 120
-_SECONDS_PER_QUARTER = 0.75  # 80 beats per minute
-_VELOCITY = 80
 
 
 def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
@@ -98,9 +96,9 @@ def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
   parts = [Part(name, []) for name in VOICES]
   for start, end, pitch, voice in spans(encode(grid)):
-    note = Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, _VELOCITY)
+    note = Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80)
     parts[voice].notes.append(note)
-  return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, _SECONDS_PER_QUARTER)])
+  return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
 def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
@@ -112,30 +110,26 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
 
   Raises InputError, with `name` in the message: the score has not four parts, nor named ones.
   """
-  ticks = score.ticks_per_quarter / _STEPS_PER_QUARTER
-  steps = lambda tick: int(np.floor(tick / ticks + 0.5))
+  parts = [part for part in score.parts if part.notes]
+  by_name = {part.name.strip().capitalize(): part for part in parts}
+  if parts and {*by_name} <= {*VOICES} and len(by_name) == len(parts):
+    parts = [by_name.get(voice, Part(voice, [])) for voice in VOICES]
+  elif len(parts) == len(VOICES):
+    parts = sorted(parts, key=lambda part: -np.mean([note.pitch for note in part.notes]))
+  else:
+    raise InputError(
+      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
+    )
+  step = lambda tick: int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))
   notes = [
-    (voice, steps(note.start), max(steps(note.end), steps(note.start) + 1), note.pitch)
-    for voice, part in enumerate(_order_voices(score.parts, name))
-    for note in sorted(part.notes)
+    (voice, step(start), max(step(end), step(start) + 1), pitch)
+    for voice, part in enumerate(parts)
+    for start, end, pitch, _ in sorted(part.notes)
   ]
   grid = np.full((max(end for _, _, end, _ in notes), len(VOICES)), -1)
   for voice, start, end, pitch in notes:
     grid[start:end, voice] = pitch
   return grid
-
-
-def _order_voices(parts: Sequence[Part], name: str) -> list[Part]:
-  """Returns the parts of the four voices, soprano to bass."""
-  sounding = [part for part in parts if part.notes]
-  by_name = {part.name.strip().capitalize(): part for part in sounding}
-  if sounding and set(by_name) <= set(VOICES) and len(by_name) == len(sounding):
-    return [by_name.get(voice, Part(voice, [])) for voice in VOICES]
-  if len(sounding) != len(VOICES):
-    raise InputError(
-      f"{name} has {len(sounding)} tracks or channels with notes; want four, one per voice"
-    )
-  return sorted(sounding, key=lambda part: -np.mean([note.pitch for note in part.notes]))
 
 
 def read(path: str | os.PathLike) -> Int[np.ndarray, "L"]:

@@ -170,9 +170,9 @@ def test_splits_have_80_10_and_10_percent():
 
 def test_bad_folders_and_files_are_named(tmp_path):
   assert refusal(str(tmp_path / "none")) == f"no folder {tmp_path / 'none'}: check the name"
-  assert refusal(str(tmp_path)).startswith(f"no MIDI file in {tmp_path}")
+  no_training = f"no MIDI file to train on: put .mid or .midi files into {tmp_path / 'train'}"
+  assert refusal(str(tmp_path)) == no_training
   write(tmp_path / "24.mid")  # its hash is in valid
-  no_training = f"no MIDI file to train on: put some into {tmp_path / 'train'}"
   assert refusal(str(tmp_path)) == no_training
   write(tmp_path / "valid" / "a.mid")
   assert refusal(str(tmp_path)) == no_training

@@ -28,7 +28,7 @@ def nats_of():
 
 
 def oracle(nats_of) -> tuple[list[float], float]:
-  """Returns nats of each piece, and of all ends."""
+  """Returns the nats of each piece, and of all ends."""
   rows = [(np.r_[BOS, piece], np.r_[piece, EOS]) for piece in PIECES]
   padded = lambda row: np.pad(row, (0, 192 - len(row)))[None]
   found = [np.asarray(nats_of(padded(s), padded(t)), float)[0] for s, t in rows]
