@@ -130,25 +130,22 @@ def cost_curves(
   figure = Figure(size, dpi=DPI, layout="constrained")
   grid = figure.subplots(len(rows), columns, squeeze=False)
   for ax, panel in itertools.chain.from_iterable(map(itertools.zip_longest, grid, rows)):
-    ax.set_visible(panel is not None)
-    if panel:
-      _draw_cost(ax, panel, styles)
+    if panel is None:
+      ax.set_visible(False)
+      continue
+    for name, points in panel.curves.items():
+      ax.plot(*zip(*points, strict=True), label=name, **styles[name])
+    ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
+    ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
+    lengths = sorted({length for points in panel.curves.values() for length, _ in points})
+    # At most about five ticks, the last length among them.
+    ax.set_xticks(lengths[:: -math.ceil(len(lengths) / 5)])
+    ax.minorticks_off()
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:,.10g}")
+    clean(ax)
   return _save_with_legend(figure, names, 2 * columns, path)
-
-
-def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any]]) -> None:
-  for name, points in panel.curves.items():
-    ax.plot(*zip(*points, strict=True), label=name, **_MARKED, **styles[name])
-  ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
-  ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
-  lengths = sorted({length for points in panel.curves.values() for length, _ in points})
-  # At most about five ticks, the last length among them.
-  ax.set_xticks(lengths[:: -max(1, math.ceil(len(lengths) / 5))])
-  ax.minorticks_off()
-  ax.xaxis.set_major_formatter("{x:,.0f}")
-  ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-  ax.yaxis.set_major_formatter("{x:,.10g}")
-  clean(ax)
 
 
 def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pathlib.Path:
@@ -165,7 +162,7 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
       style = _style(names.index(name), is_dashed=False)
       x, low, mean, high = np.array(points, float).reshape(-1, 4).T
       ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-      ax.plot(x, mean, label=name, **_MARKED, **style)
+      ax.plot(x, mean, label=name, **style)
     if panel.mark:
       x, text = panel.mark
       at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
@@ -180,13 +177,9 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
 
 
 def _style(number: int, is_dashed: bool) -> dict[str, Any]:
-  return dict(
-    color=COLOURS[number % len(COLOURS)],
-    linestyle="--" if is_dashed else "-",
-    marker=_MARKERS[number % len(_MARKERS)],
-    markerfacecolor="white" if is_dashed else None,
-    zorder=2 if is_dashed else 3,
-  )
+  lines = dict(linestyle="--", markerfacecolor="white", zorder=2) if is_dashed else dict(zorder=3)
+  marker = _MARKERS[number % len(_MARKERS)]
+  return dict(color=COLOURS[number % len(COLOURS)], marker=marker) | _MARKED | lines
 
 
 def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) -> pathlib.Path:
