@@ -1,4 +1,7 @@
-"""Pictures: learning curves, costs and scores over length, attention, confusion matrices."""
+"""Pictures: learning curves, costs and scores over length, attention, confusion matrices.
+
+The suffix of a picture's path selects its format.
+"""
 
 import itertools
 import math
@@ -61,7 +64,7 @@ def learning_curves(
   Args:
     metrics: the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
       "learning_rate", and "valid_" with the name of the score in lower case.
-    path: the picture's file; its suffix selects the format.
+    path: the picture's file.
     score: the name of a score, such as BLEU; higher is better.
   """
   names = ("loss", "valid_loss", f"valid_{score.lower()}", "learning_rate")
@@ -119,7 +122,7 @@ def cost_curves(
   Args:
     rows: rows of panels side by side.
     dashed: names of the baselines, whose curves are dashed. "a (b)" has the colour of "a".
-    path: the picture's file; its suffix selects the format.
+    path: the picture's file.
   """
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
   kind = lambda name: name.partition(" (")[0]
@@ -152,7 +155,7 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
   """Draws panels side by side with one legend, and returns the path.
 
   Each curve is in a band from its lowest to its highest values. A name has the same colour in all
-  panels. The suffix of the path selects the format.
+  panels.
   """
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
   size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
@@ -192,8 +195,7 @@ def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) 
 def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> pathlib.Path:
   """Draws matrices of attention weights side by side on one colour scale, and returns the path.
 
-  Up to three panels of five to forty words per axis are readable. The suffix of the path selects
-  the format.
+  Up to three panels of five to forty words per axis are readable.
   """
   longest = max(max(len(panel.rows), len(panel.columns)) for panel in panels)
   cell = float(np.clip(8.0 / longest, 0.09, 0.45))
@@ -264,12 +266,11 @@ def clean(ax: Axes) -> None:
 
 
 def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
-  """Writes a picture in the format of the path's suffix, and returns the path."""
+  """Writes a picture and returns its path."""
   path = pathlib.Path(path)
   with warnings.catch_warnings():
     # The font lacks some scripts; it draws a box for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
     with whole_file(path) as file:
-      suffix = path.suffix.removeprefix(".") or None
-      figure.savefig(file, format=suffix, bbox_inches="tight", pad_inches=0.15)
+      figure.savefig(file, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.15)
   return path

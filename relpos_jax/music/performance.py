@@ -129,7 +129,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
 
 def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
   """Returns the notes of a stream for a piano roll."""
-  return [Span(note.start, note.end, note.pitch, 0) for note in decode(tokens)]
+  return [Span(*note[:3], voice=0) for note in decode(tokens)]
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:

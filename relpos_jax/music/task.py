@@ -63,12 +63,11 @@ class MusicTask:
 
   def load_data(self) -> Music:
     data = self.config.data
-    if data.source == "midi":
-      music = load_midi_folder(**data.midi)
-    else:
+    if data.source == "chorales":
       from relpos_jax.music import chorales
 
-      music = chorales.load(**data.chorales)
+      return chorales.load(**data.chorales)
+    music = load_midi_folder(**data.midi)
     if "valid" not in music.splits:
       raise InputError(
         f"no valid pieces in {data.midi.path}: put some files into its sub-folder valid, and the "
@@ -130,7 +129,6 @@ class MusicTask:
     return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
   def make_report(self, run: Run, data: Music, batches: Batches):
-    """Returns an evaluation that adds nothing to the loss."""
     return lambda params: ({}, "")
 
   def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
@@ -146,11 +144,8 @@ class MusicTask:
       split: dict(pieces=len(of), tokens=sum(map(len, of)), **scores[split])
       for split, of in pieces.items()
     }
-    nats = {split: of.of_pieces.tolist() for split, of in found.items()}
-    rows = {
-      split: [[len(piece), round(x, 3)] for piece, x in zip(of, nats[split], strict=True)]
-      for split, of in pieces.items()
-    }
+    row = lambda piece, nats: [len(piece), round(nats, 3)]
+    rows = {split: [*map(row, pieces[split], of.of_pieces.tolist())] for split, of in found.items()}
     picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
     text = table(found, with_published=self.config.data.source == "chorales")
     return Evaluation(text, results, scores, rows, (picture,))
