@@ -50,12 +50,6 @@ def test_curves_show_every_series(words_of):
   assert {"step", "BLEU", "learning rate", "loss (nats)"} <= set(words)
 
 
-def test_curves_omit_missing_measures(words_of):
-  words = words_of(learning_curves, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
-  assert "BLEU" not in words and "learning rate" not in words
-  assert not any("validation" in word for word in words)
-
-
 @pytest.mark.parametrize("records", [[], [{"step": 1, "loss": float("nan"), "valid_bleu": 0.0}]])
 def test_almost_empty_curves_are_drawn(records, tmp_path):
   assert learning_curves(records, tmp_path / "curves.png").stat().st_size > 0

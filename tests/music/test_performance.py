@@ -87,6 +87,12 @@ def test_any_stream_decodes_to_notes(stream):
   assert performance.decode(performance.encode(notes)) == notes
 
 
+def test_notes_that_begin_together_are_the_longest_and_loudest():
+  notes = [Note(0, 9, 60, 2), Note(0, 5, 60, 98), Note(0, 7, 60, 50), Note(8, 12, 60, 2)]
+  found = performance.on_grid(performance.score(notes))
+  assert found == [Note(0, 8, 60, 98), Note(8, 12, 60, 2)]
+
+
 def test_a_midi_file_holds_the_stream(tmp_path):
   drawn = np.random.default_rng(0).integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
   notes = [Note(start, start + length, pitch, 64) for start, length, pitch in drawn]
