@@ -34,8 +34,7 @@ def corpus_bleu(
     lowercase: compares lower-cased text.
     subword_mark: the ending of subwords, which `join_subwords` joins first.
 
-  Raises:
-    ValueError: the numbers of hypotheses and references differ or are zero.
+  Raises ValueError: the numbers of hypotheses and references differ or are zero.
 
   >>> score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])
   >>> f"{score.value:.1f}"
@@ -61,13 +60,11 @@ def paper_bleu(
   score slightly: compare it with the paper's only, never with sacreBLEU.
 
   Args:
-    hypotheses, references: aligned sentences of plain text.
+    hypotheses, references, subword_mark: as in `corpus_bleu`.
     language: of the Moses tokeniser, such as "de".
     tokenized: the text consists of Moses tokens, so that only hyphens are split.
-    subword_mark: as in `corpus_bleu`.
 
-  Raises:
-    ValueError: the numbers of hypotheses and references differ or are zero.
+  Raises ValueError as `corpus_bleu` does.
 
   >>> score = paper_bleu(["Der saftig-grüne Rasen !"], ["Der saftig-grüne Rasen!"], "de")
   >>> f"{score.value:.1f}"
@@ -80,7 +77,7 @@ def paper_bleu(
   def tokens(line: str) -> str:
     # Escaping renames tokens one to one and does not change BLEU.
     line = line if tokenized else str(moses.tokenize(line, return_str=True, escape=False))
-    return split_hyphens(line)
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
   metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
   texts = _joined(hypotheses, references, subword_mark)
@@ -98,40 +95,26 @@ def sentence_statistics(
 ) -> Int[np.ndarray, "sentences 6"]:
   """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each sentence.
 
-  The sums over any selection of sentences determine its BLEU: see `bleu_of_counts`. Arguments are
-  those of `corpus_bleu`.
+  The sums over any selection of sentences determine its BLEU: see `bleu_of_counts`.
 
   >>> sentence_statistics(["Ein Hund schläft."], ["Der Hund schläft."])
   array([[4, 4, 3, 2, 1, 0]])
   """
   # effective_order changes no counts, but sacreBLEU warns without it.
   metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True, effective_order=True)
-  scores = [
-    metric.sentence_score(hypothesis, [reference])
-    for hypothesis, reference in zip(*_joined(hypotheses, references, subword_mark), strict=True)
-  ]
+  pairs = zip(*_joined(hypotheses, references, subword_mark), strict=True)
+  scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
   rows = [[score.sys_len, score.ref_len, *score.counts] for score in scores]
   return np.array(rows, int).reshape(-1, 6)
 
 
 def join_subwords(line: str, mark: str) -> str:
-  """Joins subwords: all but the last of a word end in `mark`, "@@" in Sennrich et al. 2016.
-
-  An empty mark leaves the line unchanged.
+  """Joins subwords: all but the last of a word end in `mark`, if not empty, such as "@@".
 
   >>> join_subwords("ein anst@@ arr@@ t@@ er hund@@", "@@")
   'ein anstarrter hund'
   """
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
-
-
-def split_hyphens(line: str) -> str:
-  """Splits compounds at hyphens, as get_ende_bleu.sh does.
-
-  >>> split_hyphens("ein E-Mail-Konto - und ein 9-zu-5-Tag")
-  'ein E ##AT##-##AT## Mail ##AT##-##AT## Konto - und ein 9 ##AT##-##AT## zu ##AT##-##AT## 5-Tag'
-  """
-  return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
 def sentence_counts(statistics: Int[np.ndarray, "sentences 6"]) -> Int[np.ndarray, "sentences 10"]:

@@ -1,5 +1,9 @@
-"""Pictures: learning curves, costs and scores over length, attention, confusion matrices."""
+"""Pictures: learning curves, costs and scores over length, attention, confusion matrices.
 
+The suffix of a picture's path selects its format.
+"""
+
+import itertools
 import math
 import pathlib
 import textwrap
@@ -10,13 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-  FixedLocator,
-  LogLocator,
-  MaxNLocator,
-  NullLocator,
-  StrMethodFormatter,
-)
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from relpos_jax.files import whole_file
 from relpos_jax.typing import ArrayLike, Float
@@ -30,8 +28,6 @@ COLOURS = (
 )
 _MARKERS = "osD^vPX<>*d"
 DPI = 150
-_POINTS_PER_INCH = 72
-_MOST_PIXELS = 8_000  # per side; few programs open larger pictures
 
 
 class CostPanel(NamedTuple):
@@ -68,25 +64,31 @@ def learning_curves(
   Args:
     metrics: the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
       "learning_rate", and "valid_" with the name of the score in lower case.
-    path: the picture's file; its suffix selects the format.
+    path: the picture's file.
     score: the name of a score, such as BLEU; higher is better.
-
-  >>> import tempfile
-  >>> records = [{"step": step, "loss": 1 / step} for step in range(1, 10)]
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   learning_curves(records, folder + "/curves.png").name
-  'curves.png'
   """
-  loss, valid_loss = _series(metrics, "loss"), _series(metrics, "valid_loss")
-  scores, rate = _series(metrics, f"valid_{score.lower()}"), _series(metrics, "learning_rate")
+  names = ("loss", "valid_loss", f"valid_{score.lower()}", "learning_rate")
+  loss, valid_loss, scores, rate = (_series(metrics, name) for name in names)
   heights = [2.6] + [1.8] * bool(scores) + [1.1] * bool(rate)
   figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=DPI, layout="constrained")
-  grid = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
-  axes = list(grid[:, 0])
-
-  _draw_loss(axes[0], loss, valid_loss)
+  axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+  if loss:
+    smooth = _smooth(loss[1])
+    axes[0].plot(*loss, color=_TRAIN, alpha=0.35, linewidth=0.8)
+    label = f"training, last {smooth[-1]:.2f}"
+    axes[0].plot(loss[0], smooth, color=_TRAIN, linewidth=1.8, label=label)
+  if valid_loss:
+    label = f"validation, last {valid_loss[1][-1]:.2f}"
+    axes[0].plot(*valid_loss, "o-", color=_VALID, label=label, **_MARKED)
+  axes[0].set_ylabel("loss (nats)")
+  if loss or valid_loss:
+    axes[0].legend(frameon=False)
   if scores:
-    _draw_scores(axes[1], score, *scores)
+    step, best = max(zip(*scores, strict=True), key=lambda point: point[1])
+    label = f"validation, best {best:.3g} at step {step:,.0f}"
+    axes[1].plot(*scores, "o-", color=_VALID, label=label, **_MARKED)
+    axes[1].set(ylabel=score, ylim=(0, 1.15 * best or 1.0))
+    axes[1].legend(frameon=False, loc="lower right")
   if rate:
     axes[-1].plot(*rate, color=GREY, linewidth=1.5)
     axes[-1].set(ylabel="learning rate", ylim=(0, None))
@@ -94,9 +96,22 @@ def learning_curves(
     clean(ax)
   axes[-1].set_xlabel("step")
   axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-  axes[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+  axes[-1].xaxis.set_major_formatter("{x:,.0f}")
   figure.align_ylabels(axes)
   return save(figure, path)
+
+
+def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns the steps and values of the records with a finite number of this name."""
+  values = [(record["step"], record.get(name)) for record in metrics]
+  pairs = [(step, value) for step, value in values if value is not None and np.isfinite(value)]
+  return tuple(np.array(pairs, float).T) if pairs else None
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+  """Computes a centred running mean over a thirtieth of the curve, less at the ends."""
+  window = np.ones(len(values) // 30 + 1)
+  return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
 
 
 def cost_curves(
@@ -107,57 +122,50 @@ def cost_curves(
   Args:
     rows: rows of panels side by side.
     dashed: names of the baselines, whose curves are dashed. "a (b)" has the colour of "a".
-    path: the picture's file; its suffix selects the format.
-
-  >>> import tempfile
-  >>> panel = CostPanel("forward", "milliseconds", {"chunked": [(512, 3.0), (1024, 9.0)]})
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   cost_curves([[panel]], [], folder + "/cost.png").name
-  'cost.png'
+    path: the picture's file.
   """
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-  kinds = list(dict.fromkeys(name.partition(" (")[0] for name in names))
-  number = lambda name: kinds.index(name.partition(" (")[0])
-  styles = {name: _style(number(name), name in dashed) for name in names}
-  columns = max([1, *map(len, rows)])
+  kind = lambda name: name.partition(" (")[0]
+  kinds = list(dict.fromkeys(map(kind, names)))
+  styles = {name: _style(kinds.index(kind(name)), name in dashed) for name in names}
+  columns = max(map(len, rows))
   size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
   figure = Figure(size, dpi=DPI, layout="constrained")
-  grid = figure.subplots(max(1, len(rows)), columns, squeeze=False)
-  for ax in grid.flat:
-    ax.set_visible(False)
-  for axes, row in zip(grid, rows, strict=False):
-    for ax, panel in zip(axes, row, strict=False):
-      _draw_cost(ax, panel, styles)
-  lines = {line.get_label(): line for ax in grid.flat for line in ax.lines}
-  if lines:
-    handles = [lines[name] for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
-  return save(figure, path)
+  grid = figure.subplots(len(rows), columns, squeeze=False)
+  for ax, panel in itertools.chain.from_iterable(map(itertools.zip_longest, grid, rows)):
+    if panel is None:
+      ax.set_visible(False)
+      continue
+    for name, points in panel.curves.items():
+      ax.plot(*zip(*points, strict=True), label=name, **styles[name])
+    ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
+    ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
+    lengths = sorted({length for points in panel.curves.values() for length, _ in points})
+    # At most about five ticks, the last length among them.
+    ax.set_xticks(lengths[:: -math.ceil(len(lengths) / 5)])
+    ax.minorticks_off()
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:,.10g}")
+    clean(ax)
+  return _save_with_legend(figure, names, 2 * columns, path)
 
 
 def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pathlib.Path:
   """Draws panels side by side with one legend, and returns the path.
 
   Each curve is in a band from its lowest to its highest values. A name has the same colour in all
-  panels. The suffix of the path selects the format.
-
-  >>> import tempfile
-  >>> points = [(500, 9.0, 10.0, 10.5), (1000, 19.5, 20.0, 21.0)]
-  >>> panel = SpreadPanel("step", "BLEU", {"k=4": points})
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   spread_curves([panel], folder + "/spread.png").name
-  'spread.png'
+  panels.
   """
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
-  size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / max(1, len(panels)))
+  size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
   figure = Figure(size, dpi=DPI, layout="constrained")
-  grid = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
-  for ax, panel in zip(grid, panels, strict=False):
+  for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
     for name, points in panel.curves.items():
       style = _style(names.index(name), is_dashed=False)
       x, low, mean, high = np.array(points, float).reshape(-1, 4).T
       ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-      ax.plot(x, mean, label=name, **_MARKED, **style)
+      ax.plot(x, mean, label=name, **style)
     if panel.mark:
       x, text = panel.mark
       at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
@@ -165,41 +173,42 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pa
       ax.annotate(text, (x, 1), xytext=(4, -2), va="top", color=GREY, fontsize=8, **at)
     ax.set(xlabel=panel.x, ylabel=panel.y)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     clean(ax)
-  lines = {line.get_label(): line for ax in grid for line in ax.lines}
-  if names:
-    handles = [lines[name] for name in names]
-    rows = math.ceil(len(names) / (3 * len(panels)))
-    columns = math.ceil(len(names) / rows)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+  rows = math.ceil(len(names) / (3 * len(panels)))
+  return _save_with_legend(figure, names, math.ceil(len(names) / rows), path)
+
+
+def _style(number: int, is_dashed: bool) -> dict[str, Any]:
+  lines = dict(linestyle="--", markerfacecolor="white", zorder=2) if is_dashed else dict(zorder=3)
+  marker = _MARKERS[number % len(_MARKERS)]
+  return dict(color=COLOURS[number % len(COLOURS)], marker=marker) | _MARKED | lines
+
+
+def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) -> pathlib.Path:
+  lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
+  handles = [lines[name] for name in names]
+  figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
   return save(figure, path)
 
 
 def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> pathlib.Path:
   """Draws matrices of attention weights side by side on one colour scale, and returns the path.
 
-  Up to three panels of five to forty words per axis are readable. The suffix of the path selects
-  the format.
-
-  >>> import tempfile
-  >>> words = ["Ein", "Hund", "schläft", "."]
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   attention_heatmap([Panel("Encoder", np.eye(4), words, words)], folder + "/a.png").name
-  'a.png'
+  Up to three panels of five to forty words per axis are readable.
   """
   longest = max(max(len(panel.rows), len(panel.columns)) for panel in panels)
   cell = float(np.clip(8.0 / longest, 0.09, 0.45))
-  fontsize = min(11.0, 0.6 * cell * _POINTS_PER_INCH)
+  fontsize = min(11.0, 0.6 * cell * 72)  # a point is 1/72 inch
   widths = [len(panel.columns) * cell for panel in panels]
   # Inches of the cells, the labels and a margin; a letter is 0.6 of the font size wide.
-  letter = 0.6 * fontsize / _POINTS_PER_INCH
+  letter = 0.6 * fontsize / 72
   inches = lambda words, others: len(words) * cell + max(map(len, others)) * letter
   size = (
     1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
     1.0 + max(inches(panel.rows, panel.columns) for panel in panels),
   )
-  figure = Figure(size, dpi=min(DPI, _MOST_PIXELS / max(size)), layout="constrained")
+  figure = Figure(size, dpi=DPI, layout="constrained")
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
   for ax, panel, width in zip(axes, panels, widths, strict=True):
@@ -216,13 +225,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
 
 
 def counts_heatmap(panel: Panel, path: str | pathlib.Path) -> pathlib.Path:
-  """Draws a confusion matrix, classes by predictions, with its counts, and returns the path.
-
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   counts_heatmap(Panel("test", [[5, 1], [0, 7]], "ab", "ab"), folder + "/c.png").name
-  'c.png'
-  """
+  """Draws a confusion matrix, classes by predictions, with its counts, and returns the path."""
   counts = np.asarray(panel.weights)
   side = 1.6 + 0.45 * len(panel.rows)
   figure = Figure((side + 0.6, side), dpi=DPI, layout="constrained")
@@ -255,68 +258,6 @@ def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
   return image
 
 
-def _style(number: int, is_dashed: bool) -> dict[str, Any]:
-  return dict(
-    color=COLOURS[number % len(COLOURS)],
-    linestyle="--" if is_dashed else "-",
-    marker=_MARKERS[number % len(_MARKERS)],
-    markerfacecolor="white" if is_dashed else None,
-    zorder=2 if is_dashed else 3,
-  )
-
-
-def _draw_cost(ax: Axes, panel: CostPanel, styles: Mapping[str, Mapping[str, Any]]) -> None:
-  ax.set_visible(True)
-  for name, points in panel.curves.items():
-    ax.plot(*zip(*points, strict=True), label=name, **_MARKED, **styles[name])
-  ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
-  ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
-  lengths = sorted({length for points in panel.curves.values() for length, _ in points})
-  # At most about five ticks, the last length among them.
-  ax.xaxis.set_major_locator(FixedLocator(lengths[:: -max(1, math.ceil(len(lengths) / 5))]))
-  ax.xaxis.set_minor_locator(NullLocator())
-  ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-  ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-  ax.yaxis.set_minor_locator(NullLocator())
-  ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-  clean(ax)
-
-
-def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns the steps and values of the records with a finite number of this name."""
-  values = [(record["step"], record.get(name)) for record in metrics]
-  pairs = [(step, value) for step, value in values if value is not None and np.isfinite(value)]
-  return tuple(np.array(pairs, float).T) if pairs else None
-
-
-def _draw_loss(ax: Axes, loss, valid_loss) -> None:
-  if loss:
-    steps, values = loss
-    smooth = _smooth(values)
-    ax.plot(steps, values, color=_TRAIN, alpha=0.35, linewidth=0.8)
-    ax.plot(steps, smooth, color=_TRAIN, linewidth=1.8, label=f"training, last {smooth[-1]:.2f}")
-  if valid_loss:
-    last = valid_loss[1][-1]
-    ax.plot(*valid_loss, "o-", color=_VALID, label=f"validation, last {last:.2f}", **_MARKED)
-  ax.set_ylabel("loss (nats)")
-  if loss or valid_loss:
-    ax.legend(frameon=False)
-
-
-def _draw_scores(ax: Axes, name: str, steps, values) -> None:
-  best = int(np.argmax(values))
-  label = f"validation, best {values[best]:.3g} at step {steps[best]:,.0f}"
-  ax.plot(steps, values, "o-", color=_VALID, label=label, **_MARKED)
-  ax.set(ylabel=name, ylim=(0, 1.15 * values[best] or 1.0))
-  ax.legend(frameon=False, loc="lower right")
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-  """Computes a centred running mean over a thirtieth of the curve, less at the ends."""
-  window = np.ones(len(values) // 30 + 1)
-  return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
-
-
 def clean(ax: Axes) -> None:
   """Removes the box around curves and draws a pale grid behind them."""
   ax.spines[["top", "right"]].set_visible(False)
@@ -325,12 +266,11 @@ def clean(ax: Axes) -> None:
 
 
 def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
-  """Writes a picture in the format of the path's suffix, and returns the path."""
+  """Writes a picture and returns its path."""
   path = pathlib.Path(path)
   with warnings.catch_warnings():
     # The font lacks some scripts; it draws a box for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
     with whole_file(path) as file:
-      suffix = path.suffix.removeprefix(".") or None
-      figure.savefig(file, format=suffix, bbox_inches="tight", pad_inches=0.15)
+      figure.savefig(file, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.15)
   return path

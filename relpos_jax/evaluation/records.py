@@ -76,62 +76,38 @@ def make_record(
   """Returns the record of a single run.
 
   Args:
-    config: the run's config.json.
+    config, environment, metrics: the contents of the run's config.json and other files.
     changes: the values by dotted key that differ from the defaults.
-    environment: the run's environment.json.
-    metrics: the lines of the run's metrics.jsonl.
     scores, sentences: by split, as in the record.
   """
   metrics = [*metrics]
+  speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
+  evaluations = [line for line in metrics if "valid_loss" in line]
+  is_score = lambda name: name.startswith("valid_") and name != "valid_loss"
+  score = lambda line: next((line[name] for name in line if is_score(name)), None)
   return dict(
-    sweep="",
-    row=config["name"],
-    seed=config["seed"],
-    digest=digest(changes),
+    **dict(sweep="", row=config["name"], seed=config["seed"], digest=digest(changes)),
     config=_without_folders(changes),
     commit=environment["git_commit"],
     date=environment["date"],
     hardware=hardware(environment),
     packages=dict(python=environment["python"], **environment["packages"]),
-    budget=_budget(config, metrics),
+    budget=dict(
+      updates=metrics[-1]["step"],
+      tokens_per_update=config["batches"]["tokens"],
+      # From the first step to the last evaluation, pauses included.
+      minutes=round((metrics[-1]["time"] - metrics[0]["time"]) / 60, 2),
+      tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
+    ),
     scores=dict(scores),
     sentences=dict(sentences),
-    curve=[
-      [line["step"], line["valid_loss"], valid_score(line)]
-      for line in metrics
-      if "valid_loss" in line
-    ],
+    curve=[[line["step"], line["valid_loss"], score(line)] for line in evaluations],
   )
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
-  """Describes the machine of a run from its environment.json.
-
-  >>> hardware(dict(devices="1 x cpu", cpu_cores=2, cpu="AMD EPYC"))
-  '1 x cpu, 2 cores of AMD EPYC'
-  """
+  """Describes the machine of a run from its environment.json."""
   return "{devices}, {cpu_cores} cores of {cpu}".format_map(environment)
-
-
-def valid_score(values: Mapping[str, Any]) -> Any:
-  """Returns the first value of the valid split besides the loss, or None.
-
-  >>> valid_score(dict(step=7, valid_loss=3.5, valid_bleu=20.0))
-  20.0
-  """
-  names = (name for name in values if name.startswith("valid_") and name != "valid_loss")
-  return next((values[name] for name in names), None)
-
-
-def _budget(config: Mapping[str, Any], metrics: list[Mapping[str, Any]]) -> dict[str, Any]:
-  """Counts the minutes from the first step to the last evaluation, pauses included."""
-  speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
-  return dict(
-    updates=metrics[-1]["step"],
-    tokens_per_update=config["batches"]["tokens"],
-    minutes=round((metrics[-1]["time"] - metrics[0]["time"]) / 60, 2),
-    tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
-  )
 
 
 def to_line(record: Mapping[str, Any]) -> str:
@@ -139,49 +115,31 @@ def to_line(record: Mapping[str, Any]) -> str:
   return json.dumps(record, separators=(",", ":")) + "\n"
 
 
-def from_line(line: str) -> dict[str, Any]:
-  """Returns the record that a line holds.
-
-  Raises:
-    ValueError: the line is not a complete record.
-
-  >>> from_line('{"sweep":"table1","row":"rel')
-  Traceback (most recent call last):
-  ...
-  ValueError: half-written or no JSON
-  """
+def from_line(line: str | bytes) -> dict[str, Any]:
+  """Returns the record that a line holds; raises ValueError if it is not a complete record."""
   try:
     record = json.loads(line)
   except ValueError:
     raise ValueError("half-written or no JSON") from None
-  missing = [key for key in KEYS if not isinstance(record, dict) or key not in record]
-  if missing:
-    raise ValueError(f"not a record: no {missing[0]!r}")
+  for key in KEYS:
+    if key not in record:
+      raise ValueError(f"not a record: no {key!r}")
   return record
 
 
 def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the records of a results file, one per line; none if there is no file.
 
-  Raises:
-    InputError: the file cannot be read, or a line of it is not a complete record.
+  Raises InputError: a line is not a complete record.
   """
-  path = pathlib.Path(path)
-  records = []
-  try:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-  except (OSError, UnicodeDecodeError) as error:
-    why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-    raise InputError(f"cannot read {path} ({why}): restore that file, or remove it") from error
+  path, records = pathlib.Path(path), []
+  lines = path.read_bytes().splitlines() if path.exists() else []
   for number, line in enumerate(lines, start=1):
     try:
       records.append(from_line(line))
     except ValueError as error:
       raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
   return records
-
-
-# Records of one table -----------------------------------------------------------------------------
 
 
 class Metric(NamedTuple):
@@ -207,9 +165,8 @@ def group_rows(
 ) -> dict[str, list[Record]]:
   """Checks the records of a results file, and groups them by row in the order of seeds.
 
-  Raises:
-    InputError: a record's seed, digest or score does not match its config and sentences, two
-      records have the same row and seed, or runs of one table or row differ in what they share.
+  Raises InputError: a record's seed, digest or score does not match its config and sentences, two
+  records have the same row and seed, or runs of one table or row differ in what they share.
   """
   rows: dict[str, list[Record]] = {}
   seen: dict[Any, tuple[int, Any]] = {}
@@ -230,9 +187,8 @@ def group_rows(
 
 
 def _check(record: Record, metric: Metric) -> None:
-  """Raises LookupError, TypeError or ValueError unless a record is consistent."""
   config = record["config"]
-  for name, own in dict(seed=config.get("seed", 0), digest=digest(config)).items():
+  for name, own in (("seed", config.get("seed", 0)), ("digest", digest(config))):
     if record[name] != own:
       raise ValueError(f"its {name} is {record[name]!r}, its config has {own!r}")
   if not record["scores"] or record["scores"].keys() != record["sentences"].keys():

@@ -10,7 +10,6 @@ from scipy.special import stdtrit
 from relpos_jax.evaluation.bleu import bleu_of_counts
 from relpos_jax.typing import Float, Int
 
-_SEED = 12345  # as in sacreBLEU
 _Values = Sequence[float] | Float[np.ndarray, "_"]
 
 
@@ -35,11 +34,7 @@ class Comparison(NamedTuple):
   p_value: float
 
   def is_clear(self) -> bool:
-    """Returns whether the 95% interval over seeds excludes zero and the p-value is below 5%.
-
-    >>> Comparison(Interval(0.5, half_width=0.4), p_value=0.01).is_clear()
-    True
-    """
+    """Returns whether the 95% interval over seeds excludes zero and the p-value is below 5%."""
     mean, half_width = self.difference
     return half_width is not None and abs(mean) > half_width and self.p_value < 0.05
 
@@ -52,9 +47,7 @@ def student_interval(values: _Values) -> Interval:
   '2.0 ± 2.484'
   """
   mean, square = _mean_and_square_error(values)
-  if square is None:
-    return Interval(mean, None)
-  return Interval(mean, _quantile(len(values) - 1.0) * math.sqrt(square))
+  return Interval(mean, None if square is None else _half_width(square, len(values) - 1.0))
 
 
 def difference_interval(first: _Values, second: _Values) -> Interval:
@@ -66,11 +59,10 @@ def difference_interval(first: _Values, second: _Values) -> Interval:
   (mean, square), (other, other_square) = map(_mean_and_square_error, (first, second))
   if square is None or other_square is None:
     return Interval(mean - other, None)
-  total = square + other_square
-  if not total:
+  if not (total := square + other_square):
     return Interval(mean - other, 0.0)
   freedom = total**2 / (square**2 / (len(first) - 1) + other_square**2 / (len(second) - 1))
-  return Interval(mean - other, _quantile(freedom) * math.sqrt(total))
+  return Interval(mean - other, _half_width(total, freedom))
 
 
 def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
@@ -78,20 +70,16 @@ def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
   return float(np.mean(values)), square
 
 
-def _quantile(freedom: float) -> float:
-  """Returns the 97.5% quantile of Student's t."""
-  return float(stdtrit(freedom, (1 + 0.95) / 2))
+def _half_width(square_error: float, freedom: float) -> float:
+  """Returns the standard error times the 97.5% quantile of Student's t."""
+  return float(stdtrit(freedom, (1 + 0.95) / 2)) * math.sqrt(square_error)
 
 
 def draw_sentences(
   num_sentences: int, num_samples: int = 1000
 ) -> Int[np.ndarray, "samples sentences"]:
-  """Draws bootstrap samples of sentences as sacreBLEU does; returns the counts of each sentence.
-
-  >>> draw_sentences(5, 3).sum(axis=1)
-  array([5, 5, 5])
-  """
-  drawn = np.random.default_rng(_SEED).choice(num_sentences, (num_samples, num_sentences))
+  """Draws bootstrap samples of sentences as sacreBLEU does; returns the counts of each sentence."""
+  drawn = np.random.default_rng(12345).choice(num_sentences, (num_samples, num_sentences))
   drawn += num_sentences * np.arange(num_samples)[:, None]
   return np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
 
@@ -108,26 +96,18 @@ def score_seeds(
 
 
 def compare_scores(first: Scores, second: Scores) -> Comparison:
-  """Compares two systems that were scored on the same draws of the same sentences."""
-  difference = difference_interval(first.seeds, second.seeds)
-  return Comparison(difference, paired_p_value(first.samples, second.samples, difference.mean))
+  """Compares two systems that were scored on the same draws of the same sentences.
 
+  The p-value is that of the paired bootstrap (Koehn 2004), as sacreBLEU computes it.
 
-def paired_p_value(
-  first: Float[np.ndarray, "samples"], second: Float[np.ndarray, "samples"], difference: float
-) -> float:
-  """Computes the p-value of a difference by the paired bootstrap (Koehn 2004), as sacreBLEU does.
-
-  Args:
-    first, second: BLEU of two systems on the same samples.
-    difference: the observed difference, on the sentences themselves.
-
-  >>> paired_p_value(np.array([2.0, 3.0, 5.0]), np.array([1.0, 1.0, 1.0]), 1.5)
-  0.5
+  >>> first = Scores(np.array([2.5]), np.array([2.0, 3.0, 5.0]))
+  >>> compare_scores(first, Scores(np.array([1.0]), np.array([1.0, 1.0, 1.0])))
+  Comparison(difference=Interval(mean=1.5, half_width=None), p_value=0.5)
   """
-  sampled = np.abs(first - second)
-  exceeding = np.sum(sampled - sampled.mean() > abs(difference))
-  return (int(exceeding) + 1) / (len(sampled) + 1)
+  difference = difference_interval(first.seeds, second.seeds)
+  sampled = np.abs(first.samples - second.samples)
+  exceeding = np.sum(sampled - sampled.mean() > abs(difference.mean))
+  return Comparison(difference, (int(exceeding) + 1) / (len(sampled) + 1))
 
 
 def length_bands(
@@ -141,19 +121,14 @@ def length_bands(
   >>> length_bands(np.array([3, 4, 4, 5, 6, 7, 9]), trained=5, smallest=2)
   [(3, 5), (6, 9)]
   """
-  sides = lengths[lengths <= trained], lengths[lengths > trained]
-  return [band for side in sides for band in _bands(side, smallest)]
-
-
-def _bands(lengths: Int[np.ndarray, "sentences"], smallest: int) -> list[tuple[int, int]]:
-  bands: list[tuple[int, int]] = []
-  inside: list[int] = []
-  for length in np.sort(lengths).tolist():
-    if len(inside) >= smallest and length > inside[-1]:
-      bands.append((inside[0], inside[-1]))
-      inside = []
-    inside.append(length)
-  if not inside:
-    return bands
-  first = bands.pop()[0] if bands and len(inside) < smallest else inside[0]
-  return [*bands, (first, inside[-1])]
+  found = []
+  for side in (lengths[lengths <= trained], lengths[lengths > trained]):
+    bands: list[list[int]] = []
+    for length in np.sort(side).tolist():
+      if not bands or (len(bands[-1]) >= smallest and length > bands[-1][-1]):
+        bands.append([])
+      bands[-1].append(length)
+    if len(bands) > 1 and len(bands[-1]) < smallest:
+      bands[-2:] = [bands[-2] + bands[-1]]
+    found += [(band[0], band[-1]) for band in bands]
+  return found

@@ -19,13 +19,7 @@ Point = tuple[int | float, float, float, float]  # x, and the lowest, mean and h
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  r"""Returns a Markdown table.
-
-  >>> print(markdown_table(["", "BLEU"], [["k=0", "12.5"]]))
-  |  | BLEU |
-  |---|---|
-  | k=0 | 12.5 |
-  """
+  """Returns a Markdown table."""
   line = lambda cells: f"| {' | '.join(cells)} |"
   return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
 
@@ -36,24 +30,17 @@ def mean_and_interval(values: Sequence[float] | np.ndarray, digits: int = 2) -> 
   >>> mean_and_interval([1.0, 2.0, 3.0]), mean_and_interval([1.0]), mean_and_interval([])
   ('2.00 ± 2.48', '1.00', '-')
   """
-  if len(values) == 0:
-    return "-"
-  mean, half_width = student_interval(values)
-  return f"{mean:.{digits}f}{_plus_minus(half_width, digits)}"
+  return _format(student_interval(values), f".{digits}f") if len(values) else "-"
 
 
 def signed_difference(difference: Interval, digits: int = 2) -> str:
-  """Formats a difference and its interval; a dash if it is not a number.
-
-  >>> signed_difference(Interval(0.5, 0.25)), signed_difference(Interval(-0.5, None))
-  ('+0.50 ± 0.25', '-0.50')
-  """
-  mean, half_width = difference
-  return "-" if math.isnan(mean) else f"{mean:+.{digits}f}{_plus_minus(half_width, digits)}"
+  """Formats a difference and its interval; a dash if it is not a number."""
+  return "-" if math.isnan(difference.mean) else _format(difference, f".{digits}f", sign="+")
 
 
-def _plus_minus(half_width: float | None, digits: int) -> str:
-  return "" if half_width is None else f" ± {half_width:.{digits}f}"
+def _format(interval: Interval, digits: str, sign: str = "") -> str:
+  mean, half_width = interval
+  return f"{mean:{sign}{digits}}" + ("" if half_width is None else f" ± {half_width:{digits}}")
 
 
 def format_comparison(comparison: Comparison, digits: int = 2) -> str:
@@ -68,14 +55,7 @@ def format_comparison(comparison: Comparison, digits: int = 2) -> str:
 
 
 def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, str]]) -> str:
-  """Returns a table of columns of cells by row; a dash for a missing cell.
-
-  >>> print(column_table("", ["k=0", "k=1"], {"BLEU": {"k=0": "12.5"}}))
-  |  | BLEU |
-  |---|---|
-  | k=0 | 12.5 |
-  | k=1 | - |
-  """
+  """Returns a table of columns of cells by row; a dash for a missing cell."""
   name = lambda row: f"{row:,}" if isinstance(row, int) else row
   cells = [[name(row), *(of.get(row, "-") for of in columns.values())] for row in rows]
   return markdown_table([title, *columns], cells)
@@ -107,11 +87,9 @@ def config_table(rows: Rows) -> str:
   keys = sorted({key for config in configs.values() for key in config} - {"seed"})
   # 0 and 0.0 are the same value.
   shown = lambda x: x if x and isinstance(x, str) else json.dumps(x).removesuffix(".0")
-  columns = {
-    key: {row: f"`{shown(of[key])}`" for row, of in configs.items() if key in of} for key in keys
-  }
+  column = lambda key: {row: f"`{shown(x[key])}`" for row, x in configs.items() if key in x}
   differs = lambda of: len({of.get(row) for row in rows}) > 1
-  return column_table("config", rows, {key: of for key, of in columns.items() if differs(of)})
+  return column_table("config", rows, {key: of for key in keys if differs(of := column(key))})
 
 
 def run_facts(rows: Rows, facts: Mapping[str, object]) -> str:
@@ -178,31 +156,15 @@ def rewrite_blocks(page: pathlib.Path, blocks: Mapping[str, str]) -> None:
   """Replaces generated blocks of a Markdown page and keeps everything else.
 
   A block is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`. New blocks are
-  appended, and a missing page is created.
-
-  Raises:
-    InputError: a block begins and does not end.
-
-  >>> import tempfile
-  >>> page = pathlib.Path(tempfile.mkdtemp(), "page.md")
-  >>> rewrite_blocks(page, dict(numbers="1"))
-  >>> _ = page.write_text(page.read_text() + "A person's conclusion.\\n")
-  >>> rewrite_blocks(page, dict(numbers="2"))
-  >>> print(page.read_text(), end="")
-  <!-- begin numbers -->
-  2
-  <!-- end numbers -->
-  A person's conclusion.
+  appended, and a missing page is created. Raises InputError: a block begins and does not end.
   """
   text = page.read_text(encoding="utf-8") if page.exists() else ""
   for name, content in blocks.items():
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
     block = f"{begin}{content.strip()}\n{end}"
-    if begin not in text:
-      text = f"{text.rstrip()}\n\n{block}".lstrip()
-      continue
-    if end not in text:
+    before, begun, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if begun and not ended:
       raise InputError(f"{page}: block {name!r} does not end: add the line {end.strip()}")
-    pattern = re.escape(begin) + ".*?" + re.escape(end)
-    text = re.sub(pattern, lambda _, block=block: block, text, count=1, flags=re.DOTALL)
+    text = before + block + after if begun else f"{text.rstrip()}\n\n{block}".lstrip()
   page.write_text(text, encoding="utf-8")

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,7 +14,7 @@ from relpos_jax.data.tokenizer import EOS
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.music import performance, voices
-from relpos_jax.music.codec import Codec
+from relpos_jax.music.midi_files import Codec
 from relpos_jax.typing import Int
 
 CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
@@ -46,50 +45,34 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   file's name, on average 80, 10 and 10 %: adding or removing files moves no other file to another
   split. Splits without files are left out.
 
-  Raises InputError: the folder is missing, has no MIDI file or none for training, or a file cannot
-  be read or has no notes.
+  Raises InputError: the folder is missing or has no file for training, or a file is bad.
 
   >>> load_midi_folder("maestro").splits["train"][0]  # doctest: +SKIP
   array([372,  67, 265, ...])
   """
-  files = split_files(path)
-  splits = {split: [CODECS[codec].read(file) for file in found] for split, found in files.items()}
-  counts = ", ".join(f"{len(found):,} {split}" for split, found in files.items())
-  return Music(splits, (f"MIDI files of {path}: {counts}",))
-
-
-def split_files(path: str) -> dict[str, list[pathlib.Path]]:
-  """Returns the MIDI files of a folder by split, without empty splits."""
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = local_path(path)
   if not os.path.isdir(folder):
     raise InputError(f"no folder {folder}: check the name")
-  named = [split for split in SPLITS if os.path.isdir(folder / split)]
-  if named:
-    found = {split: _midi_files(folder / split) for split in named}
+  midi_files = lambda of: sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
+  if any(os.path.isdir(folder / split) for split in SPLITS):
+    found = {split: midi_files(folder / split) for split in SPLITS}
   else:
-    files = _midi_files(folder)
+    files = midi_files(folder)
     found = {split: [file for file in files if split_of(file.name) == split] for split in SPLITS}
-  if not any(found.values()):
-    raise InputError(f"no MIDI file in {folder}: give a folder with .mid or .midi files")
-  if not found.get("train"):
-    raise InputError(f"no MIDI file to train on: put some into {folder / 'train'}")
-  return {split: files for split, files in found.items() if files}
+  if not found["train"]:
+    raise InputError(f"no MIDI file to train on: put .mid or .midi files into {folder / 'train'}")
+  found = {split: files for split, files in found.items() if files}
+  splits = {split: [CODECS[codec].read(file) for file in files] for split, files in found.items()}
+  counts = ", ".join(f"{len(files):,} {split}" for split, files in found.items())
+  return Music(splits, (f"MIDI files of {path}: {counts}",))
 
 
 def split_of(name: str) -> str:
-  """Returns the split of a file name.
-
-  >>> [split_of(name) for name in ("23.mid", "24.mid")]
-  ['train', 'valid']
-  """
+  """Returns the split of a file name."""
   percent = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
   return "train" if percent < 80 else "valid" if percent < 90 else "test"
-
-
-def _midi_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".mid", ".midi"))
 
 
 class MusicRows:
@@ -101,12 +84,8 @@ class MusicRows:
   Attributes:
     lengths: the largest number of tokens of each row in any epoch.
 
-  >>> move = lambda piece, semitones: piece + semitones
-  >>> rows = MusicRows([np.arange(4, 11)], longest=5, alignment=2)
-  >>> [row.tolist() for row in rows.in_epoch(0)], rows.lengths
-  ([[4, 5, 6, 7], [8, 9, 10, 2]], array([4, 4]))
   >>> rows = MusicRows([np.arange(40, 45)], longest=5, alignment=2, random_slices=True,
-  ...                  transpose=move, semitones=3, seed=0)
+  ...                  transpose=np.add, semitones=3, seed=0)
   >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
   [[[42, 43], [44, 45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
   """
@@ -127,10 +106,9 @@ class MusicRows:
     Args:
       pieces: tokens, without begin and end.
       longest: the largest number of tokens of a row, the end included.
-      alignment: a piece may be sliced at multiples of this many tokens.
+      alignment, transpose: of the codec.
       random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
         piece but the last are full.
-      transpose: transposes a piece by semitones, as a codec does.
       semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
       seed: of slices and transpositions.
     """

@@ -1,22 +1,21 @@
-"""MIDI files as scores of notes. This module alone imports the MIDI library, mido."""
+"""MIDI files as scores of notes, and the interface of codecs between them and tokens."""
 
 import collections
-import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import mido
 import numpy as np
 
+from relpos_jax.data.tokenizer import BOS, EOS, PAD
 from relpos_jax.errors import InputError
 from relpos_jax.files import whole_file
-from relpos_jax.typing import Float
+from relpos_jax.typing import Float, Int
 
 _DRUMS, _PEDAL = 9, 64  # channel and controller, counted from 0
 _DEFAULT_TEMPO = 500_000  # microseconds per quarter note, by the standard
-_MAX_QUARTERS = 24 * 60 * 120  # of a day at 120 per minute
 
 
 class Note(NamedTuple):
@@ -48,7 +47,7 @@ class Score(NamedTuple):
   ticks_per_quarter: int
   tempi: list[tuple[int, float]]
 
-  def seconds(self, ticks: Sequence[int] | np.ndarray) -> Float[np.ndarray, "n"]:
+  def seconds(self, ticks: Sequence[int] | np.ndarray) -> Float[np.ndarray, "*n"]:
     """Converts ticks to seconds.
 
     >>> Score([], 100, [(0, 0.5), (200, 1.0)]).seconds([100, 200, 300]).tolist()
@@ -57,9 +56,8 @@ class Score(NamedTuple):
     starts, rates = np.array(self.tempi, float).T
     at_starts = np.cumsum([0.0, *np.diff(starts) * rates[:-1]]) / self.ticks_per_quarter
     index = np.searchsorted(starts, ticks, side="right") - 1
-    return (
-      at_starts[index] + (np.asarray(ticks) - starts[index]) * rates[index] / self.ticks_per_quarter
-    )
+    since = (np.asarray(ticks) - starts[index]) * rates[index] / self.ticks_per_quarter
+    return at_starts[index] + since
 
 
 def read_score(path: str | os.PathLike) -> Score:
@@ -74,49 +72,61 @@ def read_score(path: str | os.PathLike) -> Score:
   try:
     file = mido.MidiFile(path)
   except Exception as error:  # mido raises many kinds for damaged files
-    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    reason = reason or "it is truncated or not MIDI"
+    reason = getattr(error, "strerror", None) or str(error) or "it is truncated or not MIDI"
     raise InputError(f"cannot read MIDI file {path}: {reason}; give another file") from None
-  if file.ticks_per_beat < 1:
-    raise InputError(f"{path} counts time in frames, not in quarter notes: convert it")
-  if file.type == 2:
-    raise InputError(f"{path} is of type 2, one piece per track: give one file per piece")
+  if file.type == 2 or file.ticks_per_beat < 1:
+    raise InputError(f"{path} is of type 2 or counts time in frames: convert it to type 1")
   parts = [part for track in file.tracks for part in _parts(track)]
   if not parts:
     raise InputError(f"no notes in {path}: give a MIDI file with notes other than drums")
-  score = Score(parts, file.ticks_per_beat, _tempi(file))
-  end = max(note.end for part in parts for note in part.notes)
+  messages = (message for track in file.tracks for message in _with_ticks(track))
+  tempi = {tick: message.tempo for tick, message in messages if message.type == "set_tempo"}
+  tempi = sorted(({0: _DEFAULT_TEMPO} | tempi).items())
+  score = Score(parts, file.ticks_per_beat, [(tick, tempo / 1e6) for tick, tempo in tempi])
   # A damaged time can last for years, whose tokens fill the memory.
-  if score.seconds([end])[0] > 24 * 3600 or end / score.ticks_per_quarter > _MAX_QUARTERS:
+  if score.seconds([max(note.end for part in parts for note in part.notes)])[0] > 24 * 3600:
     raise InputError(f"{path} lasts longer than a day, it may be damaged: give another file")
   return score
 
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
   """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
-  file = mido.MidiFile(type=1, ticks_per_beat=score.ticks_per_quarter)
-  tempo = functools.partial(mido.MetaMessage, "set_tempo")
-  tempi = [tempo(tempo=round(seconds * 1e6), time=tick) for tick, seconds in score.tempi]
-  file.tracks.append(_track(tempi))
+  tempo = lambda tick, rate: mido.MetaMessage("set_tempo", tempo=round(rate * 1e6), time=tick)
+  tracks = [[*itertools.starmap(tempo, score.tempi)]]
   channels = [channel for channel in range(16) if channel != _DRUMS]
   for part, channel in zip(score.parts, itertools.cycle(channels), strict=False):
-    name = mido.MetaMessage("track_name", name=part.name)
-    file.tracks.append(_track([name, *_messages(part.notes, channel)]))
+    messages = []
+    for start, end, pitch, velocity in part.notes:
+      at = dict(channel=channel, note=pitch)
+      messages.append(mido.Message("note_on", velocity=velocity, time=start, **at))
+      messages.append(mido.Message("note_off", velocity=0, time=end, **at))
+    # At one tick, note offs come first.
+    messages.sort(key=lambda message: (message.time, message.type == "note_on"))
+    tracks.append([mido.MetaMessage("track_name", name=part.name), *messages])
+  file = mido.MidiFile(type=1, ticks_per_beat=score.ticks_per_quarter)
+  for track in tracks:
+    ticks = [0, *(message.time for message in track)]
+    for message, (before, tick) in zip(track, itertools.pairwise(ticks), strict=True):
+      message.time = tick - before
+    file.tracks.append(mido.MidiTrack(track))
   with whole_file(path) as content:
     file.save(file=content)
+
+
+def _with_ticks(track: mido.MidiTrack) -> Iterator[tuple[int, mido.Message]]:
+  return zip(itertools.accumulate(message.time for message in track), track, strict=True)
 
 
 def _parts(track: mido.MidiTrack) -> Iterator[Part]:
   """Yields a part for each channel with notes in a track."""
   name = next((message.name for message in track if message.type == "track_name"), "")
-  by_channel: dict[int, list[tuple[int, mido.Message]]] = {}
-  tick = 0
-  for message in track:
-    tick += message.time
+  by_channel = collections.defaultdict(list)
+  for tick, message in _with_ticks(track):
     if not message.is_meta and hasattr(message, "channel"):
-      by_channel.setdefault(message.channel, []).append((tick, message))
+      by_channel[message.channel].append((tick, message))
+  last_tick = sum(message.time for message in track)
   for channel, messages in sorted(by_channel.items()):
-    if channel != _DRUMS and (notes := _notes(messages, tick)):
+    if channel != _DRUMS and (notes := _notes(messages, last_tick)):
       yield Part(name, notes)
 
 
@@ -158,31 +168,60 @@ def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list
   return sorted(notes)
 
 
-def _tempi(file: mido.MidiFile) -> list[tuple[int, float]]:
-  found = {0: _DEFAULT_TEMPO}
-  for track in file.tracks:
-    tick = 0
-    for message in track:
-      tick += message.time
-      if message.type == "set_tempo":
-        found[tick] = message.tempo
-  return [(tick, tempo / 1e6) for tick, tempo in sorted(found.items())]
+# Codecs -------------------------------------------------------------------------------------------
 
 
-def _messages(notes: Sequence[Note], channel: int) -> list[mido.Message]:
-  """Returns messages in order of absolute ticks; at one tick, note offs come first."""
-  make = functools.partial(mido.Message, channel=channel)
-  offs = [make("note_off", note=note.pitch, velocity=0, time=note.end) for note in notes]
-  ons = [
-    make("note_on", note=note.pitch, velocity=note.velocity, time=note.start) for note in notes
-  ]
-  return sorted(offs + ons, key=lambda message: message.time)
+class Span(NamedTuple):
+  """A note of a piano roll, from start to end in the codec's steps.
+
+  `voice` counts from 0, the highest; it is 0 for music without voices.
+  """
+
+  start: int
+  end: int
+  pitch: int
+  voice: int
 
 
-def _track(messages: Sequence[mido.Message | mido.MetaMessage]) -> mido.MidiTrack:
-  """Returns a track of messages, with times relative to the message before."""
-  ticks = [0, *(message.time for message in messages)]
-  return mido.MidiTrack(
-    message.copy(time=message.time - before)
-    for before, message in zip(ticks, messages, strict=False)
-  )
+class Codec(NamedTuple):
+  """Reads MIDI files as tokens and writes tokens as MIDI files: `performance` and `voices`.
+
+  Attributes:
+    vocab_size: V. Tokens 0 to 2 are padding, begin and end.
+    read: returns the tokens of a MIDI file. Raises InputError.
+    write: writes tokens to a MIDI file; skips tokens that have no meaning in their context.
+    spans: returns the notes of tokens.
+    times: returns the step of each token and of the token after the last.
+    step: the unit of time, in words.
+    alignment: a piece may be sliced at multiples of this many tokens.
+    transpose: transposes tokens by semitones, as far as all pitches stay within 0 to 127.
+  """
+
+  vocab_size: int
+  read: Callable[[str | os.PathLike], Int[np.ndarray, "_"]]
+  write: Callable[[Int[np.ndarray, "_"], str | os.PathLike], None]
+  spans: Callable[[Int[np.ndarray, "_"]], list[Span]]
+  times: Callable[[Int[np.ndarray, "_"]], Float[np.ndarray, "_"]]
+  step: str
+  alignment: int
+  transpose: Callable[[Int[np.ndarray, "_"], int], Int[np.ndarray, "_"]]
+
+
+def clip_transposition(semitones: int, pitches: Int[np.ndarray, "_"]) -> int:
+  """Returns the transposition nearest to `semitones` that keeps all pitches within 0 to 127."""
+  return int(np.clip(semitones, -pitches.min(initial=127), 127 - pitches.max(initial=0)))
+
+
+def strip_special(tokens: Sequence[int] | np.ndarray, vocab_size: int) -> Int[np.ndarray, "_"]:
+  """Returns the tokens of one piece without begin, padding, and the end and all after it.
+
+  Raises ValueError: a token is outside the vocabulary.
+  """
+  row = np.asarray(tokens, int)
+  row = row[np.cumsum(row == EOS) == 0]
+  row = row[(row != PAD) & (row != BOS)]
+  if len(row) and not EOS < row.min() <= row.max() < vocab_size:
+    raise ValueError(
+      f"tokens go from {row.min()} to {row.max()}; want {EOS + 1} to {vocab_size - 1}"
+    )
+  return row

@@ -12,12 +12,21 @@ have no meaning in their context.
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from relpos_jax.music.codec import Codec, Span, clip_transposition, strip_special
-from relpos_jax.music.midi_files import Note, Part, Score, read_score, write_score
+from relpos_jax.music.midi_files import (
+  Codec,
+  Note,
+  Part,
+  Score,
+  Span,
+  clip_transposition,
+  read_score,
+  strip_special,
+  write_score,
+)
 from relpos_jax.typing import Float, Int
 
 STEPS_PER_SECOND = 100
@@ -28,8 +37,15 @@ LONGEST = 100
 VELOCITY = TIME_SHIFT + LONGEST
 VOCAB_SIZE = VELOCITY + 32
 
-_PER_BIN = 4
 _by_start_and_pitch = lambda note: (note.start, note.pitch)
+
+
+def _bin(velocity: int) -> int:
+  return (velocity - 1) // 4
+
+
+def _middle(velocity_bin: int) -> int:
+  return 4 * velocity_bin + 2
 
 
 def on_grid(score: Score) -> list[Note]:
@@ -38,30 +54,19 @@ def on_grid(score: Score) -> list[Note]:
   A note lasts at least one step and ends where the next note of its pitch begins. Notes of one
   pitch that begin together become one, with the longest duration and the highest velocity.
   """
-  notes = [note for part in score.parts for note in part.notes]
-  steps = np.floor(
-    score.seconds([tick for note in notes for tick in note[:2]]) * STEPS_PER_SECOND + 0.5
-  ).astype(int)
-  ends = np.maximum(steps[1::2], steps[::2] + 1)
-  return _without_overlap(
-    Note(start, end, note.pitch, _velocity(_bin(note.velocity)))
-    for start, end, note in zip(steps[::2].tolist(), ends.tolist(), notes, strict=True)
-  )
-
-
-def _without_overlap(notes: Iterable[Note]) -> list[Note]:
-  """Merges notes of one pitch that begin together; shortens those that overlap the next."""
+  notes = np.array([note for part in score.parts for note in part.notes]).reshape(-1, 4)
+  steps = np.floor(score.seconds(notes[:, :2]) * STEPS_PER_SECOND + 0.5).astype(int)
   merged: dict[tuple[int, int], Note] = {}
-  for note in notes:
-    other = merged.setdefault((note.pitch, note.start), note)
+  for (start, end), (pitch, velocity) in zip(steps.tolist(), notes[:, 2:].tolist(), strict=True):
+    note = Note(start, max(end, start + 1), pitch, _middle(_bin(velocity)))
+    other = merged.get((pitch, start), note)
     longest, loudest = max(note.end, other.end), max(note.velocity, other.velocity)
-    merged[note.pitch, note.start] = note._replace(end=longest, velocity=loudest)
+    merged[pitch, start] = Note(start, longest, pitch, loudest)
   ordered = [merged[key] for key in sorted(merged)]
-  shortened = [
-    note._replace(end=min(note.end, after.start)) if note.pitch == after.pitch else note
-    for note, after in itertools.pairwise(ordered)
-  ]
-  return sorted([*shortened, *ordered[-1:]], key=_by_start_and_pitch)
+  for index, (note, after) in enumerate(itertools.pairwise(ordered)):
+    if note.pitch == after.pitch:
+      ordered[index] = note._replace(end=min(note.end, after.start))
+  return sorted(ordered, key=_by_start_and_pitch)
 
 
 def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
@@ -75,21 +80,16 @@ def encode(notes: Sequence[Note]) -> Int[np.ndarray, "L"]:
     + [(note.start, NOTE_ON, note.pitch, _bin(note.velocity)) for note in notes],
     key=lambda event: (event[0], event[1] == NOTE_ON, event[2]),
   )
-  return np.array([*_stream(events)], int)
-
-
-def _stream(events: Iterable[tuple[int, int, int, int]]) -> Iterator[int]:
-  """Yields the tokens of events (step, kind, pitch, velocity bin)."""
-  now, last_velocity = 0, None
+  tokens, now, last_velocity = [], 0, None
   for step, kind, pitch, velocity in events:
-    while now < step:
-      shift = min(step - now, LONGEST)
-      yield TIME_SHIFT + shift - 1
-      now += shift
+    seconds, rest = divmod(step - now, LONGEST)
+    tokens += [TIME_SHIFT + LONGEST - 1] * seconds + [TIME_SHIFT + rest - 1] * bool(rest)
+    now = step
     if kind == NOTE_ON and velocity != last_velocity:
-      yield VELOCITY + velocity
+      tokens.append(VELOCITY + velocity)
       last_velocity = velocity
-    yield kind + pitch
+    tokens.append(kind + pitch)
+  return np.array(tokens, int)
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
@@ -111,10 +111,10 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
     if start < step:
       notes.append(Note(start, step, pitch, velocity))
 
-  now, velocity = 0, _velocity(_bin(64))
+  now, velocity = 0, _middle(_bin(64))
   for token in strip_special(tokens, VOCAB_SIZE).tolist():
     if token >= VELOCITY:
-      velocity = _velocity(token - VELOCITY)
+      velocity = _middle(token - VELOCITY)
     elif token >= TIME_SHIFT:
       now += token - TIME_SHIFT + 1
     else:
@@ -127,18 +127,9 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   return sorted(notes, key=_by_start_and_pitch)
 
 
-def _bin(velocity: int) -> int:
-  return (velocity - 1) // _PER_BIN
-
-
-def _velocity(index: int) -> int:
-  """Returns the middle of a velocity bin."""
-  return index * _PER_BIN + 2
-
-
 def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
   """Returns the notes of a stream for a piano roll."""
-  return [Span(note.start, note.end, note.pitch, 0) for note in decode(tokens)]
+  return [Span(*note[:3], voice=0) for note in decode(tokens)]
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
@@ -153,11 +144,7 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
-  """Transposes tokens, as far as all pitches stay within 0 to 127.
-
-  >>> transpose([379, 63, 358, 308, 191], 2).tolist()
-  [379, 65, 358, 308, 193]
-  """
+  """Transposes tokens, as far as all pitches stay within 0 to 127."""
   row = np.asarray(tokens, int)
   is_note = (row >= NOTE_ON) & (row < TIME_SHIFT)
   return row + is_note * clip_transposition(semitones, (row[is_note] - NOTE_ON) % 128)

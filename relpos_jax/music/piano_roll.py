@@ -12,17 +12,9 @@ from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, PAD
 from relpos_jax.decoding.sampling import prefill
-from relpos_jax.evaluation.pictures import (
-  COLOURS,
-  DPI,
-  GREY,
-  Axes,
-  Figure,
-  clean,
-  save,
-)
+from relpos_jax.evaluation.pictures import COLOURS, DPI, GREY, Axes, Figure, clean, save
 from relpos_jax.models.layers import decoding_model
-from relpos_jax.music.codec import Span
+from relpos_jax.music.midi_files import Span
 from relpos_jax.training.task import Run, own_copies
 from relpos_jax.typing import Array, Float, Int, PyTree
 
@@ -54,10 +46,8 @@ def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pat
   weights = last_weights(run.graphdef, own_copies(run.params), tokens)
   # The begin token is at the first step.
   attention = LastAttention(np.asarray(weights), np.append(0.0, times[:-1]), float(times[-1]))
-  end_of_prime = float(times[prime]) if prime else 0
-  return piano_roll(
-    codec.spans(piece), path, step=codec.step, prime=end_of_prime, attention=attention
-  )
+  options = dict(step=codec.step, attention=attention, prime=float(times[prime]))
+  return piano_roll(codec.spans(piece), path, **options)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -80,29 +70,15 @@ def last_weights(
   return jnp.stack([jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights])
 
 
-def distance_holding(
-  share: float, weights: Float[np.ndarray, "L"], times: Float[np.ndarray, "L"], now: float
-) -> float:
-  """Computes the distance in time from `now` within which tokens hold a share of the weight.
-
-  >>> distance_holding(0.75, np.array([0.25, 0.5, 0.25]), np.array([0.0, 4.0, 8.0]), now=9.0)
-  5.0
-  """
-  distances = now - times
-  order = np.argsort(distances, kind="stable")
-  held = np.cumsum(weights[order])
-  return float(distances[order][min(np.searchsorted(held, share), len(held) - 1)])
-
-
 def piano_roll(
   spans: Sequence[Span],
   path: str | pathlib.Path,
   *,
   step: str,
-  prime: float | int = 0,
-  attention: LastAttention | None = None,
+  attention: LastAttention,
+  prime: float = 0.0,
 ) -> pathlib.Path:
-  """Draws notes as bars over time, in the colours of their voices, and attention weights.
+  """Draws notes as bars, in the colours of their voices, and attention; returns the path.
 
   Below the notes, a row per layer shows its weights; darker is more. On the right are the distances
   that hold half and nine tenths of the weight.
@@ -111,80 +87,63 @@ def piano_roll(
     spans: the notes.
     path: the file to write; the suffix is its format.
     step: the unit of time, in words.
-    prime: the step at which the generated music begins; what precedes it has a grey background.
     attention: the weights, drawn up to a broken line at their prediction.
-
-  Returns:
-    The path.
-
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   piano_roll([Span(0, 4, 67, 0)], folder + "/a.png", step="16th notes").name
-  'a.png'
+    prime: the step at which the generated music begins; what precedes it has a grey background.
   """
-  layers = 0 if attention is None else len(attention.weights)
-  heights = [3.4] + [0.4 + 0.2 * layers] * (layers > 0)
+  heights = [3.4, 0.4 + 0.2 * len(attention.weights)]
   figure = Figure(figsize=(10, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
-  axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-  _draw_notes(axes[0], spans)
-  ends = [span.end for span in spans] + ([] if attention is None else [attention.now])
-  end = max([1, *ends])  # at least one step, for an empty piece
-  axes[0].set_xlim(0, end)
+  notes, below = figure.subplots(2, sharex=True, height_ratios=heights)
+  _draw_notes(notes, spans)
+  # At least one step, for an empty piece.
+  end = max([1.0, attention.now, *(span.end for span in spans)])
+  notes.set_xlim(0, end)
   if prime:
-    axes[0].axvspan(0, prime, color="#eeeeee", zorder=0)
+    notes.axvspan(0, prime, color="#eeeeee", zorder=0)
     for text, side in (("prime ", "right"), (" model", "left")):
-      transform = axes[0].get_xaxis_transform()
       options = dict(ha=side, va="bottom", color=GREY, fontsize=9)
-      axes[0].text(prime, 1.01, text, transform=transform, **options)
-  if attention is not None:
-    _draw_attention(axes[1], attention, float(end))
-    for ax in axes:
-      ax.axvline(attention.now, color="black", linestyle="--", linewidth=1)
-  axes[-1].set_xlabel(f"time ({step})")
+      notes.text(prime, 1.01, text, transform=notes.get_xaxis_transform(), **options)
+  _draw_attention(below, attention, end)
+  for ax in (notes, below):
+    ax.axvline(attention.now, color="black", linestyle="--", linewidth=1)
+  below.set_xlabel(f"time ({step})")
   return save(figure, path)
 
 
 def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
-  for voice in sorted({span.voice for span in spans}):
-    own = [span for span in spans if span.voice == voice]
-    ax.barh(
-      [span.pitch for span in own],
-      [span.end - span.start for span in own],
-      left=[span.start for span in own],
-      height=0.85,
-      color=_VOICE_COLOURS[voice % len(_VOICE_COLOURS)],
-      edgecolor="white",
-      linewidth=0.4,
-      zorder=2,
-    )
+  starts, ends, pitches, voices = np.array(spans, int).reshape(-1, 4).T
+  ax.barh(
+    pitches,
+    ends - starts,
+    left=starts,
+    height=0.85,
+    color=[_VOICE_COLOURS[voice] for voice in voices],
+    edgecolor="white",
+    linewidth=0.4,
+    zorder=2,
+  )
   clean(ax)
-  pitches = [span.pitch for span in spans] or [60]
-  ax.set_ylim(min(pitches) - 2, max(pitches) + 2)
-  cs = range(-(-(min(pitches) - 2) // 12) * 12, max(pitches) + 3, 12)
-  ax.set_yticks([*cs], [f"C{pitch // 12 - 1}" for pitch in cs])
+  pitches = pitches if pitches.size else np.array([60])
+  lowest, highest = pitches.min() - 2, pitches.max() + 2
+  ax.set_ylim(lowest, highest)
+  cs = [pitch for pitch in range(0, 128, 12) if lowest <= pitch <= highest]
+  ax.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])
   ax.set_ylabel("pitch")
 
 
 def _draw_attention(ax: Axes, attention: LastAttention, end: float) -> None:
   """Draws a row per layer, the first on top, each scaled to its own maximum."""
-  edges = np.linspace(0, end, int(min(_MAX_COLUMNS, max(1, end))) + 1)
+  edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
   layers = len(attention.weights)
   for layer, weights in enumerate(attention.weights):
     sums, _ = np.histogram(attention.times, edges, weights=weights)
     # Square roots make small weights visible.
     ax.pcolormesh(edges, [layer - 0.45, layer + 0.45], np.sqrt(sums)[None], cmap="Greys", vmin=0)
-    half, most = (
-      distance_holding(share, weights, attention.times, attention.now) for share in (0.5, 0.9)
-    )
-    ax.annotate(
-      f"{half:,.0f} / {most:,.0f}",
-      (1.005, layer),
-      xycoords=("axes fraction", "data"),
-      va="center",
-      fontsize=8,
-      color=GREY,
-      annotation_clip=False,
-    )
+    order = np.argsort(-attention.times, kind="stable")
+    held = np.cumsum(weights[order])
+    last = np.minimum(np.searchsorted(held, (0.5, 0.9)), len(held) - 1)
+    half, most = attention.now - attention.times[order[last]]
+    at = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY)
+    ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", **at)
   ax.set_ylim(layers - 0.5, -0.5)
   ax.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=8)
   ax.set_ylabel("layer")

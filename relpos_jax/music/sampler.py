@@ -15,31 +15,27 @@ from relpos_jax.errors import InputError
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.typing import Int, PyTree
 
-_INT32_MAX = 2**31 - 1
-
 
 class Sampler:
   """Continues pieces with a key-value cache, all of them in one compiled program.
 
-  Adds the begin token before each prime. A piece stops at the end token, which is not returned.
-
   Args:
     graphdef, params: a `LanguageModel`, split.
     context: the largest number of input tokens, begin and prime included.
-
-  >>> from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-  >>> config = LanguageModelConfig(9, num_layers=1, width=16, num_heads=2, feed_forward=16)
-  >>> model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()
-  >>> sampler = Sampler(*nnx.split(model), context=32)
-  >>> pieces = sampler([[4, 5], []], num_tokens=6, seed=0)
-  >>> pieces[0][:2].tolist(), all(len(piece) <= 8 for piece in pieces)
-  ([4, 5], True)
   """
 
   def __init__(self, graphdef: nnx.GraphDef, params: PyTree, *, context: int):
     self.params = params
     self.context = context
-    self._draw = jax.jit(functools.partial(_draw, graphdef), static_argnames="max_length")
+
+    @functools.partial(jax.jit, static_argnames="max_length")
+    def draw(params, primes, limits, key, sampling, *, max_length):
+      model = decoding_model(graphdef, params)
+      cache = model.init_cache(len(primes), primes.shape[1] + max_length)
+      options = dict(sampling=sampling, max_length=max_length, eos=EOS, pad=PAD, never=(BOS,))
+      return sample(model.decode, cache, primes, limits, key, **options)
+
+    self._draw = draw
 
   def __call__(
     self,
@@ -49,12 +45,10 @@ class Sampler:
     seed: int,
     sampling: SamplingParams = UNCHANGED,
   ) -> list[Int[np.ndarray, "_"]]:
-    """Returns each prime with up to `num_tokens` new tokens.
+    """Returns each prime with up to `num_tokens` new tokens, fewer if the end token is drawn.
 
-    Row i depends on the seed, not on the other rows or their number.
-
-    Raises InputError: a prime and its new tokens exceed the context, or a value of `sampling` is
-    out of range.
+    Row i depends on the seed, not on the other rows or their number. Raises InputError: a prime and
+    its new tokens exceed the context, or a value of `sampling` is out of range.
     """
     check_sampling(sampling)
     limits = np.broadcast_to(num_tokens, len(primes))
@@ -63,7 +57,6 @@ class Sampler:
       check_room(len(prime), limit, self.context)
     # Rounding lengths saves compilations: padding takes slots of the cache, but no position.
     shape = (len(primes), _round_up(int(begun.lengths.max())))
-    sampling = sampling._replace(top_k=min(sampling.top_k, _INT32_MAX))
     tokens = self._draw(
       self.params,
       begun.padded(np.arange(len(primes)), shape, PAD),
@@ -79,48 +72,16 @@ class Sampler:
 
 
 def check_room(prime: int, num_tokens: int, context: int) -> None:
-  """Raises InputError unless the context holds begin, prime and all new tokens but the last.
-
-  >>> check_room(2000, 48, context=2048)
-  >>> check_room(2048, 48, context=2048)
-  Traceback (most recent call last):
-  ...
-  relpos_jax.errors.InputError: the prime has 2048 tokens, the context is 2048 tokens: give ...
-  """
-  if prime >= context:
-    raise InputError(
-      f"the prime has {prime} tokens, the context is {context} tokens: give a shorter prime, or a "
-      "larger context"
-    )
+  """Raises InputError unless the context holds begin, prime and all new tokens but the last."""
   if num_tokens < 1:
     raise InputError(f"{num_tokens} tokens wanted: give at least 1")
   if prime + num_tokens > context:
     raise InputError(
       f"the prime has {prime} tokens and {num_tokens} are to follow, the context is {context} "
-      f"tokens: ask for at most {context - prime}, or give a larger context"
+      "tokens: ask for fewer, give a shorter prime, or a larger context"
     )
 
 
 def _round_up(length: int) -> int:
-  """Rounds up to a power of two, at least 16.
-
-  >>> _round_up(3), _round_up(65)
-  (16, 128)
-  """
+  """Rounds up to a power of two, at least 16."""
   return max(16, 1 << (length - 1).bit_length())
-
-
-def _draw(graphdef, params, primes, limits, key, sampling, *, max_length):
-  model = decoding_model(graphdef, params)
-  return sample(
-    model.decode,
-    model.init_cache(len(primes), primes.shape[1] + max_length),
-    primes,
-    limits,
-    key,
-    sampling=sampling,
-    max_length=max_length,
-    eos=EOS,
-    pad=PAD,
-    never=(BOS,),
-  )

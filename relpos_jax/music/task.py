@@ -1,5 +1,6 @@
 """The music task: data, batches, model, loss and evaluation of `config.task = "music"`."""
 
+import functools
 import pathlib
 from collections.abc import Mapping
 
@@ -16,27 +17,20 @@ from relpos_jax.data.tokenizer import BOS, EOS
 from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import voices
-from relpos_jax.music.codec import Codec
 from relpos_jax.music.data import CODECS, Music, MusicRows, load_midi_folder
+from relpos_jax.music.midi_files import Codec
 from relpos_jax.music.piano_roll import draw
-from relpos_jax.music.scores import likelihood, make_nats_of, table
+from relpos_jax.music.report import likelihood, make_nats_of, table
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
-from relpos_jax.training.task import (
-  Evaluation,
-  Run,
-  check_model,
-  model_choices,
-  model_values,
-  own_copies,
-)
+from relpos_jax.training.task import Evaluation, Run, own_copies
 
 _CHOICES = {
   "data.source": ("chorales", "midi"),
   "data.midi.codec": (*CODECS,),
-} | model_choices(LanguageModelConfig)
+} | tasks.model_choices(LanguageModelConfig)
 _NUMBERS = (
   ("from 0 to 127", lambda x: 0 <= x <= 127, ("data.transpose",)),  # MIDI has 128 pitches
   at_least(1, "batches.valid_length"),
@@ -65,17 +59,15 @@ class MusicTask:
     if longest <= alignment:
       raise InputError(f"config.batches.max_length is {longest}: give more than {alignment} tokens")
     tokens = jax.ShapeDtypeStruct((1, longest), jnp.int32)
-    make_config = lambda: language_config(self.config, self.codec.vocab_size)
-    check_model(LanguageModel, make_config, tokens)
+    tasks.check_model(LanguageModel, self._model_config, tokens)
 
   def load_data(self) -> Music:
     data = self.config.data
-    if data.source == "midi":
-      music = load_midi_folder(**data.midi)
-    else:
+    if data.source == "chorales":
       from relpos_jax.music import chorales
 
-      music = chorales.load(**data.chorales)
+      return chorales.load(**data.chorales)
+    music = load_midi_folder(**data.midi)
     if "valid" not in music.splits:
       raise InputError(
         f"no valid pieces in {data.midi.path}: put some files into its sub-folder valid, and the "
@@ -99,16 +91,16 @@ class MusicTask:
     """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
     batches, seed = self.config.batches, self.config.seed
     longest_valid = max(batches.max_length, batches.valid_length)
-    train = MusicRows(
+    make_rows = functools.partial(MusicRows, alignment=vocabulary.alignment)
+    train = make_rows(
       data.splits["train"],
       longest=batches.max_length,
-      alignment=vocabulary.alignment,
       random_slices=batches.cut_anew,
       transpose=vocabulary.transpose,
       semitones=self.config.data.transpose,
       seed=seed,
     )
-    valid = MusicRows(data.splits["valid"], longest=longest_valid, alignment=vocabulary.alignment)
+    valid = make_rows(data.splits["valid"], longest=longest_valid)
     make = tasks.batch_maker(self.config, train.lengths, mesh)
     make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
     return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)
@@ -125,14 +117,18 @@ class MusicTask:
     return Tokens(np.zeros(shape, np.int32))
 
   def make_model(self, vocabulary: Codec, rngs: nnx.Rngs) -> LanguageModel:
-    return LanguageModel(language_config(self.config, vocabulary.vocab_size), rngs=rngs)
+    return LanguageModel(self._model_config(), rngs=rngs)
+
+  def _model_config(self) -> LanguageModelConfig:
+    return LanguageModelConfig(self.codec.vocab_size, **tasks.model_values(self.config))
 
   def loss(self, model: LanguageModel, batch: Tokens, rngs: nnx.Rngs | None = None) -> Loss:
+    """Computes the cross-entropy of each token given the tokens before it."""
+    logits = model(shift_right(batch.tokens, BOS), rngs=rngs)
     smoothing = self.config.training.label_smoothing
-    return language_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
+    return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
   def make_report(self, run: Run, data: Music, batches: Batches):
-    """Returns an evaluation that adds nothing to the loss."""
     return lambda params: ({}, "")
 
   def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
@@ -143,33 +139,13 @@ class MusicTask:
     found = {split: likelihood(nats_of, of, **options) for split, of in pieces.items()}
     if not is_first():
       return None
-    scores = {split: of.scores() for split, of in found.items()}
+    scores = {split: of.scores for split, of in found.items()}
     results = {
-      split: dict(pieces=of.num_pieces, tokens=of.num_tokens, **scores[split])
-      for split, of in found.items()
-    }
-    rows = {
-      split: [[len(x), round(nats, 3)] for x, nats in zip(of, found[split].of_pieces, strict=True)]
+      split: dict(pieces=len(of), tokens=sum(map(len, of)), **scores[split])
       for split, of in pieces.items()
     }
+    row = lambda piece, nats: [len(piece), round(nats, 3)]
+    rows = {split: [*map(row, pieces[split], of.of_pieces.tolist())] for split, of in found.items()}
     picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
     text = table(found, with_published=self.config.data.source == "chorales")
     return Evaluation(text, results, scores, rows, (picture,))
-
-
-def language_loss(
-  model: LanguageModel,
-  batch: Tokens,
-  rngs: nnx.Rngs | None = None,
-  *,
-  bos: int,
-  label_smoothing: float = 0.0,
-) -> Loss:
-  """Computes the cross-entropy of each token given the tokens before it."""
-  logits = model(shift_right(batch.tokens, bos), rngs=rngs)
-  return cross_entropy(logits, batch.tokens, smoothing=label_smoothing)
-
-
-def language_config(config: ConfigDict, vocab_size: int) -> LanguageModelConfig:
-  """Returns the model's config from `config.model`."""
-  return LanguageModelConfig(vocab_size, **model_values(config))

@@ -10,13 +10,22 @@ the chorales (36 to 81), so that any piece can be encoded and transposed.
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from relpos_jax.errors import InputError
-from relpos_jax.music.codec import Codec, Span, clip_transposition, strip_special
-from relpos_jax.music.midi_files import Note, Part, Score, read_score, write_score
+from relpos_jax.music.midi_files import (
+  Codec,
+  Note,
+  Part,
+  Score,
+  Span,
+  clip_transposition,
+  read_score,
+  strip_special,
+  write_score,
+)
 from relpos_jax.typing import Float, Int, Integer
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
@@ -26,8 +35,6 @@ VOCAB_SIZE = FIRST_PITCH + 128
 
 _STEPS_PER_QUARTER = 4
 _TICKS_PER_STEP = 120
-_SECONDS_PER_QUARTER = 0.75  # 80 beats per minute
-_VELOCITY = 80
 
 
 def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
@@ -59,27 +66,14 @@ def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
 
 
 def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
-  """Returns the notes of tokens for a piano roll, voice by voice, in 16th notes.
-
-  >>> spans([71, 68, 64, 52, 71, 69, 3, 54])[:3]  # doctest: +NORMALIZE_WHITESPACE
-  [Span(start=0, end=2, pitch=67, voice=0), Span(start=0, end=1, pitch=64, voice=1),
-   Span(start=1, end=2, pitch=65, voice=1)]
-  """
-  return [
-    Span(start, end, pitch, voice)
-    for voice, pitches in enumerate(decode(tokens).T)
-    for start, end, pitch in _runs(pitches.tolist())
-  ]
-
-
-def _runs(pitches: list[int]) -> Iterator[tuple[int, int, int]]:
-  """Yields start, end and pitch of each run of equal pitches; skips silence."""
-  start = 0
-  for pitch, run in itertools.groupby(pitches):
-    end = start + len(list(run))
-    if pitch >= 0:
-      yield start, end, pitch
-    start = end
+  """Returns the notes of tokens for a piano roll, voice by voice, in 16th notes."""
+  found, grid = [], decode(tokens)
+  for voice, pitches in enumerate(grid.T):
+    starts = np.flatnonzero(np.diff(pitches, prepend=-2)).tolist()
+    for start, end in itertools.pairwise([*starts, len(grid)]):
+      if pitches[start] >= 0:
+        found.append(Span(start, end, int(pitches[start]), voice))
+  return found
 
 
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
@@ -92,11 +86,7 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
 
 
 def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
-  """Transposes tokens, as far as all pitches stay within 0 to 127.
-
-  >>> transpose([1, 71, 68, 3, 52, 2, 0], -2).tolist()
-  [1, 69, 66, 3, 50, 2, 0]
-  """
+  """Transposes tokens, as far as all pitches stay within 0 to 127."""
   row = np.asarray(tokens, int)
   is_pitch = row >= FIRST_PITCH
   return row + is_pitch * clip_transposition(semitones, row[is_pitch] - FIRST_PITCH)
@@ -104,14 +94,11 @@ def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndar
 
 def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
-  note = lambda start, end, pitch: Note(
-    start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, _VELOCITY
-  )
-  parts = [
-    Part(name, [note(*run) for run in _runs(pitches.tolist())])
-    for name, pitches in zip(VOICES, grid.T, strict=True)
-  ]
-  return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, _SECONDS_PER_QUARTER)])
+  parts = [Part(name, []) for name in VOICES]
+  for start, end, pitch, voice in spans(encode(grid)):
+    note = Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80)
+    parts[voice].notes.append(note)
+  return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
 def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
@@ -123,30 +110,26 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
 
   Raises InputError, with `name` in the message: the score has not four parts, nor named ones.
   """
-  ticks = score.ticks_per_quarter / _STEPS_PER_QUARTER
-  steps = lambda tick: int(np.floor(tick / ticks + 0.5))
+  parts = [part for part in score.parts if part.notes]
+  by_name = {part.name.strip().capitalize(): part for part in parts}
+  if parts and {*by_name} <= {*VOICES} and len(by_name) == len(parts):
+    parts = [by_name.get(voice, Part(voice, [])) for voice in VOICES]
+  elif len(parts) == len(VOICES):
+    parts = sorted(parts, key=lambda part: -np.mean([note.pitch for note in part.notes]))
+  else:
+    raise InputError(
+      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice"
+    )
+  step = lambda tick: int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))
   notes = [
-    (voice, steps(note.start), max(steps(note.end), steps(note.start) + 1), note.pitch)
-    for voice, part in enumerate(_order_voices(score.parts, name))
-    for note in sorted(part.notes)
+    (voice, step(start), max(step(end), step(start) + 1), pitch)
+    for voice, part in enumerate(parts)
+    for start, end, pitch, _ in sorted(part.notes)
   ]
   grid = np.full((max(end for _, _, end, _ in notes), len(VOICES)), -1)
   for voice, start, end, pitch in notes:
     grid[start:end, voice] = pitch
   return grid
-
-
-def _order_voices(parts: Sequence[Part], name: str) -> list[Part]:
-  """Returns the parts of the four voices, soprano to bass."""
-  sounding = [part for part in parts if part.notes]
-  by_name = {part.name.strip().capitalize(): part for part in sounding}
-  if sounding and set(by_name) <= set(VOICES) and len(by_name) == len(sounding):
-    return [by_name.get(voice, Part(voice, [])) for voice in VOICES]
-  if len(sounding) != len(VOICES):
-    raise InputError(
-      f"{name} has {len(sounding)} tracks or channels with notes; want four, one per voice"
-    )
-  return sorted(sounding, key=lambda part: -np.mean([note.pitch for note in part.notes]))
 
 
 def read(path: str | os.PathLike) -> Int[np.ndarray, "L"]:

@@ -1,4 +1,4 @@
-"""Records of runs: digests, contents, and incomplete lines."""
+"""Records of runs: digests, contents, and damaged lines."""
 
 import json
 
@@ -42,7 +42,6 @@ SCORES = dict(
   test=dict(sacrebleu=3.0, paper_bleu=3.5, signatures=dict(sacrebleu="a", paper_bleu="b"))
 )
 
-
 CHANGES = {
   "name": "mine",
   "seed": 1,
@@ -51,18 +50,18 @@ CHANGES = {
   "model.layers": [1, 2],
   "model.keys": False,
 }
+MOLECULES = {"task": "graphs", "data.source": "tu", "data.tu.path": "/my/data"}
 
 
-def record():
+def record(changes=CHANGES):
   sentences = dict(test=[[7, 4, 4, 3, 2, 1, 0]])
-  return make_record(CONFIG, CHANGES, ENVIRONMENT, METRICS, SCORES, sentences)
+  return make_record(CONFIG, changes, ENVIRONMENT, METRICS, SCORES, sentences)
 
 
 @pytest.mark.parametrize(
   "same",
   [
-    CHANGES | {"name": "other"},
-    CHANGES | {"data.multi30k.path": "/your/data"},
+    CHANGES | {"name": "other", "data.multi30k.path": "/your/data"},
     CHANGES | {"model.rate": 0},
     dict(reversed([*CHANGES.items()])),
     json.loads(json.dumps(CHANGES)),
@@ -77,7 +76,6 @@ def test_the_digest_ignores_names_folders_and_order(same):
   [
     CHANGES | {"seed": 2},
     CHANGES | {"model.rate": 0.1},
-    CHANGES | {"model.keys": True},
     CHANGES | {"model.keys": 1},
     CHANGES | {"model.layers": [2, 1]},
     CHANGES | {"model.name": "x"},
@@ -89,16 +87,11 @@ def test_every_other_value_changes_the_digest(other):
   assert digest(other) != digest(CHANGES)
 
 
-MOLECULES = {"task": "graphs", "data.source": "tu", "data.tu.path": "/my/data"}
-
-
 @pytest.mark.parametrize("name", [None, *tu._FILES])
 def test_a_record_omits_the_folder_of_known_archives(name):
   named = MOLECULES | ({"data.tu.name": name} if name else {})
-  assert digest(named) == digest(named | {"data.tu.path": "/your/data"})
   assert digest(named) == digest({k: v for k, v in named.items() if k != "data.tu.path"})
-  made = make_record(CONFIG, named, ENVIRONMENT, METRICS, SCORES, {})
-  assert "data.tu.path" not in made["config"] and made["digest"] == digest(named)
+  assert "data.tu.path" not in record(named)["config"]
 
 
 @pytest.mark.parametrize("name", ["", "PROTEINS", "mutag"])
@@ -107,49 +100,34 @@ def test_the_digest_of_a_users_folder_depends_on_its_path(name):
   assert digest(named) != digest(named | {"data.tu.path": "/your/data"})
 
 
-def test_the_digest_is_of_the_values_in_the_record():
-  assert record()["digest"] == digest(record()["config"])
-
-
 def test_a_record_describes_the_run_and_the_machine():
-  assert set(record()) == set(KEYS)
-  assert (record()["row"], record()["seed"], record()["digest"]) == ("mine", 1, digest(CHANGES))
-  assert record()["hardware"] == "1 x cpu, 4 cores of AMD EPYC"
-  assert record()["packages"] == dict(python="3.11.7", jax="0.10.2")
-  assert record()["budget"] == dict(
+  made = record()
+  assert set(made) == set(KEYS) and set(made["config"]) == {*CHANGES} - {
+    "name",
+    "data.multi30k.path",
+  }
+  assert (made["row"], made["seed"]) == ("mine", 1)
+  assert made["digest"] == digest(CHANGES) == digest(made["config"])
+  assert made["hardware"] == "1 x cpu, 4 cores of AMD EPYC"
+  assert made["packages"] == dict(python="3.11.7", jax="0.10.2")
+  assert made["budget"] == dict(
     updates=10, tokens_per_update=1024, minutes=3.0, tokens_per_second=1000.0
   )
-  assert record()["curve"] == [[5, 4.0, 1.5], [10, 3.0, 2.5]]
-
-
-def test_a_record_holds_the_changed_values_without_folders():
-  assert set(record()["config"]) == {*CHANGES} - {"name", "data.multi30k.path"}
-  assert "/my/data" not in to_line(record())
+  assert made["curve"] == [[5, 4.0, 1.5], [10, 3.0, 2.5]]
 
 
 def test_lines_round_trip(tmp_path):
   file = tmp_path / "table1.jsonl"
+  assert read_records(file) == []
   file.write_text(to_line(record()) + to_line(record() | dict(seed=2)), encoding="utf-8")
   assert read_records(file) == [record(), record() | dict(seed=2)]
   assert to_line(record()).count("\n") == 1
 
 
-def test_a_missing_file_has_no_records(tmp_path):
-  assert read_records(tmp_path / "table1.jsonl") == []
-
-
-def test_a_file_that_is_not_text_is_one_line(tmp_path):
+@pytest.mark.parametrize("damage", [b"", b'{"sweep":"table1","row":"rel', b"\xff"])
+def test_a_damaged_line_is_refused(tmp_path, damage):
   file = tmp_path / "table1.jsonl"
-  file.write_bytes(b"\xff\n")
-  with pytest.raises(InputError, match=rf"^cannot read {file} \(it is not UTF-8\): restore"):
-    read_records(file)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_an_incomplete_line_is_refused(tmp_path, share):
-  file = tmp_path / "table1.jsonl"
-  line = to_line(record())
-  file.write_text(line + line[: int(share * len(line))] + "\n", encoding="utf-8")
+  file.write_bytes(to_line(record()).encode() + damage + b"\n")
   with pytest.raises(InputError, match=rf"{file}, line 2: half-written .*delete that line"):
     read_records(file)
 
@@ -158,5 +136,3 @@ def test_a_line_without_a_key_is_refused():
   rest = {name: value for name, value in record().items() if name != "curve"}
   with pytest.raises(ValueError, match="no 'curve'"):
     from_line(to_line(rest))
-  with pytest.raises(ValueError, match="not a record"):
-    from_line("[]")

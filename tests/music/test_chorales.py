@@ -30,22 +30,8 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
   (folder / chorales._NAME).write_bytes(content)
   monkeypatch.setattr(chorales, "_SIZE", len(content))
   monkeypatch.setattr(chorales, "_SHA256", hashlib.sha256(content).hexdigest())
-  point_to("http://127.0.0.1:9/", monkeypatch)
+  monkeypatch.setattr(chorales, "_URL", "http://127.0.0.1:9/")
   return folder
-
-
-@pytest.fixture
-def address(folder, serve, monkeypatch):
-  """Serves the same file at an address."""
-  with serve(folder) as url:
-    point_to(f"{url}{chorales._NAME}", monkeypatch)
-    yield
-
-
-def point_to(url: str, monkeypatch):
-  info = UrlInfo(chorales._SIZE, chorales._SHA256, chorales._NAME)
-  monkeypatch.setattr(chorales, "_URL", url)
-  monkeypatch.setattr(chorales.JsbChorales, "url_infos", {url: info})
 
 
 def check(music):
@@ -64,9 +50,8 @@ def refusal(*arguments) -> str:
 def test_the_real_chorales_are_those_upstream(shared_data):
   music = chorales.load(str(shared_data / "jsb"))
   assert [len(music.splits[split]) for split in ("train", "valid", "test")] == [229, 76, 77]
-  upstream = json.loads(
-    gzip.decompress((shared_data / "jsb" / "Jsb16thSeparated.json.gz").read_bytes())
-  )
+  file = shared_data / "jsb" / "Jsb16thSeparated.json.gz"
+  upstream = json.loads(gzip.decompress(file.read_bytes()))
   for split, pieces in music.splits.items():
     assert [voices.decode(tokens).tolist() for tokens in pieces] == upstream[split]
 
@@ -82,28 +67,24 @@ def test_a_folder_holds_the_pieces_upstream_and_is_read_once(folder, packed):
   check(chorales.load())
 
 
-@pytest.mark.usefixtures("address")
-def test_an_address_holds_the_pieces_upstream():
-  check(chorales.load())
+def test_a_download_is_checked_and_a_wrong_one_not_kept(folder, serve, monkeypatch):
+  file = folder / chorales._NAME
+  right = file.read_bytes()
+  file.write_bytes(b"{}")
+  with serve(folder) as url:
+    monkeypatch.setattr(chorales, "_URL", url := f"{url}{file.name}")
+    info = UrlInfo(chorales._SIZE, chorales._SHA256, file.name)
+    monkeypatch.setattr(chorales.JsbChorales, "url_infos", {url: info})
+    message = refusal()
+    assert "wrong checksum" in message and "path=FOLDER" in message
+    file.write_bytes(right)
+    check(chorales.load())
 
 
-@pytest.mark.usefixtures("address")
-def test_a_wrong_download_is_refused_and_not_kept(folder):
-  right = (folder / chorales._NAME).read_bytes()
-  (folder / chorales._NAME).write_bytes(b"{}")
-  message = refusal()
-  assert "wrong checksum" in message and "path=FOLDER" in message
-  (folder / chorales._NAME).write_bytes(right)
-  check(chorales.load())
-
-
-def test_without_network_the_remedy_is_named(folder):
+def test_wrong_and_missing_files_and_networks_are_named(folder, data_dir):
   message = refusal()
   assert message.startswith("cannot download http://127.0.0.1:9/: no answer")
   assert "path=FOLDER" in message
-
-
-def test_wrong_and_missing_files_are_named(folder, data_dir):
   assert refusal("/no").startswith(f"cannot read /no/{chorales._NAME}: No such file")
   (folder / chorales._NAME).write_text("{}")
   assert f"wrong file {folder / chorales._NAME}" in refusal(str(folder))
