@@ -42,12 +42,6 @@ from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_files import (
-  is_no_room,
-  list_damaged,
-  list_steps,
-  list_unfinished,
-)
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.processes import (
@@ -67,6 +61,10 @@ from relpos_jax.training.workdir import (
   changed_data,
   check_shared,
   claim_workdir,
+  is_no_room,
+  list_damaged,
+  list_steps,
+  list_unfinished,
   read_json,
   write_digests,
   write_run_files,

@@ -1,13 +1,16 @@
-"""The run directory: its config, its environment and the digests of its inputs."""
+"""The run directory: its config, environment, input digests and folder of checkpoints."""
 
 import datetime
+import errno
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -15,11 +18,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
+from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
 from relpos_jax.files import write_whole
 from relpos_jax.training import processes
-from relpos_jax.training.checkpoint_files import check_path
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
 MAY_CHANGE = (
@@ -79,7 +83,18 @@ def claim_workdir(
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return False
-  _compare(workdir, _flatten(defaults or {}) | _flatten(read_json(workdir / "config.json")), config)
+  old, new = read_json(workdir / "config.json"), config
+  old, new = (
+    flatten(ConfigDict(defaults or {})) | flatten(ConfigDict(old)),
+    flatten(ConfigDict(new)),
+  )
+  for name in new | old:
+    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
+    if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
+      raise InputError(
+        f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "
+        "give another --workdir, or delete that folder"
+      )
   return True
 
 
@@ -107,24 +122,6 @@ def check_writable(
   """Raises InputError unless the folder is writable."""
   if not os.access(folder, os.W_OK):
     raise InputError(f"cannot write into {folder}: {remedy}")
-
-
-def _compare(workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  new = _flatten(new)
-  for name in new | old:
-    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
-    if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
-      raise InputError(
-        f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "
-        "give another --workdir, or delete that folder"
-      )
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  flat = {}
-  for key, value in config.items():
-    flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-  return flat
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -169,6 +166,70 @@ def changed_data(workdir: pathlib.Path, digests: Mapping[str, str]) -> str:
 def write_digests(workdir: pathlib.Path, digests: Mapping[str, str]) -> None:
   """Writes digests.json, which `changed_data` compares."""
   write_whole(workdir / _DIGESTS, json.dumps(digests, indent=2) + "\n")
+
+
+# The folder of checkpoints ------------------------------------------------------------------------
+
+
+def check_path(folder: pathlib.Path) -> None:
+  """Raises InputError for a path with one of `[*?\\`, where Orbax cannot read what it saves."""
+  if found := re.search(r"[*?\\\[]", str(folder.absolute())):
+    raise InputError(
+      f"cannot keep checkpoints in {folder}: its path holds {found[0]!r}: give another --workdir"
+    )
+
+
+def list_steps(folder: pathlib.Path) -> list[int]:
+  """Returns the steps that have a folder, in order; links to folders do not count."""
+  names = (path.name for path in _folders(folder))
+  return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def list_damaged(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+  """Returns the folders that were renamed as damaged, each with its reason."""
+  paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
+  files = [path / "reason.txt" for path in paths]
+  reasons = [file.read_text("utf-8") if file.exists() else "no reason is on file" for file in files]
+  return dict(zip(paths, map(str.strip, reasons), strict=True))
+
+
+def list_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the folders of saves that are in progress or were interrupted."""
+  return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
+
+
+def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+  paths = sorted(folder.iterdir()) if folder.is_dir() else []
+  return [path for path in paths if path.is_dir() and not path.is_symlink()]
+
+
+def mark_damaged(path: pathlib.Path, reason: str) -> pathlib.Path:
+  """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path."""
+  suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+  paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
+  new = path.rename(next(path for path in paths if not path.exists()))
+  new.joinpath("reason.txt").write_text(f"{reason}\n", encoding="utf-8")
+  return new
+
+
+def check_room(folder: pathlib.Path, needed: int) -> None:
+  """Raises InputError unless the file system has `needed` bytes left for the folder."""
+  existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  if (free := shutil.disk_usage(existing).free) < needed:
+    raise InputError(
+      f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {free:,} are free: "
+      "make room and go on with the same command"
+    )
+
+
+def is_no_room(error: BaseException) -> bool:
+  """Returns whether a write failed because the disk or the user's quota is full."""
+  codes = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+  words = "No space left on device|Disk quota exceeded|File too large"  # in Orbax's messages
+  return getattr(error, "errno", None) in codes or bool(re.search(words, str(error)))
+
+
+# The environment of a process ---------------------------------------------------------------------
 
 
 def environment() -> dict[str, Any]:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from relpos_jax.training import checkpoint_files
-from relpos_jax.training.checkpoint_reader import Reader
+from relpos_jax.training.checkpoint_reader import examine, read_entries
+from relpos_jax.training.manifest import abstract
 from relpos_jax.training.metrics import read_metrics
+from relpos_jax.training.workdir import list_steps, list_unfinished
 
 _PATIENCE = 600.0  # seconds
 _TIMES = ("time", "tokens_per_second")  # metrics that differ between equal runs
@@ -68,7 +69,7 @@ class Run:
   def is_saving(self) -> bool:
     """Returns whether a save that began since `since` is under way."""
     has_started = _is_newer(self.workdir / "environment.json", self.since)
-    unfinished = checkpoint_files.list_unfinished(self.workdir / "checkpoints")
+    unfinished = list_unfinished(self.workdir / "checkpoints")
     return has_started and any(_is_newer(path, self.since) for path in unfinished)
 
 
@@ -109,9 +110,15 @@ def losses(workdir: pathlib.Path) -> dict[int, float | None]:
 
 def digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
   """Returns the digest of every array of a checkpoint; raises Damage if one differs."""
-  reader = Reader(workdir / "checkpoints")
-  reader.examine(step)
-  return {name: entry.digest for name, entry in reader.entries(step).items()}
+  path = workdir / "checkpoints" / str(step)
+  examine(path)
+  return {name: entry.digest for name, entry in read_entries(path).items()}
+
+
+def shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+  """Returns the shape and dtype of every array of a checkpoint."""
+  entries = read_entries(workdir / "checkpoints" / str(step))
+  return {name: abstract(entry.kind) for name, entry in entries.items()}
 
 
 def state_digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
@@ -126,4 +133,4 @@ def reached(workdir: pathlib.Path) -> int:
 
 def kept(workdir: pathlib.Path) -> int:
   """Returns the last step that is saved, 0 if none is."""
-  return max(checkpoint_files.list_steps(workdir / "checkpoints"), default=0)
+  return max(list_steps(workdir / "checkpoints"), default=0)

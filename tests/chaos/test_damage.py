@@ -7,9 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from chaos.run import kept
+from chaos.run import kept, shapes
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_reader import Reader
 
 pytestmark = pytest.mark.chaos
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.chaos
 @pytest.fixture(scope="module")
 def like(training):
   """Returns the shapes of the state."""
-  return Reader(training.undisturbed() / "checkpoints").shapes(100)
+  return shapes(training.undisturbed(), 100)
 
 
 @pytest.fixture(scope="module")
