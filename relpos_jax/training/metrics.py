@@ -1,5 +1,7 @@
-"""Reports metrics, samples and the progress of a run."""
+"""Reports metrics, samples and the progress of a run; reads the metrics back."""
 
+import collections
+import datetime
 import json
 import math
 import os
@@ -7,21 +9,23 @@ import pathlib
 import re
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import rich.console
+import rich.progress
 from tensorboardX import summary
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
 from relpos_jax.errors import InputError
 from relpos_jax.files import write_whole
-from relpos_jax.training.progress import Display, Speed
 
+_Item = TypeVar("_Item")
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # a name of JAX
 _ENOUGH_STEPS = 5  # timed before the time left is shown
+_TIMED_STEPS = 100  # the last ones, which the speed is measured over
 _FLUSH_SECONDS = 10
 
 
@@ -51,7 +55,6 @@ class Reporter:
     workdir: str | os.PathLike,
     num_steps: int,
     *,
-    log_every: int | None = None,
     console: rich.console.Console | None = None,
     seconds: float = 5.0,
   ):
@@ -60,18 +63,17 @@ class Reporter:
     Args:
       workdir: the run directory, which exists.
       num_steps: the number of steps of the run.
-      log_every: the interval of the steps whose metrics are written, besides the last; by default
-        about a thousand steps are written.
       console: shows the progress; stderr by default.
       seconds: the time between two lines of progress without a terminal; 1% of the elapsed time if
         that is longer.
     """
     self._workdir = pathlib.Path(workdir)
     self._num_steps = num_steps
-    self._log_every = log_every or max(1, num_steps // 1000)
+    self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
-    self._speed = Speed()
-    self._display = Display(console or rich.console.Console(stderr=True), num_steps, seconds)
+    self._last: float | None = None  # when the last step ended, if the next one is to be timed
+    self._timed = collections.deque(maxlen=_TIMED_STEPS)  # seconds and tokens
+    self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
     self._events: RecordWriter | None = None  # of TensorBoard
     self._flushed = 0.0
 
@@ -95,17 +97,21 @@ class Reporter:
 
     A step that was "skipped" is always written.
     """
-    self._speed.update(metrics["num_tokens"])
-    speed = self._speed.tokens_per_second
+    now, last = time.monotonic(), self._last
+    self._last = now
+    if last is not None and now > last:
+      self._timed.append((now - last, metrics["num_tokens"]))
+    seconds, num_tokens = map(sum, zip(*self._timed, strict=True)) if self._timed else (0, 0)
     skipped = metrics.get("skipped", 0)
     self._num_skipped += skipped
     if step % self._log_every == 0 or step == self._num_steps or skipped:
-      self._write(step, metrics if speed is None else {**metrics, "tokens_per_second": speed})
+      speed = dict(tokens_per_second=num_tokens / seconds) if seconds else {}
+      self._write(step, {**metrics, **speed})
     line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
-    if speed is not None:
-      line += f"  {speed:,.0f} tokens/s"
-    if self._speed.num_timed >= _ENOUGH_STEPS:
-      line += f"  {self._speed.time_for(self._num_steps - step)} left"
+    if seconds:
+      line += f"  {num_tokens / seconds:,.0f} tokens/s"
+    if len(self._timed) >= _ENOUGH_STEPS:
+      line += f"  {_format((self._num_steps - step) * seconds / len(self._timed))} left"
     if self._num_skipped:
       line += f"  {self._num_skipped} skipped"
     self._display.update(step, line)
@@ -114,7 +120,7 @@ class Reporter:
     """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
     self._display.print(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
-    self._speed.pause()
+    self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
     """Reports and shows a text such as sample translations."""
@@ -125,11 +131,11 @@ class Reporter:
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
     self._add_event(step, summary=summary.text(tag, indented))
     self._display.print(text)
-    self._speed.pause()
+    self._last = None
 
   def _listen(self, event: str, seconds: float, **_) -> None:
     if event == _COMPILED:
-      self._speed.pause()
+      self._last = None
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     self._open(step)
@@ -163,6 +169,15 @@ class Reporter:
       self._flushed = time.monotonic()
 
 
+class NoReporter:
+  """A reporter that does nothing, for the other processes of a run."""
+
+  def _ignore(self, *_) -> None: ...
+
+  __enter__ = lambda self: self
+  __exit__ = resume_after = step = values = text = _ignore
+
+
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a killed run.
 
@@ -189,19 +204,61 @@ def _drop_from(step: int, workdir: pathlib.Path) -> None:
     write_whole(samples, text[: next(later, len(text))])
 
 
-class NoReporter:
-  """A reporter that does nothing, for the other processes of a run."""
+class _Display:
+  """Shows a progress bar with text on a terminal, and otherwise a line of text now and then."""
 
-  def __enter__(self) -> "NoReporter":
-    return self
+  def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
+    self._console, self._seconds = console, seconds
+    self._line = ""
+    self._started = self._last_shown = time.monotonic()
+    columns = rich.progress.BarColumn(20), rich.progress.TextColumn("{task.description}")
+    self._bar = rich.progress.Progress(*columns, console=console, disable=not console.is_terminal)
+    self._task = self._bar.add_task("starting", total=num_steps)
 
-  def __exit__(self, *_) -> None:
-    pass
+  def start(self) -> None:
+    self._bar.start()
 
-  def resume_after(self, step: int) -> None: ...
+  def stop(self, show_last: bool = True) -> None:
+    self._bar.stop()
+    if show_last:
+      self._show_line()
 
-  def step(self, step: int, metrics: Mapping[str, float | int]) -> None: ...
+  def update(self, step: int, line: str) -> None:
+    self._line = line
+    self._bar.update(self._task, completed=step, description=line)
+    now = time.monotonic()
+    if now - self._last_shown > max(self._seconds, 0.01 * (now - self._started)):
+      self._show_line()
+      self._last_shown = now
 
-  def values(self, step: int, values: Mapping[str, float | int]) -> None: ...
+  def print(self, text: str) -> None:
+    self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-  def text(self, step: int, tag: str, text: str) -> None: ...
+  def _show_line(self) -> None:
+    if self._line and not self._console.is_terminal:
+      self.print(self._line)
+    self._line = ""
+
+
+def track(items: Sequence[_Item], what: str) -> Iterator[_Item]:
+  """Yields the items, and shows on stderr how many are done and the time left.
+
+  Where stderr is no terminal, a line is printed every ten seconds.
+
+  >>> [*track(["a", "b"], "letters")]
+  ['a', 'b']
+  """
+  display = _Display(rich.console.Console(stderr=True), len(items), seconds=10.0)
+  display.start()
+  start = time.monotonic()
+  try:
+    for number, item in enumerate(items, 1):
+      yield item
+      left = (time.monotonic() - start) / number * (len(items) - number)
+      display.update(number, f"{number}/{len(items)} {what}, {_format(left)} left")
+  finally:
+    display.stop(show_last=False)
+
+
+def _format(seconds: float) -> datetime.timedelta:
+  return datetime.timedelta(seconds=round(seconds))

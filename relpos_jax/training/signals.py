@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.typing import Array, Int, PyTree
 
-_RETRY_SECONDS = 0.1
 # Handlers while the process exits: a late SIGTERM must not change its exit status.
 _AT_EXIT = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
 
@@ -120,7 +119,7 @@ class StopOnSignal:
       return self._hook(unraisable)
     self._received = False
     signal.signal(self.signal, self._receive)
-    threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), self.signal)).start()
+    threading.Timer(0.1, os.kill, (os.getpid(), self.signal)).start()
 
 
 @functools.cache

@@ -23,20 +23,15 @@ from relpos_jax.typing import PyTree
 class Task(Protocol):
   """Data, model, loss and scores of a config.
 
-  A data set has `notes`, lines for the log. A vocabulary is what the model's shapes and outputs
-  depend on besides the config; it is kept in the run directory, so that a trained model works
-  without its data.
+  A data set has `notes`, lines for the log. The model's shapes and outputs depend on the config and
+  the vocabulary, which is kept in the run directory: a trained model works without its data.
   """
 
   config: ConfigDict
   score: str  # the first score; its metric, if any, is named `valid_` and this in lower case
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    """Checks the config for a mesh of these sizes within a second and without data.
-
-    Raises:
-      InputError: names the first wrong value and the remedy.
-    """
+    """Raises InputError if a value is wrong for a mesh of these sizes; reads no data."""
 
   def load_data(self) -> Any:
     """Loads the data of `config.data`; raises InputError if they are invalid."""

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from relpos_jax.data.batching import Batch
-from relpos_jax.training.loop import NonFiniteError, train
-from relpos_jax.training.step import TrainState
+from relpos_jax.training.step import NonFiniteError, TrainState, train
 
 
 def numbered_batches(start: int = 0):

@@ -13,8 +13,8 @@ import rich.console
 from tensorboardX.proto.event_pb2 import Event
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import progress
-from relpos_jax.training.metrics import Reporter, read_metrics
+from relpos_jax.training import metrics
+from relpos_jax.training.metrics import Reporter, read_metrics, track
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def clock(monkeypatch):
   class Clock:
     now = 1000.0
 
-  monkeypatch.setattr(progress.time, "monotonic", lambda: Clock.now)
+  monkeypatch.setattr(metrics.time, "monotonic", lambda: Clock.now)
   return Clock
 
 
@@ -209,7 +209,7 @@ def test_a_terminal_gets_a_bar_with_the_same_numbers(tmp_path, clock):
 
 def test_long_work_is_tracked_and_what_is_soon_over_says_nothing(clock, capsys):
   def deal_with(seconds):
-    for _ in progress.track(range(3), "batches"):
+    for _ in track(range(3), "batches"):
       clock.now += seconds
     return capsys.readouterr().err.splitlines()
 

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from relpos_jax.training.optimizer import adam, inverse_sqrt, paper_schedule
+from relpos_jax.training.step import adam, inverse_sqrt, paper_schedule
 
 
 @pytest.mark.parametrize("d_model, warmup, rate", [(512, 4000, 1.0), (1024, 8000, 2.0)])

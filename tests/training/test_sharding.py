@@ -12,14 +12,13 @@ from jax.sharding import PartitionSpec
 from relpos_jax.errors import InputError
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import (
   _arranged,
   make_mesh,
   parameter_sharding,
   put_batch,
 )
-from relpos_jax.training.step import init_state
+from relpos_jax.training.step import adam, init_state, inverse_sqrt
 
 
 @pytest.mark.parametrize(

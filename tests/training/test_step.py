@@ -18,9 +18,15 @@ from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loss import cross_entropy
-from relpos_jax.training.optimizer import adam, inverse_sqrt
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
-from relpos_jax.training.step import TrainState, init_state, make_eval_step, make_train_step
+from relpos_jax.training.step import (
+  TrainState,
+  adam,
+  init_state,
+  inverse_sqrt,
+  make_eval_step,
+  make_train_step,
+)
 from relpos_jax.translation import task as translation_task
 from relpos_jax.translation.task import translation_loss
 
