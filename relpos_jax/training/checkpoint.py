@@ -28,8 +28,7 @@ class Checkpoints:
 
   Restored arrays are compared with their digests. A step that is damaged, partial, unreadable or
   in the folder of another step is reported in one line on stderr, and the step before is restored.
-  The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`. Each step is
-  read twice before, in case a file system fails once or the run deletes the step meanwhile.
+  The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`.
 
   >>> import tempfile
   >>> state = dict(params=dict(kernel=jnp.ones((2, 3))), step=jnp.int32(7))
@@ -106,7 +105,8 @@ class Checkpoints:
 
   def check_room(self, like: PyTree) -> None:
     """Raises InputError unless the disk has room for one more checkpoint of such a state."""
-    workdir.check_room(self.folder, manifest.num_bytes(by_name(like)))
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    workdir.check_room(self.folder, needed)
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """Restores the state at `step`, or the newest good one.
@@ -189,7 +189,7 @@ class Checkpoints:
     )
 
   def _read_or_skip(self, path: pathlib.Path, wanted: Mapping, field: str) -> Mapping | None:
-    for _ in range(2):
+    for _ in range(2):  # file systems fail once, and the run may delete the step meanwhile
       found, problem = _in_all_processes(checkpoint_reader.read, path, wanted, field)
       if not problem:  # digests need the shards of all processes
         _, problem = _in_all_processes(manifest.check_digests, *found)

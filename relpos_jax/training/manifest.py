@@ -26,15 +26,10 @@ class Damage(Exception):
 
 
 class Entry(NamedTuple):
-  """The manifest's entry of an array.
+  """The manifest's entry of an array."""
 
-  Attributes:
-    kind: dtype and shape, as `describe` writes them: `float32[2,3]`.
-    digest: the result of `digest`, or None in checkpoints older than digests.
-  """
-
-  kind: str
-  digest: str | None = None
+  kind: str  # as `describe` writes it
+  digest: str | None = None  # None in checkpoints older than digests
 
 
 def make_manifest(arrays: Mapping, step: int) -> dict:
@@ -94,18 +89,12 @@ def by_name(tree: PyTree, field: str = "") -> dict[str, object]:
   ['params.kernel']
   """
   field_path = (jax.tree_util.GetAttrKey(field),) if field else ()
-  paths, _ = jax.tree.flatten_with_path(tree)
+  paths = jax.tree.leaves_with_path(tree)
   name = lambda path: jax.tree_util.keystr(field_path + path, simple=True, separator=".")
   leaves = {name(path): leaf for path, leaf in paths}
   if len(leaves) != len(paths):
     raise ValueError("two leaves of the state have the same name: rename a key that has a dot")
   return leaves
-
-
-def num_bytes(arrays: Mapping) -> int:
-  """Returns an upper bound of the disk space of a checkpoint; arrays are compressed."""
-  blocks = 4096 * (len(arrays) + 16)  # files take full blocks, and a dozen are small
-  return blocks + sum(array.size * array.dtype.itemsize for array in arrays.values())
 
 
 def describe(array) -> str:

@@ -41,7 +41,7 @@ class StopOnSignal:
   """
 
   def __init__(self, at_exit: bool = False):
-    """Creates the context; with `at_exit` the process is expected to exit right after it."""
+    """Handles late signals as well if `at_exit`: the process exits right after the block."""
     self._at_exit = at_exit
     self.deferred = False
     self.stopping = False  # known to all processes

@@ -161,8 +161,24 @@ def train(
   Raises:
     NonFiniteError: names the step and its batch.
   """
-  num_skipped = 0
+  num_skipped = 0  # in a row
   in_flight = collections.deque()
+
+  def report_all_but(num_left: int) -> None:
+    nonlocal num_skipped
+    while len(in_flight) > num_left:
+      step, batch, metrics = in_flight.popleft()
+      metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
+      report(step, metrics)
+      num_skipped = num_skipped + 1 if metrics["skipped"] else 0
+      if num_skipped >= max_skipped:
+        shape = jax.tree.leaves(batch)[-1].shape  # the targets of a pair
+        raise NonFiniteError(
+          f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} on batch "
+          f"{step - 1} of shape {'x'.join(map(str, shape))}, number {num_skipped} "
+          "skipped in a row: lower the learning rate or look at these batches"
+        )
+
   for step in range(int(state.step) + 1, num_steps + 1):
     batch = next(batches)
     state, metrics = train_step(state, batch)
@@ -170,31 +186,14 @@ def train(
     is_last = step == num_steps
     evaluate_now, save_now = (is_last or step % every == 0 for every in (eval_every, save_every))
     # One step stays in flight, so that the device does not wait for the host to read its metrics.
-    while len(in_flight) > (0 if evaluate_now or save_now else 1):
-      num_skipped = _report(*in_flight.popleft(), report, num_skipped, max_skipped)
+    report_all_but(0 if evaluate_now or save_now else 1)
     if save_now:
       save(state)
     if evaluate_now and not should_stop(state):
       evaluate(state)
     if should_stop(state):
-      while in_flight:
-        num_skipped = _report(*in_flight.popleft(), report, num_skipped, max_skipped)
+      report_all_but(0)
       if not save_now:
         save(state)
       break
   return state
-
-
-def _report(step: int, batch, metrics, report, num_skipped: int, max_skipped: int) -> int:
-  """Reports a step and returns the number of steps skipped in a row up to it."""
-  metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
-  report(step, metrics)
-  num_skipped = num_skipped + 1 if metrics["skipped"] else 0
-  if num_skipped >= max_skipped:
-    shape = jax.tree.leaves(batch)[-1].shape  # the targets of a pair
-    raise NonFiniteError(
-      f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} on batch "
-      f"{step - 1} of shape {'x'.join(map(str, shape))}, number {num_skipped} "
-      "skipped in a row: lower the learning rate or look at these batches"
-    )
-  return num_skipped

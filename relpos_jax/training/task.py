@@ -70,10 +70,7 @@ class Task(Protocol):
   def make_report(
     self, run: "Run", data: Any, batches: Any
   ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-    """Returns a function from parameters to values by name and a text, for evaluations.
-
-    `batches` are those of the valid split.
-    """
+    """Returns a function from parameters to values by name and a text, for the valid split."""
 
   def evaluate(self, run: "Run", data: Any, workdir: pathlib.Path) -> "Evaluation | None":
     """Scores the trained model. Every process takes part; the first writes and has the result."""
@@ -95,32 +92,19 @@ class Run(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-  """The scores of a trained model.
+  """The scores of a trained model."""
 
-  Attributes:
-    text: tables and samples to print.
-    results: by split, for results.json.
-    scores, sentences: by split, for `relpos_jax.evaluation.records`.
-    pictures: image files.
-  """
-
-  text: str
-  results: Mapping[str, Any]
-  scores: Mapping[str, Any]
-  sentences: Mapping[str, list[list[int | float]]]
-  pictures: tuple[pathlib.Path, ...] = ()
+  text: str  # tables and samples to print
+  results: Mapping[str, Any]  # by split, for results.json
+  scores: Mapping[str, Any]  # by split, for `relpos_jax.evaluation.records`
+  sentences: Mapping[str, list[list[int | float]]]  # likewise
+  pictures: tuple[pathlib.Path, ...] = ()  # image files
 
 
 def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs: PyTree) -> None:
-  """Traces one layer of a model in training; nothing is computed.
+  """Raises InputError if a model of the class `kind` does not support its config.
 
-  Args:
-    kind: the class of the model.
-    make_config: makes the model's own config.
-    inputs: what the model is called with, as arrays or as shapes.
-
-  Raises:
-    InputError: the model does not support its config.
+  Traces one layer in training, with these inputs or their shapes; nothing is computed.
   """
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
   try:
@@ -131,10 +115,8 @@ def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs:
 
 @functools.cache  # many cells of a sweep have the same model
 def _trace(kind: type[nnx.Module], config: Any, inputs: tuple[PyTree, ...]) -> None:
-  def run(*inputs):
-    return kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
-
-  jax.eval_shape(run, *inputs)
+  model = lambda *inputs: kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
+  jax.eval_shape(model, *inputs)
 
 
 def own_copies(params: PyTree) -> PyTree:
