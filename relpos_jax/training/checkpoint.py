@@ -76,11 +76,7 @@ class Checkpoints:
     return workdir.list_steps(self.folder)
 
   def latest_step(self) -> int | None:
-    """Returns the last step, or None if none was ever saved.
-
-    Raises:
-      InputError: all steps were damaged and have been renamed.
-    """
+    """Returns the last step, None if none was ever saved; raises InputError if all are damaged."""
     steps = self.steps()
     if not steps and workdir.list_damaged(self.folder):
       raise self._none_good()
@@ -129,16 +125,14 @@ class Checkpoints:
     others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
     raise InputError(f"checkpoint {self.folder / str(step)} {found}: there are {others}")
 
-  def average(self, num: int, *, like: PyTree, field: str = "params") -> PyTree:
-    """Averages a field over the last `num` good checkpoints, or over all if there are fewer.
+  def average(self, num: int, *, like: PyTree) -> PyTree:
+    """Averages `params` over the last `num` good checkpoints, or over all if there are fewer.
 
-    The sum is in float32, the result in the dtypes of `like`. Vaswani et al. 2017, section 6.1.
-
-    Raises:
-      InputError: as for `restore`.
+    Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
+    result in the dtypes of `like`. Vaswani et al. 2017, section 6.1. Errors are as for `restore`.
     """
     total, count = None, 0
-    for part in itertools.islice(self._good_states(self.steps(), like, field), num):
+    for part in itertools.islice(self._good_states(self.steps(), like, "params"), num):
       total, count = part if total is None else _add(total, part), count + 1
     if not count:
       raise self._none_good()

@@ -24,9 +24,6 @@ from relpos_jax.files import write_whole
 
 _Item = TypeVar("_Item")
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # a name of JAX
-_ENOUGH_STEPS = 5  # timed before the time left is shown
-_TIMED_STEPS = 100  # the last ones, which the speed is measured over
-_FLUSH_SECONDS = 10
 
 
 class Reporter:
@@ -72,10 +69,9 @@ class Reporter:
     self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
     self._last: float | None = None  # when the last step ended, if the next one is to be timed
-    self._timed = collections.deque(maxlen=_TIMED_STEPS)  # seconds and tokens
+    self._timed = collections.deque(maxlen=100)  # seconds and tokens of the last steps
     self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
     self._events: RecordWriter | None = None  # of TensorBoard
-    self._flushed = 0.0
 
   def __enter__(self) -> "Reporter":
     self._display.start()
@@ -85,6 +81,7 @@ class Reporter:
   def __exit__(self, *_) -> None:
     jax.monitoring.unregister_event_duration_listener(self._listen)
     self._display.stop()
+    self._display.show_last_line()
     if self._events:
       self._events.close()
 
@@ -110,16 +107,16 @@ class Reporter:
     line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
     if seconds:
       line += f"  {num_tokens / seconds:,.0f} tokens/s"
-    if len(self._timed) >= _ENOUGH_STEPS:
+    if len(self._timed) >= 5:
       line += f"  {_format((self._num_steps - step) * seconds / len(self._timed))} left"
     if self._num_skipped:
       line += f"  {self._num_skipped} skipped"
-    self._display.update(step, line)
+    self._display.show(step, line)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
-    self._display.print(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
+    self._display.print_text(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
     self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
@@ -130,7 +127,7 @@ class Reporter:
     # TensorBoard renders Markdown, where indented lines are shown as they are.
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
     self._add_event(step, summary=summary.text(tag, indented))
-    self._display.print(text)
+    self._display.print_text(text)
     self._last = None
 
   def _listen(self, event: str, seconds: float, **_) -> None:
@@ -162,11 +159,8 @@ class Reporter:
       self._add_event(step, session_log=SessionLog(status=SessionLog.START))
 
   def _add_event(self, step: int, **content) -> None:
-    event = Event(step=step, wall_time=time.time(), **content)
-    self._events.write(event.SerializeToString())
-    if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-      self._events.flush()
-      self._flushed = time.monotonic()
+    self._events.write(Event(step=step, wall_time=time.time(), **content).SerializeToString())
+    self._events.flush()
 
 
 class NoReporter:
@@ -204,40 +198,31 @@ def _drop_from(step: int, workdir: pathlib.Path) -> None:
     write_whole(samples, text[: next(later, len(text))])
 
 
-class _Display:
+class _Display(rich.progress.Progress):
   """Shows a progress bar with text on a terminal, and otherwise a line of text now and then."""
 
   def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
-    self._console, self._seconds = console, seconds
-    self._line = ""
-    self._started = self._last_shown = time.monotonic()
     columns = rich.progress.BarColumn(20), rich.progress.TextColumn("{task.description}")
-    self._bar = rich.progress.Progress(*columns, console=console, disable=not console.is_terminal)
-    self._task = self._bar.add_task("starting", total=num_steps)
+    super().__init__(*columns, console=console, disable=not console.is_terminal)
+    self._bar = self.add_task("starting", total=num_steps)
+    self._seconds, self._line = seconds, ""
+    self._since = self._last_shown = time.monotonic()
 
-  def start(self) -> None:
-    self._bar.start()
-
-  def stop(self, show_last: bool = True) -> None:
-    self._bar.stop()
-    if show_last:
-      self._show_line()
-
-  def update(self, step: int, line: str) -> None:
+  def show(self, step: int, line: str) -> None:
     self._line = line
-    self._bar.update(self._task, completed=step, description=line)
+    self.update(self._bar, completed=step, description=line)
     now = time.monotonic()
-    if now - self._last_shown > max(self._seconds, 0.01 * (now - self._started)):
-      self._show_line()
+    if now - self._last_shown > max(self._seconds, 0.01 * (now - self._since)):
+      self.show_last_line()
       self._last_shown = now
 
-  def print(self, text: str) -> None:
-    self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-  def _show_line(self) -> None:
-    if self._line and not self._console.is_terminal:
-      self.print(self._line)
+  def show_last_line(self) -> None:
+    if self._line and not self.console.is_terminal:
+      self.print_text(self._line)
     self._line = ""
+
+  def print_text(self, text: str) -> None:
+    self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def track(items: Sequence[_Item], what: str) -> Iterator[_Item]:
@@ -248,16 +233,12 @@ def track(items: Sequence[_Item], what: str) -> Iterator[_Item]:
   >>> [*track(["a", "b"], "letters")]
   ['a', 'b']
   """
-  display = _Display(rich.console.Console(stderr=True), len(items), seconds=10.0)
-  display.start()
   start = time.monotonic()
-  try:
+  with _Display(rich.console.Console(stderr=True), len(items), seconds=10.0) as display:
     for number, item in enumerate(items, 1):
       yield item
       left = (time.monotonic() - start) / number * (len(items) - number)
-      display.update(number, f"{number}/{len(items)} {what}, {_format(left)} left")
-  finally:
-    display.stop(show_last=False)
+      display.show(number, f"{number}/{len(items)} {what}, {_format(left)} left")
 
 
 def _format(seconds: float) -> datetime.timedelta:

@@ -12,7 +12,6 @@ from relpos_jax.training.manifest import abstract
 from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.workdir import list_steps, list_unfinished
 
-_PATIENCE = 600.0  # seconds
 _TIMES = ("time", "tokens_per_second")  # metrics that differ between equal runs
 
 
@@ -33,30 +32,25 @@ class Run:
     return [pid for pid in pids if is_alive(pid)]
 
   def out(self) -> str:
-    return self.log.with_suffix(".out").read_text(encoding="utf-8")
+    return self.log.with_suffix(".out").read_text("utf-8")
 
   def err(self) -> str:
-    return self.log.with_suffix(".err").read_text(encoding="utf-8")
+    return self.log.with_suffix(".err").read_text("utf-8")
 
-  def until(self, condition: Callable[[], Any], seconds: float = _PATIENCE) -> None:
-    """Waits until the condition holds.
-
-    Raises:
-      RuntimeError: all processes ended before.
-      TimeoutError: it does not hold after so many seconds.
-    """
+  def until(self, condition: Callable[[], Any]) -> None:
+    """Waits until the condition holds; fails if all processes ended before."""
 
     def holds():
       is_over = self._is_over()  # first, so that the last process's own writes count
-      if not (found := condition()) and is_over:
-        raise RuntimeError(f"ended too soon:\n{self.out()}\n{self.err()}")
+      found = condition()
+      assert found or not is_over, f"ended too soon:\n{self.out()}\n{self.err()}"
       return found
 
-    wait_until(holds, seconds)
+    wait_until(holds)
 
-  def wait(self, seconds: float = _PATIENCE) -> int:
+  def wait(self) -> int:
     """Waits for the end and returns the exit status of the first process, or the launcher."""
-    wait_until(self._is_over, seconds)
+    wait_until(self._is_over)
     return self.processes[0].returncode
 
   def _is_over(self) -> bool:
@@ -73,12 +67,11 @@ class Run:
     return has_started and any(_is_newer(path, self.since) for path in unfinished)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float) -> None:
-  """Waits until the condition holds; raises TimeoutError after so many seconds."""
+def wait_until(condition: Callable[[], Any], seconds: float = 600) -> None:
+  """Waits until the condition holds; fails after so many seconds."""
   deadline = time.monotonic() + seconds
   while not condition():
-    if time.monotonic() > deadline:
-      raise TimeoutError(f"not in {seconds:.0f} s")
+    assert time.monotonic() < deadline, f"not in {seconds:.0f} s"
     time.sleep(0.01)
 
 

@@ -1,42 +1,9 @@
-"""The helpers of the faults: waits, and the table. These tests run by default."""
+"""The page of the faults. These tests run by default."""
 
 import shutil
-import subprocess
-import sys
-
-import pytest
 
 from chaos import table
-from chaos.run import Run
 from chaos.training import ROOT
-
-
-@pytest.fixture
-def run(tmp_path):
-  """Returns the run of a process that lives for ten seconds."""
-  run = Run(tmp_path / "run", tmp_path / "log")
-  for suffix in (".out", ".err"):
-    run.log.with_suffix(suffix).touch()
-  run.processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10)"]))
-  yield run
-  run.processes[0].kill()
-  run.processes[0].wait()
-
-
-def test_a_wait_that_times_out_fails_though_the_process_lives(run):
-  with pytest.raises(TimeoutError):
-    run.until(lambda: False, seconds=0.1)
-  with pytest.raises(TimeoutError):
-    run.wait(seconds=0.1)
-  run.until(lambda: True)
-
-
-def test_a_wait_fails_where_the_process_ends_first(run):
-  run.processes[0].kill()
-  run.processes[0].wait()
-  with pytest.raises(RuntimeError, match="ended too soon"):
-    run.until(lambda: False)
-  run.until(lambda: True)
 
 
 def test_the_page_is_that_of_the_record(tmp_path):

@@ -20,20 +20,13 @@ DISTURBED = (str(pathlib.Path(__file__).with_name("disturbed.py")),)
 NUM_STEPS, SAVE_EVERY = 100, 20
 
 _TRAIN = ("-m", "experiments.train")
-_CHANGES = dict(
-  vocabulary=dict(size=400),
-  batches=dict(tokens=256, max_length=32, num_shapes=1),
-  model=dict(num_layers=1, width=32, num_heads=2, feed_forward=32, max_distance=4),
-  training=dict(
-    num_steps=NUM_STEPS,
-    save_every=SAVE_EVERY,
-    eval_every=NUM_STEPS,
-    keep_checkpoints=3,
-    num_samples=2,
-  ),
-  decoding=dict(beam_size=1, extra_length=4),
-  mesh=dict(data=-1),
-)
+_CHANGES = f"""
+vocabulary.size=400 batches.tokens=256 batches.max_length=32 batches.num_shapes=1
+model.num_layers=1 model.width=32 model.num_heads=2 model.feed_forward=32 model.max_distance=4
+training.num_steps={NUM_STEPS} training.save_every={SAVE_EVERY} training.eval_every={NUM_STEPS}
+training.keep_checkpoints=3 training.num_samples=2 decoding.beam_size=1 decoding.extra_length=4
+mesh.data=-1
+"""
 # Lines of stderr that show progress.
 _PROGRESS = re.compile(r"step \d+/\d+  loss |step \d+  valid_loss |\d+/\d+ .* left$")
 
@@ -56,11 +49,7 @@ class Training:
   def words(self, workdir: str | os.PathLike, *flags: str) -> list[str]:
     """Returns the flags of the training, and those that change it."""
     pairs = [f"--config.data.pairs.{name}={self._folder}/{name}.tsv" for name in ("train", "valid")]
-    changes = [
-      f"--config.{group}.{key}={value}"
-      for group, values in _CHANGES.items()
-      for key, value in values.items()
-    ]
+    changes = [f"--config.{change}" for change in _CHANGES.split()]
     config = [f"--config={ROOT}/configs/quickstart.py", "--config.data.source=pairs"]
     return [*config, *pairs, *changes, f"--workdir={workdir}", *flags]
 
