@@ -4,13 +4,9 @@ import functools
 import json
 import os
 import pathlib
-import re
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,18 +22,12 @@ from relpos_jax.training import manifest
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.checkpoint_reader import examine
 from relpos_jax.training.manifest import Damage
-from relpos_jax.typing import PyTree
-
-
-class State(NamedTuple):
-  step: jax.Array
-  params: PyTree
-  opt_state: PyTree
+from relpos_jax.training.step import init_state
 
 
 def make_state(seed=0):
   params = nnx.state(nnx.Linear(16, 8, rngs=nnx.Rngs(seed)), nnx.Param)
-  return State(jnp.int32(seed), params, optax.adam(lambda _: 0.1).init(params))
+  return init_state(params, optax.adam(0.1))._replace(step=jnp.int32(seed))
 
 
 def refusal(action):
@@ -189,38 +179,6 @@ def test_another_structure_shape_or_dtype_names_the_leaf(saved, change, words):
   assert all(word in text for word in words.split())
 
 
-TRUNCATE_FILES = """
-import os, pathlib, shutil, sys
-import jax
-import jax.numpy as jnp
-from relpos_jax.training.checkpoint import Checkpoints
-
-whole = pathlib.Path(sys.argv[1])
-like = {f"w{i}": jax.ShapeDtypeStruct((50 + i, 50), jnp.float32) for i in range(24)}
-for percent in map(int, sys.argv[2:]):
-  copy = pathlib.Path(shutil.copytree(whole, whole.with_name(f"copy-{percent}")))
-  files = sorted((copy / "2" / "state").rglob("d/*"), key=lambda file: file.stat().st_size)
-  file = files[-1 - percent % 2]  # the arrays, or where they are in it
-  os.truncate(file, file.stat().st_size * percent // 100)
-  assert Checkpoints(copy).restore(like=like)["w0"][0, 0] == 1
-"""
-
-
-@pytest.mark.parametrize("percents", [(1, 51)])
-def test_a_truncated_file_is_told_in_one_line_and_nothing_else(tmp_path, percents):
-  with Checkpoints(tmp_path / "whole") as checkpoints:
-    for step in (1, 2):
-      arrays = {f"w{i}": np.random.default_rng(i).normal(size=(50 + i, 50)) for i in range(24)}
-      arrays["w0"][0, 0] = step
-      checkpoints.save(step, {name: jnp.float32(array) for name, array in arrays.items()})
-  script = [sys.executable, "-c", TRUNCATE_FILES, str(tmp_path / "whole"), *map(str, percents)]
-  result = subprocess.run(script, capture_output=True, text=True)
-  copies = [re.escape(f"{tmp_path}/copy-{percent}") for percent in percents]
-  lines = [f"checkpoint {copy}/2 is damaged: [^\n]+: passed over\n" for copy in copies]
-  assert re.fullmatch("".join(lines), result.stderr), result.stderr
-  assert result.returncode == 0
-
-
 def flip(folder, step):
   """Flips bits of every data file, for parts of some are not in use."""
   for file in (folder / str(step)).rglob("d/*"):
@@ -246,18 +204,6 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
       checkpoints.save(3, make_state(3))
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
     assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
-
-
-@pytest.mark.parametrize("lost", ["manifest", "*"])
-def test_a_partial_step_is_set_aside(copied, capfd, lost):
-  for path in (copied / "3").glob(lost):
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-  with Checkpoints(copied, rename_damaged=True) as checkpoints:
-    assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
-    assert names(copied) == ["1", "2", "damaged-3"]
-    checkpoints.save(3, make_state(3))
-    assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
-  assert capfd.readouterr().err.count("\n") == 1
 
 
 def test_where_all_are_damaged_there_is_no_fresh_start(copied, capsys):

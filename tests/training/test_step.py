@@ -90,14 +90,6 @@ def test_eight_devices_lose_as_much_as_one_with_dropout_too(train_step):
     assert len(leaf.devices()) == 8 and leaf.is_fully_replicated
 
 
-def test_the_loss_falls_below_what_knows_no_source(train_step):
-  _, losses = run(train_step, start(ADAM), 0, 350)
-  tokens = np.concatenate([copy_task(step).target.ravel() for step in range(350)])
-  share = np.bincount(tokens[tokens != PAD]) / (tokens != PAD).sum()
-  entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
-  assert np.mean(losses[:5]) > entropy - 0.2 > 1.5 > 1.0 > np.mean(losses[-20:])
-
-
 def test_stopping_and_resuming_changes_no_bit(train_step, tmp_path):
   straight, losses = run(train_step, start(ADAM), 0, 60)
   halfway, first_losses = run(train_step, start(ADAM), 0, 30)
@@ -231,20 +223,3 @@ def test_paper_schedule_is_the_formula_of_the_paper(d_model, warmup, rate):
   for t in (1, 2, warmup // 2, warmup - 1, warmup, warmup + 1, 4 * warmup, 100_000):
     wanted = rate * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5)
     np.testing.assert_allclose(schedule(t - 1), wanted, rtol=1e-6)
-
-
-def test_adam_is_its_definition_with_the_constants_of_the_paper():
-  schedule = inverse_sqrt(0.05, 3)
-  optimizer = adam(schedule)
-  params = jnp.array([1.0, -2.0, 1e-7])
-  state = optimizer.init(params)
-  wanted, first, second = np.array(params, np.float64), np.zeros(3), np.zeros(3)
-  for t in range(1, 8):
-    gradient = np.cos(t * np.arange(1, 4)) * [1.0, 1e-3, 1e-9]
-    updates, state = optimizer.update(jnp.asarray(gradient, jnp.float32), state)
-    params = optax.apply_updates(params, updates)
-    first = 0.9 * first + (1 - 0.9) * gradient
-    second = 0.98 * second + (1 - 0.98) * gradient**2
-    step = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.98**t)) + 1e-9)
-    wanted -= float(schedule(t - 1)) * step
-  np.testing.assert_allclose(params, wanted, rtol=1e-4, atol=1e-6)

@@ -1,6 +1,5 @@
 """A run's folder takes the same config's run again, and nothing else."""
 
-import copy
 import errno
 import importlib.metadata
 import json
@@ -24,10 +23,7 @@ CONFIG = dict(
 
 
 def changed(**sections):
-  config = copy.deepcopy(CONFIG)
-  for name, values in sections.items():
-    config[name].update(values)
-  return config
+  return CONFIG | {name: CONFIG[name] | values for name, values in sections.items()}
 
 
 def contents(folder):
