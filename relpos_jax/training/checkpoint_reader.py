@@ -32,13 +32,13 @@ _NOT_DAMAGE_WORDS = re.compile(
 
 
 def read(
-  path: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct], field: str = ""
+  path: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct] | None = None, field: str = ""
 ) -> tuple[Mapping, dict[str, Entry]]:
   """Reads the arrays of a step by name, and their entries; digests are not compared yet.
 
   Args:
     path: the folder of the step.
-    wanted: shapes, dtypes and shardings of the arrays by name.
+    wanted: shapes, dtypes and shardings of the arrays by name; by default all, on the host.
     field: the field of the state that holds the arrays; by default the whole state.
 
   Raises:
@@ -47,6 +47,11 @@ def read(
   """
   entries = read_entries(path)
   entries = {n: e for n, e in entries.items() if not field or f"{n}.".startswith(f"{field}.")}
+  if wanted is None:
+    wanted = {name: manifest.abstract(entry.kind) for name, entry in entries.items()}
+    restore_args = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in entries}
+  else:
+    restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
   there = {name: entry.kind for name, entry in entries.items()}
   here = {name: manifest.describe(array) for name, array in wanted.items()}
   for name in sorted(here | there):
@@ -55,7 +60,8 @@ def read(
         f"checkpoint {path} is of another model: {name} is {there.get(name, 'absent')} there and "
         f"{here.get(name, 'absent')} here: use the config it was trained with, or another --workdir"
       )
-  arrays = _read_arrays(path, wanted, ocp.checkpoint_utils.construct_restore_args(wanted))
+  request = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
+  arrays = _read_item(path, state=request)
   manifest.check_kinds(arrays, entries)
   return arrays, entries
 
@@ -66,11 +72,7 @@ def examine(path: pathlib.Path) -> str:
   Raises:
     Damage: the step is damaged, partial or unreadable.
   """
-  entries = read_entries(path)
-  shapes = {name: manifest.abstract(entry.kind) for name, entry in entries.items()}
-  on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in entries}
-  arrays = _read_arrays(path, shapes, on_host)
-  manifest.check_kinds(arrays, entries)
+  arrays, entries = read(path)
   manifest.check_digests(arrays, entries)
   has_digests = all(entry.digest for entry in entries.values())
   return "good" if has_digests else "readable; older than digests"
@@ -80,11 +82,6 @@ def read_entries(path: pathlib.Path) -> dict[str, Entry]:
   """Reads the manifest of a step; raises Damage if it is damaged or of another step."""
   content = _read_item(path, manifest=ocp.args.JsonRestore())
   return manifest.read_manifest(content, int(path.name))
-
-
-def _read_arrays(path: pathlib.Path, wanted: Mapping, restore_args: Mapping) -> Mapping:
-  request = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
-  return _read_item(path, state=request)
 
 
 @functools.cache

@@ -136,9 +136,7 @@ class Reporter:
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     self._open(step)
-    finite = {
-      name: float(value) if math.isfinite(value) else None for name, value in values.items()
-    }
+    finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
     with open(self._workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
     for name, value in finite.items():

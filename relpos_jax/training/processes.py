@@ -26,9 +26,7 @@ def join_processes(distributed: bool = False, env: Mapping[str, str] = os.enviro
 
     JAX_COORDINATOR_ADDRESS=HOST:PORT JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0
 
-  Args:
-    distributed: JAX finds the other processes by itself, as on Cloud TPU and GKE.
-    env: the environment.
+  With `distributed`, JAX finds them by itself, as on Cloud TPU and GKE.
 
   Raises:
     InputError: the other processes cannot be found, or a variable is wrong.

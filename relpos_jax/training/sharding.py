@@ -47,15 +47,10 @@ def make_mesh(
   *,
   devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """Returns a mesh of these sizes over the first of the devices.
-
-  One size may be -1: it takes all remaining devices.
+  """Returns a mesh of these sizes over the first of the devices; -1 takes all that remain.
 
   Raises:
     InputError: a size is invalid, two are -1, or the devices do not fit.
-
-  >>> dict(make_mesh(data=1).shape)
-  {'data': 1, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
@@ -118,11 +113,6 @@ def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
   """Returns the sharding by `RULES` of every leaf of a tree of parameters or a training state.
 
   An axis whose size the mesh axis does not divide is not sharded.
-
-  >>> mesh = make_mesh(data=1)
-  >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
-  >>> parameter_sharding(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
-  {'feed_forward': {'hidden': {'kernel': NamedSharding(...)}}}
   """
 
   def shard(path, x):

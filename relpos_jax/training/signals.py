@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from relpos_jax.typing import Array, Int, PyTree
+from relpos_jax.typing import PyTree
 
 # Handlers while the process exits: a late SIGTERM must not change its exit status.
 _AT_EXIT = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
@@ -75,20 +75,15 @@ class StopOnSignal:
       on_cpu = jax.default_backend() == "cpu"
       if on_cpu:  # where two reductions at once may block each other
         jax.block_until_ready(state)
-      before, self._answer = self._answer, self._ask()
+      sharding, greatest = _reduction()
+      own = np.array([self.signal if self._received else 0], np.int32)
+      with jax.set_mesh(sharding.mesh):  # the caller's mesh may have other devices
+        of_all = jax.make_array_from_callback((jax.process_count(),), sharding, lambda _: own)
+        before, self._answer = self._answer, greatest(of_all)
       answer = self._answer if on_cpu or state is None else before
       if number := int(answer) if answer is not None else 0:
         self.stopping, self.signal = True, signal.Signals(number)
     return self.stopping
-
-  def _ask(self) -> Int[Array, ""]:
-    """Returns the greatest signal number that any process received, or 0."""
-    sharding, greatest = _reduction()
-    received = np.array([self.signal if self._received else 0], np.int32)
-    with jax.set_mesh(sharding.mesh):  # the caller's mesh may have other devices
-      return greatest(
-        jax.make_array_from_callback((jax.process_count(),), sharding, lambda _: received)
-      )
 
   @contextlib.contextmanager
   def interruptible(self) -> Iterator[None]:

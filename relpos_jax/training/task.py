@@ -54,7 +54,7 @@ class Task(Protocol):
   def make_batches(self, data: Any, vocabulary: Any, mesh: AnyMesh) -> tuple[Any, Any]:
     """Returns batches of the training split, endless and shuffled, and of the valid split.
 
-    As in `relpos_jax.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first, and
+    As in `relpos_jax.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first.
     `batches.examples` is a tree of arrays that determines every batch.
     """
 

@@ -1,5 +1,6 @@
 """The run directory: its config, environment, input digests and folder of checkpoints."""
 
+import contextlib
 import datetime
 import errno
 import importlib.metadata
@@ -24,18 +25,9 @@ from relpos_jax.files import write_whole
 from relpos_jax.training import processes
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
-MAY_CHANGE = (
-  "mesh",
-  "training.num_steps",
-  "training.eval_every",
-  "training.save_every",
-  "training.keep_checkpoints",
-  "training.num_samples",
-  "training.max_skipped",
-  "data.pairs.test",
-  "decoding",
-  "evaluation",
-)
+MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
+MAY_CHANGE += ("training.num_steps", "training.eval_every", "training.save_every")
+MAY_CHANGE += ("training.keep_checkpoints", "training.num_samples", "training.max_skipped")
 
 _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
@@ -46,13 +38,10 @@ _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 def claim_workdir(
   workdir: str | os.PathLike, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> bool:
-  """Checks that a folder is new, empty, or holds a run with this config; writes nothing.
+  """Returns whether a folder holds a run with this config, to be resumed; writes nothing.
 
   Only the keys of `MAY_CHANGE` may differ from the config of the run. Keys added since the run was
   started are compared with their `defaults`. Hidden files are ignored.
-
-  Returns:
-    Whether there is a run to resume.
 
   Raises:
     InputError: the folder holds a run with another config or other files, cannot be made or
@@ -243,10 +232,9 @@ def short_commit(commit: str | None) -> str:
 
 
 def _version(package: str) -> str | None:
-  try:
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
     return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
+  return None
 
 
 def _cpu_model() -> str:
@@ -257,12 +245,10 @@ def _cpu_model() -> str:
 
 def _git_commit() -> str | None:
   """Returns the commit of this package's checkout, marked as dirty if files differ from it."""
-  checkout = pathlib.Path(__file__).parents[2]
-  if not (checkout / ".git").exists():
-    return None
-  command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-  try:
+  folder = pathlib.Path(__file__).parents[2]
+  command = ["git", f"--git-dir={folder}/.git", f"--work-tree={folder}", "describe", "--always"]
+  command += ["--dirty", "--abbrev=40"]
+  with contextlib.suppress(OSError, subprocess.SubprocessError):
     result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-  except (OSError, subprocess.SubprocessError):
-    return None
-  return result.stdout.strip()
+    return result.stdout.strip()
+  return None

@@ -57,7 +57,6 @@ class Run:
     return all(process.poll() is not None for process in self.processes)
 
   def has_stepped(self) -> bool:
-    """Returns whether a step was reported since `since`."""
     return _is_newer(self.workdir / "metrics.jsonl", self.since)
 
   def is_saving(self) -> bool:
@@ -68,7 +67,6 @@ class Run:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 600) -> None:
-  """Waits until the condition holds; fails after so many seconds."""
   deadline = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < deadline, f"not in {seconds:.0f} s"
@@ -76,7 +74,6 @@ def wait_until(condition: Callable[[], Any], seconds: float = 600) -> None:
 
 
 def is_alive(pid: int) -> bool:
-  """Returns whether a process exists and is no zombie."""
   with contextlib.suppress(OSError):
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
   return False
@@ -97,7 +94,6 @@ def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def losses(workdir: pathlib.Path) -> dict[int, float | None]:
-  """Returns the training loss by step, None where it was not a number."""
   return {line["step"]: line["loss"] for line in read_metrics(workdir) if "loss" in line}
 
 
@@ -109,21 +105,17 @@ def digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
 
 
 def shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-  """Returns the shape and dtype of every array of a checkpoint."""
   entries = read_entries(workdir / "checkpoints" / str(step))
   return {name: abstract(entry.kind) for name, entry in entries.items()}
 
 
 def state_digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
-  """Returns the digests of all arrays but the number of the step."""
   return {name: digest for name, digest in digests(workdir, step).items() if name != "step"}
 
 
 def reached(workdir: pathlib.Path) -> int:
-  """Returns the last step that was reported, 0 if none was."""
   return max(losses(workdir), default=0)
 
 
 def kept(workdir: pathlib.Path) -> int:
-  """Returns the last step that is saved, 0 if none is."""
   return max(list_steps(workdir / "checkpoints"), default=0)

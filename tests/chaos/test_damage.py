@@ -15,13 +15,11 @@ pytestmark = pytest.mark.chaos
 
 @pytest.fixture(scope="module")
 def like(training):
-  """Returns the shapes of the state."""
   return shapes(training.undisturbed(), 100)
 
 
 @pytest.fixture(scope="module")
 def saved(training, like):
-  """Returns the bytes of the states of steps 80 and 100."""
   with Checkpoints(training.undisturbed() / "checkpoints") as checkpoints:
     return {step: _octets(checkpoints.restore(step, like=like)) for step in (80, 100)}
 

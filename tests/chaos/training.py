@@ -47,7 +47,6 @@ class Training:
       (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
 
   def words(self, workdir: str | os.PathLike, *flags: str) -> list[str]:
-    """Returns the flags of the training, and those that change it."""
     pairs = [f"--config.data.pairs.{name}={self._folder}/{name}.tsv" for name in ("train", "valid")]
     changes = [f"--config.{change}" for change in _CHANGES.split()]
     config = [f"--config={ROOT}/configs/quickstart.py", "--config.data.source=pairs"]
@@ -129,11 +128,9 @@ class Training:
     return self._undisturbed[key]
 
   def copy(self, workdir: pathlib.Path) -> pathlib.Path:
-    """Copies the folder of the undisturbed run."""
     shutil.rmtree(workdir, ignore_errors=True)
     return shutil.copytree(self.undisturbed(), workdir)
 
   def checkpoints(self, workdir: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
-    """Runs the command `experiments.checkpoints`."""
     words = [sys.executable, "-m", "experiments.checkpoints", f"--workdir={workdir}", *flags]
     return subprocess.run(words, env=self.env(), cwd=ROOT, capture_output=True, text=True)
