@@ -12,7 +12,7 @@ from experiments.config import defaults, make_task, validate, without_retired
 from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import make_mesh, put_parameters, replicated, shapes_on
-from relpos_jax.training.step import adam, inverse_sqrt, make_train_step, paper_schedule
+from relpos_jax.training.step import inverse_sqrt, make_train_step, paper_schedule
 from relpos_jax.training.task import Run, Task
 from relpos_jax.training.workdir import read_json
 
@@ -48,8 +48,8 @@ def make_step(task: Task, graphdef: nnx.GraphDef):
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-  """Returns Adam with the learning rates of a config."""
-  return adam(schedule(config))
+  """Returns Adam with the constants of Shaw et al. 2018 and the learning rates of a config."""
+  return optax.adam(schedule(config), b2=0.98, eps=1e-9)
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:

@@ -123,11 +123,6 @@ def paper_schedule(d_model: int, warmup: int = 4000, rate: float = 1.0) -> optax
   return inverse_sqrt(rate * (d_model * warmup) ** -0.5, warmup)
 
 
-def adam(schedule: optax.Schedule) -> optax.GradientTransformation:
-  """Returns Adam with the constants of Shaw et al. 2018, section 4.1: no clipping, no decay."""
-  return optax.adam(schedule, b1=0.9, b2=0.98, eps=1e-9)
-
-
 class NonFiniteError(RuntimeError):
   """Too many steps in a row were skipped because their loss or gradients were not finite."""
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from chaos.run import Run, digests, kept, metrics
 from experiments.launch.__main__ import environments
@@ -64,26 +64,14 @@ class Training:
     )
 
   @contextlib.contextmanager
-  def launched(
-    self, workdir, *flags: str, processes=1, retries=0, devices=1, program=_TRAIN
+  def started(
+    self, workdir, *flags, processes=1, program=_TRAIN, cwd=ROOT, launcher=(), devices=1, **env
   ) -> Iterator[Run]:
-    """Starts the training by `experiments.launch`; kills what is left at the end."""
-    launch = ["-m", "experiments.launch", f"--processes={processes}", f"--retries={retries}"]
-    words = [*launch, "--", sys.executable, *program, *self.words(workdir, *flags)]
-    with self._started(workdir, words, [self.env(devices)], ROOT, True) as run:
-      yield run
-
-  @contextlib.contextmanager
-  def started(self, workdir, *flags, processes=1, program=_TRAIN, cwd=ROOT, **env) -> Iterator[Run]:
-    """Starts the training without a launcher, several processes as on a cluster."""
-    words = [*program, *self.words(workdir, *flags)]
-    with self._started(workdir, words, environments(processes, self.env() | env), cwd) as run:
-      yield run
-
-  @contextlib.contextmanager
-  def _started(self, workdir, words, envs: Sequence[dict], cwd, has_launcher=False):
-    run = Run(workdir, self._folder / f"log-{next(self._logs)}", has_launcher)
-    words = [*dying_with_this_process(), sys.executable, *words]
+    """Starts the training, several processes as on a cluster; kills what is left at the end."""
+    run = Run(workdir, self._folder / f"log-{next(self._logs)}", bool(launcher))
+    words = [*dying_with_this_process(), sys.executable, *launcher]
+    words += [*program, *self.words(workdir, *flags)]
+    envs = [self.env(devices) | env] if launcher else environments(processes, self.env() | env)
     with contextlib.ExitStack() as stack:
       opened = lambda suffix: stack.enter_context(open(run.log.with_suffix(suffix), "w"))
       streams = dict(stdout=opened(".out"), stderr=opened(".err"))
@@ -92,6 +80,12 @@ class Training:
         stack.callback(run.processes[-1].wait)
         stack.callback(run.processes[-1].kill)
       yield run
+
+  def launched(self, workdir, *flags: str, processes=1, retries=0, **how):
+    """Starts the training by `experiments.launch`."""
+    launcher = ["-m", "experiments.launch", f"--processes={processes}", f"--retries={retries}"]
+    launcher += ["--", sys.executable]
+    return self.started(workdir, *flags, processes=processes, launcher=launcher, **how)
 
   def to_its_end(self, workdir: pathlib.Path, *flags: str, **how) -> list[str]:
     """Trains to the end, which must equal that of the undisturbed run; returns the messages."""

@@ -52,7 +52,6 @@ def checkpoints(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-  """Three checkpoints in a folder that no test changes."""
   folder = tmp_path_factory.mktemp("run") / "checkpoints"
   with Checkpoints(folder) as checkpoints:
     for step in (1, 2, 3):

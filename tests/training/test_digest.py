@@ -45,7 +45,6 @@ def test_any_flipped_bit_changes_both_halves(dtype):
 
 
 def test_damage_of_many_words_changes_it():
-  """Places swapped, rows rolled, a page of zeros, a bit stuck, signs of pairs, values moved."""
   array = random_bits("uint32", (64, 96))
   rng = np.random.default_rng(1)
   changed = [

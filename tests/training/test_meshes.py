@@ -92,7 +92,6 @@ def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
 
 
 def graph(number: int) -> Graph:
-  """Of so many nodes; some edges join a pair twice, with other labels or features."""
   random = np.random.default_rng(number)
   edges = random.integers(0, number, (3 * number, 3)) % [number, number, 3]
   features = random.normal(size=(len(edges), 1))
@@ -102,7 +101,6 @@ def graph(number: int) -> Graph:
 
 @functools.cache
 def graphs() -> GraphBatch:
-  """Eight rows: of one graph and padding, of several graphs, and of padding alone."""
   some = [graph(number) for number in (7, 6, 5, 4, 4, 3, 2, 5)]
   options = dict(boundaries=(8,), node_budget=64, multiple_of=8)
   return GraphBatches(some, packed=True, seed=None, **options)[0]

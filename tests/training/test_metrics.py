@@ -17,8 +17,6 @@ from relpos_jax.training.metrics import Reporter, read_metrics, track
 
 @pytest.fixture
 def clock(monkeypatch):
-  """A clock that stands still unless it is moved."""
-
   class Clock:
     now = 1000.0
 
@@ -122,7 +120,6 @@ def test_a_damaged_line_is_named_but_not_one_cut_short(tmp_path):
 
 
 def read_events(folder):
-  """TFRecords: eight bytes of length, four of checksum, the event, four of checksum."""
   events = []
   for path in sorted(folder.iterdir()):
     data = path.read_bytes()

@@ -45,7 +45,6 @@ def start(*arguments, number: int = 2) -> list[subprocess.Popen]:
 
 
 def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
-  """Returns stdout and stderr of each process, once all have ended with status 0."""
   try:
     texts = [process.communicate(timeout=seconds) for process in processes]
   finally:
@@ -57,7 +56,6 @@ def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
 
 
 def answers(processes):
-  """Returns each process's losses by step, and the signal that stopped it."""
   texts = finish(processes)
   lines = [line for out, _ in texts for line in out.splitlines() if line.startswith("{")]
   found = sorted(map(json.loads, lines), key=lambda answer: answer["process"])

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec
 from relpos_jax.errors import InputError
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.sharding import _arranged, make_mesh, parameter_sharding, put_batch
-from relpos_jax.training.step import adam, init_state, inverse_sqrt
+from relpos_jax.training.step import init_state, inverse_sqrt
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,9 @@ def test_rows_are_split_in_order_and_tokens_too():
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
-  """Of the whole training state, by dotted path."""
   config = TransformerConfig(12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values)
   params = nnx.state(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-  state = jax.eval_shape(lambda p: init_state(p, adam(inverse_sqrt(1.0, 1))), params)
+  state = jax.eval_shape(lambda p: init_state(p, optax.adam(inverse_sqrt(1.0, 1))), params)
   leaves = jax.tree.flatten_with_path(parameter_sharding(state, mesh))[0]
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
   return {name(path).removesuffix(".value"): place.spec for path, place in leaves}

@@ -21,7 +21,6 @@ from relpos_jax.training.loss import cross_entropy
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import (
   TrainState,
-  adam,
   init_state,
   inverse_sqrt,
   make_eval_step,
@@ -37,7 +36,7 @@ RATES = (
 )
 DROPOUT = dict.fromkeys(RATES, 0.1)
 CONFIG = dict(num_layers=1, width=16, num_heads=2, feed_forward=32, max_distance=2)
-ADAM = adam(inverse_sqrt(0.02, 50))
+ADAM = optax.adam(inverse_sqrt(0.02, 50), b2=0.98, eps=1e-9)
 SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
 
 loss = functools.partial(translation_loss, bos=BOS)
@@ -50,7 +49,6 @@ def make_model(**dropout):
 
 
 def start(optimizer, num_devices: int = 1) -> TrainState:
-  """The first state; its arrays are new each time, since a step gives them up."""
   generator = np.random.default_rng(0)
   fill = lambda leaf: jnp.asarray(0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
   params = jax.tree.map(fill, make_model()[1])
@@ -181,8 +179,6 @@ def spoil(batch: Batch) -> Batch:
 
 
 def spoilt_loss(value: float):
-  """Cross-entropy that is `value` for token 11, and so is its gradient."""
-
   def loss(logits, targets, **options):
     factor = jnp.where(targets == 11, value, 1.0)[..., None]
     return cross_entropy(logits * factor, targets, **options)
