@@ -41,15 +41,12 @@ class Checkpoints:
   """
 
   def __init__(self, folder: str | pathlib.Path, keep: int = 5, *, rename_damaged: bool = False):
-    """Writes nothing before the first save.
+    """Writes nothing before the first save; raises InputError for a path that Orbax cannot use.
 
     Args:
       folder: holds the checkpoints of this run alone.
       keep: the number of checkpoints kept; older ones are deleted after each save.
       rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
-
-    Raises:
-      InputError: Orbax cannot keep checkpoints under this path.
     """
     self.folder = pathlib.Path(folder)
     workdir.check_path(self.folder)

@@ -83,11 +83,7 @@ def check_digests(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
 
 
 def by_name(tree: PyTree, field: str = "") -> dict[str, object]:
-  """Returns the leaves of a state by their dotted paths, prefixed with `field` if it is given.
-
-  >>> list(by_name(dict(params=dict(kernel=jnp.ones(2)))))
-  ['params.kernel']
-  """
+  """Returns the leaves of a state by dotted path, as in params.kernel, prefixed with `field`."""
   field_path = (jax.tree_util.GetAttrKey(field),) if field else ()
   paths = jax.tree.leaves_with_path(tree)
   name = lambda path: jax.tree_util.keystr(field_path + path, simple=True, separator=".")
@@ -98,11 +94,7 @@ def by_name(tree: PyTree, field: str = "") -> dict[str, object]:
 
 
 def describe(array) -> str:
-  """Returns dtype and shape of an array or `jax.ShapeDtypeStruct`.
-
-  >>> describe(jnp.ones((2, 3), jnp.bfloat16))
-  'bfloat16[2,3]'
-  """
+  """Returns dtype and shape of an array or `jax.ShapeDtypeStruct`, as in bfloat16[2,3]."""
   return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 

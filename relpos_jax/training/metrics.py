@@ -57,12 +57,8 @@ class Reporter:
   ):
     """Writes nothing before the first step.
 
-    Args:
-      workdir: the run directory, which exists.
-      num_steps: the number of steps of the run.
-      console: shows the progress; stderr by default.
-      seconds: the time between two lines of progress without a terminal; 1% of the elapsed time if
-        that is longer.
+    The progress is shown on `console`, by default stderr. Without a terminal it is a line after so
+    many `seconds`, or 1% of the elapsed time if that is longer.
     """
     self._workdir = pathlib.Path(workdir)
     self._num_steps = num_steps

@@ -162,7 +162,7 @@ def list_damaged(folder: pathlib.Path) -> dict[pathlib.Path, str]:
   """Returns the folders that were renamed as damaged, each with its reason."""
   paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
   files = [path / "reason.txt" for path in paths]
-  reasons = [file.read_text("utf-8") if file.exists() else "no reason is on file" for file in files]
+  reasons = [file.read_text("utf-8") if file.exists() else "no reason on file" for file in files]
   return dict(zip(paths, map(str.strip, reasons), strict=True))
 
 
@@ -223,11 +223,7 @@ def environment() -> dict[str, Any]:
 
 
 def short_commit(commit: str | None) -> str:
-  """Shortens the hash in the git commit of `environment` to 12 digits.
-
-  >>> short_commit(40 * "a" + "-dirty"), short_commit(None)
-  ('aaaaaaaaaaaa-dirty', 'unknown')
-  """
+  """Shortens the hash in the git commit of `environment` to 12 digits."""
   return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", commit or "unknown")
 
 
