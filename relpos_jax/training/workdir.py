@@ -107,7 +107,10 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """Reads a JSON file of a run directory; raises InputError if it cannot be read."""
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+      raise ValueError("not a JSON object")
+    return content
   except (OSError, ValueError) as error:
     raise InputError(f"cannot read {path} ({error}): name the folder of a run") from error
 
