@@ -25,10 +25,10 @@ import jax
 
 from experiments import command
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_reader import Reader
+from relpos_jax.training.checkpoint_reader import examine
 from relpos_jax.training.manifest import Damage
+from relpos_jax.training.workdir import list_damaged, list_steps
 
 FLAGS = dict(
   workdir=command.Flag(None, "the run's folder"),
@@ -51,7 +51,7 @@ def main(workdir: str, verify: bool, prune: int, damaged: bool) -> None:
   if prune < 0 or (damaged and not prune):
     raise InputError("--prune must be 1 or more: the number of good checkpoints to keep")
   folder = pathlib.Path(workdir, "checkpoints")
-  if not checkpoint_files.list_steps(folder) and not checkpoint_files.list_damaged(folder):
+  if not list_steps(folder) and not list_damaged(folder):
     raise InputError(f"no checkpoints in {folder}: give the --workdir of a run")
   jax.config.update("jax_platforms", "cpu")  # The run may be using the accelerators.
   with Checkpoints(folder) as checkpoints:
@@ -71,13 +71,13 @@ def _rows(checkpoints: Checkpoints, num_good: int) -> list[Row]:
     path = checkpoints.folder / str(step)
     is_enough = sum(row.is_good is True for row in rows) >= num_good
     rows.append(Row(path, None, "not read") if is_enough else _examined(path))
-  damaged = checkpoint_files.list_damaged(checkpoints.folder)
-  return rows + [Row(path, False, f"damaged: {reason}") for path, reason in damaged.items()]
+  damaged = list_damaged(checkpoints.folder).items()
+  return rows + [Row(path, False, f"damaged: {reason}") for path, reason in damaged]
 
 
 def _examined(path: pathlib.Path) -> Row:
   try:
-    return Row(path, True, Reader(path.parent).examine(int(path.name)))
+    return Row(path, True, examine(path))
   except Damage as damage:
     return Row(path, False, f"damaged: {damage}")
 
@@ -92,9 +92,13 @@ def _to_delete(rows: list[Row], num: int, damaged: bool) -> list[pathlib.Path]:
   return old + bad
 
 
+def _num_bytes(path: pathlib.Path) -> int:
+  return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
 def _delete(path: pathlib.Path) -> int:
   try:
-    size = checkpoint_files.num_bytes(path)
+    size = _num_bytes(path)
     shutil.rmtree(path)
   except OSError as error:
     raise InputError(f"cannot delete {path} ({error.strerror}): see to its permissions") from error
@@ -104,7 +108,7 @@ def _delete(path: pathlib.Path) -> int:
 def _print(rows: list[Row]) -> None:
   for row in rows:
     try:
-      size, seconds = checkpoint_files.num_bytes(row.path), row.path.stat().st_mtime
+      size, seconds = _num_bytes(row.path), row.path.stat().st_mtime
     except FileNotFoundError:  # The run deleted it meanwhile.
       continue
     date = datetime.datetime.fromtimestamp(seconds).isoformat(" ", "minutes")

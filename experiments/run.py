@@ -10,10 +10,9 @@ from ml_collections import ConfigDict
 
 from experiments.config import defaults, make_task, validate
 from relpos_jax.errors import InputError
-from relpos_jax.training import optimizer as optimizers
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.sharding import make_mesh, put_parameters, replicated, shapes_on
-from relpos_jax.training.step import make_train_step
+from relpos_jax.training.step import inverse_sqrt, make_train_step, paper_schedule
 from relpos_jax.training.task import Run, Task
 from relpos_jax.training.workdir import read_json
 
@@ -49,18 +48,16 @@ def make_step(task: Task, graphdef: nnx.GraphDef):
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-  """Returns Adam with the learning rates of a config."""
-  return optimizers.adam(schedule(config))
+  """Returns Adam with the constants of Shaw et al. 2018 and the learning rates of a config."""
+  return optax.adam(schedule(config), b2=0.98, eps=1e-9)
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:
   """Returns the learning rate schedule of `config.training`."""
   training = config.training
   if training.schedule == "paper":
-    return optimizers.paper_schedule(
-      config.model.width, training.warmup_steps, training.learning_rate
-    )
-  return optimizers.inverse_sqrt(training.learning_rate, training.warmup_steps)
+    return paper_schedule(config.model.width, training.warmup_steps, training.learning_rate)
+  return inverse_sqrt(training.learning_rate, training.warmup_steps)
 
 
 def load_run(workdir: str | pathlib.Path) -> Run:

@@ -42,13 +42,6 @@ from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_files import (
-  is_no_room,
-  list_damaged,
-  list_steps,
-  list_unfinished,
-)
-from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.processes import (
   any_process,
@@ -61,12 +54,22 @@ from relpos_jax.training.processes import (
 )
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.signals import StopOnSignal, Stopped
-from relpos_jax.training.step import TrainState, init_state, make_eval_step
+from relpos_jax.training.step import (
+  NonFiniteError,
+  TrainState,
+  init_state,
+  make_eval_step,
+  train,
+)
 from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import (
   changed_data,
   check_shared,
   claim_workdir,
+  is_no_room,
+  list_damaged,
+  list_steps,
+  list_unfinished,
   read_json,
   write_digests,
   write_run_files,

@@ -44,11 +44,7 @@ def local_path(name: str) -> pathlib.Path:
 
 
 def read_content(path: pathlib.Path) -> bytes:
-  """Reads a file, plain or gzip.
-
-  Raises:
-    InputError: the file is missing, unreadable or damaged.
-  """
+  """Reads a file, plain or gzip; raises InputError if it is missing, unreadable or damaged."""
   try:
     content = path.read_bytes()
     return gzip.decompress(content) if content.startswith(_GZIP) else content

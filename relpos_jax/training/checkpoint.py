@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files, manifest, processes
-from relpos_jax.training.checkpoint_reader import Reader, silence_abandoned_requests
+from relpos_jax.training import checkpoint_reader, manifest, processes, workdir
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
 
@@ -29,9 +28,7 @@ class Checkpoints:
 
   Restored arrays are compared with their digests. A step that is damaged, partial, unreadable or
   in the folder of another step is reported in one line on stderr, and the step before is restored.
-  The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`. Each step is
-  read twice before, in case a file system fails once or the run deletes the step meanwhile. A step
-  without read permission is an error.
+  The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`.
 
   >>> import tempfile
   >>> state = dict(params=dict(kernel=jnp.ones((2, 3))), step=jnp.int32(7))
@@ -44,24 +41,17 @@ class Checkpoints:
   """
 
   def __init__(self, folder: str | pathlib.Path, keep: int = 5, *, rename_damaged: bool = False):
-    """Writes nothing before the first save.
+    """Writes nothing before the first save; raises InputError for a path that Orbax cannot use.
 
     Args:
       folder: holds the checkpoints of this run alone.
       keep: the number of checkpoints kept; older ones are deleted after each save.
       rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
-
-    Raises:
-      InputError: Orbax cannot keep checkpoints under this path.
     """
-    if keep < 1:
-      raise ValueError(f"keep must be at least 1, not {keep}")
     self.folder = pathlib.Path(folder)
+    workdir.check_path(self.folder)
     self._keep = keep
     self._rename_damaged = rename_damaged
-    self._is_read_back = False
-    self._saving = (0, 0)  # the step being written, and the bytes it needs
-    self._reader = Reader(folder)
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -80,63 +70,36 @@ class Checkpoints:
     if "_manager" in vars(self):
       with self._checking_room():
         self._manager.wait_until_finished()
-    return checkpoint_files.list_steps(self.folder)
+    return workdir.list_steps(self.folder)
 
   def latest_step(self) -> int | None:
-    """Returns the last step, or None if none was ever saved.
-
-    Raises:
-      InputError: all steps were damaged and have been renamed.
-    """
+    """Returns the last step, None if none was ever saved; raises InputError if all are damaged."""
     steps = self.steps()
-    if not steps and checkpoint_files.list_damaged(self.folder):
+    if not steps and workdir.list_damaged(self.folder):
       raise self._none_good()
     return max(steps, default=None)
 
   def save(self, step: int, state: PyTree) -> None:
     """Saves in the background; `state` may be donated after the call.
 
-    The first save is waited for and an array of it is read back, so that a folder that cannot be
-    read is known early.
-
     Raises:
-      InputError: the disk is full, now or during the save before; older checkpoints stay good. Or
-        the first save cannot be read back.
+      InputError: the disk is full, now or during the save before; older checkpoints stay good.
       ValueError: `step` is not after all saved steps.
     """
     arrays = by_name(state)
-    self.steps()  # The save before must end before free space is measured.
-    self.check_room(state)
     items = ocp.args.Composite(
       state=ocp.args.PyTreeSave(arrays),
       manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
     )
-    self._saving = step, manifest.num_bytes(arrays)
-    silence_abandoned_requests()
+    checkpoint_reader.silence_abandoned_requests()
     with self._checking_room():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
-    if not self._is_read_back:
-      self._read_back(step)
-      self._is_read_back = True
-
-  def _read_back(self, step: int) -> None:
-    self.steps()  # waits
-    problem = ""
-    if processes.is_first():
-      try:
-        self._reader.check_found(step)
-      except (Damage, InputError) as error:
-        problem = str(error)
-    if problem := processes.first_message(problem):
-      path = self.folder / str(step)
-      raise InputError(
-        f"checkpoint {path} was saved but cannot be read back: {problem}: give another --workdir"
-      )
 
   def check_room(self, like: PyTree) -> None:
     """Raises InputError unless the disk has room for one more checkpoint of such a state."""
-    checkpoint_files.check_room(self.folder, manifest.num_bytes(by_name(like)))
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    workdir.check_room(self.folder, needed)
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """Restores the state at `step`, or the newest good one.
@@ -148,31 +111,25 @@ class Checkpoints:
       field: the name of a field of the state; only that field is read, and `like` is like it.
 
     Raises:
-      InputError: there is no such checkpoint, no good one, no access, or it is of another model.
+      InputError: there is no such checkpoint, no good one, or it is of another model.
     """
     steps = self.steps()
-    if step is not None and step not in steps:
-      found = ", ".join(map(str, steps)) or "none"
-      raise InputError(f"no checkpoint of step {step} in {self.folder}: there are {found}")
-    for state in self._good_states(steps if step is None else [step], like, field):
+    for state in self._good_states([s for s in steps if step in (None, s)], like, field):
       return state
     if step is None:
       raise self._none_good()
+    found = "is damaged" if step in steps else "does not exist"
     others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
-    raise InputError(f"checkpoint {self.folder / str(step)} is damaged: there are {others}")
+    raise InputError(f"checkpoint {self.folder / str(step)} {found}: there are {others}")
 
-  def average(self, num: int, *, like: PyTree, field: str = "params") -> PyTree:
-    """Averages a field over the last `num` good checkpoints, or over all if there are fewer.
+  def average(self, num: int, *, like: PyTree) -> PyTree:
+    """Averages `params` over the last `num` good checkpoints, or over all if there are fewer.
 
-    The sum is in float32, the result in the dtypes of `like`. Vaswani et al. 2017, section 6.1.
-
-    Raises:
-      InputError: as for `restore`.
+    Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
+    result in the dtypes of `like`. Vaswani et al. 2017, section 6.1. Errors are as for `restore`.
     """
-    if num < 1:
-      raise ValueError(f"num must be at least 1, not {num}")
     total, count = None, 0
-    for part in itertools.islice(self._good_states(self.steps(), like, field), num):
+    for part in itertools.islice(self._good_states(self.steps(), like, "params"), num):
       total, count = part if total is None else _add(total, part), count + 1
     if not count:
       raise self._none_good()
@@ -195,23 +152,25 @@ class Checkpoints:
     try:
       yield
     except Exception as error:
-      if not checkpoint_files.is_no_room(error):
+      if not workdir.is_no_room(error):
         raise
-      step, needed = self._saving
-      for unfinished in checkpoint_files.list_unfinished(self.folder, step):
+      for unfinished in workdir.list_unfinished(self.folder):
         shutil.rmtree(unfinished, ignore_errors=True)
-      raise checkpoint_files.no_room(self.folder / str(step), needed) from error
+      raise InputError(
+        f"no room for a checkpoint in {self.folder}: make room and go on with the same command; "
+        "the checkpoints there stay good"
+      ) from error
 
   def _good_states(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
     """Yields the states of the good steps among `steps`, newest first."""
     wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
     for step in reversed(steps):
-      arrays = self._read_or_skip(step, wanted, field)
+      arrays = self._read_or_skip(self.folder / str(step), wanted, field)
       if arrays is not None:
         yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
   def _none_good(self) -> InputError:
-    damaged = [path.name for path in checkpoint_files.list_damaged(self.folder)]
+    damaged = [path.name for path in workdir.list_damaged(self.folder)]
     damaged += map(str, self.steps())
     if not damaged:
       return InputError(f"no checkpoint in {self.folder}: train first, or give another --workdir")
@@ -220,29 +179,24 @@ class Checkpoints:
       "put back a good copy, or delete that folder to start again"
     )
 
-  def _read_or_skip(self, step: int, wanted: Mapping, field: str) -> Mapping | None:
-    for _ in range(2):
-      arrays, problem = _in_all_processes(self._reader.read, step, wanted, field)
+  def _read_or_skip(self, path: pathlib.Path, wanted: Mapping, field: str) -> Mapping | None:
+    for _ in range(2):  # file systems fail once, and the run may delete the step meanwhile
+      found, problem = _in_all_processes(checkpoint_reader.read, path, wanted, field)
       if not problem:  # digests need the shards of all processes
-        _, problem = _in_all_processes(manifest.check_digests, *arrays)
+        _, problem = _in_all_processes(manifest.check_digests, *found)
       if not problem:
-        return arrays[0]
-    path = self.folder / str(step)
-    if processes.any_process(path.is_dir()):
-      outcome = self._mark_damaged(path, problem) if self._rename_damaged else "passed over"
-      processes.print_once(f"checkpoint {path} is damaged: {problem}: {outcome}")
+        return found[0]
+    if not processes.any_process(path.is_dir()):
+      return None
+    outcome = "passed over"
+    if self._rename_damaged:
+      if processes.is_first():
+        outcome = f"renamed to {workdir.mark_damaged(path, problem).name}"
+      processes.wait_for_all("damaged checkpoint renamed")
+      if "_manager" in vars(self):
+        self._manager.reload()
+    processes.print_once(f"checkpoint {path} is damaged: {problem}: {outcome}")
     return None
-
-  def _mark_damaged(self, path: pathlib.Path, reason: str) -> str:
-    try:
-      new = checkpoint_files.mark_damaged(path, reason) if processes.is_first() else path
-      outcome = f"renamed to {new.name}"
-    except OSError as error:
-      outcome = f"passed over, because it cannot be renamed ({error.strerror})"
-    processes.wait_for_all("damaged checkpoint renamed")
-    if "_manager" in vars(self):
-      self._manager.reload()
-    return outcome
 
 
 def _in_all_processes(function: Callable, *args) -> tuple[Any, str]:

@@ -1,6 +1,5 @@
 """The manifest of a checkpoint: names, dtypes, shapes and digests of its arrays."""
 
-import functools
 import hashlib
 import json
 import math
@@ -27,15 +26,10 @@ class Damage(Exception):
 
 
 class Entry(NamedTuple):
-  """The manifest's entry of an array.
+  """The manifest's entry of an array."""
 
-  Attributes:
-    kind: dtype and shape, as `describe` writes them: `float32[2,3]`.
-    digest: the result of `digest`, or None in checkpoints older than digests.
-  """
-
-  kind: str
-  digest: str | None = None
+  kind: str  # as `describe` writes it
+  digest: str | None = None  # None in checkpoints older than digests
 
 
 def make_manifest(arrays: Mapping, step: int) -> dict:
@@ -44,8 +38,7 @@ def make_manifest(arrays: Mapping, step: int) -> dict:
   >>> make_manifest(dict(step=jnp.int32(7)), step=7)["arrays"]
   {'step': ['int32[]', '7cbdef15cf606302']}
   """
-  found = digests(arrays)
-  entries = {name: [describe(array), found[name]] for name, array in arrays.items()}
+  entries = {name: [describe(arrays[name]), digest] for name, digest in digests(arrays).items()}
   return dict(step=step, arrays=entries, digest=_seal(entries))
 
 
@@ -70,24 +63,18 @@ def read_manifest(content: object, step: int) -> dict[str, Entry]:
 
 
 def check_kinds(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
-  """Checks that arrays have the dtypes and shapes of their entries.
-
-  Raises:
-    Damage: names an array of another dtype or shape.
-  """
+  """Raises Damage unless arrays have the dtypes and shapes of their entries."""
   for name, entry in entries.items():
-    found = _kind(arrays.get(name))
+    array = arrays.get(name)  # no array where Orbax's metadata are damaged
+    found = describe(array) if hasattr(array, "dtype") else type(array).__name__
     if found != entry.kind:
       raise Damage(f"{name} is not what was saved: {found}, not {entry.kind}")
 
 
 def check_digests(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
-  """Checks that arrays have the digests of their entries, where those have one.
+  """Raises Damage unless arrays have the digests of their entries, where those have one.
 
   All processes that hold shards of an array must call this.
-
-  Raises:
-    Damage: names an array that differs from what was saved.
   """
   known = {name: array for name, array in arrays.items() if entries[name].digest is not None}
   for name, found in digests(known).items():
@@ -96,16 +83,9 @@ def check_digests(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
 
 
 def by_name(tree: PyTree, field: str = "") -> dict[str, object]:
-  """Returns the leaves of a state by their dotted paths, prefixed with `field` if it is given.
-
-  Raises:
-    ValueError: two leaves have the same path.
-
-  >>> list(by_name(dict(params=dict(kernel=jnp.ones(2)))))
-  ['params.kernel']
-  """
+  """Returns the leaves of a state by dotted path, as in params.kernel, prefixed with `field`."""
   field_path = (jax.tree_util.GetAttrKey(field),) if field else ()
-  paths, _ = jax.tree.flatten_with_path(tree)
+  paths = jax.tree.leaves_with_path(tree)
   name = lambda path: jax.tree_util.keystr(field_path + path, simple=True, separator=".")
   leaves = {name(path): leaf for path, leaf in paths}
   if len(leaves) != len(paths):
@@ -113,36 +93,13 @@ def by_name(tree: PyTree, field: str = "") -> dict[str, object]:
   return leaves
 
 
-def num_bytes(arrays: Mapping) -> int:
-  """Returns an upper bound of the disk space of a checkpoint; arrays are compressed."""
-  blocks = 4096 * (len(arrays) + 16)  # files take full blocks, and a dozen are small
-  return blocks + sum(array.size * array.dtype.itemsize for array in arrays.values())
-
-
-def _kind(value: object) -> str:
-  """Returns the kind of a restored value; where Orbax's metadata are damaged it is no array."""
-  is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
-  return describe(value) if is_array else type(value).__name__
-
-
 def describe(array) -> str:
-  """Returns dtype and shape of an array or `jax.ShapeDtypeStruct`.
-
-  >>> describe(jnp.ones((2, 3), jnp.bfloat16))
-  'bfloat16[2,3]'
-  """
+  """Returns dtype and shape of an array or `jax.ShapeDtypeStruct`, as in bfloat16[2,3]."""
   return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def abstract(kind: str) -> jax.ShapeDtypeStruct:
-  """Parses the dtype and shape that `describe` returned.
-
-  Raises:
-    AttributeError, TypeError: `kind` is invalid.
-
-  >>> abstract("bfloat16[2,3]").shape
-  (2, 3)
-  """
+  """Parses the dtype and shape that `describe` returned."""
   dtype, sizes = re.fullmatch(r"(\w+)\[([\d,]*)\]", kind).groups()
   shape = tuple(map(int, sizes.split(","))) if sizes else ()
   return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
@@ -152,33 +109,27 @@ def _seal(entries: Mapping) -> str:
   return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
-def digest(array: Array | np.ndarray) -> str:
-  """Returns 64 bits in hexadecimal that depend on the array's bits and not on its sharding.
+def digests(arrays: Mapping[str, Array | np.ndarray]) -> dict[str, str]:
+  """Returns the digests of arrays by name: 64 bits in hexadecimal, whatever their shardings.
 
   Each 32-bit word is mixed with its index by a bijection and summed modulo 2**32, twice with
   different mixers. A change of one word always changes both sums; any other change goes unnoticed
   with a probability of about 2**-64. Shape and dtype are not included. This detects accidents, not
   forgery.
 
-  The sums are computed on the array's devices in one pass; only partial sums are communicated.
+  The sums are computed on the arrays' devices in one pass; only partial sums are communicated.
 
-  >>> digest(jnp.zeros(3)), digest(-jnp.zeros(3))
-  ('6651a214a3ff51cb', '6e16dc5376a617ef')
+  >>> digests(dict(plus=jnp.zeros(3), minus=-jnp.zeros(3)))
+  {'plus': '6651a214a3ff51cb', 'minus': '6e16dc5376a617ef'}
   """
-  return digests({"": array})[""]
-
-
-def digests(arrays: Mapping[str, Array | np.ndarray]) -> dict[str, str]:
-  """Returns the digest of every array by name, computed in parallel."""
-  sums = {name: _sums(array) for name, array in arrays.items()}
-  return {name: f"{a:08x}{b:08x}" for name, (a, b) in jax.device_get(sums).items()}
+  sums = jax.device_get([_sums(array) for array in arrays.values()])
+  return {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(arrays, sums, strict=True)}
 
 
 def _sums(array):
-  """Returns the two sums, computed on the host for a small array that this process holds."""
   is_replicated = getattr(array, "is_fully_replicated", True)
   if array.size > _SMALL or not (is_replicated or array.is_fully_addressable):
-    return device_sums(array, by_row=is_replicated)
+    return device_sums(array)
   if isinstance(array, jax.Array) and is_replicated:
     array = array.addressable_data(0)
   words = _words(np.asarray(array).reshape(-1), np)
@@ -186,24 +137,17 @@ def _sums(array):
   return tuple(part.sum(dtype=np.uint32) for part in _mixed(words, index))
 
 
-@functools.partial(jax.jit, static_argnames="by_row")
-def device_sums(
-  array: Array, by_row: bool = False
-) -> tuple[Integer[Array, ""], Integer[Array, ""]]:
-  """Computes the two sums of `digest` on the array's devices.
-
-  With `by_row` rows are summed first, so that XLA uses all cores of a CPU for replicated arrays.
-  """
+@jax.jit
+def device_sums(array: Array) -> tuple[Integer[Array, ""], Integer[Array, ""]]:
+  """Computes the two sums of a digest on the array's devices."""
   words = _words(array, jnp)
-  strides = [math.prod(words.shape[axis + 1 :]) % 2**32 for axis in range(words.ndim)]
   index = jnp.zeros(words.shape, jnp.uint32)
-  for axis, stride in enumerate(strides):
-    index += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
+  for axis in range(words.ndim):
+    stride = np.uint32(math.prod(words.shape[axis + 1 :]) % 2**32)
+    index += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * stride
   # Two reductions would make XLA write the mixed words to memory, at a tenth of the speed.
   zero, add = np.uint32(0), lambda x, y: (x[0] + y[0], x[1] + y[1])
-  total = lambda parts, axes: lax.reduce(parts, (zero, zero), add, tuple(axes))
-  rest = 1 if by_row and words.ndim > 1 else 0
-  return total(total(_mixed(words, index), range(rest, words.ndim)), range(rest))
+  return tuple(lax.reduce(_mixed(words, index), (zero, zero), add, tuple(range(words.ndim))))
 
 
 def _words(array, numpy):

@@ -1,5 +1,7 @@
-"""Reports metrics, samples and the progress of a run."""
+"""Reports metrics, samples and the progress of a run; reads the metrics back."""
 
+import collections
+import datetime
 import json
 import math
 import os
@@ -7,22 +9,21 @@ import pathlib
 import re
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import rich.console
+import rich.progress
 from tensorboardX import summary
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
 from relpos_jax.errors import InputError
 from relpos_jax.files import write_whole
-from relpos_jax.training.progress import Display, Speed
 
+_Item = TypeVar("_Item")
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # a name of JAX
-_ENOUGH_STEPS = 5  # timed before the time left is shown
-_FLUSH_SECONDS = 10
 
 
 class Reporter:
@@ -51,29 +52,22 @@ class Reporter:
     workdir: str | os.PathLike,
     num_steps: int,
     *,
-    log_every: int | None = None,
     console: rich.console.Console | None = None,
     seconds: float = 5.0,
   ):
     """Writes nothing before the first step.
 
-    Args:
-      workdir: the run directory, which exists.
-      num_steps: the number of steps of the run.
-      log_every: the interval of the steps whose metrics are written, besides the last; by default
-        about a thousand steps are written.
-      console: shows the progress; stderr by default.
-      seconds: the time between two lines of progress without a terminal; 1% of the elapsed time if
-        that is longer.
+    The progress is shown on `console`, by default stderr. Without a terminal it is a line after so
+    many `seconds`, or 1% of the elapsed time if that is longer.
     """
     self._workdir = pathlib.Path(workdir)
     self._num_steps = num_steps
-    self._log_every = log_every or max(1, num_steps // 1000)
+    self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
-    self._speed = Speed()
-    self._display = Display(console or rich.console.Console(stderr=True), num_steps, seconds)
+    self._last: float | None = None  # when the last step ended, if the next one is to be timed
+    self._timed = collections.deque(maxlen=100)  # seconds and tokens of the last steps
+    self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
     self._events: RecordWriter | None = None  # of TensorBoard
-    self._flushed = 0.0
 
   def __enter__(self) -> "Reporter":
     self._display.start()
@@ -83,6 +77,7 @@ class Reporter:
   def __exit__(self, *_) -> None:
     jax.monitoring.unregister_event_duration_listener(self._listen)
     self._display.stop()
+    self._display.show_last_line()
     if self._events:
       self._events.close()
 
@@ -95,26 +90,30 @@ class Reporter:
 
     A step that was "skipped" is always written.
     """
-    self._speed.update(metrics["num_tokens"])
-    speed = self._speed.tokens_per_second
+    now, last = time.monotonic(), self._last
+    self._last = now
+    if last is not None and now > last:
+      self._timed.append((now - last, metrics["num_tokens"]))
+    seconds, num_tokens = map(sum, zip(*self._timed, strict=True)) if self._timed else (0, 0)
     skipped = metrics.get("skipped", 0)
     self._num_skipped += skipped
     if step % self._log_every == 0 or step == self._num_steps or skipped:
-      self._write(step, metrics if speed is None else {**metrics, "tokens_per_second": speed})
+      speed = dict(tokens_per_second=num_tokens / seconds) if seconds else {}
+      self._write(step, {**metrics, **speed})
     line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
-    if speed is not None:
-      line += f"  {speed:,.0f} tokens/s"
-    if self._speed.num_timed >= _ENOUGH_STEPS:
-      line += f"  {self._speed.time_for(self._num_steps - step)} left"
+    if seconds:
+      line += f"  {num_tokens / seconds:,.0f} tokens/s"
+    if len(self._timed) >= 5:
+      line += f"  {_format((self._num_steps - step) * seconds / len(self._timed))} left"
     if self._num_skipped:
       line += f"  {self._num_skipped} skipped"
-    self._display.update(step, line)
+    self._display.show(step, line)
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
-    self._display.print(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
-    self._speed.pause()
+    self._display.print_text(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
+    self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
     """Reports and shows a text such as sample translations."""
@@ -124,18 +123,16 @@ class Reporter:
     # TensorBoard renders Markdown, where indented lines are shown as they are.
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
     self._add_event(step, summary=summary.text(tag, indented))
-    self._display.print(text)
-    self._speed.pause()
+    self._display.print_text(text)
+    self._last = None
 
   def _listen(self, event: str, seconds: float, **_) -> None:
     if event == _COMPILED:
-      self._speed.pause()
+      self._last = None
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     self._open(step)
-    finite = {
-      name: float(value) if math.isfinite(value) else None for name, value in values.items()
-    }
+    finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
     with open(self._workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
     for name, value in finite.items():
@@ -156,11 +153,17 @@ class Reporter:
       self._add_event(step, session_log=SessionLog(status=SessionLog.START))
 
   def _add_event(self, step: int, **content) -> None:
-    event = Event(step=step, wall_time=time.time(), **content)
-    self._events.write(event.SerializeToString())
-    if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-      self._events.flush()
-      self._flushed = time.monotonic()
+    self._events.write(Event(step=step, wall_time=time.time(), **content).SerializeToString())
+    self._events.flush()
+
+
+class NoReporter:
+  """A reporter that does nothing, for the other processes of a run."""
+
+  def _ignore(self, *_) -> None: ...
+
+  __enter__ = lambda self: self
+  __exit__ = resume_after = step = values = text = _ignore
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
@@ -189,19 +192,48 @@ def _drop_from(step: int, workdir: pathlib.Path) -> None:
     write_whole(samples, text[: next(later, len(text))])
 
 
-class NoReporter:
-  """A reporter that does nothing, for the other processes of a run."""
+class _Display(rich.progress.Progress):
+  """Shows a progress bar with text on a terminal, and otherwise a line of text now and then."""
 
-  def __enter__(self) -> "NoReporter":
-    return self
+  def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
+    columns = rich.progress.BarColumn(20), rich.progress.TextColumn("{task.description}")
+    super().__init__(*columns, console=console, disable=not console.is_terminal)
+    self._bar = self.add_task("starting", total=num_steps)
+    self._seconds, self._line = seconds, ""
+    self._since = self._last_shown = time.monotonic()
 
-  def __exit__(self, *_) -> None:
-    pass
+  def show(self, step: int, line: str) -> None:
+    self._line = line
+    self.update(self._bar, completed=step, description=line)
+    now = time.monotonic()
+    if now - self._last_shown > max(self._seconds, 0.01 * (now - self._since)):
+      self.show_last_line()
+      self._last_shown = now
 
-  def resume_after(self, step: int) -> None: ...
+  def show_last_line(self) -> None:
+    if self._line and not self.console.is_terminal:
+      self.print_text(self._line)
+    self._line = ""
 
-  def step(self, step: int, metrics: Mapping[str, float | int]) -> None: ...
+  def print_text(self, text: str) -> None:
+    self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-  def values(self, step: int, values: Mapping[str, float | int]) -> None: ...
 
-  def text(self, step: int, tag: str, text: str) -> None: ...
+def track(items: Sequence[_Item], what: str) -> Iterator[_Item]:
+  """Yields the items, and shows on stderr how many are done and the time left.
+
+  Where stderr is no terminal, a line is printed every ten seconds.
+
+  >>> [*track(["a", "b"], "letters")]
+  ['a', 'b']
+  """
+  start = time.monotonic()
+  with _Display(rich.console.Console(stderr=True), len(items), seconds=10.0) as display:
+    for number, item in enumerate(items, 1):
+      yield item
+      left = (time.monotonic() - start) / number * (len(items) - number)
+      display.show(number, f"{number}/{len(items)} {what}, {_format(left)} left")
+
+
+def _format(seconds: float) -> datetime.timedelta:
+  return datetime.timedelta(seconds=round(seconds))

@@ -14,13 +14,8 @@ from relpos_jax.errors import InputError
 
 _HEARTBEAT_SECONDS = 10  # without a heartbeat; then the other processes end with status 134
 _MESSAGE_BYTES = 512  # messages between processes are truncated to this length
-_SLURM = (
-  "JOB_ID",
-  "STEP_NODELIST",
-  "NTASKS",
-  "PROCID",
-  "LOCALID",
-)  # the variables that JAX looks for
+# The variables by which JAX finds the tasks of a SLURM step.
+_SLURM = {f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")}
 
 
 def join_processes(distributed: bool = False, env: Mapping[str, str] = os.environ) -> None:
@@ -31,9 +26,7 @@ def join_processes(distributed: bool = False, env: Mapping[str, str] = os.enviro
 
     JAX_COORDINATOR_ADDRESS=HOST:PORT JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0
 
-  Args:
-    distributed: JAX finds the other processes by itself, as on Cloud TPU and GKE.
-    env: the environment.
+  With `distributed`, JAX finds them by itself, as on Cloud TPU and GKE.
 
   Raises:
     InputError: the other processes cannot be found, or a variable is wrong.
@@ -42,10 +35,10 @@ def join_processes(distributed: bool = False, env: Mapping[str, str] = os.enviro
     return
   # JAX's handler of SIGTERM would replace that of `StopOnSignal`.
   jax.config.update("jax_enable_preemption_service", False)
+  names = dict(num_processes="JAX_NUM_PROCESSES", process_id="JAX_PROCESS_ID")
   try:
     jax.distributed.initialize(
-      num_processes=_number("JAX_NUM_PROCESSES", env),
-      process_id=_number("JAX_PROCESS_ID", env),
+      **{key: int(env[name]) for key, name in names.items() if name in env},
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=3 * _HEARTBEAT_SECONDS,
     )
@@ -58,23 +51,10 @@ def join_processes(distributed: bool = False, env: Mapping[str, str] = os.enviro
 
 
 def is_one_of_several(env: Mapping[str, str]) -> bool:
-  """Returns whether the environment names other processes of this run.
-
-  >>> is_one_of_several({})
-  False
-  >>> is_one_of_several({"JAX_COORDINATOR_ADDRESS": "localhost:1234"})
-  True
-  """
-  slurm = all(f"SLURM_{name}" in env for name in _SLURM) and env["SLURM_NTASKS"]
-  sizes = (slurm, env.get("OMPI_COMM_WORLD_SIZE"))
-  return "JAX_COORDINATOR_ADDRESS" in env or any(size not in (False, None, "1") for size in sizes)
-
-
-def _number(name: str, env: Mapping[str, str]) -> int | None:
-  try:
-    return int(env[name]) if name in env else None
-  except ValueError as error:
-    raise InputError(f"{name} is {env[name]!r} in the environment: give a number") from error
+  """Returns whether the environment names other processes of this run."""
+  sizes = [env.get("OMPI_COMM_WORLD_SIZE", "1")]
+  sizes += [env["SLURM_NTASKS"]] if {*env} >= _SLURM else []
+  return "JAX_COORDINATOR_ADDRESS" in env or any(size != "1" for size in sizes)
 
 
 def is_first() -> bool:
@@ -97,22 +77,14 @@ def check_same(what: str, arrays: Sequence[np.ndarray]) -> None:
 
 
 def any_process(flag: bool) -> bool:
-  """Returns whether `flag` is true in any process, after all processes have called this.
-
-  >>> any_process(False), any_process(True)
-  (False, True)
-  """
+  """Returns whether `flag` is true in any process, after all processes have called this."""
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def first_message(message: str) -> str:
-  """Returns the message of the first process that has one, after all processes have called this.
-
-  >>> first_message("disk full"), first_message("")
-  ('disk full', '')
-  """
+  """Returns the message of the first process that has one, after all processes have called this."""
   if jax.process_count() == 1:
     return message
   own = np.frombuffer(message.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
@@ -129,8 +101,8 @@ def print_once(line: str) -> None:
 @contextlib.contextmanager
 def only_first_prints() -> Iterator[None]:
   """Drops what other processes than the first print on stdout; stderr is left alone."""
-  with contextlib.ExitStack() as stack:
-    if not is_first():
-      null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-      stack.enter_context(contextlib.redirect_stdout(null))
+  with (
+    open(os.devnull, "w", encoding="utf-8") as null,
+    contextlib.redirect_stdout(sys.stdout if is_first() else null),
+  ):
     yield

@@ -47,15 +47,10 @@ def make_mesh(
   *,
   devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """Returns a mesh of these sizes over the first of the devices.
-
-  One size may be -1: it takes all remaining devices.
+  """Returns a mesh of these sizes over the first of the devices; -1 takes all that remain.
 
   Raises:
     InputError: a size is invalid, two are -1, or the devices do not fit.
-
-  >>> dict(make_mesh(data=1).shape)
-  {'data': 1, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
@@ -75,14 +70,11 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
   if sizes[0] % num_slices:
     raise InputError(
-      f"config.mesh.{AXES[0]} is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
+      f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
     )
-  ones = (1,) * (len(sizes) - 1)
+  within, across = (sizes[0] // num_slices, *sizes[1:]), (num_slices, *[1] * (len(sizes) - 1))
   return mesh_utils.create_hybrid_device_mesh(
-    (sizes[0] // num_slices, *sizes[1:]),
-    (num_slices, *ones),
-    devices,
-    allow_split_physical_axes=True,
+    within, across, devices, allow_split_physical_axes=True
   )
 
 
@@ -103,11 +95,7 @@ def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:
 
 
 def num_rows_together(sizes: Mapping[str, int]) -> int:
-  """Returns the number that the rows of a batch must be a multiple of, for a mesh of these sizes.
-
-  >>> num_rows_together(dict(data=4, fsdp=2, tensor=2, sequence=1))
-  8
-  """
+  """Returns the number of shards of a batch's rows, on a mesh of these sizes."""
   return math.prod(sizes[name] for name in ROWS)
 
 
@@ -125,32 +113,21 @@ def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
   """Returns the sharding by `RULES` of every leaf of a tree of parameters or a training state.
 
   An axis whose size the mesh axis does not divide is not sharded.
-
-  >>> mesh = make_mesh(data=1)
-  >>> x = jax.ShapeDtypeStruct((64, 256), "float32")
-  >>> parameter_sharding(dict(feed_forward=dict(hidden=dict(kernel=x))), mesh)
-  {'feed_forward': {'hidden': {'kernel': NamedSharding(...)}}}
   """
-  shard = lambda path, x: NamedSharding(mesh, _spec(_dotted(path), x.shape, mesh))
+
+  def shard(path, x):
+    # The paths of nnx variables end in `value`.
+    name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+    for pattern, axes in RULES:
+      if re.search(f"{pattern}$", name) and len(axes) == x.ndim:
+        sizes = [1 if axis is None else mesh.shape[axis] for axis in axes]
+        fits = [size > 1 and not n % size for n, size in zip(x.shape, sizes, strict=True)]
+        spec = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
+        # Without axes of size 1, and () for [None], equal shardings have equal specs.
+        return NamedSharding(mesh, PartitionSpec(*spec) if any(fits) else PartitionSpec())
+    return replicated(mesh)
+
   return jax.tree.map_with_path(shard, tree)
-
-
-def _dotted(path: tuple) -> str:
-  """Returns the dotted path without the `value` that ends the paths of nnx variables."""
-  return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
-
-
-def _spec(path: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
-  """Returns the spec without axes of size 1, so that equal shardings have equal specs."""
-  for pattern, names in RULES:
-    if re.search(f"{pattern}$", path) and len(names) == len(shape):
-      sizes = [1 if name is None else mesh.shape[name] for name in names]
-      spec = [
-        n if size > 1 and x % size == 0 else None
-        for n, size, x in zip(names, sizes, shape, strict=True)
-      ]
-      return PartitionSpec(*spec) if any(spec) else PartitionSpec()
-  return PartitionSpec()
 
 
 def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:

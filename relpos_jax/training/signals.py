@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from relpos_jax.typing import Array, Int, PyTree
+from relpos_jax.typing import PyTree
 
-_RETRY_SECONDS = 0.1
 # Handlers while the process exits: a late SIGTERM must not change its exit status.
 _AT_EXIT = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
 
@@ -42,7 +41,7 @@ class StopOnSignal:
   """
 
   def __init__(self, at_exit: bool = False):
-    """Creates the context; with `at_exit` the process is expected to exit right after it."""
+    """Handles late signals as well if `at_exit`: the process exits right after the block."""
     self._at_exit = at_exit
     self.deferred = False
     self.stopping = False  # known to all processes
@@ -76,20 +75,15 @@ class StopOnSignal:
       on_cpu = jax.default_backend() == "cpu"
       if on_cpu:  # where two reductions at once may block each other
         jax.block_until_ready(state)
-      before, self._answer = self._answer, self._ask()
+      sharding, greatest = _reduction()
+      own = np.array([self.signal if self._received else 0], np.int32)
+      with jax.set_mesh(sharding.mesh):  # the caller's mesh may have other devices
+        of_all = jax.make_array_from_callback((jax.process_count(),), sharding, lambda _: own)
+        before, self._answer = self._answer, greatest(of_all)
       answer = self._answer if on_cpu or state is None else before
       if number := int(answer) if answer is not None else 0:
         self.stopping, self.signal = True, signal.Signals(number)
     return self.stopping
-
-  def _ask(self) -> Int[Array, ""]:
-    """Returns the greatest signal number that any process received, or 0."""
-    sharding, greatest = _reduction()
-    received = np.array([self.signal if self._received else 0], np.int32)
-    with jax.set_mesh(sharding.mesh):  # the caller's mesh may have other devices
-      return greatest(
-        jax.make_array_from_callback((jax.process_count(),), sharding, lambda _: received)
-      )
 
   @contextlib.contextmanager
   def interruptible(self) -> Iterator[None]:
@@ -120,7 +114,7 @@ class StopOnSignal:
       return self._hook(unraisable)
     self._received = False
     signal.signal(self.signal, self._receive)
-    threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), self.signal)).start()
+    threading.Timer(0.1, os.kill, (os.getpid(), self.signal)).start()
 
 
 @functools.cache

@@ -1,6 +1,7 @@
-"""One step of training: losses, gradients, new parameters."""
+"""Training: the state, the optimizer, one step, and the loop over steps."""
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -88,3 +89,106 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
   )
   add = lambda total, part: (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
   return jax.lax.scan(add, zeros, parts)[0]
+
+
+def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
+  """Rises linearly to `peak` at update number `warmup`, then falls as 1 / sqrt(update).
+
+  rate(t) = peak * min(t / warmup, sqrt(warmup / t)), where t = count + 1: updates are numbered
+  from 1, optax counts from 0. The first update thus moves the parameters.
+
+  >>> rate = inverse_sqrt(peak=0.005, warmup=2000)
+  >>> [round(float(rate(t - 1)), 6) for t in (1, 1000, 2000, 8000)]
+  [3e-06, 0.0025, 0.005, 0.0025]
+  """
+
+  def rate(count):
+    t = jnp.asarray(count, jnp.float32) + 1
+    return peak * jnp.minimum(t / warmup, jnp.sqrt(warmup / t))
+
+  return rate
+
+
+def paper_schedule(d_model: int, warmup: int = 4000, rate: float = 1.0) -> optax.Schedule:
+  """Returns the schedule of Shaw et al. 2018, whose peak depends on the model's width.
+
+  rate * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5), with t numbered from 1: the same as
+  `inverse_sqrt` with the peak rate * (d_model * warmup)**-0.5. Vaswani et al. 2017, section 5.3;
+  Shaw et al. 2018 have warmup 4000 and rate 1; the code from October 2017 on has 8000 and 2.
+
+  >>> rate = paper_schedule(d_model=512)
+  >>> round(float(rate(4000 - 1)), 6)
+  0.000699
+  """
+  return inverse_sqrt(rate * (d_model * warmup) ** -0.5, warmup)
+
+
+class NonFiniteError(RuntimeError):
+  """Too many steps in a row were skipped because their loss or gradients were not finite."""
+
+
+def train(
+  state: TrainState,
+  train_step: Callable,
+  batches: Iterator,
+  *,
+  num_steps: int,
+  report: Callable[[int, dict], None],
+  evaluate: Callable[[TrainState], None],
+  save: Callable[[TrainState], None],
+  should_stop: Callable[[TrainState], bool] = lambda state: False,
+  eval_every: int,
+  save_every: int,
+  max_skipped: int = 10,
+) -> TrainState:
+  """Trains from `state.step` to `num_steps` and returns the last state.
+
+  Args:
+    train_step: `(state, batch) -> (state, metrics)`.
+    batches: the batches of steps `state.step`, `state.step + 1`, ...
+    report: receives each step, counted from 1, and its metrics.
+    evaluate, save: called every `eval_every` and `save_every` steps and after the last step. A
+      step is saved before it is evaluated, so that a failing evaluation loses nothing.
+    should_stop: called after each step, save and evaluation. Once it returns True, the state is
+      saved and returned.
+    max_skipped: this many skipped steps in a row end the training.
+
+  Raises:
+    NonFiniteError: names the step and its batch.
+  """
+  num_skipped = 0  # in a row
+  in_flight = collections.deque()
+
+  def report_all_but(num_left: int) -> None:
+    nonlocal num_skipped
+    while len(in_flight) > num_left:
+      step, batch, metrics = in_flight.popleft()
+      metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
+      report(step, metrics)
+      num_skipped = num_skipped + 1 if metrics["skipped"] else 0
+      if num_skipped >= max_skipped:
+        shape = jax.tree.leaves(batch)[-1].shape  # the targets of a pair
+        raise NonFiniteError(
+          f"step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']} on batch "
+          f"{step - 1} of shape {'x'.join(map(str, shape))}, number {num_skipped} "
+          "skipped in a row: lower the learning rate or look at these batches"
+        )
+
+  for step in range(int(state.step) + 1, num_steps + 1):
+    batch = next(batches)
+    state, metrics = train_step(state, batch)
+    in_flight.append((step, batch, metrics))
+    is_last = step == num_steps
+    evaluate_now, save_now = (is_last or step % every == 0 for every in (eval_every, save_every))
+    # One step stays in flight, so that the device does not wait for the host to read its metrics.
+    report_all_but(0 if evaluate_now or save_now else 1)
+    if save_now:
+      save(state)
+    if evaluate_now and not should_stop(state):
+      evaluate(state)
+    if should_stop(state):
+      report_all_but(0)
+      if not save_now:
+        save(state)
+      break
+  return state

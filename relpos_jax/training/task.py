@@ -23,20 +23,15 @@ from relpos_jax.typing import PyTree
 class Task(Protocol):
   """Data, model, loss and scores of a config.
 
-  A data set has `notes`, lines for the log. A vocabulary is what the model's shapes and outputs
-  depend on besides the config; it is kept in the run directory, so that a trained model works
-  without its data.
+  A data set has `notes`, lines for the log. The model's shapes and outputs depend on the config and
+  the vocabulary, which is kept in the run directory: a trained model works without its data.
   """
 
   config: ConfigDict
   score: str  # the first score; its metric, if any, is named `valid_` and this in lower case
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    """Checks the config for a mesh of these sizes within a second and without data.
-
-    Raises:
-      InputError: names the first wrong value and the remedy.
-    """
+    """Raises InputError if a value is wrong for a mesh of these sizes; reads no data."""
 
   def load_data(self) -> Any:
     """Loads the data of `config.data`; raises InputError if they are invalid."""
@@ -59,7 +54,7 @@ class Task(Protocol):
   def make_batches(self, data: Any, vocabulary: Any, mesh: AnyMesh) -> tuple[Any, Any]:
     """Returns batches of the training split, endless and shuffled, and of the valid split.
 
-    As in `relpos_jax.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first, and
+    As in `relpos_jax.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first.
     `batches.examples` is a tree of arrays that determines every batch.
     """
 
@@ -75,10 +70,7 @@ class Task(Protocol):
   def make_report(
     self, run: "Run", data: Any, batches: Any
   ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
-    """Returns a function from parameters to values by name and a text, for evaluations.
-
-    `batches` are those of the valid split.
-    """
+    """Returns a function from parameters to values by name and a text, for the valid split."""
 
   def evaluate(self, run: "Run", data: Any, workdir: pathlib.Path) -> "Evaluation | None":
     """Scores the trained model. Every process takes part; the first writes and has the result."""
@@ -100,32 +92,19 @@ class Run(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-  """The scores of a trained model.
+  """The scores of a trained model."""
 
-  Attributes:
-    text: tables and samples to print.
-    results: by split, for results.json.
-    scores, sentences: by split, for `relpos_jax.evaluation.records`.
-    pictures: image files.
-  """
-
-  text: str
-  results: Mapping[str, Any]
-  scores: Mapping[str, Any]
-  sentences: Mapping[str, list[list[int | float]]]
-  pictures: tuple[pathlib.Path, ...] = ()
+  text: str  # tables and samples to print
+  results: Mapping[str, Any]  # by split, for results.json
+  scores: Mapping[str, Any]  # by split, for `relpos_jax.evaluation.records`
+  sentences: Mapping[str, list[list[int | float]]]  # likewise
+  pictures: tuple[pathlib.Path, ...] = ()  # image files
 
 
 def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs: PyTree) -> None:
-  """Traces one layer of a model in training; nothing is computed.
+  """Raises InputError if a model of the class `kind` does not support its config.
 
-  Args:
-    kind: the class of the model.
-    make_config: makes the model's own config.
-    inputs: what the model is called with, as arrays or as shapes.
-
-  Raises:
-    InputError: the model does not support its config.
+  Traces one layer in training, with these inputs or their shapes; nothing is computed.
   """
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
   try:
@@ -136,10 +115,8 @@ def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs:
 
 @functools.cache  # many cells of a sweep have the same model
 def _trace(kind: type[nnx.Module], config: Any, inputs: tuple[PyTree, ...]) -> None:
-  def run(*inputs):
-    return kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
-
-  jax.eval_shape(run, *inputs)
+  model = lambda *inputs: kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
+  jax.eval_shape(model, *inputs)
 
 
 def own_copies(params: PyTree) -> PyTree:

@@ -1,13 +1,17 @@
-"""The run directory: its config, its environment and the digests of its inputs."""
+"""The run directory: its config, environment, input digests and folder of checkpoints."""
 
+import contextlib
 import datetime
+import errno
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -19,21 +23,11 @@ import jax
 from relpos_jax.errors import InputError
 from relpos_jax.files import write_whole
 from relpos_jax.training import processes
-from relpos_jax.training.checkpoint_files import check_path
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
-MAY_CHANGE = (
-  "mesh",
-  "training.num_steps",
-  "training.eval_every",
-  "training.save_every",
-  "training.keep_checkpoints",
-  "training.num_samples",
-  "training.max_skipped",
-  "data.pairs.test",
-  "decoding",
-  "evaluation",
-)
+MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
+MAY_CHANGE += ("training.num_steps", "training.eval_every", "training.save_every")
+MAY_CHANGE += ("training.keep_checkpoints", "training.num_samples", "training.max_skipped")
 
 _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
@@ -44,24 +38,14 @@ _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 def claim_workdir(
   workdir: str | os.PathLike, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> bool:
-  """Checks that a folder is new, empty, or holds a run with this config; writes nothing.
+  """Returns whether a folder holds a run with this config, to be resumed; writes nothing.
 
   Only the keys of `MAY_CHANGE` may differ from the config of the run. Keys added since the run was
   started are compared with their `defaults`. Hidden files are ignored.
 
-  Returns:
-    Whether there is a run to resume.
-
   Raises:
     InputError: the folder holds a run with another config or other files, cannot be made or
       written, or has a path under which Orbax cannot keep checkpoints.
-
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as folder:
-  ...   new = claim_workdir(folder, dict(seed=0))
-  ...   write_run_files(folder, dict(seed=0))
-  ...   print(new, claim_workdir(folder, dict(seed=0)))
-  False True
   """
   workdir = pathlib.Path(workdir)
   check_path(workdir)
@@ -79,16 +63,20 @@ def claim_workdir(
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return False
-  _compare(workdir, _flatten(defaults or {}) | _flatten(read_json(workdir / "config.json")), config)
+  old = _flatten(defaults or {}) | _flatten(read_json(workdir / "config.json"))
+  new = _flatten(config)
+  for name in new | old:
+    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
+    if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
+      raise InputError(
+        f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "
+        "give another --workdir, or delete that folder"
+      )
   return True
 
 
 def check_shared(workdir: pathlib.Path) -> None:
-  """Checks that all processes see the files that the first has written; all must call this.
-
-  Raises:
-    InputError: one of them sees another folder under this path.
-  """
+  """Raises InputError unless all processes, which call this, see what the first has written."""
   processes.wait_for_all("written")
   until = time.monotonic() + _SHARED_SECONDS
   # Listing a folder asks the file server; looking up a file may use a stale cache.
@@ -109,17 +97,6 @@ def check_writable(
     raise InputError(f"cannot write into {folder}: {remedy}")
 
 
-def _compare(workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  new = _flatten(new)
-  for name in new | old:
-    before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
-    if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
-      raise InputError(
-        f"{workdir} holds the run of another config: {name} is {before} there and {now} here: "
-        "give another --workdir, or delete that folder"
-      )
-
-
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   flat = {}
   for key, value in config.items():
@@ -128,11 +105,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads the object in a JSON file of a run directory.
-
-  Raises:
-    InputError: the file cannot be read, or holds no JSON object.
-  """
+  """Reads a JSON file of a run directory; raises InputError if it cannot be read."""
   try:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
@@ -171,12 +144,72 @@ def write_digests(workdir: pathlib.Path, digests: Mapping[str, str]) -> None:
   write_whole(workdir / _DIGESTS, json.dumps(digests, indent=2) + "\n")
 
 
-def environment() -> dict[str, Any]:
-  """Returns date, command line, versions and hardware of this process.
+# The folder of checkpoints ------------------------------------------------------------------------
 
-  >>> environment()["processes"]
-  1
-  """
+
+def check_path(folder: pathlib.Path) -> None:
+  """Raises InputError for a path with one of `[*?\\`, where Orbax cannot read what it saves."""
+  if found := re.search(r"[*?\\\[]", str(folder.absolute())):
+    raise InputError(
+      f"cannot keep checkpoints in {folder}: its path holds {found[0]!r}: give another --workdir"
+    )
+
+
+def list_steps(folder: pathlib.Path) -> list[int]:
+  """Returns the steps that have a folder, in order; links to folders do not count."""
+  names = (path.name for path in _folders(folder))
+  return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def list_damaged(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+  """Returns the folders that were renamed as damaged, each with its reason."""
+  paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
+  files = [path / "reason.txt" for path in paths]
+  reasons = [file.read_text("utf-8") if file.exists() else "no reason on file" for file in files]
+  return dict(zip(paths, map(str.strip, reasons), strict=True))
+
+
+def list_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the folders of saves that are in progress or were interrupted."""
+  return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
+
+
+def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+  paths = sorted(folder.iterdir()) if folder.is_dir() else []
+  return [path for path in paths if path.is_dir() and not path.is_symlink()]
+
+
+def mark_damaged(path: pathlib.Path, reason: str) -> pathlib.Path:
+  """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path."""
+  suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+  paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
+  new = path.rename(next(path for path in paths if not path.exists()))
+  new.joinpath("reason.txt").write_text(f"{reason}\n", encoding="utf-8")
+  return new
+
+
+def check_room(folder: pathlib.Path, needed: int) -> None:
+  """Raises InputError unless the file system has `needed` bytes left for the folder."""
+  existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+  if (free := shutil.disk_usage(existing).free) < needed:
+    raise InputError(
+      f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {free:,} are free: "
+      "make room and go on with the same command"
+    )
+
+
+def is_no_room(error: BaseException) -> bool:
+  """Returns whether a write failed because the disk or the user's quota is full."""
+  codes = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+  words = "No space left on device|Disk quota exceeded|File too large"  # in Orbax's messages
+  return getattr(error, "errno", None) in codes or bool(re.search(words, str(error)))
+
+
+# The environment of a process ---------------------------------------------------------------------
+
+
+def environment() -> dict[str, Any]:
+  """Returns date, command line, versions and hardware of this process."""
   devices = jax.devices()
   return dict(
     date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -193,38 +226,28 @@ def environment() -> dict[str, Any]:
 
 
 def short_commit(commit: str | None) -> str:
-  """Shortens the hash in the git commit of `environment` to 12 digits.
-
-  >>> short_commit(40 * "a" + "-dirty"), short_commit(None)
-  ('aaaaaaaaaaaa-dirty', 'unknown')
-  """
+  """Shortens the hash in the git commit of `environment` to 12 digits."""
   return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", commit or "unknown")
 
 
 def _version(package: str) -> str | None:
-  try:
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
     return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
+  return None
 
 
 def _cpu_model() -> str:
   cpuinfo = pathlib.Path("/proc/cpuinfo")
-  if cpuinfo.exists():
-    for line in cpuinfo.read_text().splitlines():
-      if line.startswith("model name"):
-        return line.partition(":")[2].strip()
-  return platform.processor() or platform.machine()
+  found = re.search("model name.*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+  return found[1] if found else platform.processor() or platform.machine()
 
 
 def _git_commit() -> str | None:
   """Returns the commit of this package's checkout, marked as dirty if files differ from it."""
-  checkout = pathlib.Path(__file__).parents[2]
-  if not (checkout / ".git").exists():
-    return None
-  command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-  try:
+  folder = pathlib.Path(__file__).parents[2]
+  command = ["git", f"--git-dir={folder}/.git", f"--work-tree={folder}", "describe", "--always"]
+  command += ["--dirty", "--abbrev=40"]
+  with contextlib.suppress(OSError, subprocess.SubprocessError):
     result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-  except (OSError, subprocess.SubprocessError):
-    return None
-  return result.stdout.strip()
+    return result.stdout.strip()
+  return None

@@ -33,8 +33,8 @@ from relpos_jax.evaluation.bleu import corpus_bleu, join_subwords
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
+from relpos_jax.training.metrics import track
 from relpos_jax.training.processes import is_first
-from relpos_jax.training.progress import track
 from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.training.task import Evaluation, Run, check_model, model_choices, model_values
 from relpos_jax.translation import scores

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from relpos_jax.training import checkpoint_files
-from relpos_jax.training.checkpoint_reader import Reader
+from relpos_jax.training.checkpoint_reader import examine, read_entries
+from relpos_jax.training.manifest import abstract
 from relpos_jax.training.metrics import read_metrics
+from relpos_jax.training.workdir import list_steps, list_unfinished
 
-_PATIENCE = 600.0  # seconds
 _TIMES = ("time", "tokens_per_second")  # metrics that differ between equal runs
 
 
@@ -32,57 +32,48 @@ class Run:
     return [pid for pid in pids if is_alive(pid)]
 
   def out(self) -> str:
-    return self.log.with_suffix(".out").read_text(encoding="utf-8")
+    return self.log.with_suffix(".out").read_text("utf-8")
 
   def err(self) -> str:
-    return self.log.with_suffix(".err").read_text(encoding="utf-8")
+    return self.log.with_suffix(".err").read_text("utf-8")
 
-  def until(self, condition: Callable[[], Any], seconds: float = _PATIENCE) -> None:
-    """Waits until the condition holds.
-
-    Raises:
-      RuntimeError: all processes ended before.
-      TimeoutError: it does not hold after so many seconds.
-    """
+  def until(self, condition: Callable[[], Any]) -> None:
+    """Waits until the condition holds; fails if all processes ended before."""
 
     def holds():
       is_over = self._is_over()  # first, so that the last process's own writes count
-      if not (found := condition()) and is_over:
-        raise RuntimeError(f"ended too soon:\n{self.out()}\n{self.err()}")
+      found = condition()
+      assert found or not is_over, f"ended too soon:\n{self.out()}\n{self.err()}"
       return found
 
-    wait_until(holds, seconds)
+    wait_until(holds)
 
-  def wait(self, seconds: float = _PATIENCE) -> int:
+  def wait(self) -> int:
     """Waits for the end and returns the exit status of the first process, or the launcher."""
-    wait_until(self._is_over, seconds)
+    wait_until(self._is_over)
     return self.processes[0].returncode
 
   def _is_over(self) -> bool:
     return all(process.poll() is not None for process in self.processes)
 
   def has_stepped(self) -> bool:
-    """Returns whether a step was reported since `since`."""
     return _is_newer(self.workdir / "metrics.jsonl", self.since)
 
   def is_saving(self) -> bool:
     """Returns whether a save that began since `since` is under way."""
     has_started = _is_newer(self.workdir / "environment.json", self.since)
-    unfinished = checkpoint_files.list_unfinished(self.workdir / "checkpoints")
+    unfinished = list_unfinished(self.workdir / "checkpoints")
     return has_started and any(_is_newer(path, self.since) for path in unfinished)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float) -> None:
-  """Waits until the condition holds; raises TimeoutError after so many seconds."""
+def wait_until(condition: Callable[[], Any], seconds: float = 600) -> None:
   deadline = time.monotonic() + seconds
   while not condition():
-    if time.monotonic() > deadline:
-      raise TimeoutError(f"not in {seconds:.0f} s")
+    assert time.monotonic() < deadline, f"not in {seconds:.0f} s"
     time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
-  """Returns whether a process exists and is no zombie."""
   with contextlib.suppress(OSError):
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
   return False
@@ -103,27 +94,28 @@ def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def losses(workdir: pathlib.Path) -> dict[int, float | None]:
-  """Returns the training loss by step, None where it was not a number."""
   return {line["step"]: line["loss"] for line in read_metrics(workdir) if "loss" in line}
 
 
 def digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
   """Returns the digest of every array of a checkpoint; raises Damage if one differs."""
-  reader = Reader(workdir / "checkpoints")
-  reader.examine(step)
-  return {name: entry.digest for name, entry in reader.entries(step).items()}
+  path = workdir / "checkpoints" / str(step)
+  examine(path)
+  return {name: entry.digest for name, entry in read_entries(path).items()}
+
+
+def shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+  entries = read_entries(workdir / "checkpoints" / str(step))
+  return {name: abstract(entry.kind) for name, entry in entries.items()}
 
 
 def state_digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
-  """Returns the digests of all arrays but the number of the step."""
   return {name: digest for name, digest in digests(workdir, step).items() if name != "step"}
 
 
 def reached(workdir: pathlib.Path) -> int:
-  """Returns the last step that was reported, 0 if none was."""
   return max(losses(workdir), default=0)
 
 
 def kept(workdir: pathlib.Path) -> int:
-  """Returns the last step that is saved, 0 if none is."""
-  return max(checkpoint_files.list_steps(workdir / "checkpoints"), default=0)
+  return max(list_steps(workdir / "checkpoints"), default=0)

@@ -1,5 +1,6 @@
 """The faults, what must hold after each, and the table of the results."""
 
+import collections
 import json
 import pathlib
 import re
@@ -8,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.training.workdir import environment, write_whole
+from relpos_jax.files import write_whole
+from relpos_jax.training.workdir import environment
 
 _BITS = "the bits of the undisturbed run"
 _RIGHT = (
@@ -87,26 +89,16 @@ FAULTS = {
 
 
 def rows(record: Mapping[str, Any]) -> str:
-  """Returns where each fault was tried, and the table: a figure is the largest, or a count.
-
-  >>> print(rows({}))
-  <BLANKLINE>
-  | fault | tries | held | worst | what has to hold |
-  |---|---|---|---|---|
-  """
-  sources: dict[str, list[str]] = {}
-  cells = []
+  """Returns where each fault was tried, and the table: a figure is the largest, or a count."""
+  sources, cells = collections.defaultdict(list), []
   for name in [name for name in FAULTS if name in record]:
-    found = record[name]
-    sources.setdefault(_source(found["environment"]), []).append(name)
-    figures: dict[str, list] = {}
+    found, figures = record[name], collections.defaultdict(list)
+    sources[_source(found["environment"])].append(name)
     for figure, value in [item for each in found["tries"] for item in each["figures"].items()]:
-      figures.setdefault(figure, []).append(value)
-    worst = [
-      (figure, sum(x) if isinstance(x[0], bool) else max(x)) for figure, x in figures.items()
-    ]
+      figures[figure].append(value)
+    worst = {figure: sum(x) if isinstance(x[0], bool) else max(x) for figure, x in figures.items()}
     held = sum(not each["problem"] for each in found["tries"])
-    of_figures = "; ".join(f"{figure} {value:.3g}" for figure, value in worst)
+    of_figures = "; ".join(f"{figure} {value:.3g}" for figure, value in worst.items())
     cells.append([found["title"], str(len(found["tries"])), str(held), of_figures, found["demand"]])
   table = markdown_table(["fault", "tries", "held", "worst", "what has to hold"], cells)
   return "\n".join([*(f"- {', '.join(n)}: {where}" for where, n in sources.items()), "", table])
@@ -137,7 +129,7 @@ class Recorder:
   def pytest_runtest_logreport(self, report) -> None:
     name = re.search("chaos/.*::test_([a-z]+)", report.nodeid)
     is_try = report.when == "call" or (report.when == "setup" and report.failed)
-    if not is_try or not name or name[1] not in FAULTS:
+    if not (is_try and name and name[1] in FAULTS):
       return
     tries = dict(report.user_properties).get("tries") or [dict(what="", problem="", figures={})]
     if report.failed:

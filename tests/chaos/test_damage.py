@@ -7,22 +7,19 @@ import shutil
 import numpy as np
 import pytest
 
-from chaos.run import kept
+from chaos.run import kept, shapes
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_reader import Reader
 
 pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
 def like(training):
-  """Returns the shapes of the state."""
-  return Reader(training.undisturbed() / "checkpoints").shapes(100)
+  return shapes(training.undisturbed(), 100)
 
 
 @pytest.fixture(scope="module")
 def saved(training, like):
-  """Returns the bytes of the states of steps 80 and 100."""
   with Checkpoints(training.undisturbed() / "checkpoints") as checkpoints:
     return {step: _octets(checkpoints.restore(step, like=like)) for step in (80, 100)}
 

@@ -16,7 +16,6 @@ _STEPS = 10  # on each mesh
 
 @pytest.fixture(scope="module")
 def unmoved(training, tmp_path_factory) -> pathlib.Path:
-  """Returns the folder of a run that stays on the same devices."""
   workdir = tmp_path_factory.mktemp("unmoved") / "run"
   _train(training, workdir, 2 * _STEPS, devices=8)
   return workdir

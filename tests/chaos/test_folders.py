@@ -8,7 +8,7 @@ import pytest
 
 from chaos.run import digests, kept
 from chaos.training import ROOT
-from relpos_jax.training import checkpoint_files
+from relpos_jax.training.workdir import list_steps
 
 pytestmark = pytest.mark.chaos
 
@@ -75,7 +75,7 @@ def test_disk(number, training, tmp_path, rng, begin):
       _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
       resource.prlimit(pid, resource.RLIMIT_FSIZE, (2**16, most))
     status = run.wait()
-  steps = checkpoint_files.list_steps(workdir / "checkpoints")
+  steps = list_steps(workdir / "checkpoints")
   begin(f"full after step {max(steps, default=0)}")
   assert status == 2, run.err()
   messages = training.messages(run)

@@ -10,7 +10,7 @@ import pytest
 
 from chaos.run import Run, digests, is_alive, kept, reached, wait_until
 from chaos.training import DISTURBED, NUM_STEPS, SAVE_EVERY
-from relpos_jax.training import checkpoint_files
+from relpos_jax.training.workdir import list_damaged
 
 pytestmark = pytest.mark.chaos
 
@@ -26,7 +26,7 @@ def test_kill(number, training, tmp_path, rng, begin):
       _kill(run, begin)
     assert run.wait() == 0, run.err()
   training.check_end(workdir)
-  assert not checkpoint_files.list_damaged(workdir / "checkpoints")
+  assert not list_damaged(workdir / "checkpoints")
   assert training.messages(run) == [f"exit status 137: retry {i} of 2" for i in (1, 2)]
 
 

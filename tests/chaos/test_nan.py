@@ -6,10 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chaos.run import kept, metrics, state_digests
+from chaos.run import kept, metrics, shapes, state_digests
 from chaos.training import DISTURBED
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_reader import Reader
 
 pytestmark = pytest.mark.chaos
 
@@ -40,6 +39,5 @@ def test_nan(number, training, tmp_path, rng, begin):
   assert lines[:batch] == whole[:batch], "the steps before differ"
   assert state_digests(workdir, batch) == state_digests(workdir, batch + 1)
   with Checkpoints(workdir / "checkpoints") as checkpoints:
-    like = Reader(checkpoints.folder).shapes(kept(workdir))
-    arrays = checkpoints.restore(like=like).values()
+    arrays = checkpoints.restore(like=shapes(workdir, kept(workdir))).values()
   assert all(np.isfinite(x).all() for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))

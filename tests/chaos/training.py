@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from chaos.run import Run, digests, kept, metrics
 from experiments.launch import dying_with_this_process
@@ -20,20 +20,13 @@ DISTURBED = (str(pathlib.Path(__file__).with_name("disturbed.py")),)
 NUM_STEPS, SAVE_EVERY = 100, 20
 
 _TRAIN = ("-m", "experiments.train")
-_CHANGES = dict(
-  vocabulary=dict(size=400),
-  batches=dict(tokens=256, max_length=32, num_shapes=1),
-  model=dict(num_layers=1, width=32, num_heads=2, feed_forward=32, max_distance=4),
-  training=dict(
-    num_steps=NUM_STEPS,
-    save_every=SAVE_EVERY,
-    eval_every=NUM_STEPS,
-    keep_checkpoints=3,
-    num_samples=2,
-  ),
-  decoding=dict(beam_size=1, extra_length=4),
-  mesh=dict(data=-1),
-)
+_CHANGES = f"""
+vocabulary.size=400 batches.tokens=256 batches.max_length=32 batches.num_shapes=1
+model.num_layers=1 model.width=32 model.num_heads=2 model.feed_forward=32 model.max_distance=4
+training.num_steps={NUM_STEPS} training.save_every={SAVE_EVERY} training.eval_every={NUM_STEPS}
+training.keep_checkpoints=3 training.num_samples=2 decoding.beam_size=1 decoding.extra_length=4
+mesh.data=-1
+"""
 # Lines of stderr that show progress.
 _PROGRESS = re.compile(r"step \d+/\d+  loss |step \d+  valid_loss |\d+/\d+ .* left$")
 
@@ -54,13 +47,8 @@ class Training:
       (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
 
   def words(self, workdir: str | os.PathLike, *flags: str) -> list[str]:
-    """Returns the flags of the training, and those that change it."""
     pairs = [f"--config.data.pairs.{name}={self._folder}/{name}.tsv" for name in ("train", "valid")]
-    changes = [
-      f"--config.{group}.{key}={value}"
-      for group, values in _CHANGES.items()
-      for key, value in values.items()
-    ]
+    changes = [f"--config.{change}" for change in _CHANGES.split()]
     config = [f"--config={ROOT}/configs/quickstart.py", "--config.data.source=pairs"]
     return [*config, *pairs, *changes, f"--workdir={workdir}", *flags]
 
@@ -76,26 +64,14 @@ class Training:
     )
 
   @contextlib.contextmanager
-  def launched(
-    self, workdir, *flags: str, processes=1, retries=0, devices=1, program=_TRAIN
+  def started(
+    self, workdir, *flags, processes=1, program=_TRAIN, cwd=ROOT, launcher=(), devices=1, **env
   ) -> Iterator[Run]:
-    """Starts the training by `experiments.launch`; kills what is left at the end."""
-    launch = ["-m", "experiments.launch", f"--processes={processes}", f"--retries={retries}"]
-    words = [*launch, "--", sys.executable, *program, *self.words(workdir, *flags)]
-    with self._started(workdir, words, [self.env(devices)], ROOT, True) as run:
-      yield run
-
-  @contextlib.contextmanager
-  def started(self, workdir, *flags, processes=1, program=_TRAIN, cwd=ROOT, **env) -> Iterator[Run]:
-    """Starts the training without a launcher, several processes as on a cluster."""
-    words = [*program, *self.words(workdir, *flags)]
-    with self._started(workdir, words, environments(processes, self.env() | env), cwd) as run:
-      yield run
-
-  @contextlib.contextmanager
-  def _started(self, workdir, words, envs: Sequence[dict], cwd, has_launcher=False):
-    run = Run(workdir, self._folder / f"log-{next(self._logs)}", has_launcher)
-    words = [*dying_with_this_process(), sys.executable, *words]
+    """Starts the training, several processes as on a cluster; kills what is left at the end."""
+    run = Run(workdir, self._folder / f"log-{next(self._logs)}", bool(launcher))
+    words = [*dying_with_this_process(), sys.executable, *launcher]
+    words += [*program, *self.words(workdir, *flags)]
+    envs = [self.env(devices) | env] if launcher else environments(processes, self.env() | env)
     with contextlib.ExitStack() as stack:
       opened = lambda suffix: stack.enter_context(open(run.log.with_suffix(suffix), "w"))
       streams = dict(stdout=opened(".out"), stderr=opened(".err"))
@@ -104,6 +80,12 @@ class Training:
         stack.callback(run.processes[-1].wait)
         stack.callback(run.processes[-1].kill)
       yield run
+
+  def launched(self, workdir, *flags: str, processes=1, retries=0, **how):
+    """Starts the training by `experiments.launch`."""
+    launcher = ["-m", "experiments.launch", f"--processes={processes}", f"--retries={retries}"]
+    launcher += ["--", sys.executable]
+    return self.started(workdir, *flags, processes=processes, launcher=launcher, **how)
 
   def to_its_end(self, workdir: pathlib.Path, *flags: str, **how) -> list[str]:
     """Trains to the end, which must equal that of the undisturbed run; returns the messages."""
@@ -140,11 +122,9 @@ class Training:
     return self._undisturbed[key]
 
   def copy(self, workdir: pathlib.Path) -> pathlib.Path:
-    """Copies the folder of the undisturbed run."""
     shutil.rmtree(workdir, ignore_errors=True)
     return shutil.copytree(self.undisturbed(), workdir)
 
   def checkpoints(self, workdir: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
-    """Runs the command `experiments.checkpoints`."""
     words = [sys.executable, "-m", "experiments.checkpoints", f"--workdir={workdir}", *flags]
     return subprocess.run(words, env=self.env(), cwd=ROOT, capture_output=True, text=True)

@@ -246,15 +246,6 @@ def test_a_run_on_a_corpus_that_is_gone(train_refused, refused, run_copy):
     refused(run_copy, words, name, f"--workdir={run_copy}")
 
 
-def test_a_checkpoint_of_another_program(train_refused, refused, run_copy):
-  shutil.rmtree(run_copy / "checkpoints" / "12" / "manifest")
-  metadata = run_copy / "checkpoints" / "12" / "_CHECKPOINT_METADATA"
-  metadata.write_text(metadata.read_text().replace('"manifest"', '"metrics"'))
-  words = "checkpoint 12 not saved by relpos_jax"
-  train_refused(words)
-  refused(run_copy, words, "translate", f"--workdir={run_copy}", stdin=b"a cat\n")
-
-
 def test_checkpoints_that_were_all_set_aside(train_refused, refused, run_copy):
   """A fresh start in their place would hide that something was lost."""
   for path in (run_copy / "checkpoints").iterdir():

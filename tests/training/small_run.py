@@ -1,8 +1,10 @@
 """A training so small that its processes cost little more than their start.
 
-  python tests/training/small_run.py FOLDER NUM_STEPS [PROCESS SIGNAL STEP]
+  python tests/training/small_run.py FOLDER NUM_STEPS PROCESS SIGNAL STEP
+  python tests/training/small_run.py FOLDER save|restore
 
-Prints its losses by step as JSON. A process sends itself a signal when it reports a step.
+Prints its losses by step as JSON. A process sends itself a signal when it reports a step. Or saves
+steps 1 and 2 of an array that is sharded over the devices of all processes, and restores it.
 """
 
 import itertools
@@ -17,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.loop import train
 from relpos_jax.training.processes import check_same, join_processes
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.signals import StopOnSignal
-from relpos_jax.training.step import TrainState
+from relpos_jax.training.step import TrainState, train
 
 
 class Rows(NamedTuple):
@@ -70,11 +71,31 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
   return losses
 
 
+def sharded(step: int):
+  mesh = jax.make_mesh((jax.device_count(),), ("fsdp",))
+  make = lambda: dict(params=jnp.arange(40_000, dtype=jnp.float32) * step)
+  return jax.jit(make, out_shardings=jax.NamedSharding(mesh, jax.P("fsdp")))()
+
+
+def save_or_restore(folder: str, what: str) -> None:
+  with Checkpoints(folder, rename_damaged=True) as checkpoints:
+    if what == "save":
+      for step in (1, 2):
+        checkpoints.save(step, sharded(step))
+      return
+    restored = checkpoints.restore(like=sharded(0))
+    average = checkpoints.average(2, like=restored["params"])
+  found = dict(element=restored["params"], average=average)
+  print(json.dumps({name: float(jax.jit(jnp.max)(x)) / 39_999 for name, x in found.items()}))
+
+
 def main(folder: str, num_steps: str, process="0", signal="0", step="0") -> None:
   join_processes()
+  if num_steps in ("save", "restore"):
+    return save_or_restore(folder, num_steps)
 
   def at(now):
-    if signal != "0" and (jax.process_index(), now) == (int(process), int(step)):
+    if (jax.process_index(), now) == (int(process), int(step)):
       os.kill(os.getpid(), int(signal))
 
   stop = StopOnSignal()

@@ -1,18 +1,12 @@
 """What is saved comes back bit for bit, and what cannot come back is refused in one line."""
 
-import contextlib
 import functools
 import json
-import logging
 import os
 import pathlib
-import re
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +18,23 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files, checkpoint_reader, manifest
+from relpos_jax.training import manifest
 from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_reader import Reader
+from relpos_jax.training.checkpoint_reader import examine
 from relpos_jax.training.manifest import Damage
-from relpos_jax.typing import PyTree
-
-
-class State(NamedTuple):
-  step: jax.Array
-  params: PyTree
-  opt_state: PyTree
+from relpos_jax.training.step import init_state
 
 
 def make_state(seed=0):
   params = nnx.state(nnx.Linear(16, 8, rngs=nnx.Rngs(seed)), nnx.Param)
-  return State(jnp.int32(seed), params, optax.adam(lambda _: 0.1).init(params))
+  return init_state(params, optax.adam(0.1))._replace(step=jnp.int32(seed))
+
+
+def refusal(action):
+  with pytest.raises(InputError) as error:
+    action()
+  assert "\n" not in str(error.value)
+  return str(error.value)
 
 
 def assert_same_bits(tree, wanted):
@@ -57,7 +52,6 @@ def checkpoints(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-  """Three checkpoints in a folder that no test changes."""
   folder = tmp_path_factory.mktemp("run") / "checkpoints"
   with Checkpoints(folder) as checkpoints:
     for step in (1, 2, 3):
@@ -67,7 +61,6 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def copied(saved, tmp_path):
-  """The same, free to damage."""
   return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
@@ -88,22 +81,17 @@ def test_every_dtype_comes_back_bit_for_bit(checkpoints):
   assert_same_bits(checkpoints.restore(like=state), state)
 
 
-def test_an_abstract_state_will_do(saved):
-  abstract = jax.eval_shape(lambda: make_state())
-  assert_same_bits(Checkpoints(saved).restore(like=abstract), make_state(3))
-
-
-def test_any_step_can_be_had_and_the_last_is_the_default(saved):
+def test_any_step_can_be_restored_and_the_last_is_the_default(saved):
   checkpoints = Checkpoints(saved)
   assert checkpoints.steps() == [1, 2, 3] and checkpoints.latest_step() == 3
-  assert_same_bits(checkpoints.restore(1, like=make_state()), make_state(1))
-  assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
-
-
-def test_a_field_alone_can_be_had(saved):
-  params = Checkpoints(saved).restore(2, like=make_state().params, field="params")
+  abstract = jax.eval_shape(make_state)
+  assert_same_bits(checkpoints.restore(1, like=abstract), make_state(1))
+  assert_same_bits(checkpoints.restore(like=abstract), make_state(3))
+  params = checkpoints.restore(2, like=make_state().params, field="params")
   assert_same_bits(params, make_state(2).params)
-  assert Checkpoints(saved).restore(2, like=jnp.int32(0), field="step") == 2
+  assert "7 does not exist: there are 1, 2, 3" in refusal(
+    lambda: checkpoints.restore(7, like=abstract)
+  )
 
 
 def test_the_last_ones_are_kept(tmp_path):
@@ -114,13 +102,12 @@ def test_the_last_ones_are_kept(tmp_path):
     assert checkpoints.steps() == [10, 20] and checkpoints.latest_step() == 20
 
 
-def test_steps_saved_meanwhile_by_another_process_are_seen(saved, copied):
-  reader = Checkpoints(copied)
-  assert reader.latest_step() == 3
-  with Checkpoints(copied) as writer:
-    writer.save(4, make_state(4))
-  assert reader.latest_step() == 4
-  assert_same_bits(reader.restore(like=make_state()), make_state(4))
+def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
+  shutil.copytree(copied / "3", copied / "4.orbax-checkpoint-tmp")
+  with Checkpoints(copied) as checkpoints:
+    assert checkpoints.latest_step() == 3
+    checkpoints.save(4, make_state(4))
+    assert_same_bits(checkpoints.restore(like=make_state()), make_state(4))
 
 
 def test_a_state_may_be_donated_right_after_the_save(checkpoints):
@@ -167,46 +154,13 @@ def test_average_sums_in_float32(checkpoints):
   np.testing.assert_array_equal(average, jnp.asarray(np.mean(values), jnp.bfloat16))
 
 
-def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
-  shutil.copytree(copied / "3", copied / "4.orbax-checkpoint-tmp")
-  with Checkpoints(copied) as checkpoints:
-    assert checkpoints.latest_step() == 3
-    checkpoints.save(4, make_state(4))
-    assert_same_bits(checkpoints.restore(like=make_state()), make_state(4))
-
-
-def test_saving_logs_nothing(checkpoints, caplog):
-  caplog.set_level(logging.DEBUG)
-  for step in (1, 2):
-    checkpoints.save(step, make_state())
-  checkpoints.restore(like=make_state())
-  assert not [record for record in caplog.records if "orbax" in record.pathname]
-
-
-def refusal(action):
-  with pytest.raises(InputError) as error:
-    action()
-  assert "\n" not in str(error.value)
-  return str(error.value)
-
-
-@pytest.mark.parametrize("made", [False, True])
-def test_no_checkpoint_names_the_folder_and_makes_none(tmp_path, made):
-  folder = tmp_path / "checkpoints"
-  if made:
-    folder.mkdir()
-  with Checkpoints(folder) as checkpoints:
-    for action in (
-      lambda: checkpoints.restore(like=make_state()),
-      lambda: checkpoints.average(3, like=make_state().params),
-    ):
-      assert f"no checkpoint in {folder}: train first" in refusal(action)
-  assert folder.exists() == made
-
-
-def test_an_absent_step_is_refused_with_those_there_are(saved):
-  text = refusal(lambda: Checkpoints(saved).restore(7, like=make_state()))
-  assert "step 7" in text and "there are 1, 2, 3" in text
+def test_no_checkpoint_names_the_folder_and_makes_none(checkpoints):
+  for action in (
+    lambda: checkpoints.restore(like=make_state()),
+    lambda: checkpoints.average(3, like=make_state().params),
+  ):
+    assert f"no checkpoint in {checkpoints.folder}: train first" in refusal(action)
+  assert not checkpoints.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -222,66 +176,6 @@ def test_another_structure_shape_or_dtype_names_the_leaf(saved, change, words):
   text = refusal(lambda: Checkpoints(saved).restore(like=change(make_state())))
   assert str(saved / "3") in text and "another --workdir" in text
   assert all(word in text for word in words.split())
-
-
-def test_a_checkpoint_of_another_program_is_refused(tmp_path):
-  with ocp.CheckpointManager(tmp_path) as manager:
-    manager.save(1, args=ocp.args.StandardSave(dict(w=jnp.ones(3))))
-  text = refusal(lambda: Checkpoints(tmp_path).restore(like=dict(w=jnp.ones(3))))
-  assert str(tmp_path / "1") in text and "not saved by relpos_jax" in text
-
-
-TRUNCATE_FILES = """
-import os, pathlib, shutil, sys
-import jax
-import jax.numpy as jnp
-from relpos_jax.training.checkpoint import Checkpoints
-
-whole = pathlib.Path(sys.argv[1])
-like = {f"w{i}": jax.ShapeDtypeStruct((50 + i, 50), jnp.float32) for i in range(24)}
-for percent in map(int, sys.argv[2:]):
-  copy = pathlib.Path(shutil.copytree(whole, whole.with_name(f"copy-{percent}")))
-  files = sorted((copy / "2" / "state").rglob("d/*"), key=lambda file: file.stat().st_size)
-  file = files[-1 - percent % 2]  # the arrays, or where they are in it
-  os.truncate(file, file.stat().st_size * percent // 100)
-  assert Checkpoints(copy).restore(like=like)["w0"][0, 0] == 1
-"""
-
-
-@pytest.mark.parametrize("percents", [(1, 51)])
-def test_a_truncated_file_is_told_in_one_line_and_nothing_else(tmp_path, percents):
-  """Two dozen reads fail at once, on threads that go on when the error is known."""
-  with Checkpoints(tmp_path / "whole") as checkpoints:
-    for step in (1, 2):
-      arrays = {f"w{i}": np.random.default_rng(i).normal(size=(50 + i, 50)) for i in range(24)}
-      arrays["w0"][0, 0] = step
-      checkpoints.save(step, {name: jnp.float32(array) for name, array in arrays.items()})
-  script = [sys.executable, "-c", TRUNCATE_FILES, str(tmp_path / "whole"), *map(str, percents)]
-  result = subprocess.run(script, capture_output=True, text=True)
-  copies = [re.escape(f"{tmp_path}/copy-{percent}") for percent in percents]
-  lines = [f"checkpoint {copy}/2 is damaged: [^\n]+: passed over\n" for copy in copies]
-  assert re.fullmatch("".join(lines), result.stderr), result.stderr
-  assert result.returncode == 0
-
-
-@pytest.mark.parametrize(
-  "text, error",
-  [
-    ("Future exception was never retrieved: ValueError('Error from TensorStore')", None),
-    ("Task exception was never retrieved", ocp.checkpoint_utils),
-    ("Task exception was never retrieved", None),
-  ],
-)
-def test_only_what_orbax_left_behind_is_kept_from_asyncios_log(caplog, text, error):
-  checkpoint_reader.silence_abandoned_requests()
-  exc_info = None
-  if error:  # raised in a file of Orbax, which is not named in the text
-    try:
-      error.construct_restore_args(object(), 3)
-    except Exception as raised:
-      exc_info = (type(raised), raised, raised.__traceback__)
-  logging.getLogger("asyncio").error(text, exc_info=exc_info)
-  assert bool(caplog.records) == ("TensorStore" not in text and not error)
 
 
 def flip(folder, step):
@@ -311,18 +205,6 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
     assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
 
 
-@pytest.mark.parametrize("lost", ["manifest", "*"])
-def test_a_partial_step_is_set_aside(copied, capfd, lost):
-  for path in (copied / "3").glob(lost):
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-  with Checkpoints(copied, rename_damaged=True) as checkpoints:
-    assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
-    assert names(copied) == ["1", "2", "damaged-3"]
-    checkpoints.save(3, make_state(3))
-    assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
-  assert capfd.readouterr().err.count("\n") == 1
-
-
 def test_where_all_are_damaged_there_is_no_fresh_start(copied, capsys):
   for step in (1, 2, 3):
     flip(copied, step)
@@ -337,22 +219,19 @@ def test_where_all_are_damaged_there_is_no_fresh_start(copied, capsys):
   assert capsys.readouterr().err.count(": renamed to damaged-") == 3
 
 
-@pytest.mark.parametrize("rename_damaged", [True, False])
-def test_a_damaged_step_that_was_asked_for_is_not_replaced(copied, rename_damaged):
-  flip(copied, 2)
-  checkpoints = Checkpoints(copied, rename_damaged=rename_damaged)
-  text = refusal(lambda: checkpoints.restore(2, like=make_state()))
-  assert f"checkpoint {copied / '2'} is damaged: there are 1, 3" in text
-
-
 def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys):
   flip(copied, 3)
   checkpoints = Checkpoints(copied)
   assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
-  checkpoints.average(2, like=make_state().params)
-  lines = capsys.readouterr().err.splitlines()
+  average = checkpoints.average(3, like=make_state().params)
+  *lines, last = capsys.readouterr().err.splitlines()
   assert len(lines) == 2 and all(line.endswith(": passed over") for line in lines)
   assert all(f"checkpoint {copied / '3'} is damaged: " in line for line in lines)
+  assert "has 2 good checkpoints: the mean is of these, not of 3" in last
+  kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 2)]
+  np.testing.assert_allclose(average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8)
+  text = refusal(lambda: checkpoints.restore(3, like=make_state()))
+  assert f"checkpoint {copied / '3'} is damaged: there are 1, 2" in text
   flip(copied, 1)
   flip(copied, 2)
   text = refusal(lambda: checkpoints.restore(like=make_state()))
@@ -360,28 +239,14 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   assert names(copied) == ["1", "2", "3"]
 
 
-def test_the_mean_is_of_the_newest_good_ones(copied, capsys):
-  flip(copied, 2)
-  average = Checkpoints(copied, rename_damaged=True).average(2, like=make_state().params)
-  assert capsys.readouterr().err.count("\n") == 1
-  wanted = Checkpoints(copied).average(2, like=make_state().params)  # of those that are left
-  assert_same_bits(average, wanted)
-  kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 3)]
-  np.testing.assert_allclose(average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8)
-  assert not capsys.readouterr().err
-  Checkpoints(copied).average(3, like=make_state().params)
-  assert "has 2 good checkpoints: the mean is of these, not of 3" in capsys.readouterr().err
-
-
 def edit_manifest(folder, step, change):
   file = folder / str(step) / "manifest" / "metadata"
   file.write_text(json.dumps(change(json.loads(file.read_text()))))
 
 
-@pytest.mark.parametrize("name", ["step", "params.kernel"])
 @pytest.mark.parametrize("entry", [["int32[7]", None], ["int32[]", "0" * 16]])
-def test_the_manifest_itself_is_verified(copied, capsys, name, entry):
-  edit_manifest(copied, 3, lambda m: m | dict(arrays=m["arrays"] | {name: entry}))
+def test_the_manifest_itself_is_verified(copied, capsys, entry):
+  edit_manifest(copied, 3, lambda m: m | dict(arrays=m["arrays"] | {"step": entry}))
   assert Checkpoints(copied).restore(like=make_state()).step == 2
   assert "its manifest is not what was saved" in capsys.readouterr().err
 
@@ -399,22 +264,17 @@ def test_what_comes_back_must_be_an_array_of_its_kind(value):
       manifest.check_kinds({"w": value}, entries)
 
 
-def test_older_checkpoints_without_digests_are_read_with_a_note(copied, capsys):
-  for step in (1, 2, 3):
-    edit_manifest(copied, step, lambda m: {name: kind for name, (kind, _) in m["arrays"].items()})
-  checkpoints = Checkpoints(copied)
-  for _ in range(2):
-    assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
-  assert capsys.readouterr().err.count("older than digests") == 1
-  assert "older than digests" in Reader(copied).examine(3)
-  assert names(copied) == ["1", "2", "3"]
-
-
-def test_checkpoints_that_do_not_say_their_step_are_read(copied, capsys):
-  for step in (1, 2, 3):
-    edit_manifest(copied, step, lambda m: {k: v for k, v in m.items() if k != "step"})
+@pytest.mark.parametrize(
+  "older, state",
+  [
+    (lambda m: {name: kind for name, (kind, _) in m["arrays"].items()}, "older than digests"),
+    (lambda m: {k: v for k, v in m.items() if k != "step"}, "good"),
+  ],
+)
+def test_checkpoints_of_older_formats_are_read(copied, capsys, older, state):
+  edit_manifest(copied, 3, older)
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))
-  assert Reader(copied).examine(3) == "good" and not capsys.readouterr().err
+  assert state in examine(copied / "3") and not capsys.readouterr().err
 
 
 def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
@@ -423,21 +283,13 @@ def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
   shutil.copytree(copied / "1", copied / "3")
   for step, there in ((2, 3), (3, 1)):
     with pytest.raises(Damage, match=f"it is of step {there}: "):
-      Reader(copied).examine(step)
+      examine(copied / str(step))
   with Checkpoints(copied, rename_damaged=True) as checkpoints:
     assert_same_bits(checkpoints.restore(like=make_state()), make_state(1))
     assert_same_bits(checkpoints.average(3, like=make_state().params), make_state(1).params)
   lines = capsys.readouterr().err.splitlines()
   assert len(lines) == 3 and lines[0].endswith(": renamed to damaged-3")
   assert names(copied) == ["1", "damaged-2", "damaged-3"]
-
-
-def test_only_a_real_folder_is_a_step_or_was_set_aside(copied):
-  (copied / "7").symlink_to("3")
-  (copied / "damaged-7").symlink_to("3")
-  (copied / "8").touch()
-  assert checkpoint_files.list_steps(copied) == Checkpoints(copied).steps() == [1, 2, 3]
-  assert checkpoint_files.list_damaged(copied) == {}
 
 
 def test_a_hiccup_and_a_step_deleted_meanwhile_are_not_damage(copied, capsys, monkeypatch):
@@ -465,47 +317,28 @@ def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatc
   def fail(*_, **__):
     raise ValueError(reason)
 
-  checkpoints = Checkpoints(copied, rename_damaged=True)
-  monkeypatch.setattr(checkpoints._reader._checkpointer, "restore", fail)
-  text = refusal(lambda: checkpoints.restore(like=make_state()))
-  assert reason in text and "need not be damage" in text
+  monkeypatch.setattr(ocp.Checkpointer, "restore", fail)
+  with pytest.raises(ValueError, match=reason):
+    Checkpoints(copied, rename_damaged=True).restore(like=make_state())
   assert names(copied) == ["1", "2", "3"]
 
 
-@pytest.fixture
-def not_ours(saved):
-  """A folder of checkpoints to be closed, and a context in which this is another user's process."""
+@pytest.mark.parametrize("what", [".", "3/manifest", "3/state/d"])
+def test_what_may_not_be_read_is_not_damaged(saved, what):
   with tempfile.TemporaryDirectory() as name:  # pytest's own folders are open to one user alone
     os.chmod(name, 0o755)
-    copied = pathlib.Path(shutil.copytree(saved, f"{name}/checkpoints"))
-
-    @contextlib.contextmanager
-    def closed(what):
-      path = copied / what
-      mode = path.stat().st_mode
-      path.chmod(0)
-      user = os.geteuid()
-      try:
-        if user == 0:
-          os.seteuid(65534)
-        yield copied
-      finally:
-        os.seteuid(user)
-        path.chmod(mode)
-
-    yield closed
-
-
-@pytest.mark.parametrize("rename_damaged", [True, False])
-@pytest.mark.parametrize("what", [".", "3/manifest", "3/state/d"])
-def test_what_may_not_be_read_is_not_damaged(not_ours, capsys, what, rename_damaged):
-  with not_ours(what) as folder:
-    checkpoints = Checkpoints(folder, rename_damaged=rename_damaged)
-    text = refusal(lambda: checkpoints.restore(like=make_state()))
-    with pytest.raises(InputError):
-      Reader(folder).examine(3)
-  assert f"{folder / what}" in text and "Permission denied" in text
-  assert names(folder) == ["1", "2", "3"] and not capsys.readouterr().err
+    folder = pathlib.Path(shutil.copytree(saved, f"{name}/checkpoints"))
+    mode = (folder / what).stat().st_mode
+    (folder / what).chmod(0)
+    user = os.geteuid()
+    try:
+      os.seteuid(65534 if user == 0 else user)
+      with pytest.raises(PermissionError, match=f"{folder / what}"):
+        Checkpoints(folder, rename_damaged=True).restore(like=make_state())
+    finally:
+      os.seteuid(user)
+      (folder / what).chmod(mode)
+    assert names(folder) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("name", ["lr[0.1]", "a*"])
@@ -515,20 +348,11 @@ def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path, name):
   assert not names(tmp_path)
 
 
-def test_the_first_save_is_read_back(tmp_path, monkeypatch):
-  """Whatever it is that makes it unreadable, it is known before a second one."""
-  monkeypatch.setattr(checkpoint_files, "check_path", lambda _: None)
-  with Checkpoints(tmp_path / "lr[0.1]") as checkpoints:
-    text = refusal(lambda: checkpoints.save(1, make_state()))
-  assert f"checkpoint {tmp_path}/lr[0.1]/1 was saved but cannot be read back: its state" in text
-
-
 # A full disk -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def no_file_above_64_kb():
-  """What a disk does that is full: a write fails in the background."""
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
   yield
@@ -545,23 +369,6 @@ def test_a_write_that_fails_for_want_of_room_is_told(copied, no_file_above_64_kb
     then(checkpoints)
 
   text = refusal(save)
-  assert f"no room for a checkpoint in {copied / '4'}: it needs " in text and " are free" in text
+  assert f"no room for a checkpoint in {copied}: make room" in text
   assert names(copied) == ["1", "2", "3"]
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))
-
-
-def test_no_save_begins_where_there_is_no_room(copied, monkeypatch):
-  usage = shutil.disk_usage(copied)
-  needed = sum(leaf.nbytes for leaf in jax.tree.leaves(make_state()))
-  monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
-  with Checkpoints(copied) as checkpoints:
-    text = refusal(lambda: checkpoints.save(4, make_state()))
-  assert f"no room for a checkpoint in {copied}: " in text and f"{needed:,} are free" in text
-  assert names(copied) == ["1", "2", "3"]
-
-
-def test_saving_a_step_again_is_an_error(copied):
-  with Checkpoints(copied) as checkpoints:
-    for step in (2, 3):
-      with pytest.raises(ValueError, match=f"step {step} is not after the last one saved, 3"):
-        checkpoints.save(step, make_state())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiling import as_users_do
 
-from relpos_jax.training.loss import cross_entropy, shift_right
+from relpos_jax.training.loss import cross_entropy
 
 SMOOTHINGS = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 
@@ -26,7 +26,6 @@ def wanted_distribution(targets, vocabulary, smoothing):
 
 
 def dense(logits, targets, smoothing):
-  """Loss and gradient of the sum, by the definition."""
   logits, targets = np.asarray(logits, np.float64), np.asarray(targets)
   q = wanted_distribution(targets, logits.shape[-1], smoothing)
   p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -82,10 +81,3 @@ def test_no_distribution_over_the_vocabulary_is_held_besides_the_gradient():
   for function, limit in ((loss, 0.1), (jax.grad(loss), 1.1)):
     compiled = as_users_do(function).lower(logits, targets).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < limit * size
-
-
-def test_shift_right_gives_each_position_the_target_before_it():
-  targets = jnp.array([[5, 6, 7, 3], [8, 3, 0, 0]])
-  shifted = shift_right(targets, bos=1)
-  assert shifted.shape == targets.shape and shifted.dtype == targets.dtype
-  assert (shifted[:, 0] == 1).all() and (shifted[:, 1:] == targets[:, :-1]).all()

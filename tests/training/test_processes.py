@@ -6,14 +6,13 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from relpos_jax.errors import InputError
 from relpos_jax.training.processes import is_one_of_several, join_processes
-from tests.training import cut_state, small_run
+from tests.training import small_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 CPU = dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2", PYTHONPATH=str(ROOT))
@@ -31,8 +30,8 @@ def slurm(process: int, number: int) -> dict[str, str]:
   )
 
 
-def start(*arguments, number: int = 2, program=small_run) -> list[subprocess.Popen]:
-  command = [sys.executable, program.__file__, *map(str, arguments)]
+def start(*arguments, number: int = 2) -> list[subprocess.Popen]:
+  command = [sys.executable, small_run.__file__, *map(str, arguments)]
   return [
     subprocess.Popen(
       command,
@@ -46,7 +45,6 @@ def start(*arguments, number: int = 2, program=small_run) -> list[subprocess.Pop
 
 
 def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
-  """Returns stdout and stderr of each process, once all have ended with status 0."""
   try:
     texts = [process.communicate(timeout=seconds) for process in processes]
   finally:
@@ -58,7 +56,6 @@ def finish(processes, seconds: float = 120) -> list[tuple[str, str]]:
 
 
 def answers(processes):
-  """Returns each process's losses by step, and the signal that stopped it."""
   texts = finish(processes)
   lines = [line for out, _ in texts for line in out.splitlines() if line.startswith("{")]
   found = sorted(map(json.loads, lines), key=lambda answer: answer["process"])
@@ -84,29 +81,16 @@ def test_two_processes_that_slurm_started_go_on_from_one_and_one_from_them(tmp_p
 @pytest.mark.parametrize("reader", [0, 1])
 def test_damage_that_one_process_alone_can_see_is_known_to_all(reader, tmp_path):
   folder = tmp_path / "checkpoints"
-  finish(start(folder, "save", program=cut_state))
+  finish(start(folder, "save"))
   files = folder.glob(f"2/state/ocdbt.process_{reader}/d/*")
   file = max(files, key=lambda file: file.stat().st_size)
   os.truncate(file, file.stat().st_size // 2)
 
-  texts = finish(start(folder, "restore", program=cut_state), seconds=60)
+  texts = finish(start(folder, "restore"), seconds=60)
   for out, _ in texts:
     assert json.loads(out.splitlines()[-1]) == dict(element=1, average=1)
   told = [line for _, err in texts for line in err.splitlines() if "is damaged" in line]
   assert len(told) == 1 and told[0].endswith(": renamed to damaged-2")
-  assert "another process" not in told[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_dead_worker_ends_the_other_within_15_seconds(victim, tmp_path):
-  processes = start(tmp_path / "checkpoints", 10**9, victim, int(signal.SIGKILL), 6)
-  assert processes[victim].wait(120) == -signal.SIGKILL
-  died = time.monotonic()
-  assert processes[1 - victim].wait(60) in (-signal.SIGABRT, 1)
-  assert time.monotonic() - died < 15
-  for process in processes:
-    process.communicate()
 
 
 def test_where_the_environment_names_others_or_is_wrong():
@@ -115,5 +99,5 @@ def test_where_the_environment_names_others_or_is_wrong():
   for alone in ({}, slurm(0, 1), batch_script, {"OMPI_COMM_WORLD_SIZE": "1"}):
     assert not is_one_of_several(alone)
     join_processes(env=alone)
-  with pytest.raises(InputError, match="JAX_PROCESS_ID is 'x'"):
+  with pytest.raises(InputError, match=r"cannot join the other processes .*'x'.*JAX_PROCESS_ID"):
     join_processes(env=dict(JAX_COORDINATOR_ADDRESS="localhost:1", JAX_PROCESS_ID="x"))

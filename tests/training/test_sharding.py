@@ -1,25 +1,18 @@
 """Where arrays live: the mesh asked for, and what its axes cut."""
 
 import dataclasses
-import re
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
 from relpos_jax.errors import InputError
-from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.optimizer import adam, inverse_sqrt
-from relpos_jax.training.sharding import (
-  _arranged,
-  make_mesh,
-  parameter_sharding,
-  put_batch,
-)
-from relpos_jax.training.step import init_state
+from relpos_jax.training.sharding import _arranged, make_mesh, parameter_sharding, put_batch
+from relpos_jax.training.step import init_state, inverse_sqrt
 
 
 @pytest.mark.parametrize(
@@ -43,9 +36,7 @@ def test_the_mesh_has_the_devices_asked_for(sizes, wanted):
   [
     (dict(data=9), "data=9, fsdp=1, tensor=1, sequence=1 does not fit 8 devices"),
     (dict(fsdp=3), "fsdp=3.* does not fit 8 devices"),
-    (dict(fsdp=16), "fsdp=16.* does not fit 8 devices"),
     (dict(data=0), "at least 1"),
-    (dict(data=2, tensor=-2), "at least 1"),
     (dict(tensor=-1), "at most one -1"),
   ],
 )
@@ -56,8 +47,6 @@ def test_a_mesh_of_devices_that_are_not_there_is_refused(sizes, words):
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """As much of a device as its place in a mesh depends on."""
-
   id: int
   slice_index: int
   process_index: int = 0
@@ -66,26 +55,12 @@ class Chip:
 
 
 def test_slices_of_tpus_are_parts_of_the_batch():
-  """Of the rows, that is: what cuts parameters or a sequence stays within a slice."""
   chips = [Chip(id, id // 4) for id in range(8)]
   assert [chip.id for chip in _arranged((8, 1, 1, 1), chips).flat] == [*range(8)]
   for part in _arranged((2, 2, 1, 2), chips[::2] + chips[1::2]):
     assert len({chip.slice_index for chip in part.flat}) == 1
   with pytest.raises(InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"):
     _arranged((1, 1, 1, 8), chips)
-
-
-def test_the_tables_of_a_graph_encoder_are_cut_by_heads():
-  config = GraphEncoderConfig(
-    num_node_labels=1, num_edge_labels=3, num_classes=2, num_layers=1, width=16, num_heads=2
-  )
-  state = nnx.state(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
-  (key,) = [
-    place.spec
-    for path, place in jax.tree.leaves_with_path(parameter_sharding(state, make_mesh(tensor=2)))
-    if re.search(r"tables.*key", jax.tree_util.keystr(path))
-  ]
-  assert key == PartitionSpec(None, "tensor", None)
 
 
 def test_rows_are_split_in_order_and_tokens_too():
@@ -100,10 +75,9 @@ def test_rows_are_split_in_order_and_tokens_too():
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
-  """Of the whole training state, by dotted path."""
   config = TransformerConfig(12, 12, num_layers=1, width=16, num_heads=4, feed_forward=8, **values)
   params = nnx.state(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-  state = jax.eval_shape(lambda p: init_state(p, adam(inverse_sqrt(1.0, 1))), params)
+  state = jax.eval_shape(lambda p: init_state(p, optax.adam(inverse_sqrt(1.0, 1))), params)
   leaves = jax.tree.flatten_with_path(parameter_sharding(state, mesh))[0]
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
   return {name(path).removesuffix(".value"): place.spec for path, place in leaves}
@@ -128,7 +102,6 @@ def test_all_that_is_large_is_cut_by_fsdp_and_by_tensor_and_so_are_its_moments()
 
 
 def test_what_does_not_divide_is_whole():
-  """Tables that heads share, and 12 words over 8 devices."""
   embedding = lambda **sizes: specs(make_mesh(**sizes), tables_per_head=False)[
     "params.softmax.table"
   ]

@@ -73,20 +73,6 @@ def test_an_interrupt_that_a_launcher_passes_on_too_stops_once_and_again_kills(b
   assert signal.getsignal(signal.SIGINT) == interrupts
 
 
-@pytest.mark.parametrize("at_exit", [False, True])
-def test_an_interrupt_that_is_ignored_stays_so(at_exit):
-  terminate = signal.getsignal(signal.SIGTERM)
-  interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-  try:
-    with StopOnSignal(at_exit) as stop:
-      signal.raise_signal(signal.SIGINT)
-      assert not stop.should_stop()
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-  finally:
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, terminate)
-
-
 def test_after_the_last_one_the_process_ends_with_its_own_status():
   script = "import signal, sys; from relpos_jax.training.signals import StopOnSignal\n"
   script += (

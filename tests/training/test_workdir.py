@@ -1,6 +1,5 @@
 """A run's folder takes the same config's run again, and nothing else."""
 
-import copy
 import errno
 import importlib.metadata
 import json
@@ -24,10 +23,7 @@ CONFIG = dict(
 
 
 def changed(**sections):
-  config = copy.deepcopy(CONFIG)
-  for name, values in sections.items():
-    config[name].update(values)
-  return config
+  return CONFIG | {name: CONFIG[name] | values for name, values in sections.items()}
 
 
 def contents(folder):
@@ -70,8 +66,6 @@ def test_a_key_younger_than_the_run_had_its_default(tmp_path):
     (changed(model=dict(width=128)), "model.width 512 128"),
     (changed(model=dict(layers=(1, 3))), "model.layers [1, 2] [1, 3]"),
     (changed(model=dict(bias=True)), "model.bias absent true"),
-    (changed(training=dict(num_steps=7, warmup_steps=5)), "training.warmup_steps 4 5"),
-    (CONFIG | dict(seed=1), "seed 0 1"),
     (CONFIG | dict(model=dict(width=512)), "model.rate 0.1 absent"),
     (CONFIG | dict(decoding_of=3), "decoding_of absent 3"),
   ],
@@ -83,17 +77,10 @@ def test_another_config_is_refused_with_the_key_and_both_values(tmp_path, config
   assert all(word in text for word in words.split())
 
 
-@pytest.mark.parametrize(
-  "config",
-  [
-    changed(training=dict(num_steps=200)),
-    changed(training=dict(save_every=5)),
-    changed(decoding=dict(beam_size=1, length_penalty=0.6)),
-  ],
-)
-def test_what_no_step_depends_on_may_change(tmp_path, config):
+def test_what_no_step_depends_on_may_change(tmp_path):
   write_run_files(tmp_path, CONFIG)
-  assert claim_workdir(tmp_path, config) is True
+  training, decoding = dict(num_steps=200, save_every=5), dict(beam_size=1, length_penalty=0.6)
+  assert claim_workdir(tmp_path, changed(training=training, decoding=decoding)) is True
 
 
 def test_other_files_are_refused_and_kept(tmp_path):
@@ -101,13 +88,7 @@ def test_other_files_are_refused_and_kept(tmp_path):
   assert "'thesis.tex' but no run" in refusal(tmp_path, CONFIG)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(workdir_module.os, "access", lambda path, mode: path != tmp_path)
-  with pytest.raises(InputError, match=f"cannot write into {tmp_path}: give a --workdir"):
-    claim_workdir(tmp_path / "runs" / "a", CONFIG)
-
-
-@pytest.mark.parametrize("broken", [b'{"seed": 0', b"\xff\xfe", b"[]"])
+@pytest.mark.parametrize("broken", [b'{"seed": 0', b"\xff\xfe"])
 def test_an_unreadable_config_is_refused(tmp_path, broken):
   (tmp_path / "config.json").write_bytes(broken)
   assert "cannot read" in refusal(tmp_path, CONFIG)
