@@ -55,12 +55,10 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 def schedule(config: ConfigDict) -> optax.Schedule:
   """Returns the learning rate schedule of `config.training`."""
-  training = config.training
-  if training.schedule == "paper":
-    return optimizers.paper_schedule(
-      config.model.width, training.warmup_steps, training.learning_rate
-    )
-  return optimizers.inverse_sqrt(training.learning_rate, training.warmup_steps)
+  rate, warmup = config.training.learning_rate, config.training.warmup_steps
+  if config.training.schedule == "paper":
+    return optimizers.paper_schedule(config.model.width, warmup, rate)
+  return optimizers.inverse_sqrt(rate, warmup)
 
 
 def load_run(workdir: str | pathlib.Path) -> Run:
@@ -105,7 +103,6 @@ def with_average(run: Run, workdir: str | pathlib.Path) -> Run:
   """Averages the parameters over the last checkpoints, replicated on every device."""
   sharding = replicated(run.mesh)
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  num = run.config.decoding.average_checkpoints
   with Checkpoints(pathlib.Path(workdir, "checkpoints")) as checkpoints:
-    num = run.config.decoding.average_checkpoints
-    params = checkpoints.average(num, like=jax.tree.map(like, run.params))
-    return run._replace(params=params)
+    return run._replace(params=checkpoints.average(num, like=jax.tree.map(like, run.params)))
