@@ -29,24 +29,23 @@ def results(workdir):
   return {split: {k: v for k, v in row.items() if k != "seconds"} for split, row in rows.items()}
 
 
-def test_the_folder_holds_all_of_the_run(workdir):
+def test_the_folder_holds_all_of_the_run(workdir, data):
+  names = ("checkpoints", "metrics.jsonl", "tensorboard", "samples.txt", "record.json")
   assert {path.name for path in workdir.iterdir()} == {
-    *("config.json", "environment.json", "digests.json", "tokenizer.json", "checkpoints"),
-    *("metrics.jsonl", "tensorboard", "samples.txt"),
+    *("config.json", "environment.json", "digests.json", "tokenizer.json", *names),
     *("results.json", "test.translations.txt", "learning_curves.png", "attention.png"),
-    "record.json",
   }
   assert {path.name for path in (workdir / "checkpoints").iterdir()} == {"6", "9", "12"}
   assert [path.name.split(".")[0] for path in (workdir / "tensorboard").iterdir()] == ["events"]
-
-
-def test_config_and_environment_are_resolved(workdir, data):
   config = json.loads((workdir / "config.json").read_text())
   assert config["model"]["width"] == 16 and config["training"]["label_smoothing"] == 0.1
   assert config["data"]["pairs"]["test"] == f"{data}/test.en,{data}/test.de"
   environment = json.loads((workdir / "environment.json").read_text())
   assert environment["packages"]["jax"] == jax.__version__
-  assert environment["devices"] == "8 x cpu" and environment["cpu_cores"] >= 1
+  for name in ("learning_curves.png", "attention.png"):
+    with PIL.Image.open(workdir / name) as picture:
+      picture.load()
+      assert picture.format == "PNG" and min(picture.size) > 300
 
 
 def test_every_step_is_measured_and_some_evaluated(workdir):
@@ -60,33 +59,19 @@ def test_every_step_is_measured_and_some_evaluated(workdir):
   assert text.count("=== step") == 2 and text.count("translation ") == 4
 
 
-@pytest.mark.parametrize("name", ["learning_curves.png", "attention.png"])
-def test_pictures_are_pictures(workdir, name):
-  with PIL.Image.open(workdir / name) as picture:
-    picture.load()
-    assert picture.format == "PNG" and min(picture.size) > 300
-
-
-def test_the_end_shows_scores_five_samples_and_the_pictures(training):
+def test_the_output_has_the_data_the_scores_five_samples_and_the_pictures(training):
   workdir, answer = training
+  assert "1 pair with an empty side skipped in train\n" in answer.out
+  assert "training: 1 shape: 14x9, " in answer.out and " pairs longer than 9 tokens" in answer.out
+  assert "validation: 1 shape: 14x9, 1 batch an epoch, " in answer.out
   (score,) = results(workdir).values()
   row = next(line for line in answer.out.splitlines() if line.split()[:1] == ["test"])
-  assert row.split() == [
-    *("test", "6"),
-    *(f"{score[name]['value']:.2f}" for name in ("sacrebleu", "paper_bleu")),
-  ]
-  assert all(score[name]["signature"] in answer.out for name in ("sacrebleu", "paper_bleu"))
+  values = (f"{score[name]['value']:.2f}" for name in ("sacrebleu", "paper_bleu"))
+  assert row.split() == ["test", "6", *values]
   for name in ("source  ", "reference  ", "translation  "):
     assert sum(line.startswith(name) for line in answer.out.splitlines()) == 5
   assert f"{workdir}/learning_curves.png {workdir}/attention.png\n" in answer.out
   assert "step 12/12  loss" in answer.err
-
-
-def test_the_log_says_what_was_left_out_of_both_splits_and_what_will_be_compiled(training):
-  _, answer = training
-  assert "1 pair with an empty side skipped in train\n" in answer.out
-  assert "training: 1 shape: 14x9, " in answer.out and " pairs longer than 9 tokens" in answer.out
-  assert "validation: 1 shape: 14x9, 1 batch an epoch, " in answer.out
 
 
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
@@ -122,7 +107,6 @@ def test_a_run_older_than_the_loss_of_a_key_is_scored_translates_and_goes_on(
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
   data, workdir, trainer, tmp_path
 ):
-  """Of the same size: nothing else would tell."""
   folder, run = shutil.copytree(data, tmp_path / "data"), tmp_path / "run"
   train = trainer(f"{folder}/tiny.py", "training.eval_every=2")
   assert train(run, "--config.training.num_steps=2").status == 0
@@ -136,7 +120,6 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
     assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
     assert f"the {what} of {run} changed since" in answer.err and "restore" in answer.err
 
-  refused("training data", folder / "train.en", lambda text: text.replace("a tree", "a eert"))
   refused("training data", folder / "train.de", lambda text: text.replace("Katze", "Tatze"))
   refused("tokenizer", run / "tokenizer.json", _with_two_entries_swapped)
 
@@ -184,16 +167,13 @@ def _raise_interrupt():
   raise KeyboardInterrupt
 
 
-def _terminate():
-  signal.raise_signal(signal.SIGTERM)
-
-
 def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   workdir, train, parameters, tmp_path, monkeypatch
 ):
   straight, handler = workdir, signal.getsignal(signal.SIGTERM)
   with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
-    patch.setattr(translation_task, "make_translator", _translator_that_is_terminated)
+    translate = lambda *_: signal.raise_signal(signal.SIGTERM) or pytest.fail("evaluation goes on")
+    patch.setattr(translation_task, "make_translator", lambda *_, **__: translate)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
     0,
@@ -206,8 +186,8 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
     interrupt = lambda: signal.raise_signal(signal.SIGINT)
     patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train(tmp_path)
-  told = "stopped by SIGINT at step 8: the same command goes on"
-  assert (answer.status, answer.out.splitlines()[-1]) == (130, told)
+  last = "stopped by SIGINT at step 8: the same command goes on"
+  assert (answer.status, answer.out.splitlines()[-1]) == (130, last)
   assert metrics(tmp_path)[-1]["step"] == 8 and not (tmp_path / "record.json").exists()
 
   assert train(tmp_path).status == 0
@@ -218,22 +198,14 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
   assert (tmp_path / "samples.txt").read_bytes() == (straight / "samples.txt").read_bytes()
 
 
-def _translator_that_is_terminated(*arguments, **changes):
-  return lambda *inputs: _terminate() or pytest.fail("the evaluation goes on")
-
-
-def test_a_full_disk_is_told_in_a_line_and_another_error_is_a_bug(train, tmp_path, monkeypatch):
+def test_a_full_disk_is_one_line(train, tmp_path, monkeypatch):
   def fail(*_):
-    raise OSError(code, os.strerror(code))
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   monkeypatch.setattr(train_command, "_train_and_evaluate", fail)
-  code = errno.ENOSPC
   answer = train(tmp_path / "run")
   assert answer.status == 2 and answer.err.count("\n") == 1
   assert f"no room in {tmp_path}/run (No space left on device): make room and go on" in answer.err
-  code = errno.EIO
-  with pytest.raises(OSError, match="Input/output error"):
-    train(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
