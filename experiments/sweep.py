@@ -20,7 +20,6 @@ RESULTS/SWEEP.jsonl has a line per cell. To train one again, delete its line and
 
 import collections
 import contextlib
-import datetime
 import hashlib
 import math
 import os
@@ -45,7 +44,6 @@ from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import digest, read_records, to_line
 from relpos_jax.files import write_whole
-from relpos_jax.training.metrics import read_metrics
 
 FLAGS = dict(
   config=command.SWEEP,
@@ -57,7 +55,7 @@ FLAGS = dict(
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
 TRAIN = ("python", "-m", "experiments.train")
-_POLL_SECONDS, _PRINT_SECONDS = 1.0, 60.0
+_POLL_SECONDS = 1.0
 _LONGEST_JOB_NAME = 40  # xpk's limit; Kubernetes and SLURM allow more
 
 Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
@@ -75,7 +73,6 @@ class Cell(NamedTuple):
 
   @property
   def key(self) -> Key:
-    """Returns the row and the seed."""
     return self.row, self.seed
 
   def file(self, ending: str) -> pathlib.Path:
@@ -222,40 +219,20 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
 
 
 class Progress:
-  """Prints a line when the state of a cell changes, and every minute for each running cell."""
+  """Prints a line whenever the state of a cell changes."""
 
   def __init__(self, cells: Sequence[Cell]):
     self._states = dict.fromkeys(cells, "waiting")
-    self._first, self._steps = {}, dict.fromkeys(cells, 0)  # at the first update, and now
-    self._started, self._printed = time.monotonic(), {}
 
   def update(self, cell: Cell, state: str) -> None:
-    """Prints the state of a cell and the last numbers of its metrics."""
-    now = time.monotonic()
-    if self._states[cell] == state and now - self._printed[cell] < _PRINT_SECONDS:
-      return
-    self._states[cell], self._printed[cell] = state, now
-    last = [dict(step=0), *read_metrics(cell.workdir)][-1]
-    step = self._steps[cell] = cell.num_steps if state == "finished" else last["step"]
-    self._first.setdefault(cell, step)
-    numbers = ((name, x) for name, x in last.items() if name.startswith(("loss", "valid")))
-    text = "".join(f"  {name} {x:.3f}" for name, x in numbers if x is not None)
-    line = f"{cell.workdir.name}  {state}  step {step}/{cell.num_steps}{text}  ({self.summary()})"
-    print(line, file=sys.stderr, flush=True)
+    self._states[cell] = state
+    print(f"{cell.workdir.name}: {state} ({self.summary()})", file=sys.stderr, flush=True)
 
   def summary(self) -> str:
-    """Returns a text such as "3 of 12 finished, 1 failed, 0:10:00 left"."""
+    """Returns a text such as "3 of 12 finished, 1 failed"."""
     counts = collections.Counter(self._states.values())
-    text = f"{counts['finished']} of {len(self._states)} finished"
-    for state in ("failed", "submitted"):
-      text += f", {counts[state]} {state}" if counts[state] else ""
-    done = sum(self._steps[cell] - first for cell, first in self._first.items())
-    due = [cell for cell, state in self._states.items() if state in ("waiting", "running")]
-    left = sum(cell.num_steps - self._steps[cell] for cell in due)
-    if done and left:
-      seconds = (time.monotonic() - self._started) / done * left
-      text += f", {datetime.timedelta(seconds=round(seconds))} left"
-    return text
+    rest = [f", {counts[state]} {state}" for state in ("failed", "submitted") if counts[state]]
+    return f"{counts['finished']} of {len(self._states)} finished{''.join(rest)}"
 
 
 def _submit(
@@ -288,8 +265,7 @@ def _train(
         if queue and share not in running:
           cell = queue.popleft()
           running[share] = cell, _start(cell, share, parallel)
-      for cell, _ in running.values():
-        progress.update(cell, "running")
+          progress.update(cell, f"running, see {cell.file('.log')}")
       time.sleep(_POLL_SECONDS)
       for share, (cell, process) in [*running.items()]:
         if process.poll() is None:

@@ -39,19 +39,10 @@ from experiments.run import init_params, make_optimizer, make_step, plan_run, wi
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
-from relpos_jax.training import checkpoint_files
+from relpos_jax.training import checkpoint_files, processes
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
-from relpos_jax.training.processes import (
-  any_process,
-  check_same,
-  first_message,
-  is_first,
-  join_processes,
-  only_first_prints,
-  wait_for_all,
-)
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.signals import StopOnSignal, Stopped
 from relpos_jax.training.step import TrainState, init_state, make_eval_step
@@ -75,8 +66,8 @@ FLAGS = dict(
 def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
-  join_processes(distributed)
-  with only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
+  processes.join_processes(distributed)
+  with processes.only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
     try:
       _train_and_evaluate(config, workdir, stop)
     except NonFiniteError as error:
@@ -113,7 +104,7 @@ def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: StopOnS
     with jax.set_mesh(run.mesh):
       run_training(run, data, workdir, stop)
     evaluate(with_average(run, workdir), data, workdir)
-    wait_for_all("evaluated")
+    processes.wait_for_all("evaluated")
 
 
 def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
@@ -140,11 +131,11 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     refusal = ""
     try:
-      if is_first():
+      if processes.is_first():
         stack.enter_context(command.lock_folder(workdir, "workdir"))
     except InputError as error:
       refusal = str(error)
-    if refusal := first_message(refusal):
+    if refusal := processes.first_message(refusal):
       raise InputError(refusal)
     yield
 
@@ -154,25 +145,26 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal)
   config = run.config.training
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  digests = {"training data": _digest(jax.tree.leaves(train_batches.examples))}
-  if refusal := first_message(changed_data(workdir, _tokenizer_digest(workdir) | digests)):
+  digest = _digest(jax.tree.leaves(train_batches.examples))
+  if refusal := processes.first_message(changed_data(workdir, _digests(digest, workdir))):
     raise InputError(refusal)
   folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
   with (
     Checkpoints(folder, keep=config.keep_checkpoints, rename_damaged=True) as checkpoints,
-    Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
+    Reporter(workdir, config.num_steps) if processes.is_first() else NoReporter() as reporter,
   ):
     state = _first_state(run, checkpoints)
     start = int(state.step)
     evaluate_state = _make_evaluate(run, data, valid_batches, reporter, stop)
     # Each process reads the file, but all must agree on what follows.
-    lacks_evaluation = any_process(_lacks_evaluation(config, start, workdir))
-    check_same("the first batch", train_batches[0])  # also waits, before the first process writes
-    if is_first():
+    lacks_evaluation = processes.any_process(_lacks_evaluation(config, start, workdir))
+    # Also waits, before the first process writes.
+    processes.check_same("the first batch", train_batches[0])
+    if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
       folder.mkdir(exist_ok=True)
       run.task.save_vocabulary(run.vocabulary, workdir)
-      write_digests(workdir, _tokenizer_digest(workdir) | digests)
+      write_digests(workdir, _digests(digest, workdir))
     check_shared(workdir)
     stop.deferred = True
     if lacks_evaluation:
@@ -205,9 +197,10 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> b
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _tokenizer_digest(workdir: pathlib.Path) -> dict[str, str]:
+def _digests(training_data: str, workdir: pathlib.Path) -> dict[str, str]:
   contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
-  return dict(tokenizer=_digest(contents)) if contents else {}
+  tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
+  return tokenizer | {"training data": training_data}
 
 
 def _digest(arrays: list[np.ndarray]) -> str:
@@ -224,7 +217,7 @@ def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
   init = lambda: init_state(init_params(run), make_optimizer(run.config))
   like = shapes_on(run.mesh, jax.eval_shape(init))
   folder = checkpoints.folder
-  check_same(f"what is in {folder}", [np.array(checkpoint_files.list_steps(folder))])
+  processes.check_same(f"what is in {folder}", [np.array(checkpoint_files.list_steps(folder))])
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
     return put_parameters(init(), run.mesh)

@@ -52,20 +52,6 @@ def test_results_are_the_scores_of_the_translations(workdir, evaluated, data):
   assert "tok:moses-de+hyphens" in row["paper_bleu"]["signature"]
 
 
-def test_no_link_in_the_folder_is_followed(workdir, call, tmp_path):
-  copy, victim = shutil.copytree(workdir, tmp_path / "run"), tmp_path / "victim"
-  victim.write_text("years of work")
-  names = ("results.json", "record.json", "test.translations.txt")
-  for name in (*names, "learning_curves.png", "attention.png"):
-    (copy / name).unlink()
-    for link in (name, f".{name}.new"):
-      (copy / link).symlink_to(victim)
-  assert call("evaluate", f"--workdir={copy}").status == 0
-  assert victim.read_text() == "years of work"
-  assert {path.name for path in copy.iterdir()} == {path.name for path in workdir.iterdir()}
-  assert not any(path.is_symlink() for path in copy.iterdir())
-
-
 def test_the_mean_of_the_last_checkpoints_is_scored(workdir, parameters):
   mean = load_run(workdir).params
   last_two = zip(parameters(workdir, 9), parameters(workdir, 12), strict=True)

@@ -52,18 +52,6 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_print
   assert {path.name for path in run.iterdir()} == {path.name for path in workdir.iterdir()}
 
 
-@pytest.mark.parametrize("mesh", [("data=-1",), ("data=2", "fsdp=2")])
-def test_two_processes_of_two_devices_train_and_go_on_as_one_device_does(mesh, data, tmp_path):
-  wide = "--config.model.feed_forward=4200"  # times the width of 16: more than 2**16
-  assert not launch(1, tmp_path / "one", data, wide).returncode
-  mesh = [f"--config.mesh.{sizes}" for sizes in mesh]
-  for steps in (6, 12):
-    changes = wide, *mesh, f"--config.training.num_steps={steps}"
-    answer = launch(2, tmp_path / "run", data, *changes, devices=2)
-    assert answer.returncode == 0, answer.stderr
-  np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "one"), rtol=0, atol=1e-4)
-
-
 def test_wrong_folders_and_meshes_are_refused_by_all(data, tmp_path):
   run, own, everywhere = tmp_path / "run", tmp_path / "$JAX_PROCESS_ID", "--config.mesh.data=-1"
   answers = [launch(2, run, data), launch(2, own, data, everywhere)]
