@@ -20,6 +20,7 @@ RESULTS/SWEEP.jsonl has a line per cell. To train one again, delete its line and
 
 import collections
 import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -59,6 +60,7 @@ _POLL_SECONDS = 1.0
 _LONGEST_JOB_NAME = 40  # xpk's limit; Kubernetes and SLURM allow more
 
 Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
+Report = Callable[["Cell", str], None]
 
 
 class Cell(NamedTuple):
@@ -108,14 +110,14 @@ def main(
       for cell in waiting:
         print(shlex.join(words_of(cell)))
       return
-    progress = Progress(cells)
-    for cell in (cell for cell in cells if cell not in waiting):
-      progress.update(cell, "finished" if cell.key in records else "submitted")
+    states = {cell: "finished" if cell.key in records else "submitted" for cell in cells}
+    states |= dict.fromkeys(waiting, "waiting")
+    report = functools.partial(_report, states)
     if submit:
-      _submit(waiting, words_of, progress)
+      _submit(waiting, words_of, report)
     else:
-      _train(waiting, parallel, lambda: collect_records(path, cells), progress)
-  print(f"{sweep}: {progress.summary()}; {path}")
+      _train(waiting, parallel, lambda: collect_records(path, cells), report)
+  print(f"{sweep}: {_count(states)}; {path}")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   if errors:
     sys.exit("\n".join(f"failed: {file}: {file.read_text().splitlines()[-1]}" for file in errors))
@@ -218,43 +220,37 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   return found | own
 
 
-class Progress:
-  """Prints a line whenever the state of a cell changes."""
+def _report(states: dict[Cell, str], cell: Cell, state: str) -> None:
+  """Prints the new state of a cell, and how many cells are in each state."""
+  states[cell] = state
+  print(f"{cell.workdir.name}: {state} ({_count(states)})", file=sys.stderr, flush=True)
 
-  def __init__(self, cells: Sequence[Cell]):
-    self._states = dict.fromkeys(cells, "waiting")
 
-  def update(self, cell: Cell, state: str) -> None:
-    self._states[cell] = state
-    print(f"{cell.workdir.name}: {state} ({self.summary()})", file=sys.stderr, flush=True)
-
-  def summary(self) -> str:
-    """Returns a text such as "3 of 12 finished, 1 failed"."""
-    counts = collections.Counter(self._states.values())
-    rest = [f", {counts[state]} {state}" for state in ("failed", "submitted") if counts[state]]
-    return f"{counts['finished']} of {len(self._states)} finished{''.join(rest)}"
+def _count(states: Mapping[Cell, str]) -> str:
+  counts = collections.Counter(states.values())
+  return ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
 
 
 def _submit(
-  cells: Sequence[Cell], words_of: Callable[[Cell], Sequence[str]], progress: Progress
+  cells: Sequence[Cell], words_of: Callable[[Cell], Sequence[str]], report: Report
 ) -> None:
   """Submits each cell; keeps the cluster's answer in CELL.submitted."""
   for cell in cells:
     answer = subprocess.run(words_of(cell), capture_output=True, text=True)
     output = answer.stdout + answer.stderr
     if answer.returncode:
-      _fail(cell, answer.returncode, output, progress)
+      _fail(cell, answer.returncode, output, report)
     else:
       cell.file(".error.txt").unlink(missing_ok=True)
       write_whole(cell.file(".submitted"), output)
-      progress.update(cell, "submitted")
+      report(cell, "submitted")
 
 
 def _train(
   waiting: Sequence[Cell],
   parallel: int,
   collect: Callable[[], Mapping[Key, Record]],
-  progress: Progress,
+  report: Report,
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
   queue, running = collections.deque(waiting), {}
@@ -265,17 +261,17 @@ def _train(
         if queue and share not in running:
           cell = queue.popleft()
           running[share] = cell, _start(cell, share, parallel)
-          progress.update(cell, f"running, see {cell.file('.log')}")
+          report(cell, "running")
       time.sleep(_POLL_SECONDS)
       for share, (cell, process) in [*running.items()]:
         if process.poll() is None:
           continue
         del running[share]
         if cell.key in collect():
-          progress.update(cell, "finished")
+          report(cell, "finished")
         else:
           log = cell.file(".log").read_text(encoding="utf-8", errors="replace")
-          _fail(cell, process.returncode, log, progress)
+          _fail(cell, process.returncode, log, report)
   finally:
     for _, process in running.values():
       process.terminate()
@@ -298,11 +294,11 @@ def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
 
 
-def _fail(cell: Cell, status: int, output: str, progress: Progress) -> None:
+def _fail(cell: Cell, status: int, output: str, report: Report) -> None:
   """Keeps the end of a failed cell's output in CELL.error.txt."""
   lines = [f"exit status {status}", *output.splitlines()[-40:]]
   write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
-  progress.update(cell, "failed")
+  report(cell, "failed")
 
 
 if __name__ == "__main__":

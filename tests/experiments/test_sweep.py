@@ -119,7 +119,7 @@ def test_rows_are_trained_seed_by_seed_and_finished_cells_skipped(room, swept):
   assert sorted(names(room)[3:]) == ["k-1-seed1", "k-2-seed1", "k-4-seed1"]
   assert results(room) == [*RESULTS, ("k=1", 1), ("k=2", 1), ("k=4", 1)]
   assert {one["sweep"] for one in read_records(room / "results" / "three.jsonl")} == {"three"}
-  assert f"three: 6 of 6 finished; {room}/results/three.jsonl\n" in answers[1].out
+  assert f"three: 6 finished; {room}/results/three.jsonl\n" in answers[1].out
   assert {one["signal"] for one in calls(room)} == {signal.SIGKILL}  # sent if the sweep is killed
   cores = sorted(os.sched_getaffinity(0))
   shares = sorted(one["cores"] for one in calls(room)[3:])[::2]  # the first and the last of three
@@ -154,8 +154,8 @@ def test_a_failed_cell_keeps_its_error_and_is_resumed(room, swept, contents):
   assert (answer.status, names(room)) == (1, CELLS)
   assert error.read_text() == "exit status 1\nloading\nstopped: step 2: loss nan\n"
   assert answer.err.splitlines()[-1] == f"failed: {error}: stopped: step 2: loss nan"
-  assert "three: 2 of 3 finished, 1 failed" in answer.out
-  assert f"k-1-seed0: running, see {room}/runs/three/k-1-seed0.log (0 of 3 finished)" in answer.err
+  assert "three: 1 failed, 2 finished" in answer.out
+  assert "k-1-seed0: running (1 running, 2 waiting)" in answer.err
   assert results(room) == [RESULTS[0], RESULTS[2]]
   before = contents(room)
   assert swept("--dry_run", do={"k-2-seed0": "fail"}).out == (
@@ -212,14 +212,14 @@ def test_each_cell_is_submitted_once_and_the_same_command_collects(room, swept):
   assert not (room / "jobs").exists()
 
   answer = swept(submit)
-  assert answer.status == 1 and "0 of 3 finished, 1 failed, 2 submitted" in answer.out
+  assert answer.status == 1 and "three: 1 failed, 2 submitted" in answer.out
   assert jobs() == [word for line in printed for word in line]
   assert jobs()[::2] == [f"three-{cell}" for cell in CELLS]
   assert (room / "runs/three/k-2-seed0.error.txt").read_text() == "exit status 1\njob 17\n"
   assert (room / "runs/three/k-1-seed0.submitted").read_text() == "job 17\n"
 
   subprocess.run([sys.executable, *shlex.split(jobs()[1])[1:]], check=True)  # the job
-  assert "1 of 3 finished, 1 failed, 1 submitted" in swept(submit).out
+  assert "1 failed, 1 finished, 1 submitted" in swept(submit).out
   assert jobs()[6] == "three-k-2-seed0" and results(room) == RESULTS[:1]
 
 
