@@ -75,26 +75,6 @@ def test_keys_and_values_of_the_config(train_refused, changes, words):
 
 
 @pytest.mark.parametrize(
-  "text, words",
-  [
-    ("config.model.width = '16'", "own.py width int str"),
-    ("del config.model['norm']", "config.model.norm is missing configs/default.py"),
-  ],
-)
-def test_a_config_of_ones_own(refused, tmp_path, text, words):
-  file = tmp_path / "own.py"
-  file.write_text(f"""from configs import default
-
-
-def get_config():
-  config = default.get_config()
-  {text}
-  return config
-""")
-  refused(tmp_path, words, "train", f"--config={file}", f"--workdir={tmp_path}/run")
-
-
-@pytest.mark.parametrize(
   "files, words",
   [
     ({"a.en": b"one\ntwo\n", "a.de": b"eins\n"}, "misaligned a.en has 2 lines a.de has 1"),

@@ -163,12 +163,6 @@ class TestTranslation:
     assert re.fullmatch(rf"\*\*\+{above:.2f} ± .*\*\*, p 0.001", pairs["relative"]["none"])
     assert pairs["none"]["relative"].startswith(f"**-{above:.2f} ± ")
 
-  def test_one_seed_has_no_interval_and_lengths_trained_on_have_no_table(self, tmp_path):
-    old_key = {"data.embedded.seed": 3}  # records stay readable after a key is removed
-    tables = tables_of(tmp_path, make_translations("table1", num_seeds=1, **old_key))
-    assert "tokens" not in tables
-    assert not any("±" in x or "**" in x for x in re.findall(r"'([^']*)'", str(tables)))
-
   def test_bands_hold_the_bleu_of_their_sentences(self, tmp_path):
     records = make_translations("lengths", num_seeds=2, **{"batches.max_length": 16})
     tables = tables_of(tmp_path, records)

@@ -1,10 +1,9 @@
 """The command train: what a run leaves, and that it goes on where it stopped."""
 
-import errno
 import json
-import os
 import shutil
 import signal
+from unittest import mock
 
 import jax
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from experiments import train as train_command
 from relpos_jax.training.metrics import read_metrics
 from relpos_jax.translation import task as translation_task
-from relpos_jax.translation.task import Translation
 
 
 def metrics(workdir):
@@ -141,9 +139,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
   workdir, train, tmp_path, monkeypatch, step
 ):
   with monkeypatch.context() as patch:
-    patch.setattr(train_command.Checkpoints, "save", lambda *_: _raise_interrupt())
+    patch.setattr(train_command.Checkpoints, "save", mock.Mock(side_effect=KeyboardInterrupt))
     if step < 3:
-      patch.setattr(train_command.Reporter, "step", _interrupt_at(step, _raise_interrupt))
+      interrupt = mock.Mock(side_effect=KeyboardInterrupt)
+      patch.setattr(train_command.Reporter, "step", _interrupt_at(step, interrupt))
     assert train(tmp_path).status == 130
   assert not any((tmp_path / "checkpoints").iterdir())
   assert [line["step"] for line in metrics(tmp_path)] == [*range(1, 4)][: step - (step < 3)]
@@ -162,10 +161,6 @@ def _interrupt_at(step, interrupt):
     report(self, now, metrics)
 
   return interrupted
-
-
-def _raise_interrupt():
-  raise KeyboardInterrupt
 
 
 def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
@@ -197,28 +192,6 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
     np.testing.assert_array_equal(ours, theirs)
   assert metrics(tmp_path) == metrics(straight) and results(tmp_path) == results(straight)
   assert (tmp_path / "samples.txt").read_bytes() == (straight / "samples.txt").read_bytes()
-
-
-def test_a_full_disk_is_one_line(train, tmp_path, monkeypatch):
-  def fail(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-  monkeypatch.setattr(train_command, "_train_and_evaluate", fail)
-  answer = train(tmp_path / "run")
-  assert answer.status == 2 and answer.err.count("\n") == 1
-  assert f"no room in {tmp_path}/run (No space left on device): make room and go on" in answer.err
-
-
-@pytest.mark.parametrize(
-  "number, status, err", [(signal.SIGTERM, 0, ""), (signal.SIGINT, 130, "interrupted\n")]
-)
-def test_a_signal_before_the_first_step_ends_at_once(
-  train, tmp_path, monkeypatch, number, status, err
-):
-  monkeypatch.setattr(Translation, "load_data", lambda _: signal.raise_signal(number))
-  answer = train(tmp_path)
-  assert (answer.status, answer.err) == (status, err)
-  assert answer.out == f"stopped by {number.name}: the same command goes on\n"
 
 
 def test_steps_that_are_not_finite_are_skipped_and_too_many_stop_with_finite_parameters(
