@@ -17,7 +17,6 @@ def test_the_readmes_examples_run():
 
 
 def test_notebooks_are_stored_without_outputs():
-  """That they run, nbmake tests."""
   notebooks = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("notebooks/*.ipynb")]
   cells = [cell for notebook in notebooks for cell in notebook["cells"]]
   code = [cell for cell in cells if cell["cell_type"] == "code"]

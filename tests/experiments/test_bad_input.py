@@ -1,4 +1,4 @@
-"""A user's mistake is one line and exit status 2: nothing is compiled, lost or overwritten."""
+"""Tests that a mistake is one line and exit status 2: nothing is compiled, lost or overwritten."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def train_refused(refused, data, tmp_path):
 
 @pytest.fixture
 def run_copy(workdir, tmp_path):
-  """A copy of a finished run's folder, to be damaged."""
+  """Copies a finished run's folder, to damage it."""
   return shutil.copytree(workdir, tmp_path / "run")
 
 
@@ -145,7 +145,6 @@ def test_checkpoints_that_are_all_damaged(train_refused, refused, run_copy):
 
 
 def test_checkpoints_that_are_gone(train_refused, run_copy):
-  """As if a disk were not mounted: a fresh start would hide the loss."""
   shutil.rmtree(run_copy / "checkpoints")
   train_refused("run/checkpoints 12 bring back delete run to start again")
 
@@ -197,7 +196,6 @@ def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words)
 
 
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
-  """The lines before it are translated."""
   monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
   text = b"\n\n\na caf\xe9\n"
   status, out, err, _ = call("translate", f"--workdir={workdir}", stdin=text)

@@ -1,4 +1,4 @@
-"""The command checkpoints, and how other commands treat a damaged checkpoint."""
+"""Tests the command checkpoints, and how other commands treat a damaged checkpoint."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from experiments import train as train_command
 
 @pytest.fixture
 def run_copy(workdir, tmp_path):
-  """Copies a finished run's folder, to be damaged: checkpoints 6, 9 and 12."""
+  """Copies a finished run's folder, with checkpoints 6, 9 and 12, to damage it."""
   return shutil.copytree(workdir, tmp_path / "run")
 
 

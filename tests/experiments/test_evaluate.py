@@ -1,4 +1,4 @@
-"""The command evaluate repeats the evaluation at the end of training."""
+"""Tests that the command evaluate repeats the evaluation at the end of training."""
 
 import json
 import math
@@ -98,7 +98,6 @@ def test_the_records_sentences_are_those_of_the_test_split(workdir, data):
 
 @pytest.mark.parametrize("num_kept, num_steps", [(None, 12), (-1, 12), (None, 1000)])
 def test_only_a_finished_run_gets_a_record(workdir, tmp_path, num_kept, num_steps):
-  """An unfinished one lacks its last evaluation, or steps."""
   shutil.copy(workdir / "environment.json", tmp_path)
   config = json.loads((workdir / "config.json").read_text("utf-8"))
   config["training"]["num_steps"] = num_steps

@@ -98,7 +98,6 @@ def test_batches_have_32768_tokens():
 
 @pytest.mark.parametrize("number, argument", [(0, "base,sinusoidal,v1"), (7, "big,relative,v2")])
 def test_two_steps_keep_the_shapes_of_the_state(number, argument):
-  """At full width and with one layer per stack, on eight chips."""
   config, shape = load(argument, ONE_LAYER), batch_shapes()[number]
   graphdef, state = first_state(config, CHIPS)
   step = make_step(Translation(config), graphdef)
@@ -114,7 +113,6 @@ def test_two_steps_keep_the_shapes_of_the_state(number, argument):
 @pytest.mark.slow
 @pytest.mark.parametrize("argument", ["base,relative", "big,relative"])
 def test_two_steps_train_the_whole_model(argument):
-  """On one chip's share of a batch: 4,096 tokens."""
   config = load(argument)
   task = Translation(config)
   graphdef, params = nnx.split(

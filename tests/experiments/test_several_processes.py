@@ -1,4 +1,4 @@
-"""The command train in several processes: `pytest -m slow -k several_processes` for all of it."""
+"""Tests the command train in several processes: `pytest -m slow -k several_processes` for all of it."""
 
 import os
 import pathlib

@@ -190,7 +190,6 @@ def test_one_sweep_at_a_time_works_in_a_folder(room, swept):
 
 
 def test_sweeps_that_write_one_results_file_lose_no_record(room):
-  """Two machines share --results, but not --out."""
   plans = [plan(room, out=out) for out in ("here", "there")]
 
   def finish(cells, i):
@@ -224,7 +223,6 @@ def test_each_cell_is_submitted_once_and_the_same_command_collects(room, swept):
 
 
 def test_changes_on_the_command_line_reach_all_cells(room, swept):
-  """They may need more devices than this machine has."""
   (room / "three.py").write_text(CONFIG_FILE + "  yield 'own', {'mesh.tensor': 2}\n")
   changes = ("mesh.data=16", "name=other", "seed=5", "model.max_distance=8")
   answer = swept(*(f"--config.{change}" for change in changes), "--dry_run")

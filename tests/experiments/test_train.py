@@ -1,4 +1,4 @@
-"""The command train: what a run leaves, and that it goes on where it stopped."""
+"""Tests the files that training writes, and that it resumes bit for bit."""
 
 import json
 import shutil
@@ -16,13 +16,13 @@ from relpos_jax.translation import task as translation_task
 
 
 def metrics(workdir):
-  """The lines of metrics.jsonl without what depends on time."""
+  """Returns the lines of metrics.jsonl without times."""
   timed = ("time", "tokens_per_second")
   return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)]
 
 
 def results(workdir):
-  """results.json without what depends on time."""
+  """Returns results.json without times."""
   rows = json.loads((workdir / "results.json").read_text())
   return {split: {k: v for k, v in row.items() if k != "seconds"} for split, row in rows.items()}
 
@@ -213,7 +213,6 @@ def test_steps_that_are_not_finite_are_skipped_and_too_many_stop_with_finite_par
 
 
 def test_other_choices_train_too(train, data, tmp_path):
-  """Two vocabularies, Moses tokens, a TSV file, no test split, two devices, parts of batches."""
   english, german = ((data / f"valid.{x}").read_text().splitlines() for x in ("en", "de"))
   table = "".join(f"{x}\t{y}\n" for x, y in zip(english, german, strict=True))
   (tmp_path / "valid.tsv").write_text(table)

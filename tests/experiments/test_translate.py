@@ -1,4 +1,4 @@
-"""The command translate writes one line for every line, in order."""
+"""Tests that the command translate writes one line for every line, in order."""
 
 import gzip
 
