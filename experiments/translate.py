@@ -39,9 +39,7 @@ FLAGS = dict(
 def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot: str) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
   if beam_size < 0 or max_source_length < 1:
-    raise InputError(
-      f"--beam_size={beam_size} --max_source_length={max_source_length}: give 1 or more"
-    )
+    raise InputError("--beam_size must be 0 or more, --max_source_length 1 or more")
   picture = pathlib.Path(plot)
   is_picture = picture.suffix in (".png", ".pdf", ".svg") and os.access(picture.parent, os.W_OK)
   if plot and not is_picture:
@@ -49,9 +47,7 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   task = load_task(workdir)
   if not isinstance(task, Translation):
-    raise InputError(
-      f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
-    )
+    raise InputError(f"--workdir={workdir} is of {task.config.task}: give a run of translation")
   check_beam(task.config, beam_size)
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}

@@ -1,4 +1,4 @@
-"""Tests the command train in several processes: `pytest -m slow -k several_processes` for all of it."""
+"""Tests the command train in several processes; run by `pytest -m slow -k several_processes`."""
 
 import os
 import pathlib
