@@ -1,17 +1,17 @@
-"""Parses flags, prints help and one-line errors for every command."""
+"""Parses flags, prints help and one-line errors, and locks folders for every command."""
 
 import ast
+import contextlib
 import importlib.util
-import io
 import os
 import pathlib
 import re
-import signal
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import filelock
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
@@ -20,17 +20,18 @@ from relpos_jax.errors import InputError
 from relpos_jax.training.workdir import check_writable
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+_DEFINE = {
+  str: absl_flags.DEFINE_string,
+  int: absl_flags.DEFINE_integer,
+  float: absl_flags.DEFINE_float,
+  bool: absl_flags.DEFINE_bool,
+}
 
 
 class Flag(NamedTuple):
-  """A flag of a command.
+  """A flag of a command, with the type of its default."""
 
-  Attributes:
-    default: a str, int, float or bool, which is also the flag's type; None: a required str.
-    help: a clause.
-  """
-
-  default: str | int | float | bool | None
+  default: str | int | float | bool | None  # None: a required str
   help: str
 
 
@@ -54,19 +55,10 @@ def run(
 
   The exit status is 0; 2 after an `InputError`, which is printed in one line; 130 after Ctrl-C; 141
   if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
-  `--help` prints the docstring of `main`'s module and the flags.
-
-  Args:
-    main: the command.
-    flags: by name; `main` gets a `ConfigDict` for `CONFIG` and a `ConfigFile` for `SWEEP`.
-    argv: the arguments; by default those of the command line.
+  `--help` prints the docstring of `main`'s module and the flags. `main` gets a `ConfigDict` for
+  `CONFIG` and a `ConfigFile` for `SWEEP`.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
-  if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `experiments` sets it during imports
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-  for stream in (sys.stdout, sys.stderr):
-    if isinstance(stream, io.TextIOWrapper):
-      stream.reconfigure(encoding="utf-8")
   if {"--help", "-help", "-h"} & {*argv}:
     print(_help(main, flags))
     sys.exit(0)
@@ -79,9 +71,6 @@ def run(
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     sys.exit(130)
-  except PermissionError as error:
-    print(f"error: {error.filename}: {error.strerror}: give another path", file=sys.stderr)
-    sys.exit(2)
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
     sys.exit(141)
@@ -97,12 +86,11 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   >>> parse(dict(workdir=Flag(None, "run's folder"), beam_size=Flag(4, "")), ["--workdir=runs/a"])
   {'workdir': 'runs/a', 'beam_size': 4}
   """
-  values, files = absl_flags.FlagValues(), {}
-  argv = ["command", *argv]
+  values, argv, file = absl_flags.FlagValues(), ["command", *argv], None
   try:
     for name, flag in flags.items():
       if flag in (CONFIG, SWEEP):
-        argv, files[name] = _define_config(name, argv, values)
+        argv, file = _define_config(argv, values)
       else:
         kind = str if flag.default is None else type(flag.default)
         _DEFINE[kind](name, flag.default, flag.help, flag_values=values)
@@ -115,30 +103,18 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   for name, flag in flags.items():
     if flag.default is None and values[name].value in (None, ""):
       raise InputError(f"missing --{name}: {flag.help}")
-  is_sweep = lambda name: flags[name] == SWEEP
-  return {name: files[name] if is_sweep(name) else values[name].value for name in flags}
+  return {name: file if flag == SWEEP else values[name].value for name, flag in flags.items()}
 
 
-_DEFINE = {
-  str: absl_flags.DEFINE_string,
-  int: absl_flags.DEFINE_integer,
-  float: absl_flags.DEFINE_float,
-  bool: absl_flags.DEFINE_bool,
-}
-
-
-def _define_config(
-  name: str, argv: list[str], values: absl_flags.FlagValues
-) -> tuple[list[str], ConfigFile]:
+def _define_config(argv: list[str], values: absl_flags.FlagValues) -> tuple[list[str], ConfigFile]:
   """Loads the config file that `argv` names and defines its flags; returns the other arguments."""
   first = absl_flags.FlagValues()
-  file = absl_flags.DEFINE_string(name, None, "", flag_values=first)
+  file = absl_flags.DEFINE_string("config", None, "", flag_values=first)
   argv = first(argv, known_only=True)
   path, _, argument = (file.value or "").partition(":")
-  if not path:
-    raise InputError(f"missing --{name}=FILE: {_available()}")
   if not pathlib.Path(path).is_file():
-    raise InputError(f"no config file {path!r}: {_available()}")
+    what = f"no config file {path!r}" if path else "missing --config=FILE"
+    raise InputError(f"{what}: there are {', '.join(_configs())}")
   spec = importlib.util.spec_from_file_location("config_file", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
@@ -146,13 +122,11 @@ def _define_config(
     config = module.get_config(*[argument] * bool(argument))
   except (TypeError, ValueError) as error:  # an unknown argument
     raise InputError(f"{file.value}: {error}") from error
-  if not isinstance(config, ConfigDict):
-    raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a ConfigDict")
-  given = [m[1] for arg in argv if (m := re.match(rf"--?(?:no)?{name}\.([^=]*)", arg))]
+  given = [m[1] for arg in argv if (m := re.match(r"--?(?:no)?config\.([^=]*)", arg))]
   for key in given:
     if not any(f"{known}.".startswith(f"{key}.") for known in flatten(config)):
       raise unknown_key(key, config)
-  config_flags.DEFINE_config_dict(name, config.lock(), flag_values=values, sys_argv=argv)
+  config_flags.DEFINE_config_dict("config", config.lock(), flag_values=values, sys_argv=argv)
   return argv, ConfigFile(file.value, module, config, tuple(given))
 
 
@@ -171,17 +145,38 @@ def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
   return folder
 
 
-def _available() -> str:
-  return f"there are {', '.join(name for name, _ in _configs())}"
+@contextlib.contextmanager
+def lock_folder(folder: pathlib.Path, flag: str) -> Iterator[None]:
+  """Locks the folder that a flag names; makes it if missing, and removes it if left empty.
+
+  The lock is released when its process ends, even if it is killed.
+
+  Raises:
+    InputError: another process holds the lock, or the folder cannot be written.
+  """
+  is_new = not folder.exists()
+  lock = filelock.FileLock(make_folder(folder, flag) / ".lock", timeout=0)
+  try:
+    lock.acquire()
+  except filelock.Timeout:
+    raise InputError(
+      f"another command is at work in {folder}: wait for it, or give another --{flag}"
+    ) from None
+  try:
+    yield
+  finally:
+    pathlib.Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()
+    if is_new:
+      with contextlib.suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
-def _configs() -> list[tuple[str, str]]:
-  """Returns the project's configs, each with the first line of its docstring."""
+def _configs() -> dict[str, str]:
+  """Returns the first line of the docstring of each of the project's configs."""
   files = [path for path in sorted(_CONFIGS.glob("*.py")) if path.name != "__init__.py"]
-  docs = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in files]
-  return [
-    (f"configs/{path.name}", doc.partition("\n")[0]) for path, doc in zip(files, docs, strict=True)
-  ]
+  doc = lambda path: ast.get_docstring(ast.parse(path.read_text())) or ""
+  return {f"configs/{path.name}": doc(path).partition("\n")[0] for path in files}
 
 
 def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:
@@ -190,6 +185,6 @@ def _help(main: Callable[..., None], flags: Mapping[str, Flag]) -> str:
     default = "" if flag.default in (None, "") else f" (default: {flag.default})"
     lines.append(f"  --{name:12} {flag.help}{default}")
   if {CONFIG, SWEEP} & {*flags.values()}:
-    lines += ["", "Configs:", *(f"  {name:22} {line}" for name, line in _configs())]
+    lines += ["", "Configs:", *(f"  {name:22} {line}" for name, line in _configs().items())]
     lines += ["", "configs/default.py explains every KEY; the others, their ARGUMENTs."]
   return "\n".join(lines)

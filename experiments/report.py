@@ -2,14 +2,14 @@ r"""Writes the tables and pictures of the results pages from the records of runs
 
   python -m experiments.report
   python -m experiments.report --results=elsewhere
-  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal --out=table.md
+  python -m experiments.report --workdirs=runs/relative,runs/sinusoidal > table.md
 
 Each file RESULTS/runs/*.jsonl holds the records of one sweep, as `python -m experiments.sweep`
 writes them. The command rewrites the blocks between <!-- begin NAME --> and <!-- end NAME --> in
 RESULTS/report.md (translation), graphs.md and music.md, and the pictures of these pages; it keeps
 the text around the blocks. RESULTS/multi30k/*.json, records of single runs, go into the block
 `runs` of multi30k.md. With --workdirs, the command instead prints such a table of the finished runs
-in these folders, or writes it to --out.
+in these folders.
 """
 
 import pathlib
@@ -23,27 +23,25 @@ from relpos_jax.evaluation import tables
 from relpos_jax.evaluation.records import Record, group_rows, read_records
 from relpos_jax.graphs import report as graphs
 from relpos_jax.music import report as music
-from relpos_jax.training.workdir import write_whole
 from relpos_jax.translation import report as translation
 
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages"),
   workdirs=command.Flag("", "instead, the folders of finished runs, separated by commas"),
-  out=command.Flag("-", "the Markdown file to write for --workdirs; - prints"),
 )
 _SYSTEMS = dict(translation=translation, graphs=graphs, music=music)
 
 
-def main(results: str, workdirs: str, out: str) -> None:
-  """Writes the pages, or a table of the runs in `workdirs`."""
-  if workdirs:
-    _write_runs([pathlib.Path(name) / "record.json" for name in workdirs.split(",")], out)
+def main(results: str, workdirs: str) -> None:
+  """Writes the pages, or prints a table of the runs in `workdirs`."""
+  if not workdirs:
+    print(*write_all(pathlib.Path(results)), sep="\n")
     return
-  try:
-    for page in write_all(pathlib.Path(results)):
-      print(page)
-  except OSError as error:
-    raise InputError(f"cannot write into {results} ({error.strerror}): give --results") from error
+  files = [pathlib.Path(name, "record.json") for name in workdirs.split(",")]
+  for file in files:
+    if not file.exists():
+      raise InputError(f"no {file}: name the folders of finished runs")
+  print(_runs_table(files))
 
 
 def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -72,27 +70,10 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 def _read(file: pathlib.Path, records: Sequence[Record]) -> tuple[str, tables.Rows]:
   """Returns the task of a file's records, and the records by row with complete configs."""
   task = records[0]["config"].get("task", "translation")
-  if task not in _SYSTEMS:
-    raise InputError(f"{file}, line 1: unknown task {task!r}: want {', '.join(_SYSTEMS)}")
   rows = group_rows(file, records, _SYSTEMS[task].METRIC)
   values = flatten(default.get_config(task))
   complete = lambda record: record | dict(config=values | record["config"])
   return task, {row: [*map(complete, runs)] for row, runs in rows.items()}
-
-
-def _write_runs(files: Sequence[pathlib.Path], out: str) -> None:
-  for file in files:
-    if not file.exists():
-      raise InputError(f"no {file}: name the folders of finished runs")
-  text = _runs_table(files) + "\n"
-  if out == "-":
-    print(text, end="")
-    return
-  try:
-    pathlib.Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(pathlib.Path(out), text)
-  except OSError as error:
-    raise InputError(f"cannot write --out={out} ({error.strerror}): give another file") from error
 
 
 def _runs_table(files: Sequence[pathlib.Path]) -> str:

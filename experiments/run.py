@@ -61,21 +61,13 @@ def schedule(config: ConfigDict) -> optax.Schedule:
 
 
 def load_run(workdir: str | pathlib.Path) -> Run:
-  """Loads a run on all devices, with its parameters averaged over the last checkpoints.
-
-  Raises:
-    InputError: the folder holds no run, or a part of it is missing or damaged.
-  """
+  """Loads a run on all devices, with its parameters averaged over the last checkpoints."""
   task = load_task(workdir)
   return with_average(plan_run(task, task.load_vocabulary(pathlib.Path(workdir))), workdir)
 
 
 def load_task(workdir: str | pathlib.Path) -> Task:
-  """Loads the task of the run in a folder, on all devices.
-
-  Raises:
-    InputError: the folder holds no run, or its config is damaged or has a wrong value.
-  """
+  """Loads the task of the run in a folder, on all devices."""
   config = read_config(workdir)
   config.mesh = defaults(config).mesh
   validate(config, num_devices=1)  # the run's batches may suit another number of devices
@@ -108,7 +100,6 @@ def with_average(run: Run, workdir: str | pathlib.Path) -> Run:
   """Averages the parameters over the last checkpoints, replicated on every device."""
   sharding = replicated(run.mesh)
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  num = run.config.decoding.average_checkpoints
   with Checkpoints(pathlib.Path(workdir, "checkpoints")) as checkpoints:
-    num = run.config.decoding.average_checkpoints
-    params = checkpoints.average(num, like=jax.tree.map(like, run.params))
-    return run._replace(params=params)
+    return run._replace(params=checkpoints.average(num, like=jax.tree.map(like, run.params)))

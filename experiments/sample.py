@@ -20,8 +20,6 @@ from relpos_jax.errors import InputError
 from relpos_jax.music.piano_roll import draw
 from relpos_jax.music.sampler import Sampler, check_room
 from relpos_jax.music.task import MusicTask
-from relpos_jax.training.workdir import check_writable
-from relpos_jax.typing import Int
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
@@ -50,46 +48,30 @@ def main(
   seed: int,
 ) -> None:
   """Samples a piece, writes it and draws it."""
-  path = _midi_path(out)
+  path = pathlib.Path(out)
+  picture = path.with_suffix(".png")
+  if path.suffix not in (".mid", ".midi"):
+    raise InputError(f"--out={out}: give a file name that ends in .mid")
+  if not os.access(path.parent, os.W_OK):
+    raise InputError(f"--out={out}: there is no folder {path.parent} that you may write to")
+  for written in (path, picture):
+    if os.path.lexists(written):
+      raise InputError(f"{written} exists already: give another --out, or delete it")
+  if prime_tokens < 0 or (prime_tokens and not prime):
+    raise InputError(f"--prime_tokens={prime_tokens}: give 0, or a number and a --prime")
   sampling = SamplingParams(temperature, top_k, top_p)
   check_sampling(sampling)
-  begun = _read_prime(workdir, prime, prime_tokens)
+  task = load_task(workdir)
+  if not isinstance(task, MusicTask):
+    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of music")
+  begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
   check_room(len(begun), num_tokens, context)
   run = load_run(workdir)
   sampler = Sampler(run.graphdef, run.params, context=context)
   (piece,) = sampler([begun], num_tokens=num_tokens, seed=seed, sampling=sampling)
   run.vocabulary.write(piece, path)
-  picture = draw(run, piece, _picture(path), prime=len(begun))
   print(f"wrote {path}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
-  print(f"drew {picture}")
-
-
-def _read_prime(workdir: str, prime: str, num_tokens: int) -> Int[np.ndarray, "_"]:
-  """Reads the tokens of the prime with the run's codec."""
-  if num_tokens < 0 or (num_tokens and not prime):
-    raise InputError(f"--prime_tokens={num_tokens}: give 0, or a number and a --prime")
-  task = load_task(workdir)
-  if not isinstance(task, MusicTask):
-    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of music")
-  tokens = task.codec.read(prime) if prime else np.empty(0, int)
-  return tokens[: num_tokens or None]
-
-
-def _midi_path(out: str) -> pathlib.Path:
-  path = pathlib.Path(out)
-  if path.suffix not in (".mid", ".midi"):
-    raise InputError(f"--out={out}: give a file name that ends in .mid")
-  if not os.path.isdir(path.parent):
-    raise InputError(f"--out={out}: there is no folder {path.parent}")
-  for written in (path, _picture(path)):
-    if os.path.lexists(written):
-      raise InputError(f"{written} exists already: give another --out, or delete it")
-  check_writable(path.parent, "give another --out")
-  return path
-
-
-def _picture(path: pathlib.Path) -> pathlib.Path:
-  return path.with_suffix(".png")
+  print(f"drew {draw(run, piece, picture, prime=len(begun))}")
 
 
 if __name__ == "__main__":

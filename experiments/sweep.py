@@ -20,9 +20,12 @@ RESULTS/SWEEP.jsonl has a line per cell. To train one again, delete its line and
 
 import collections
 import contextlib
-import datetime
+import functools
+import hashlib
+import math
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -30,18 +33,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import filelock
 import jax
-import rich.console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from experiments import command, sweep_cells
+from experiments import command
+from experiments.config import own_values, validate
 from experiments.launch import dying_with_this_process
-from experiments.locks import lock_folder
-from experiments.sweep_cells import Cell, Key, Record
+from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
-from relpos_jax.training.metrics import read_metrics
-from relpos_jax.training.workdir import write_whole
+from relpos_jax.evaluation.records import digest, read_records, to_line
+from relpos_jax.files import write_whole
 
 FLAGS = dict(
   config=command.SWEEP,
@@ -52,7 +55,31 @@ FLAGS = dict(
   submit=command.Flag("", "command that submits one job, with {name} and {command} in it"),
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
-_POLL_SECONDS, _PRINT_SECONDS, _SECONDS_TO_STOP = 1.0, 60.0, 10.0
+TRAIN = ("python", "-m", "experiments.train")
+_POLL_SECONDS = 1.0
+_LONGEST_JOB_NAME = 40  # xpk's limit; Kubernetes and SLURM allow more
+
+Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
+Report = Callable[["Cell", str], None]
+
+
+class Cell(NamedTuple):
+  """One training of a sweep."""
+
+  row: str
+  seed: int
+  digest: str  # of its config
+  num_steps: int
+  workdir: pathlib.Path
+  command: tuple[str, ...]
+
+  @property
+  def key(self) -> Key:
+    return self.row, self.seed
+
+  def file(self, ending: str) -> pathlib.Path:
+    """Returns the path of a file beside the run directory, such as CELL.log."""
+    return self.workdir.with_name(self.workdir.name + ending)
 
 
 def main(
@@ -67,117 +94,163 @@ def main(
   """Runs or submits the cells that are not finished; exits with status 1 if one failed."""
   if seeds < 1 or parallel < 1:
     raise InputError(f"--seeds={seeds} --parallel={parallel}: give at least 1")
+  if submit and "{command}" not in submit:
+    raise InputError(f"--submit={submit}: give a command with {{name}} and {{command}} in it")
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
-  sweep = sweep_cells.slug(config.config.name)
-  cells = sweep_cells.plan_cells(config, seeds, pathlib.Path(out))
+  sweep = slug(config.config.name)
+  cells = plan_cells(config, seeds, pathlib.Path(out))
   path = pathlib.Path(results, f"{sweep}.jsonl")
-  words_of = lambda cell: sweep_cells.submission(submit, sweep, cell) if submit else cell.command
-  commands = {cell.name: words_of(cell) for cell in cells}
-  lock = lock_folder(pathlib.Path(out, sweep), "sweep", "out")
+  words_of = lambda cell: submission(submit, sweep, cell) if submit else cell.command
+  lock = command.lock_folder(pathlib.Path(out, sweep), "out")
   with contextlib.nullcontext() if dry_run else lock:
-    records = (sweep_cells.find_records if dry_run else sweep_cells.collect_records)(path, cells)
+    records = (find_records if dry_run else collect_records)(path, cells)
     waiting = [cell for cell in cells if cell.key not in records]
     waiting = [cell for cell in waiting if not cell.file(".submitted").exists()]
     if dry_run:
       for cell in waiting:
-        print(shlex.join(commands[cell.name]))
+        print(shlex.join(words_of(cell)))
       return
-    progress = ProgressTable(cells)
-    with progress.table:
-      for cell in (cell for cell in cells if cell not in waiting):
-        record = records.get(cell.key)
-        progress.update(cell, "finished" if record else "submitted", record)
-      if submit:
-        _submit(waiting, commands, progress)
-      else:
-        _train(waiting, parallel, lambda: sweep_cells.collect_records(path, cells), progress)
-  print(f"{sweep}: {progress.summary()}; {path}")
+    states = {cell: "finished" if cell.key in records else "submitted" for cell in cells}
+    states |= dict.fromkeys(waiting, "waiting")
+    report = functools.partial(_report, states)
+    if submit:
+      _submit(waiting, words_of, report)
+    else:
+      _train(waiting, parallel, lambda: collect_records(path, cells), report)
+  print(f"{sweep}: {_count(states)}; {path}")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   if errors:
     sys.exit("\n".join(f"failed: {file}: {file.read_text().splitlines()[-1]}" for file in errors))
 
 
-class ProgressTable:
-  """A table of cells on a terminal; elsewhere a line per change and per minute."""
+def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> list[Cell]:
+  """Returns the cells in the order they run: every row with the config's seed, then with the next.
 
-  def __init__(self, cells: Sequence[Cell], console: rich.console.Console | None = None):
-    self._console = console or rich.console.Console(stderr=True)
-    columns = "{task.description}", "{task.fields[state]}", MofNCompleteColumn()
-    self.table = Progress(
-      *(*columns, TimeRemainingColumn(), "{task.fields[numbers]}"),
-      console=self._console,
-      auto_refresh=False,
-      disable=not self._console.is_terminal,
-      speed_estimate_period=float("inf"),
+  Raises:
+    InputError: there is no `sweep()`, or a cell's config is not valid, or all rows override a value
+      of the command line.
+  """
+  if not hasattr(file.module, "sweep"):
+    raise InputError(
+      f"{file.name} has no sweep(), a generator of (row, changes): see configs/table1.py"
     )
-    add = lambda name, steps: self.table.add_task(name, total=steps, state="waiting", numbers="")
-    self._rows = {cell.name: add(cell.name, cell.num_steps) for cell in cells}
-    self._all = add("all", None)
-    self._printed = dict.fromkeys(self._rows, 0.0)
-    self._starts: dict[str, int] = {}  # steps from which this sweep trains
+  rows, first = [*file.module.sweep()], file.config.seed
+  for key in file.given:
+    if all(key in changes for _, changes in rows):
+      raise InputError(f"--config.{key} has no effect: every row of {file.name} sets it")
+  folder, seeds = out / slug(file.config.name), range(first, first + num_seeds)
+  return [_make_cell(file, folder, row, changes, seed) for seed in seeds for row, changes in rows]
 
-  def update(self, cell: Cell, state: str, record: Record | None = None) -> None:
-    """Shows the state of a cell, the last numbers of its metrics, and its test score."""
-    last = {}
-    for line in read_metrics(cell.workdir):
-      last |= {name: x for name, x in line.items() if x is not None}
-    step = cell.num_steps if record else last.get("step", 0)
-    numbers = {name: x for name, x in last.items() if name == "loss" or name.startswith("valid_")}
-    scores = record["scores"].get("test", {}) if record else {}
-    numbers |= {f"test {name}": scores[name] for name in [*scores][:1]}
-    text = "  ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in numbers.items())
-    row = self._rows[cell.name]
-    has_changed = self.table.tasks[row].fields["state"] != state
-    self.table.update(row, completed=step, state=state, numbers=text)
-    if state == "running":
-      self._starts.setdefault(cell.name, step)
-    *cells, _ = self.table.tasks
-    done = sum(t.completed - self._starts.get(t.description, t.completed) for t in cells)
-    left = sum(t.remaining for t in cells if t.fields["state"] in ("waiting", "running"))
-    self.table.update(self._all, completed=done, total=done + left, state="")
-    if self._console.is_terminal:
-      self.table.refresh()
-    elif has_changed or time.monotonic() - self._printed[cell.name] > _PRINT_SECONDS:
-      self._printed[cell.name] = time.monotonic()
-      line = f"{cell.name}  {state}  step {step}/{cell.num_steps}  {text}  ({self.summary()})"
-      self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-  def summary(self) -> str:
-    """Returns a text such as "3 of 12 finished, 1 failed, 0:10:00 left"."""
-    *cells, total = self.table.tasks
-    counts = collections.Counter(task.fields["state"] for task in cells)
-    text = f"{counts['finished']} of {len(cells)} finished"
-    for state in ("failed", "submitted"):
-      text += f", {counts[state]} {state}" if counts[state] else ""
-    left = total.time_remaining
-    return f"{text}, {datetime.timedelta(seconds=left)} left" if left else text
+def slug(text: str) -> str:
+  """Returns a text as lower-case letters, digits and single hyphens, for names of jobs.
+
+  >>> slug("relative, k=16")
+  'relative-k-16'
+  """
+  return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _make_cell(
+  file: command.ConfigFile, folder: pathlib.Path, row: str, changes: Mapping[str, Any], seed: int
+) -> Cell:
+  workdir, values = folder / f"{slug(row)}-seed{seed}", flatten(file.config)
+  values = {key: values[key] for key in file.given} | changes | dict(seed=seed)
+  arguments = [f"--config={file.name}", *(f"--config.{key}={x}" for key, x in values.items())]
+  try:
+    config = command.parse(dict(config=command.CONFIG), arguments)["config"]
+    # The cell may run elsewhere: check with as many devices as its mesh has.
+    validate(config, math.prod(size for size in config.mesh.values() if size > 0))
+  except InputError as error:
+    raise InputError(f"row {row!r}: {error}") from error
+  words = (*TRAIN, *arguments, f"--workdir={workdir}")
+  return Cell(row, seed, digest(own_values(config)), config.training.num_steps, workdir, words)
+
+
+def submission(template: str, sweep: str, cell: Cell) -> list[str]:
+  """Returns the words of the command that submits a cell to a cluster.
+
+  >>> cell = Cell("k=4", 0, "", 1, pathlib.Path("runs/k-4-seed0"), ("python", "train.py"))
+  >>> submission("sbatch --job-name={name} --wrap={command}", "table2", cell)
+  ['sbatch', '--job-name=table2-k-4-seed0', '--wrap=python train.py']
+  """
+  name = f"{sweep}-{cell.workdir.name}"
+  if len(name) > _LONGEST_JOB_NAME:  # six digits of its hash keep it unique
+    end = f"-{hashlib.sha256(name.encode()).hexdigest()[:6]}-seed{cell.seed}"
+    name = name[: _LONGEST_JOB_NAME - len(end)].rstrip("-") + end
+  values = {"{name}": name, "{command}": shlex.join(cell.command)}
+  fill = lambda word: re.sub(r"\{(name|command)\}", lambda match: values[match[0]], word)
+  return [*map(fill, shlex.split(template))]
+
+
+def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
+  """Writes the records of a sweep to its results file and returns them; see `find_records`."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with filelock.FileLock(path.with_name(".lock")):  # other processes may write the same file
+    if records := find_records(path, cells):
+      write_whole(path, "".join(map(to_line, records.values())))
+  return records
+
+
+def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
+  """Returns the records of a sweep from its run directories and its results file.
+
+  Records of equal configs in other sweeps' results count too; their names are printed. Records of
+  other rows and seeds in the results file come last.
+
+  Raises:
+    InputError: a file is damaged, or the results have a record of another config.
+  """
+  own, found = {(record["row"], record["seed"]): record for record in read_records(path)}, {}
+  files = [file for file in sorted(path.parent.glob("*.jsonl")) if file != path]
+  others = {record["digest"]: (file, record) for file in files for record in read_records(file)}
+  for cell in cells:
+    if own.get(cell.key, {}).get("digest", cell.digest) != cell.digest:
+      raise InputError(
+        f"{path} has {cell.row!r}, seed {cell.seed}, with another config: delete that line, or "
+        "give another --results or --config.name"
+      )
+    here = [x for x in read_records(cell.workdir / "record.json") if x["digest"] == cell.digest]
+    record = [own.pop(cell.key, None), *here][-1]
+    if not record and cell.digest in others:
+      file, record = others[cell.digest]
+      print(f"{cell.workdir.name} is {record['row']!r}, seed {record['seed']}, of {file.name}")
+    if record:
+      found[cell.key] = {**record, "sweep": path.stem, "row": cell.row}
+  return found | own
+
+
+def _report(states: dict[Cell, str], cell: Cell, state: str) -> None:
+  """Prints the new state of a cell, and how many cells are in each state."""
+  states[cell] = state
+  print(f"{cell.workdir.name}: {state} ({_count(states)})", file=sys.stderr, flush=True)
+
+
+def _count(states: Mapping[Cell, str]) -> str:
+  counts = collections.Counter(states.values())
+  return ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
 
 
 def _submit(
-  cells: Sequence[Cell], commands: Mapping[str, Sequence[str]], progress: ProgressTable
+  cells: Sequence[Cell], words_of: Callable[[Cell], Sequence[str]], report: Report
 ) -> None:
   """Submits each cell; keeps the cluster's answer in CELL.submitted."""
   for cell in cells:
-    try:
-      answer = subprocess.run(commands[cell.name], capture_output=True, text=True)
-    except OSError as error:
-      raise InputError(
-        f"--submit: cannot run {commands[cell.name][0]} ({error.strerror})"
-      ) from error
+    answer = subprocess.run(words_of(cell), capture_output=True, text=True)
     output = answer.stdout + answer.stderr
     if answer.returncode:
-      _fail(cell, answer.returncode, output, progress)
+      _fail(cell, answer.returncode, output, report)
     else:
       cell.file(".error.txt").unlink(missing_ok=True)
       write_whole(cell.file(".submitted"), output)
-      progress.update(cell, "submitted")
+      report(cell, "submitted")
 
 
 def _train(
   waiting: Sequence[Cell],
   parallel: int,
   collect: Callable[[], Mapping[Key, Record]],
-  progress: ProgressTable,
+  report: Report,
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
   queue, running = collections.deque(waiting), {}
@@ -188,25 +261,21 @@ def _train(
         if queue and share not in running:
           cell = queue.popleft()
           running[share] = cell, _start(cell, share, parallel)
-      for cell, _ in running.values():
-        progress.update(cell, "running")
+          report(cell, "running")
       time.sleep(_POLL_SECONDS)
       for share, (cell, process) in [*running.items()]:
         if process.poll() is None:
           continue
         del running[share]
-        if record := collect().get(cell.key):
-          progress.update(cell, "finished", record)
+        if cell.key in collect():
+          report(cell, "finished")
         else:
           log = cell.file(".log").read_text(encoding="utf-8", errors="replace")
-          _fail(cell, process.returncode, log, progress)
+          _fail(cell, process.returncode, log, report)
   finally:
     for _, process in running.values():
       process.terminate()
     for _, process in running.values():
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_SECONDS_TO_STOP)
-      process.kill()
       process.wait()
     signal.signal(signal.SIGTERM, before)
 
@@ -225,11 +294,11 @@ def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
 
 
-def _fail(cell: Cell, status: int, output: str, progress: ProgressTable) -> None:
+def _fail(cell: Cell, status: int, output: str, report: Report) -> None:
   """Keeps the end of a failed cell's output in CELL.error.txt."""
   lines = [f"exit status {status}", *output.splitlines()[-40:]]
   write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
-  progress.update(cell, "failed")
+  report(cell, "failed")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ has recipes. Only the first process prints and writes.
 import contextlib
 import functools
 import hashlib
-import os
 import pathlib
 import signal
 import sys
@@ -36,22 +35,13 @@ from configs.default import RETIRED
 from experiments import command
 from experiments.config import defaults, make_task, validate
 from experiments.evaluate import evaluate
-from experiments.locks import lock_folder
 from experiments.run import init_params, make_optimizer, make_step, plan_run, with_average
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
+from relpos_jax.training import processes
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
-from relpos_jax.training.processes import (
-  any_process,
-  check_same,
-  first_message,
-  is_first,
-  join_processes,
-  only_first_prints,
-  wait_for_all,
-)
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.signals import StopOnSignal, Stopped
 from relpos_jax.training.step import (
@@ -85,8 +75,8 @@ FLAGS = dict(
 def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = pathlib.Path(workdir or f"runs/{config.name}")
-  join_processes(distributed)
-  with only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
+  processes.join_processes(distributed)
+  with processes.only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
     try:
       _train_and_evaluate(config, workdir, stop)
     except NonFiniteError as error:
@@ -115,33 +105,31 @@ def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: StopOnS
     for note in data.notes:
       print(note)
     run = plan_run(task, task.learn_vocabulary(data, workdir))
-    _check_processes(run)
+    if {d.process_index for d in run.mesh.devices.flat} != {*range(jax.process_count())}:
+      raise InputError(
+        f"a mesh of {run.mesh.size} devices leaves some of {jax.process_count()} processes without "
+        "any: give --config.mesh.data=-1, for all"
+      )
     with jax.set_mesh(run.mesh):
       run_training(run, data, workdir, stop)
     evaluate(with_average(run, workdir), data, workdir)
-    wait_for_all("evaluated")
+    processes.wait_for_all("evaluated")
 
 
 def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
   """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
 
-  The checkpoint folder is made when a run starts and stays empty until the first save is complete.
-  No later step is reported before that, and no evaluation of the saved step.
+  A step after the first save, or an evaluation at it, is reported only once that save is complete.
   """
-  folder = workdir / "checkpoints"
-  lines = read_metrics(workdir)
-  if folder.is_dir():
-    first = read_json(workdir / "config.json")["training"]["save_every"]
-    is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
-    is_empty = not (list_steps(folder) or list_damaged(folder) or list_unfinished(folder))
-    is_lost = is_empty and any(map(is_past, lines))
-  else:
-    is_lost = bool(lines) or os.path.lexists(folder)
-  if is_lost:
-    step = max((line["step"] for line in lines), default=0)
+  folder, lines = workdir / "checkpoints", read_metrics(workdir)
+  if not lines or any(found(folder) for found in (list_steps, list_damaged, list_unfinished)):
+    return
+  first = read_json(workdir / "config.json")["training"]["save_every"]
+  is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
+  if not folder.is_dir() or any(map(is_past, lines)):
     raise InputError(
-      f"the checkpoints in {folder} are gone, and the run has reached step {step}: bring that "
-      f"folder back, or delete {workdir} to start again"
+      f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
+      f"bring that folder back, or delete {workdir} to start again"
     )
 
 
@@ -150,23 +138,14 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
   """Locks the folder in the first process; if another training holds it, all processes fail."""
   with contextlib.ExitStack() as stack:
     refusal = ""
-    if is_first():
-      try:
-        stack.enter_context(lock_folder(workdir, "training", "workdir"))
-      except InputError as error:
-        refusal = str(error)
-    if refusal := first_message(refusal):
+    try:
+      if processes.is_first():
+        stack.enter_context(command.lock_folder(workdir, "workdir"))
+    except InputError as error:
+      refusal = str(error)
+    if refusal := processes.first_message(refusal):
       raise InputError(refusal)
     yield
-
-
-def _check_processes(run: Run) -> None:
-  missing = jax.process_count() - len({d.process_index for d in run.mesh.devices.flat})
-  if missing:
-    raise InputError(
-      f"a mesh of {run.mesh.size} devices leaves {missing} of "
-      f"{jax.process_count()} processes without any: give --config.mesh.data=-1, for all"
-    )
 
 
 def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal) -> None:
@@ -174,47 +153,48 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal)
   config = run.config.training
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  training_data = _digest(train_batches.examples)
-  if refusal := first_message(changed_data(workdir, _digests(training_data, workdir))):
+  digest = _digest(jax.tree.leaves(train_batches.examples))
+  if refusal := processes.first_message(changed_data(workdir, _digests(digest, workdir))):
     raise InputError(refusal)
-  folder = workdir / "checkpoints"
+  folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
   with (
     Checkpoints(folder, keep=config.keep_checkpoints, rename_damaged=True) as checkpoints,
-    Reporter(workdir, config.num_steps) if is_first() else NoReporter() as reporter,
+    Reporter(workdir, config.num_steps) if processes.is_first() else NoReporter() as reporter,
   ):
     state = _first_state(run, checkpoints)
     start = int(state.step)
     evaluate_state = _make_evaluate(run, data, valid_batches, reporter, stop)
     # Each process reads the file, but all must agree on what follows.
-    lacks_evaluation = any_process(_lacks_evaluation(config, start, workdir))
-    check_same("the first batch", train_batches[0])  # also waits, before the first process writes
-    _write_inputs(run, training_data, workdir)
+    lacks_evaluation = processes.any_process(_lacks_evaluation(config, start, workdir))
+    # Also waits, before the first process writes.
+    processes.check_same("the first batch", train_batches[0])
+    if processes.is_first():
+      write_run_files(workdir, run.config.to_dict())
+      folder.mkdir(exist_ok=True)
+      run.task.save_vocabulary(run.vocabulary, workdir)
+      write_digests(workdir, _digests(digest, workdir))
+    check_shared(workdir)
     stop.deferred = True
     if lacks_evaluation:
       reporter.resume_after(start)
       evaluate_state(state)
-      if stop.should_stop():
-        raise Stopped(f"at step {start}")
-    state = train(
-      state,
-      make_step(run.task, run.graphdef),
-      map(_put_on(run), prefetch(train_batches, start, config.num_steps)),
-      num_steps=config.num_steps,
-      report=reporter.step,
-      evaluate=evaluate_state,
-      save=lambda state: checkpoints.save(int(state.step), state),
-      should_stop=stop.should_stop,
-      eval_every=config.eval_every,
-      save_every=config.save_every,
-      max_skipped=config.max_skipped,
-    )
+    if not stop.should_stop():
+      state = train(
+        state,
+        make_step(run.task, run.graphdef),
+        map(put, prefetch(train_batches, start, config.num_steps)),
+        num_steps=config.num_steps,
+        report=reporter.step,
+        evaluate=evaluate_state,
+        save=lambda state: checkpoints.save(int(state.step), state),
+        should_stop=stop.should_stop,
+        eval_every=config.eval_every,
+        save_every=config.save_every,
+        max_skipped=config.max_skipped,
+      )
     stop.deferred = False
     if stop.should_stop():
       raise Stopped(f"at step {int(state.step)}")
-
-
-def _put_on(run: Run):
-  return functools.partial(put_batch, mesh=run.mesh)
 
 
 def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> bool:
@@ -225,27 +205,16 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> b
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _write_inputs(run: Run, training_data: str, workdir: pathlib.Path) -> None:
-  """Writes config, environment, vocabulary and digests in the first process."""
-  if is_first():
-    write_run_files(workdir, run.config.to_dict())
-    (workdir / "checkpoints").mkdir(exist_ok=True)
-    run.task.save_vocabulary(run.vocabulary, workdir)
-    write_digests(workdir, _digests(training_data, workdir))
-  check_shared(workdir)
-
-
 def _digests(training_data: str, workdir: pathlib.Path) -> dict[str, str]:
-  """Returns digests of the inputs of a run besides its config: data and tokenizer, if any."""
   contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
   tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
   return tokenizer | {"training data": training_data}
 
 
-def _digest(arrays: Any) -> str:
-  """Returns the SHA-256 of a tree of arrays."""
+def _digest(arrays: list[np.ndarray]) -> str:
+  """Returns the SHA-256 of arrays with their dtypes and shapes."""
   found = hashlib.sha256()
-  for array in jax.tree.leaves(arrays):
+  for array in arrays:
     found.update(f"{array.dtype}{array.shape}".encode())
     found.update(np.ascontiguousarray(array))
   return found.hexdigest()
@@ -256,7 +225,7 @@ def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
   init = lambda: init_state(init_params(run), make_optimizer(run.config))
   like = shapes_on(run.mesh, jax.eval_shape(init))
   folder = checkpoints.folder
-  check_same(f"what is in {folder}", [np.array(list_steps(folder))])
+  processes.check_same(f"what is in {folder}", [np.array(list_steps(folder))])
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
     return put_parameters(init(), run.mesh)
@@ -269,13 +238,14 @@ def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
 
 def _make_evaluate(run: Run, data: Any, batches: Any, reporter: Reporter, stop: StopOnSignal):
   """Returns the function that reports valid loss and task scores, or nothing once stopped."""
+  put = functools.partial(put_batch, mesh=run.mesh)
   eval_step = make_eval_step(run.graphdef, run.task.loss)
   task_report = run.task.make_report(run, data, batches)
 
   def evaluate_state(state: TrainState) -> None:
     with stop.interruptible():
       losses = []
-      for batch in map(_put_on(run), prefetch(batches, 0, batches.num_per_epoch)):
+      for batch in map(put, prefetch(batches, 0, batches.num_per_epoch)):
         losses.append(eval_step(state.params, batch))
         if stop.should_stop(losses[-1]):
           return

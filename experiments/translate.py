@@ -37,27 +37,25 @@ FLAGS = dict(
 
 def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot: str) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
-  if beam_size < 0:
-    raise InputError(f"--beam_size={beam_size}: give 1 or more, or 0 for that of the run")
-  if max_source_length < 1:
-    raise InputError(f"--max_source_length={max_source_length}: give 1 or more")
-  if plot:
-    _check_picture(pathlib.Path(plot))
+  if beam_size < 0 or max_source_length < 1:
+    raise InputError("--beam_size must be 0 or more, --max_source_length 1 or more")
+  picture = pathlib.Path(plot)
+  is_picture = picture.suffix in (".png", ".pdf", ".svg") and os.access(picture.parent, os.W_OK)
+  if plot and not is_picture:
+    raise InputError(f"cannot write --plot={plot}: give a .png, .pdf or .svg file in a folder")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   task = load_task(workdir)
   if not isinstance(task, Translation):
-    raise InputError(
-      f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
-    )
+    raise InputError(f"--workdir={workdir} is of {task.config.task}: give a run of translation")
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="batches translated")
   translate = make_translator(run, **changes)
   numbers = itertools.count(1)
-  for chunk in _chunks(lines, 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE):
-    chunk = normalize_input(run.config, chunk)
-    numbered = zip(chunk, numbers, strict=False)
+  size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
+  while chunk := list(itertools.islice(lines, size)):
+    numbered = zip(normalize_input(run.config, chunk), numbers, strict=False)
     chunk = [_truncate(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
     translations = translate(chunk)
     print(*join_lines(run.config, translations), sep="\n", flush=True)
@@ -81,14 +79,6 @@ def _truncate(line: str, number: int, tokenizer: Any, longest: int) -> str:
   return line
 
 
-def _check_picture(path: pathlib.Path) -> None:
-  """Raises InputError before the translation if the picture cannot be written."""
-  if path.suffix not in (".png", ".pdf", ".svg"):
-    raise InputError(f"--plot={path}: give a file name that ends in .png, .pdf or .svg")
-  if path.is_dir() or not os.access(path.parent, os.W_OK):
-    raise InputError(f"cannot write --plot={path}: give a file in a folder that you may write to")
-
-
 def _stdin_lines() -> Iterator[str]:
   """Yields the lines of stdin; see `read_lines`."""
   for number, line in enumerate(sys.stdin.buffer, start=1):
@@ -97,11 +87,6 @@ def _stdin_lines() -> Iterator[str]:
     except UnicodeDecodeError:
       raise InputError(f"invalid UTF-8 in line {number} of stdin: convert it to UTF-8") from None
     yield text.removesuffix("\n").removesuffix("\r")
-
-
-def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-  while chunk := list(itertools.islice(lines, size)):
-    yield chunk
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Eight simulated devices for every test, and data: the real sets, or files at an address."""
+"""Eight simulated devices for every test, and fixtures for data sets."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ from compiling import QUICK
 jax.config.update("jax_num_cpu_devices", 8)
 hypothesis.settings.register_profile("same every time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same every time")
-# What tracing leaves is mostly in use still: to look through all of it so often is 6 % of the time.
+# Collecting garbage more often takes 6% of the time: most of what tracing leaves is in use.
 gc.set_threshold(20_000)
 
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
@@ -33,10 +33,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-  """Compiles quickly for the host. What a test says of a GPU's or TPU's program, users run.
-
-  Interrupts are heard, as in a terminal: in a script's background they would be ignored.
-  """
+  """Compiles quickly for the host; programs for GPUs and TPUs are compiled as users do."""
+  # In the background of a script, interrupts are ignored, and tests send some.
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
   if "not gpu and not tpu" in config.option.markexpr:
@@ -49,7 +47,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def shared_data() -> pathlib.Path:
-  """The folder of real data sets; the test is skipped for users who do not have it."""
+  """Returns the folder of real data sets; the test is skipped where there is none."""
   if not _SHARED_DATA.is_dir():
     pytest.skip(f"no data sets in {_SHARED_DATA}")
   return _SHARED_DATA
@@ -57,35 +55,33 @@ def shared_data() -> pathlib.Path:
 
 @pytest.fixture
 def float64():
-  """Arrays of float64: pytestmark = pytest.mark.usefixtures("float64")."""
   with jax.enable_x64(True):
     yield
 
 
 @pytest.fixture
 def data_dir(tmp_path, monkeypatch) -> pathlib.Path:
-  """Where TFDS keeps what it prepares; not there yet."""
+  """Returns a folder, not made yet, in which TFDS prepares data sets."""
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
   return tmp_path / "tfds"
 
 
 @pytest.fixture
 def serve():
-  """A context in which a folder's files are at an address: `with serve(folder) as url`."""
-  return _serve
+  """Returns a context that serves a folder by HTTP: `with serve(folder) as url`."""
 
+  class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+      pass
 
-@contextlib.contextmanager
-def _serve(folder: pathlib.Path) -> Iterator[str]:
-  handler = functools.partial(_Quiet, directory=str(folder))
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
+  @contextlib.contextmanager
+  def serve(folder: pathlib.Path) -> Iterator[str]:
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+      thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+      thread.start()
+      yield f"http://127.0.0.1:{server.server_port}/"
+      server.shutdown()
+      thread.join()
 
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-  def log_message(self, *args):
-    pass
+  return serve

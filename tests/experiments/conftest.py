@@ -67,29 +67,6 @@ class Answer(NamedTuple):
   num_compilations: int
 
 
-@contextlib.contextmanager
-def compiling_fast(folder: pathlib.Path):
-  """Compiles with little effort, and each program once."""
-  changes = dict(
-    jax_disable_most_optimizations=True,
-    jax_compilation_cache_dir=str(folder),
-    jax_persistent_cache_min_compile_time_secs=0.0,
-    jax_persistent_cache_min_entry_size_bytes=-1,
-  )
-  before = {name: jax.config.values[name] for name in changes}
-  try:
-    _configure(changes)
-    yield
-  finally:
-    _configure(before)
-
-
-def _configure(values) -> None:
-  for name, value in values.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
-
-
 @pytest.fixture(scope="module")
 def in_the_repository(request):
   """Changes to the repository's folder, so that tests can name configs as users do."""
@@ -100,9 +77,29 @@ def in_the_repository(request):
 
 @pytest.fixture(scope="session")
 def fast(tmp_path_factory):
-  """Returns a context in which programs are compiled fast."""
-  folder = tmp_path_factory.mktemp("compiled")
-  return lambda: compiling_fast(folder)
+  """Returns a context that compiles with little effort, and each program once."""
+  changes = dict(
+    jax_disable_most_optimizations=True,
+    jax_compilation_cache_dir=str(tmp_path_factory.mktemp("compiled")),
+    jax_persistent_cache_min_compile_time_secs=0.0,
+    jax_persistent_cache_min_entry_size_bytes=-1,
+  )
+
+  def configure(values) -> None:
+    for name, value in values.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+  @contextlib.contextmanager
+  def fast():
+    before = {name: jax.config.values[name] for name in changes}
+    configure(changes)
+    try:
+      yield
+    finally:
+      configure(before)
+
+  return fast
 
 
 @pytest.fixture(scope="session")
@@ -173,7 +170,6 @@ def trainer(call):
 
 @pytest.fixture(scope="session")
 def train(trainer, data):
-  """Runs the command train with the tiny config: train(workdir, "--config.seed=1")."""
   return trainer(f"{data}/tiny.py")
 
 

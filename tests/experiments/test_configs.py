@@ -15,7 +15,7 @@ from flax import nnx
 
 from configs import default
 from experiments import command
-from experiments import sweep_cells as cells_module
+from experiments import sweep as cells_module
 from experiments.config import changes, validate
 from experiments.run import schedule
 from relpos_jax.data.batching import pair_lengths

@@ -3,14 +3,11 @@
 `pytest -m slow tests/experiments/test_paper.py -n0` trains two steps: minutes, and 12 GB.
 """
 
-import collections
 import functools
 import itertools
 import math
 
 import jax
-import jax.extend
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -18,13 +15,10 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 
 from experiments import command
 from experiments.plan.__main__ import batch_of, first_state
-from experiments.run import make_optimizer, make_step, plan_model, with_average
+from experiments.run import make_optimizer, make_step, plan_model
 from relpos_jax.data.batching import Batch
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import AXES, make_mesh
-from relpos_jax.training.step import TrainState, init_state
-from relpos_jax.training.task import Run
-from relpos_jax.translation.scores import score
+from relpos_jax.training.sharding import AXES
+from relpos_jax.training.step import init_state
 from relpos_jax.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -46,8 +40,6 @@ def plan(config):
   return plan_model(task, task.mock_vocabulary())
 
 
-# --- tables ---------------------------------------------------------------------------------------
-
 # Per head at k = 16, and shared by the heads at k = 8.
 TABLES = dict(base=(33, 8, 64), big=(17, 64))
 
@@ -66,7 +58,6 @@ def test_each_self_attention_has_two_tables_and_cross_attention_none(argument):
 
 @pytest.mark.parametrize("size, limit", [("base", 0.105), ("big", 0.272)])
 def test_tables_start_in_the_glorot_range(size, limit):
-  """Uniform over [R, N*H] = [33, 512] and [17, 64]: within sqrt(6 / (rows + columns))."""
   config = load(f"{size},relative", ONE_LAYER)
   task = Translation(config)
 
@@ -76,97 +67,17 @@ def test_tables_start_in_the_glorot_range(size, limit):
     return [leaf for path, leaf in jax.tree.leaves_with_path(nnx.state(model)) if _is_table(path)]
 
   tables = np.stack(draw(jax.random.key(0)))
-  assert tables.shape == (4, *TABLES[size])
+  assert tables.shape == (4, *TABLES[size]) and len({*tables.reshape(4, -1)[:, 0].tolist()}) == 4
   rows, *columns = TABLES[size]
   exact = math.sqrt(6 / (rows + math.prod(columns)))
   assert limit == round(exact, 3)
   assert 0.999 * exact < np.abs(tables).max() <= exact
-  assert np.allclose(tables.std(), exact / 3**0.5, rtol=0.03)
-  assert abs(tables.mean()) < 0.03 * exact
-  # Every row and head has the same range, and no two tables are alike.
-  for axis in range(1, tables.ndim):
-    others = tuple(x for x in range(tables.ndim) if x != axis)
-    assert np.abs(tables).max(axis=others).min() > 0.8 * exact
-  assert len(np.unique(tables.reshape(4, -1)[:, 0])) == 4
+  np.testing.assert_allclose(tables.std(), exact / 3**0.5, rtol=0.03)
 
 
 def _is_table(path) -> bool:
   return "tables" in jax.tree_util.keystr(path)
 
-
-# --- dropout --------------------------------------------------------------------------------------
-
-ROWS, SOURCE, TARGET = 2, 5, 7
-
-
-def random_bits(jaxpr) -> collections.Counter:
-  """Counts the random draws of a program by shape."""
-  found = collections.Counter()
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == "random_bits":
-      found[equation.params["shape"]] += 1
-    for inner in jax.extend.core.jaxprs_in_params(equation.params):
-      found += random_bits(inner)
-  return found
-
-
-@pytest.mark.parametrize("argument", ["base,v1", "big,v2"])
-def test_dropout_is_where_the_recipe_has_it(argument):
-  """Identifies each mask by its shape.
-
-  Both recipes: embeddings and outputs of sub-layers. v2: also after the ReLU, and on attention
-  weights, for which each row and head draws one number.
-  """
-  config = load(argument, ONE_LAYER)
-  graphdef, params = plan(config)
-
-  def logits(params, source, target):
-    rngs = nnx.Rngs(dropout=jax.random.key(0))
-    return nnx.merge(graphdef, params)(source, target, rngs)
-
-  tokens = (jax.ShapeDtypeStruct((ROWS, length), jnp.int32) for length in (SOURCE, TARGET))
-  drawn = random_bits(jax.make_jaxpr(logits)(params, *tokens).jaxpr)
-  model = config.model
-  of_stack = lambda width, encoder, decoder: {
-    (ROWS, SOURCE, width): encoder,
-    (ROWS, TARGET, width): decoder,
-  }
-  expected = of_stack(model.width, 1 + 2, 1 + 3)
-  if argument.endswith("v2"):
-    expected |= of_stack(model.feed_forward, 1, 1)
-    expected |= {(ROWS, model.num_heads): 1 + 2}
-  assert drawn == expected
-
-
-# --- evaluation -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("languages, target", [("ende", "de"), ("enfr", "fr")])
-def test_both_bleus_are_scored(languages, target):
-  """The paper's, on Moses tokens with split hyphens, and sacreBLEU; both are case-sensitive."""
-  config = load(f"base,{languages}")
-  references = ["Die Test-Sätze sind kurz , sagt man .", "Noch ein Satz , der länger ist ."]
-  sacrebleu, paper = score(config, references, references).values()
-  assert (sacrebleu.value, paper.value) == (pytest.approx(100), pytest.approx(100))
-  assert f"moses-{target}+hyphens" in paper.signature
-  assert "tok:13a" in sacrebleu.signature and "case:mixed" in sacrebleu.signature
-  sacrebleu, paper = score(config, [line.lower() for line in references], references).values()
-  assert sacrebleu.value < 90 and paper.value < 90 and sacrebleu.value != paper.value
-
-
-def test_big_translates_with_the_mean_of_the_last_20_checkpoints(tmp_path):
-  config = load("big")
-  mesh = make_mesh(1)
-  values = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
-  state = lambda step: TrainState(jnp.int32(step), dict(w=jnp.asarray(values[step])), ())
-  with Checkpoints(tmp_path / "checkpoints", keep=config.training.keep_checkpoints) as checkpoints:
-    for step in range(22):
-      checkpoints.save(step, state(step))
-  run = Run(Translation(config), None, mesh, None, state(0).params)
-  np.testing.assert_allclose(with_average(run, tmp_path).params["w"], values[2:].mean(0), rtol=1e-5)
-
-
-# --- two steps ------------------------------------------------------------------------------------
 
 CHIP = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 CHIPS = AbstractMesh((NUM_CHIPS, 1, 1, 1), AXES, (AxisType.Auto,) * 4, abstract_device=CHIP)
@@ -187,7 +98,6 @@ def test_batches_have_32768_tokens():
 
 @pytest.mark.parametrize("number, argument", [(0, "base,sinusoidal,v1"), (7, "big,relative,v2")])
 def test_two_steps_keep_the_shapes_of_the_state(number, argument):
-  """At full width and with one layer per stack, on eight chips."""
   config, shape = load(argument, ONE_LAYER), batch_shapes()[number]
   graphdef, state = first_state(config, CHIPS)
   step = make_step(Translation(config), graphdef)
@@ -200,19 +110,9 @@ def test_two_steps_keep_the_shapes_of_the_state(number, argument):
   assert jax.tree.all(jax.tree.map(like, state, twice))
 
 
-def one_chips_share(config, shape) -> Batch:
-  """Returns random tokens for a chip's rows of the first batch of a shape."""
-  batches = Translation(config).mock_batches(CHIPS)
-  batch = next(batches[i] for i in range(1000) if batches[i].source.shape == shape)
-  random = np.random.default_rng(0)
-  fill = lambda tokens: np.where(tokens, random.integers(4, VOCABULARY, tokens.shape), tokens)
-  return jax.tree.map(lambda tokens: fill(tokens)[: shape[0] // NUM_CHIPS].astype(np.int32), batch)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("argument", ["base,relative", "big,relative"])
 def test_two_steps_train_the_whole_model(argument):
-  """On one chip's 4,096 tokens of a batch of the longest sentences."""
   config = load(argument)
   task = Translation(config)
   graphdef, params = nnx.split(
@@ -220,8 +120,8 @@ def test_two_steps_train_the_whole_model(argument):
   )
   before = jax.tree.map(np.asarray, params)
   state, step = init_state(params, make_optimizer(config)), make_step(Translation(config), graphdef)
-  batch, losses = one_chips_share(config, batch_shapes()[-1]), []
-  assert batch.source.size == 4096
+  random, losses = np.random.default_rng(0), []
+  batch = Batch(*(random.integers(4, VOCABULARY, (16, 256), np.int32) for _ in range(2)))
   for _ in range(2):
     state, metrics = step(state, batch)
     losses.append(float(metrics["loss"]))
@@ -229,8 +129,7 @@ def test_two_steps_train_the_whole_model(argument):
   entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (VOCABULARY - 1))
   least = math.log(VOCABULARY) - entropy
   assert all(least - 0.5 < loss < least + 1.5 for loss in losses)
-  unchanged = jax.tree.map(lambda x, y: np.array_equal(x, y), before, state.params)
-  assert not jax.tree.leaves_with_path(jax.tree.map(lambda same: same or None, unchanged))
+  assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, before, state.params)))
   moments = jax.tree.leaves_with_path(state.opt_state[0].nu)
   tables = {jax.tree_util.keystr(path): leaf for path, leaf in moments if _is_table(path)}
   assert len(tables) == 24
@@ -238,4 +137,3 @@ def test_two_steps_train_the_whole_model(argument):
     distance = np.arange(len(table)) - len(table) // 2
     is_seen = (distance <= 0) | ("encoder" in name)  # the decoder attends to no later token
     np.testing.assert_array_equal((table > 0).all((1, 2)), is_seen, err_msg=name)
-    assert not np.any(table[~is_seen])

@@ -1,8 +1,6 @@
 """The numbers of reports equal those of the raw records, and wrong records are refused."""
 
-import collections
 import copy
-import functools
 import json
 import pathlib
 import re
@@ -14,9 +12,8 @@ import sacrebleu
 
 from experiments import report
 from relpos_jax.evaluation.records import digest
-from relpos_jax.graphs import clutrr
 from relpos_jax.graphs import report as graphs
-from relpos_jax.graphs.report import CTP, GRAPHS, GUESSED_LONGEST
+from relpos_jax.graphs.report import CTP
 from relpos_jax.music import report as music
 from relpos_jax.translation import report as translation
 
@@ -28,15 +25,10 @@ CHAINS = {"keys and values": 0.98, "keys": 0.9, "none": 0.15}
 
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
-  """Skips drawing, which takes most of the time, except in tests marked so."""
-  if "pictures" not in request.fixturenames:
+  """Skips drawing, which takes most of the time, except where it is tested."""
+  if "pictures" not in request.node.name:
     for module in (translation, graphs, music):
       monkeypatch.setattr(module, "spread_curves", lambda panels, path: path)
-
-
-@pytest.fixture
-def pictures():
-  """Marks a test that draws."""
 
 
 def make_record(sweep, row, seed, scores, sentences, curve, **config) -> dict:
@@ -171,12 +163,6 @@ class TestTranslation:
     assert re.fullmatch(rf"\*\*\+{above:.2f} ± .*\*\*, p 0.001", pairs["relative"]["none"])
     assert pairs["none"]["relative"].startswith(f"**-{above:.2f} ± ")
 
-  def test_one_seed_has_no_interval_and_lengths_trained_on_have_no_table(self, tmp_path):
-    old_key = {"data.embedded.seed": 3}  # records stay readable after a key is removed
-    tables = tables_of(tmp_path, make_translations("table1", num_seeds=1, **old_key))
-    assert "tokens" not in tables
-    assert not any("±" in x or "**" in x for x in re.findall(r"'([^']*)'", str(tables)))
-
   def test_bands_hold_the_bleu_of_their_sentences(self, tmp_path):
     records = make_translations("lengths", num_seeds=2, **{"batches.max_length": 16})
     tables = tables_of(tmp_path, records)
@@ -194,7 +180,7 @@ class TestTranslation:
       assert cells["none"] == of_lengths("none", int(first), int(last or first), 1)
     assert sum(int(cells["sentences"]) for cells in tables["tokens"].values()) == 200
 
-  def test_hand_written_text_stays_and_pictures_are_drawn(self, tmp_path, pictures):
+  def test_hand_written_text_stays_and_pictures_are_drawn(self, tmp_path):
     sweeps = [
       make_translations("table2", {"k=0": 0.6}, num_seeds=1),
       make_translations("table3", {"neither": 0.6}, num_seeds=1),
@@ -229,29 +215,6 @@ class TestGraphs:
     gains = np.subtract(*(of_row(records, row, longest) for row in ("keys", "none")))
     assert tables["valid, 4, row - column"]["keys"]["none"] == f"+{interval(gains)}"
 
-  def test_published_splits_have_the_recorded_numbers_of_graphs(self, shared_data):
-    rows = clutrr._rows_of_graphs(shared_data / "clutrr" / clutrr._GRAPHS)
-    known = {split: [(_key(json.dumps(x)), len(x["labels"]), x["target"]) for x in of]
-             for split, of in rows.items()}  # fmt: skip
-    everything = known.pop("train")
-    train = [x for x in everything if x[0] >= 0.1]
-    known["valid"] = [x for x in everything if x[0] < 0.1]
-    assert {split: (len(of), len({x[:2] for x in of})) for split, of in known.items()} == GRAPHS
-    assert len({x[:2] for x in known["valid"] if x[1] == 4}) == 208  # as results/graphs.md says
-    assert {x[:2] for x in known["test_2"]} <= {x[:2] for x in train}
-    guess = collections.Counter(target for *_, target in train).most_common(1)[0][0]
-    assert sum(x[1:] == (4, guess) for x in known["valid"]) == GUESSED_LONGEST
-
-
-@functools.cache  # most rows have duplicates
-def _key(line: str) -> float:
-  """Returns the hash that selects the split of a published graph."""
-  row = json.loads(line)
-  labels = map(clutrr.RELATIONS.index, row["labels"])
-  edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
-  item = dict(edges=np.array(edges), query=np.array(row["query"]), target=np.int32(0))
-  return clutrr._hash(clutrr._graph(item))
-
 
 class TestMusic:
   def test_numbers_are_those_of_the_seeds_that_did_not_diverge(self, tmp_path):
@@ -270,45 +233,31 @@ class TestMusic:
     assert published == ["0.357", "0.398", "-"]
 
 
-class TestRecords:
-  @pytest.mark.parametrize(
-    "change, words",
-    [
-      (lambda r: r["config"].update({"model.width": 64}), "its digest is"),
-      (lambda r: r.update(seed=7), "its seed is 7"),
-      (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
-      (lambda r: r["scores"]["test"].update(sacrebleu=12.25), "not 12.25"),
-      (lambda r: r["sentences"].pop("test"), "different splits"),
-      (lambda r: _shift(r), "not the same data as line 1"),
-      (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
-      (lambda r: r["scores"]["test"].update(signatures={}), "not the same signatures as line 1"),
-      (lambda r: _with_config(r, {"model.width": 64}), "not the same config as line 2"),
-    ],
-  )
-  def test_a_wrong_record_is_one_line(self, call, table1, tmp_path, change, words):
-    records = copy.deepcopy([*table1])
-    change(records[4])
-    folder = write_runs(tmp_path, records)
-    self.refused(call("report", f"--results={folder}"), "table1.jsonl, line 5: ", words)
-    assert not (folder / "report.md").exists()
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (lambda r: r["config"].update({"model.width": 64}), "its digest is"),
+    (lambda r: r.update(seed=7), "its seed is 7"),
+    (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
+    (lambda r: r["scores"]["test"].update(sacrebleu=12.25), "not 12.25"),
+    (lambda r: r["sentences"].pop("test"), "different splits"),
+    (lambda r: _shift(r), "not the same data as line 1"),
+    (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
+    (lambda r: r["scores"]["test"].update(signatures={}), "not the same signatures as line 1"),
+    (lambda r: _with_config(r, {"model.width": 64}), "not the same config as line 2"),
+  ],
+)
+def test_a_wrong_record_is_one_line(call, table1, tmp_path, change, words):
+  records = copy.deepcopy([*table1])
+  change(records[4])
+  folder = write_runs(tmp_path, records)
+  refused(call("report", f"--results={folder}"), "table1.jsonl, line 5: ", words)
+  assert not (folder / "report.md").exists()
 
-  def test_a_half_written_line_is_one_line(self, call, tmp_path):
-    file = write_runs(tmp_path, make_music()) / "runs" / "music.jsonl"
-    file.write_text(file.read_text()[:-100])
-    self.refused(call("report", f"--results={tmp_path}"), f"{file}, line 9: half-written")
 
-  def test_no_records_and_unknown_tasks_are_one_line(self, call, tmp_path):
-    self.refused(call("report", f"--results={tmp_path}"), f"no records in {tmp_path}")
-    record = make_music()[0]
-    _with_config(record, dict(task="speech"))
-    folder = write_runs(tmp_path, [record])
-    self.refused(
-      call("report", f"--results={folder}"), "music.jsonl, line 1: unknown task 'speech'"
-    )
-
-  def refused(self, answer, *words):
-    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
-    assert all(word in answer.err for word in words), answer.err
+def refused(answer, *words):
+  assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
+  assert all(word in answer.err for word in words), answer.err
 
 
 def _shift(record):
@@ -322,30 +271,25 @@ def _with_config(record, values):
   record["digest"] = digest(record["config"])
 
 
-class TestWorkdirs:
-  def test_a_column_equals_the_files_of_the_run(self, call, workdir, tmp_path):
-    answer = call("report", f"--workdirs={workdir}", f"--out={tmp_path}/new/table.md")
-    assert (answer.status, answer.out, answer.err) == (0, "", "")
-    text = (tmp_path / "new" / "table.md").read_text("utf-8")
-    assert call("report", f"--workdirs={workdir}").out == text
-    scores = json.loads((workdir / "results.json").read_text())["test"]
-    environment = json.loads((workdir / "environment.json").read_text())
-    for name, value in {
-      "run": "1: tiny",
-      "updates": "12",
-      "sacrebleu, test": f"{scores['sacrebleu']['value']:.2f}",
-      "paper_bleu, test": f"{scores['paper_bleu']['value']:.2f}",
-      "date": environment["date"][:10],
-      "jax": environment["packages"]["jax"],
-    }.items():
-      assert f"| {name} | {value} |" in text
+def test_a_column_equals_the_files_of_the_run(call, workdir):
+  answer = call("report", f"--workdirs={workdir}")
+  scores = json.loads((workdir / "results.json").read_text())["test"]
+  environment = json.loads((workdir / "environment.json").read_text())
+  for name, value in {
+    "run": "1: tiny",
+    "updates": "12",
+    "sacrebleu, test": f"{scores['sacrebleu']['value']:.2f}",
+    "paper_bleu, test": f"{scores['paper_bleu']['value']:.2f}",
+    "date": environment["date"][:10],
+    "jax": environment["packages"]["jax"],
+  }.items():
+    assert f"| {name} | {value} |" in answer.out
 
-  def test_unfinished_runs_and_unwritable_files_are_one_line(self, call, workdir, tmp_path):
-    answer = call("report", f"--workdirs={workdir},{tmp_path}")
-    assert (answer.status, answer.err.count("\n")) == (2, 1)
-    assert f"no {tmp_path}/record.json" in answer.err
-    answer = call("report", f"--workdirs={workdir}", f"--out={tmp_path}")
-    assert (answer.status, answer.err.count("\n")) == (2, 1) and "cannot write --out=" in answer.err
+
+def test_folders_without_records_are_one_line(call, workdir, tmp_path):
+  refused(call("report", f"--results={tmp_path}"), f"no records in {tmp_path}")
+  answer = call("report", f"--workdirs={workdir},{tmp_path}")
+  refused(answer, f"no {tmp_path}/record.json")
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):
