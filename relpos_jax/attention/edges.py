@@ -93,17 +93,21 @@ def edge_attention(
       return jnp.zeros(query.shape, value.dtype)
     edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
   features = check_edge_relation("features", features, senders.shape, query.shape[-2:])
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
-  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
-  weights = _softmax(logits * jnp.asarray(scale, wide), edges, len(query_XNH))
+  wide, heads = jnp.promote_types(query.dtype, jnp.float32), query.shape[-2]
+  nodes = lambda x: x.reshape(-1, *x.shape[-2:]).repeat(heads // x.shape[-2], 1)
+  query_MNH = _at(nodes(query), edges.receivers).astype(wide)
+  logits = jnp.sum(query_MNH * _at(nodes(key), edges.senders), -1)
+  for a_MNH in _vectors("key", edges, labels, features, wide):
+    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
+  num_queries = query.size // (heads * query.shape[-1])
+  weights = _softmax(logits * jnp.asarray(scale, wide), edges, num_queries)
   if dropout_rate:
     kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)[edges.pair]
     weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
-  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(value_XNH, edges.senders)
+  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(nodes(value), edges.senders)
   for a_MNH in _vectors("value", edges, labels, features, wide):
     messages += weights[..., None] * a_MNH
-  output = _sum(messages, edges.receivers, len(query_XNH))
+  output = _sum(messages, edges.receivers, num_queries)
   return output.reshape(query.shape).astype(value.dtype)
 
 
@@ -119,11 +123,8 @@ def pair_features(
   """Returns the features of every pair of nodes, for `EdgeFeatures`, and the mask.
 
   The features of a pair are the multi-hot vector of its labels and the mean of its edges' features,
-  so its kernels are the tables and kernels of `edge_attention`, concatenated. Takes
-  O(T T (E + F)) memory.
-
-  Raises:
-    ValueError: neither labels nor features are given.
+  so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
+  memory.
 
   >>> features, visible = pair_features(
   ...   jnp.array([0, 0]), jnp.array([1, 1]), jnp.array([0, 2]), None, num_labels=3, num_nodes=2)
@@ -131,8 +132,6 @@ def pair_features(
   (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
          [1, 0]], dtype=int32))
   """
-  if labels is None and features is None:
-    raise ValueError("labels and features are None: give at least one of them")
   if senders.ndim > 1:
     one = lambda *edges: pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, labels, features)
@@ -243,18 +242,6 @@ def _vectors(name: str, edges: _Edges, labels, features, dtype):
     yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, with_heads(kernel))
 
 
-def _logits(
-  query: Float[Array, "X N H"], key: Float[Array, "Y N H"], edges: _Edges, vectors: list[Array]
-) -> Float[Array, "M N"]:
-  """Computes q_i . (k_j + aK_ij) of every edge's pair, in float32 or wider."""
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  query_MNH = _at(query, edges.receivers).astype(wide)
-  logits = jnp.sum(query_MNH * _at(key, edges.senders), -1)
-  for a_MNH in vectors:
-    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
-  return logits
-
-
 def _softmax(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Float[Array, "M N"]:
   """Applies softmax over each receiver's pairs; every edge of a pair gets the pair's weight."""
   highest = jax.ops.segment_max(
@@ -276,8 +263,3 @@ def _at(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ...
 
 def _changes(x: Int[Array, " M"]) -> Bool[Array, " M"]:
   return jnp.concatenate([jnp.ones(1, bool), x[1:] != x[:-1]])
-
-
-def _every_head(x: Float[Array, "... K H"], heads: int) -> Float[Array, "X N H"]:
-  *_, key_heads, width = x.shape
-  return jnp.repeat(x.reshape(-1, key_heads, width), heads // key_heads, axis=1)

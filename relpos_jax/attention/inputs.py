@@ -22,10 +22,8 @@ from relpos_jax.attention.validation import (
   check_logits_like,
   check_relations,
   check_scale,
-  check_segment_pair,
   check_shapes,
   check_sharding,
-  check_window,
 )
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
@@ -60,21 +58,19 @@ class Inputs(NamedTuple):
       hidden.append(masks.causal(*positions))
     if self.window is not None:
       hidden.append(masks.window(*positions, *self.window))
-    if self.query_segment_ids is not None and self.key_segment_ids is not None:
-      hidden.append(masks.same_segment(self.query_segment_ids, self.key_segment_ids))
+    if self.query_segment_ids is not None:
+      segments = self.query_segment_ids[:, None, :, None], self.key_segment_ids[:, None, None]
+      hidden.append(jnp.equal(*segments))
     return masks.combine(*hidden)
 
   def real_queries(self) -> Bool[Array, "#B 1 T 1"] | None:
     """Returns False for the queries past their row's length; None without lengths."""
-    if self.query_lengths is None:
-      return None
-    return masks.within(self.query_lengths, self.query.shape[1])[:, None, :, None]
+    real = masks.within(self.query_lengths, self.query.shape[1])
+    return None if real is None else real.swapaxes(2, 3)
 
   def real_keys(self) -> Bool[Array, "#B 1 1 S"] | None:
     """Returns False for the keys past their row's length; None without lengths."""
-    if self.key_lengths is None:
-      return None
-    return masks.within(self.key_lengths, self.key.shape[1])[:, None, None, :]
+    return masks.within(self.key_lengths, self.key.shape[1])
 
   def edges(self) -> Edges:
     """Returns the table row of each pair of query and key, or the pair's features."""
@@ -114,7 +110,8 @@ def gather_inputs(
     for name, array in (("query", query), ("key", key), ("value", value)):
       check_sharding(name, array)
   check_dropout(dropout_rate, dropout_key)
-  check_segment_pair(query_segment_ids, key_segment_ids)
+  if (query_segment_ids is None) != (key_segment_ids is None):
+    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
   check_scale(scale)
@@ -168,8 +165,9 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
   """Returns the distances to the left and right, clipped to the largest one possible."""
   if size is None:
     return None
-  check_window(size)
   left, right = size if isinstance(size, tuple) else (size, size)
+  if min(left, right) < 0:
+    raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(int(left), farthest), min(int(right), farthest)
 
 
@@ -183,15 +181,14 @@ def _relations(
   wide = jnp.promote_types(dtype, jnp.float32)
   with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width)
   key, value = jax.tree.map(with_heads, (relations.key, relations.value))
-  match relations:
-    case RelativePositions():
-      return dataclasses.replace(relations, key=key, value=value)
-    case EdgeLabels():
-      num_rows = len(value if key is None else key)
-      labels = jnp.clip(relations.labels, -1, num_rows - 1).astype(jnp.int32)
-      return EdgeLabels(_batched(labels, 3), key, value)
-    case EdgeFeatures():
-      return EdgeFeatures(_batched(jnp.asarray(relations.features, wide), 4), key, value)
+  changes = dict(key=key, value=value)
+  if isinstance(relations, EdgeLabels):
+    num_rows = len(value if key is None else key)
+    labels = jnp.clip(relations.labels, -1, num_rows - 1).astype(jnp.int32)
+    changes["labels"] = _batched(labels, 3)
+  if isinstance(relations, EdgeFeatures):
+    changes["features"] = _batched(relations.features.astype(wide), 4)
+  return dataclasses.replace(relations, **changes)
 
 
 def _batched(array: Array, ndim: int) -> Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import dropout, masks, softmax
+from relpos_jax.attention import dropout, masks, reference
 from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import backward, forward
@@ -140,7 +140,7 @@ def _arrays(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> Arrays:
 
 def _relative_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
   """Computes scale * q_i . w'K_r, in float32 or wider."""
-  logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
+  logits = reference.product("BTNH,RNH->BNTR", inputs.query, band.key)
   return logits * jnp.asarray(inputs.scale, logits.dtype)
 
 
@@ -148,7 +148,7 @@ def _relative_values(
   sums: Float[Array, "B N T R"], row_sums: Float[Array, "B N T"], band: bands.Band
 ) -> Float[Array, "B T N H"]:
   """Computes sum_j p_ij aV_ij from the weights' sums by row and their total."""
-  output = softmax.product("BNTR,RNH->BTNH", sums, band.value)
+  output = reference.product("BNTR,RNH->BTNH", sums, band.value)
   return output + row_sums.swapaxes(1, 2)[..., None] * band.left_value[None, None]
 
 

@@ -7,22 +7,22 @@ With features instead of labels, the lookup and the sum are products with them.
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import softmax
+from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.typing import Array, Float, Int
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   """Computes attention with two projections on the table rows."""
-  return softmax.attention(inputs, relative_logits, relative_values)
+  return reference.attention(inputs, relative_logits, relative_values)
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """Computes q_i . aK_ij."""
   edges = inputs.edges()
-  projected = softmax.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
+  projected = reference.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
   if jnp.issubdtype(edges.dtype, jnp.floating):
-    return softmax.product("BNTR,BTSR->BNTS", projected, edges)
+    return reference.product("BNTR,BTSR->BNTS", projected, edges)
   return _look_up(projected, edges)
 
 
@@ -30,10 +30,10 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   """Computes sum_j p_ij aV_ij."""
   edges, table = inputs.edges(), inputs.relations.value
   if jnp.issubdtype(edges.dtype, jnp.floating):
-    sums_BNTR = softmax.product("BNTS,BTSR->BNTR", weights, edges)
+    sums_BNTR = reference.product("BNTS,BTSR->BNTR", weights, edges)
   else:
     sums_BNTR = _sum_by_label(weights, edges, len(table))
-  return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
+  return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
 def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:

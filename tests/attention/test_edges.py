@@ -123,8 +123,6 @@ def test_the_matrix_of_pairs_is_made_edge_by_edge():
   found = make(*map(jnp.asarray, edges), features)
   wanted = [matrix(*(x[row] for x in (*edges, features)), (5, 5)) for row in range(2)]
   assert_equal(found, [np.stack(x) for x in zip(*wanted, strict=True)])
-  with pytest.raises(ValueError, match="labels and features are None"):
-    pair_features(*map(jnp.asarray, edges[:2]), None, None, num_labels=E, num_nodes=5)
 
 
 @functools.cache
@@ -245,28 +243,23 @@ def test_memory_grows_with_the_edges_and_never_with_the_pairs():
   assert twice < 3_000**2 * 4 * 4  # the logits of all pairs
 
 
-GOOD = dict(senders=np.array([0, 1]), receivers=np.array([1, 0]))
-LABELS = EdgeLabels(np.array([0, 1]), np.ones((2, 3)), None)
 WRONG = {
-  "senders go from 0 to 4; want -1 (padding) to 3, the last node": dict(senders=np.array([0, 4])),
-  "receivers has shape (3,); want that of senders, (2,)": dict(receivers=np.array([0, 0, 0])),
-  "labels.labels go from 0 to 2; want -1 (no label) to 1, the last row": dict(
-    labels=EdgeLabels(np.array([0, 2]), np.ones((2, 3)), None)
-  ),
-  "labels.labels has shape (3,); want (2,)": dict(
-    labels=EdgeLabels(np.array([0, 1, 1]), np.ones((2, 3)), None)
-  ),
-  "features.features has shape (2, 3); want (2, 2)": dict(
-    features=EdgeFeatures(np.ones((2, 3)), np.ones((2, 3)), None)
-  ),
+  "senders go from 0 to 4; want 0 to 3, or -1": dict(senders=[0, 4]),
+  "receivers has shape (3,); want (2,)": dict(receivers=[0, 0, 0]),
+  "labels.labels go from 0 to 2; want 0 to 1, or -1": dict(labels=[0, 2]),
+  "labels.labels has shape (3,); want (2,)": dict(labels=[0, 1, 1]),
+  "features.features has shape (2, 3); want (2, 2)": dict(features=np.ones((2, 3))),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_edge_is_named(message):
-  tokens = np.ones((4, 2, 3))
+  tokens, table = np.ones((4, 2, 3)), np.ones((2, 3))
+  edges = dict(senders=[0, 1], receivers=[1, 0], labels=[0, 1], features=table[:, :2])
+  senders, receivers, labels, features = map(np.array, (edges | WRONG[message]).values())
+  labels, features = EdgeLabels(labels, table, None), EdgeFeatures(features, table, None)
   with pytest.raises(ValueError) as caught:
-    edge_attention(tokens, tokens, tokens, **(GOOD | dict(labels=LABELS) | WRONG[message]))
+    edge_attention(tokens, tokens, tokens, senders, receivers, labels=labels, features=features)
   assert str(caught.value).startswith(message)
 
 
