@@ -21,20 +21,13 @@ from relpos_jax.typing import Array, Float
 
 
 class Band(NamedTuple):
-  """Tables minus their row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right.
+  """Tables minus row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right."""
 
-  Attributes:
-    key, value: rows 1 and up, minus row 0; R is at least 1.
-    left_value: row 0 of the value table.
-    first: the distance j - i of the first diagonal.
-    num_diagonals: R - 1, the diagonals with their own row.
-  """
-
-  key: Float[Array, "R #N H"] | None
+  key: Float[Array, "R #N H"] | None  # rows 1 and up, minus row 0; R is at least 1
   value: Float[Array, "R #N H"] | None
-  left_value: Float[Array, "#N H"] | None
-  first: int
-  num_diagonals: int
+  left_value: Float[Array, "#N H"] | None  # row 0 of the value table
+  first: int  # the distance j - i of the first diagonal
+  num_diagonals: int  # R - 1
 
 
 def unsupported(inputs: Inputs) -> str | None:

@@ -13,17 +13,11 @@ from relpos_jax.typing import Array
 
 
 class Implementation(NamedTuple):
-  """A way to compute attention.
-
-  Attributes:
-    attention: computes it.
-    unsupported: returns why a call is not supported, or None if it is.
-    device: the only platform that a kernel compiles for; elsewhere it is interpreted.
-  """
+  """A way to compute attention."""
 
   attention: Callable[[Inputs], Array]
-  unsupported: Callable[[Inputs], str | None] = lambda inputs: None
-  device: str | None = None
+  unsupported: Callable[[Inputs], str | None] = lambda inputs: None  # why, or None if it can
+  device: str | None = None  # the only platform it compiles for; elsewhere it is interpreted
 
 
 def _kernel(name: str, device: str) -> Implementation:
@@ -67,22 +61,7 @@ def _gathered_is_small(inputs: Inputs) -> bool:
   return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
 
 
-def _long_on_a_tpu(inputs: Inputs) -> bool:
-  """Checks for 256 tokens or more, the longest sequences of the paper. Not measured yet.
-
-  Compilers count a fifth of the memory traffic of `projected` there: `scaling-base` in
-  results/scaling.md.
-  """
-  pairs = inputs.query.shape[1] * inputs.key.shape[1]
-  return target_platform() == "tpu" and pairs >= 256**2
-
-
-def _long_on_a_gpu(inputs: Inputs) -> bool:
-  """Checks for keys so many that weights [T, S] dominate memory traffic. Not measured yet."""
-  return target_platform() == "gpu" and inputs.key.shape[1] >= 256
-
-
-def _long_for_a_loop_over_heads(inputs: Inputs) -> bool:
+def _is_long(inputs: Inputs) -> bool:
   """Checks for 128 keys on a CPU; elsewhere for weights of 4 GiB, which is not measured yet."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
@@ -91,25 +70,31 @@ def _long_for_a_loop_over_heads(inputs: Inputs) -> bool:
   return batch * heads * num_queries * num_keys >= 2**30
 
 
-# The first that applies is chosen. CPU times, forward and backward: results/attention.md.
+# The first that applies is chosen. CPU times, forward and backward: results/attention.md. The
+# kernels are not measured yet: at 256 tokens, the longest sequences of the paper, the compiler for
+# TPUs counts a fifth of the memory traffic of `projected` (`scaling-base` in results/scaling.md).
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
     "there are neither relations nor dropout",
     lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
   ),
-  Rule("pallas_tpu", "it is the kernel for TPUs, and sequences are long", _long_on_a_tpu),
-  Rule("pallas_gpu", "it is the kernel for GPUs, and sequences are long", _long_on_a_gpu),
+  Rule(
+    "pallas_tpu",
+    "it is the kernel for TPUs, and sequences are long",
+    lambda x: target_platform() == "tpu" and x.query.shape[1] * x.key.shape[1] >= 256**2,
+  ),
+  Rule(
+    "pallas_gpu",
+    "it is the kernel for GPUs, and sequences are long",
+    lambda inputs: target_platform() == "gpu" and inputs.key.shape[1] >= 256,
+  ),
   Rule(
     "per_position",
     "sequences are short, and the vectors it gathers no larger than the weights",
     _gathered_is_small,
   ),
-  Rule(
-    "chunked",
-    "sequences are long, and it does not store their weights",
-    _long_for_a_loop_over_heads,
-  ),
+  Rule("chunked", "sequences are long, and it does not store their weights", _is_long),
   Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
   Rule("projected", "it can do any call, and gathers no vectors"),
 )
@@ -133,15 +118,10 @@ def _unsupported(name: str, inputs: Inputs) -> str | None:
 
 
 class Explanation(NamedTuple):
-  """The result of `explain`; its string has a line for each implementation.
+  """The result of `explain`; its string has a line for each implementation."""
 
-  Attributes:
-    implementation: its name; "jax.nn" is `jax.nn.dot_product_attention`.
-    reasons: by name, why it would run and why the others would not.
-  """
-
-  implementation: str
-  reasons: dict[str, str]
+  implementation: str  # "jax.nn" is `jax.nn.dot_product_attention`
+  reasons: dict[str, str]  # by name, why it would run or would not
 
   def __str__(self) -> str:
     return "\n".join(f"{name}: {reason}" for name, reason in self.reasons.items())
@@ -150,11 +130,8 @@ class Explanation(NamedTuple):
 def explain(*arrays, implementation: str | None = None, **options) -> Explanation:
   """Explains which implementation `dot_product_attention` would run, and why not the others.
 
-  Takes its arguments; arrays may be `jax.ShapeDtypeStruct`s. Nothing is computed.
-
-  Raises:
-    ValueError, NotImplementedError: as `dot_product_attention`.
-    TypeError: an option has an unknown name.
+  Takes its arguments and raises its errors; arrays may be `jax.ShapeDtypeStruct`s. Nothing is
+  computed.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions

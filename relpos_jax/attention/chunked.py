@@ -34,19 +34,13 @@ _FLOATS = dict(
 )
 _AXES = dict(
   _FLOATS,
-  mask="BNTS",
-  real_queries="BNTS",
-  real_keys="BNTS",
   query_segments="BT",
   key_segments="BS",
   seeds="BN",
   output="BTNH",
-  right_sums="BNT",
-  row_sums="BNT",
-  maximum="BNT",
-  inverse_total="BNT",
-  delta="BNT",
   d_output="BTNH",
+  **dict.fromkeys(("mask", "real_queries", "real_keys"), "BNTS"),
+  **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
   **{f"d_{name}": letters.replace("RNH", "BNRH") for name, letters in _FLOATS.items()},
 )
 
@@ -271,8 +265,9 @@ def _read(arrays: Arrays, region: Region) -> Arrays:
   """Returns the slice of each array in a region: heads first, and without the batch axis."""
 
   def read_one(name, x):
+    order, batch = _heads_first(name)
     part = jax.lax.dynamic_slice(x, *_starts_and_sizes(name, x, region))
-    return part.transpose(_heads_first(name)).squeeze(_batch_axis(name))
+    return part.transpose(order).squeeze(batch)
 
   return {name: read_one(name, x) for name, x in arrays.items()}
 
@@ -282,7 +277,8 @@ def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
 
   def write_one(name, part):
     starts, _ = _starts_and_sizes(name, arrays[name], region)
-    part = jnp.expand_dims(part, _batch_axis(name)).transpose(np.argsort(_heads_first(name)))
+    order, batch = _heads_first(name)
+    part = jnp.expand_dims(part, batch).transpose(np.argsort(order))
     return jax.lax.dynamic_update_slice(arrays[name], part, starts)
 
   return arrays | {name: write_one(name, part) for name, part in parts.items()}
@@ -305,11 +301,8 @@ def _starts_and_sizes(
   return [jnp.int32(start) for start in starts], sizes
 
 
-def _heads_first(name: str) -> list[int]:
-  """Returns the permutation of axes to the batch, heads, all others."""
+def _heads_first(name: str) -> tuple[list[int], tuple[int, ...]]:
+  """Returns the permutation of axes to the batch, heads, all others; and the axis of the batch."""
   letters = _AXES[name]
-  return sorted(range(len(letters)), key=lambda axis: letters[axis] not in "BNK")
-
-
-def _batch_axis(name: str) -> tuple[int, ...]:
-  return (0,) if "B" in _AXES[name] else ()
+  order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "BNK")
+  return order, (0,) if "B" in letters else ()

@@ -32,22 +32,13 @@ Arrays = dict[str, Array]
 
 
 class ChunkPlan(NamedTuple):
-  """The static parameters of a call.
+  """The static parameters of a call."""
 
-  Attributes:
-    block: the number of queries in a block.
-    num_keys: the number of keys that any of them may attend to.
-    first: the distance j - i of the band's first diagonal.
-    num_diagonals: the number of the band's diagonals.
-    has_band: whether there are relations.
-    is_causal, window, dropout_rate: as in `Inputs`.
-  """
-
-  block: int
-  num_keys: int
-  first: int
+  block: int  # the number of queries in a block
+  num_keys: int  # the number of keys that any of them may attend to
+  first: int  # the distance j - i of the band's first diagonal
   num_diagonals: int
-  has_band: bool
+  has_band: bool  # whether there are relations
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
@@ -85,21 +76,15 @@ class ChunkPlan(NamedTuple):
 
 
 class Tile(NamedTuple):
-  """A block of queries and its near or its far keys.
-
-  Attributes:
-    start: the index of the first key among the stored ones.
-    key, value: W is H if they are near, else as stored.
-    rows, columns: the numbers of the queries and of the keys in the sequence.
-  """
+  """A block of queries and its near or its far keys."""
 
   plan: ChunkPlan
   is_near: bool
-  start: Int[Array, ""]
-  key: Float[Array, "N S W"]
+  start: Int[Array, ""]  # of the first key among the stored ones
+  key: Float[Array, "N S W"]  # W is H if they are near, else as stored
   value: Float[Array, "N S W"]
-  rows: Int[Array, " T"]
-  columns: Int[Array, " S"]
+  rows: Int[Array, " T"]  # the numbers of the queries in the sequence
+  columns: Int[Array, " S"]  # and of the keys
 
   @property
   def distances(self) -> Int[Array, "S T"]:
@@ -180,7 +165,10 @@ def differentiate(
   for tile in _tiles(plan, keys, row):
     of_own, of_tile = _differentiate_tile(block, tile)
     of_block = {name: x + of_block.get(name, 0) for name, x in of_own.items()}
-    of_keys = {name: _add_at(x, tile.start, of_tile[name]) for name, x in of_keys.items()}
+    for name, dx in of_tile.items():
+      old = jax.lax.dynamic_slice_in_dim(of_keys[name], tile.start, dx.shape[1], axis=1)
+      new = jax.lax.dynamic_update_slice_in_dim(of_keys[name], old + dx, tile.start, axis=1)
+      of_keys = of_keys | {name: new}
   if "key_table" in block:
     d_terms = of_block.pop("d_terms")
     of_block["d_query"] += jnp.einsum("NRT,NRH->NTH", d_terms, block["key_table"])
@@ -220,13 +208,6 @@ def _differentiate_tile(block: Arrays, tile: Tile) -> tuple[Arrays, Arrays]:
     d_key=jnp.einsum("NST,NTH->NSH", d_logits, query),
     d_value=jnp.einsum("NST,NTH->NSH", kept, d_output),
   )
-
-
-def _add_at(
-  x: Float[Array, "N P H"], start: Int[Array, ""], dx: Float[Array, "N S H"]
-) -> Float[Array, "N P H"]:
-  old = jax.lax.dynamic_slice_in_dim(x, start, dx.shape[1], axis=1)
-  return jax.lax.dynamic_update_slice_in_dim(x, old + dx, start, axis=1)
 
 
 # Terms and sums by row of the band.

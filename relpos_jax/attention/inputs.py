@@ -7,24 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from relpos_jax.attention import masks
-from relpos_jax.attention.relations import (
-  EdgeFeatures,
-  EdgeLabels,
-  Edges,
-  Relations,
-  RelativePositions,
-)
-from relpos_jax.attention.validation import (
-  as_array,
-  check_dropout,
-  check_integers,
-  check_logits_like,
-  check_relations,
-  check_scale,
-  check_shapes,
-  check_sharding,
-)
+from relpos_jax.attention import masks, validation
+from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -72,7 +56,7 @@ class Inputs(NamedTuple):
     """Returns False for the keys past their row's length; None without lengths."""
     return masks.within(self.key_lengths, self.key.shape[1])
 
-  def edges(self) -> Edges:
+  def edges(self) -> Array:
     """Returns the table row of each pair of query and key, or the pair's features."""
     match self.relations:
       case RelativePositions():
@@ -104,17 +88,16 @@ def gather_inputs(
   dropout_key: ArrayLike | None = None,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults."""
-  query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
-  check_shapes(query, key, value)
+  arrays = dict(query=query, key=key, value=value)
+  query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
+  validation.check_shapes(query, key, value)
   if relations is not None:
-    for name, array in (("query", query), ("key", key), ("value", value)):
-      check_sharding(name, array)
-  check_dropout(dropout_rate, dropout_key)
+    validation.check_sharding(query=query, key=key, value=value)
   if (query_segment_ids is None) != (key_segment_ids is None):
     raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
-  check_scale(scale)
+  validation.check_numbers(scale, dropout_rate, dropout_key)
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
   of_keys = (*batch, num_keys), (num_keys,)
@@ -132,33 +115,40 @@ def gather_inputs(
     query=_batched(query, 4),
     key=_batched(key, 4),
     value=_batched(value, 4),
-    bias=_given("bias", bias, 4, logits, check=check_logits_like),
-    mask=_given("mask", mask, 4, logits, check=check_logits_like),
+    bias=_like_logits("bias", bias, logits),
+    mask=_like_logits("mask", mask, logits),
     relations=_relations(relations, logits, width, query.dtype),
     scale=scale,
     is_causal=is_causal,
     window=_window(local_window_size, farthest),
     linear_positions=linear,
-    query_positions=_given("query_positions", query_positions, 2, *of_queries),
-    key_positions=_given("key_positions", key_positions, 2, *of_keys),
-    query_lengths=_given("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
-    key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
-    query_segment_ids=_given("query_segment_ids", query_segment_ids, 2, *of_queries),
-    key_segment_ids=_given("key_segment_ids", key_segment_ids, 2, *of_keys),
+    query_positions=_integers("query_positions", query_positions, 2, *of_queries),
+    key_positions=_integers("key_positions", key_positions, 2, *of_keys),
+    query_lengths=_integers("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
+    key_lengths=_integers("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
+    query_segment_ids=_integers("query_segment_ids", query_segment_ids, 2, *of_queries),
+    key_segment_ids=_integers("key_segment_ids", key_segment_ids, 2, *of_keys),
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
   )
 
 
-def _given(
-  name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...], check=check_integers
-) -> Array | None:
-  """Returns an optional argument with a batch axis, checked; integers become int32."""
+def _like_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array | None:
   if x is None:
     return None
-  x = as_array(name, x)
-  check(name, x, *shapes)
-  return _batched(x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) else x, ndim)
+  x = validation.as_array(name, x)
+  validation.check_logits_like(name, x, logits)
+  return _batched(x, 4)
+
+
+def _integers(
+  name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]
+) -> Int[Array, "..."] | None:
+  if x is None:
+    return None
+  x = validation.as_array(name, x)
+  validation.check_array(name, x, jnp.integer, *shapes)
+  return _batched(x.astype(jnp.int32), ndim)
 
 
 def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:
@@ -177,7 +167,7 @@ def _relations(
   """Adds a head axis to tables and casts them to float32 or wider, for sums in their gradients."""
   if relations is None:
     return None
-  relations = check_relations(relations, logits, width)
+  relations = validation.check_relations(relations, logits, width)
   wide = jnp.promote_types(dtype, jnp.float32)
   with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width)
   key, value = jax.tree.map(with_heads, (relations.key, relations.value))

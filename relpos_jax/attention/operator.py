@@ -96,14 +96,11 @@ def attention_weights(
 ) -> Array:
   """Computes the weights p_ij of `dot_product_attention`, before dropout.
 
-  Takes its arguments except `value` and `implementation`; dropout is not applied.
+  Takes its arguments except `value` and `implementation`.
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, or
     to zero if the query sees no key.
-
-  Raises:
-    ValueError: an argument is wrong.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]

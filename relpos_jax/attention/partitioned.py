@@ -48,9 +48,8 @@ def over_devices(
     kernel: a function of named arrays and of the number of their first query, independent over
       batch, heads and queries. Results are summed over these where they have size 1 and the query
       has not, or no axis of queries: the gradients of a shared bias, and of keys.
-    axes: a letter for each axis of each operand and result: B batch, N heads, K key heads (N a
-      multiple of K), T queries, S keys. S and other letters are not sharded in operands. An axis of
-      size 1 is replicated.
+    axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
+      operands, where they are larger than 1.
     operands: the arrays, including "query" and "key".
     tile: shards have a multiple of this number of queries.
   """

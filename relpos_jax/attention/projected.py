@@ -32,7 +32,9 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   if jnp.issubdtype(edges.dtype, jnp.floating):
     sums_BNTR = reference.product("BNTS,BTSR->BNTR", weights, edges)
   else:
-    sums_BNTR = _sum_by_label(weights, edges, len(table))
+    # The sum of a row's weights by label is the transpose of the lookup.
+    sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
+    (sums_BNTR,) = jax.linear_transpose(lambda x: _look_up(x, edges), sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
@@ -48,11 +50,3 @@ def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[
     mode="promise_in_bounds",
   )
   return jnp.where(labels[:, None] >= 0, found.reshape(batch, heads, length, -1), 0)
-
-
-def _sum_by_label(
-  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
-) -> Float[Array, "B N T R"]:
-  """Adds up the weights of row i over the keys of each label: the transpose of the lookup."""
-  sums = jax.ShapeDtypeStruct((*weights.shape[:3], num_rows), weights.dtype)
-  return jax.linear_transpose(lambda x: _look_up(x, labels), sums)(weights)[0]

@@ -16,9 +16,6 @@ from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.relations import Edges
 from relpos_jax.typing import Array, Bool, Float
 
-RelativeLogits = Callable[[Inputs], Array]  # [B,N,T,S]
-RelativeValues = Callable[[Inputs, Array], Array]  # [B,T,N,H]
-
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """Computes q_i . aK_ij."""
@@ -41,8 +38,8 @@ def _vectors(table: Float[Array, "R #N H"], edges: Edges) -> Float[Array, "#B T 
 
 def attention(
   inputs: Inputs,
-  relative_logits: RelativeLogits = relative_logits,
-  relative_values: RelativeValues = relative_values,
+  relative_logits: Callable[[Inputs], Array] = relative_logits,
+  relative_values: Callable[[Inputs, Array], Array] = relative_values,
 ) -> Float[Array, "B T N H"]:
   """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
   weights = attention_weights(inputs, relative_logits)
@@ -51,15 +48,24 @@ def attention(
     seeds = inputs.dropout_seeds[..., None, None]
     kept = dropout.keep(seeds, rows, columns, inputs.dropout_rate)
     weights = jnp.where(kept, weights / (1 - inputs.dropout_rate), 0)
-  output = _content_values(weights, inputs.value)
+  batch, _, num_queries, num_keys = weights.shape
+  weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
+  weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
+  output = product("BKGTS,BSKH->BTKGH", weights_BKGTS, inputs.value).reshape(inputs.query.shape)
   if inputs.relations is not None and inputs.relations.value is not None:
     output += relative_values(inputs, weights)
   return output.astype(inputs.value.dtype)
 
 
-def attention_weights(inputs: Inputs, relative_logits: RelativeLogits) -> Float[Array, "B N T S"]:
+def attention_weights(
+  inputs: Inputs, relative_logits: Callable[[Inputs], Array]
+) -> Float[Array, "B N T S"]:
   """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider."""
-  logits = _content_logits(inputs.query, inputs.key)
+  batch, num_queries, heads, width = inputs.query.shape
+  _, num_keys, key_heads, _ = inputs.key.shape
+  query_BTKGH = inputs.query.reshape(batch, num_queries, key_heads, -1, width)
+  logits = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
+  logits = logits.reshape(batch, heads, num_queries, num_keys)
   if inputs.relations is not None and inputs.relations.key is not None:
     logits += relative_logits(inputs)
   logits *= jnp.asarray(inputs.scale, logits.dtype)
@@ -80,24 +86,6 @@ def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> 
   # XLA lacks some of these products on CPUs, where float32 is no slower.
   widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
-
-
-def _content_logits(
-  query: Float[Array, "B T N H"], key: Float[Array, "B S K H"]
-) -> Float[Array, "B N T S"]:
-  batch, length, heads, width = query.shape
-  query_BTKGH = query.reshape(batch, length, key.shape[2], -1, width)
-  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, key)
-  return logits_BKGTS.reshape(batch, heads, length, key.shape[1])
-
-
-def _content_values(
-  weights: Float[Array, "B N T S"], value: Float[Array, "B S K H"]
-) -> Float[Array, "B T N H"]:
-  batch, heads, length, num_keys = weights.shape
-  weights_BKGTS = weights.reshape(batch, value.shape[2], -1, length, num_keys)
-  output_BTKGH = product("BKGTS,BSKH->BTKGH", weights_BKGTS.astype(value.dtype), value)
-  return output_BTKGH.reshape(batch, length, heads, value.shape[3])
 
 
 def _masked_softmax(

@@ -17,15 +17,13 @@ Edges = Int[Array, "#B T S"] | Float[Array, "#B T S R"]
 class RelativePositions:
   """The signed distance j - i from query i to key j, with a vector for each in a table.
 
-  a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right rows, so rows
-  are ordered by increasing j - i. With the default symmetric table, R = 2k + 1, row 0 is "k or
-  more to the left", row k is "same position" and row 2k is "k or more to the right".
-  Shaw et al. 2018, section 3.2.
+  a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right rows. With the
+  default symmetric table, R = 2k + 1, row 0 is "k or more to the left", row k is "same position"
+  and row 2k is "k or more to the right". Shaw et al. 2018, section 3.2.
 
   Attributes:
-    key: table of aK, `[R, H]` shared by the heads or `[R, N, H]` one per head; None for no key
-      term.
-    value: table of aV, of the same R; None for no value term.
+    key, value: tables of aK and aV, `[R, H]` shared by the heads or `[R, N, H]` one per head; None
+      for no such term.
     beyond: "clip" gives a pair beyond the table the nearest end row; "zero" gives it no term
       (Huang et al. 2018, Music Transformer).
     left: the number of rows before "same position". None: R must be odd, and left is (R - 1) / 2.
@@ -70,8 +68,7 @@ class EdgeLabels:
 
   Attributes:
     labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation", the zero
-      vector. Other labels must be rows of the table: concrete ones are checked, traced ones are
-      clamped to the nearest row.
+      vector. Other labels out of range raise if they are concrete, and are clamped if traced.
     key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or None.
 
   >>> import jax.numpy as jnp

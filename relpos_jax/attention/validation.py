@@ -7,15 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from relpos_jax.attention.relations import (
-  EdgeFeatures,
-  EdgeLabels,
-  Relations,
-  RelativePositions,
-)
+from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike
 
-_INT32 = jnp.iinfo(jnp.int32)
 _KINDS = {jnp.integer: "integers", jnp.floating: "floating numbers"}
 
 
@@ -30,17 +24,13 @@ def check_32_bits(name: str, x: object) -> None:
   leaves = jax.tree.leaves(x)
   if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     return
-  dtype = getattr(x, "dtype", None)
-  if dtype is not None and (dtype.kind not in "iu" or np.can_cast(dtype, np.int32)):
+  if hasattr(x, "dtype") and (x.dtype.kind not in "iu" or np.can_cast(x.dtype, np.int32)):
     return
   array = np.asarray(x)
-  if array.dtype.kind not in "iuO" or not array.size:
-    return
-  low, high = array.min(), array.max()
-  if low < _INT32.min or high > _INT32.max:
-    raise ValueError(
-      f"{name} goes from {low} to {high}; want what int32 holds, {_INT32.min} to {_INT32.max}"
-    )
+  if array.dtype.kind in "iuO" and array.size:
+    low, high = array.min(), array.max()
+    if low < -(2**31) or high >= 2**31:
+      raise ValueError(f"{name} goes from {low} to {high}; want 32-bit integers")
 
 
 def check_sizes(least: int, **sizes: object) -> None:
@@ -70,9 +60,9 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
     raise ValueError(f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads")
   if value.shape != key.shape:
     raise ValueError(f"value has shape {value.shape}; want the key's, {key.shape}")
-  for name, array in (("key", key), ("value", value)):
-    if array.dtype != query.dtype:
-      raise ValueError(f"{name} has dtype {array.dtype}; want the query's, {query.dtype}")
+  if {key.dtype, value.dtype} != {query.dtype}:
+    found = f"key and value have dtypes {key.dtype} and {value.dtype}"
+    raise ValueError(f"{found}; want the query's, {query.dtype}")
 
 
 def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
@@ -86,28 +76,31 @@ def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
     raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
 
 
-def check_integers(name: str, array: Array, *shapes: tuple[int, ...]) -> None:
-  """Checks positions, lengths, segment ids or labels: integers of one of these shapes."""
-  _check(name, array, jnp.integer, *shapes)
+def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -> None:
+  """Checks that an array has one of these shapes and a dtype of this kind."""
+  if array.shape not in shapes:
+    want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+    raise ValueError(f"{name} has shape {array.shape}; want {want}")
+  if not jnp.issubdtype(array.dtype, kind):
+    raise ValueError(f"{name} has dtype {array.dtype}; want {_KINDS[kind]}")
 
 
-def check_sharding(name: str, array: Array) -> None:
+def check_sharding(**arrays: Array) -> None:
   """Checks that no explicit mesh axis shards an array: products with tables would lose it."""
-  spec = jax.typeof(array).sharding.spec
-  if any(axis is not None for axis in spec):
-    raise ValueError(
-      f"{name} is sharded over explicit mesh axes, {spec}; make the mesh with "
-      "axis_types=(jax.sharding.AxisType.Auto,) * its number of axes"
-    )
+  for name, array in arrays.items():
+    spec = jax.typeof(array).sharding.spec
+    if any(axis is not None for axis in spec):
+      raise ValueError(
+        f"{name} is sharded over explicit mesh axes, {spec}; make the mesh with "
+        "axis_types=(jax.sharding.AxisType.Auto,) * its number of axes"
+      )
 
 
 def check_relations(relations: object, logits: tuple[int, ...], width: int) -> Relations:
   """Returns relations as arrays, checked against logits of shape [B, N, T, S] or [N, T, S]."""
   if not isinstance(relations, Relations):
-    raise ValueError(
-      f"relations is {_describe(relations)}; want RelativePositions(key, value), EdgeLabels, "
-      "EdgeFeatures or None"
-    )
+    wanted = "RelativePositions(key, value), EdgeLabels, EdgeFeatures or None"
+    raise ValueError(f"relations is {_describe(relations)}; want {wanted}")
   *batch, heads, num_queries, num_keys = logits
   pairs = num_queries, num_keys
   return _with_arrays("relations", relations, heads, width, (*batch, *pairs), pairs)
@@ -118,8 +111,8 @@ def check_edge_list(
 ) -> None:
   """Checks senders and receivers [*B, M]: nodes, or -1, where their numbers are known."""
   *batch, num_queries = queries
-  check_integers("senders", senders, (*batch, *senders.shape[-1:]))
-  check_integers("receivers", receivers, senders.shape)
+  check_array("senders", senders, jnp.integer, (*batch, *senders.shape[-1:]))
+  check_array("receivers", receivers, jnp.integer, senders.shape)
   _check_range("senders", senders, num_keys)
   _check_range("receivers", receivers, num_queries)
 
@@ -134,14 +127,10 @@ def check_edge_relation(
   return None if relation is None else _with_arrays(name, relation, *head, edges)
 
 
-def check_scale(scale: ArrayLike) -> None:
-  """Checks that the scale is one number."""
+def check_numbers(scale: ArrayLike, rate: float, key: ArrayLike | None) -> None:
+  """Checks that the scale is one number, the rate in [0, 1), and a positive rate has a key."""
   if jnp.ndim(scale):
     raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
-
-
-def check_dropout(rate: float, key: ArrayLike | None) -> None:
-  """Checks that the rate is in [0, 1), and that a positive rate comes with a key."""
   if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
     raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
   if rate > 0 and key is None:
@@ -171,35 +160,20 @@ def _with_arrays(
     raise ValueError(f"{name}.key and {name}.value have shapes {found}; want as many rows")
   (num_rows,) = num_rows
   match relations:
-    case RelativePositions():
-      _check_relative_positions(relations, num_rows)
+    case RelativePositions(beyond=beyond, left=left):
+      if left is None and num_rows % 2 == 0:
+        raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
+      if left is not None and left not in range(num_rows):
+        raise ValueError(f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row")
+      if beyond not in ("clip", "zero"):
+        raise ValueError(f'{name}.beyond is {beyond!r}; want "clip" or "zero"')
     case EdgeLabels():
-      check_integers(f"{name}.labels", arrays["labels"], *shapes)
+      check_array(f"{name}.labels", arrays["labels"], jnp.integer, *shapes)
       _check_range(f"{name}.labels", arrays["labels"], num_rows)
     case EdgeFeatures():
       wanted = [(*shape, num_rows) for shape in shapes]
-      _check(f"{name}.features", arrays["features"], jnp.floating, *wanted)
+      check_array(f"{name}.features", arrays["features"], jnp.floating, *wanted)
   return dataclasses.replace(relations, **arrays)
-
-
-def _check_relative_positions(relations: RelativePositions, num_rows: int) -> None:
-  """Checks that the tables have a row for distance zero."""
-  left = relations.left
-  if left is None and num_rows % 2 == 0:
-    raise ValueError(f"relations has {num_rows} rows; want an odd number, 2k + 1, or give left=")
-  if left is not None and left not in range(num_rows):
-    raise ValueError(f"relations.left is {left!r}; want 0 to {num_rows - 1}, a table row")
-  if relations.beyond not in ("clip", "zero"):
-    raise ValueError(f'relations.beyond is {relations.beyond!r}; want "clip" or "zero"')
-
-
-def _check(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -> None:
-  """Checks that an array has one of these shapes and a dtype of this kind."""
-  if array.shape not in shapes:
-    want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-    raise ValueError(f"{name} has shape {array.shape}; want {want}")
-  if not jnp.issubdtype(array.dtype, kind):
-    raise ValueError(f"{name} has dtype {array.dtype}; want {_KINDS[kind]}")
 
 
 def _check_range(name: str, x: Array, number: int) -> None:

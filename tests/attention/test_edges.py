@@ -72,22 +72,16 @@ def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(),
 
 @pytest.mark.parametrize(
   "terms, batch, tables",
-  [
-    ("both", (2,), (4,)),
-    ("keys", (), (4,)),
-    ("values", (2,), ()),
-    ("none", (2,), ()),
-  ],
+  [("both", (2,), (4,)), ("keys", (), (4,)), ("values", (2,), ()), ("none", (2,), ())],
 )
 def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, tables):
   num_nodes, num_senders = 5, 6
   senders, receivers, labels = random_edges(num_nodes, num_senders, batch)
   features = normal(*batch, M, F)
-  of_graphs = [np.reshape(x, (-1, M, *np.shape(x)[len(batch) + 1 :])) for x in
-               (senders, receivers, labels, features)]  # fmt: skip
-  matrices = [matrix(*graph, (num_nodes, num_senders)) for graph in zip(*of_graphs, strict=True)]
-  pairs, visible = (np.reshape(x, (*batch, *x[0].shape)) for x in
-                    map(np.asarray, zip(*matrices, strict=True)))  # fmt: skip
+  edges = senders, receivers, labels, features
+  of_graph = lambda index: matrix(*(x[index] for x in edges), (num_nodes, num_senders))
+  graphs = [of_graph(index) for index in range(2)] if batch else [of_graph(...)]
+  pairs, visible = (np.reshape(x, (*batch, *x[0].shape)) for x in zip(*graphs, strict=True))
   has_keys, has_values = terms in ("both", "keys"), terms in ("both", "values")
 
   def by_list(query, key, value, key_table, value_table):

@@ -511,27 +511,18 @@ def test_dropout_is_the_same_in_every_implementation():
     assert_close(results[name], results["reference"], name)
 
 
-def test_dropped_weights_are_the_weights_in_expectation():
-  case = Case(is_causal=True)
-  options = case.options()
-  keys = jax.random.split(jax.random.key(0), 4000)
-  drop = lambda key: _call(
-    case.arrays(), "clip", None, options | dict(dropout_rate=0.2, dropout_key=key)
-  )
-  mean = jax.jit(lambda keys: jax.vmap(drop)(keys).mean(0))(keys)
-  np.testing.assert_allclose(mean, attend(case.arrays(), options), atol=0.1)
-
-
 @pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf])
-@pytest.mark.parametrize("name", ANY_MASK)
-def test_a_bias_hides_as_a_mask_does(name, lowest):
-  arrays = Case(biased=True).arrays()
-  hidden = np.zeros((2, 1, 5, 5), bool)
-  hidden[:, :, 1] = hidden[0, 0, 2, 3] = True
-  low = arrays | dict(bias=jnp.where(hidden, lowest, arrays["bias"]))
+@pytest.mark.parametrize("relative, name", [*((True, x) for x in ANY_MASK), (False, None)])
+def test_a_bias_hides_as_a_mask_does(relative, name, lowest):
+  """Covers jax.nn, which averages the values of a query that sees no key, or returns NaN."""
+  arrays = Case(keys=relative, values=relative, biased=True).arrays()
+  dtype = jnp.float64 if relative else jnp.float32
+  arrays = {name: x.astype(dtype) for name, x in arrays.items()}
+  hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
+  low = arrays | dict(bias=jnp.where(hidden, dtype(lowest), arrays["bias"]))
   biased = results_of(name, low, {})
-  masked = results_of(name, arrays, dict(mask=jnp.asarray(~hidden)))
-  assert_close(biased, masked, str(name))
+  masked = results_of(name, arrays, dict(mask=~hidden))
+  assert_close(biased, masked, str(name), atol=1e-10 if relative else 1e-6)
   assert not biased["output"][:, 1].any()
 
 
@@ -587,17 +578,6 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
         axes = tuple(axis for axis in range(exact.ndim) if axis != axis_of_heads)
         error = np.abs(results[of] - exact).max(axes) / np.abs(exact).max(axes)
         assert error.max() < 1e-5, f"{name}: {of} of each head errs by {error}"
-
-
-def test_a_bias_hides_from_jax_nn_as_a_mask_does():
-  """Covers calls without relations; jax.nn itself averages the values, or returns NaN."""
-  arrays = Case(keys=False, values=False, biased=True).arrays()
-  arrays = {name: x.astype(jnp.float32) for name, x in arrays.items()}
-  hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
-  masked = results_of(None, arrays, dict(mask=~hidden))
-  for lowest in (-np.inf, np.finfo(np.float32).min):
-    low = arrays | dict(bias=jnp.where(hidden, jnp.float32(lowest), arrays["bias"]))
-    assert_close(results_of(None, low, {}), masked, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["chunked", "pallas_tpu", "pallas_gpu"])

@@ -36,7 +36,7 @@ WRONG = {
   "key has shape (2, 7, 2, 6); want [2, S, K, 8]": dict(key=KEY[..., :6]),
   "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
   "value has shape (2, 6, 2, 8); want the key's, (2, 7, 2, 8)": dict(value=KEY[:, 1:]),
-  "key has dtype bfloat16; want the query's, float32": dict(key=jnp.asarray(KEY, jnp.bfloat16)),
+  "key and value have dtypes float16 and float32; want": dict(key=KEY.astype(np.float16)),
   "bias has shape (5, 7); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 7))),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
   "query_positions has dtype float32; want integers": dict(query_positions=np.ones(5, "f4")),
@@ -44,9 +44,7 @@ WRONG = {
   "query_seq_lengths has shape (3,); want (2,)": dict(query_seq_lengths=np.int32([1, 2, 3])),
   "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
   "want both query_segment_ids and key_segment": dict(query_segment_ids=np.ones((2, 5), int)),
-  "query_positions goes from 0 to 4294967296; want what int32 holds, -2147483648 to": dict(
-    query_positions=np.arange(5) << 30
-  ),
+  "query_positions goes from 0 to 4294967296": dict(query_positions=np.arange(5) << 30),
   "relations has neither a key nor a value table": dict(relations=RelativePositions(None, None)),
   "relations.key is float32 of shape (5, 6); want floating numbers of shape [R, 8]": dict(
     relations=RelativePositions(TABLE[:, :6], None)
@@ -81,16 +79,6 @@ def test_a_wrong_argument_is_named(message):
     call(**WRONG[message])
   assert str(caught.value).startswith(message)
   assert "\n" not in str(caught.value)
-
-
-def test_tables_and_edges_may_be_nested_lists():
-  for relations in (RELATIONS, EdgeLabels(LABELS % 5, TABLE, TABLE)):
-    lists = jax.tree.map(lambda x: x.tolist(), relations)
-    run = lambda relations: call(relations=relations)
-    np.testing.assert_array_equal(run(lists), run(relations))
-    explain(QUERY, KEY, KEY, relations=lists)
-  one_row = RelativePositions(TABLE[:1].tolist(), None)
-  np.testing.assert_allclose(jax.jit(run)(one_row), run(one_row), rtol=1e-6)  # a list of tracers
 
 
 @pytest.mark.parametrize("implementation", [None, "chunked"])
