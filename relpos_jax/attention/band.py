@@ -7,8 +7,6 @@ Keys: a softmax ignores a constant per query, so subtracting q_i . w_0 changes n
 term is then zero left of the band, and the same q_i . w'_-1 for every key right of it.
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
 P_ir the weight of query i on row r. (With dropout w_0 is multiplied by the sum of the weights.)
-
-This module computes the tables w'; the tiles of an implementation look up their rows.
 """
 
 from typing import NamedTuple

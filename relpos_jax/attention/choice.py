@@ -130,16 +130,14 @@ class Explanation(NamedTuple):
 def explain(*arrays, implementation: str | None = None, **options) -> Explanation:
   """Explains which implementation `dot_product_attention` would run, and why not the others.
 
-  Takes its arguments and raises its errors; arrays may be `jax.ShapeDtypeStruct`s. Nothing is
-  computed.
+  Takes its arguments and raises its errors; arrays may be `jax.ShapeDtypeStruct`s.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import RelativePositions
   >>> q = jax.ShapeDtypeStruct((32, 16, 4, 32), jnp.float32)
   >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
-  >>> positions = jax.ShapeDtypeStruct((16,), jnp.int32)
   >>> relations = RelativePositions(table, table)
-  >>> print(explain(q, q, q, relations=relations, query_positions=positions))
+  >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
   per_position: chosen, sequences are short, and the vectors it gathers no larger than the weights
   reference: can do it, but per_position is preferred
   skew: positions are given; it needs the default ones, 0, 1, 2, ...

@@ -46,8 +46,6 @@ _AXES = dict(
 
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
-unsupported = bands.unsupported
-
 
 def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H"]:
   """Computes attention over blocks of `block` queries, by default a size for the call."""

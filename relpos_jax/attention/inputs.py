@@ -115,38 +115,32 @@ def gather_inputs(
     query=_batched(query, 4),
     key=_batched(key, 4),
     value=_batched(value, 4),
-    bias=_like_logits("bias", bias, logits),
-    mask=_like_logits("mask", mask, logits),
+    bias=_given("bias", bias, 4, logits),
+    mask=_given("mask", mask, 4, logits),
     relations=_relations(relations, logits, width, query.dtype),
     scale=scale,
     is_causal=is_causal,
     window=_window(local_window_size, farthest),
     linear_positions=linear,
-    query_positions=_integers("query_positions", query_positions, 2, *of_queries),
-    key_positions=_integers("key_positions", key_positions, 2, *of_keys),
-    query_lengths=_integers("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
-    key_lengths=_integers("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
-    query_segment_ids=_integers("query_segment_ids", query_segment_ids, 2, *of_queries),
-    key_segment_ids=_integers("key_segment_ids", key_segment_ids, 2, *of_keys),
+    query_positions=_given("query_positions", query_positions, 2, *of_queries),
+    key_positions=_given("key_positions", key_positions, 2, *of_keys),
+    query_lengths=_given("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
+    key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
+    query_segment_ids=_given("query_segment_ids", query_segment_ids, 2, *of_queries),
+    key_segment_ids=_given("key_segment_ids", key_segment_ids, 2, *of_keys),
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
   )
 
 
-def _like_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array | None:
+def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) -> Array | None:
+  """Returns an optional argument as a checked array with a batch; integers become int32."""
   if x is None:
     return None
   x = validation.as_array(name, x)
-  validation.check_logits_like(name, x, logits)
-  return _batched(x, 4)
-
-
-def _integers(
-  name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]
-) -> Int[Array, "..."] | None:
-  if x is None:
-    return None
-  x = validation.as_array(name, x)
+  if name in ("bias", "mask"):
+    validation.check_logits_like(name, x, *shapes)
+    return _batched(x, ndim)
   validation.check_array(name, x, jnp.integer, *shapes)
   return _batched(x.astype(jnp.int32), ndim)
 

@@ -42,8 +42,7 @@ def dot_product_attention(
 
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
-    key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
-    value: `[B, S, K, H]`.
+    key, value: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`; below -1.2e38 it hides.
     mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.

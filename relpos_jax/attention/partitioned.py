@@ -29,8 +29,7 @@ from relpos_jax.typing import Array, ArrayLike
 AXIS_NAMES = dict(B=("data", "fsdp"), N=("tensor", "model"), T=("sequence",))
 
 Arrays = dict[str, Array]
-# The mesh axes that shard the axis of a letter.
-ShardAxes = Mapping[str, tuple[str, ...]]
+ShardAxes = Mapping[str, tuple[str, ...]]  # the mesh axes that shard the axis of a letter
 
 
 def over_devices(

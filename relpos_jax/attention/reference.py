@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.relations import Edges
-from relpos_jax.typing import Array, Bool, Float
+from relpos_jax.typing import Array, Float
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
@@ -60,12 +60,14 @@ def attention(
 def attention_weights(
   inputs: Inputs, relative_logits: Callable[[Inputs], Array]
 ) -> Float[Array, "B N T S"]:
-  """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider."""
+  """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider.
+
+  A query that sees no key gets weights of zero.
+  """
   batch, num_queries, heads, width = inputs.query.shape
-  _, num_keys, key_heads, _ = inputs.key.shape
-  query_BTKGH = inputs.query.reshape(batch, num_queries, key_heads, -1, width)
-  logits = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
-  logits = logits.reshape(batch, heads, num_queries, num_keys)
+  query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
+  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
+  logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
   if inputs.relations is not None and inputs.relations.key is not None:
     logits += relative_logits(inputs)
   logits *= jnp.asarray(inputs.scale, logits.dtype)
@@ -74,7 +76,11 @@ def attention_weights(
   visible = inputs.visible()
   if visible is None and inputs.bias is None:
     return jax.nn.softmax(logits)
-  return _masked_softmax(logits, visible)
+  logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
+  if visible is not None:
+    logits = jnp.where(visible, logits, masks.LOWEST)
+  sees_none = logits.max(-1, keepdims=True) <= masks.LOWEST / 2  # False for a NaN
+  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
 
 
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
@@ -86,17 +92,6 @@ def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> 
   # XLA lacks some of these products on CPUs, where float32 is no slower.
   widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
-
-
-def _masked_softmax(
-  logits: Float[Array, "B N T S"], visible: Bool[Array, "#B #N #T #S"] | None
-) -> Float[Array, "B N T S"]:
-  """Applies softmax over the visible keys; a query that sees none gets weights of zero."""
-  logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
-  if visible is not None:
-    logits = jnp.where(visible, logits, masks.LOWEST)
-  sees_none = logits.max(-1, keepdims=True) <= masks.LOWEST / 2  # False for a NaN
-  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
 
 
 def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:

@@ -10,8 +10,6 @@ import numpy as np
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike
 
-_KINDS = {jnp.integer: "integers", jnp.floating: "floating numbers"}
-
 
 def as_array(name: str, x: ArrayLike) -> Array:
   """Returns an array or nested lists of numbers as an array, without losing bits of integers."""
@@ -82,7 +80,7 @@ def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -
     want = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
     raise ValueError(f"{name} has shape {array.shape}; want {want}")
   if not jnp.issubdtype(array.dtype, kind):
-    raise ValueError(f"{name} has dtype {array.dtype}; want {_KINDS[kind]}")
+    raise ValueError(f"{name} has dtype {array.dtype}; want {kind.__name__} numbers")
 
 
 def check_sharding(**arrays: Array) -> None:

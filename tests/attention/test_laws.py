@@ -103,22 +103,17 @@ CASES = st.builds(
 ).filter(lambda case: case.keys or case.values)
 
 
-def attend(arrays, options, beyond="clip", implementation=None, left=None):
+def attend(arrays, options, **static):
   """Calls the operator on named arrays, compiled."""
-  dynamic, static = _split(options | dict(implementation=implementation))
-  return _compiled(arrays, dynamic, beyond, left, static)
+  dynamic, static = _split(options | static)
+  return _compiled(arrays, dynamic, static)
 
 
 def gradients(loss, arrays, options, implementation):
   """Returns the gradient of each number that `loss` of the output returns."""
-  dynamic, static = _split(options | dict(implementation=implementation))
-
-  @quickly
-  def run(arrays, dynamic):
-    call = lambda arrays: loss(_call(arrays, "clip", None, dynamic | dict(static)))
-    return jax.jacrev(call)(arrays)
-
-  return run(arrays, dynamic)
+  call = lambda arrays, options: loss(_call(arrays, options, implementation=implementation))
+  dynamic, static = _split(options)
+  return quickly(jax.jacrev(lambda x, dynamic: call(x, dynamic | dict(static))))(arrays, dynamic)
 
 
 def _split(options):
@@ -126,29 +121,28 @@ def _split(options):
   return dynamic, tuple((name, x) for name, x in options.items() if name not in dynamic)
 
 
-def _call(arrays, beyond, left, options):
+def _call(arrays, options, beyond="clip", left=None, **more):
   arrays = dict(arrays)
   tables = [arrays.pop(name, None) for name in ("key_table", "value_table")]
   relations = None
   if any(table is not None for table in tables):
     relations = RelativePositions(*tables, beyond=beyond, left=left)
-  return dot_product_attention(**arrays, **options, relations=relations)
+  return dot_product_attention(**arrays, **options, **more, relations=relations)
 
 
-@functools.partial(quickly, static_argnums=(2, 3, 4))
-def _compiled(arrays, dynamic, beyond, left, static):
-  return _call(arrays, beyond, left, dynamic | dict(static))
+@functools.partial(quickly, static_argnums=2)
+def _compiled(arrays, dynamic, static):
+  return _call(arrays, dynamic, **dict(static))
 
 
-@functools.partial(quickly, static_argnums=(3, 4, 5))
-def _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implementations):
-  results = {}
+@functools.partial(quickly, static_argnums=(3, 4))
+def _outputs_and_gradients(arrays, cotangent, dynamic, static, implementations):
+  results = []
   for name in implementations:
-    options = dynamic | dict(static, implementation=name)
-    function = lambda arrays, options=options: _call(arrays, beyond, None, options)
-    output, pull_back = jax.vjp(function, arrays)
-    results[name] = dict(output=output, **pull_back(cotangent)[0])
-  return [results[name] for name in implementations]
+    call = lambda arrays, name=name: _call(arrays, dynamic, **dict(static, implementation=name))
+    output, pull_back = jax.vjp(call, arrays)
+    results.append(dict(output=output, **pull_back(cotangent)[0]))
+  return results
 
 
 def cotangent_of(arrays):
@@ -158,10 +152,10 @@ def cotangent_of(arrays):
 
 def results_of_each(implementations, arrays, options, beyond="clip", cotangent=None):
   """Returns output and gradients of each implementation for a cotangent, by default random."""
-  dynamic, static = _split(options)
+  dynamic, static = _split(options | dict(beyond=beyond))
   cotangent = cotangent_of(arrays) if cotangent is None else cotangent
   implementations = tuple(implementations)
-  results = _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implementations)
+  results = _outputs_and_gradients(arrays, cotangent, dynamic, static, implementations)
   return dict(zip(implementations, results, strict=True))
 
 
@@ -192,15 +186,15 @@ def equations(case: Case) -> np.ndarray:
     for name, length in (("query_positions", case.num_queries), ("key_positions", case.num_keys))
   ]
   output = np.zeros(query.shape)
+  zeros = [np.zeros((case.batch, n), int) for n in (case.num_queries, case.num_keys)]
+  names = "query_segment_ids", "key_segment_ids"
+  segments = [options.get(name, zero) for name, zero in zip(names, zeros, strict=True)]
   for b, i, n in np.ndindex(query.shape[:3]):
     logits, vectors = [], []
     for j in range(case.num_keys):
       distance = positions[1][b, j] - positions[0][b, i]
-      same = (
-        not case.segmented or options["query_segment_ids"][b, i] == options["key_segment_ids"][b, j]
-      )
-      seen = not case.masked or options["mask"][b, 0, 0, j]
-      if not same or not seen or (case.is_causal and distance > 0):
+      masked = case.masked and not options["mask"][b, 0, 0, j]
+      if segments[0][b, i] != segments[1][b, j] or masked or (case.is_causal and distance > 0):
         continue
       a_key, a_value = (
         _row(arrays.get(name), case, distance, n) for name in ("key_table", "value_table")
