@@ -1,4 +1,4 @@
-"""Attention over a list of edges equals the operator on the matrix of pairs."""
+"""Labelled and featured edges: as matrices of pairs (law 8), and as lists."""
 
 import functools
 import re
@@ -7,11 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import fusing, quickly
+from compiling import as_users_do, fusing, quickly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_jax import EdgeFeatures, EdgeLabels, dot_product_attention, edge_attention
+from relpos_jax import (
+  EdgeFeatures,
+  EdgeLabels,
+  RelativePositions,
+  dot_product_attention,
+  edge_attention,
+)
 from relpos_jax.attention.edges import pair_features
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -70,16 +76,85 @@ def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(),
   )
 
 
+K, T, S = 2, 6, 7  # 2 K + 1 is E + F
+ANY_RELATION = ["reference", "per_position", "projected", None]
+ROWS = np.arange(S) - np.arange(T)[:, None] + K
+
+
+def by_pairs(relation, implementation, heads, **options):
+  """Returns output and gradients of a relation of the two tables."""
+
+  def call(query, key, value, key_table, value_table):
+    relations = relation(key_table, value_table)
+    return dot_product_attention(
+      query, key, value, relations=relations, implementation=implementation, **options
+    )
+
+  return output_and_gradients(call, arrays_of(T, S, (2,), tables=heads))
+
+
+@pytest.mark.parametrize("implementation", ANY_RELATION)
+@pytest.mark.parametrize("heads, beyond", [((), "zero"), ((4,), "clip")])
+def test_clipped_distances_as_labels_are_relative_positions(implementation, heads, beyond):
+  labels = np.clip(ROWS, 0, 2 * K)
+  labels = labels if beyond == "clip" else np.where(labels == ROWS, labels, -1)
+  options = dict(is_causal=True, bias=normal(2, 1, T, S))
+  relative = functools.partial(RelativePositions, beyond=beyond)
+  assert_equal(
+    by_pairs(functools.partial(EdgeLabels, labels), implementation, heads, **options),
+    by_pairs(relative, "reference", heads, **options),
+  )
+
+
+@pytest.mark.parametrize("implementation", ANY_RELATION)
+def test_one_hot_features_are_labels(implementation):
+  labels = np.random.default_rng(0).integers(-1, 2 * K + 1, (2, T, S))
+  one_hot = jax.nn.one_hot(labels, 2 * K + 1, dtype=jnp.float64)  # -1 is no feature at all
+  labelled = functools.partial(EdgeLabels, labels)
+  assert_equal(
+    by_pairs(functools.partial(EdgeFeatures, one_hot), implementation, (4,)),
+    by_pairs(labelled, "reference", (4,)),
+  )
+
+
+def test_traced_labels_are_clamped():
+  query, key, value, *tables = arrays_of(T, S, (2,)).values()
+  run = quickly(
+    lambda x: dot_product_attention(query, key, value, relations=EdgeLabels(x, *tables))
+  )
+  assert_equal(run(jnp.full((T, S), 9)), run(jnp.full((T, S), 2 * K)))
+
+
+def test_projected_never_forms_a_vector_for_every_pair():
+  heads, width = 4, 32
+  arrays = [jax.ShapeDtypeStruct((2, 24, heads, width), jnp.float32)] * 3
+  table = jax.ShapeDtypeStruct((5, width), jnp.float32)
+  labels = jax.ShapeDtypeStruct((2, 24, 24), jnp.int32)
+  features = jax.ShapeDtypeStruct((2, 24, 24, 5), jnp.float32)
+  for relation, edges in ((EdgeLabels, labels), (EdgeFeatures, features)):
+    loss = lambda arrays, edges, table, relation=relation: dot_product_attention(
+      *arrays, relations=relation(edges, table, table), implementation="projected"
+    ).sum()
+    compiled = as_users_do(jax.grad(loss, argnums=(0, 2))).lower(arrays, edges, table).compile()
+    assert "24,24,32]" not in compiled.as_text()
+    assert "24,24,4,32]" not in compiled.as_text()
+
+
+@pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
+def test_the_others_refuse_edges_by_name(name):
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot do this call: relations is Edge"):
+    by_pairs(functools.partial(EdgeLabels, np.clip(ROWS, 0, 2 * K)), name, ())
+
+
 @pytest.mark.parametrize(
   "terms, batch, tables",
   [("both", (2,), (4,)), ("keys", (), (4,)), ("values", (2,), ()), ("none", (2,), ())],
 )
 def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, tables):
-  num_nodes, num_senders = 5, 6
-  senders, receivers, labels = random_edges(num_nodes, num_senders, batch)
+  senders, receivers, labels = random_edges(5, 6, batch)
   features = normal(*batch, M, F)
   edges = senders, receivers, labels, features
-  of_graph = lambda index: matrix(*(x[index] for x in edges), (num_nodes, num_senders))
+  of_graph = lambda index: matrix(*(x[index] for x in edges), (5, 6))
   graphs = [of_graph(index) for index in range(2)] if batch else [of_graph(...)]
   pairs, visible = (np.reshape(x, (*batch, *x[0].shape)) for x in zip(*graphs, strict=True))
   has_keys, has_values = terms in ("both", "keys"), terms in ("both", "values")
@@ -101,7 +176,7 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, ta
       query, key, value, mask=mask, relations=relations, implementation=name
     )
 
-  arrays = arrays_of(num_nodes, num_senders, batch, tables=tables)
+  arrays = arrays_of(5, 6, batch, tables=tables)
   # Without relations the operator is jax.nn's, in float32.
   assert_equal(
     output_and_gradients(by_list, arrays),
