@@ -140,11 +140,10 @@ def test_the_choice_follows_the_measurements(batch, length, heads, width, per_he
   assert explanation.implementation == wanted
 
 
-@pytest.mark.parametrize(("length", "wanted"), [(32, "reference"), (2048, "chunked")])
-def test_dropout_without_relations_never_writes_out_long_weights(length, wanted):
-  array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
+def test_dropout_without_relations_never_writes_out_long_weights():
+  array = jax.ShapeDtypeStruct((1, 2048, 8, 64), jnp.float32)
   explanation = explain(array, array, array, dropout_rate=0.1, dropout_key=jax.random.key(0))
-  assert explanation.implementation == wanted
+  assert explanation.implementation == "chunked"
 
 
 def test_explain_names_interpreted_kernels_and_the_implementation_given():
