@@ -138,7 +138,7 @@ print([name for name in sys.modules if name.startswith("jax.experimental.pallas"
 
 
 def test_the_library_needs_the_base_install_only():
-  """An import hook refuses the libraries of the extra `experiments`."""
+  """Refuses the libraries of the extra `experiments` in an import hook."""
   program = f"""
 import importlib.abc, sys
 class Refuse(importlib.abc.MetaPathFinder):

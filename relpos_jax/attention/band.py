@@ -7,14 +7,10 @@ Keys: a softmax ignores a constant per query, so subtracting q_i . w_0 changes n
 term is then zero left of the band, and the same q_i . w'_-1 for every key right of it.
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
 P_ir the weight of query i on row r. (With dropout w_0 is multiplied by the sum of the weights.)
-
-This module computes the tables w'. The tiles of an implementation add q_i . w'_r on the diagonals
-of the band and sum the weights by row, P.
 """
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention.inputs import Inputs
@@ -23,20 +19,13 @@ from relpos_jax.typing import Array, Float
 
 
 class Band(NamedTuple):
-  """Tables minus their row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right.
+  """Tables minus row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right."""
 
-  Attributes:
-    key, value: rows 1 and up, minus row 0; R is at least 1.
-    left_value: row 0 of the value table.
-    first: the distance j - i of the first diagonal.
-    num_diagonals: R - 1, the diagonals with their own row.
-  """
-
-  key: Float[Array, "R #N H"] | None
+  key: Float[Array, "R #N H"] | None  # rows 1 and up, minus row 0; R is at least 1
   value: Float[Array, "R #N H"] | None
-  left_value: Float[Array, "#N H"] | None
-  first: int
-  num_diagonals: int
+  left_value: Float[Array, "#N H"] | None  # row 0 of the value table
+  first: int  # the distance j - i of the first diagonal
+  num_diagonals: int  # R - 1
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -53,7 +42,12 @@ def band_of(inputs: Inputs) -> Band | None:
   relations = inputs.relations
   if relations is None:
     return None
-  low, high = _ends(inputs)
+  # The distances beyond which all pairs to the left, and to the right, share a row.
+  beyond = relations.beyond == "zero"
+  low, high = -relations.reach[0] - beyond, relations.reach[1] + beyond
+  last = 0 if inputs.is_causal else inputs.key.shape[1] - 1
+  low, high = max(low, -inputs.query.shape[1]), min(high, last + 1)
+  high = max(high, low + 1)
   rows = relations.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
   key, value = (
     None if table is None else jnp.where(rows[:, None, None] >= 0, table[rows], 0)
@@ -62,16 +56,3 @@ def band_of(inputs: Inputs) -> Band | None:
   shifted = lambda table: None if table is None else table[1:] - table[:1]
   left_value = None if value is None else value[0]
   return Band(shifted(key), shifted(value), left_value, low + 1, high - low - 1)
-
-
-def _ends(inputs: Inputs) -> tuple[int, int]:
-  """Returns the distances beyond which all pairs to the left, and to the right, share a row."""
-  relations = inputs.relations
-  num_rows = len(jax.tree.leaves(relations)[0])
-  low = -(num_rows // 2 if relations.left is None else relations.left)
-  high = low + num_rows - 1
-  if relations.beyond == "zero":
-    low, high = low - 1, high + 1
-  last = 0 if inputs.is_causal else inputs.key.shape[1] - 1
-  low, high = max(low, -inputs.query.shape[1]), min(high, last + 1)
-  return low, max(high, low + 1)

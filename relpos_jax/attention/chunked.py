@@ -1,25 +1,24 @@
 """Attention by blocks in plain XLA: never a [T, S] tensor.
 
 A few heads at a time, a block of queries attends to all of its keys (chunked_block.py). Its inputs
-are sliced out of the arrays, and its results written back (chunked_layout.py): no full array is
-transposed or padded. A causal call runs in a few stretches of queries, each with the keys up to its
-end, so that most of the hidden pairs are never computed.
+are sliced out of the arrays, and its results written back: no full array is transposed or padded.
+A causal call runs in a few stretches of queries, each with the keys up to its end, so that most of
+the hidden pairs are never computed.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import chunked_layout as layout
-from relpos_jax.attention.chunked_block import attend, differentiate
-from relpos_jax.attention.chunked_layout import Arrays, ChunkPlan, Keys, Region
+from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, attend, differentiate, store_keys
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import over_devices
-from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
@@ -28,7 +27,24 @@ _STRETCHES = 4
 # fit the cache.
 _PAIRS = 2**21
 
-unsupported = bands.unsupported
+# A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients: those of
+# a table are one per head and sequence, whether or not heads share it.
+_FLOATS = dict(
+  query="BTNH", key="BSKH", value="BSKH", bias="BNTS", key_table="RNH", value_table="RNH"
+)
+_AXES = dict(
+  _FLOATS,
+  query_segments="BT",
+  key_segments="BS",
+  seeds="BN",
+  output="BTNH",
+  d_output="BTNH",
+  **dict.fromkeys(("mask", "real_queries", "real_keys"), "BNTS"),
+  **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
+  **{f"d_{name}": letters.replace("RNH", "BNRH") for name, letters in _FLOATS.items()},
+)
+
+Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
 
 def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H"]:
@@ -36,7 +52,8 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
   band = bands.band_of(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
   plan = ChunkPlan(
-    block=min(block or _default_block(inputs), inputs.query.shape[1]),
+    block=block or _default_block(inputs),
+    num_keys=inputs.key.shape[1],
     first=first,
     num_diagonals=num_diagonals,
     has_band=band is not None,
@@ -44,7 +61,6 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
   )
-  floats = _differentiable_arrays(inputs, band)
   visibility = _not_none(
     mask=inputs.mask,
     real_queries=inputs.real_queries(),
@@ -53,7 +69,8 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     key_segments=inputs.key_segment_ids,
     seeds=inputs.dropout_seeds,
   )
-  return _flash(plan, floats, visibility).astype(inputs.value.dtype)
+  output = _flash(plan, _differentiable_arrays(inputs, band), visibility)
+  return output.astype(inputs.value.dtype)
 
 
 def _default_block(inputs: Inputs) -> int:
@@ -92,7 +109,7 @@ def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> Float[Array, 
 
 
 def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, tuple]:
-  outputs = _on_each_device(functools.partial(_forward, plan), floats | visibility)
+  outputs = over_devices(functools.partial(_forward, plan), _AXES, floats | visibility)
   return outputs["output"], (floats, visibility, outputs)
 
 
@@ -106,7 +123,7 @@ def _flash_backward(
   delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  grads = _on_each_device(functools.partial(_backward, plan), arrays)
+  grads = over_devices(functools.partial(_backward, plan), _AXES, arrays)
   for name in ("key_table", "value_table"):
     if name in floats:
       grad_RNH = grads[f"d_{name}"].sum(0).swapaxes(0, 1)
@@ -118,60 +135,28 @@ def _flash_backward(
 _flash.defvjp(_flash_forward, _flash_backward)
 
 
-def _on_each_device(kernel: Callable[[Arrays, ArrayLike], Arrays], arrays: Arrays) -> Arrays:
-  axes = {f"d_{name}": letters for name, letters in layout.AXES.items()} | layout.AXES
-  return over_devices(kernel, axes, arrays)
-
-
 # The loops over heads, stretches and blocks.
-
-
-class Stretch(NamedTuple):
-  """A range of queries, and the number of keys that any of them may attend to."""
-
-  first: int
-  last: int  # exclusive
-  num_keys: int
-
-
-def _stretches(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> list[Stretch]:
-  """Splits the queries of a causal call into stretches; the last may end inside a block.
-
-  There is one stretch where devices share the queries: all run the same program, and the last
-  device needs all keys.
-  """
-  num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]
-  if not plan.is_causal or not plan.has_far or isinstance(first_query, jax.Array):
-    return [Stretch(0, num_queries, num_keys)]
-  step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
-  firsts = range(0, num_queries, step)
-  lasts = [*firsts[1:], num_queries]
-  return [
-    Stretch(first, last, min(last, num_keys)) for first, last in zip(firsts, lasts, strict=True)
-  ]
 
 
 def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes the outputs of `attend` for all queries of all heads."""
-  batch, num_queries, heads, width = arrays["query"].shape
-  zeros = lambda *shape: jnp.zeros((batch, *shape), arrays["query"].dtype)
-  of_queries = ["maximum", "inverse_total"]
-  if "value_table" in arrays:
-    of_queries += ["right_sums", "row_sums"]
-  output = zeros(num_queries, heads, width)
-  outputs = dict(output=output, **{name: zeros(heads, num_queries) for name in of_queries})
-  return _over_heads(plan, arrays, first_query, outputs, _attend_stretch, layout.write)
+  names = ["output", "maximum", "inverse_total"]
+  names += ["right_sums", "row_sums"] if "value_table" in arrays else []
+  query = arrays["query"]
+  sizes = dict(zip("BTNH", query.shape, strict=True))
+  outputs = {name: jnp.zeros([sizes[x] for x in _AXES[name]], query.dtype) for name in names}
+  step = lambda plan, block, keys, row, of_keys: (attend(plan, block, keys, row), of_keys)
+  return _over_heads(plan, arrays, first_query, outputs, step, _write)
 
 
 def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes the gradients of all differentiable arrays; a table has one per head and sequence."""
   batch, _, heads, width = arrays["query"].shape
-  same, tables = ("query", "key", "value", "bias"), ("key_table", "value_table")
-  shapes = {name: arrays[name].shape for name in same if name in arrays}
-  shapes |= {name: (batch, heads, len(arrays[name]), width) for name in tables if name in arrays}
-  dtype = arrays["query"].dtype
-  grads = {f"d_{name}": jnp.zeros(shape, dtype) for name, shape in shapes.items()}
-  return _over_heads(plan, arrays, first_query, grads, _differentiate_stretch, layout.add)
+  shapes = {name: arrays[name].shape for name in _FLOATS if name in arrays}
+  tables = [name for name in ("key_table", "value_table") if name in arrays]
+  shapes |= {name: (batch, heads, len(arrays[name]), width) for name in tables}
+  grads = {f"d_{name}": jnp.zeros(x, arrays["query"].dtype) for name, x in shapes.items()}
+  return _over_heads(plan, arrays, first_query, grads, differentiate, _add)
 
 
 def _over_heads(
@@ -179,113 +164,143 @@ def _over_heads(
   arrays: Arrays,
   first_query: ArrayLike,
   results: Arrays,
-  run_stretch: Callable,
+  step: Callable,
   store: Callable,
 ) -> Arrays:
-  """Runs all stretches for a few heads at a time, and stores their results by `write` or `add`."""
+  """Computes results, a few heads at a time.
+
+  A step computes those of a block of queries, and adds to the gradients of its keys; `_write` or
+  `_add` stores them.
+  """
   batch, num_queries, heads, _ = arrays["query"].shape
+  sharing = heads // arrays["key"].shape[2]
   plan = plan._replace(block=min(plan.block, num_queries))
-  num_heads = _num_heads(plan, arrays)
+  num_heads = _num_heads(plan, heads, sharing)
 
   def run_heads(index, results):
-    region = _heads_region(arrays, index * num_heads, num_heads)
+    first = index * num_heads
+    key_heads = first % heads // sharing, -(-num_heads // sharing)
+    region = dict(B=(first // heads, 1), N=(first % heads, num_heads), K=key_heads)
     # A smaller array per group of heads: XLA would copy the full one for every group if several
     # loops one after the other wrote into it.
-    of_heads = layout.zeros(results, region)
-    for stretch in _stretches(plan, arrays, first_query):
-      of_heads = run_stretch(plan, arrays, first_query, region, stretch, of_heads)
-    return store(results, layout.read(of_heads, {}), region)
+    zeros = lambda name, x: jnp.zeros(_starts_and_sizes(name, x, region)[1], x.dtype)
+    of_heads = {name: zeros(name, x) for name, x in results.items()}
+    for stretch in _stretches(plan, num_queries, first_query):
+      of_heads = _run_stretch(plan, arrays, first_query, region, stretch, of_heads, step, store)
+    return store(results, _read(of_heads, {}), region)
 
   return jax.lax.fori_loop(0, batch * heads // num_heads, run_heads, results)
 
 
-def _num_heads(plan: ChunkPlan, arrays: Arrays) -> int:
+def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
   """Returns how many heads to compute at once: as many as `_PAIRS` allows, grouped by key head."""
-  heads, key_heads = arrays["query"].shape[2], arrays["key"].shape[2]
-  sharing = heads // key_heads
-  at_most = _PAIRS // (plan.block * plan.num_computed(arrays["key"].shape[1]))
+  at_most = max(1, _PAIRS // (plan.block * (plan.num_near + plan.num_far)))
   fits = lambda n: heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
-  return max(n for n in range(1, min(max(at_most, 1), heads) + 1) if fits(n))
+  return max(n for n in range(1, min(at_most, heads) + 1) if fits(n))
 
 
-def _heads_region(arrays: Arrays, first: Int[Array, ""], num_heads: int) -> Region:
-  """Returns the region of some heads of one sequence; `first` counts over all B N."""
-  heads, key_heads = arrays["query"].shape[2], arrays["key"].shape[2]
-  sharing = heads // key_heads
-  key_range = first % heads // sharing, -(-num_heads // sharing)
-  return dict(B=(first // heads, 1), N=(first % heads, num_heads), K=key_range)
+def _stretches(
+  plan: ChunkPlan, num_queries: int, first_query: ArrayLike
+) -> list[tuple[int, int, int]]:
+  """Returns ranges of a causal call's queries, and the number of keys that each may attend to.
 
-
-def _attend_stretch(
-  plan: ChunkPlan,
-  arrays: Arrays,
-  first_query: ArrayLike,
-  heads: Region,
-  stretch: Stretch,
-  outputs: Arrays,
-) -> Arrays:
-  keys = _keys(plan, arrays, heads, stretch)
-
-  def attend_block(number, outputs):
-    row, _ = _rows(plan, stretch, number)
-    queries = dict(T=(row, plan.block))
-    of_block = attend(plan, _read_block(arrays, heads | queries), keys, first_query + row)
-    return layout.write(outputs, of_block, queries)
-
-  return jax.lax.fori_loop(0, _num_blocks(plan, stretch), attend_block, outputs)
-
-
-def _differentiate_stretch(
-  plan: ChunkPlan,
-  arrays: Arrays,
-  first_query: ArrayLike,
-  heads: Region,
-  stretch: Stretch,
-  grads: Arrays,
-) -> Arrays:
-  keys = _keys(plan, arrays, heads, stretch)
-
-  def differentiate_block(number, carry):
-    grads, of_keys = carry
-    row, is_new = _rows(plan, stretch, number)
-    queries = dict(T=(row, plan.block))
-    block = _read_block(arrays, heads | queries)
-    for name in ("d_output", "delta"):  # zeros here make all gradients of a repeated query zero
-      counted = jnp.expand_dims(is_new, range(1, block[name].ndim - 1))
-      block[name] = jnp.where(counted, block[name], 0)
-    of_block, of_keys = differentiate(plan, block, keys, first_query + row, of_keys)
-    return layout.add(grads, of_block, queries), of_keys
-
-  carry = grads, keys.zero_gradients()
-  grads, of_keys = jax.lax.fori_loop(0, _num_blocks(plan, stretch), differentiate_block, carry)
-  return layout.add(grads, keys.sum_copies(of_keys), dict(S=(0, stretch.num_keys)))
-
-
-def _num_blocks(plan: ChunkPlan, stretch: Stretch) -> int:
-  return -(-(stretch.last - stretch.first) // plan.block)
-
-
-def _rows(
-  plan: ChunkPlan, stretch: Stretch, number: Int[Array, ""]
-) -> tuple[Int[Array, ""], Bool[Array, " T"]]:
-  """Returns a block's first query, and False for the queries that the block before it has too.
-
-  The last block is moved back so that it ends with the stretch.
+  There is one where devices share the queries: all run the same program, and the last device needs
+  all keys.
   """
-  start = stretch.first + number * plan.block
-  row = jnp.minimum(start, stretch.last - plan.block)
-  return row, row + jnp.arange(plan.block) >= start
+  if not plan.is_causal or plan.window is not None or isinstance(first_query, jax.Array):
+    return [(0, num_queries, plan.num_keys)]
+  step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
+  bounds = [*range(0, num_queries, step), num_queries]
+  return [(first, end, min(end, plan.num_keys)) for first, end in itertools.pairwise(bounds)]
 
 
-def _read_block(arrays: Arrays, region: Region) -> Arrays:
-  """Returns a block's slices of all arrays but keys and values."""
-  rest = {name: x for name, x in arrays.items() if name not in ("key", "value")}
-  return layout.read(rest, region)
+def _run_stretch(
+  plan: ChunkPlan,
+  arrays: Arrays,
+  first_query: ArrayLike,
+  heads: Region,
+  stretch: tuple[int, int, int],
+  results: Arrays,
+  step: Callable,
+  store: Callable,
+) -> Arrays:
+  """Computes the blocks of a range of queries; the last one is moved back to end with it."""
+  first, end, num_keys = stretch
+  plan = plan._replace(num_keys=num_keys)
+  rest = dict(arrays)
+  keys = {name: rest.pop(name) for name in ("key", "value")}
+  keys = _read(keys, heads | dict(S=(0, num_keys)))
+  repeats = heads["N"][1] // len(keys["key"])  # for query heads that share a key head
+  keys = {name: store_keys(plan, x.repeat(repeats, 0)) for name, x in keys.items()}
+  zeros = lambda x: jnp.zeros((*x.shape[:2], arrays["key"].shape[3]), x.dtype)
+  of_keys = {f"d_{name}": zeros(x) for name, x in keys.items() if f"d_{name}" in results}
+
+  def run_block(number, carry):
+    results, of_keys = carry
+    start = first + number * plan.block
+    row = jnp.minimum(start, end - plan.block)
+    queries = dict(T=(row, plan.block))
+    block = _read(rest, heads | queries)
+    is_new = row + jnp.arange(plan.block) >= start
+    for name in ("d_output", "delta"):  # zeros here make all gradients of a repeated query zero
+      if name in block:
+        counted = jnp.expand_dims(is_new, range(1, block[name].ndim - 1))
+        block[name] = jnp.where(counted, block[name], 0)
+    of_block, of_keys = step(plan, block, keys, first_query + row, of_keys)
+    return store(results, of_block, queries), of_keys
+
+  num_blocks = -(-(end - first) // plan.block)
+  results, of_keys = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys))
+  if plan.has_two_copies:
+    of_keys = {name: x[:, :num_keys] + x[:, num_keys:] for name, x in of_keys.items()}
+  return _add(results, of_keys, dict(S=(0, num_keys)))
 
 
-def _keys(plan: ChunkPlan, arrays: Arrays, heads: Region, stretch: Stretch) -> Keys:
-  """Returns the keys of a stretch, repeated for query heads that share a key head."""
-  both = {name: arrays[name] for name in ("key", "value")}
-  shared = layout.read(both, heads | dict(S=(0, stretch.num_keys)))
-  _, num_heads = heads["N"]
-  return Keys.of(plan, **{name: x.repeat(num_heads // len(x), 0) for name, x in shared.items()})
+# Slices of the arrays.
+
+
+def _read(arrays: Arrays, region: Region) -> Arrays:
+  """Returns the slice of each array in a region: heads first, and without the batch axis."""
+
+  def read_one(name, x):
+    order, batch = _heads_first(name)
+    part = jax.lax.dynamic_slice(x, *_starts_and_sizes(name, x, region))
+    return part.transpose(order).squeeze(batch)
+
+  return {name: read_one(name, x) for name, x in arrays.items()}
+
+
+def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
+  """Overwrites a region of the arrays with parts that have the axes `_read` returns."""
+
+  def write_one(name, part):
+    starts, _ = _starts_and_sizes(name, arrays[name], region)
+    order, batch = _heads_first(name)
+    part = jnp.expand_dims(part, batch).transpose(np.argsort(order))
+    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
+
+  return arrays | {name: write_one(name, part) for name, part in parts.items()}
+
+
+def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
+  """Adds parts to a region of the arrays, summed first over query heads that share a key head."""
+  old = _read({name: arrays[name] for name in parts}, region)
+  sum_shared = lambda part, x: part.reshape(len(x), -1, *x.shape[1:]).sum(1)
+  new = {name: x + sum_shared(parts[name], x) for name, x in old.items()}
+  return _write(arrays, new, region)
+
+
+def _starts_and_sizes(
+  name: str, x: Array, region: Region
+) -> tuple[list[Int[Array, ""]], tuple[int, ...]]:
+  axes = zip(_AXES[name], x.shape, strict=True)
+  slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
+  starts, sizes = zip(*slices, strict=True)
+  return [jnp.int32(start) for start in starts], sizes
+
+
+def _heads_first(name: str) -> tuple[list[int], tuple[int, ...]]:
+  """Returns the permutation of axes to the batch, heads, all others; and the axis of the batch."""
+  letters = _AXES[name]
+  order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "BNK")
+  return order, (0,) if "B" in letters else ()

@@ -1,8 +1,4 @@
-"""Attention over a list of edges: time and memory grow with the edges, not with [T, S].
-
-Output and gradients equal those of `dot_product_attention` with the relations and the mask that
-`pair_features` returns.
-"""
+"""Attention over a list of edges: time and memory grow with the edges, not with [T, S]."""
 
 import contextlib
 import functools
@@ -11,15 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from relpos_jax.attention import validation
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
-from relpos_jax.attention.validation import (
-  as_array,
-  check_dropout,
-  check_edge_list,
-  check_edge_relation,
-  check_scale,
-  check_shapes,
-)
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -45,14 +34,13 @@ def edge_attention(
   sender the key j. Several edges may join a pair: its a_ij is the sum of the rows of its distinct
   labels and of the mean of its edges' features. So repeating an edge changes nothing but that mean.
   A node sees itself only if it has an edge to itself. A node that receives no edge gets zero output
-  and zero gradient.
+  and zero gradient. Equals `dot_product_attention` with the relations and mask of `pair_features`.
 
   Takes O(M log M) comparisons, and O(M N H) memory and arithmetic for M edges.
 
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
-    key: `[B, S, K, H]`; N is a multiple of K. T = S for a graph's attention to itself.
-    value: `[B, S, K, H]`.
+    key, value: `[B, S, K, H]`; N is a multiple of K. T = S for a graph's attention to itself.
     senders: integers `[B, M]`, rows of key and value; -1 is padding.
     receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise if they are
       concrete and are padding if they are traced.
@@ -67,9 +55,6 @@ def edge_attention(
     `[B, T, N, H]`, in the value's dtype. Softmax and sums are in float32, or in float64 for
     float64 inputs.
 
-  Raises:
-    ValueError: an argument is wrong.
-
   >>> father, mother = 0, 1
   >>> labels = EdgeLabels(jnp.array([father, mother]), jnp.ones((2, 64)), None)
   >>> q = k = v = jnp.ones((3, 8, 64))
@@ -77,33 +62,45 @@ def edge_attention(
   >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 has no edge
   Array([1., 1., 0.], dtype=float32)
   """
-  query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
-  check_shapes(query, key, value)
-  check_dropout(dropout_rate, dropout_key)
+  arrays = dict(query=query, key=key, value=value)
+  query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
+  validation.check_shapes(query, key, value)
   scale = query.shape[-1] ** -0.5 if scale is None else scale
-  check_scale(scale)
+  validation.check_numbers(scale, dropout_rate, dropout_key)
   given = senders, receivers, getattr(labels, "labels", None)
   # Concrete edges are sorted now: XLA would take minutes to fold the sort of constants.
   known = not any(isinstance(x, jax.core.Tracer) for x in given)
   with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
-    senders, receivers = as_array("senders", senders), as_array("receivers", receivers)
-    check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
-    labels = check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
+    senders = validation.as_array("senders", senders)
+    receivers = validation.as_array("receivers", receivers)
+    validation.check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
+    labels = validation.check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
     if not query.size or not key.size or not senders.size:
       return jnp.zeros(query.shape, value.dtype)
     edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
-  features = check_edge_relation("features", features, senders.shape, query.shape[-2:])
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  query_XNH, key_XNH, value_XNH = (_every_head(x, query.shape[-2]) for x in (query, key, value))
-  logits = _logits(query_XNH, key_XNH, edges, [*_vectors("key", edges, labels, features, wide)])
-  weights = _softmax(logits * jnp.asarray(scale, wide), edges, len(query_XNH))
+  features = validation.check_edge_relation("features", features, senders.shape, query.shape[-2:])
+  wide, heads = jnp.promote_types(query.dtype, jnp.float32), query.shape[-2]
+  nodes = lambda x: x.reshape(-1, *x.shape[-2:]).repeat(heads // x.shape[-2], 1)
+  query_MNH = _at(nodes(query), edges.receivers).astype(wide)
+  logits = jnp.sum(query_MNH * _at(nodes(key), edges.senders), -1)
+  for a_MNH in _vectors("key", edges, labels, features, wide):
+    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
+  num_queries = query.size // (heads * query.shape[-1])
+  logits *= jnp.asarray(scale, wide)
+  # Softmax over each receiver's pairs; every edge of a pair gets the pair's weight.
+  highest = jax.ops.segment_max(
+    jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
+  )
+  powers = jnp.exp(jnp.where(edges.is_real, logits - _at(highest, edges.receivers), -jnp.inf))
+  totals = _sum(jnp.where(edges.is_first, powers, 0), edges.receivers, num_queries)
+  weights = powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
   if dropout_rate:
     kept = jax.random.bernoulli(dropout_key, 1 - dropout_rate, weights.shape)[edges.pair]
     weights = jnp.where(kept, weights / (1 - dropout_rate), 0)
-  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(value_XNH, edges.senders)
+  messages = jnp.where(edges.is_first, weights, 0)[..., None] * _at(nodes(value), edges.senders)
   for a_MNH in _vectors("value", edges, labels, features, wide):
     messages += weights[..., None] * a_MNH
-  output = _sum(messages, edges.receivers, len(query_XNH))
+  output = _sum(messages, edges.receivers, num_queries)
   return output.reshape(query.shape).astype(value.dtype)
 
 
@@ -119,11 +116,8 @@ def pair_features(
   """Returns the features of every pair of nodes, for `EdgeFeatures`, and the mask.
 
   The features of a pair are the multi-hot vector of its labels and the mean of its edges' features,
-  so its kernels are the tables and kernels of `edge_attention`, concatenated. Takes
-  O(T T (E + F)) memory.
-
-  Raises:
-    ValueError: neither labels nor features are given.
+  so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
+  memory.
 
   >>> features, visible = pair_features(
   ...   jnp.array([0, 0]), jnp.array([1, 1]), jnp.array([0, 2]), None, num_labels=3, num_nodes=2)
@@ -131,8 +125,6 @@ def pair_features(
   (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
          [1, 0]], dtype=int32))
   """
-  if labels is None and features is None:
-    raise ValueError("labels and features are None: give at least one of them")
   if senders.ndim > 1:
     one = lambda *edges: pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
     return jax.vmap(one)(senders, receivers, labels, features)
@@ -224,8 +216,7 @@ def _sorted(
 
 def _real(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*B M"]:
   """Returns False for padding."""
-  inside = lambda nodes, size: (nodes >= 0) & (nodes < size)
-  return inside(senders, num_keys) & inside(receivers, num_queries)
+  return (senders >= 0) & (senders < num_keys) & (receivers >= 0) & (receivers < num_queries)
 
 
 def _vectors(name: str, edges: _Edges, labels, features, dtype):
@@ -243,28 +234,6 @@ def _vectors(name: str, edges: _Edges, labels, features, dtype):
     yield jnp.einsum("MF,FNH->MNH", x_MF / count_M1, with_heads(kernel))
 
 
-def _logits(
-  query: Float[Array, "X N H"], key: Float[Array, "Y N H"], edges: _Edges, vectors: list[Array]
-) -> Float[Array, "M N"]:
-  """Computes q_i . (k_j + aK_ij) of every edge's pair, in float32 or wider."""
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  query_MNH = _at(query, edges.receivers).astype(wide)
-  logits = jnp.sum(query_MNH * _at(key, edges.senders), -1)
-  for a_MNH in vectors:
-    logits += edges.of_pair(jnp.sum(query_MNH * a_MNH, -1))
-  return logits
-
-
-def _softmax(logits: Float[Array, "M N"], edges: _Edges, num_queries: int) -> Float[Array, "M N"]:
-  """Applies softmax over each receiver's pairs; every edge of a pair gets the pair's weight."""
-  highest = jax.ops.segment_max(
-    jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
-  )
-  powers = jnp.exp(jnp.where(edges.is_real, logits - _at(highest, edges.receivers), -jnp.inf))
-  totals = _sum(jnp.where(edges.is_first, powers, 0), edges.receivers, num_queries)
-  return powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
-
-
 def _sum(x: Float[Array, "M ..."], segments: Int[Array, " M"], number: int) -> Array:
   return jax.ops.segment_sum(x, segments, number, indices_are_sorted=True)
 
@@ -276,8 +245,3 @@ def _at(x: Float[Array, "X ..."], rows: Int[Array, " M"]) -> Float[Array, "M ...
 
 def _changes(x: Int[Array, " M"]) -> Bool[Array, " M"]:
   return jnp.concatenate([jnp.ones(1, bool), x[1:] != x[:-1]])
-
-
-def _every_head(x: Float[Array, "... K H"], heads: int) -> Float[Array, "X N H"]:
-  *_, key_heads, width = x.shape
-  return jnp.repeat(x.reshape(-1, key_heads, width), heads // key_heads, axis=1)

@@ -7,26 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from relpos_jax.attention import masks
-from relpos_jax.attention.relations import (
-  EdgeFeatures,
-  EdgeLabels,
-  Edges,
-  Relations,
-  RelativePositions,
-)
-from relpos_jax.attention.validation import (
-  as_array,
-  check_dropout,
-  check_integers,
-  check_logits_like,
-  check_relations,
-  check_scale,
-  check_segment_pair,
-  check_shapes,
-  check_sharding,
-  check_window,
-)
+from relpos_jax.attention import masks, validation
+from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -60,23 +42,21 @@ class Inputs(NamedTuple):
       hidden.append(masks.causal(*positions))
     if self.window is not None:
       hidden.append(masks.window(*positions, *self.window))
-    if self.query_segment_ids is not None and self.key_segment_ids is not None:
-      hidden.append(masks.same_segment(self.query_segment_ids, self.key_segment_ids))
+    if self.query_segment_ids is not None:
+      segments = self.query_segment_ids[:, None, :, None], self.key_segment_ids[:, None, None]
+      hidden.append(jnp.equal(*segments))
     return masks.combine(*hidden)
 
   def real_queries(self) -> Bool[Array, "#B 1 T 1"] | None:
     """Returns False for the queries past their row's length; None without lengths."""
-    if self.query_lengths is None:
-      return None
-    return masks.within(self.query_lengths, self.query.shape[1])[:, None, :, None]
+    real = masks.within(self.query_lengths, self.query.shape[1])
+    return None if real is None else real.swapaxes(2, 3)
 
   def real_keys(self) -> Bool[Array, "#B 1 1 S"] | None:
     """Returns False for the keys past their row's length; None without lengths."""
-    if self.key_lengths is None:
-      return None
-    return masks.within(self.key_lengths, self.key.shape[1])[:, None, None, :]
+    return masks.within(self.key_lengths, self.key.shape[1])
 
-  def edges(self) -> Edges:
+  def edges(self) -> Array:
     """Returns the table row of each pair of query and key, or the pair's features."""
     match self.relations:
       case RelativePositions():
@@ -108,16 +88,16 @@ def gather_inputs(
   dropout_key: ArrayLike | None = None,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults."""
-  query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
-  check_shapes(query, key, value)
+  arrays = dict(query=query, key=key, value=value)
+  query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
+  validation.check_shapes(query, key, value)
   if relations is not None:
-    for name, array in (("query", query), ("key", key), ("value", value)):
-      check_sharding(name, array)
-  check_dropout(dropout_rate, dropout_key)
-  check_segment_pair(query_segment_ids, key_segment_ids)
+    validation.check_sharding(query=query, key=key, value=value)
+  if (query_segment_ids is None) != (key_segment_ids is None):
+    raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
-  check_scale(scale)
+  validation.check_numbers(scale, dropout_rate, dropout_key)
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
   of_keys = (*batch, num_keys), (num_keys,)
@@ -135,8 +115,8 @@ def gather_inputs(
     query=_batched(query, 4),
     key=_batched(key, 4),
     value=_batched(value, 4),
-    bias=_given("bias", bias, 4, logits, check=check_logits_like),
-    mask=_given("mask", mask, 4, logits, check=check_logits_like),
+    bias=_given("bias", bias, 4, logits),
+    mask=_given("mask", mask, 4, logits),
     relations=_relations(relations, logits, width, query.dtype),
     scale=scale,
     is_causal=is_causal,
@@ -153,23 +133,25 @@ def gather_inputs(
   )
 
 
-def _given(
-  name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...], check=check_integers
-) -> Array | None:
-  """Returns an optional argument with a batch axis, checked; integers become int32."""
+def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) -> Array | None:
+  """Returns an optional argument as a checked array with a batch; integers become int32."""
   if x is None:
     return None
-  x = as_array(name, x)
-  check(name, x, *shapes)
-  return _batched(x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) else x, ndim)
+  x = validation.as_array(name, x)
+  if name in ("bias", "mask"):
+    validation.check_logits_like(name, x, *shapes)
+    return _batched(x, ndim)
+  validation.check_array(name, x, jnp.integer, *shapes)
+  return _batched(x.astype(jnp.int32), ndim)
 
 
 def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:
   """Returns the distances to the left and right, clipped to the largest one possible."""
   if size is None:
     return None
-  check_window(size)
   left, right = size if isinstance(size, tuple) else (size, size)
+  if min(left, right) < 0:
+    raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(int(left), farthest), min(int(right), farthest)
 
 
@@ -179,19 +161,18 @@ def _relations(
   """Adds a head axis to tables and casts them to float32 or wider, for sums in their gradients."""
   if relations is None:
     return None
-  relations = check_relations(relations, logits, width)
+  relations = validation.check_relations(relations, logits, width)
   wide = jnp.promote_types(dtype, jnp.float32)
   with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width)
   key, value = jax.tree.map(with_heads, (relations.key, relations.value))
-  match relations:
-    case RelativePositions():
-      return dataclasses.replace(relations, key=key, value=value)
-    case EdgeLabels():
-      num_rows = len(value if key is None else key)
-      labels = jnp.clip(relations.labels, -1, num_rows - 1).astype(jnp.int32)
-      return EdgeLabels(_batched(labels, 3), key, value)
-    case EdgeFeatures():
-      return EdgeFeatures(_batched(jnp.asarray(relations.features, wide), 4), key, value)
+  changes = dict(key=key, value=value)
+  if isinstance(relations, EdgeLabels):
+    num_rows = len(value if key is None else key)
+    labels = jnp.clip(relations.labels, -1, num_rows - 1).astype(jnp.int32)
+    changes["labels"] = _batched(labels, 3)
+  if isinstance(relations, EdgeFeatures):
+    changes["features"] = _batched(relations.features.astype(wide), 4)
+  return dataclasses.replace(relations, **changes)
 
 
 def _batched(array: Array, ndim: int) -> Array:

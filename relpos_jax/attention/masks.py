@@ -29,18 +29,6 @@ def causal(
   return key_positions[:, None, None, :] <= query_positions[:, None, :, None]
 
 
-def same_segment(
-  query_segment_ids: Int[Array, "#B T"], key_segment_ids: Int[Array, "#B S"]
-) -> Bool[Array, "#B 1 T S"]:
-  """Returns True where query and key belong to one segment.
-
-  >>> same_segment(jnp.array([[0, 1]]), jnp.array([[0, 0, 1]])).astype(int)
-  Array([[[[1, 1, 0],
-           [0, 0, 1]]]], dtype=int32)
-  """
-  return query_segment_ids[:, None, :, None] == key_segment_ids[:, None, None, :]
-
-
 def window(
   query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], left: int, right: int
 ) -> Bool[Array, "#B 1 T S"]:
@@ -55,11 +43,8 @@ def window(
   return (-left <= distance) & (distance <= right)
 
 
-def within(lengths: Int[Array, " B"], size: int) -> Bool[Array, "B {size}"]:
-  """Returns True for the first `lengths` of `size` tokens.
-
-  >>> within(jnp.array([1, 3]), 4).astype(int)
-  Array([[1, 0, 0, 0],
-         [1, 1, 1, 0]], dtype=int32)
-  """
-  return jnp.arange(size)[None] < lengths[:, None]
+def within(lengths: Int[Array, " B"] | None, size: int) -> Bool[Array, "B 1 1 {size}"] | None:
+  """Returns True for the first `lengths` of `size` tokens, or None without lengths."""
+  if lengths is None:
+    return None
+  return jnp.arange(size)[None, None, None] < lengths[:, None, None, None]

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import masks, projected, softmax
-from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, check_names, choose
+from relpos_jax.attention import masks, projected, reference
+from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike
@@ -42,8 +42,7 @@ def dot_product_attention(
 
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
-    key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
-    value: `[B, S, K, H]`.
+    key, value: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`; below -1.2e38 it hides.
     mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.
@@ -75,25 +74,9 @@ def dot_product_attention(
   >>> dot_product_attention(q, k, v, relations=RelativePositions(table, table)).shape
   (2, 10, 8, 64)
   """
-  inputs = gather_inputs(
-    query,
-    key,
-    value,
-    bias,
-    mask,
-    relations=relations,
-    scale=scale,
-    is_causal=is_causal,
-    query_positions=query_positions,
-    key_positions=key_positions,
-    query_seq_lengths=query_seq_lengths,
-    key_value_seq_lengths=key_value_seq_lengths,
-    local_window_size=local_window_size,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    dropout_rate=dropout_rate,
-    dropout_key=dropout_key,
-  )
+  arguments = dict(locals())
+  del arguments["implementation"]
+  inputs = gather_inputs(**arguments)
   name = choose(inputs, implementation).implementation
   if not inputs.query.size or not inputs.key.size:
     return jnp.zeros(jnp.shape(query), inputs.value.dtype)
@@ -112,14 +95,11 @@ def attention_weights(
 ) -> Array:
   """Computes the weights p_ij of `dot_product_attention`, before dropout.
 
-  Takes its arguments except `value` and `implementation`; dropout is not applied.
+  Takes its arguments except `value` and `implementation`.
 
   Returns:
     `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, or
     to zero if the query sees no key.
-
-  Raises:
-    ValueError: an argument is wrong.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]
@@ -128,13 +108,12 @@ def attention_weights(
          [0.33333334, 0.33333334, 0.33333334, 0.        ],
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
-  check_names("attention_weights", options)
   inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
   if not inputs.query.size or not inputs.key.size:
     *batch, num_queries, heads, _ = jnp.shape(query)
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     return jnp.zeros((*batch, heads, num_queries, jnp.shape(key)[-3]), wide)
-  weights = softmax.attention_weights(inputs, projected.relative_logits)
+  weights = reference.attention_weights(inputs, projected.relative_logits)
   return weights.reshape(weights.shape[4 - jnp.ndim(query) :])
 
 

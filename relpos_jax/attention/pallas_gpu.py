@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import masks, softmax
+from relpos_jax.attention import masks, reference
 from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
@@ -68,7 +68,7 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
   output = output[:, :length, :, :width]
   if plan.sums:
     # sum_j p_ij aV_ij, from the weights' sums by row and their total.
-    relative = softmax.product("BNTR,RNH->BTNH", sums[:, :, :length], band.value)
+    relative = reference.product("BNTR,RNH->BTNH", sums[:, :, :length], band.value)
     row_sums = row_sums[:, :, :length].swapaxes(1, 2)[..., None]
     output += relative + row_sums * band.left_value[None, None]
   if inputs.query_lengths is not None:
@@ -113,7 +113,7 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
   floats = dict(query=_padded(query, 1, block_T))
   floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
   if band is not None and band.key is not None:
-    logits = softmax.product("BTNH,RNH->BNTR", inputs.query, band.key)
+    logits = reference.product("BTNH,RNH->BNTR", inputs.query, band.key)
     logits *= jnp.asarray(inputs.scale, logits.dtype)
     floats["band_logits"] = _padded(logits, 2, block_T)
   visible, arrays = _visible_keys(inputs, block_S), {}

@@ -7,22 +7,22 @@ With features instead of labels, the lookup and the sum are products with them.
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import softmax
+from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.typing import Array, Float, Int
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   """Computes attention with two projections on the table rows."""
-  return softmax.attention(inputs, relative_logits, relative_values)
+  return reference.attention(inputs, relative_logits, relative_values)
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """Computes q_i . aK_ij."""
   edges = inputs.edges()
-  projected = softmax.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
+  projected = reference.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
   if jnp.issubdtype(edges.dtype, jnp.floating):
-    return softmax.product("BNTR,BTSR->BNTS", projected, edges)
+    return reference.product("BNTR,BTSR->BNTS", projected, edges)
   return _look_up(projected, edges)
 
 
@@ -30,10 +30,12 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   """Computes sum_j p_ij aV_ij."""
   edges, table = inputs.edges(), inputs.relations.value
   if jnp.issubdtype(edges.dtype, jnp.floating):
-    sums_BNTR = softmax.product("BNTS,BTSR->BNTR", weights, edges)
+    sums_BNTR = reference.product("BNTS,BTSR->BNTR", weights, edges)
   else:
-    sums_BNTR = _sum_by_label(weights, edges, len(table))
-  return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
+    # The sum of a row's weights by label is the transpose of the lookup.
+    sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
+    (sums_BNTR,) = jax.linear_transpose(lambda x: _look_up(x, edges), sums)(weights)
+  return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
 def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:
@@ -48,11 +50,3 @@ def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[
     mode="promise_in_bounds",
   )
   return jnp.where(labels[:, None] >= 0, found.reshape(batch, heads, length, -1), 0)
-
-
-def _sum_by_label(
-  weights: Float[Array, "B N T S"], labels: Int[Array, "#B T S"], num_rows: int
-) -> Float[Array, "B N T R"]:
-  """Adds up the weights of row i over the keys of each label: the transpose of the lookup."""
-  sums = jax.ShapeDtypeStruct((*weights.shape[:3], num_rows), weights.dtype)
-  return jax.linear_transpose(lambda x: _look_up(x, labels), sums)(weights)[0]

@@ -1,35 +1,123 @@
-"""The paper's equations on gathered [T, S, H] vectors: slow and simple, for tests to compare with.
+"""Attention with its [B, N, T, S] weights in memory, and the paper's two ways to add relations.
 
-Shaw et al. 2018, equations 3 and 4.
+`attention` is Shaw et al. 2018, equations 3 and 4, on gathered [T, S, H] vectors: slow and simple,
+for tests to compare with. `per_position` is section 3.3. Skew and projected differ in the same two
+functions: the relative terms of the logits and of the output.
 """
 
+import functools
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import softmax
+from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.relations import Edges
 from relpos_jax.typing import Array, Float
 
 
-def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
-  """Computes attention with every relation vector a_ij in memory."""
-  return softmax.attention(inputs, relative_logits, relative_values)
-
-
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """Computes q_i . aK_ij."""
-  a_BTSNH = vectors(inputs.relations.key, inputs.edges())
-  return softmax.product("BTNH,BTSNH->BNTS", inputs.query, a_BTSNH)
+  a_BTSNH = _vectors(inputs.relations.key, inputs.edges())
+  return product("BTNH,BTSNH->BNTS", inputs.query, a_BTSNH)
 
 
 def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
   """Computes sum_j p_ij aV_ij."""
-  a_BTSNH = vectors(inputs.relations.value, inputs.edges())
-  return softmax.product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
+  a_BTSNH = _vectors(inputs.relations.value, inputs.edges())
+  return product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
 
 
-def vectors(table: Float[Array, "R #N H"], edges: Edges) -> Float[Array, "#B T S #N H"]:
+def _vectors(table: Float[Array, "R #N H"], edges: Edges) -> Float[Array, "#B T S #N H"]:
   """Returns a_ij: the row of each label, zero where it is -1, or features times kernel."""
   if jnp.issubdtype(edges.dtype, jnp.floating):
     return jnp.einsum("BTSR,RNH->BTSNH", edges, table)
   return jnp.where(edges[..., None, None] >= 0, table[edges], 0)
+
+
+def attention(
+  inputs: Inputs,
+  relative_logits: Callable[[Inputs], Array] = relative_logits,
+  relative_values: Callable[[Inputs, Array], Array] = relative_values,
+) -> Float[Array, "B T N H"]:
+  """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
+  weights = attention_weights(inputs, relative_logits)
+  if inputs.dropout_seeds is not None:
+    _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
+    seeds = inputs.dropout_seeds[..., None, None]
+    kept = dropout.keep(seeds, rows, columns, inputs.dropout_rate)
+    weights = jnp.where(kept, weights / (1 - inputs.dropout_rate), 0)
+  batch, _, num_queries, num_keys = weights.shape
+  weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
+  weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
+  output = product("BKGTS,BSKH->BTKGH", weights_BKGTS, inputs.value).reshape(inputs.query.shape)
+  if inputs.relations is not None and inputs.relations.value is not None:
+    output += relative_values(inputs, weights)
+  return output.astype(inputs.value.dtype)
+
+
+def attention_weights(
+  inputs: Inputs, relative_logits: Callable[[Inputs], Array]
+) -> Float[Array, "B N T S"]:
+  """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider.
+
+  A query that sees no key gets weights of zero.
+  """
+  batch, num_queries, heads, width = inputs.query.shape
+  query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
+  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
+  logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
+  if inputs.relations is not None and inputs.relations.key is not None:
+    logits += relative_logits(inputs)
+  logits *= jnp.asarray(inputs.scale, logits.dtype)
+  if inputs.bias is not None:
+    logits += inputs.bias.astype(logits.dtype)
+  visible = inputs.visible()
+  if visible is None and inputs.bias is None:
+    return jax.nn.softmax(logits)
+  logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
+  if visible is not None:
+    logits = jnp.where(visible, logits, masks.LOWEST)
+  sees_none = logits.max(-1, keepdims=True) <= masks.LOWEST / 2  # False for a NaN
+  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
+
+
+def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
+  """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
+  if x.dtype == wide:
+    return mixed(x, y.astype(wide))
+  # XLA lacks some of these products on CPUs, where float32 is no slower.
+  widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
+  return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
+
+
+def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:
+  """Computes attention with T batched products in each relative term.
+
+  Batch elements and heads share the vectors [S, H] of query position i, so a relative term is T
+  products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3.
+  """
+  # Keeps a transpose out of the adjacent product. XLA's CPU compiler would fuse the two into one
+  # with strided memory access; with the barrier, forward and backward are a sixth faster.
+  apart = jax.lax.optimization_barrier
+  by_position = lambda table: _vectors(table, inputs.edges()).swapaxes(0, 1)
+  products = lambda subscripts: jax.vmap(functools.partial(product, subscripts))
+
+  def relative_logits(inputs):
+    query_TNBH, a_TBSNH = (
+      apart(inputs.query.transpose(1, 2, 0, 3)),
+      by_position(inputs.relations.key),
+    )
+    return apart(products("NBH,BSNH->NBS")(query_TNBH, a_TBSNH)).transpose(2, 1, 0, 3)
+
+  def relative_values(inputs, weights):
+    weights_TNBS, a_TBSNH = (
+      apart(weights.transpose(2, 1, 0, 3)),
+      by_position(inputs.relations.value),
+    )
+    return apart(products("NBS,BSNH->NBH")(weights_TNBS, a_TBSNH)).transpose(2, 0, 1, 3)
+
+  return attention(inputs, relative_logits, relative_values)

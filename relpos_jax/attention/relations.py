@@ -17,15 +17,13 @@ Edges = Int[Array, "#B T S"] | Float[Array, "#B T S R"]
 class RelativePositions:
   """The signed distance j - i from query i to key j, with a vector for each in a table.
 
-  a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right rows, so rows
-  are ordered by increasing j - i. With the default symmetric table, R = 2k + 1, row 0 is "k or
-  more to the left", row k is "same position" and row 2k is "k or more to the right".
-  Shaw et al. 2018, section 3.2.
+  a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right rows. With the
+  default symmetric table, R = 2k + 1, row 0 is "k or more to the left", row k is "same position"
+  and row 2k is "k or more to the right". Shaw et al. 2018, section 3.2.
 
   Attributes:
-    key: table of aK, `[R, H]` shared by the heads or `[R, N, H]` one per head; None for no key
-      term.
-    value: table of aV, of the same R; None for no value term.
+    key, value: tables of aK and aV, `[R, H]` shared by the heads or `[R, N, H]` one per head; None
+      for no such term.
     beyond: "clip" gives a pair beyond the table the nearest end row; "zero" gives it no term
       (Huang et al. 2018, Music Transformer).
     left: the number of rows before "same position". None: R must be odd, and left is (R - 1) / 2.
@@ -43,14 +41,20 @@ class RelativePositions:
   beyond: str = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
+  @property
+  def reach(self) -> tuple[int, int]:
+    """Returns the distances of the first row, to the left, and of the last one, to the right."""
+    num_rows = len(self.value if self.key is None else self.key)
+    left = num_rows // 2 if self.left is None else self.left
+    return left, num_rows - 1 - left
+
   def labels(
     self, query_positions: Int[Array, "*#B T"], key_positions: Int[Array, "*#B S"]
   ) -> Int[Array, "*#B T S"]:
     """Returns the table row of every pair; -1 is "no relation", the zero vector."""
-    num_rows = len(self.value if self.key is None else self.key)
-    left = num_rows // 2 if self.left is None else self.left
+    left, right = self.reach
     rows = key_positions[..., None, :] - query_positions[..., :, None] + left
-    nearest = jnp.clip(rows, 0, num_rows - 1)
+    nearest = jnp.clip(rows, 0, left + right)
     return nearest if self.beyond == "clip" else jnp.where(rows == nearest, rows, -1)
 
 
@@ -64,19 +68,15 @@ class EdgeLabels:
 
   Attributes:
     labels: integers `[B, T, S]`, or `[T, S]` for all of the batch; -1 is "no relation", the zero
-      vector. Other labels must be rows of the table: concrete ones are checked, traced ones are
-      clamped to the nearest row.
-    key: table of aK, `[E, H]` shared by the heads or `[E, N, H]` one per head; None for no key
-      term.
-    value: table of aV, of the same E; None for no value term.
+      vector. Other labels out of range raise if they are concrete, and are clamped if traced.
+    key, value: tables of aK and aV, as in `RelativePositions`: `[E, H]`, `[E, N, H]` or None.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
   >>> father, mother = 0, 1
   >>> labels = jnp.array([[-1, father], [mother, -1]])
-  >>> q = k = v = jnp.ones((2, 8, 64))
-  >>> table = jnp.ones((2, 64))
-  >>> dot_product_attention(q, k, v, relations=EdgeLabels(labels, table, table)).shape
+  >>> q, table = jnp.ones((2, 8, 64)), jnp.ones((2, 64))
+  >>> dot_product_attention(q, q, q, relations=EdgeLabels(labels, table, table)).shape
   (2, 8, 64)
   """
 
@@ -94,16 +94,13 @@ class EdgeFeatures:
 
   Attributes:
     features: `[B, T, S, F]`, or `[T, S, F]` for all of the batch.
-    key: kernel of aK, `[F, H]` shared by the heads or `[F, N, H]` one per head; None for no key
-      term.
-    value: kernel of aV; None for no value term.
+    key, value: kernels of aK and aV: `[F, H]`, `[F, N, H]` or None.
 
   >>> import jax.numpy as jnp
   >>> from relpos_jax import dot_product_attention
-  >>> q = k = v = jnp.ones((2, 8, 64))
+  >>> q, kernel = jnp.ones((2, 8, 64)), jnp.ones((1, 64))
   >>> bond_lengths = jnp.array([[0.0, 1.4], [1.4, 0.0]])[..., None]
-  >>> kernel = jnp.ones((1, 64))
-  >>> dot_product_attention(q, k, v, relations=EdgeFeatures(bond_lengths, kernel, None)).shape
+  >>> dot_product_attention(q, q, q, relations=EdgeFeatures(bond_lengths, kernel, None)).shape
   (2, 8, 64)
   """
 

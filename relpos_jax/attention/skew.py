@@ -7,19 +7,19 @@ Music Transformer, section 3.4.1, extended to later keys and, transposed, to val
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import softmax
+from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.typing import Array, Float
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   """Computes attention with a skew in each relative term."""
-  return softmax.attention(inputs, relative_logits, relative_values)
+  return reference.attention(inputs, relative_logits, relative_values)
 
 
 def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   """Computes q_i . aK_ij."""
-  projected_BNTR = softmax.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
+  projected_BNTR = reference.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
   return skew(_by_distance(projected_BNTR, inputs), inputs.key.shape[1])
 
 
@@ -29,7 +29,7 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
   skewed = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
   (sums_BNTR,) = jax.linear_transpose(skewed, sums)(weights)
-  return softmax.product("BNTR,RNH->BTNH", sums_BNTR, table)
+  return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
 def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_keys}"]:
@@ -55,15 +55,13 @@ def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B 
 
   With causality the last distance is 0.
   """
-  relations, num_rows = inputs.relations, x.shape[-1]
-  left = num_rows // 2 if relations.left is None else relations.left
-  last = 0 if inputs.is_causal else inputs.key.shape[1] - 1
+  left, right = inputs.relations.reach
   before = x.shape[2] - 1 - left
-  after = last - (num_rows - 1 - left)
-  x = x[..., max(0, -before) : num_rows - max(0, -after)]
+  after = (0 if inputs.is_causal else inputs.key.shape[1] - 1) - right
+  x = x[..., max(0, -before) : x.shape[-1] - max(0, -after)]
   # Not jnp.pad: the transpose of an edge padding moves data between devices.
   ends = x[..., :1], x[..., -1:]
-  if relations.beyond == "zero":
+  if inputs.relations.beyond == "zero":
     ends = jax.tree.map(jnp.zeros_like, ends)
   widen = lambda end, columns: jnp.broadcast_to(end, (*x.shape[:-1], max(0, columns)))
   return jnp.concatenate([widen(ends[0], before), x, widen(ends[1], after)], axis=-1)

@@ -1,4 +1,4 @@
-"""Attention over a list of edges equals the operator on the matrix of pairs."""
+"""Labelled and featured edges: as matrices of pairs (law 8), and as lists."""
 
 import functools
 import re
@@ -7,11 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import fusing, quickly
+from compiling import as_users_do, fusing, quickly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_jax import EdgeFeatures, EdgeLabels, dot_product_attention, edge_attention
+from relpos_jax import (
+  EdgeFeatures,
+  EdgeLabels,
+  RelativePositions,
+  dot_product_attention,
+  edge_attention,
+)
 from relpos_jax.attention.edges import pair_features
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -55,9 +61,9 @@ def output_and_gradients(call, arrays):
   return run(arrays)
 
 
-def assert_equal(actual, wanted, atol=1e-10):
+def assert_equal(actual, wanted):
   for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-10)
 
 
 def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(), width=3):
@@ -70,50 +76,104 @@ def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(),
   )
 
 
+K, T, S = 2, 6, 7  # 2 K + 1 is E + F
+ANY_RELATION = ["reference", "per_position", "projected", None]
+ROWS = np.arange(S) - np.arange(T)[:, None] + K
+
+
+def by_pairs(relation, implementation, heads, **options):
+  """Returns output and gradients of a relation of the two tables."""
+
+  def call(query, key, value, key_table, value_table):
+    relations = relation(key_table, value_table)
+    return dot_product_attention(
+      query, key, value, relations=relations, implementation=implementation, **options
+    )
+
+  return output_and_gradients(call, arrays_of(T, S, (2,), tables=heads))
+
+
+@pytest.mark.parametrize("implementation", ANY_RELATION)
+@pytest.mark.parametrize("heads, beyond", [((), "zero"), ((4,), "clip")])
+def test_clipped_distances_as_labels_are_relative_positions(implementation, heads, beyond):
+  labels = np.clip(ROWS, 0, 2 * K)
+  labels = labels if beyond == "clip" else np.where(labels == ROWS, labels, -1)
+  options = dict(is_causal=True, bias=normal(2, 1, T, S))
+  relative = functools.partial(RelativePositions, beyond=beyond)
+  assert_equal(
+    by_pairs(functools.partial(EdgeLabels, labels), implementation, heads, **options),
+    by_pairs(relative, "reference", heads, **options),
+  )
+
+
+@pytest.mark.parametrize("implementation", ANY_RELATION)
+def test_one_hot_features_are_labels(implementation):
+  labels = np.random.default_rng(0).integers(-1, 2 * K + 1, (2, T, S))
+  one_hot = jax.nn.one_hot(labels, 2 * K + 1, dtype=jnp.float64)  # -1 is no feature at all
+  labelled = functools.partial(EdgeLabels, labels)
+  assert_equal(
+    by_pairs(functools.partial(EdgeFeatures, one_hot), implementation, (4,)),
+    by_pairs(labelled, "reference", (4,)),
+  )
+
+
+def test_traced_labels_are_clamped():
+  query, key, value, *tables = arrays_of(T, S, (2,)).values()
+  run = quickly(
+    lambda x: dot_product_attention(query, key, value, relations=EdgeLabels(x, *tables))
+  )
+  assert_equal(run(jnp.full((T, S), 9)), run(jnp.full((T, S), 2 * K)))
+
+
+def test_projected_never_forms_a_vector_for_every_pair():
+  heads, width = 4, 32
+  arrays = [jax.ShapeDtypeStruct((2, 24, heads, width), jnp.float32)] * 3
+  table = jax.ShapeDtypeStruct((5, width), jnp.float32)
+  labels = jax.ShapeDtypeStruct((2, 24, 24), jnp.int32)
+  features = jax.ShapeDtypeStruct((2, 24, 24, 5), jnp.float32)
+  for relation, edges in ((EdgeLabels, labels), (EdgeFeatures, features)):
+    loss = lambda arrays, edges, table, relation=relation: dot_product_attention(
+      *arrays, relations=relation(edges, table, table), implementation="projected"
+    ).sum()
+    compiled = as_users_do(jax.grad(loss, argnums=(0, 2))).lower(arrays, edges, table).compile()
+    assert "24,24,32]" not in compiled.as_text()
+    assert "24,24,4,32]" not in compiled.as_text()
+
+
+@pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
+def test_the_others_refuse_edges_by_name(name):
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot do this call: relations is Edge"):
+    by_pairs(functools.partial(EdgeLabels, np.clip(ROWS, 0, 2 * K)), name, ())
+
+
 @pytest.mark.parametrize(
-  "terms, batch, tables",
-  [
-    ("both", (2,), (4,)),
-    ("keys", (), (4,)),
-    ("values", (2,), ()),
-    ("none", (2,), ()),
-  ],
+  "terms, batch, tables", [("both", (2,), (4,)), ("keys", (), (4,)), ("values", (2,), ())]
 )
 def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, tables):
-  num_nodes, num_senders = 5, 6
-  senders, receivers, labels = random_edges(num_nodes, num_senders, batch)
+  senders, receivers, labels = random_edges(5, 6, batch)
   features = normal(*batch, M, F)
-  of_graphs = [np.reshape(x, (-1, M, *np.shape(x)[len(batch) + 1 :])) for x in
-               (senders, receivers, labels, features)]  # fmt: skip
-  matrices = [matrix(*graph, (num_nodes, num_senders)) for graph in zip(*of_graphs, strict=True)]
-  pairs, visible = (np.reshape(x, (*batch, *x[0].shape)) for x in
-                    map(np.asarray, zip(*matrices, strict=True)))  # fmt: skip
-  has_keys, has_values = terms in ("both", "keys"), terms in ("both", "values")
+  edges = senders, receivers, labels, features
+  of_graph = lambda index: matrix(*(x[index] for x in edges), (5, 6))
+  graphs = [of_graph(index) for index in range(2)] if batch else [of_graph(...)]
+  pairs, visible = (np.reshape(x, (*batch, *x[0].shape)) for x in zip(*graphs, strict=True))
+  keep = lambda table, name: table if terms in ("both", name) else [None] * len(table)
 
   def by_list(query, key, value, key_table, value_table):
-    if not has_keys and not has_values:
-      return edge_attention(query, key, value, senders, receivers)
-    split = lambda table, there: (table[:E], table[E:]) if there else (None, None)
-    (a, b), (c, d) = split(key_table, has_keys), split(value_table, has_values)
+    a, b = keep((key_table[:E], key_table[E:]), "keys")
+    c, d = keep((value_table[:E], value_table[E:]), "values")
     relations = dict(labels=EdgeLabels(labels, a, c), features=EdgeFeatures(features, b, d))
     return edge_attention(query, key, value, senders, receivers, **relations)
 
   def by_matrix(query, key, value, key_table, value_table):
-    tables = (key_table if has_keys else None), (value_table if has_values else None)
-    relations = EdgeFeatures(jnp.asarray(pairs), *tables) if has_keys or has_values else None
+    (key_table,), (value_table,) = keep([key_table], "keys"), keep([value_table], "values")
+    relations = EdgeFeatures(jnp.asarray(pairs), key_table, value_table)
     mask = jnp.asarray(visible)[..., None, :, :]
-    name = "reference" if relations else None
     return dot_product_attention(
-      query, key, value, mask=mask, relations=relations, implementation=name
+      query, key, value, mask=mask, relations=relations, implementation="reference"
     )
 
-  arrays = arrays_of(num_nodes, num_senders, batch, tables=tables)
-  # Without relations the operator is jax.nn's, in float32.
-  assert_equal(
-    output_and_gradients(by_list, arrays),
-    output_and_gradients(by_matrix, arrays),
-    atol=1e-10 if has_keys or has_values else 1e-5,
-  )
+  arrays = arrays_of(5, 6, batch, tables=tables)
+  assert_equal(output_and_gradients(by_list, arrays), output_and_gradients(by_matrix, arrays))
 
 
 def test_the_matrix_of_pairs_is_made_edge_by_edge():
@@ -123,8 +183,6 @@ def test_the_matrix_of_pairs_is_made_edge_by_edge():
   found = make(*map(jnp.asarray, edges), features)
   wanted = [matrix(*(x[row] for x in (*edges, features)), (5, 5)) for row in range(2)]
   assert_equal(found, [np.stack(x) for x in zip(*wanted, strict=True)])
-  with pytest.raises(ValueError, match="labels and features are None"):
-    pair_features(*map(jnp.asarray, edges[:2]), None, None, num_labels=E, num_nodes=5)
 
 
 @functools.cache
@@ -245,28 +303,23 @@ def test_memory_grows_with_the_edges_and_never_with_the_pairs():
   assert twice < 3_000**2 * 4 * 4  # the logits of all pairs
 
 
-GOOD = dict(senders=np.array([0, 1]), receivers=np.array([1, 0]))
-LABELS = EdgeLabels(np.array([0, 1]), np.ones((2, 3)), None)
 WRONG = {
-  "senders go from 0 to 4; want -1 (padding) to 3, the last node": dict(senders=np.array([0, 4])),
-  "receivers has shape (3,); want that of senders, (2,)": dict(receivers=np.array([0, 0, 0])),
-  "labels.labels go from 0 to 2; want -1 (no label) to 1, the last row": dict(
-    labels=EdgeLabels(np.array([0, 2]), np.ones((2, 3)), None)
-  ),
-  "labels.labels has shape (3,); want (2,)": dict(
-    labels=EdgeLabels(np.array([0, 1, 1]), np.ones((2, 3)), None)
-  ),
-  "features.features has shape (2, 3); want (2, 2)": dict(
-    features=EdgeFeatures(np.ones((2, 3)), np.ones((2, 3)), None)
-  ),
+  "senders go from 0 to 4; want 0 to 3, or -1": dict(senders=[0, 4]),
+  "receivers has shape (3,); want (2,)": dict(receivers=[0, 0, 0]),
+  "labels.labels go from 0 to 2; want 0 to 1, or -1": dict(labels=[0, 2]),
+  "labels.labels has shape (3,); want (2,)": dict(labels=[0, 1, 1]),
+  "features.features has shape (2, 3); want (2, 2)": dict(features=np.ones((2, 3))),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_edge_is_named(message):
-  tokens = np.ones((4, 2, 3))
+  tokens, table = np.ones((4, 2, 3)), np.ones((2, 3))
+  edges = dict(senders=[0, 1], receivers=[1, 0], labels=[0, 1], features=table[:, :2])
+  senders, receivers, labels, features = map(np.array, (edges | WRONG[message]).values())
+  labels, features = EdgeLabels(labels, table, None), EdgeFeatures(features, table, None)
   with pytest.raises(ValueError) as caught:
-    edge_attention(tokens, tokens, tokens, **(GOOD | dict(labels=LABELS) | WRONG[message]))
+    edge_attention(tokens, tokens, tokens, senders, receivers, labels=labels, features=features)
   assert str(caught.value).startswith(message)
 
 

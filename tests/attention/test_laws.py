@@ -103,22 +103,17 @@ CASES = st.builds(
 ).filter(lambda case: case.keys or case.values)
 
 
-def attend(arrays, options, beyond="clip", implementation=None, left=None):
+def attend(arrays, options, **static):
   """Calls the operator on named arrays, compiled."""
-  dynamic, static = _split(options | dict(implementation=implementation))
-  return _compiled(arrays, dynamic, beyond, left, static)
+  dynamic, static = _split(options | static)
+  return _compiled(arrays, dynamic, static)
 
 
 def gradients(loss, arrays, options, implementation):
   """Returns the gradient of each number that `loss` of the output returns."""
-  dynamic, static = _split(options | dict(implementation=implementation))
-
-  @quickly
-  def run(arrays, dynamic):
-    call = lambda arrays: loss(_call(arrays, "clip", None, dynamic | dict(static)))
-    return jax.jacrev(call)(arrays)
-
-  return run(arrays, dynamic)
+  call = lambda arrays, options: loss(_call(arrays, options, implementation=implementation))
+  dynamic, static = _split(options)
+  return quickly(jax.jacrev(lambda x, dynamic: call(x, dynamic | dict(static))))(arrays, dynamic)
 
 
 def _split(options):
@@ -126,29 +121,28 @@ def _split(options):
   return dynamic, tuple((name, x) for name, x in options.items() if name not in dynamic)
 
 
-def _call(arrays, beyond, left, options):
+def _call(arrays, options, beyond="clip", left=None, **more):
   arrays = dict(arrays)
   tables = [arrays.pop(name, None) for name in ("key_table", "value_table")]
   relations = None
   if any(table is not None for table in tables):
     relations = RelativePositions(*tables, beyond=beyond, left=left)
-  return dot_product_attention(**arrays, **options, relations=relations)
+  return dot_product_attention(**arrays, **options, **more, relations=relations)
 
 
-@functools.partial(quickly, static_argnums=(2, 3, 4))
-def _compiled(arrays, dynamic, beyond, left, static):
-  return _call(arrays, beyond, left, dynamic | dict(static))
+@functools.partial(quickly, static_argnums=2)
+def _compiled(arrays, dynamic, static):
+  return _call(arrays, dynamic, **dict(static))
 
 
-@functools.partial(quickly, static_argnums=(3, 4, 5))
-def _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implementations):
-  results = {}
+@functools.partial(quickly, static_argnums=(3, 4))
+def _outputs_and_gradients(arrays, cotangent, dynamic, static, implementations):
+  results = []
   for name in implementations:
-    options = dynamic | dict(static, implementation=name)
-    function = lambda arrays, options=options: _call(arrays, beyond, None, options)
-    output, pull_back = jax.vjp(function, arrays)
-    results[name] = dict(output=output, **pull_back(cotangent)[0])
-  return [results[name] for name in implementations]
+    call = lambda arrays, name=name: _call(arrays, dynamic, **dict(static, implementation=name))
+    output, pull_back = jax.vjp(call, arrays)
+    results.append(dict(output=output, **pull_back(cotangent)[0]))
+  return results
 
 
 def cotangent_of(arrays):
@@ -158,10 +152,10 @@ def cotangent_of(arrays):
 
 def results_of_each(implementations, arrays, options, beyond="clip", cotangent=None):
   """Returns output and gradients of each implementation for a cotangent, by default random."""
-  dynamic, static = _split(options)
+  dynamic, static = _split(options | dict(beyond=beyond))
   cotangent = cotangent_of(arrays) if cotangent is None else cotangent
   implementations = tuple(implementations)
-  results = _outputs_and_gradients(arrays, cotangent, dynamic, beyond, static, implementations)
+  results = _outputs_and_gradients(arrays, cotangent, dynamic, static, implementations)
   return dict(zip(implementations, results, strict=True))
 
 
@@ -192,15 +186,15 @@ def equations(case: Case) -> np.ndarray:
     for name, length in (("query_positions", case.num_queries), ("key_positions", case.num_keys))
   ]
   output = np.zeros(query.shape)
+  zeros = [np.zeros((case.batch, n), int) for n in (case.num_queries, case.num_keys)]
+  names = "query_segment_ids", "key_segment_ids"
+  segments = [options.get(name, zero) for name, zero in zip(names, zeros, strict=True)]
   for b, i, n in np.ndindex(query.shape[:3]):
     logits, vectors = [], []
     for j in range(case.num_keys):
       distance = positions[1][b, j] - positions[0][b, i]
-      same = (
-        not case.segmented or options["query_segment_ids"][b, i] == options["key_segment_ids"][b, j]
-      )
-      seen = not case.masked or options["mask"][b, 0, 0, j]
-      if not same or not seen or (case.is_causal and distance > 0):
+      masked = case.masked and not options["mask"][b, 0, 0, j]
+      if segments[0][b, i] != segments[1][b, j] or masked or (case.is_causal and distance > 0):
         continue
       a_key, a_value = (
         _row(arrays.get(name), case, distance, n) for name in ("key_table", "value_table")
@@ -511,27 +505,18 @@ def test_dropout_is_the_same_in_every_implementation():
     assert_close(results[name], results["reference"], name)
 
 
-def test_dropped_weights_are_the_weights_in_expectation():
-  case = Case(is_causal=True)
-  options = case.options()
-  keys = jax.random.split(jax.random.key(0), 4000)
-  drop = lambda key: _call(
-    case.arrays(), "clip", None, options | dict(dropout_rate=0.2, dropout_key=key)
-  )
-  mean = jax.jit(lambda keys: jax.vmap(drop)(keys).mean(0))(keys)
-  np.testing.assert_allclose(mean, attend(case.arrays(), options), atol=0.1)
-
-
 @pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf])
-@pytest.mark.parametrize("name", ANY_MASK)
-def test_a_bias_hides_as_a_mask_does(name, lowest):
-  arrays = Case(biased=True).arrays()
-  hidden = np.zeros((2, 1, 5, 5), bool)
-  hidden[:, :, 1] = hidden[0, 0, 2, 3] = True
-  low = arrays | dict(bias=jnp.where(hidden, lowest, arrays["bias"]))
+@pytest.mark.parametrize("relative, name", [*((True, x) for x in ANY_MASK), (False, None)])
+def test_a_bias_hides_as_a_mask_does(relative, name, lowest):
+  """Covers jax.nn, which averages the values of a query that sees no key, or returns NaN."""
+  arrays = Case(keys=relative, values=relative, biased=True).arrays()
+  dtype = jnp.float64 if relative else jnp.float32
+  arrays = {name: x.astype(dtype) for name, x in arrays.items()}
+  hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
+  low = arrays | dict(bias=jnp.where(hidden, dtype(lowest), arrays["bias"]))
   biased = results_of(name, low, {})
-  masked = results_of(name, arrays, dict(mask=jnp.asarray(~hidden)))
-  assert_close(biased, masked, str(name))
+  masked = results_of(name, arrays, dict(mask=~hidden))
+  assert_close(biased, masked, str(name), atol=1e-10 if relative else 1e-6)
   assert not biased["output"][:, 1].any()
 
 
@@ -587,17 +572,6 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
         axes = tuple(axis for axis in range(exact.ndim) if axis != axis_of_heads)
         error = np.abs(results[of] - exact).max(axes) / np.abs(exact).max(axes)
         assert error.max() < 1e-5, f"{name}: {of} of each head errs by {error}"
-
-
-def test_a_bias_hides_from_jax_nn_as_a_mask_does():
-  """Covers calls without relations; jax.nn itself averages the values, or returns NaN."""
-  arrays = Case(keys=False, values=False, biased=True).arrays()
-  arrays = {name: x.astype(jnp.float32) for name, x in arrays.items()}
-  hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
-  masked = results_of(None, arrays, dict(mask=~hidden))
-  for lowest in (-np.inf, np.finfo(np.float32).min):
-    low = arrays | dict(bias=jnp.where(hidden, jnp.float32(lowest), arrays["bias"]))
-    assert_close(results_of(None, low, {}), masked, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["chunked", "pallas_tpu", "pallas_gpu"])

@@ -25,12 +25,7 @@ BATCH_ALONE = dict(B=("data", "model"))
 def check_eight_devices_equal_one(attend, axes, along, stays=True, in_context=False):
   """Checks `attend` of a dict of arrays with these axes, and returns the compiled text.
 
-  Args:
-    attend: the function.
-    axes: of each array.
-    along: the mesh axes of a letter.
-    stays: whether the devices may exchange nothing but sums.
-    in_context: whether the mesh is set.
+  `along` has the mesh axes of a letter; if the arrays stay, devices exchange nothing but sums.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]

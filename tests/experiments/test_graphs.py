@@ -9,7 +9,6 @@ import pytest
 from experiments import command
 from experiments.config import make_task
 from experiments.run import load_run
-from experiments.sweep import plan_cells
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import from_line
 from relpos_jax.graphs.graph import Graph, GraphData
