@@ -13,8 +13,7 @@ import pathlib
 from typing import Any
 
 from experiments import command
-from experiments.config import own_values
-from experiments.run import load_run, read_config
+from experiments.run import load_run, own_values, read_config
 from relpos_jax.evaluation.pictures import learning_curves
 from relpos_jax.evaluation.records import make_record, to_line
 from relpos_jax.files import write_whole

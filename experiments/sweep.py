@@ -39,8 +39,8 @@ import filelock
 import jax
 
 from experiments import command
-from experiments.config import own_values, validate
 from experiments.launch import dying_with_this_process
+from experiments.run import own_values, validate
 from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import digest, read_records, to_line

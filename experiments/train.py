@@ -33,9 +33,17 @@ from ml_collections import ConfigDict
 
 from configs.default import RETIRED
 from experiments import command
-from experiments.config import defaults, make_task, validate
 from experiments.evaluate import evaluate
-from experiments.run import init_params, make_optimizer, make_step, plan_run, with_average
+from experiments.run import (
+  defaults,
+  init_params,
+  make_optimizer,
+  make_step,
+  make_task,
+  plan_run,
+  validate,
+  with_average,
+)
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError

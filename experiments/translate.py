@@ -20,7 +20,7 @@ from experiments import command
 from experiments.run import load_run, load_task
 from relpos_jax.errors import InputError
 from relpos_jax.training.metrics import track
-from relpos_jax.translation.pairs import read_lines
+from relpos_jax.translation.corpus import read_lines
 from relpos_jax.translation.scores import draw_attention, join_lines
 from relpos_jax.translation.task import Translation, make_translator, normalize_input
 

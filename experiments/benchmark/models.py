@@ -27,8 +27,7 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.config import own_values, validate
-from experiments.run import init_params, make_optimizer, make_step, plan_run
+from experiments.run import init_params, make_optimizer, make_step, own_values, plan_run, validate
 from relpos_jax.data.batching import Batch
 from relpos_jax.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
 from relpos_jax.errors import InputError

@@ -27,9 +27,8 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments import command
-from experiments.config import make_task, validate
 from experiments.plan import ACROSS, chips, compiler_version, leave_tpus_alone, parse, tables
-from experiments.run import make_optimizer, make_step, plan_model
+from experiments.run import make_optimizer, make_step, make_task, plan_model, validate
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
 from relpos_jax.training.step import TrainState, init_state

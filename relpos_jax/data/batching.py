@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import grain
 import numpy as np
 
-from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.tokenizer import PAD
+from relpos_jax.data.tokenizer import PAD, Ragged
 from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Int
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.tokenizer import EOS
+from relpos_jax.data.tokenizer import EOS, Ragged
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.music import performance, voices

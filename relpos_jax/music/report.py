@@ -10,8 +10,7 @@ import numpy as np
 from flax import nnx
 
 from relpos_jax.data.batching import Batches, bucket_boundaries, prefetch
-from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged
 from relpos_jax.evaluation import tables
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 from relpos_jax.evaluation.records import Metric

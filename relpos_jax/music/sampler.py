@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged
 from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, check_sampling, sample
 from relpos_jax.errors import InputError
 from relpos_jax.models.layers import decoding_model

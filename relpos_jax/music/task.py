@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 
 from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import Batches, Tokens
-from relpos_jax.data.ragged import Ragged
-from relpos_jax.data.tokenizer import BOS, EOS
+from relpos_jax.data.tokenizer import BOS, EOS, Ragged
 from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import voices

@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
-import importlib
 import lzma
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import tensorflow_datasets as tfds
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from relpos_jax.data.builders import LazyPairs
+from relpos_jax.data.builders import SPLITS, LazyPairs, prepare, read_lazily
 from relpos_jax.errors import InputError
+from relpos_jax.files import local_path, read_content
 
 # The languages of each source, source-target; any for "pairs".
 LANGUAGES = {
@@ -21,6 +22,8 @@ LANGUAGES = {
   "pairs": (),
 }
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
+_BOM = b"\xef\xbb\xbf"
+_WMT14 = "http://www.statmt.org/wmt14/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Corpus:
 def load_corpus(source: str, **options: Any) -> Corpus:
   """Loads the sentence pairs of a source, which is "embedded", "multi30k", "wmt14" or "pairs".
 
-  `options` are the keyword arguments of `load_embedded`, or of `load` in the source's module.
+  `options` are the keyword arguments of the source's function: `load_embedded`, `load_wmt14`,
+  `load_pairs` or `multi30k.load`.
 
   Raises:
     InputError: the data are missing or wrong.
@@ -46,9 +50,12 @@ def load_corpus(source: str, **options: Any) -> Corpus:
   >>> {name: len(pairs) for name, pairs in load_corpus("embedded", train_size=10).splits.items()}
   {'train': 10, 'valid': 500, 'test': 500, 'long': 200}
   """
-  if source == "embedded":
-    return load_embedded(**options)
-  return importlib.import_module(f"relpos_jax.translation.{source}").load(**options)
+  if source == "multi30k":
+    from relpos_jax.translation import multi30k  # imports this module
+
+    return multi30k.load(**options)
+  loaders = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs)
+  return loaders[source](**options)
 
 
 def load_embedded(train_size: int = 20_000) -> Corpus:
@@ -68,6 +75,108 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
     rows = (line.split("\t") for line in text.removesuffix("\n").split("\n"))
     splits[name] = [(source, target) for source, target in rows]
   return Corpus(splits | dict(train=splits["train"][:train_size]))
+
+
+def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
+  """Reads a user's own pairs; a split is "source_file,target_file" or "file.tsv", plain or gzip.
+
+  Line i of one file translates line i of the other; a line of a TSV file is source, tab, target.
+  Files are UTF-8; lines end with \\n or \\r\\n. Pairs with an empty side are skipped and counted in
+  the notes.
+
+  Raises:
+    InputError: a file is missing, unreadable or not UTF-8, two files differ in length, a line does
+      not have two columns, or a split has no pairs.
+
+  >>> import pathlib, tempfile
+  >>> folder = pathlib.Path(tempfile.mkdtemp())
+  >>> _ = (folder / "train.en").write_text("a dog runs\\n\\nit rains\\n")
+  >>> _ = (folder / "train.de").write_text("ein Hund rennt\\nnichts\\nes regnet\\n")
+  >>> corpus = load_pairs(train=f"{folder}/train.en,{folder}/train.de")
+  >>> corpus.splits["train"]
+  [('a dog runs', 'ein Hund rennt'), ('it rains', 'es regnet')]
+  >>> corpus.notes
+  ('pairs with an empty side skipped in train: 1',)
+  """
+  if not train:
+    raise InputError('no training pairs: give train="source_file,target_file" or train="file.tsv"')
+  named = {"train": train, "valid": valid, "test": test}
+  splits, notes = {}, []
+  for split, files in named.items():
+    if not files:
+      continue
+    pairs = _read_pairs(files)
+    splits[split] = [pair for pair in pairs if all(map(str.strip, pair))]
+    if not splits[split]:
+      raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
+    if skipped := len(pairs) - len(splits[split]):
+      notes.append(f"pairs with an empty side skipped in {split}: {skipped}")
+  return Corpus(splits, tuple(notes))
+
+
+def _read_pairs(files: str) -> list[tuple[str, str]]:
+  """Reads all pairs of "source_file,target_file" or "file.tsv", also those with an empty side."""
+  paths = [local_path(name.strip()) for name in files.split(",")]
+  sides = [read_lines(path) for path in paths]
+  if len(paths) == 1:
+    rows = [line.split("\t") if line.strip() else ["", ""] for line in sides[0]]
+    for number, row in enumerate(rows, start=1):
+      if len(row) != 2:
+        raise InputError(
+          f"{len(row)} columns in {paths[0]}, line {number}: give source, tab, target in every "
+          "line, or two files as source_file,target_file"
+        )
+    return [(source, target) for source, target in rows]
+  source, target = sides
+  if len(source) != len(target):
+    raise InputError(
+      f"misaligned files: {paths[0]} has {len(source)} lines and {paths[1]} has {len(target)}; "
+      "line i of one must translate line i of the other"
+    )
+  return list(zip(source, target, strict=True))
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+  """Reads the lines of a UTF-8 text file, plain or gzip, without line ends and byte order mark.
+
+  Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r inside a
+  sentence, which would shift all pairs after it.
+
+  Raises:
+    InputError: the file is missing, unreadable, or not UTF-8.
+  """
+  content = read_content(path).removeprefix(_BOM)
+  try:
+    text = content.decode()
+  except UnicodeDecodeError as error:
+    line = content.count(b"\n", 0, error.start) + 1
+    raise InputError(f"invalid UTF-8 in {path}, line {line}: convert the file to UTF-8") from None
+  lines = text.removesuffix("\n").split("\n")
+  return [line.removesuffix("\r") for line in lines] if text else []
+
+
+def load_wmt14(languages: str = "en-de") -> Corpus:
+  """Loads WMT 2014, the task of the paper; valid is newstest2013, test is newstest2014.
+
+  `languages` is "en-de", "de-en", "en-fr" or "fr-en". TFDS downloads and prepares the data once
+  under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow, to unpack the archives
+  (extra `wmt14`); reading does not. Splits are read from disk item by item.
+
+  Raises:
+    InputError: the data are not prepared and there is no TensorFlow or no network, or they are not
+      in array_record format.
+
+  >>> len(load_wmt14(languages="en-de").splits["test"])  # doctest: +SKIP
+  3003
+  """
+  pair = languages.split("-")
+  (foreign,) = {*pair} - {"en"}
+  # The class, because tfds.builder does not find it by name without TensorFlow.
+  make = functools.partial(tfds.translate.Wmt14Translate, config=f"{foreign}-en")
+  remedy = "set TFDS_DATA_DIR to a folder with wmt14_translate prepared as array_record"
+  builder = prepare(make, remedy, url=_WMT14, tensorflow_extra="wmt14")
+  text = lambda item: tuple(item[language].decode() for language in pair)
+  return Corpus({split: read_lazily(builder, name, text) for split, name in SPLITS.items()})
 
 
 def normalize_lines(

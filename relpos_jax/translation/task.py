@@ -16,11 +16,11 @@ from ml_collections import ConfigDict
 
 from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import Batch, Batches, pair_lengths
-from relpos_jax.data.ragged import Ragged
 from relpos_jax.data.tokenizer import (
   BOS,
   KINDS,
   UNK,
+  Ragged,
   Tokenizers,
   encode_pairs,
   load_tokenizers,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relpos_jax.data.batching import Batches, bucket_boundaries, prefetch
-from relpos_jax.data.ragged import Ragged
+from relpos_jax.data.tokenizer import Ragged
 from relpos_jax.errors import InputError
 
 BOUNDARIES = (3, 5, 8)

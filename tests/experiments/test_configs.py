@@ -16,8 +16,7 @@ from flax import nnx
 from configs import default
 from experiments import command
 from experiments import sweep as cells_module
-from experiments.config import changes, validate
-from experiments.run import schedule
+from experiments.run import changes, schedule, validate
 from relpos_jax.data.batching import pair_lengths
 from relpos_jax.data.tokenizer import encode_pairs
 from relpos_jax.errors import InputError

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 from experiments import evaluate
-from experiments.config import changes
-from experiments.run import load_run
+from experiments.run import changes, load_run
 from relpos_jax.data.tokenizer import encode, load_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
 from relpos_jax.evaluation.records import digest, from_line

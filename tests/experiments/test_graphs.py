@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import command
-from experiments.config import make_task
-from experiments.run import load_run
+from experiments.run import load_run, make_task
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import from_line
 from relpos_jax.graphs.graph import Graph, GraphData

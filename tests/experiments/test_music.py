@@ -9,8 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import default
-from experiments.config import make_task
-from experiments.run import load_run
+from experiments.run import load_run, make_task
 from relpos_jax.evaluation.records import from_line
 from relpos_jax.music import piano_roll, voices
 from relpos_jax.music.data import CODECS

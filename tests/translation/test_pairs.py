@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relpos_jax.errors import InputError
-from relpos_jax.translation import pairs
+from relpos_jax.translation.corpus import load_pairs, read_lines
 
 LETTERS = st.sampled_from("a\u2028\u2029\x85\x0b\x0c\x1c\r")  # str.splitlines ends lines at some
 LINES = st.lists(
@@ -37,7 +37,7 @@ def _write(path: pathlib.Path, content: bytes) -> pathlib.Path:
 )
 def test_reading_gives_the_lines_written(tmp_path_factory, lines, end, final_end, mark, name):
   content = mark + (end.join(lines) + end * final_end).encode()
-  assert pairs.read_lines(_write(tmp_path_factory.mktemp("lines") / name, content)) == lines
+  assert read_lines(_write(tmp_path_factory.mktemp("lines") / name, content)) == lines
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -46,7 +46,7 @@ def test_two_files_equal_one_of_two_columns(tmp_path, ending):
   target = _write(tmp_path / f"a.de{ending}", b"eins\nzwei\n")
   table = _write(tmp_path / f"a.tsv{ending}", b"one\teins\ntwo\tzwei\n")
   expected = [("one", "eins"), ("two", "zwei")]
-  found = pairs.load(train=f"{source}, {target}", valid=f"{table}")
+  found = load_pairs(train=f"{source}, {target}", valid=f"{table}")
   assert found.splits == dict(train=expected, valid=expected) and found.notes == ()
 
 
@@ -54,7 +54,7 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_counted(tmp_path):
   source = _write(tmp_path / "a", b"one\n\nthree\n \nfive\n")
   target = _write(tmp_path / "b", b"eins\nzwei\n\nvier\nf\xc3\xbcnf\n")
   table = _write(tmp_path / "c", b"one\teins\n\n\tzwei\n")
-  corpus = pairs.load(train=f"{source},{target}", valid=str(table), test=f"{source},{source}")
+  corpus = load_pairs(train=f"{source},{target}", valid=str(table), test=f"{source},{source}")
   assert corpus.splits["train"] == [("one", "eins"), ("five", "fünf")]
   assert corpus.splits["valid"] == [("one", "eins")]
   assert corpus.notes == (
@@ -89,6 +89,6 @@ def test_wrong_files_are_named_in_one_line(tmp_path, files, train, message):
     names[name] = tmp_path / name
     names[name].write_bytes(content)
   with pytest.raises(InputError) as caught:
-    pairs.load(train=train.format(**names))
+    load_pairs(train=train.format(**names))
   assert message.format(**names) in str(caught.value)
   assert "\n" not in str(caught.value)
