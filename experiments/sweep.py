@@ -20,6 +20,7 @@ RESULTS/SWEEP.jsonl has a line per cell. To train one again, delete its line and
 
 import collections
 import contextlib
+import datetime
 import functools
 import hashlib
 import math
@@ -60,7 +61,7 @@ _POLL_SECONDS = 1.0
 _LONGEST_JOB_NAME = 40  # xpk's limit; Kubernetes and SLURM allow more
 
 Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
-Report = Callable[["Cell", str], None]
+Report = Callable[..., None]  # of a cell, its new state and a note
 
 
 class Cell(NamedTuple):
@@ -220,10 +221,10 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   return found | own
 
 
-def _report(states: dict[Cell, str], cell: Cell, state: str) -> None:
+def _report(states: dict[Cell, str], cell: Cell, state: str, note: str = "") -> None:
   """Prints the new state of a cell, and how many cells are in each state."""
   states[cell] = state
-  print(f"{cell.workdir.name}: {state} ({_count(states)})", file=sys.stderr, flush=True)
+  print(f"{cell.workdir.name}: {state} ({_count(states)}{note})", file=sys.stderr, flush=True)
 
 
 def _count(states: Mapping[Cell, str]) -> str:
@@ -253,7 +254,7 @@ def _train(
   report: Report,
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
-  queue, running = collections.deque(waiting), {}
+  queue, running, start = collections.deque(waiting), {}, time.monotonic()
   before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
     while queue or running:
@@ -267,8 +268,11 @@ def _train(
         if process.poll() is None:
           continue
         del running[share]
+        unfinished = len(queue) + len(running)
+        seconds = (time.monotonic() - start) / (len(waiting) - unfinished) * unfinished
+        left = datetime.timedelta(seconds=round(seconds))
         if cell.key in collect():
-          report(cell, "finished")
+          report(cell, "finished", f", {left} left")
         else:
           log = cell.file(".log").read_text(encoding="utf-8", errors="replace")
           _fail(cell, process.returncode, log, report)

@@ -228,7 +228,7 @@ def test_other_choices_train_too(train, data, tmp_path):
     *("--config.training.num_steps=2", "--config.decoding.average_checkpoints=1"),
   )
   assert answer.status == 0, answer.err
-  assert "1 shape: 32x9" in answer.out and "no test pairs to score" in answer.out
+  assert "shapes 32x9, " in answer.out and "no test pairs to score" in answer.out
   assert f"pictures: {tmp_path}/run/learning_curves.png\n" in answer.out
   names = {path.name for path in (tmp_path / "run").iterdir()}
   assert {"tokenizer.source.json", "tokenizer.target.json"} < names and "results.json" not in names
