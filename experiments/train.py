@@ -49,16 +49,11 @@ from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.training import processes
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.signals import StopOnSignal, Stopped
-from relpos_jax.training.step import (
-  NonFiniteError,
-  TrainState,
-  init_state,
-  make_eval_step,
-  train,
-)
+from relpos_jax.training.step import TrainState, init_state, make_eval_step
 from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import (
   changed_data,

@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.loop import train
 from relpos_jax.training.processes import check_same, join_processes
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.signals import StopOnSignal
-from relpos_jax.training.step import TrainState, train
+from relpos_jax.training.step import TrainState
 
 
 class Rows(NamedTuple):

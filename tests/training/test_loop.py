@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from relpos_jax.data.batching import Batch
-from relpos_jax.training.step import NonFiniteError, TrainState, train
+from relpos_jax.training.loop import NonFiniteError, train
+from relpos_jax.training.step import TrainState
 
 
 def numbered_batches(start: int = 0):
