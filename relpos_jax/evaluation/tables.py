@@ -12,7 +12,13 @@ import numpy as np
 
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import Record
-from relpos_jax.evaluation.statistics import Comparison, Interval, student_interval
+from relpos_jax.evaluation.statistics import (
+  Comparison,
+  Interval,
+  Scores,
+  compare_scores,
+  student_interval,
+)
 
 Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, with complete configs
 Point = tuple[int | float, float, float, float]  # x, and the lowest, mean and highest of y
@@ -64,13 +70,22 @@ def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, 
 def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]) -> str:
   """Returns a table of all pairs of names; `cell` takes the row's name, then the column's.
 
-  >>> print(pair_table("a - b", ["k=0", "k=1"], lambda first, second: f"{first} - {second}"))
-  | a - b | k=0 | k=1 |
+  >>> print(pair_table("BLEU", ["k=0", "k=1"], lambda first, second: f"{first} - {second}"))
+  | BLEU, row - column | k=0 | k=1 |
   |---|---|---|
   | k=0 | - | k=0 - k=1 |
   | k=1 | k=1 - k=0 | - |
   """
-  return column_table(title, names, {b: {a: cell(a, b) for a in names if a != b} for b in names})
+  columns = {b: {a: cell(a, b) for a in names if a != b} for b in names}
+  return column_table(f"{title}, row - column", names, columns)
+
+
+def comparison_table(
+  title: str, names: Iterable[str], scores: Mapping[str, Scores], digits: int = 2
+) -> str:
+  """Returns a table of the comparisons of all pairs; a dash for a name without scores."""
+  compare = lambda a, b: format_comparison(compare_scores(scores[a], scores[b]), digits)
+  return pair_table(title, [*names], lambda a, b: compare(a, b) if {a, b} <= {*scores} else "-")
 
 
 def config_table(rows: Rows) -> str:

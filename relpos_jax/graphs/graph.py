@@ -1,6 +1,5 @@
 """Labelled directed graphs: the types, data sets and batches."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, SupportsIndex
 
@@ -91,30 +90,12 @@ class GraphNames(NamedTuple):
   num_edge_features: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphData:
-  """Graphs by split (train, valid, test, ...), and the names of their labels and classes.
-
-  `notes` are lines for the log. Raises InputError for an index, label or class out of range.
-  """
+class GraphData(NamedTuple):
+  """Graphs by split (train, valid, test, ...), the names of their labels, and notes for the log."""
 
   splits: Mapping[str, Sequence[Graph]]
   names: GraphNames
   notes: tuple[str, ...] = ()
-
-  def __post_init__(self):
-    for split, graphs in self.splits.items():
-      for number, graph in enumerate(graphs, start=1):
-        num_nodes, names = len(graph.nodes), self.names
-        for what, x, low, high in (
-          ("label of a node", graph.nodes, 0, len(names.node_labels)),
-          ("node of an edge", np.concatenate([graph.senders, graph.receivers]), 0, num_nodes),
-          ("label of an edge", graph.labels, -1, len(names.edge_labels)),
-          ("node of the query", graph.query, -1, num_nodes),
-          ("class", graph.target, -1, len(names.classes)),
-        ):
-          if ((x < low) | (x >= high)).any():
-            raise InputError(f"{split}: graph {number}: {what} is not in {low} to {high - 1}")
 
 
 class GraphBatch(NamedTuple):

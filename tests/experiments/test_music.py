@@ -106,6 +106,7 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (sample(out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(out, f"--prime={prime}", "--context=64"), "prime has 96 tokens context 64 shorter"),
     (sample(out, "--top_p=0"), "top_p is 0"),
+    (sample(out, "--num_tokens=0"), "--num_tokens=0 at least 1"),
     (sample(f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
     (sample(f"--out={tmp_path}/drawn.mid"), "drawn.png exists another --out"),
     (sample(out, "--prime_tokens=10"), "--prime_tokens=10 --prime"),
