@@ -36,17 +36,14 @@ def mean_and_interval(values: Sequence[float] | np.ndarray, digits: int = 2) -> 
   >>> mean_and_interval([1.0, 2.0, 3.0]), mean_and_interval([1.0]), mean_and_interval([])
   ('2.00 ± 2.48', '1.00', '-')
   """
-  return _format(student_interval(values), f".{digits}f") if len(values) else "-"
+  return format_interval(student_interval(values), digits) if len(values) else "-"
 
 
-def signed_difference(difference: Interval, digits: int = 2) -> str:
-  """Formats a difference and its interval; a dash if it is not a number."""
-  return "-" if math.isnan(difference.mean) else _format(difference, f".{digits}f", sign="+")
-
-
-def _format(interval: Interval, digits: str, sign: str = "") -> str:
+def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
+  """Formats a mean and half of its interval; the sign "+" is for a difference."""
   mean, half_width = interval
-  return f"{mean:{sign}{digits}}" + ("" if half_width is None else f" ± {half_width:{digits}}")
+  around = "" if half_width is None else f" ± {half_width:.{digits}f}"
+  return f"{mean:{sign}.{digits}f}{around}"
 
 
 def format_comparison(comparison: Comparison, digits: int = 2) -> str:
@@ -57,7 +54,7 @@ def format_comparison(comparison: Comparison, digits: int = 2) -> str:
   """
   difference, p_value = comparison
   bold = "**" if comparison.is_clear() else ""
-  return f"{bold}{signed_difference(difference, digits)}{bold}, p {p_value:.3f}"
+  return f"{bold}{format_interval(difference, digits, '+')}{bold}, p {p_value:.3f}"
 
 
 def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, str]]) -> str:

@@ -101,14 +101,10 @@ class GraphData(NamedTuple):
 class GraphBatch(NamedTuple):
   """B rows of up to G graphs, padded with -1 to T nodes and M edges; features padded with 0.
 
+  The fields of `Graph`, whose nodes are numbered within their row.
+
   Attributes:
-    nodes: node labels.
     segment_ids: the number, within its row, of each node's graph.
-    node_features: real-valued features of nodes.
-    senders, receivers: the source and target of each edge, as node indices in the row.
-    labels: edge labels; also -1 for an edge without a label.
-    edge_features: real-valued features of edges.
-    query: the pair of nodes to classify in each graph, as node indices in the row.
     target: the class of each graph or query, [B, G]; or of each node, [B, T].
   """
 

@@ -11,7 +11,7 @@ import numpy as np
 from relpos_jax.evaluation import tables
 from relpos_jax.evaluation.pictures import Panel, SpreadPanel, counts_heatmap, spread_curves
 from relpos_jax.evaluation.records import Metric, Record
-from relpos_jax.evaluation.statistics import Interval, student_interval
+from relpos_jax.evaluation.statistics import student_interval
 from relpos_jax.evaluation.tables import Rows
 from relpos_jax.training.task import Evaluation
 
@@ -62,12 +62,8 @@ def evaluation(
     split: [[row.size, int(row.answer == row.target)] for row in of] for split, of in rows.items()
   }
   if source == "clutrr":
-    tests = {int(split[5:]): of["accuracy"] for split, of in scores.items() if split[:5] == "test_"}
-    curves = {
-      name: [(k, y, y, y) for k, y in sorted(of.items())]
-      for name, of in {"this model": tests, "CTP": CTP}.items()
-    }
-    picture = spread_curves([_lengths_panel(curves)], workdir / "lengths.png")
+    tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
+    picture = _draw_lengths({"this model": tests}, workdir / "lengths.png")
   else:
     counts = np.zeros((len(classes), len(classes)), int)
     for row in rows["test"]:
@@ -81,9 +77,17 @@ def evaluation(
   return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, (picture,))
 
 
-def _lengths_panel(curves) -> SpreadPanel:
+def _draw_lengths(
+  scores: Mapping[str, Mapping[int, Sequence[float]]], path: pathlib.Path
+) -> pathlib.Path:
+  """Draws accuracies by row and length, over the runs, beside those of CTP."""
+  scores = {**scores, _CTP: {k: [accuracy] for k, accuracy in CTP.items()}}
+  curves = {
+    row: [(k, min(of), statistics.fmean(of), max(of)) for k, of in by_length.items()]
+    for row, by_length in scores.items()
+  }
   mark = LONGEST_TRAINED + 0.5, "longest in training"
-  return SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)
+  return spread_curves([SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)], path)
 
 
 def blocks(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> dict[str, str]:
@@ -124,7 +128,7 @@ def _pair_table(title: str, rows: Rows, score: _Score) -> str:
       {run["seed"]: score(run, "accuracy") for run in rows[row]} for row in (first, second)
     )
     both = [values[seed] - others[seed] for seed in values if seed in others]
-    return tables.signed_difference(student_interval(both) if both else Interval(math.nan, None))
+    return tables.format_interval(student_interval(both), sign="+") if both else "-"
 
   return tables.pair_table(title, [*rows], gain)
 
@@ -137,8 +141,7 @@ def _split(*splits: str) -> _Score:
 
 
 def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
-  tests = sorted(int(name[5:]) for name in first["scores"] if name.startswith("test_"))
-  longest, longer = LONGEST_TRAINED, [k for k in tests if k > LONGEST_TRAINED]
+  longest, longer = LONGEST_TRAINED, [k for k in CTP if k > LONGEST_TRAINED]
   column = lambda score: _column(rows, [first], score)
   columns = tables.seed_columns(rows, _mean_and_deviation) | {
     "valid": column(_split("valid")),
@@ -146,16 +149,13 @@ def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list
     f"test, {longest}": column(_split(f"test_{longest}")),
     f"test, {longer[0]} to {longer[-1]}": column(_split(*(f"test_{k}" for k in longer))),
   }
-  by_length, curves = {}, {}
-  for k in tests:
+  by_length = {}
+  for k in CTP:
     name = f"{k} ({len(first['sentences'][f'test_{k}'])}; {_DISTINCT[k]})"
     by_length[name] = column(_split(f"test_{k}")) | {_CTP: f"{CTP[k]:.1f}"}
-  for row, runs in rows.items():
-    scores = {k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs] for k in tests}
-    curves[row] = [(k, min(of), statistics.fmean(of), max(of)) for k, of in scores.items()]
-  curves[_CTP] = [(k, y, y, y) for k, y in CTP.items()]
-  picture = folder / f"{sweep}-lengths.png"
-  spread_curves([_lengths_panel(curves)], picture)
+  accuracies = lambda runs, k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs]
+  scores = {row: {k: accuracies(runs, k) for k in CTP} for row, runs in rows.items()}
+  picture = _draw_lengths(scores, folder / f"{sweep}-lengths.png")
   return [
     tables.column_table(sweep, [*rows, _GUESS], columns),
     _pair_table(f"valid, {longest}", rows, _valid_longest),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from relpos_jax.data.batching import Batches, bucket_boundaries, prefetch
@@ -92,8 +93,7 @@ def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[
 
 def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Float[Array, "B L"]:
   """Computes -log P(target) of each token in float32; 0 for padding."""
-  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-  nats = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
   return jnp.where(targets != PAD, nats, 0.0)
 
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import Batches, Tokens
@@ -41,13 +40,10 @@ _NUMBERS = (
 _TOKENS_DRAWN = 512  # of a piece in a picture
 
 
-class MusicTask:
+class MusicTask(tasks.Task):
   """The `Task` of predicting the next token of a piece."""
 
   score = "NLL"
-
-  def __init__(self, config: ConfigDict):
-    self.config = config
 
   @property
   def codec(self) -> Codec:
@@ -78,14 +74,8 @@ class MusicTask:
       )
     return music
 
-  def learn_vocabulary(self, data: Music, workdir: pathlib.Path) -> Codec:
-    return self.codec
-
   def load_vocabulary(self, workdir: pathlib.Path) -> Codec:
     return self.codec
-
-  def save_vocabulary(self, vocabulary: Codec, workdir: pathlib.Path) -> None:
-    """Writes nothing: the config names the codec."""
 
   def mock_vocabulary(self) -> Codec:
     return self.codec
@@ -130,9 +120,6 @@ class MusicTask:
     logits = model(shift_right(batch.tokens, BOS), rngs=rngs)
     smoothing = self.config.training.label_smoothing
     return cross_entropy(logits, batch.tokens, smoothing=smoothing)
-
-  def make_report(self, run: Run, data: Music, batches: Batches):
-    return lambda params: ({}, "")
 
   def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
     """Computes the likelihood of complete pieces, and draws a piano roll of one."""
