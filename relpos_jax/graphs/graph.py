@@ -6,7 +6,6 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 
 from relpos_jax.data.batching import Schedule
-from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Float, Int
 
 PAD = -1
@@ -45,14 +44,11 @@ class Graph(NamedTuple):
 
     Edges with equal rows and equal features become one edge.
 
-    Raises InputError for numbers that are not 32-bit integers.
-
     >>> graph = Graph.of([0, 0, 1], [(0, 1, 4), (1, 2, 4), (0, 1, 4), (0, 1, 5)], target=1)
     >>> graph.senders, graph.receivers, graph.labels
     (array([0, 1, 0], dtype=int32), array([1, 2, 1], dtype=int32), array([4, 4, 5], dtype=int32))
     """
-    nodes = _int32("nodes", nodes).reshape(-1)
-    edges = _int32("edges", edges).reshape(-1, 3)
+    nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
     floats = lambda x, rows: np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
     edge_features = floats(edge_features, len(edges))
     rows = np.column_stack([edges, edge_features])
@@ -62,17 +58,9 @@ class Graph(NamedTuple):
       *edges[first].T,
       node_features=floats(node_features, len(nodes)),
       edge_features=edge_features[first],
-      target=_int32("target", target),
-      query=_int32("query", query),
+      target=np.asarray(target, np.int32),
+      query=np.asarray(query, np.int32),
     )
-
-
-def _int32(name: str, x) -> Int[np.ndarray, "..."]:
-  found = np.asarray(x)
-  converted = found.astype(np.int32)
-  if (converted != found).any():
-    raise InputError(f"{name} of {found.dtype} do not fit; want integers of 32 bits")
-  return converted
 
 
 class GraphNames(NamedTuple):
