@@ -71,8 +71,9 @@ class JsbChorales(tfds.core.GeneratorBasedBuilder):
     )
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    if folder := dl_manager._manual_dir:
-      content = upstream_content(pathlib.Path(folder), _NAME, _SHA256, _UPSTREAM)
+    folder = pathlib.Path(dl_manager._manual_dir)
+    if any(folder.glob(f"{_NAME}*")):
+      content = upstream_content(folder, _NAME, _SHA256, _UPSTREAM)
     else:
       content = pathlib.Path(dl_manager.download(_URL)).read_bytes()
     pieces = json.loads(content)
