@@ -27,6 +27,7 @@ class Task(Protocol):
   the vocabulary, which is kept in the run directory: a trained model works without its data.
   """
 
+  config: ConfigDict
   score: str  # the first score; its metric, if any, is named `valid_` and this in lower case
 
   def __init__(self, config: ConfigDict):
