@@ -30,6 +30,7 @@ FLAGS = dict(
   workdirs=command.Flag("", "instead, the folders of finished runs, separated by commas"),
 )
 _SYSTEMS = dict(translation=translation, graphs=graphs, music=music)
+_PAGES = dict(translation="report", graphs="graphs", music="music")
 
 
 def main(results: str, workdirs: str) -> None:
@@ -55,7 +56,13 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
     if records := read_records(file):
       task, rows = _read(file, records)
       sweeps[task][file.stem] = rows
-  pages = [_SYSTEMS[task].write(of, folder) for task, of in sweeps.items() if of]
+  pages = []
+  for task, of in sweeps.items():
+    if of:
+      pictures = folder / _PAGES[task]
+      pictures.mkdir(exist_ok=True)
+      pages.append(pictures.with_suffix(".md"))
+      tables.rewrite_blocks(pages[-1], _SYSTEMS[task].blocks(of, pictures))
   if files := sorted((folder / "multi30k").glob("*.json")):
     pages.append(folder / "multi30k.md")
     tables.rewrite_blocks(pages[-1], dict(runs=_runs_table(files)))

@@ -18,8 +18,7 @@ from experiments.run import load_run, load_task
 from relpos_jax.decoding.sampling import SamplingParams, check_sampling
 from relpos_jax.errors import InputError
 from relpos_jax.music.piano_roll import draw
-from relpos_jax.music.sampler import Sampler, check_room
-from relpos_jax.music.task import MusicTask
+from relpos_jax.music.task import MusicTask, sample_pieces
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
@@ -59,16 +58,23 @@ def main(
       raise InputError(f"{written} exists already: give another --out, or delete it")
   if prime_tokens < 0 or (prime_tokens and not prime):
     raise InputError(f"--prime_tokens={prime_tokens}: give 0, or a number and a --prime")
+  if num_tokens < 1:
+    raise InputError(f"--num_tokens={num_tokens}: give at least 1")
   sampling = SamplingParams(temperature, top_k, top_p)
   check_sampling(sampling)
   task = load_task(workdir)
   if not isinstance(task, MusicTask):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of music")
   begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
-  check_room(len(begun), num_tokens, context)
+  # The begin token takes the room of the last new token, which is no input.
+  if len(begun) + num_tokens > context:
+    raise InputError(
+      f"the prime has {len(begun)} tokens and {num_tokens} are to follow, the context is {context} "
+      "tokens: ask for fewer, give a shorter prime, or a larger context"
+    )
   run = load_run(workdir)
-  sampler = Sampler(run.graphdef, run.params, context=context)
-  (piece,) = sampler([begun], num_tokens=num_tokens, seed=seed, sampling=sampling)
+  options = dict(num_tokens=num_tokens, seed=seed, sampling=sampling)
+  (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)
   run.vocabulary.write(piece, path)
   print(f"wrote {path}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
   print(f"drew {draw(run, piece, picture, prime=len(begun))}")

@@ -12,7 +12,13 @@ import numpy as np
 
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import Record
-from relpos_jax.evaluation.statistics import Comparison, Interval, student_interval
+from relpos_jax.evaluation.statistics import (
+  Comparison,
+  Interval,
+  Scores,
+  compare_scores,
+  student_interval,
+)
 
 Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, with complete configs
 Point = tuple[int | float, float, float, float]  # x, and the lowest, mean and highest of y
@@ -30,17 +36,14 @@ def mean_and_interval(values: Sequence[float] | np.ndarray, digits: int = 2) -> 
   >>> mean_and_interval([1.0, 2.0, 3.0]), mean_and_interval([1.0]), mean_and_interval([])
   ('2.00 ± 2.48', '1.00', '-')
   """
-  return _format(student_interval(values), f".{digits}f") if len(values) else "-"
+  return format_interval(student_interval(values), digits) if len(values) else "-"
 
 
-def signed_difference(difference: Interval, digits: int = 2) -> str:
-  """Formats a difference and its interval; a dash if it is not a number."""
-  return "-" if math.isnan(difference.mean) else _format(difference, f".{digits}f", sign="+")
-
-
-def _format(interval: Interval, digits: str, sign: str = "") -> str:
+def format_interval(interval: Interval, digits: int = 2, sign: str = "") -> str:
+  """Formats a mean and half of its interval; the sign "+" is for a difference."""
   mean, half_width = interval
-  return f"{mean:{sign}{digits}}" + ("" if half_width is None else f" ± {half_width:{digits}}")
+  around = "" if half_width is None else f" ± {half_width:.{digits}f}"
+  return f"{mean:{sign}.{digits}f}{around}"
 
 
 def format_comparison(comparison: Comparison, digits: int = 2) -> str:
@@ -51,7 +54,7 @@ def format_comparison(comparison: Comparison, digits: int = 2) -> str:
   """
   difference, p_value = comparison
   bold = "**" if comparison.is_clear() else ""
-  return f"{bold}{signed_difference(difference, digits)}{bold}, p {p_value:.3f}"
+  return f"{bold}{format_interval(difference, digits, '+')}{bold}, p {p_value:.3f}"
 
 
 def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, str]]) -> str:
@@ -64,13 +67,22 @@ def column_table(title: str, rows: Iterable, columns: Mapping[str, Mapping[Any, 
 def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]) -> str:
   """Returns a table of all pairs of names; `cell` takes the row's name, then the column's.
 
-  >>> print(pair_table("a - b", ["k=0", "k=1"], lambda first, second: f"{first} - {second}"))
-  | a - b | k=0 | k=1 |
+  >>> print(pair_table("BLEU", ["k=0", "k=1"], lambda first, second: f"{first} - {second}"))
+  | BLEU, row - column | k=0 | k=1 |
   |---|---|---|
   | k=0 | - | k=0 - k=1 |
   | k=1 | k=1 - k=0 | - |
   """
-  return column_table(title, names, {b: {a: cell(a, b) for a in names if a != b} for b in names})
+  columns = {b: {a: cell(a, b) for a in names if a != b} for b in names}
+  return column_table(f"{title}, row - column", names, columns)
+
+
+def comparison_table(
+  title: str, names: Iterable[str], scores: Mapping[str, Scores], digits: int = 2
+) -> str:
+  """Returns a table of the comparisons of all pairs; a dash for a name without scores."""
+  compare = lambda a, b: format_comparison(compare_scores(scores[a], scores[b]), digits)
+  return pair_table(title, [*names], lambda a, b: compare(a, b) if {a, b} <= {*scores} else "-")
 
 
 def config_table(rows: Rows) -> str:

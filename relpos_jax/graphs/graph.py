@@ -1,13 +1,11 @@
 """Labelled directed graphs: the types, data sets and batches."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
 from relpos_jax.data.batching import Schedule
-from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Float, Int
 
 PAD = -1
@@ -46,14 +44,11 @@ class Graph(NamedTuple):
 
     Edges with equal rows and equal features become one edge.
 
-    Raises InputError for numbers that are not 32-bit integers.
-
     >>> graph = Graph.of([0, 0, 1], [(0, 1, 4), (1, 2, 4), (0, 1, 4), (0, 1, 5)], target=1)
     >>> graph.senders, graph.receivers, graph.labels
     (array([0, 1, 0], dtype=int32), array([1, 2, 1], dtype=int32), array([4, 4, 5], dtype=int32))
     """
-    nodes = _int32("nodes", nodes).reshape(-1)
-    edges = _int32("edges", edges).reshape(-1, 3)
+    nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
     floats = lambda x, rows: np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
     edge_features = floats(edge_features, len(edges))
     rows = np.column_stack([edges, edge_features])
@@ -63,17 +58,9 @@ class Graph(NamedTuple):
       *edges[first].T,
       node_features=floats(node_features, len(nodes)),
       edge_features=edge_features[first],
-      target=_int32("target", target),
-      query=_int32("query", query),
+      target=np.asarray(target, np.int32),
+      query=np.asarray(query, np.int32),
     )
-
-
-def _int32(name: str, x) -> Int[np.ndarray, "..."]:
-  found = np.asarray(x)
-  converted = found.astype(np.int32)
-  if (converted != found).any():
-    raise InputError(f"{name} of {found.dtype} do not fit; want integers of 32 bits")
-  return converted
 
 
 class GraphNames(NamedTuple):
@@ -91,43 +78,21 @@ class GraphNames(NamedTuple):
   num_edge_features: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphData:
-  """Graphs by split (train, valid, test, ...), and the names of their labels and classes.
-
-  `notes` are lines for the log. Raises InputError for an index, label or class out of range.
-  """
+class GraphData(NamedTuple):
+  """Graphs by split (train, valid, test, ...), the names of their labels, and notes for the log."""
 
   splits: Mapping[str, Sequence[Graph]]
   names: GraphNames
   notes: tuple[str, ...] = ()
 
-  def __post_init__(self):
-    for split, graphs in self.splits.items():
-      for number, graph in enumerate(graphs, start=1):
-        num_nodes, names = len(graph.nodes), self.names
-        for what, x, low, high in (
-          ("label of a node", graph.nodes, 0, len(names.node_labels)),
-          ("node of an edge", np.concatenate([graph.senders, graph.receivers]), 0, num_nodes),
-          ("label of an edge", graph.labels, -1, len(names.edge_labels)),
-          ("node of the query", graph.query, -1, num_nodes),
-          ("class", graph.target, -1, len(names.classes)),
-        ):
-          if ((x < low) | (x >= high)).any():
-            raise InputError(f"{split}: graph {number}: {what} is not in {low} to {high - 1}")
-
 
 class GraphBatch(NamedTuple):
   """B rows of up to G graphs, padded with -1 to T nodes and M edges; features padded with 0.
 
+  The fields of `Graph`, whose nodes are numbered within their row.
+
   Attributes:
-    nodes: node labels.
     segment_ids: the number, within its row, of each node's graph.
-    node_features: real-valued features of nodes.
-    senders, receivers: the source and target of each edge, as node indices in the row.
-    labels: edge labels; also -1 for an edge without a label.
-    edge_features: real-valued features of edges.
-    query: the pair of nodes to classify in each graph, as node indices in the row.
     target: the class of each graph or query, [B, G]; or of each node, [B, T].
   """
 

@@ -11,7 +11,7 @@ import numpy as np
 from relpos_jax.evaluation import tables
 from relpos_jax.evaluation.pictures import Panel, SpreadPanel, counts_heatmap, spread_curves
 from relpos_jax.evaluation.records import Metric, Record
-from relpos_jax.evaluation.statistics import Interval, student_interval
+from relpos_jax.evaluation.statistics import student_interval
 from relpos_jax.evaluation.tables import Rows
 from relpos_jax.training.task import Evaluation
 
@@ -19,14 +19,11 @@ from relpos_jax.training.task import Evaluation
 # accuracy in percent by length, one seed, from the README of github.com/uclnlp/ctp.
 CTP = dict(zip(range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
 LONGEST_TRAINED = 4  # relations of a chain
-# Rows and distinct graphs of the published splits, with the default share of valid graphs.
-GRAPHS = dict(
-  **dict(valid=(1_544, 247), test_2=(38, 2), test_3=(107, 7), test_4=(77, 36), test_5=(185, 185)),
-  **dict(test_6=(105, 105), test_7=(155, 155), test_8=(135, 135), test_9=(124, 124)),
-  test_10=(122, 122),
-)
-# Valid rows of that length with the most frequent class in training; records hold no classes.
-GUESSED_LONGEST = 63
+# The numbers of distinct graphs in the test splits, by length.
+_DISTINCT = dict(zip(range(2, 11), (2, 7, 36, 185, 105, 155, 135, 124, 122), strict=True))
+# With the default share of valid graphs: all, and those of that length with the most frequent class
+# in training. Records hold no classes.
+_NUM_VALID, _GUESSED_LONGEST = 1_544, 63
 _accuracy = lambda graphs: 100 * graphs[:, 1].mean()
 METRIC = Metric("accuracy", _accuracy, tolerance=0.01, fixed=(0,), differs_by_seed=True)
 _GUESS, _CTP = "most frequent class in training", "CTP, published"
@@ -65,12 +62,8 @@ def evaluation(
     split: [[row.size, int(row.answer == row.target)] for row in of] for split, of in rows.items()
   }
   if source == "clutrr":
-    tests = {int(split[5:]): of["accuracy"] for split, of in scores.items() if split[:5] == "test_"}
-    curves = {
-      name: [(k, y, y, y) for k, y in sorted(of.items())]
-      for name, of in {"this model": tests, "CTP": CTP}.items()
-    }
-    picture = spread_curves([_lengths_panel(curves)], workdir / "lengths.png")
+    tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
+    picture = _draw_lengths({"this model": tests}, workdir / "lengths.png")
   else:
     counts = np.zeros((len(classes), len(classes)), int)
     for row in rows["test"]:
@@ -84,22 +77,28 @@ def evaluation(
   return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, (picture,))
 
 
-def _lengths_panel(curves) -> SpreadPanel:
+def _draw_lengths(
+  scores: Mapping[str, Mapping[int, Sequence[float]]], path: pathlib.Path
+) -> pathlib.Path:
+  """Draws accuracies by row and length, over the runs, beside those of CTP."""
+  scores = {**scores, _CTP: {k: [accuracy] for k, accuracy in CTP.items()}}
+  curves = {
+    row: [(k, min(of), statistics.fmean(of), max(of)) for k, of in by_length.items()]
+    for row, by_length in scores.items()
+  }
   mark = LONGEST_TRAINED + 0.5, "longest in training"
-  return SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)
+  return spread_curves([SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)], path)
 
 
-def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
-  """Writes a block of folder/graphs.md for each sweep, and pictures into folder/graphs."""
-  (folder / "graphs").mkdir(exist_ok=True)
-  blocks = {}
+def blocks(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> dict[str, str]:
+  """Returns the blocks of the page from the rows by sweep, and draws its pictures in `folder`."""
+  found = {}
   for sweep, rows in sweeps.items():
     first = next(iter(rows.values()))[0]
     section = _chains if first["config"]["data.source"] == "clutrr" else _folds
     parts = [*section(sweep, rows, first, folder), tables.config_table(rows)]
-    blocks[sweep] = "\n\n".join([*parts, tables.run_facts(rows, {})])
-  tables.rewrite_blocks(folder / "graphs.md", blocks)
-  return folder / "graphs.md"
+    found[sweep] = "\n\n".join([*parts, tables.run_facts(rows, {})])
+  return found
 
 
 def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
@@ -129,9 +128,9 @@ def _pair_table(title: str, rows: Rows, score: _Score) -> str:
       {run["seed"]: score(run, "accuracy") for run in rows[row]} for row in (first, second)
     )
     both = [values[seed] - others[seed] for seed in values if seed in others]
-    return tables.signed_difference(student_interval(both) if both else Interval(math.nan, None))
+    return tables.format_interval(student_interval(both), sign="+") if both else "-"
 
-  return tables.pair_table(f"{title}, row - column", [*rows], gain)
+  return tables.pair_table(title, [*rows], gain)
 
 
 def _split(*splits: str) -> _Score:
@@ -142,8 +141,7 @@ def _split(*splits: str) -> _Score:
 
 
 def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
-  tests = sorted(int(name[5:]) for name in first["scores"] if name.startswith("test_"))
-  longest, longer = LONGEST_TRAINED, [k for k in tests if k > LONGEST_TRAINED]
+  longest, longer = LONGEST_TRAINED, [k for k in CTP if k > LONGEST_TRAINED]
   column = lambda score: _column(rows, [first], score)
   columns = tables.seed_columns(rows, _mean_and_deviation) | {
     "valid": column(_split("valid")),
@@ -151,17 +149,13 @@ def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list
     f"test, {longest}": column(_split(f"test_{longest}")),
     f"test, {longer[0]} to {longer[-1]}": column(_split(*(f"test_{k}" for k in longer))),
   }
-  by_length, curves = {}, {}
-  for k in tests:
-    number, (published, different) = len(first["sentences"][f"test_{k}"]), GRAPHS[f"test_{k}"]
-    brackets = f"{number}; {different}" if number == published else f"{number}"
-    by_length[f"{k} ({brackets})"] = column(_split(f"test_{k}")) | {_CTP: f"{CTP[k]:.1f}"}
-  for row, runs in rows.items():
-    scores = {k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs] for k in tests}
-    curves[row] = [(k, min(of), statistics.fmean(of), max(of)) for k, of in scores.items()]
-  curves[_CTP] = [(k, y, y, y) for k, y in CTP.items()]
-  picture = folder / "graphs" / f"{sweep}-lengths.png"
-  spread_curves([_lengths_panel(curves)], picture)
+  by_length = {}
+  for k in CTP:
+    name = f"{k} ({len(first['sentences'][f'test_{k}'])}; {_DISTINCT[k]})"
+    by_length[name] = column(_split(f"test_{k}")) | {_CTP: f"{CTP[k]:.1f}"}
+  accuracies = lambda runs, k: [run["scores"][f"test_{k}"]["accuracy"] for run in runs]
+  scores = {row: {k: accuracies(runs, k) for k in CTP} for row, runs in rows.items()}
+  picture = _draw_lengths(scores, folder / f"{sweep}-lengths.png")
   return [
     tables.column_table(sweep, [*rows, _GUESS], columns),
     _pair_table(f"valid, {longest}", rows, _valid_longest),
@@ -174,8 +168,8 @@ def _valid_longest(run: Record, name: str) -> float:
   """Computes the score of the longest valid chains; the majority for the published graphs only."""
   right = [right for size, right in run["sentences"]["valid"] if size == LONGEST_TRAINED]
   if name == "majority":
-    is_published = len(run["sentences"]["valid"]) == GRAPHS["valid"][0]
-    return 100 * GUESSED_LONGEST / len(right) if is_published else math.nan
+    is_published = len(run["sentences"]["valid"]) == _NUM_VALID
+    return 100 * _GUESSED_LONGEST / len(right) if is_published else math.nan
   return 100 * statistics.fmean(right) if right else math.nan
 
 

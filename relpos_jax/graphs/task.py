@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -45,13 +46,10 @@ _NUMBERS = (
 )
 
 
-class Graphs:
+class Graphs(tasks.Task):
   """The `Task` of classifying graphs, or pairs of their nodes."""
 
   score = "accuracy"
-
-  def __init__(self, config: ConfigDict):
-    self.config = config
 
   def check(self, sizes: Mapping[str, int]) -> None:
     choices = tasks.model_choices(GraphEncoderConfig) | {"data.source": (*_HEADS,)}
@@ -179,9 +177,8 @@ class Graphs:
     @jax.jit
     def predict(params, batch: GraphBatch):
       logits = nnx.merge(run.graphdef, params)(batch)
-      target = jnp.maximum(batch.target, 0)[..., None]
-      nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1)[..., 0]
-      return jnp.argmax(logits, -1), nats
+      cross_entropies = optax.softmax_cross_entropy_with_integer_labels
+      return jnp.argmax(logits, -1), cross_entropies(logits, jnp.maximum(batch.target, 0))
 
     batches = self._batches(graphs, self._boundaries(graphs), run.mesh)
     params, found = tasks.own_copies(run.params), {}

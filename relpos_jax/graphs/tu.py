@@ -1,6 +1,5 @@
 """Graph data sets in TU format: molecules with bond labels, and users' own folders."""
 
-import dataclasses
 import functools
 import pathlib
 import zipfile
@@ -79,7 +78,7 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   parts["train"] = np.concatenate(folds)
   splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
   note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
-  return dataclasses.replace(data, splits=splits, notes=(*data.notes, note))
+  return data._replace(splits=splits, notes=(note,))
 
 
 class TU(tfds.core.GeneratorBasedBuilder):

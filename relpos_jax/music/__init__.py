@@ -2,5 +2,5 @@
 
 How a MIDI file becomes tokens: `midi_files.read_score` reads its notes, and a codec writes these as
 tokens, `performance` as events for any music, `voices` as four parts on a grid of 16th notes.
-`data` loads the pieces of each split; `rows` slices and transposes them for training.
+`data` loads the pieces of each split; `data.MusicRows` slices and transposes them for training.
 """

@@ -1,6 +1,5 @@
 """J. S. Bach's chorales, four voices on a grid of 16th notes, prepared by TFDS."""
 
-import functools
 import json
 import pathlib
 from collections.abc import Iterator
@@ -44,8 +43,7 @@ def load(path: str = "") -> Music:
   folder = local_path(path) if path else None
   if folder:
     upstream_content(folder, _NAME, _SHA256, _UPSTREAM)
-  make = functools.partial(JsbChorales, folder=folder)
-  builder = prepare(make, _REMEDY, url="" if folder else _URL)
+  builder = prepare(JsbChorales, _REMEDY, url="" if folder else _URL, manual_dir=folder)
   tokens = lambda item: voices.encode(item["grid"])
   return Music({split: read_split(builder, name, tokens) for split, name in SPLITS.items()})
 
@@ -54,12 +52,9 @@ class JsbChorales(tfds.core.GeneratorBasedBuilder):
   """The TFDS builder of the chorales, from a local folder or from upstream."""
 
   VERSION = tfds.core.Version("1.0.0")
+  MANUAL_DOWNLOAD_INSTRUCTIONS = f"{_NAME} of {_UPSTREAM}."
   # TFDS checks size and checksum; a wrong download is not cached.
   url_infos = {_URL: UrlInfo(size=Size(_SIZE), checksum=_SHA256, filename=_NAME)}  # noqa: RUF012
-
-  def __init__(self, *, folder: pathlib.Path | None = None, **options):
-    super().__init__(**options)
-    self._folder = folder
 
   def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
@@ -76,8 +71,9 @@ class JsbChorales(tfds.core.GeneratorBasedBuilder):
     )
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    if self._folder:
-      content = upstream_content(self._folder, _NAME, _SHA256, _UPSTREAM)
+    folder = pathlib.Path(dl_manager._manual_dir)
+    if any(folder.glob(f"{_NAME}*")):
+      content = upstream_content(folder, _NAME, _SHA256, _UPSTREAM)
     else:
       content = pathlib.Path(dl_manager.download(_URL)).read_bytes()
     pieces = json.loads(content)

@@ -1,11 +1,11 @@
 """Pieces as tokens, by split: a folder of MIDI files, and the rows a model is trained on."""
 
-import dataclasses
 import functools
 import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,8 @@ SPLITS = ("train", "valid", "test")
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
 
 
-@dataclasses.dataclass(frozen=True)
-class Music:
-  """Pieces by split: train, valid and test, as far as they exist.
-
-  A piece is its tokens, without begin and end. `notes` are lines for the log.
-  """
+class Music(NamedTuple):
+  """Pieces by split, as tokens without begin and end, and notes for the log."""
 
   splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
   notes: tuple[str, ...] = ()

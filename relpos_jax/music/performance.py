@@ -98,8 +98,6 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   A repeated note on ends the note before; a note without note off ends with the stream. A note off
   of a silent pitch and notes without length are skipped. The velocity is 64 until one is given.
 
-  Raises ValueError: a token is outside the vocabulary.
-
   >>> decode([1, 379, 63, 358, 308, 191, 2])
   [Note(start=0, end=150, pitch=60, velocity=82)]
   """
@@ -112,7 +110,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
       notes.append(Note(start, step, pitch, velocity))
 
   now, velocity = 0, _middle(_bin(64))
-  for token in strip_special(tokens, VOCAB_SIZE).tolist():
+  for token in strip_special(tokens).tolist():
     if token >= VELOCITY:
       velocity = _middle(token - VELOCITY)
     elif token >= TIME_SHIFT:

@@ -3,7 +3,6 @@
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from relpos_jax.data.tokenizer import BOS, PAD
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.evaluation.pictures import COLOURS, DPI, GREY, Axes, Figure, clean, save
 from relpos_jax.models.layers import decoding_model
-from relpos_jax.music.midi_files import Span
+from relpos_jax.music.midi_files import Codec, Span
 from relpos_jax.training.task import Run, own_copies
 from relpos_jax.typing import Array, Float, Int, PyTree
 
@@ -22,32 +21,11 @@ _VOICE_COLOURS = COLOURS[1:5]
 _MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
 
 
-class LastAttention(NamedTuple):
-  """Attention weights of the prediction after the last token.
-
-  Attributes:
-    weights: means over heads, on each token; each layer's sum to 1.
-    times: the step of each token.
-    now: the step of the prediction.
-  """
-
-  weights: Float[np.ndarray, "layers L"]
-  times: Float[np.ndarray, "L"]
-  now: float
-
-
 def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pathlib.Path:
-  """Draws a piece and what the model attends to at its end.
-
-  The first `prime` tokens have a grey background.
-  """
-  codec, times = run.vocabulary, run.vocabulary.times(piece)
+  """Draws a piece and what the model attends to at its end; see `piano_roll`."""
   tokens = jnp.asarray(np.concatenate([[BOS], piece]))[None]
   weights = last_weights(run.graphdef, own_copies(run.params), tokens)
-  # The begin token is at the first step.
-  attention = LastAttention(np.asarray(weights), np.append(0.0, times[:-1]), float(times[-1]))
-  options = dict(step=codec.step, attention=attention, prime=float(times[prime]))
-  return piano_roll(codec.spans(piece), path, **options)
+  return piano_roll(run.vocabulary, piece, np.asarray(weights), path, prime)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -71,41 +49,35 @@ def last_weights(
 
 
 def piano_roll(
-  spans: Sequence[Span],
-  path: str | pathlib.Path,
-  *,
-  step: str,
-  attention: LastAttention,
-  prime: float = 0.0,
+  codec: Codec,
+  piece: Int[np.ndarray, "L"],
+  weights: Float[np.ndarray, "layers L_and_begin"],
+  path: pathlib.Path,
+  prime: int = 0,
 ) -> pathlib.Path:
   """Draws notes as bars, in the colours of their voices, and attention; returns the path.
 
-  Below the notes, a row per layer shows its weights; darker is more. On the right are the distances
-  that hold half and nine tenths of the weight.
-
-  Args:
-    spans: the notes.
-    path: the file to write; the suffix is its format.
-    step: the unit of time, in words.
-    attention: the weights, drawn up to a broken line at their prediction.
-    prime: the step at which the generated music begins; what precedes it has a grey background.
+  Below the notes, a row per layer shows the weights of the prediction after the last token, which
+  is at the broken line; darker is more. On the right are the distances that hold half and nine
+  tenths of the weight. The first `prime` tokens have a grey background.
   """
-  heights = [3.4, 0.4 + 0.2 * len(attention.weights)]
+  spans, times = codec.spans(piece), codec.times(piece)
+  heights = [3.4, 0.4 + 0.2 * len(weights)]
   figure = Figure(figsize=(10, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
   notes, below = figure.subplots(2, sharex=True, height_ratios=heights)
   _draw_notes(notes, spans)
   # At least one step, for an empty piece.
-  end = max([1.0, attention.now, *(span.end for span in spans)])
+  end = max([1.0, times[-1], *(span.end for span in spans)])
   notes.set_xlim(0, end)
-  if prime:
-    notes.axvspan(0, prime, color="#eeeeee", zorder=0)
+  if begun := times[prime]:
+    notes.axvspan(0, begun, color="#eeeeee", zorder=0)
     for text, side in (("prime ", "right"), (" model", "left")):
       options = dict(ha=side, va="bottom", color=GREY, fontsize=9)
-      notes.text(prime, 1.01, text, transform=notes.get_xaxis_transform(), **options)
-  _draw_attention(below, attention, end)
+      notes.text(begun, 1.01, text, transform=notes.get_xaxis_transform(), **options)
+  _draw_attention(below, weights, times, end)
   for ax in (notes, below):
-    ax.axvline(attention.now, color="black", linestyle="--", linewidth=1)
-  below.set_xlabel(f"time ({step})")
+    ax.axvline(times[-1], color="black", linestyle="--", linewidth=1)
+  below.set_xlabel(f"time ({codec.step})")
   return save(figure, path)
 
 
@@ -130,20 +102,21 @@ def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
   ax.set_ylabel("pitch")
 
 
-def _draw_attention(ax: Axes, attention: LastAttention, end: float) -> None:
+def _draw_attention(ax: Axes, weights_of: np.ndarray, times: np.ndarray, end: float) -> None:
   """Draws a row per layer, the first on top, each scaled to its own maximum."""
   edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
-  layers = len(attention.weights)
-  for layer, weights in enumerate(attention.weights):
-    sums, _ = np.histogram(attention.times, edges, weights=weights)
+  layers, now = len(weights_of), times[-1]
+  at = np.append(0.0, times[:-1])  # the begin token is at the first step
+  for layer, weights in enumerate(weights_of):
+    sums, _ = np.histogram(at, edges, weights=weights)
     # Square roots make small weights visible.
     ax.pcolormesh(edges, [layer - 0.45, layer + 0.45], np.sqrt(sums)[None], cmap="Greys", vmin=0)
-    order = np.argsort(-attention.times, kind="stable")
+    order = np.argsort(-at, kind="stable")
     held = np.cumsum(weights[order])
     last = np.minimum(np.searchsorted(held, (0.5, 0.9)), len(held) - 1)
-    half, most = attention.now - attention.times[order[last]]
-    at = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY)
-    ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", **at)
+    half, most = now - at[order[last]]
+    options = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY)
+    ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", **options)
   ax.set_ylim(layers - 0.5, -0.5)
   ax.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=8)
   ax.set_ylabel("layer")

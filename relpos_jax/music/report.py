@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from relpos_jax.data.batching import Batches, bucket_boundaries, prefetch
@@ -14,7 +15,7 @@ from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged
 from relpos_jax.evaluation import tables
 from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 from relpos_jax.evaluation.records import Metric
-from relpos_jax.evaluation.statistics import Scores, compare_scores, draw_sentences
+from relpos_jax.evaluation.statistics import Scores, draw_sentences
 from relpos_jax.evaluation.tables import Rows
 from relpos_jax.typing import Array, Float, Int, PyTree
 
@@ -91,8 +92,7 @@ def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[
 
 def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Float[Array, "B L"]:
   """Computes -log P(target) of each token in float32; 0 for padding."""
-  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-  nats = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
   return jnp.where(targets != PAD, nats, 0.0)
 
 
@@ -130,18 +130,15 @@ METRIC = Metric(
 )
 
 
-def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
-  """Writes the blocks of folder/music.md, the rows by sweep, and pictures in folder/music."""
-  (folder / "music").mkdir(exist_ok=True)
-  blocks = {sweep: _sweep(sweep, rows, folder) for sweep, rows in sweeps.items()}
-  tables.rewrite_blocks(folder / "music.md", blocks)
-  return folder / "music.md"
+def blocks(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> dict[str, str]:
+  """Returns the blocks of the page from the rows by sweep, and draws its pictures in `folder`."""
+  return {sweep: _sweep(sweep, rows, folder) for sweep, rows in sweeps.items()}
 
 
 def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first = next(iter(rows.values()))[0]
   splits, config = [*first["scores"]], first["config"]
-  picture = folder / "music" / f"{sweep}-learning.png"
+  picture = folder / f"{sweep}-learning.png"
   # The fall of the loss in the first tenth of the updates would hide the rest.
   start = max(step for runs in rows.values() for run in runs for step, *_ in run["curve"]) / 10
   curves = {
@@ -158,10 +155,10 @@ def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   if config["data.source"] == "chorales":
     published = {row: str(nats) for row, nats in PUBLISHED.items()}
     columns["published (second hand), valid, a token"] = published
-  title = f"{splits[0]}, a token, row - column"
+  scores = _scores(rows, splits[0])
   parts = [
     tables.column_table(sweep, rows, columns),
-    tables.pair_table(title, [*rows], _compare(rows, splits[0])),
+    tables.comparison_table(f"{splits[0]}, a token", rows, scores, _DIGITS),
     f"![Learning curves: {sweep}](music/{picture.name})",
     tables.config_table(rows),
     tables.run_facts(rows, facts),
@@ -169,8 +166,8 @@ def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   return "\n\n".join(parts)
 
 
-def _compare(rows: Rows, split: str) -> Callable[[str, str], str]:
-  """Compares rows over the runs whose likelihood is finite; a dash if a row has none."""
+def _scores(rows: Rows, split: str) -> dict[str, Scores]:
+  """Computes the scores of the rows with finite runs, over these."""
   finite = lambda runs: [run for run in runs if np.isfinite(run["scores"][split]["nll"])]
   runs_of = {row: finite(runs) for row, runs in rows.items() if finite(runs)}
   scores = {}
@@ -179,5 +176,4 @@ def _compare(rows: Rows, split: str) -> Callable[[str, str], str]:
     draws = draw_sentences(len(pieces[0]))
     samples = np.mean([_nats_per_token(of, draws) for of in pieces], axis=0)
     scores[row] = Scores(np.array([run["scores"][split]["nll"] for run in runs]), samples)
-  compare = lambda a, b: tables.format_comparison(compare_scores(scores[a], scores[b]), _DIGITS)
-  return lambda a, b: compare(a, b) if {a, b} <= {*scores} else "-"
+  return scores

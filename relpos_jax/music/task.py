@@ -1,20 +1,21 @@
-"""The music task: data, batches, model, loss and evaluation of `config.task = "music"`."""
+"""The music task: data, batches, model, loss, evaluation and samples of music."""
 
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import Batches, Tokens
-from relpos_jax.data.tokenizer import BOS, EOS, Ragged
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged
+from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, sample
 from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.models.layers import decoding_model
 from relpos_jax.music import voices
 from relpos_jax.music.data import CODECS, Music, MusicRows, load_midi_folder
 from relpos_jax.music.midi_files import Codec
@@ -25,6 +26,7 @@ from relpos_jax.training.loss import Loss, cross_entropy, shift_right
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.training.task import Evaluation, Run, own_copies
+from relpos_jax.typing import Int, PyTree
 
 _CHOICES = {
   "data.source": ("chorales", "midi"),
@@ -37,13 +39,10 @@ _NUMBERS = (
 _TOKENS_DRAWN = 512  # of a piece in a picture
 
 
-class MusicTask:
+class MusicTask(tasks.Task):
   """The `Task` of predicting the next token of a piece."""
 
   score = "NLL"
-
-  def __init__(self, config: ConfigDict):
-    self.config = config
 
   @property
   def codec(self) -> Codec:
@@ -74,14 +73,8 @@ class MusicTask:
       )
     return music
 
-  def learn_vocabulary(self, data: Music, workdir: pathlib.Path) -> Codec:
-    return self.codec
-
   def load_vocabulary(self, workdir: pathlib.Path) -> Codec:
     return self.codec
-
-  def save_vocabulary(self, vocabulary: Codec, workdir: pathlib.Path) -> None:
-    """Writes nothing: the config names the codec."""
 
   def mock_vocabulary(self) -> Codec:
     return self.codec
@@ -127,9 +120,6 @@ class MusicTask:
     smoothing = self.config.training.label_smoothing
     return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
-  def make_report(self, run: Run, data: Music, batches: Batches):
-    return lambda params: ({}, "")
-
   def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
     """Computes the likelihood of complete pieces, and draws a piano roll of one."""
     nats_of = make_nats_of(run.graphdef, own_copies(run.params))
@@ -148,3 +138,49 @@ class MusicTask:
     picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
     text = table(found, with_published=self.config.data.source == "chorales")
     return Evaluation(text, results, scores, rows, (picture,))
+
+
+def sample_pieces(
+  graphdef: nnx.GraphDef,
+  params: PyTree,
+  primes: Sequence[Sequence[int] | np.ndarray],
+  *,
+  num_tokens: int | Sequence[int],
+  seed: int,
+  sampling: SamplingParams = UNCHANGED,
+) -> list[Int[np.ndarray, "_"]]:
+  """Returns each prime with up to `num_tokens` new tokens, fewer if the end token is drawn.
+
+  Row i depends on the seed, not on the other rows or their number. The model, a `LanguageModel`,
+  decodes all of them in one compiled program with a key-value cache.
+  """
+  limits = np.broadcast_to(num_tokens, len(primes))
+  begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
+  # Rounding lengths saves compilations: padding takes slots of the cache, but no position.
+  shape = (len(primes), _round_up(int(begun.lengths.max())))
+  tokens = _draw(
+    graphdef,
+    params,
+    begun.padded(np.arange(len(primes)), shape, PAD),
+    limits.astype(np.int32),
+    jax.random.key(seed),
+    jax.tree.map(jnp.asarray, sampling),
+    max_length=_round_up(int(limits.max())),
+  )
+  return [
+    np.concatenate([np.asarray(prime, int), row[~np.isin(row, (PAD, EOS))]])
+    for prime, row in zip(primes, np.asarray(tokens), strict=True)
+  ]
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "max_length"))
+def _draw(graphdef, params, primes, limits, key, sampling, *, max_length):
+  model = decoding_model(graphdef, params)
+  cache = model.init_cache(len(primes), primes.shape[1] + max_length)
+  options = dict(sampling=sampling, max_length=max_length, eos=EOS, pad=PAD, never=(BOS,))
+  return sample(model.decode, cache, primes, limits, key, **options)
+
+
+def _round_up(length: int) -> int:
+  """Rounds up to a power of two, at least 16."""
+  return max(16, 1 << (length - 1).bit_length())

@@ -30,6 +30,9 @@ class Task(Protocol):
   config: ConfigDict
   score: str  # the first score; its metric, if any, is named `valid_` and this in lower case
 
+  def __init__(self, config: ConfigDict):
+    self.config = config
+
   def check(self, sizes: Mapping[str, int]) -> None:
     """Raises InputError if a value is wrong for a mesh of these sizes; reads no data."""
 
@@ -38,12 +41,13 @@ class Task(Protocol):
 
   def learn_vocabulary(self, data: Any, workdir: pathlib.Path) -> Any:
     """Loads the vocabulary in the run directory, or learns one from the training split."""
+    return self.load_vocabulary(workdir)
 
   def load_vocabulary(self, workdir: pathlib.Path) -> Any:
     """Loads the vocabulary in the run directory; raises InputError if there is none."""
 
   def save_vocabulary(self, vocabulary: Any, workdir: pathlib.Path) -> None:
-    """Writes the vocabulary into the run directory, if it is not there."""
+    """Writes the vocabulary into the run directory, if it is not there and not in the config."""
 
   def mock_vocabulary(self) -> Any:
     """Returns a vocabulary of the configured size, for the shapes of a model."""
@@ -71,6 +75,7 @@ class Task(Protocol):
     self, run: "Run", data: Any, batches: Any
   ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
     """Returns a function from parameters to values by name and a text, for the valid split."""
+    return lambda params: ({}, "")
 
   def evaluate(self, run: "Run", data: Any, workdir: pathlib.Path) -> "Evaluation | None":
     """Scores the trained model. Every process takes part; the first writes and has the result."""

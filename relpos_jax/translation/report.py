@@ -38,21 +38,19 @@ _PAPER = {
 }
 
 
-def write(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> pathlib.Path:
-  """Writes the blocks of folder/report.md, the rows by sweep, and pictures in folder/report."""
-  (folder / "report").mkdir(exist_ok=True)
-  blocks = {}
+def blocks(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> dict[str, str]:
+  """Returns the blocks of the page from the rows by sweep, and draws its pictures in `folder`."""
+  found = {}
   for sweep, rows in sweeps.items():
-    blocks[sweep] = _sweep(sweep, rows, folder)
-    blocks[f"by-length-{sweep}"] = _by_length(sweep, rows, folder)
-  blocks["no-positions"] = _no_positions(sweeps)
-  tables.rewrite_blocks(folder / "report.md", {name: text for name, text in blocks.items() if text})
-  return folder / "report.md"
+    found[sweep] = _sweep(sweep, rows, folder)
+    found[f"by-length-{sweep}"] = _by_length(sweep, rows, folder)
+  found["no-positions"] = _no_positions(sweeps)
+  return {name: text for name, text in found.items() if text}
 
 
 def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first, splits = _first(rows), _splits(rows)
-  picture = folder / "report" / f"{sweep}-learning.png"
+  picture = folder / f"{sweep}-learning.png"
   curves = lambda column: {row: tables.curve_points(runs, column) for row, runs in rows.items()}
   loss = SpreadPanel("updates", "validation loss (nats per token)", curves(1))
   spread_curves([loss, SpreadPanel("updates", "validation BLEU", curves(2))], picture)
@@ -73,7 +71,7 @@ def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   }
   parts = [
     tables.column_table(sweep, rows, columns),
-    _pair_table(f"sacreBLEU of {splits[0]}", _score(rows)),
+    tables.comparison_table(f"sacreBLEU of {splits[0]}", rows, _score(rows)),
     f"![Learning curves: {sweep}](report/{picture.name})",
     tables.config_table(rows),
     tables.run_facts(rows, facts),
@@ -105,12 +103,6 @@ def _score(rows: Rows, is_in: np.ndarray | None = None, num_samples: int = 1000)
   return {row: statistics.score_seeds(of, draws) for row, of in counts.items()}
 
 
-def _pair_table(title: str, scores: Mapping[str, Scores]) -> str:
-  compare = lambda a, b: statistics.compare_scores(scores[a], scores[b])
-  cell = lambda a, b: tables.format_comparison(compare(a, b))
-  return tables.pair_table(f"{title}, row - column", [*scores], cell)
-
-
 def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   """Returns the tables of BLEU by length, "" if no sentence is longer than those trained on.
 
@@ -132,11 +124,11 @@ def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
     f"above {trained} ({is_long.sum():,})": cells(long),
     "change": cells(change),
   }
-  picture = folder / "report" / f"{sweep}-length.png"
+  picture = folder / f"{sweep}-length.png"
   parts = [
     tables.column_table(f"{sweep}: tokens (sentences)", rows, columns),
-    _pair_table(f"above {trained}", long),
-    _pair_table("change", change),
+    tables.comparison_table(f"above {trained}", rows, long),
+    tables.comparison_table("change", rows, change),
     _bands(rows, lengths, trained, picture),
     f"![BLEU by length: {sweep}](report/{picture.name})",
   ]
@@ -166,4 +158,4 @@ def _no_positions(sweeps: Mapping[str, Rows]) -> str:
   data = [_sentences(runs[0], ["test"])[:, METRIC.fixed] for runs in pair.values()]
   if len(pair) < 2 or not np.array_equal(*data):
     return ""
-  return _pair_table("sacreBLEU of test", _score(pair))
+  return tables.comparison_table("sacreBLEU of test", pair, _score(pair))

@@ -62,13 +62,10 @@ _NUMBERS = (
 )
 
 
-class Translation:
+class Translation(tasks.Task):
   """The `Task` of translation."""
 
   score = "BLEU"
-
-  def __init__(self, config: ConfigDict):
-    self.config = config
 
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, _NUMBERS)

@@ -1,5 +1,7 @@
 """Sampling: cached as uncached, greedy at the limits, and as often as the model says."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +11,17 @@ from compiling import quickly, randomly
 from flax import nnx
 
 from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.decoding.sampling import SamplingParams, filter_logits, prefill, sample
+from relpos_jax.decoding.sampling import (
+  SamplingParams,
+  check_sampling,
+  filter_logits,
+  prefill,
+  sample,
+)
 from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.models.layers import decoding_model
-from relpos_jax.music.sampler import Sampler
+from relpos_jax.music import task as music
 
 VOCABULARY, CONTEXT = 11, 16
 PRIMES = [[5, 9, 4], [], [6, 6, 7, 8, 9, 10, 3]]
@@ -32,7 +40,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def sampler(model):
-  return Sampler(*model, context=CONTEXT)
+  return functools.partial(music.sample_pieces, *model)
 
 
 @pytest.fixture(scope="module")
@@ -158,22 +166,12 @@ def test_top_p_is_of_what_top_k_and_the_temperature_leave():
 
 def test_other_choices_lengths_and_seeds_compile_nothing_new(sampler):
   sampler(PRIMES, num_tokens=9, seed=0)
-  size = sampler._draw._cache_size()
+  size = music._draw._cache_size()
   sampler([[3] * 12, [4], []], num_tokens=[3, 15, 2], seed=1, sampling=SamplingParams(0.5, 3, 0.9))
-  assert sampler._draw._cache_size() == size
-
-
-def test_the_context_holds_begin_prime_and_all_but_the_last_token(sampler):
-  sampler([[5] * 9, [], []], num_tokens=7, seed=0)
-  for prime, num_tokens, message in (
-    ([5] * 9, 8, "the prime has 9 tokens and 8 are to follow, the context is 16 .*a shorter prime"),
-    ([], 0, "0 tokens wanted"),
-  ):
-    with pytest.raises(InputError, match=message):
-      sampler([prime], num_tokens=num_tokens, seed=0)
+  assert music._draw._cache_size() == size
 
 
 @pytest.mark.parametrize("name, value", [("temperature", -1.0), ("top_k", -1), ("top_p", 1.5)])
-def test_choices_out_of_range_are_named(sampler, name, value):
+def test_choices_out_of_range_are_named(name, value):
   with pytest.raises(InputError, match=f"{name} is {value}: give"):
-    sampler([[]], num_tokens=1, seed=0, sampling=SamplingParams(**{name: value}))
+    check_sampling(SamplingParams(**{name: value}))

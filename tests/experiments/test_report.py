@@ -208,8 +208,8 @@ class TestGraphs:
       assert cells["valid, 4"] == deviation(of_row(records, row, longest))
       assert cells["test, 5 to 10"] == deviation(of_row(records, row, longer))
       six = of_row(records, row, lambda r: r["scores"]["test_6"]["accuracy"])
-      assert tables["test, relations (graphs)"][row]["6 (26)"] == deviation(six)
-    assert tables["test, relations (graphs)"]["CTP, published"]["6 (26)"] == f"{CTP[6]:.1f}"
+      assert tables["test, relations (graphs)"][row]["6 (26; 105)"] == deviation(six)
+    assert tables["test, relations (graphs)"]["CTP, published"]["6 (26; 105)"] == f"{CTP[6]:.1f}"
     guess = tables["graph-clutrr"]["most frequent class in training"]
     assert (guess["valid"], guess["valid, 4"]) == ("7.0", "-")
     gains = np.subtract(*(of_row(records, row, longest) for row in ("keys", "none")))

@@ -10,12 +10,10 @@ from matplotlib.text import Text
 
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.music import piano_roll as module
-from relpos_jax.music.midi_files import Span
-from relpos_jax.music.piano_roll import LastAttention, last_weights, piano_roll
+from relpos_jax.music import voices
+from relpos_jax.music.piano_roll import last_weights, piano_roll
 
-SPANS = [Span(0, 4, 67, 0), Span(4, 8, 65, 0), Span(0, 8, 48, 3)]
-WEIGHTS = np.array([[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]])
-ATTENTION = LastAttention(WEIGHTS, np.array([0.0, 2.0, 4.0, 6.0]), 8.0)
+PIECE = voices.encode(np.array([[67, -1, -1, 48]] * 4 + [[65, -1, -1, 48]] * 4))
 TOKENS = np.array([[1, 5, 7, 3, 5, 8]])
 
 
@@ -26,7 +24,7 @@ def draw(tmp_path, monkeypatch):
   monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure) or path)
 
   def draw(*args, **options):
-    piano_roll(*args, tmp_path / "a.png", step="16th notes", **options)
+    piano_roll(voices.CODEC, *args, tmp_path / "a.png", **options)
     figures[-1].draw_without_rendering()
     return figures[-1].axes, {text.get_text().strip() for text in figures[-1].findobj(Text)}
 
@@ -34,10 +32,12 @@ def draw(tmp_path, monkeypatch):
 
 
 def test_notes_are_bars_and_weights_a_row_for_each_layer(draw):
-  (ax, below), texts = draw(SPANS, prime=4.0, attention=ATTENTION)
+  weights = np.zeros((2, 33))
+  weights[[0, 0, 1], [0, 9, 25]] = 0.5, 0.5, 1.0  # the begin, and tokens at steps 2 and 6
+  (ax, below), texts = draw(PIECE, weights, prime=16)
   (bars,) = ax.containers
   boxes = {(x.get_x(), x.get_width(), x.get_y() + x.get_height() / 2) for x in bars}
-  assert boxes == {(span.start, span.end - span.start, span.pitch) for span in SPANS}
+  assert boxes == {(0, 4, 67), (4, 4, 65), (0, 8, 48)}
   colours = [bar.get_facecolor() for bar in bars]
   assert colours[0] == colours[1] != colours[2]
   rows = [mesh.get_array().ravel() for mesh in below.collections]
@@ -49,7 +49,7 @@ def test_notes_are_bars_and_weights_a_row_for_each_layer(draw):
 
 
 def test_an_empty_piece_is_drawn(draw):
-  axes, texts = draw([], attention=LastAttention(np.ones((2, 1)), np.zeros(1), 0.0))
+  axes, texts = draw(np.empty(0, int), np.ones((2, 1)))
   assert [ax.get_xlim() for ax in axes] == [(0, 1)] * 2 and "0 / 0" in texts
 
 

@@ -73,12 +73,6 @@ def test_of_two_notes_in_one_voice_the_one_begun_last_sounds():
   np.testing.assert_array_equal(grid[:, 1], [64, 65])
 
 
-@pytest.mark.parametrize("pitch", [-2, 128])
-def test_other_pitches_are_refused(pitch):
-  with pytest.raises(ValueError, match=f"pitches go from .*{pitch}.*; want -1 to 127"):
-    voices.encode(np.array([[60, 60, 60, pitch]]))
-
-
 def test_a_file_of_three_voices_is_refused(tmp_path):
   score = Score([Part("", [Note(0, 9, 60, 64)])] * 3, 480, [(0, 0.5)])
   write_score(score, tmp_path / "trio.mid")
