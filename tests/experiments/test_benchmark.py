@@ -269,9 +269,8 @@ def test_memory_is_that_of_each_compiled_program(call, monkeypatch, tmp_path):
 
 
 def test_growth_is_fitted_to_the_long_lengths():
-  rows = [dict(length=length) for length in (512, 2048, 4096, 8192)]
-  assert memory._growth(rows, [7, 1, 10, 100]) == "x 10.00"
-  assert memory._growth(rows[:2], [7, 1]) == "-"
+  assert memory._growth([512, 2048, 4096, 8192], [7, 1, 10, 100]) == "x 10.00"
+  assert memory._growth([512, 2048], [7, 1]) == "-"
 
 
 # Pages -------------------------------------------------------------------------------------------
