@@ -81,15 +81,10 @@ def _power_of_2(size: int) -> int:
   return max(_MIN_TILE, 1 << (size - 1).bit_length())
 
 
-def _has_traced_scale(inputs: Inputs) -> bool:
-  """Returns whether the scale is no static number; the queries are then multiplied by it."""
-  return isinstance(inputs.scale, jax.core.Tracer)
-
-
 def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> GpuPlan:
   left, right = (FAR, FAR) if inputs.window is None else inputs.window
-  return GpuPlan(
-    scale=1.0 if _has_traced_scale(inputs) else float(inputs.scale),
+  return GpuPlan(  # queries are multiplied by a traced scale before the kernels
+    scale=1.0 if isinstance(inputs.scale, jax.core.Tracer) else float(inputs.scale),
     first=FAR if band is None else band.first,
     num_diagonals=0 if band is None else band.num_diagonals,
     lowest=-min(left, FAR),
@@ -108,7 +103,7 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
   query, key, value = (
     _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
   )
-  if _has_traced_scale(inputs):
+  if isinstance(inputs.scale, jax.core.Tracer):
     query *= jnp.asarray(inputs.scale, query.dtype)
   floats = dict(query=_padded(query, 1, block_T))
   floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
