@@ -136,13 +136,13 @@ def _names(flag: str, text: str, known: Collection[str]) -> list[str]:
 # Contestants --------------------------------------------------------------------------------------
 
 
-def _compiled(attention, *, backend: str | None = None) -> Callable[[Case], Program]:
-  """Returns the `prepare` of attention(case, query, key, value, relations)."""
+def _compiled(attention, backend: str | None = None, **options: Any) -> Callable[[Case], Program]:
+  """Returns the `prepare` of attention(case, query, key, value, relations, **options)."""
 
   def prepare(case: Case) -> Program:
     if backend not in (None, jax.default_backend()):
       raise NotImplementedError(f"it needs a {backend.upper()}")
-    function = functools.partial(attention, case)
+    function = functools.partial(attention, case, **options)
     if case.backward:
       function = timing.with_gradients(function)
     shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
@@ -162,11 +162,10 @@ def arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(name, case, query, key, value, relations, *, has_relations=True):
+def _ours(case, query, key, value, relations, *, implementation, has_relations=True):
+  options = dict(is_causal=case.is_causal, implementation=implementation)
   relations = relations if has_relations else None
-  return dot_product_attention(
-    query, key, value, relations=relations, is_causal=case.is_causal, implementation=name
-  )
+  return dot_product_attention(query, key, value, relations=relations, **options)
 
 
 def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
@@ -271,13 +270,10 @@ def _flex_attention(device: str):
   return flex_attention, functools.lru_cache(mask)
 
 
-_in_cudnn = lambda attention: _compiled(
-  functools.partial(attention, implementation="cudnn"), backend="gpu"
-)
 PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
-  cudnn=Contestant("none", _in_cudnn(_jax_nn)),
-  cudnn_dense_bias=Contestant("keys", _in_cudnn(_dense_bias)),
+  cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
+  cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
   torch_sdpa=Contestant("none", _in_torch(_sdpa, num_scores=1)),
   flex_attention=Contestant("keys", _in_torch(_flex, num_scores=8)),
 )
@@ -288,11 +284,10 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
   stock = Contestant("none", _compiled(_jax_nn))
   found = {STOCK: stock, AGAIN: stock}
   for name in implementations:
-    ours, device = functools.partial(_ours, name), IMPLEMENTATIONS[name].device
-    found[name] = Contestant("keys and values", _compiled(ours, backend=device))
+    ours = functools.partial(_compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name)
+    found[name] = Contestant("keys and values", ours())
     if name in BLOCKWISE:
-      bare = functools.partial(ours, has_relations=False)
-      found[f"{name} (no relations)"] = Contestant("none", _compiled(bare, backend=device))
+      found[f"{name} (no relations)"] = Contestant("none", ours(has_relations=False))
   return found | {name: PEERS[name] for name in peers}
 
 
@@ -328,10 +323,9 @@ def prepare(
 def time_pairs(
   functions: Mapping[str, Callable[[], Any]], pairs: Sequence[tuple[str, str]], repetitions: int
 ) -> list[dict[str, Any]]:
-  """Times pairs of functions, one pair after the other, again and again.
+  """Returns the seconds of both functions of each pair in every repetition.
 
-  A machine's speed drifts, so only neighbours in time are compared. The second of a pair runs first
-  in every other repetition. Returns the seconds of both in every repetition.
+  A machine's speed drifts, so only neighbours in time are compared; they take turns to be first.
   """
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
   for repetition in range(repetitions):
@@ -368,12 +362,11 @@ def write_page(out: pathlib.Path) -> None:
 
 def _block(results: Record, picture: str) -> str:
   settings, cases, memory = results["settings"], results["cases"], results["memory"]
-  repetitions = {len(pair["seconds"]) for case in cases for pair in case["pairs"]} or {0}
   parts = [
     timing.provenance(results, ("jax", "jaxlib", "torch")),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
-    f"repetitions: {' to '.join(map(str, sorted(repetitions)))}.",
+    f"repetitions: {settings['repetitions']}.",
     f"![Time and memory over length]({picture})",
   ]
   for title, some, cells in (

@@ -46,12 +46,7 @@ def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a function of a cotangent and the arguments that returns the result and the gradients.
-
-  >>> result, gradients = with_gradients(lambda x: x**2)(1.0, 3.0)
-  >>> float(result), float(gradients[0])
-  (9.0, 6.0)
-  """
+  """Returns a function of a cotangent and the arguments, of the result and all gradients."""
 
   def both(cotangent, *arguments):
     result, pull_back = jax.vjp(function, *arguments)

@@ -19,7 +19,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -104,9 +104,7 @@ def plan_of(length: int, is_causal: bool, has_relations: bool) -> TpuPlan:
   return pallas_tpu.plan_of(inputs, interpret=False)[0]
 
 
-def _inputs(
-  length: int, is_causal: bool, has_relations: bool
-) -> tuple[Callable[..., Inputs], *tuple[jax.ShapeDtypeStruct, ...]]:
+def _inputs(length: int, is_causal: bool, has_relations: bool) -> tuple:
   """Returns a function from query, key, value and tables to a call's inputs, and their shapes."""
   tokens = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
   table = jax.ShapeDtypeStruct((2 * 16 + 1, 64), jnp.float32)

@@ -173,12 +173,7 @@ def _is_written(plan: GpuPlan, operands: Arrays, band: Array) -> Bool[Array, "#B
 
 
 def _call(
-  kernel: Callable,
-  plan: GpuPlan,
-  blocked: str,
-  blocks: tuple[int, int, int],
-  operands: Arrays,
-  results: Arrays,
+  kernel: Callable, plan: GpuPlan, blocked: str, blocks: tuple, operands: Arrays, results: Arrays
 ) -> Arrays:
   """Runs a kernel for every block of one axis of every head; it reads all of the other axes."""
   query, key = operands["query"], operands["key"]
