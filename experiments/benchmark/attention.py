@@ -15,11 +15,11 @@ time, a picture, and block NAME of OUT/attention.md.
 """
 
 import functools
-import importlib.metadata
-import importlib.util
+import json
 import os
 import pathlib
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
-from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.training.workdir import environment
+from relpos_jax.evaluation.tables import column_table, markdown_table, rewrite_blocks
+from relpos_jax.training.workdir import environment, write_whole
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
@@ -76,13 +76,10 @@ class Case(NamedTuple):
 
 
 class Contestant(NamedTuple):
-  """An attention function: its relations ("keys and values", "keys" or "none"), and its `prepare`.
+  """An attention function, and the relations that it computes."""
 
-  prepare(case) makes a case ready to run, or raises a RuntimeError with the reason.
-  """
-
-  relations: str
-  prepare: Callable[[Case], Program]
+  relations: str  # "keys and values", "keys" or "none"
+  prepare: Callable[[Case], Program]  # or raises RuntimeError with the reason why it cannot run
 
 
 def main(**values: Any) -> None:
@@ -91,23 +88,20 @@ def main(**values: Any) -> None:
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
   cases = _cases(values)
-  entrants = _entrants(
-    _names("implementations", values["implementations"], IMPLEMENTATIONS),
-    _names("peers", values["peers"], PEERS),
-  )
+  implementations = _names("implementations", values["implementations"], IMPLEMENTATIONS)
+  entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))
+  compiled = {name: entrants[name] for name in entrants if name not in _NOT_COMPILED}
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
-  results = dict(environment=environment(), settings=values, cases=[], memory=[])
-  has_torch = importlib.util.find_spec("torch")
-  version = importlib.metadata.version("torch") if has_torch else None
-  results["environment"]["packages"]["torch"] = version
+  results = dict(environment=environment("torch"), settings=values, cases=[], memory=[])
   results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
   for part, case in cases:
-    timing.report(f"{part}: T = {case.length:,}, {_kind(case._asdict())}")
-    rows, functions = prepare(case, entrants, runs=part == "cases")
+    print(f"{part}: T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
+    runs = part == "cases"
+    rows, functions = prepare(case, entrants if runs else compiled, runs)
     pairs = time_pairs(functions, pairs_of(list(functions)), values["repetitions"])
     results[part].append(case._asdict() | dict(contestants=rows, pairs=pairs))
-    timing.write_results(folder / f"{values['name'] or device}.json", results)
+    write_whole(folder / f"{values['name'] or device}.json", json.dumps(results) + "\n")
   write_page(folder.parent)
 
 
@@ -142,16 +136,16 @@ def _names(flag: str, text: str, known: Collection[str]) -> list[str]:
 # Contestants --------------------------------------------------------------------------------------
 
 
-def _compiled(attention, *, backend: str | None = None) -> Callable[[Case], Program]:
-  """Returns the `prepare` of attention(case, query, key, value, relations)."""
+def _compiled(attention, backend: str | None = None, **options: Any) -> Callable[[Case], Program]:
+  """Returns the `prepare` of attention(case, query, key, value, relations, **options)."""
 
   def prepare(case: Case) -> Program:
     if backend not in (None, jax.default_backend()):
       raise NotImplementedError(f"it needs a {backend.upper()}")
-    function = functools.partial(attention, case)
-    shapes = jax.eval_shape(lambda: _random_arguments(case))
+    function = functools.partial(attention, case, **options)
     if case.backward:
       function = timing.with_gradients(function)
+    shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
     program = timing.compile_program(function, *shapes)
     return program._replace(run=lambda: program.run(*arguments(case)))
 
@@ -161,10 +155,6 @@ def _compiled(attention, *, backend: str | None = None) -> Callable[[Case], Prog
 @functools.lru_cache(maxsize=1)
 def arguments(case: Case) -> tuple:
   """Returns random query, key, value and relations, after a cotangent if there is a backward."""
-  return jax.block_until_ready(_random_arguments(case))
-
-
-def _random_arguments(case: Case) -> tuple:
   keys = jax.random.split(jax.random.key(0), 6)
   shape = case.batch, case.length, case.heads, case.width
   tokens = [jax.random.normal(key, shape, case.dtype) for key in keys[: 3 + case.backward]]
@@ -172,11 +162,10 @@ def _random_arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(name, case, query, key, value, relations, *, has_relations=True):
+def _ours(case, query, key, value, relations, *, implementation, has_relations=True):
+  options = dict(is_causal=case.is_causal, implementation=implementation)
   relations = relations if has_relations else None
-  return dot_product_attention(
-    query, key, value, relations=relations, is_causal=case.is_causal, implementation=name
-  )
+  return dot_product_attention(query, key, value, relations=relations, **options)
 
 
 def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
@@ -193,13 +182,26 @@ def _dense_bias(case, query, key, value, relations, *, implementation=None):
 
 
 def _in_torch(attention, num_scores: int) -> Callable[[Case], Program]:
-  """Returns the `prepare` of attention(torch, case, query, key, value, table).
+  """Returns the `prepare` of attention(case, query, key, value, table).
 
   On a CPU it holds `num_scores` arrays [B, N, T, S] at once.
   """
 
   def prepare(case: Case) -> Program:
-    torch, device = _torch()
+    # Threads that wait by spinning slow the next JAX call down two to four times.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+      import torch
+    except ImportError as error:
+      remedy = "PyTorch is not installed: pip install 'relpos_jax[benchmark]'"
+      raise NotImplementedError(remedy) from error
+
+    if hasattr(os, "sched_getaffinity"):
+      torch.set_num_threads(len(os.sched_getaffinity(0)))
+    backend = jax.default_backend()
+    if backend != "cpu" and not (backend == "gpu" and torch.cuda.is_available()):
+      raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no {backend.upper()}")
+    device = "cpu" if backend == "cpu" else "cuda"
     *tokens, relations = arguments(case)
     arrays = [array.swapaxes(1, 2) for array in tokens] + [relations.key]  # [B, N, T, H]
     to_torch = lambda x: torch.tensor(np.asarray(x, "f4")).to(device, getattr(torch, case.dtype))
@@ -207,7 +209,7 @@ def _in_torch(attention, num_scores: int) -> Callable[[Case], Program]:
     inputs = [tensor.requires_grad_(case.backward) for tensor in inputs]
 
     def run():
-      result = attention(torch, case, *inputs)
+      result = attention(case, *inputs)
       if case.backward:
         gradients = torch.autograd.grad(result, inputs, cotangent, allow_unused=True)
         result = [gradient for gradient in gradients if gradient is not None]
@@ -226,56 +228,33 @@ def _in_torch(attention, num_scores: int) -> Callable[[Case], Program]:
   return prepare
 
 
-def _torch() -> tuple[Any, str]:
-  """Returns PyTorch, which computes on as many threads as there are cores, and its device."""
-  # Threads that wait by spinning slow the next JAX call down two to four times.
-  os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-  try:
-    import torch
-  except ImportError as error:
-    remedy = "PyTorch is not installed: pip install 'relpos_jax[benchmark]'"
-    raise NotImplementedError(remedy) from error
+def _sdpa(case, query, key, value, table):
+  from torch.nn.functional import scaled_dot_product_attention
 
-  if hasattr(os, "sched_getaffinity"):
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-  backend = jax.default_backend()
-  if backend == "gpu" and not torch.cuda.is_available():
-    raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no GPU")
-  if backend not in ("cpu", "gpu"):
-    raise NotImplementedError(f"PyTorch does not run on {backend}")
-  return torch, "cpu" if backend == "cpu" else "cuda"
+  return scaled_dot_product_attention(query, key, value, is_causal=case.is_causal)
 
 
-def _sdpa(torch, case, query, key, value, table):
-  attention = torch.nn.functional.scaled_dot_product_attention
-  return attention(query, key, value, is_causal=case.is_causal)
-
-
-def _flex(torch, case, query, key, value, table):
+def _flex(case, query, key, value, table):
   """Computes attention with the key term, looked up by distance in a buffer [B, N, T, 2 k + 1]."""
+  import torch
+
   k = case.max_distance
   buffer = torch.einsum("bnth,rh->bntr", query * case.width**-0.5, table)
 
   def add_relative_term(score, b, n, i, j):
     return score + buffer[b, n, i, torch.clamp(j - i, -k, k) + k]
 
-  flex_attention, create_block_mask = _flex_attention(query.device.type)
-  mask = None
-  if case.is_causal:
-    mask = create_block_mask(_sees, None, None, *[case.length] * 2, device=query.device.type)
+  flex_attention, causal_mask = _flex_attention(query.device.type)
+  mask = causal_mask(case.length) if case.is_causal else None
   with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
     warnings.filterwarnings("ignore", ".* attribute of a Tensor that is not a leaf")  # `buffer`'s
     return flex_attention(query, key, value, score_mod=add_relative_term, block_mask=mask)
 
 
-def _sees(b, n, i, j):  # not a lambda: masks are cached by their function
-  return j <= i
-
-
 @functools.lru_cache
 def _flex_attention(device: str):
-  """Returns FlexAttention, on GPUs compiled for each case, and its function for masks.
+  """Returns FlexAttention, on GPUs compiled for each case, and a causal mask by length.
 
   After 8 shapes PyTorch would run the others uncompiled, all scores in memory, and their times
   would pass for the kernel's. Hence a higher limit, and `fullgraph`, which makes that an error.
@@ -286,16 +265,15 @@ def _flex_attention(device: str):
   torch._dynamo.config.recompile_limit = 256
   if device != "cpu":
     flex_attention = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-  return flex_attention, functools.lru_cache(create_block_mask)
+  sees = lambda b, n, i, j: j <= i
+  mask = lambda length: create_block_mask(sees, None, None, length, length, device=device)
+  return flex_attention, functools.lru_cache(mask)
 
 
-_in_cudnn = lambda attention: _compiled(
-  functools.partial(attention, implementation="cudnn"), backend="gpu"
-)
 PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
-  cudnn=Contestant("none", _in_cudnn(_jax_nn)),
-  cudnn_dense_bias=Contestant("keys", _in_cudnn(_dense_bias)),
+  cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
+  cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
   torch_sdpa=Contestant("none", _in_torch(_sdpa, num_scores=1)),
   flex_attention=Contestant("keys", _in_torch(_flex, num_scores=8)),
 )
@@ -306,11 +284,10 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
   stock = Contestant("none", _compiled(_jax_nn))
   found = {STOCK: stock, AGAIN: stock}
   for name in implementations:
-    ours, device = functools.partial(_ours, name), IMPLEMENTATIONS[name].device
-    found[name] = Contestant("keys and values", _compiled(ours, backend=device))
+    ours = functools.partial(_compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name)
+    found[name] = Contestant("keys and values", ours())
     if name in BLOCKWISE:
-      bare = functools.partial(ours, has_relations=False)
-      found[f"{name} (no relations)"] = Contestant("none", _compiled(bare, backend=device))
+      found[f"{name} (no relations)"] = Contestant("none", ours(has_relations=False))
   return found | {name: PEERS[name] for name in peers}
 
 
@@ -326,8 +303,6 @@ def prepare(
   """
   rows, functions = {}, {}
   for name, entrant in entrants.items():
-    if not runs and name in _NOT_COMPILED:
-      continue
     row = rows[name] = dict(temporary_bytes=None, refused=None)
     try:
       program = entrant.prepare(case)
@@ -348,10 +323,9 @@ def prepare(
 def time_pairs(
   functions: Mapping[str, Callable[[], Any]], pairs: Sequence[tuple[str, str]], repetitions: int
 ) -> list[dict[str, Any]]:
-  """Times pairs of functions, one pair after the other, again and again.
+  """Returns the seconds of both functions of each pair in every repetition.
 
-  A machine's speed drifts, so only neighbours in time are compared. The second of a pair runs first
-  in every other repetition. Returns the seconds of both in every repetition.
+  A machine's speed drifts, so only neighbours in time are compared; they take turns to be first.
   """
   timed = [dict(name=a, against=b, seconds=[], against_seconds=[]) for a, b in pairs]
   for repetition in range(repetitions):
@@ -366,8 +340,8 @@ def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   for name in BLOCKWISE:
-    others = (f"{name} (no relations)", "per_position", "flex_attention") if name in names else ()
-    pairs += [(name, other) for other in others if other in names]
+    others = f"{name} (no relations)", "per_position", "flex_attention"
+    pairs += [(name, other) for other in others if {name, other} <= {*names}]
   return pairs
 
 
@@ -388,12 +362,11 @@ def write_page(out: pathlib.Path) -> None:
 
 def _block(results: Record, picture: str) -> str:
   settings, cases, memory = results["settings"], results["cases"], results["memory"]
-  repetitions = {len(pair["seconds"]) for case in cases for pair in case["pairs"]} or {0}
   parts = [
     timing.provenance(results, ("jax", "jaxlib", "torch")),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
     f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
-    f"repetitions: {' to '.join(map(str, sorted(repetitions)))}.",
+    f"repetitions: {settings['repetitions']}.",
     f"![Time and memory over length]({picture})",
   ]
   for title, some, cells in (
@@ -404,8 +377,7 @@ def _block(results: Record, picture: str) -> str:
     for kind in dict.fromkeys(map(_kind, some)):
       columns = {f"T = {case['length']:,}": cells(case) for case in some if _kind(case) == kind}
       names = dict.fromkeys(name for of in columns.values() for name in of)
-      rows = [[name, *(of.get(name, "-") for of in columns.values())] for name in names]
-      parts += [f"### {title}, {kind}", markdown_table(["", *columns], rows)]
+      parts += [f"### {title}, {kind}", column_table("", names, columns)]
   rows = []
   for name, of in results["contestants"].items():
     reasons = (case["contestants"].get(name, {}).get("refused") for case in [*cases, *memory])
@@ -419,7 +391,7 @@ def _times(case: Record) -> dict[str, str]:
   """Returns jax.nn's median time, and the median and quartiles of each pair's ratio."""
   cells = {name: f"{x:,.1f} ms" for name, x in _milliseconds(case).items() if name == STOCK}
   for pair in case["pairs"]:
-    low, median, high = timing.quartiles(np.divide(pair["seconds"], pair["against_seconds"]))
+    low, median, high = _ratios(pair)
     other = "" if pair["against"] == STOCK else f" / {pair['against']}"
     cells[pair["name"] + other] = f"{median:.2f} ({low:.2f} to {high:.2f})"
   return cells
@@ -441,8 +413,11 @@ def _milliseconds(case: Record) -> dict[str, float]:
   if not (pairs := [pair for pair in case["pairs"] if pair["against"] == STOCK]):
     return {}
   stock = 1e3 * float(np.median([pair["against_seconds"] for pair in pairs]))
-  ratio = lambda pair: float(np.median(np.divide(pair["seconds"], pair["against_seconds"])))
-  return {STOCK: stock} | {pair["name"]: stock * ratio(pair) for pair in pairs}
+  return {STOCK: stock} | {pair["name"]: stock * _ratios(pair)[1] for pair in pairs}
+
+
+def _ratios(pair: Record) -> list[float]:
+  return timing.quartiles(np.divide(pair["seconds"], pair["against_seconds"]))
 
 
 def _mebibytes(case: Record) -> dict[str, float]:

@@ -10,9 +10,12 @@ forward alone and with gradients. Memory is the compiler's, beyond arguments and
 Writes OUT/music/memory.json, a picture, and the block `memory` of OUT/music.md.
 """
 
+import collections
 import functools
 import itertools
+import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,13 +25,14 @@ import numpy as np
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.benchmark.timing import Record, parse_lengths
 from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
+from relpos_jax.training.workdir import environment, write_whole
 
 FORMS = {"per_position": "gathered", "skew": "skewed", "chunked": "by blocks"}
 _PASSES = {False: "forward", True: "forward and backward"}
+_BARE = " (no relations)"
 _FITTED_FROM = 2048
 HEADS, WIDTH = 8, 64
 
@@ -40,11 +44,11 @@ FLAGS = dict(
 
 def main(lengths: str, out: str) -> None:
   """Compiles all layers and rewrites the block of the page."""
-  numbers = parse_lengths("lengths", lengths)
+  numbers = timing.parse_lengths("lengths", lengths)
   folder = command.make_folder(pathlib.Path(out, "music"), "out")
-  rows = [measure(length) for length in numbers]
-  settings = dict(heads=HEADS, width=WIDTH)
-  timing.write_results(folder / "memory.json", dict(settings=settings, rows=rows))
+  results = dict(environment=environment(), settings=dict(heads=HEADS, width=WIDTH))
+  results["rows"] = [measure(length) for length in numbers]
+  write_whole(folder / "memory.json", json.dumps(results) + "\n")
   write_page(folder.parent)
 
 
@@ -54,7 +58,7 @@ def measure(length: int) -> dict[str, Any]:
   table = jax.ShapeDtypeStruct((2 * (length // 2) + 1, HEADS, WIDTH), jnp.float32)
   programs = []
   for name, relations, backward in itertools.product(FORMS, (True, False), (False, True)):
-    timing.report(f"compiling L = {length:,}: {name}, {_PASSES[backward]}")
+    print(f"compiling L = {length:,}: {name}, {_PASSES[backward]}", file=sys.stderr)
     kind = dict(implementation=name, relations=relations, backward=backward)
     arguments = [tokens] * 3 + [table] * relations
     function = functools.partial(_attention, name)
@@ -79,13 +83,9 @@ def _attention(name, query, key, value, table=None):
 
 def write_page(out: pathlib.Path) -> None:
   """Draws out/music/memory.png and rewrites the block `memory` of out/music.md from memory.json."""
-  if results := timing.read_results(out / "music").get("memory"):
-    peers = [f"{form} (no relations)" for form in FORMS.values()]
-    cost_curves([_panels(results["rows"])], peers, out / "music/memory.png")
-    rewrite_blocks(out / "music.md", dict(memory=_block(results)))
-
-
-def _block(results: Record) -> str:
+  if not (file := out / "music/memory.json").exists():
+    return
+  results = json.loads(file.read_text())
   rows, (heads, width) = results["rows"], (results["settings"][x] for x in ("heads", "width"))
   parts = [
     timing.provenance(results),
@@ -97,44 +97,36 @@ def _block(results: Record) -> str:
       [[f"{row['length']:,}", *map(size, row["counts"].values())] for row in rows],
     ),
   ]
-  header = ["", *(f"L = {row['length']:,}" for row in rows)]
+  lengths, panels = [row["length"] for row in rows], []
+  header = ["", *(f"L = {length:,}" for length in lengths)]
+  header.append(f"doubling L, from {_FITTED_FROM:,} on")
   for backward, passes in _PASSES.items():
+    sizes = collections.defaultdict(list)
+    for program in itertools.chain.from_iterable(row["programs"] for row in rows):
+      if program["backward"] == backward:
+        name = FORMS[program["implementation"]] + _BARE * (not program["relations"])
+        sizes[name].append(program["temporary_bytes"])
     cells = []
-    for name, form in FORMS.items():
-      have, lack = ([_bytes(row, name, has, backward) for row in rows] for has in (True, False))
-      added = [with_ - without for with_, without in zip(have, lack, strict=True)]
-      cells.append([form, *map(size, have), _growth(rows, have)])
-      cells.append([f"{form} (no relations)", *map(size, lack), _growth(rows, lack)])
+    for form in FORMS.values():
+      for name in (form, form + _BARE):
+        cells.append([name, *map(size, sizes[name]), _growth(lengths, sizes[name])])
+      added = np.subtract(sizes[form], sizes[form + _BARE])
       cells.append([f"{form}: difference", *map(size, added), ""])
-    title = f"### Temporary memory, {passes}"
-    parts += [title, markdown_table([*header, f"doubling L, from {_FITTED_FROM:,} on"], cells)]
-  return "\n\n".join(part.strip() for part in parts)
-
-
-def _growth(rows: Sequence[Record], sizes: Sequence[int]) -> str:
-  """Returns the factor by which memory grows when L doubles, by least squares of logarithms."""
-  points = [(row["length"], x) for row, x in zip(rows, sizes, strict=True)]
-  points = np.log2([point for point in points if point[0] >= _FITTED_FROM])
-  return f"x {2 ** np.polyfit(*points.T, 1)[0]:.2f}" if len(points) > 1 else "-"
-
-
-def _bytes(row: Record, name: str, has_relations: bool, backward: bool) -> int:
-  kind = dict(implementation=name, relations=has_relations, backward=backward)
-  (found,) = (of for of in row["programs"] if kind.items() <= of.items())
-  return found["temporary_bytes"]
-
-
-def _panels(rows: Sequence[Record]) -> list[CostPanel]:
-  """Returns a panel for each pass; without relations the gathered form is the skewed one."""
-  panels = []
-  for backward, passes in _PASSES.items():
-    curves = {}
-    for has, (name, form) in itertools.product((True, False), FORMS.items()):
-      if has or name != "per_position":
-        points = [(row["length"], _bytes(row, name, has, backward) / 1e6) for row in rows]
-        curves[form if has else f"{form} (no relations)"] = points
+    parts += [f"### Temporary memory, {passes}", markdown_table(header, cells)]
+    curves = {  # without relations the gathered form is the skewed one
+      name: [(length, x / 1e6) for length, x in zip(lengths, sizes[name], strict=True)]
+      for name in sorted(sizes, key=lambda name: name.endswith(_BARE))
+      if name != FORMS["per_position"] + _BARE
+    }
     panels.append(CostPanel(passes, "temporary memory (MB)", curves))
-  return panels
+  cost_curves([panels], [form + _BARE for form in FORMS.values()], out / "music/memory.png")
+  rewrite_blocks(out / "music.md", dict(memory="\n\n".join(part.strip() for part in parts)))
+
+
+def _growth(lengths: Sequence[int], sizes: Sequence[int]) -> str:
+  """Returns the factor by which memory grows when L doubles, by least squares of logarithms."""
+  points = [point for point in zip(lengths, sizes, strict=True) if point[0] >= _FITTED_FROM]
+  return f"x {2 ** np.polyfit(*np.log2(points).T, 1)[0]:.2f}" if len(points) > 1 else "-"
 
 
 def size(number: float) -> str:

@@ -17,8 +17,9 @@ In `decode` the end mark's embedding is zero, so that no translation ends before
 """
 
 import functools
+import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import digest
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.step import init_state
-from relpos_jax.training.workdir import environment
+from relpos_jax.training.workdir import environment, write_whole
 from relpos_jax.translation.task import Translation, make_translator
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
@@ -69,14 +70,9 @@ def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> N
   shape = config.batches.tokens // length, length
   positions = {BASELINE: BASELINE, AGAIN: BASELINE, config.model.positions: config.model.positions}
   steps = {name: make_stepper(config, kind, shape) for name, kind in positions.items()}
-  results = _facts(config) | dict(
-    positions=config.model.positions,
-    width=config.model.width,
-    shape=shape,
-    dtype=config.model.dtype,
-    seconds=timing.time_rounds(steps, repetitions),
-  )
-  _publish(results, step_block, folder, f"{config.name}-{shape[0]}x{length}")
+  results = {name: config.model[name] for name in ("positions", "width", "dtype")}
+  results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
+  _publish(config, results, step_block, folder, f"{shape[0]}x{length}")
 
 
 def make_stepper(
@@ -119,17 +115,13 @@ def time_decoding(
   run = run._replace(params=jax.tree.map(without_end, init_params(run)))
   chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
   lines = [" ".join(row) for row in chosen]
-  functions = {
-    str(beam): functools.partial(make_translator(run, beam_size=beam), lines) for beam in beams
-  }
+  translate = lambda beam: functools.partial(make_translator(run, beam_size=beam), lines)
+  functions = {str(beam): translate(beam) for beam in beams}
   count_tokens = lambda function: sum(len(line.split()) for line in function())  # also compiles
-  results = _facts(config) | dict(
-    sentences=sentences,
-    length=length,
-    tokens={beam: count_tokens(function) for beam, function in functions.items()},
-    seconds=timing.time_rounds(functions, repetitions),
-  )
-  _publish(results, decode_block, folder, f"{config.name}-{sentences}x{length}")
+  results = dict(sentences=sentences, length=length)
+  results["tokens"] = {beam: count_tokens(function) for beam, function in functions.items()}
+  results["seconds"] = timing.time_rounds(functions, repetitions)
+  _publish(config, results, decode_block, folder, f"{sentences}x{length}")
 
 
 def _check(config: ConfigDict) -> None:
@@ -138,23 +130,15 @@ def _check(config: ConfigDict) -> None:
     raise InputError(f"--config is of {config.task}: give one of translation")
 
 
-def _facts(config: ConfigDict) -> dict:
-  return dict(environment=environment(), name=config.name, digest=digest(own_values(config)))
+def _publish(config: ConfigDict, results: dict, block: Callable, folder, shape: str) -> None:
+  results |= dict(environment=environment(), name=config.name, digest=digest(own_values(config)))
+  print(block(results))
+  if folder:
+    write_whole(folder / f"{config.name}-{shape}.json", json.dumps(results) + "\n")
+    write_page(folder.parent)
 
 
 # Pages --------------------------------------------------------------------------------------------
-
-
-def _publish(
-  results: timing.Record,
-  block: Callable[[timing.Record], str],
-  folder: pathlib.Path | None,
-  name: str,
-) -> None:
-  print(block(results))
-  if folder:
-    timing.write_results(folder / f"{name}.json", results)
-    write_page(folder.parent)
 
 
 def write_page(out: pathlib.Path) -> None:
@@ -172,7 +156,8 @@ def step_block(results: timing.Record) -> str:
   for name, against in ((AGAIN, seconds[BASELINE]), (positions, baseline)):
     ratios = np.divide(seconds[name], against)
     low, median, high = timing.quartiles(ratios)
-    interval = "{:.3f} to {:.3f}".format(*median_interval(ratios))
+    samples = np.random.default_rng(12345).choice(ratios, (10_000, len(ratios)))  # a bootstrap
+    interval = "{:.3f} to {:.3f}".format(*np.quantile(np.median(samples, axis=1), (0.025, 0.975)))
     ratio = [f"{median:.3f}", interval, f"{low:.3f} to {high:.3f}"]
     cells.append([name, f"{1e3 * np.median(seconds[name]):.1f}", *ratio])
   header = ["positions", "ms a step, median", "ratio, median", "its 95% interval", "quartiles"]
@@ -182,17 +167,6 @@ def step_block(results: timing.Record) -> str:
     f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}.\n\n"
     f"{markdown_table(header, cells)}"
   )
-
-
-def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-  """Returns the 95% interval of the median, by the percentile bootstrap.
-
-  >>> median_interval([2.0] * 6)
-  (2.0, 2.0)
-  """
-  samples = np.random.default_rng(12345).choice(values, (10_000, len(values)))
-  low, high = np.quantile(np.median(samples, axis=1), (0.025, 0.975))
-  return float(low), float(high)
 
 
 def decode_block(results: timing.Record) -> str:

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import hardware
-from relpos_jax.training.workdir import environment, short_commit, write_whole
+from relpos_jax.training.workdir import short_commit
 
 Record = Mapping[str, Any]
 
@@ -41,19 +40,13 @@ def run_time(function: Callable[[], Any]) -> float:
   return time.perf_counter() - start
 
 
-def quartiles(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
   """Returns the lower quartile, the median and the upper quartile."""
-  low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
-  return float(low), float(median), float(high)
+  return np.quantile(values, (0.25, 0.5, 0.75)).tolist()
 
 
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a function of a cotangent and the arguments that returns the result and the gradients.
-
-  >>> result, gradients = with_gradients(lambda x: x**2)(1.0, 3.0)
-  >>> float(result), float(gradients[0])
-  (9.0, 6.0)
-  """
+  """Returns a function of a cotangent and the arguments, of the result and all gradients."""
 
   def both(cotangent, *arguments):
     result, pull_back = jax.vjp(function, *arguments)
@@ -74,9 +67,8 @@ def compile_program(function: Callable[..., Any], *arguments: Any) -> Program:
   """Compiles a function for arguments, or their shapes, without running it."""
   compiled = jax.jit(function).lower(*arguments).compile()
   memory = compiled.memory_analysis()
-  temporary = memory.temp_size_in_bytes
-  lasting = memory.argument_size_in_bytes + memory.output_size_in_bytes
-  return Program(compiled, temporary, temporary + lasting)
+  sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
+  return Program(compiled, sizes[0], sum(sizes))
 
 
 def free_bytes() -> float:
@@ -87,16 +79,6 @@ def free_bytes() -> float:
   meminfo = pathlib.Path("/proc/meminfo")
   found = meminfo.exists() and re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
   return 1024 * int(found[1]) if found else float("inf")
-
-
-def report(text: str) -> None:
-  """Prints a line of progress."""
-  print(text, file=sys.stderr, flush=True)
-
-
-def write_results(file: pathlib.Path, results: Record) -> None:
-  """Writes raw results as JSON, with the environment of this process unless they have one."""
-  write_whole(file, json.dumps(dict(environment=environment()) | dict(results)) + "\n")
 
 
 def read_results(folder: pathlib.Path) -> dict[str, Any]:

@@ -19,23 +19,22 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.plan import compiler_version, leave_tpus_alone
+from experiments.plan import chips, use_compiler
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.training.workdir import environment
+from relpos_jax.training.workdir import environment, write_whole
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 DIRECTIONS = ("forward", "backward")
@@ -59,23 +58,21 @@ def main(lengths: str, chip: str, out: str) -> None:
   if chip not in CHIPS:
     raise InputError(f"--chip={chip}: give one of {', '.join(CHIPS)}")
   folder = command.make_folder(out, "out") if out else None
-  packages = dict(libtpu=compiler_version())
-  leave_tpus_alone()
-  names = ("length", "is_causal", "relations", "direction", "whole_call")
-  counts = [
-    dict(zip(names, (*call, direction, count(plan_of(*call), direction, texts)), strict=True))
-    for call, compiled in compile_all(numbers, chip)
-    for direction, texts in zip(DIRECTIONS, compiled, strict=True)
-  ]
-  results = dict(environment=environment(), chip=chip, counts=counts)
-  results["environment"]["packages"] |= packages
+  use_compiler()
+  counts = []
+  for call, compiled in compile_all(numbers, chip):
+    kind = dict(zip(("length", "is_causal", "relations"), call, strict=True))
+    for direction, texts in compiled.items():
+      counted = count(plan_of(*call), direction, texts)
+      counts.append(kind | dict(direction=direction, whole_call=counted))
+  results = dict(environment=environment("libtpu"), chip=chip, counts=counts)
   print(block(results))
   if folder:
-    timing.write_results(folder / "tpu_bundles.json", results)
+    write_whole(folder / "tpu_bundles.json", json.dumps(results) + "\n")
     write_page(folder)
 
 
-def compile_all(lengths: Sequence[int], chip: str) -> Iterator[tuple[tuple, list[list[str]]]]:
+def compile_all(lengths: Sequence[int], chip: str) -> Iterator[tuple[tuple, dict[str, list[str]]]]:
   """Yields each call, compiled for a chip that is not there, and the texts of its kernels.
 
   A call is (length, is_causal, has_relations). Its texts are the final bundles of its forward and
@@ -85,17 +82,16 @@ def compile_all(lengths: Sequence[int], chip: str) -> Iterator[tuple[tuple, list
     folder = pathlib.Path(name)
     # libtpu reads its flags when it is first used.
     os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
-    sharding = SingleDeviceSharding(topology.devices[0])
+    sharding = SingleDeviceSharding(chips(CHIPS[chip])[0])
     for call in itertools.product(lengths, (False, True), (False, True)):
       gather, *shapes = _inputs(*call)
       arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in shapes]
       attend = lambda *arrays, gather=gather: pallas_tpu.attention(gather(*arrays), interpret=False)
       timing.compile_program(timing.with_gradients(attend), arrays[0], *arrays)
-      texts = []
+      texts = {}
       for direction in DIRECTIONS:
         paths = sorted(folder.glob(f"*relative_attention_{direction}*-final_bundles.txt"))
-        texts.append([path.read_text() for path in paths if "schedule" not in path.name])
+        texts[direction] = [path.read_text() for path in paths if "schedule" not in path.name]
       for path in folder.iterdir():
         path.unlink()
       yield call, texts
@@ -108,9 +104,7 @@ def plan_of(length: int, is_causal: bool, has_relations: bool) -> TpuPlan:
   return pallas_tpu.plan_of(inputs, interpret=False)[0]
 
 
-def _inputs(
-  length: int, is_causal: bool, has_relations: bool
-) -> tuple[Callable[..., Inputs], *tuple[jax.ShapeDtypeStruct, ...]]:
+def _inputs(length: int, is_causal: bool, has_relations: bool) -> tuple:
   """Returns a function from query, key, value and tables to a call's inputs, and their shapes."""
   tokens = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
   table = jax.ShapeDtypeStruct((2 * 16 + 1, 64), jnp.float32)

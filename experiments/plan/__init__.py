@@ -1,6 +1,6 @@
 """Plans of training steps on TPU chips: the chips, and their compiler, which needs none."""
 
-import importlib.metadata
+import importlib.util
 import math
 import os
 import re
@@ -64,22 +64,20 @@ def parse(name: str, num_slices: int = 1) -> tuple[str, int]:
   return found[1], num_slices * math.prod(map(int, found[2].split("x")))
 
 
-def compiler_version() -> str:
-  """Returns the version of libtpu, the TPU's compiler; raises InputError if it is missing."""
-  try:
-    return importlib.metadata.version("libtpu")
-  except importlib.metadata.PackageNotFoundError as error:
-    raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'") from error
+def use_compiler() -> None:
+  """Makes JAX compute on the CPU and libtpu look for no TPU; call it before any computation.
 
-
-def leave_tpus_alone() -> None:
-  """Makes JAX compute on the CPU and libtpu look for no TPU; call it before any computation."""
+  Raises:
+    InputError: libtpu, the TPU's compiler, is missing.
+  """
+  if not importlib.util.find_spec("libtpu"):
+    raise InputError("no libtpu, the TPU's compiler: pip install -e '.[tpu]'")
   os.environ.update(NO_TPU)
   jax.config.update("jax_platforms", "cpu")
 
 
 def chips(name: str, num_slices: int = 1) -> list[jax.Device]:
-  """Returns the chips of a topology to compile for; call `leave_tpus_alone` first."""
+  """Returns the chips of a topology to compile for; call `use_compiler` first."""
   # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
   options = dict(chip_config_name="megacore") if name.startswith("v4:") else {}
   if num_slices > 1:

@@ -27,7 +27,7 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments import command
-from experiments.plan import ACROSS, chips, compiler_version, leave_tpus_alone, parse, tables
+from experiments.plan import ACROSS, chips, parse, tables, use_compiler
 from experiments.run import make_optimizer, make_step, make_task, plan_model, validate
 from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
@@ -52,8 +52,7 @@ def main(
   if effort not in _EFFORTS:
     raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
   _, num_chips = parse(topology, num_slices)
-  compiler_version()
-  leave_tpus_alone()
+  use_compiler()
   validate(config, num_chips)
   folder = command.make_folder(pathlib.Path(out, "plans"), "out") if out else None
   mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
@@ -69,8 +68,6 @@ def main(
 
 def make_plan(config: ConfigDict, topology: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """Compiles a training step for the longest batches; returns the contents of a plan's file."""
-  where = environment()
-  where["packages"]["libtpu"] = compiler_version()
   shape = make_task(config).mock_batches(mesh).shapes[-1]
   start = time.perf_counter()
   try:
@@ -81,7 +78,7 @@ def make_plan(config: ConfigDict, topology: str, mesh: jax.sharding.Mesh) -> dic
     step = dict(refused=memory[0])
   seconds = round(time.perf_counter() - start, 1)
   return dict(
-    environment=where,
+    environment=environment("libtpu"),
     topology=topology,
     chip=parse(topology)[0],
     num_chips=mesh.size,

@@ -45,8 +45,13 @@ def efficiencies(plans: Iterable[Plan]) -> list[tuple[Plan, Plan, list[float]]]:
   """
   groups = collections.defaultdict(list)
   for plan in sorted(plans, key=lambda plan: plan["num_chips"]):
-    if not plan["steps"][-1]["refused"]:
-      groups[_training(plan)].append(plan)
+    # The same training has the same values of all but the chips and the tokens.
+    config = {name: x for name, x in plan["config"].items() if name not in ("name", "mesh", "data")}
+    config["batches"] = {name: x for name, x in config["batches"].items() if name != "tokens"}
+    step, effort = plan["steps"][-1], plan.get("effort", "full")
+    if not step["refused"]:
+      training = plan["chip"], effort, step.get("num_kernels", 0), sorted(config.items())
+      groups[str(training)].append(plan)
 
   def rates(plan: Plan) -> list[float]:
     parts = estimate(CHIPS[plan["chip"]], plan["steps"][-1]).values()
@@ -58,14 +63,6 @@ def efficiencies(plans: Iterable[Plan]) -> list[tuple[Plan, Plan, list[float]]]:
     if others and fewest["num_chips"] < others[-1]["num_chips"]
     for plan in (fewest, *others)
   ]
-
-
-def _training(plan: Plan) -> str:
-  """Returns the values that plans must share to be compared: all but the chips and the tokens."""
-  config = {name: x for name, x in plan["config"].items() if name not in ("name", "mesh", "data")}
-  config["batches"] = {name: x for name, x in config["batches"].items() if name != "tokens"}
-  kernels = plan["steps"][-1].get("num_kernels", 0)
-  return str((plan["chip"], plan.get("effort", "full"), kernels, sorted(config.items())))
 
 
 def _tokens_per_chip(plan: Plan) -> float:
@@ -176,11 +173,6 @@ def _command(plan: Plan) -> dict[str, str]:
 
 
 def _gigabytes(num_bytes: float) -> str:
-  """Formats bytes in GB.
-
-  >>> _gigabytes(16e9), _gigabytes(123_456_789), _gigabytes(4)
-  ('16 GB', '0.123 GB', '0.000 GB')
-  """
   if num_bytes < 5e5:
     return "0.000 GB"
   return f"{num_bytes / 1e9:.3g} GB" if num_bytes < 1e12 else f"{num_bytes / 1e9:,.0f} GB"

@@ -15,7 +15,7 @@ from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import over_devices
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
 _MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
@@ -81,15 +81,10 @@ def _power_of_2(size: int) -> int:
   return max(_MIN_TILE, 1 << (size - 1).bit_length())
 
 
-def _has_traced_scale(inputs: Inputs) -> bool:
-  """Returns whether the scale is no static number; the queries are then multiplied by it."""
-  return isinstance(inputs.scale, jax.core.Tracer)
-
-
 def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> GpuPlan:
   left, right = (FAR, FAR) if inputs.window is None else inputs.window
-  return GpuPlan(
-    scale=1.0 if _has_traced_scale(inputs) else float(inputs.scale),
+  return GpuPlan(  # queries are multiplied by a traced scale before the kernels
+    scale=1.0 if isinstance(inputs.scale, jax.core.Tracer) else float(inputs.scale),
     first=FAR if band is None else band.first,
     num_diagonals=0 if band is None else band.num_diagonals,
     lowest=-min(left, FAR),
@@ -108,7 +103,7 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
   query, key, value = (
     _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
   )
-  if _has_traced_scale(inputs):
+  if isinstance(inputs.scale, jax.core.Tracer):
     query *= jnp.asarray(inputs.scale, query.dtype)
   floats = dict(query=_padded(query, 1, block_T))
   floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
@@ -116,8 +111,11 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
     logits = reference.product("BTNH,RNH->BNTR", inputs.query, band.key)
     logits *= jnp.asarray(inputs.scale, logits.dtype)
     floats["band_logits"] = _padded(logits, 2, block_T)
-  visible, arrays = _visible_keys(inputs, block_S), {}
-  if visible is not None:
+  batch, num_keys = inputs.key.shape[:2]
+  visible, arrays = masks.combine(inputs.mask, inputs.real_keys()), {}
+  if visible is not None or num_keys % block_S:  # some keys are masked, or padding
+    visible = jnp.ones((batch, 1, 1, num_keys), jnp.int32) * (1 if visible is None else visible)
+    visible = _padded(visible[:, 0, 0], 1, block_S)
     numbers = jnp.arange(1, visible.shape[1] + 1, dtype=jnp.int32)
     arrays |= dict(visible=visible, key_ends=jnp.max(visible * numbers[None], axis=1))
   if inputs.query_segment_ids is not None:
@@ -125,7 +123,7 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
       ("query_segments", inputs.query_segment_ids, block_T),
       ("key_segments", inputs.key_segment_ids, block_S),
     ):
-      ids = jnp.broadcast_to(ids, (len(query), ids.shape[1])).astype(jnp.int32)
+      ids = jnp.broadcast_to(ids, (batch, ids.shape[1])).astype(jnp.int32)
       arrays[name] = _padded(ids, 1, block)
   if inputs.dropout_seeds is not None:
     arrays["seeds"] = inputs.dropout_seeds
@@ -138,20 +136,8 @@ def _padded(x: Array, axis: int, block: int) -> Array:
   return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)]) if missing else x
 
 
-def _visible_keys(inputs: Inputs, block: int) -> Int[Array, "B S"] | None:
-  """Returns 1 for visible keys, 0 for others; None if all are visible and none are padding."""
-  batch, num_keys = inputs.key.shape[:2]
-  visible = masks.combine(inputs.mask, inputs.real_keys())
-  if visible is None and num_keys % block == 0:
-    return None
-  visible = jnp.ones((batch, 1, 1, num_keys), jnp.int32) * (1 if visible is None else visible)
-  return _padded(visible[:, 0, 0], 1, block)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-  plan: GpuPlan, floats: Arrays, masks: Arrays
-) -> tuple[Array, Array | None, Array | None]:
+def _attend(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
   """Returns the output without the value table, the weights' sums by its rows, their total."""
   return _attend_forward(plan, floats, masks)[0]
 

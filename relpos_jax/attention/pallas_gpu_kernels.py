@@ -173,12 +173,7 @@ def _is_written(plan: GpuPlan, operands: Arrays, band: Array) -> Bool[Array, "#B
 
 
 def _call(
-  kernel: Callable,
-  plan: GpuPlan,
-  blocked: str,
-  blocks: tuple[int, int, int],
-  operands: Arrays,
-  results: Arrays,
+  kernel: Callable, plan: GpuPlan, blocked: str, blocks: tuple, operands: Arrays, results: Arrays
 ) -> Arrays:
   """Runs a kernel for every block of one axis of every head; it reads all of the other axes."""
   query, key = operands["query"], operands["key"]
@@ -219,12 +214,10 @@ class _State(NamedTuple):
 
 
 def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
-  block, size, parts = plan.blocks.output
-  query = operands["query"][...]
+  block, query = plan.blocks.output[0], operands["query"][...]
   start = pl.program_id(0) * block
 
-  def visit(side: str, t: Array, state: _State) -> _State:
-    width = size // parts if side == "mixed" else size
+  def visit(side: str, width: int, t: Array, state: _State) -> _State:
     keys = pl.ds(t * width, width)
     tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
     logits = _logits(plan, operands, tile, query, operands["key"][keys])
@@ -232,21 +225,19 @@ def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
       _scatter(plan, outputs["band"], tile, logits)
     return _attend(plan, operands, tile, state, logits, operands["value"][keys])
 
-  begin, left_end, right_begin, end = _key_tiles(plan, operands, start, block, size)
+  runs = _key_runs(plan, operands, start, *plan.blocks.output)
   dtype = outputs["maximum"].dtype
   zeros = jnp.zeros(block, dtype)
   kept = zeros if plan.sums and plan.rate else None
   output = jnp.zeros((block, query.shape[1]), dtype)
   state = _State(jnp.full(block, masks.LOWEST, dtype), zeros, kept, None, output)
-  if plan.has_right:
-    state = lax.fori_loop(right_begin, end, functools.partial(visit, "right"), state)
-  if plan.sums:
-    state = state._replace(right=state.kept if plan.rate else state.total)
-  mixed = left_end * parts, right_begin * parts
-  state = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), state)
-  right, old_maximum = state.right, state.maximum
-  state = state._replace(right=None)
-  state = lax.fori_loop(begin, left_end, functools.partial(visit, "left"), state)
+  for side, width, begin, end in runs:
+    if side == "mixed" and plan.sums:
+      state = state._replace(right=state.kept if plan.rate else state.total)
+    if side == "left":
+      right, old_maximum = state.right, state.maximum
+      state = state._replace(right=None)
+    state = lax.fori_loop(begin, end, functools.partial(visit, side, width), state)
   visible = state.maximum > masks.LOWEST / 2
   inverse_total = jnp.where(visible, 1 / jnp.where(visible, state.total, 1), 0)
   factor = inverse_total / (1 - plan.rate)
@@ -282,14 +273,12 @@ def _attend(
 
 
 def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
-  block, size, parts = plan.blocks.d_query
-  query, d_output = operands["query"][...], operands["d_output"][...]
+  block, query, d_output = plan.blocks.d_query[0], operands["query"][...], operands["d_output"][...]
   start = pl.program_id(0) * block
   with_band = "band_logits" in operands
 
-  def visit(side: str, t: Array, carry: tuple) -> tuple:
+  def visit(side: str, width: int, t: Array, carry: tuple) -> tuple:
     d_query, d_right = carry
-    width = size // parts if side == "mixed" else size
     keys = pl.ds(t * width, width)
     tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
     key, value = operands["key"][keys], operands["value"][keys]
@@ -302,26 +291,21 @@ def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
       d_right += d_logits.sum(1)
     return d_query, d_right
 
-  begin, left_end, right_begin, end = _key_tiles(plan, operands, start, block, size)
+  runs = _key_runs(plan, operands, start, *plan.blocks.d_query)
   wide = operands["delta"].dtype
   carry = jnp.zeros(query.shape, wide), jnp.zeros(block, wide) if with_band else None
-  if plan.has_right:
-    carry = lax.fori_loop(right_begin, end, functools.partial(visit, "right"), carry)
-  mixed = left_end * parts, right_begin * parts
-  carry = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), carry)
-  carry = lax.fori_loop(begin, left_end, functools.partial(visit, "left"), carry)
+  for side, width, begin, end in runs:
+    carry = lax.fori_loop(begin, end, functools.partial(visit, side, width), carry)
   gradients["d_query"][...] = (plan.scale * carry[0]).astype(gradients["d_query"].dtype)
   if with_band:
     gradients["d_band_logits"][:, plan.num_diagonals] = carry[1]
 
 
 def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
-  size, block, parts = plan.blocks.d_key
-  key, value = operands["key"][...], operands["value"][...]
+  block, key, value = plan.blocks.d_key[1], operands["key"][...], operands["value"][...]
   start = pl.program_id(0) * block
 
-  def visit(side: str, t: Array, carry: tuple) -> tuple:
-    height = size // parts if side == "mixed" else size
+  def visit(side: str, height: int, t: Array, carry: tuple) -> tuple:
     queries = pl.ds(t * height, height)
     tile = _Tile(t * height, start, (height, block), queries, pl.ds(0, block), side)
     query, d_output = operands["query"][queries], operands["d_output"][queries]
@@ -331,25 +315,16 @@ def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
       carry[1] + _dot(weights.astype(d_output.dtype), d_output, 0, 0),
     )
 
-  begin, right_end, left_begin, end = _query_tiles(plan, operands, start, block, size)
+  runs = _query_runs(plan, operands, start, *plan.blocks.d_key)
   carry = (jnp.zeros(key.shape, operands["delta"].dtype),) * 2
-  if plan.has_right:
-    carry = lax.fori_loop(begin, right_end, functools.partial(visit, "right"), carry)
-  mixed = right_end * parts, left_begin * parts
-  carry = lax.fori_loop(*mixed, functools.partial(visit, "mixed"), carry)
-  carry = lax.fori_loop(left_begin, end, functools.partial(visit, "left"), carry)
+  for side, height, begin, end in runs:
+    carry = lax.fori_loop(begin, end, functools.partial(visit, side, height), carry)
   gradients["d_key"][...] = (plan.scale * carry[0]).astype(gradients["d_key"].dtype)
   gradients["d_value"][...] = carry[1].astype(gradients["d_value"].dtype)
 
 
 def _d_logits(
-  plan: GpuPlan,
-  operands: Arrays,
-  tile: "_Tile",
-  query: Array,
-  key: Array,
-  value: Array,
-  d_output: Array,
+  plan: GpuPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
 ) -> tuple[Array, Array]:
   """Computes a tile's weights after dropout, and the gradient of its logits."""
   side = lambda name: f"right_{name}" if f"right_{name}" in operands else name
@@ -383,19 +358,15 @@ class _Tile(NamedTuple):
 
   @property
   def rows(self) -> Int[Array, "Q 1"]:
-    return self.row + _range(self.size[0])[:, None]
+    return self.row + jnp.arange(self.size[0], dtype=jnp.int32)[:, None]
 
   @property
   def columns(self) -> Int[Array, "1 S"]:
-    return self.column + _range(self.size[1])[None]
+    return self.column + jnp.arange(self.size[1], dtype=jnp.int32)[None]
 
   @property
   def distances(self) -> Int[Array, "Q S"]:
     return self.columns - self.rows
-
-
-def _range(size: int) -> Int[Array, " {size}"]:
-  return jnp.arange(size, dtype=jnp.int32)
 
 
 def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
@@ -442,7 +413,7 @@ def _indices(plan: GpuPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, 
   """Returns indices into [T, R]: off the band the last column, to which nothing is scattered."""
   columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
   columns = jnp.where(columns < 0, plan.num_diagonals, columns)
-  rows = tile.queries.start + _range(tile.size[0])[:, None]
+  rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
   return jnp.broadcast_to(rows, tile.size), columns
 
 
@@ -453,35 +424,33 @@ def _dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:
   return lax.dot_general(x, y, axes, preferred_element_type=wide)
 
 
-def _key_tiles(plan: GpuPlan, operands: Arrays, start: Array, block: int, size: int) -> tuple:
-  """Returns the tiles of keys for a block of queries: begin, first mixed, first right, end."""
+_Runs = list[tuple[str, int, Array, Array]]  # the side of the band, and tiles: size, begin, end
+
+
+def _key_runs(plan: GpuPlan, operands: Arrays, start: Array, block: int, size: int, parts) -> _Runs:
+  """Returns the tiles of keys for a block of queries, from right to left."""
   num_tiles = operands["key"].shape[0] // size
   if "key_ends" in operands:
     num_tiles = lax.div(operands["key_ends"][...] + (size - 1), jnp.int32(size))
   limits = plan.lowest, plan.highest, plan.left, plan.right
-  return _runs(start, block, size, num_tiles, *limits)
+  left, mixed, right = _runs(start, block, size, parts, num_tiles, *limits)
+  return [("right", *right)] * plan.has_right + [("mixed", *mixed), ("left", *left)]
 
 
-def _query_tiles(plan: GpuPlan, operands: Arrays, start: Array, block: int, size: int) -> tuple:
-  """Returns the tiles of queries for a block of keys: begin, first mixed, first left, end."""
+def _query_runs(plan: GpuPlan, operands: Arrays, start, size: int, block: int, parts) -> _Runs:
+  """Returns the tiles of queries for a block of keys: those with the block to their right first."""
   num_tiles = jnp.int32(operands["query"].shape[0] // size)
   if "key_ends" in operands:
     num_tiles = jnp.where(start < operands["key_ends"][...], num_tiles, 0)
   limits = -plan.highest, -plan.lowest, 1 - plan.right, 1 - plan.left
-  return _runs(start, block, size, num_tiles, *limits)
+  right, mixed, left = _runs(start, block, size, parts, num_tiles, *limits)
+  return [("right", *right)] * plan.has_right + [("mixed", *mixed), ("left", *left)]
 
 
 def _runs(
-  start: Array,
-  block: int,
-  size: int,
-  num_tiles: Any,
-  lowest: int,
-  highest: int,
-  low: int,
-  high: int,
-) -> tuple[Array, Array, Array, Array]:
-  """Returns the tiles of one axis for a block of the other: begin, low end, high begin, end.
+  start: Array, block: int, size: int, parts: int, num_tiles: Any, lowest, highest, low, high
+) -> list[tuple[int, Array, Array]]:
+  """Returns the low, mixed and high tiles of one axis for a block of the other: size, begin, end.
 
   A tile is included if some difference to the block is from `lowest` to `highest`; it is low if all
   are less than `low`, high if all are at least `high`.
@@ -492,4 +461,5 @@ def _runs(
   begin = jnp.minimum(floor(start + lowest), end)
   low_end = jnp.clip(floor(start + low), begin, end)
   high_begin = jnp.clip(floor(last + high + (size - 1)), low_end, end)
-  return begin, low_end, high_begin, end
+  mixed = size // parts, low_end * parts, high_begin * parts
+  return [(size, begin, low_end), mixed, (size, high_begin, end)]

@@ -208,15 +208,15 @@ def is_no_room(error: BaseException) -> bool:
 # The environment of a process ---------------------------------------------------------------------
 
 
-def environment() -> dict[str, Any]:
-  """Returns date, command line, versions and hardware of this process."""
+def environment(*packages: str) -> dict[str, Any]:
+  """Returns date, command line, hardware, and versions, also of further packages."""
   devices = jax.devices()
   return dict(
     date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     command=shlex.join(["python", *sys.orig_argv[1:]]),
     git_commit=_git_commit(),
     python=platform.python_version(),
-    packages={name: _version(name) for name in _PACKAGES},
+    packages={name: _version(name) for name in (*_PACKAGES, *packages)},
     platform=platform.platform(),
     cpu=_cpu_model(),
     cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -18,6 +18,7 @@ from relpos_jax.attention.choice import Implementation
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 TINY = ("--heads=2", "--width=4", "--max_distance=2", "--tokens=32", "--repetitions=3")
 CASE = Case(2, 8, 2, 4, 2, "float32", is_causal=True, backward=True)
+REFERENCE = functools.partial(attention._ours, implementation="reference")
 ELSEWHERE = Implementation(lambda inputs: inputs.query, lambda inputs: "its device is not here")
 
 
@@ -152,10 +153,8 @@ def keys_only(case):
 
 def test_a_dense_bias_holds_the_relative_key_term():
   case = CASE._replace(backward=False)
-  bias, reference = attention._dense_bias, functools.partial(attention._ours, "reference")
-  found, wanted = (
-    jax.jit(functools.partial(of, case))(*keys_only(case)) for of in (bias, reference)
-  )
+  functions = attention._dense_bias, REFERENCE
+  found, wanted = (jax.jit(functools.partial(of, case))(*keys_only(case)) for of in functions)
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
@@ -166,8 +165,7 @@ def test_pytorch_gives_the_same_results_and_gradients(is_causal, monkeypatch):
   monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
   case = CASE._replace(is_causal=is_causal)
   forward = case._replace(backward=False)
-  reference = functools.partial(attention._ours, "reference")
-  for name, function in (("torch_sdpa", attention._jax_nn), ("flex_attention", reference)):
+  for name, function in (("torch_sdpa", attention._jax_nn), ("flex_attention", REFERENCE)):
     prepare = attention.PEERS[name].prepare
     result = functools.partial(function, forward)(*keys_only(forward))
     np.testing.assert_allclose(prepare(forward).run().swapaxes(1, 2), result, atol=1e-5)
@@ -269,9 +267,8 @@ def test_memory_is_that_of_each_compiled_program(call, monkeypatch, tmp_path):
 
 
 def test_growth_is_fitted_to_the_long_lengths():
-  rows = [dict(length=length) for length in (512, 2048, 4096, 8192)]
-  assert memory._growth(rows, [7, 1, 10, 100]) == "x 10.00"
-  assert memory._growth(rows[:2], [7, 1]) == "-"
+  assert memory._growth([512, 2048, 4096, 8192], [7, 1, 10, 100]) == "x 10.00"
+  assert memory._growth([512, 2048], [7, 1]) == "-"
 
 
 # Pages -------------------------------------------------------------------------------------------

@@ -73,9 +73,10 @@ def test_long_sequences_take_several_calls_whose_tiles_add_up():
 
 def test_the_command_keeps_its_counts_and_their_table(call, monkeypatch, tmp_path):
   calls = itertools.product([1024], (False, True), (False, True))
-  monkeypatch.setattr(tpu_bundles, "compile_all", lambda *_: ((x, ["", ""]) for x in calls))
-  monkeypatch.setattr(tpu_bundles, "compiler_version", lambda: "1.2.3")
-  monkeypatch.setattr(tpu_bundles, "leave_tpus_alone", lambda: None)
+  monkeypatch.setattr(
+    tpu_bundles, "compile_all", lambda *_: ((x, dict(forward="", backward="")) for x in calls)
+  )
+  monkeypatch.setattr(tpu_bundles, "use_compiler", lambda: None)
   monkeypatch.setattr(tpu_bundles, "count", lambda *_: 500)
   answer = call("benchmark.__main__", "tpu_bundles", "--lengths=1024", f"--out={tmp_path}")
   assert answer.status == 0, answer.err
