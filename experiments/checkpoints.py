@@ -31,7 +31,7 @@ from relpos_jax.training.workdir import list_damaged, list_steps
 FLAGS = dict(
   workdir=command.Flag(None, "the run's folder"),
   verify=command.Flag(False, "read every array and compare it with its digest"),
-  prune=command.Flag(0, "keep so many of the newest good checkpoints, delete older ones"),
+  prune=command.Flag(0, "number of the newest good checkpoints to keep; older ones are deleted"),
 )
 
 

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import importlib.util
+import io
 import os
 import pathlib
 import re
@@ -63,6 +64,9 @@ def run(
     print(_help(main, flags))
     sys.exit(0)
   absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(encoding="utf-8")  # whatever the locale is
   try:
     main(**parse(flags, argv))
   except InputError as error:
@@ -160,7 +164,7 @@ def lock_folder(folder: pathlib.Path, flag: str) -> Iterator[None]:
     lock.acquire()
   except filelock.Timeout:
     raise InputError(
-      f"another command is at work in {folder}: wait for it, or give another --{flag}"
+      f"another command is using {folder}: wait for it, or give another --{flag}"
     ) from None
   try:
     yield

@@ -52,6 +52,8 @@ def evaluate(run: Run, data: Any, workdir: pathlib.Path) -> None:
     values = config.to_dict(), own_values(config), environment, metrics
     record = make_record(*values, found.scores, found.sentences)
     write_whole(workdir / "record.json", to_line(record))
+  elif last.get("step", 0) <= config.training.num_steps:
+    (workdir / "record.json").unlink(missing_ok=True)  # of a shorter training
 
 
 if __name__ == "__main__":

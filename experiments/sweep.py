@@ -58,6 +58,7 @@ FLAGS = dict(
 )
 TRAIN = ("python", "-m", "experiments.train")
 _POLL_SECONDS = 1.0
+_SAVE_SECONDS = 60.0  # for a training to save and end
 _LONGEST_JOB_NAME = 40  # xpk's limit; Kubernetes and SLURM allow more
 
 Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
@@ -70,7 +71,6 @@ class Cell(NamedTuple):
   row: str
   seed: int
   digest: str  # of its config
-  num_steps: int
   workdir: pathlib.Path
   command: tuple[str, ...]
 
@@ -97,6 +97,8 @@ def main(
     raise InputError(f"--seeds={seeds} --parallel={parallel}: give at least 1")
   if submit and "{command}" not in submit:
     raise InputError(f"--submit={submit}: give a command with {{name}} and {{command}} in it")
+  if submit and not shutil.which(program := shlex.split(submit)[0]) and not dry_run:
+    raise InputError(f"--submit: no program {program!r} on this machine")
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
   sweep = slug(config.config.name)
   cells = plan_cells(config, seeds, pathlib.Path(out))
@@ -140,7 +142,13 @@ def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> l
     if all(key in changes for _, changes in rows):
       raise InputError(f"--config.{key} has no effect: every row of {file.name} sets it")
   folder, seeds = out / slug(file.config.name), range(first, first + num_seeds)
-  return [_make_cell(file, folder, row, changes, seed) for seed in seeds for row, changes in rows]
+  for row, changes in rows:
+    if "seed" in changes:
+      raise InputError(f"row {row!r} sets the seed: give --config.seed or --seeds")
+  cells = [_make_cell(file, folder, row, changes, seed) for seed in seeds for row, changes in rows]
+  if len({x.workdir for x in cells}) < len(cells) or len({x.digest for x in cells}) < len(cells):
+    raise InputError(f"two rows of {file.name} have the same name or config: make them differ")
+  return cells
 
 
 def slug(text: str) -> str:
@@ -165,13 +173,13 @@ def _make_cell(
   except InputError as error:
     raise InputError(f"row {row!r}: {error}") from error
   words = (*TRAIN, *arguments, f"--workdir={workdir}")
-  return Cell(row, seed, digest(own_values(config)), config.training.num_steps, workdir, words)
+  return Cell(row, seed, digest(own_values(config)), workdir, words)
 
 
 def submission(template: str, sweep: str, cell: Cell) -> list[str]:
   """Returns the words of the command that submits a cell to a cluster.
 
-  >>> cell = Cell("k=4", 0, "", 1, pathlib.Path("runs/k-4-seed0"), ("python", "train.py"))
+  >>> cell = Cell("k=4", 0, "", pathlib.Path("runs/k-4-seed0"), ("python", "train.py"))
   >>> submission("sbatch --job-name={name} --wrap={command}", "table2", cell)
   ['sbatch', '--job-name=table2-k-4-seed0', '--wrap=python train.py']
   """
@@ -202,7 +210,10 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   Raises:
     InputError: a file is damaged, or the results have a record of another config.
   """
-  own, found = {(record["row"], record["seed"]): record for record in read_records(path)}, {}
+  lines, found = read_records(path), {}
+  own = {(record["row"], record["seed"]): record for record in lines}
+  if len(own) < len(lines):
+    raise InputError(f"{path} has two lines of one row and seed: delete one of them")
   files = [file for file in sorted(path.parent.glob("*.jsonl")) if file != path]
   others = {record["digest"]: (file, record) for file in files for record in read_records(file)}
   for cell in cells:
@@ -280,6 +291,9 @@ def _train(
     for _, process in running.values():
       process.terminate()
     for _, process in running.values():
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_SAVE_SECONDS)
+      process.kill()  # one that hangs
       process.wait()
     signal.signal(signal.SIGTERM, before)
 

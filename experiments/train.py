@@ -86,14 +86,14 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
       done = " ".join(f"stopped by {stop.signal.name} {stopped}".split())
-      print(f"{done}: the same command goes on", flush=True)
+      print(f"{done}: run the same command again to resume", flush=True)
       if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt from stopped
     except OSError as error:
       if not is_no_room(error):
         raise
       raise InputError(
-        f"no room in {workdir} ({error.strerror}): make room and go on with the same command"
+        f"no room in {workdir} ({error.strerror}): free disk space and run the same command again"
       ) from error
 
 
@@ -228,7 +228,7 @@ def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
   init = lambda: init_state(init_params(run), make_optimizer(run.config))
   like = shapes_on(run.mesh, jax.eval_shape(init))
   folder = checkpoints.folder
-  processes.check_same(f"what is in {folder}", [np.array(list_steps(folder))])
+  processes.check_same(f"the list of checkpoints in {folder}", [np.array(list_steps(folder))])
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
     return put_parameters(init(), run.mesh)

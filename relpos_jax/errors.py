@@ -6,8 +6,8 @@ class InputError(ValueError):
 
   The commands print the message and exit with status 2; no traceback is shown.
 
-  >>> raise InputError("empty file train.en: give at least one sentence a line")
+  >>> raise InputError("no file train.en: check the name")
   Traceback (most recent call last):
   ...
-  relpos_jax.errors.InputError: empty file train.en: give at least one sentence a line
+  relpos_jax.errors.InputError: no file train.en: check the name
   """

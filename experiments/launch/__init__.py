@@ -1,4 +1,4 @@
-"""Starts runs in several processes on this machine, which die with it; recipes for clusters."""
+"""Starts runs in several processes on this machine; recipes for clusters."""
 
 import os
 import sys
@@ -11,6 +11,6 @@ _CODE = (
 
 
 def dying_with_this_process() -> list[str]:
-  """Returns a command's prefix: on Linux it is killed when the thread that started it ends."""
+  """Returns a command prefix that, on Linux, kills the child when its parent ends."""
   is_linux = sys.platform == "linux"
   return [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid())] if is_linux else []

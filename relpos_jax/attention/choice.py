@@ -51,7 +51,7 @@ class Rule(NamedTuple):
 
 
 def _gathered_is_small(inputs: Inputs) -> bool:
-  """Checks for at most 64 keys, and vectors [B or 1, T, S, 1 or N, H] no larger than weights."""
+  """Returns whether there are at most 64 keys, and gathered vectors no larger than weights."""
   if not isinstance(inputs.relations, RelativePositions):
     return False
   batch, _, heads, width = inputs.query.shape
@@ -62,7 +62,7 @@ def _gathered_is_small(inputs: Inputs) -> bool:
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Checks for 128 keys on a CPU; elsewhere for weights of 4 GiB, which is not measured yet."""
+  """Returns whether there are 128 keys (CPU), or 4 GiB of weights (elsewhere; not measured)."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
   if target_platform() == "cpu":

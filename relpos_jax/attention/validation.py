@@ -148,7 +148,7 @@ def _with_arrays(
     case RelativePositions(beyond=beyond, left=left):
       if left is None and num_rows % 2 == 0:
         raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
-      if left is not None and left not in range(num_rows):
+      if left is not None and not (isinstance(left, int) and left in range(num_rows)):
         raise ValueError(f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row")
       if beyond not in ("clip", "zero"):
         raise ValueError(f'{name}.beyond is {beyond!r}; want "clip" or "zero"')

@@ -47,7 +47,7 @@ def evaluation(
   classes: Sequence[str],
   workdir: pathlib.Path,
 ) -> Evaluation:
-  """Returns the scores by split, beside those of always predicting the most frequent class."""
+  """Returns the scores by split, and those of always predicting the most frequent class."""
   percent = lambda values: 100 * statistics.fmean(values)
   scores = {
     split: dict(

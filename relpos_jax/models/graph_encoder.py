@@ -68,7 +68,7 @@ class GraphEncoderConfig(LayersConfig):
 class GraphEncoder(nnx.Module):
   """Maps graphs to logits of each graph, each node, or each graph's query.
 
-  Takes the arrays of a `relpos_jax.graphs.batching.GraphBatch`, in which -1 is padding: B rows of
+  Takes the arrays of a `relpos_jax.graphs.graph.GraphBatch`, in which -1 is padding: B rows of
   one or several (packed) graphs of T nodes and M edges. Padding and the other graphs of a row have
   no effect and get no gradient. Permuting the nodes of a graph permutes their logits. Dropout is
   applied if `rngs` are given.

@@ -17,7 +17,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.music import voices
-from relpos_jax.music.data import CODECS, Music, MusicRows, load_midi_folder
+from relpos_jax.music.data import CODECS, Music, MusicRows, load_chorales, load_midi_folder
 from relpos_jax.music.midi_files import Codec
 from relpos_jax.music.piano_roll import draw
 from relpos_jax.music.report import likelihood, make_nats_of, table
@@ -62,9 +62,7 @@ class MusicTask(tasks.Task):
   def load_data(self) -> Music:
     data = self.config.data
     if data.source == "chorales":
-      from relpos_jax.music import chorales
-
-      return chorales.load(**data.chorales)
+      return load_chorales(**data.chorales)
     music = load_midi_folder(**data.midi)
     if "valid" not in music.splits:
       raise InputError(

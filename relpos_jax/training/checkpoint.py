@@ -80,7 +80,7 @@ class Checkpoints:
     return max(steps, default=None)
 
   def save(self, step: int, state: PyTree) -> None:
-    """Saves in the background; `state` may be donated after the call.
+    """Saves in the background, but for the first save; `state` may be donated after the call.
 
     Raises:
       InputError: the disk is full, now or during the save before; older checkpoints stay good.
@@ -92,9 +92,12 @@ class Checkpoints:
       manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
     )
     checkpoint_reader.silence_abandoned_requests()
+    is_first = not workdir.list_steps(self.folder)
     with self._checking_room():
       if not self._manager.save(step, args=items):
         raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
+    if is_first:  # a run whose first save fails can start again: nothing was reported after it
+      self.steps()
 
   def check_room(self, like: PyTree) -> None:
     """Raises InputError unless the disk has room for one more checkpoint of such a state."""
@@ -157,8 +160,8 @@ class Checkpoints:
       for unfinished in workdir.list_unfinished(self.folder):
         shutil.rmtree(unfinished, ignore_errors=True)
       raise InputError(
-        f"no room for a checkpoint in {self.folder}: make room and go on with the same command; "
-        "the checkpoints there stay good"
+        f"no room for a checkpoint in {self.folder}: free disk space and run the same command "
+        "again; the checkpoints there are intact"
       ) from error
 
   def _good_states(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:

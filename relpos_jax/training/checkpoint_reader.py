@@ -3,7 +3,6 @@
 Damage may be visible to one process only, so nothing here waits for other processes.
 """
 
-import contextlib
 import functools
 import logging
 import os
@@ -105,10 +104,14 @@ def _read_item(path: pathlib.Path, **item):
 
 
 def _check_access(path: pathlib.Path) -> None:
-  """Raises the error of opening a file or folder, which Orbax reports as a missing file."""
+  """Raises InputError for a file or folder without permission, for Orbax a missing file."""
   for file in (path, *path.rglob("*")):
-    with contextlib.suppress(FileNotFoundError):
+    try:
       os.close(os.open(file, os.O_RDONLY))
+    except FileNotFoundError:  # the run deleted it meanwhile
+      continue
+    except PermissionError as error:
+      raise InputError(f"cannot read {file} ({error.strerror}): see to its permissions") from error
 
 
 def _innermost(error: BaseException) -> str:

@@ -59,7 +59,7 @@ def read_manifest(content: object, step: int) -> dict[str, Entry]:
       return {name: Entry(*entry) for name, entry in content["arrays"].items()}
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise Damage(f"its manifest cannot be understood: {type(error).__name__}") from error
-  raise Damage("its manifest is not what was saved: its digest is another")
+  raise Damage("its manifest has another digest than when it was saved")
 
 
 def check_kinds(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
@@ -68,7 +68,7 @@ def check_kinds(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
     array = arrays.get(name)  # no array where Orbax's metadata are damaged
     found = describe(array) if hasattr(array, "dtype") else type(array).__name__
     if found != entry.kind:
-      raise Damage(f"{name} is not what was saved: {found}, not {entry.kind}")
+      raise Damage(f"{name} is {found}; {entry.kind} was saved")
 
 
 def check_digests(arrays: Mapping, entries: Mapping[str, Entry]) -> None:

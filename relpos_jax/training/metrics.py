@@ -57,8 +57,8 @@ class Reporter:
   ):
     """Writes nothing before the first step.
 
-    The progress is shown on `console`, by default stderr. Without a terminal it is a line after so
-    many `seconds`, or 1% of the elapsed time if that is longer.
+    The progress is shown on `console`, by default stderr. Without a terminal it is a line every
+    `seconds` seconds, or every 1% of the elapsed time if that is longer.
     """
     self._workdir = pathlib.Path(workdir)
     self._num_steps = num_steps

@@ -143,7 +143,7 @@ def model_values(config: ConfigDict) -> dict[str, Any]:
   return config.model.to_dict() | dict(implementation=config.model.implementation or None)
 
 
-# Checks of the config of tasks whose data are rows of tokens.
+# Checks of the values of layers and batches.
 LAYER_CHECKS = (
   at_least(1, "batches.tokens", "batches.max_length", "batches.num_shapes"),
   ("from 1 to 1000", lambda x: 1 <= x <= 1000, ("model.num_layers",)),  # each layer is traced

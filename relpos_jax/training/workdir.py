@@ -76,7 +76,7 @@ def claim_workdir(
 
 
 def check_shared(workdir: pathlib.Path) -> None:
-  """Raises InputError unless all processes, which call this, see what the first has written."""
+  """Raises InputError unless each process sees what the first has written; all must call this."""
   processes.wait_for_all("written")
   until = time.monotonic() + _SHARED_SECONDS
   # Listing a folder asks the file server; looking up a file may use a stale cache.
@@ -164,9 +164,8 @@ def list_steps(folder: pathlib.Path) -> list[int]:
 def list_damaged(folder: pathlib.Path) -> dict[pathlib.Path, str]:
   """Returns the folders that were renamed as damaged, each with its reason."""
   paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
-  files = [path / "reason.txt" for path in paths]
-  reasons = [file.read_text("utf-8") if file.exists() else "no reason on file" for file in files]
-  return dict(zip(paths, map(str.strip, reasons), strict=True))
+  read = lambda file: file.read_text("utf-8", "replace").strip() if file.exists() else "unknown"
+  return {path: read(path / "reason.txt") for path in paths}
 
 
 def list_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -194,7 +193,7 @@ def check_room(folder: pathlib.Path, needed: int) -> None:
   if (free := shutil.disk_usage(existing).free) < needed:
     raise InputError(
       f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {free:,} are free: "
-      "make room and go on with the same command"
+      "free disk space and run the same command again"
     )
 
 

@@ -38,26 +38,6 @@ class Corpus:
   notes: tuple[str, ...] = ()
 
 
-def load_corpus(source: str, **options: Any) -> Corpus:
-  """Loads the sentence pairs of a source, which is "embedded", "multi30k", "wmt14" or "pairs".
-
-  `options` are the keyword arguments of the source's function: `load_embedded`, `load_wmt14`,
-  `load_pairs` or `multi30k.load`.
-
-  Raises:
-    InputError: the data are missing or wrong.
-
-  >>> {name: len(pairs) for name, pairs in load_corpus("embedded", train_size=10).splits.items()}
-  {'train': 10, 'valid': 500, 'test': 500, 'long': 200}
-  """
-  if source == "multi30k":
-    from relpos_jax.translation import multi30k  # imports this module
-
-    return multi30k.load(**options)
-  loaders = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs)
-  return loaders[source](**options)
-
-
 def load_embedded(train_size: int = 20_000) -> Corpus:
   """Reads the small English-German corpus of this package: see embedded/README.md.
 
@@ -117,6 +97,8 @@ def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
 def _read_pairs(files: str) -> list[tuple[str, str]]:
   """Reads all pairs of "source_file,target_file" or "file.tsv", also those with an empty side."""
   paths = [local_path(name.strip()) for name in files.split(",")]
+  if len(paths) > 2:
+    raise InputError(f"{len(paths)} files in {files}: give source_file,target_file or file.tsv")
   sides = [read_lines(path) for path in paths]
   if len(paths) == 1:
     rows = [line.split("\t") if line.strip() else ["", ""] for line in sides[0]]

@@ -37,11 +37,13 @@ from relpos_jax.training.metrics import track
 from relpos_jax.training.processes import is_first
 from relpos_jax.training.sharding import AnyMesh
 from relpos_jax.training.task import Evaluation, Run, check_model, model_choices, model_values
-from relpos_jax.translation import scores
+from relpos_jax.translation import multi30k, scores
 from relpos_jax.translation.corpus import (
   LANGUAGES,
   Corpus,
-  load_corpus,
+  load_embedded,
+  load_pairs,
+  load_wmt14,
   normalize_corpus,
   normalize_lines,
 )
@@ -60,6 +62,22 @@ _NUMBERS = (
   at_least(0, "decoding.length_penalty", "decoding.extra_length"),
   at_least(UNK + 2, "vocabulary.size"),  # the special tokens and one word
 )
+
+
+def load_corpus(source: str, **options: Any) -> Corpus:
+  """Loads the sentence pairs of a source, which is "embedded", "multi30k", "wmt14" or "pairs".
+
+  `options` are the keyword arguments of the source's function: `load_embedded`, `load_wmt14`,
+  `load_pairs` or `multi30k.load`.
+
+  Raises:
+    InputError: the data are missing or wrong.
+
+  >>> {name: len(pairs) for name, pairs in load_corpus("embedded", train_size=10).splits.items()}
+  {'train': 10, 'valid': 500, 'test': 500, 'long': 200}
+  """
+  loaders = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs, multi30k=multi30k.load)
+  return loaders[source](**options)
 
 
 class Translation(tasks.Task):

@@ -78,7 +78,7 @@ def test_term(number, training, tmp_path, rng, begin):
   begin(f"SIGTERM to {named} of {processes} at step {last}")["seconds"] = seconds
   assert status == 0, run.err()
   assert last == kept(workdir) and digests(workdir, last)
-  says = rf"^stopped by SIGTERM( at step {last})?: the same command goes on$"
+  says = rf"^stopped by SIGTERM( at step {last})?: run the same command again to resume$"
   assert re.search(says, run.out(), re.MULTILINE), run.out()
   assert processes > 1 or training.messages(run) == []
   assert seconds <= 10

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from chaos.run import Run, digests, kept, metrics
 from experiments.launch import dying_with_this_process
 from experiments.launch.__main__ import environments
-from relpos_jax.translation.corpus import load_corpus
+from relpos_jax.translation.task import load_corpus
 
 ROOT = pathlib.Path(__file__).parents[2]
 DISTURBED = (str(pathlib.Path(__file__).with_name("disturbed.py")),)

@@ -106,7 +106,7 @@ def test_a_folder_that_another_training_uses(train_refused, workdir, tmp_path, i
   if not is_new:
     shutil.copytree(workdir, tmp_path / "run")
   with command.lock_folder(tmp_path / "run", "workdir"):
-    train_refused(f"another command is at work in {tmp_path}/run: wait give another --workdir")
+    train_refused(f"another command is using {tmp_path}/run: wait give another --workdir")
 
 
 def test_a_folder_that_may_only_be_read(train_refused, refused, run_copy, monkeypatch):

@@ -158,7 +158,7 @@ def test_a_lock_is_free_when_its_process_is_killed_and_a_folder_left_empty_goes(
   folder.mkdir()
   with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
     other.stdout.readline()
-    refusal = f"another command is at work in {folder}: wait for it, or give another --workdir"
+    refusal = f"another command is using {folder}: wait for it, or give another --workdir"
     with pytest.raises(InputError, match=refusal), command.lock_folder(folder, "workdir"):
       pass
     other.kill()

@@ -46,7 +46,7 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_print
   ]
   for answer in answers:
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("training: 1 shape:") == answer.stdout.count("pictures:") == 1
+    assert answer.stdout.count("training: shapes ") == answer.stdout.count("pictures:") == 1
   assert f"{run} is trained to step 6\n" in answers[1].stdout
   np.testing.assert_allclose(losses(run), losses(workdir), rtol=0, atol=1e-5)
   assert {path.name for path in run.iterdir()} == {path.name for path in workdir.iterdir()}
@@ -65,7 +65,7 @@ def test_wrong_folders_and_meshes_are_refused_by_all(data, tmp_path):
     "a mesh of 1 devices leaves some of 2 processes without any",
     "is not one folder for all processes",
     "checkpoints is not the same in all",
-    f"another command is at work in {run}",
+    f"another command is using {run}",
   )
   for answer, message in zip(answers, messages, strict=True):
     assert answer.returncode == 2 and message in answer.stderr, answer.stderr

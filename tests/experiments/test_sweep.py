@@ -171,6 +171,7 @@ def test_sigterm_stops_the_trainings_and_keeps_finished_results(room, swept, mon
   def sleep(seconds, sleep=time.sleep):
     sleep(seconds)
     if (room / "hanging").exists():
+      (room / "hanging").unlink()
       os.kill(os.getpid(), signal.SIGTERM)
 
   monkeypatch.setattr(sweep.time, "sleep", sleep)
@@ -184,7 +185,7 @@ def test_sigterm_stops_the_trainings_and_keeps_finished_results(room, swept, mon
 
 def test_one_sweep_at_a_time_works_in_a_folder(room, swept):
   with command.lock_folder(room / "runs" / "three", "out"):
-    refused(swept(), f"another command is at work in {room}/runs/three: give another --out")
+    refused(swept(), f"another command is using {room}/runs/three: give another --out")
     assert swept("--dry_run").status == 0
   assert not calls(room) and not (room / "results").exists()
 
@@ -238,6 +239,7 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
     ("--config.model.max_distance=16", "--config.model.max_distance has no effect three.py"),
     ("--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
     ("--parallel=0", "--parallel=0: give at least 1"),
+    ("--submit=nowhere {command}", "--submit no program 'nowhere'"),
     ("--submit=sbatch --wrap=train", "--submit=sbatch {name} {command}"),
     ("--config=configs/quickstart.py", "configs/quickstart.py has no sweep() configs/table1.py"),
   ],
@@ -248,8 +250,24 @@ def test_mistakes_are_refused_before_anything_runs(room, swept, flag, words):
 
 
 @pytest.mark.parametrize(
+  "rows, words",
+  [
+    ("('k=4', {'model.width': 64}), ('k 4', {'model.width': 32})", "two rows same name"),
+    ("('a', {'model.width': 64}), ('b', {'model.width': 64})", "two rows same config"),
+    ("('a', {'seed': 7}),", "row 'a' sets the seed --seeds"),
+  ],
+)
+def test_rows_that_are_alike_are_refused(room, swept, rows, words):
+  head = CONFIG_FILE.partition("def sweep")[0]
+  (room / "three.py").write_text(f"{head}def sweep():\n  return [{rows}]\n")
+  refused(swept(), words)
+  assert not calls(room)
+
+
+@pytest.mark.parametrize(
   "change, words",
   [
+    (lambda lines: [*lines, lines[0]], "has two lines of one row and seed"),
     (lambda lines: [*lines[:2], lines[2][:50]], "line 3: half-written"),
     (lambda lines: [lines[0].replace("k=1", "k=4")], "'k=4', seed 0, another config --results"),
   ],

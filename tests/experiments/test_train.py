@@ -173,7 +173,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
     0,
-    "stopped by SIGTERM at step 6: the same command goes on",
+    "stopped by SIGTERM at step 6: run the same command again to resume",
   )
   assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"4", "6"}
   assert not (tmp_path / "samples.txt").exists()
@@ -182,7 +182,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
     interrupt = lambda: signal.raise_signal(signal.SIGINT)
     patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train(tmp_path)
-  last = "stopped by SIGINT at step 8: the same command goes on"
+  last = "stopped by SIGINT at step 8: run the same command again to resume"
   assert (answer.status, answer.out.splitlines()[-1]) == (130, last)
   assert metrics(tmp_path)[-1]["step"] == 8 and not (tmp_path / "record.json").exists()
 

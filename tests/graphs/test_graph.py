@@ -1,6 +1,7 @@
 """Graphs are batched completely once per epoch in few shapes."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,6 +99,12 @@ def test_packing_needs_fewer_cells():
   packed = GraphBatches(graphs, packed=True, **options)
   assert packed.padding < 0.1 < 0.4 < GraphBatches(graphs, **options).padding
   assert str(packed).startswith("shapes 2x8, batches per epoch: 12, dropped (above 8): 0, ")
+
+
+@pytest.mark.parametrize("wrong", [dict(target=[1]), dict(node_features=[[1.0]]), dict(nodes=[])])
+def test_rows_that_do_not_fit_the_nodes_are_refused(wrong):
+  with pytest.raises(ValueError, match=r"nodes with node_features .* and target"):
+    Graph.of(**dict(nodes=[0, 0, 0], edges=[], target=1) | wrong)
 
 
 def test_an_edge_given_twice_is_one_and_another_label_or_feature_is_another_edge():

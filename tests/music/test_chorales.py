@@ -11,7 +11,8 @@ import pytest
 from tensorflow_datasets.core.download.checksums import UrlInfo
 
 from relpos_jax.errors import InputError
-from relpos_jax.music import chorales, voices
+from relpos_jax.music import data as music_data
+from relpos_jax.music import voices
 
 pytestmark = pytest.mark.usefixtures("data_dir")
 
@@ -27,10 +28,10 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
   folder = tmp_path / "jsb"
   folder.mkdir()
   content = json.dumps(PIECES).encode()
-  (folder / chorales._NAME).write_bytes(content)
-  monkeypatch.setattr(chorales, "_SIZE", len(content))
-  monkeypatch.setattr(chorales, "_SHA256", hashlib.sha256(content).hexdigest())
-  monkeypatch.setattr(chorales, "_URL", "http://127.0.0.1:9/")
+  (folder / music_data._CHORALES).write_bytes(content)
+  monkeypatch.setattr(music_data, "_SIZE", len(content))
+  monkeypatch.setattr(music_data, "_SHA256", hashlib.sha256(content).hexdigest())
+  monkeypatch.setattr(music_data, "_URL", "http://127.0.0.1:9/")
   return folder
 
 
@@ -42,13 +43,13 @@ def check(music):
 
 def refusal(*arguments) -> str:
   with pytest.raises(InputError) as caught:
-    chorales.load(*arguments)
+    music_data.load_chorales(*arguments)
   assert "\n" not in str(caught.value)
   return str(caught.value)
 
 
 def test_the_real_chorales_are_those_upstream(shared_data):
-  music = chorales.load(str(shared_data / "jsb"))
+  music = music_data.load_chorales(str(shared_data / "jsb"))
   assert [len(music.splits[split]) for split in ("train", "valid", "test")] == [229, 76, 77]
   file = shared_data / "jsb" / "Jsb16thSeparated.json.gz"
   upstream = json.loads(gzip.decompress(file.read_bytes()))
@@ -59,40 +60,40 @@ def test_the_real_chorales_are_those_upstream(shared_data):
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_folder_holds_the_pieces_upstream_and_is_read_once(folder, packed):
   if packed:
-    plain = folder / chorales._NAME
-    (folder / f"{chorales._NAME}.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain = folder / music_data._CHORALES
+    (folder / f"{music_data._CHORALES}.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
-  check(chorales.load(str(folder)))
+  check(music_data.load_chorales(str(folder)))
   shutil.rmtree(folder)
-  check(chorales.load())
+  check(music_data.load_chorales())
 
 
 def test_a_download_is_checked_and_a_wrong_one_not_kept(folder, serve, monkeypatch):
-  file = folder / chorales._NAME
+  file = folder / music_data._CHORALES
   right = file.read_bytes()
   file.write_bytes(b"{}")
   with serve(folder) as url:
-    monkeypatch.setattr(chorales, "_URL", url := f"{url}{file.name}")
-    info = UrlInfo(chorales._SIZE, chorales._SHA256, file.name)
-    monkeypatch.setattr(chorales.JsbChorales, "url_infos", {url: info})
+    monkeypatch.setattr(music_data, "_URL", url := f"{url}{file.name}")
+    info = UrlInfo(music_data._SIZE, music_data._SHA256, file.name)
+    monkeypatch.setattr(music_data.JsbChorales, "url_infos", {url: info})
     message = refusal()
     assert "wrong checksum" in message and "path=FOLDER" in message
     file.write_bytes(right)
-    check(chorales.load())
+    check(music_data.load_chorales())
 
 
 def test_wrong_and_missing_files_and_networks_are_named(folder, data_dir):
   message = refusal()
   assert message.startswith("cannot download http://127.0.0.1:9/: no answer")
   assert "path=FOLDER" in message
-  assert refusal("/no").startswith(f"cannot read /no/{chorales._NAME}: No such file")
-  (folder / chorales._NAME).write_text("{}")
-  assert f"wrong file {folder / chorales._NAME}" in refusal(str(folder))
+  assert refusal("/no").startswith(f"cannot read /no/{music_data._CHORALES}: No such file")
+  (folder / music_data._CHORALES).write_text("{}")
+  assert f"wrong file {folder / music_data._CHORALES}" in refusal(str(folder))
   assert not data_dir.exists()
 
 
 def test_damaged_records_are_named(folder, data_dir):
-  chorales.load(str(folder))
+  music_data.load_chorales(str(folder))
   (records,) = data_dir.glob("jsb_chorales/1.0.0/*train*")
   records.write_bytes(records.read_bytes()[:-100])
   assert f"damaged data: delete {records.parent}" in refusal(str(folder))

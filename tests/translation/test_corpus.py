@@ -12,7 +12,8 @@ from relpos_jax.data import builders
 from relpos_jax.data.builders import LazyPairs
 from relpos_jax.errors import InputError
 from relpos_jax.translation import corpus as module
-from relpos_jax.translation.corpus import Corpus, load_corpus, normalize_corpus, normalize_lines
+from relpos_jax.translation.corpus import Corpus, normalize_corpus, normalize_lines
+from relpos_jax.translation.task import load_corpus
 
 SHA256 = {
   "train": "a61596f2318cf4e374c7f2aa8eada7e1bc8f5e565a03fb81bdf7f91dab1e157f",

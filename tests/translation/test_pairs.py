@@ -81,6 +81,7 @@ PACKED = gzip.compress(b"one\ttwo\n" * 9)
     (dict(a=b""), "{a}", "no pairs in train"),
     (dict(a=b"\n\n"), "{a}", "no pairs in train: every line of {a} has an empty side"),
     (dict(), "", "no training pairs"),
+    (dict(), "a,b,c", "3 files in a,b,c"),
   ],
 )
 def test_wrong_files_are_named_in_one_line(tmp_path, files, train, message):
