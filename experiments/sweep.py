@@ -15,7 +15,8 @@ that are finished, here or in another sweep. If a cell fails, CELL.error.txt kee
 log, and the sweep continues. With --submit each cell is a job; the same command collects the
 results of finished jobs. To submit a cell again, delete its CELL.submitted.
 
-RESULTS/SWEEP.jsonl has a line per cell. To train one again, delete its line and run directory.
+RESULTS/SWEEP.jsonl has a line per cell; this repository has those of its own results. To train a
+cell again, delete its line and run directory, or give other --out and --results.
 """
 
 import collections
@@ -112,6 +113,7 @@ def main(
     if dry_run:
       for cell in waiting:
         print(shlex.join(words_of(cell)))
+      print(f"{len(cells) - len(waiting)} of {len(cells)} are finished: {path}", file=sys.stderr)
       return
     states = {cell: "finished" if cell.key in records else "submitted" for cell in cells}
     states |= dict.fromkeys(waiting, "waiting")

@@ -46,7 +46,9 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   task = load_task(workdir)
   if not isinstance(task, Translation):
-    raise InputError(f"--workdir={workdir} is of {task.config.task}: give a run of translation")
+    raise InputError(
+      f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
+    )
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():

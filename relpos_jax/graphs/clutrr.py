@@ -38,7 +38,9 @@ _URL = (
 )
 _ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl.gz"
 _UPSTREAM = "data/clutrr-emnlp of github.com/uclnlp/ctp"
-_REMEDY = f"to use a local file, give path=FOLDER with {_ZIP}, from {_UPSTREAM}"
+_REMEDY = (
+  f"to use a local file, give --config.data.clutrr.path=FOLDER with {_ZIP}, from {_UPSTREAM}"
+)
 # Bytes and SHA-256 of the upstream archive, and of its graphs without the stories.
 _FILES = {
   _ZIP: (3_115_620, "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd"),

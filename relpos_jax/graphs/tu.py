@@ -22,7 +22,7 @@ _URL = (
   "97da5acfd1f8137f7776783533717182d3e5a6fc/datasets/"
 )
 _UPSTREAM = "datasets of github.com/nd7141/graph_datasets"
-_REMEDY = f"to use a local file, give path=FOLDER with NAME.zip from {_UPSTREAM}"
+_REMEDY = f"to use a local file, give --config.data.tu.path=FOLDER with NAME.zip from {_UPSTREAM}"
 # Bytes and SHA-256 of the upstream archives.
 _FILES = {
   "MUTAG": (17_653, "ea3576783c61cd2b3a942e9e3bab821cd4b359f5409fd53b31192c721207f6fa"),

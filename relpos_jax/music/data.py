@@ -32,7 +32,9 @@ _URL = (
   f"9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/{_CHORALES}"
 )
 _UPSTREAM = "github.com/czhuang/JSB-Chorales-dataset"
-_REMEDY = f"to use a local file, give path=FOLDER with {_CHORALES} of {_UPSTREAM}"
+_REMEDY = (
+  f"to use a local file, give --config.data.chorales.path=FOLDER with {_CHORALES} of {_UPSTREAM}"
+)
 # The chorales, uncompressed.
 _SIZE = 1_666_444
 _SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"

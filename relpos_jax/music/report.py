@@ -17,6 +17,7 @@ from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 from relpos_jax.evaluation.records import Metric
 from relpos_jax.evaluation.statistics import Scores, draw_sentences
 from relpos_jax.evaluation.tables import Rows
+from relpos_jax.training.metrics import track
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 # Huang et al. 2018, table 2: nats per token on the valid split of the chorales. Quoted second hand,
@@ -68,7 +69,9 @@ def likelihood(
     seed=None,
   )
   end_nats, of_pieces = 0.0, np.zeros(len(pieces) + 1)
-  for source, target, piece in prefetch(batches, 0, batches.num_per_epoch):
+  numbered = prefetch(batches, 0, batches.num_per_epoch)
+  for _ in track(range(batches.num_per_epoch), "batches scored"):
+    source, target, piece = next(numbered)
     found = np.asarray(nats_of(source, target), np.float64)
     of_pieces[piece[:, 0]] += found.sum(axis=1)
     end_nats += found[target == EOS].sum()

@@ -10,6 +10,8 @@ from relpos_jax.typing import Array, Float, Int
 
 def init_table(key: Array, shape: tuple[int, ...]) -> Float[Array, "R ..."]:
   """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H], as Tensor2Tensor."""
+  if shape[0] < 1:
+    raise ValueError(f"max_distance is {shape[0] // 2}; want 0 or more")
   out_axes = range(1, len(shape))
   glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, out_axes)
   return glorot(key, shape)

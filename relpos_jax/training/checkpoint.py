@@ -137,9 +137,7 @@ class Checkpoints:
     if not count:
       raise self._none_good()
     if count < num:
-      processes.print_once(
-        f"{self.folder} has {count} good checkpoints: the mean is of these, not of {num}"
-      )
+      processes.print_once(f"{self.folder} has {count} good checkpoints: averages these, not {num}")
     mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
     return jax.jit(lambda total: jax.tree.map(mean, total, like))(total)
 

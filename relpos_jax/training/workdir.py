@@ -112,7 +112,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
       raise ValueError("not a JSON object")
     return content
   except (OSError, ValueError) as error:
-    raise InputError(f"cannot read {path} ({error}): name the folder of a run") from error
+    raise InputError(
+      f"cannot read {path} ({error}): restore it, or name another run's folder"
+    ) from error
 
 
 def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> None:

@@ -68,7 +68,7 @@ def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Co
   options = {} if prepared else dict(config=languages if pair[0] == "en" else "-".join(pair[::-1]))
   builder = prepare(
     functools.partial(kind, **options),
-    f"to use local files, give path=FOLDER with {kind.UPSTREAM}",
+    f"to use local files, give --config.data.multi30k.path=FOLDER with {kind.UPSTREAM}",
     url=kind.URL + kind.FILES["train"].format("en"),
   )
   text = lambda item: tuple(item[language].decode() for language in pair)

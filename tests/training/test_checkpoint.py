@@ -233,7 +233,7 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   *lines, last = capsys.readouterr().err.splitlines()
   assert len(lines) == 2 and all(line.endswith(": passed over") for line in lines)
   assert all(f"checkpoint {copied / '3'} is damaged: " in line for line in lines)
-  assert "has 2 good checkpoints: the mean is of these, not of 3" in last
+  assert "has 2 good checkpoints: averages these, not 3" in last
   kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 2)]
   np.testing.assert_allclose(average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8)
   text = refusal(lambda: checkpoints.restore(3, like=make_state()))
