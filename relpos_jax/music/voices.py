@@ -112,8 +112,8 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
     parts = sorted(parts, key=lambda part: -np.mean([note.pitch for note in part.notes]))
   else:
     raise InputError(
-      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice; other music needs a model "
-      "of events: --config.data.midi.codec=events"
+      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice; train on "
+      "other music with --config.data.midi.codec=events"
     )
   step = lambda tick: int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))
   notes = [
