@@ -58,7 +58,7 @@ def piano_roll(
   """Draws notes as bars, in the colours of their voices, and attention; returns the path.
 
   Below the notes, a row per layer shows the weights of the prediction after the last token, which
-  is at the broken line; darker is more. On the right are the distances that hold half and nine
+  is at the dashed line; darker is more. On the right are the distances that hold half and nine
   tenths of the weight. The first `prime` tokens have a grey background.
   """
   spans, times = codec.spans(piece), codec.times(piece)
@@ -122,8 +122,8 @@ def _draw_attention(ax: Axes, weights_of: np.ndarray, times: np.ndarray, end: fl
   ax.set_ylabel("layer")
   ax.spines[["top", "right"]].set_visible(False)
   ax.set_title(
-    "attention of the prediction at the broken line;"
-    " right: distance that holds half / nine tenths of the weight",
+    "attention of the prediction at the dashed line;"
+    " right: distances that hold 50% / 90% of the weight",
     loc="left",
     fontsize=9,
   )
