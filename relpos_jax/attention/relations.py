@@ -53,9 +53,10 @@ class RelativePositions:
   ) -> Int[Array, "*#B T S"]:
     """Returns the table row of every pair; -1 is "no relation", the zero vector."""
     left, right = self.reach
-    rows = key_positions[..., None, :] - query_positions[..., :, None] + left
-    nearest = jnp.clip(rows, 0, left + right)
-    return nearest if self.beyond == "clip" else jnp.where(rows == nearest, rows, -1)
+    distance = key_positions[..., None, :] - query_positions[..., :, None]
+    nearest = jnp.clip(distance, -left, right)
+    rows = nearest + left  # the sum of the distance and left might not fit in 32 bits
+    return rows if self.beyond == "clip" else jnp.where(distance == nearest, rows, -1)
 
 
 @jax.tree_util.register_dataclass

@@ -1,7 +1,8 @@
 """Beam search as a pure function of a step-wise decoder and its cache.
 
-Every step keeps the W most probable extensions of the live hypotheses. Those that end are stored
-with their final score, the others go on. With W = 1 it is greedy decoding.
+Every step takes the 2W most probable extensions of the live hypotheses, as in Tensor2Tensor. Those
+that end are stored with their final score, and the W best of the others go on. With W = 1 it takes
+one, and is greedy decoding.
 """
 
 from collections.abc import Callable
@@ -69,13 +70,17 @@ def beam_search(
 
   def step(state: _State) -> _State:
     length = state.length + 1
-    new, cache = _extend(state, decode, pad)
+    new, beams, cache = _extend(state, decode, pad)
     is_end = new.tokens[:, :, length] == eos
     scored = _Hypotheses(new.tokens, score(new.scores, length))
     ended = _add_ended(state.ended, scored, is_end, length == limits)
     can_win = score(new.scores, limits) > ended.scores[:, :1]
     is_live = ~is_end & can_win & (length < limits)
-    return _State(length, _keep(new, is_live), ended, cache)
+    scores, best = jax.lax.top_k(_keep(new, is_live).scores, beam_size)
+    live, beams = _Hypotheses(_pick(new.tokens, best), scores), _pick(beams, best)
+    split = lambda x: x.reshape(*beams.shape, *x.shape[1:])
+    cache = jax.tree.map(lambda x: _pick(split(x), beams).reshape(x.shape), cache)
+    return _State(length, live, ended, cache)
 
   none = jnp.full((limits.shape[0], beam_size), _NONE, jnp.float32)
   padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
@@ -92,7 +97,10 @@ def beam_search(
 
 
 class _Hypotheses(NamedTuple):
-  """`bos` and L tokens; scored by log-probability while live, by the final score when ended."""
+  """`bos` and L tokens; scored by log-probability while live, by the final score when ended.
+
+  There are W, or while they are chosen 2W.
+  """
 
   tokens: Int[Array, "B W L+1"]
   scores: Float[Array, "B W"]
@@ -105,8 +113,8 @@ class _State(NamedTuple):
   cache: PyTree
 
 
-def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
-  """Returns the W most probable of all extensions by one token, and their cache."""
+def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, Int[Array, "B C"], PyTree]:
+  """Returns the C most probable extensions by one token, their hypotheses, and the new cache."""
   batch_size, beam_size = state.live.scores.shape
   latest = jax.lax.dynamic_index_in_dim(state.live.tokens, state.length, axis=2)
   logits, cache = decode(latest.reshape(-1, 1), state.cache)
@@ -114,17 +122,18 @@ def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, PyTree]:
 
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32)).at[..., pad].set(_NONE)
   log_probs = state.live.scores[:, :, None] + log_probs.reshape(batch_size, beam_size, vocabulary)
-  log_probs, indices = jax.lax.top_k(log_probs.reshape(batch_size, -1), beam_size)
+  num_candidates = min(2 * beam_size, beam_size * vocabulary) if beam_size > 1 else 1
+  log_probs, indices = jax.lax.top_k(log_probs.reshape(batch_size, -1), num_candidates)
   beams, words = indices // vocabulary, indices % vocabulary
-
   tokens = _pick(state.live.tokens, beams).at[:, :, state.length + 1].set(words)
-  reorder = lambda x: _pick(x.reshape(batch_size, beam_size, *x.shape[1:]), beams).reshape(x.shape)
-  return _Hypotheses(tokens, log_probs), jax.tree.map(reorder, cache)
+  return _Hypotheses(tokens, log_probs), beams, cache
 
 
 def _add_ended(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypotheses:
   """Returns the W best hypotheses that have ended; at the limit, live ones if none has ended."""
-  none_ended = jnp.all(jnp.maximum(ended.scores, _keep(new, is_end).scores) == _NONE, axis=1)
+  none_ended = jnp.all(ended.scores == _NONE, axis=1) & ~jnp.any(
+    is_end & (new.scores > _NONE), axis=1
+  )
   new = _keep(new, is_end | (at_limit & none_ended[:, None]))
   # Of equal scores the first are taken, so that missing hypotheses stay padding.
   scores, indices = jax.lax.top_k(
@@ -137,6 +146,6 @@ def _keep(hypotheses: _Hypotheses, which) -> _Hypotheses:
   return hypotheses._replace(scores=jnp.where(which, hypotheses.scores, _NONE))
 
 
-def _pick(x: Array, indices: Int[Array, "B W"]) -> Array:
+def _pick(x: Array, indices: Int[Array, "B C"]) -> Array:
   """Returns x[indices] for each sentence."""
   return jax.vmap(lambda row, of_row: row[of_row])(x, indices)

@@ -75,9 +75,9 @@ def textbook(model, cache, limit, beam_size, alpha):
       for token, new in enumerate(np.asarray(jax.nn.log_softmax(logits[parent, 0])))
       if token != PAD
     ]
-    best = sorted(extensions, reverse=True)[:beam_size]
+    best = sorted(extensions, reverse=True)[: 2 * beam_size if beam_size > 1 else 1]
     ended += [(x / penalty(len(tokens), alpha), tokens) for x, tokens, _ in best if EOS in tokens]
-    best = [x for x in best if EOS not in x[1]]
+    best = [x for x in best if EOS not in x[1]][:beam_size]
     if not best:
       break
     live = [(log_prob, tokens) for log_prob, tokens, _ in best]
@@ -100,6 +100,21 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_sentences(alpha):
     expected = log_probs / penalty(lengths, alpha)
     np.testing.assert_array_equal(tokens[i, 0], sentences[np.argmax(expected)])
     np.testing.assert_allclose(scores[i, 0], np.max(expected), rtol=1e-5)
+
+
+def test_an_ended_hypothesis_leaves_its_place_to_another():
+  """Tensor2Tensor's search of 2W candidates finds "b", which two of them would crowd out."""
+  b = 4
+  after = jnp.log(jnp.array([[0.26, 0.45, 0.25], [0.02, 0.49, 0.49], [0.98, 0.01, 0.01]]))
+
+  def decode(tokens, cache):
+    last = jnp.clip(tokens[:, 0] - EOS, 0, 2)  # BOS, a, b
+    return jnp.full((len(tokens), 1, 5), -jnp.inf).at[:, 0, EOS:].set(after[last]), cache
+
+  options = dict(beam_size=2, max_length=8, bos=BOS, eos=EOS, pad=PAD)
+  tokens, scores = beam_search(decode, (), length_limits=jnp.array([8]), **options)
+  assert tokens[0, 0, :3].tolist() == [b, EOS, PAD]
+  np.testing.assert_allclose(scores[0, 0], -1.2450, atol=1e-4)
 
 
 @pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (2, 3.0), (4, 0.6)])
