@@ -326,3 +326,11 @@ def test_a_wrong_edge_is_named(message):
 def test_no_edge_at_all_gives_zeros():
   tokens, none = np.ones((4, 2, 3)), np.zeros(0, int)
   assert (edge_attention(tokens, tokens, tokens, none, none) == 0).all()
+
+
+@pytest.mark.parametrize("beyond, rows", [("clip", [0, 2, 4]), ("zero", [-1, 2, -1])])
+def test_the_ends_of_32_bits_are_beyond_the_table(beyond, rows):
+  relations = RelativePositions(jnp.ones((5, 8)), None, beyond=beyond)
+  far = 2**31 - 1
+  assert relations.labels(jnp.array([far]), jnp.array([0, far])).tolist() == [rows[:2]]
+  assert relations.labels(jnp.array([0]), jnp.array([0, far])).tolist() == [rows[1:]]
