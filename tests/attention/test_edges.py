@@ -331,6 +331,7 @@ def test_no_edge_at_all_gives_zeros():
 @pytest.mark.parametrize("beyond, rows", [("clip", [0, 2, 4]), ("zero", [-1, 2, -1])])
 def test_the_ends_of_32_bits_are_beyond_the_table(beyond, rows):
   relations = RelativePositions(jnp.ones((5, 8)), None, beyond=beyond)
-  far = 2**31 - 1
-  assert relations.labels(jnp.array([far]), jnp.array([0, far])).tolist() == [rows[:2]]
-  assert relations.labels(jnp.array([0]), jnp.array([0, far])).tolist() == [rows[1:]]
+  near, far = jnp.zeros(1, jnp.int32), jnp.full(1, 2**31 - 1, jnp.int32)
+  both = jnp.concatenate([near, far])
+  assert relations.labels(far, both).tolist() == [rows[:2]]
+  assert relations.labels(near, both).tolist() == [rows[1:]]
