@@ -9,7 +9,7 @@ from flax import nnx
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.nn.positions import RelativePositionTables
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, Bool, Float, Int
 
 # Variance 1 / fan-in, as Tensor2Tensor's uniform unit scaling.
 kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
@@ -40,16 +40,22 @@ class KVCache(NamedTuple):
   ) -> "KVCache":
     """Writes M tokens into the next slots of every row.
 
-    Raises ValueError if they do not fit and `length` is concrete. Under `jit` the caller makes the
-    cache large enough: tokens past the end would overwrite the last ones.
+    Raises ValueError if they do not fit and `length` is concrete. Under `jit` tokens past the end
+    are dropped, `length` counts them, and the row is `full` from then on.
     """
     size, new = self.key.shape[1], key.shape[1]
     if not isinstance(self.length, jax.core.Tracer) and int(self.length.max()) + new > size:
       raise ValueError(f"cache of {size} slots holds {self.length.max()} tokens: no room for {new}")
-    update = jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice_in_dim(row, x, at, axis=0))
-    write = lambda rows, x: update(rows, x.astype(rows.dtype), self.length)
+    slots = self.length[:, None] + jnp.arange(new)
+    update = jax.vmap(lambda row, x, at: row.at[at].set(x, mode="drop"))
+    write = lambda rows, x: update(rows, x.astype(rows.dtype), slots)
     key, value = write(self.key, key), write(self.value, value)
     return KVCache(key, value, write(self.positions, positions), self.length + new)
+
+  @property
+  def full(self) -> Bool[Array, " B"]:
+    """Returns the rows that have dropped tokens, whose attention is not that of all tokens."""
+    return self.length > self.key.shape[1]
 
 
 class MultiHeadAttention(nnx.Module):
@@ -145,6 +151,8 @@ class MultiHeadAttention(nnx.Module):
     dropout = {}
     if rngs is not None and self.dropout_rate:
       dropout = dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
+    if self.tables is not None and (given := {"relations", "senders"} & options.keys()):
+      raise ValueError(f"a layer with tables takes no {given.pop()}: make it without tables=")
     if "senders" in options:
       return self.out(edge_attention(query, key, value, **options, **dropout))
     if self.tables is not None:
@@ -159,7 +167,8 @@ class MultiHeadAttention(nnx.Module):
   ) -> tuple[Float[Array, "B M D"], KVCache]:
     """Reads M more tokens at absolute `positions` (-1: padding) and attends causally.
 
-    Reading M tokens at once or one by one gives the same as the full causal pass.
+    Reading M tokens at once or one by one gives the same as the full causal pass. Rows for which
+    the cache is too small become NaN.
     """
     cache = cache.append(*self.keys_values(x), positions)
     y = self.attend(
@@ -171,7 +180,7 @@ class MultiHeadAttention(nnx.Module):
       query_positions=positions,
       key_positions=cache.positions,
     )
-    return y, cache
+    return jnp.where(cache.full[:, None, None], jnp.nan, y), cache
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
     """Returns an empty cache of this layer's shape and dtype."""

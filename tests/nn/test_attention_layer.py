@@ -91,6 +91,24 @@ def test_a_full_cache_refuses_a_token():
     layer.decode(jnp.asarray(X[:, :3]), cache, jnp.zeros((B, 3), int))
 
 
+def test_a_row_that_outgrows_its_cache_becomes_nan_and_the_others_do_not():
+  layer = make_layer()
+  x, decode = jnp.asarray(X), jax.jit(layer.decode)
+  full = layer(x, is_causal=True)
+  cache = layer.init_cache(B, T)._replace(length=jnp.array([0, 1, 0]))  # one slot is taken
+  for t in range(T):
+    y, cache = decode(x[:, t : t + 1], cache, jnp.full((B, 1), t))
+    rows = [0, 1, 2] if t < T - 1 else [0, 2]
+    np.testing.assert_allclose(y[rows, 0], full[rows, t], atol=1e-5)
+  assert jnp.isnan(y[1]).all() and cache.positions[1].tolist() == [-1, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("option", ["relations", "senders"])
+def test_a_layer_with_tables_refuses_other_relations(option):
+  with pytest.raises(ValueError, match=f"takes no {option}"):
+    make_layer()(jnp.asarray(X), **{option: None})
+
+
 def test_a_width_that_heads_do_not_divide_needs_a_head_width():
   with pytest.raises(ValueError, match="width is 18; want a multiple of num_heads, 4"):
     MultiHeadAttention(18, 4, rngs=nnx.Rngs(0))
