@@ -2,14 +2,16 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.nn.hooks import attend_as_flax
-from relpos_jax.nn.positions import init_table
+from relpos_jax.nn.positions import init_table, table_shape
 from relpos_jax.typing import Array, ArrayLike, Float
 
 __all__ = ["RelativeAttention", "RelativePositionTables"]
@@ -31,14 +33,16 @@ class RelativePositionTables(nn.Module):
   keys: bool = True
   values: bool = True
   beyond: str = "clip"
+  left: int | None = None
+  param_dtype: DTypeLike = jnp.float32
+  table_init: Callable[..., Array] = init_table
 
   @nn.compact
   def __call__(self, head_width: int) -> RelativePositions:
-    heads = () if self.num_heads is None else (self.num_heads,)
-    shape = (2 * self.max_distance + 1, *heads, head_width)
-    key = self.param("key", init_table, shape) if self.keys else None
-    value = self.param("value", init_table, shape) if self.values else None
-    return RelativePositions(key, value, beyond=self.beyond)
+    shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
+    make = lambda name: self.param(name, self.table_init, shape, self.param_dtype)
+    key, value = make("key") if self.keys else None, make("value") if self.values else None
+    return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
 
 class RelativeAttention(nn.Module):
@@ -49,13 +53,15 @@ class RelativeAttention(nn.Module):
   share its tables between layers, name its parent:
   `RelativeAttention(16, parent=self, name="relative")`.
 
-  Positions, dropout and softmax are as in `relpos_jax.nn.RelativeAttention`: cached decoding raises
-  unless `query_positions` are given. `precision` and the einsums must be None.
+  Dropout and softmax are as in `relpos_jax.nn.RelativeAttention`. In cached decoding the query's
+  position is the `cache_index` of the layer it is given to. `precision` and the einsums must be
+  None.
 
   Attributes:
     max_distance: k, the distance at which positions are clipped.
-    num_heads, keys, values, beyond: as of `relpos_jax.nn.RelativePositionTables`.
-    query_positions: integers `[B, T]` or `[T]`.
+    num_heads, keys, values, beyond, left, param_dtype, table_init: as of
+      `relpos_jax.nn.RelativePositionTables`.
+    query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the cache.
     key_positions: integers `[B, S]` or `[S]`.
     implementation: of the operator; None takes the fastest that supports the call.
 
@@ -75,6 +81,9 @@ class RelativeAttention(nn.Module):
   query_positions: Any = None
   key_positions: Any = None
   implementation: str | None = None
+  left: int | None = None
+  param_dtype: DTypeLike = jnp.float32
+  table_init: Callable[..., Array] = init_table
 
   def __post_init__(self) -> None:
     default = next(field.default for field in dataclasses.fields(self) if field.name == "parent")
@@ -107,9 +116,15 @@ class RelativeAttention(nn.Module):
     If `module` is given, sows the weights before dropout as its `attention_weights`. (Linen passes
     only arguments that the signature names, so it names all that change the result.)
     """
-    tables = RelativePositionTables(
-      self.max_distance, self.num_heads, self.keys, self.values, self.beyond, name="tables"
-    )
+    names = [field.name for field in dataclasses.fields(RelativePositionTables)]
+    options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
+    tables = RelativePositionTables(**options, name="tables")
+    layer = self.parent
+    is_cached = isinstance(layer, nn.Module) and layer.has_variable("cache", "cache_index")
+    positions = None
+    if is_cached and self.query_positions is None and query.shape[-3] != key.shape[-3]:
+      # The layer has counted this query already.
+      positions = layer.get_variable("cache", "cache_index").astype(jnp.int32)[None] - 1
     return attend_as_flax(
       self,
       tables(query.shape[-1]),
@@ -120,6 +135,7 @@ class RelativeAttention(nn.Module):
       mask,
       sow=None if module is None else functools.partial(module.sow, "intermediates"),
       is_causal=is_causal,
+      input_positions=positions,
       dropout_rng=dropout_rng,
       dropout_rate=dropout_rate,
       deterministic=deterministic,

@@ -121,14 +121,15 @@ def test_weights_are_sown_as_flax_sows_them():
 
 
 class Decoder(nn.Module):
-  """Somebody's layer that knows which token it reads."""
+  """Somebody's model: it knows which token it reads, and need not say so."""
 
   @nn.compact
   def __call__(self, x, position=None):
     return make_layer(hook=dict(query_positions=position), decode=True, name="layer")(x)
 
 
-def test_decoding_with_positions_is_the_full_pass_and_without_is_refused():
+@pytest.mark.parametrize("is_given", [True, False])
+def test_decoding_is_the_full_pass_with_positions_and_without(is_given):
   variables = {"params": {"layer": parameters()["params"]}}
   empty = jax.eval_shape(Decoder().init, jax.random.key(0), X)["cache"]
   cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)
@@ -139,12 +140,15 @@ def test_decoding_with_positions_is_the_full_pass_and_without_is_refused():
 
   full = make_layer().apply(parameters(), X, mask=CAUSAL)
   for t in range(T):
-    y, updated = step(cache, X[:, t : t + 1], jnp.array([t]))
+    y, updated = step(cache, X[:, t : t + 1], jnp.array([t]) if is_given else None)
     np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
     cache = updated["cache"]
 
+
+def test_unknown_positions_are_refused():
+  q, kv = jnp.ones((B, 1, N, D // N)), jnp.ones((B, T, N, D // N))
   with pytest.raises(ValueError, match="query has 1 tokens, key 5, and the query's positions are"):
-    Decoder().apply(variables | dict(cache=cache), X[:, :1], mutable=["cache"])
+    RelativeAttention(K).init(jax.random.key(0), q, kv, kv)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,10 @@ class RelativeAttention(nnx.Module):
 
   If there are as many queries as keys, both have positions 0, 1, 2, ..., or the `input_positions`
   that the layer is called with (flax 0.12.12). In cached decoding there is one query, flax does not
-  report its position, and the call raises unless it is given: as `input_positions`, or by
-  `nnx.view(model, query_positions=...)`, which works for complete models and with every flax. The
-  key in slot j of the cache then has position j, unless `key_positions` are given in the same way.
+  report its position, and the call raises unless `self_attention` is set or it is given: as
+  `input_positions`, or by `nnx.view(model, query_positions=...)`, which works for complete models
+  and with every flax. The key in slot j of the cache then has position j, unless `key_positions`
+  are given in the same way.
 
   Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
   computed in float32 or wider, and a query that sees no key gets zero. `precision` must be None:
@@ -35,8 +36,10 @@ class RelativeAttention(nnx.Module):
   Args:
     max_distance: k, the distance at which positions are clipped.
     head_width: H, the layer's `qkv_features / num_heads`.
+    self_attention: whether a single query of a cache has the position of the last key that the mask
+      shows it, as flax's layer makes the mask in decoding. It is wrong for cross-attention.
     implementation: of the operator; None takes the fastest that supports the call.
-    options: of `RelativePositionTables`: num_heads, keys, values, beyond.
+    options: of `RelativePositionTables`: num_heads, keys, values, beyond, left, table_init, ...
 
   >>> rngs = nnx.Rngs(0)
   >>> relative = RelativeAttention(16, head_width=8, rngs=rngs)
@@ -47,9 +50,9 @@ class RelativeAttention(nnx.Module):
   Decodes token by token:
 
   >>> layer.init_cache((2, 5, 32))
-  >>> for t in range(5):
-  ...   step = nnx.view(layer, decode=True, query_positions=jnp.array([t]))
-  ...   y = step(jnp.ones((2, 1, 32)))
+  >>> relative.self_attention = True
+  >>> for _ in range(5):
+  ...   y = layer(jnp.ones((2, 1, 32)), decode=True)
   """
 
   def __init__(
@@ -57,11 +60,13 @@ class RelativeAttention(nnx.Module):
     max_distance: int,
     head_width: int,
     *,
+    self_attention: bool = False,
     implementation: str | None = None,
     rngs: nnx.Rngs,
     **options,
   ):
     self.tables = RelativePositionTables(max_distance, head_width, rngs=rngs, **options)
+    self.self_attention = self_attention
     self.implementation = implementation
     self.query_positions = nnx.data(None)
     self.key_positions = nnx.data(None)
@@ -92,6 +97,10 @@ class RelativeAttention(nnx.Module):
     dropout as its `attention_weights`.
     """
     sow = None if module is None else functools.partial(module.sow, nnx.Intermediate)
+    is_known = self.query_positions is not None or options.get("input_positions") is not None
+    if self.self_attention and not is_known and query.shape[-3] == 1 and mask is not None:
+      last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
+      options["input_positions"] = last_BN1[..., 0, :]
     return attend_as_flax(self, self.tables(), query, key, value, bias, mask, sow=sow, **options)
 
 
@@ -130,7 +139,8 @@ def attend_as_flax(
   if queries is None and num_queries != num_keys:
     raise ValueError(
       f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown "
-      "(flax does not pass them in decoding): give query_positions by nnx.view, or input_positions"
+      "(flax does not pass them in decoding): set self_attention=True if queries and keys are of "
+      "one sequence (NNX), or give query_positions"
     )
   if keys is None and num_queries == num_keys:
     keys = queries

@@ -1,20 +1,33 @@
 """Positions of a layer: trained tables of relative positions, and sinusoids."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float, Int
 
 
-def init_table(key: Array, shape: tuple[int, ...]) -> Float[Array, "R ..."]:
+def init_table(
+  key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+) -> Float[Array, "R ..."]:
   """Draws a table from Glorot's uniform distribution over [R, N*H], or [R, H], as Tensor2Tensor."""
-  if shape[0] < 1:
-    raise ValueError(f"max_distance is {shape[0] // 2}; want 0 or more")
   out_axes = range(1, len(shape))
   glorot = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, out_axes)
-  return glorot(key, shape)
+  return glorot(key, shape, dtype)
+
+
+def table_shape(
+  max_distance: int, left: int | None, num_heads: int | None, head_width: int
+) -> tuple[int, ...]:
+  """Returns `[R, H]` or `[R, N, H]`: a row for each distance from -left to max_distance."""
+  left = max_distance if left is None else left
+  if min(left, max_distance) < 0:
+    raise ValueError(f"max_distance is {max_distance}, left {left}; want 0 or more")
+  return left + 1 + max_distance, *([] if num_heads is None else [num_heads]), head_width
 
 
 class RelativePositionTables(nnx.Module):
@@ -24,11 +37,16 @@ class RelativePositionTables(nnx.Module):
 
   Args:
     max_distance: k, the distance at which positions are clipped; tables have 2k + 1 rows.
+    left: the distance on the left, if it is not k; tables have left + 1 + k rows. Causal attention
+      needs no rows on the right: k = 0.
     head_width: H, the width of a row.
     num_heads: N for a table per head, `[R, N, H]`; None for one shared by heads, `[R, H]`.
     keys, values: whether there is a key table, and a value table.
     beyond: "clip" to the outermost rows, or "zero": no term beyond k (Music Transformer).
-    dtype: of the tables in the computation; parameters are float32.
+    dtype: of the tables in the computation.
+    param_dtype: of the parameters.
+    table_init: `(key, shape, dtype)` returns a table. With `jax.nn.initializers.zeros` a pretrained
+      model starts unchanged; `nnx.with_partitioning(init_table, names)` names the axes.
 
   >>> tables = RelativePositionTables(16, 64, num_heads=8, rngs=nnx.Rngs(0))
   >>> tables().key.shape
@@ -40,24 +58,25 @@ class RelativePositionTables(nnx.Module):
     max_distance: int,
     head_width: int,
     *,
+    left: int | None = None,
     num_heads: int | None = None,
     keys: bool = True,
     values: bool = True,
     beyond: str = "clip",
-    dtype=jnp.float32,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    table_init: Callable[..., Array] = init_table,
     rngs: nnx.Rngs,
   ):
-    heads = () if num_heads is None else (num_heads,)
-    shape = (2 * max_distance + 1, *heads, head_width)
-    self.key = nnx.Param(init_table(rngs.params(), shape)) if keys else None
-    self.value = nnx.Param(init_table(rngs.params(), shape)) if values else None
-    self.beyond = beyond
-    self.dtype = dtype
+    shape = table_shape(max_distance, left, num_heads, head_width)
+    make = lambda: nnx.Param(table_init(rngs.params(), shape, param_dtype))
+    self.key, self.value = make() if keys else None, make() if values else None
+    self.left, self.beyond, self.dtype = left, beyond, dtype
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""
     cast = lambda table: None if table is None else table[...].astype(self.dtype)
-    return RelativePositions(cast(self.key), cast(self.value), beyond=self.beyond)
+    return RelativePositions(cast(self.key), cast(self.value), beyond=self.beyond, left=self.left)
 
 
 def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {width}"]:

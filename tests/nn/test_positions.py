@@ -1,5 +1,6 @@
 """The distance tables' shapes and initial ranges, and the sinusoids' formula."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +24,22 @@ def test_tables_have_the_shape_and_range_of_the_original(
     assert 0.99 * limit < np.abs(table).max() < 1.001 * limit
     assert np.std(table) == pytest.approx(limit / 3**0.5, rel=0.05)
   assert not np.allclose(key, value)
+
+
+def test_asymmetric_tables_of_any_start_dtype_and_names():
+  zeros = nnx.with_partitioning(jax.nn.initializers.zeros, (None, "heads", None))
+  options = dict(left=7, num_heads=2, param_dtype=jnp.bfloat16, table_init=zeros, rngs=nnx.Rngs(0))
+  with jax.set_mesh(jax.make_mesh((1,), ("heads",), (jax.sharding.AxisType.Auto,))):
+    tables = RelativePositionTables(0, 4, **options)
+  assert tables.key.dtype == jnp.bfloat16 and "heads" in tables.key.get_metadata("out_sharding")
+  relations = tables()
+  assert relations.reach == (7, 0) and relations.key.shape == (8, 2, 4) and not relations.key.any()
+
+
+@pytest.mark.parametrize("distances", [(-1, None), (3, -1)])
+def test_negative_distances_are_refused(distances):
+  with pytest.raises(ValueError, match=r"max_distance is .* want 0 or more"):
+    RelativePositionTables(distances[0], 4, left=distances[1], rngs=nnx.Rngs(0))
 
 
 def tensor2tensor_signal(length: int, channels: int) -> np.ndarray:
