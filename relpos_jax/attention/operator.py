@@ -48,7 +48,8 @@ def dot_product_attention(
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     is_causal: hide the keys whose position is later than the query's.
-    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Any 32-bit integers
+    query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
+      sequences need segment ids and no positions: distances within a segment are the same. Any 32-bit integers
       whose differences fit in 32 bits.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
@@ -58,7 +59,9 @@ def dot_product_attention(
     key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
     dropout_rate: the share of weights dropped, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
-    implementation: a name, or None for the fastest; see `explain`.
+    implementation: a name, or None to choose one; see `explain`. "chunked" and the kernels, which
+      None may choose for 128 keys or more, have first reverse-mode derivatives only. For jvp or
+      second derivatives name "projected" or "skew".
 
   Returns:
     `[B, T, N, H]`, in the value's dtype. Softmax and sums of weights are in float32, or in
