@@ -49,8 +49,8 @@ def dot_product_attention(
     scale: factor of the content and of the relative term, `H**-0.5` by default.
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
-      sequences need segment ids and no positions: distances within a segment are the same. Any 32-bit integers
-      whose differences fit in 32 bits.
+      sequences need segment ids and no positions: distances within a segment are the same. Any
+      32-bit integers whose differences fit in 32 bits.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
