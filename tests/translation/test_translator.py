@@ -48,7 +48,7 @@ def model():
   (layer,) = params["decoder"]["layers"].values()
   layer["cross_attention"]["out"]["kernel"][...] *= 4.0
   layer["self_attention"]["out"]["kernel"][...] *= 4.0
-  params["softmax"]["table"][EOS] *= 2.0
+  params["softmax"]["table"][EOS] *= 1.6
   return graphdef, params
 
 
