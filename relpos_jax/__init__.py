@@ -3,6 +3,7 @@
 from relpos_jax.attention.choice import explain
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
+from relpos_jax.attention.partitioned import mesh_axes
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, RelativePositions
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
   "dot_product_attention",
   "edge_attention",
   "explain",
+  "mesh_axes",
 ]

@@ -8,6 +8,7 @@ import jax
 
 from relpos_jax.attention import band, chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
@@ -171,20 +172,3 @@ def _abstract_inputs(arguments: tuple, options: dict) -> Inputs:
 
   jax.eval_shape(gather, {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")})
   return found[0]
-
-
-def target_platform() -> str:
-  """Returns the platform of the mesh in context, or JAX's default: "cpu", "gpu" or "tpu".
-
-  A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
-  (`jax.experimental.topologies`); code traced in it is compiled for them.
-
-  >>> from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-  >>> chip = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
-  >>> with use_abstract_mesh(AbstractMesh((8,), ("data",), abstract_device=chip)):
-  ...   target_platform()
-  'tpu'
-  """
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  platform = jax.default_backend() if device is None else device.platform
-  return "gpu" if platform in ("cuda", "rocm") else platform

@@ -17,7 +17,7 @@ import numpy as np
 from relpos_jax.attention import band as bands
 from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, attend, differentiate, store_keys
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import over_devices
+from relpos_jax.attention.partitioned import over_devices, zeros
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -60,6 +60,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
+    shards=inputs.shards,
   )
   visibility = _not_none(
     mask=inputs.mask,
@@ -109,7 +110,7 @@ def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> Float[Array, 
 
 
 def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, tuple]:
-  outputs = over_devices(functools.partial(_forward, plan), _AXES, floats | visibility)
+  outputs = over_devices(functools.partial(_forward, plan), _AXES, floats | visibility, plan.shards)
   return outputs["output"], (floats, visibility, outputs)
 
 
@@ -123,7 +124,7 @@ def _flash_backward(
   delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  grads = over_devices(functools.partial(_backward, plan), _AXES, arrays)
+  grads = over_devices(functools.partial(_backward, plan), _AXES, arrays, plan.shards)
   for name in ("key_table", "value_table"):
     if name in floats:
       grad_RNH = grads[f"d_{name}"].sum(0).swapaxes(0, 1)
@@ -144,7 +145,7 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   names += ["right_sums", "row_sums"] if "value_table" in arrays else []
   query = arrays["query"]
   sizes = dict(zip("BTNH", query.shape, strict=True))
-  outputs = {name: jnp.zeros([sizes[x] for x in _AXES[name]], query.dtype) for name in names}
+  outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
   step = lambda plan, block, keys, row, of_keys: (attend(plan, block, keys, row), of_keys)
   return _over_heads(plan, arrays, first_query, outputs, step, _write)
 
@@ -155,7 +156,7 @@ def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays
   shapes = {name: arrays[name].shape for name in _FLOATS if name in arrays}
   tables = [name for name in ("key_table", "value_table") if name in arrays]
   shapes |= {name: (batch, heads, len(arrays[name]), width) for name in tables}
-  grads = {f"d_{name}": jnp.zeros(x, arrays["query"].dtype) for name, x in shapes.items()}
+  grads = {f"d_{name}": zeros(x, arrays["query"]) for name, x in shapes.items()}
   return _over_heads(plan, arrays, first_query, grads, differentiate, _add)
 
 
@@ -183,8 +184,9 @@ def _over_heads(
     region = dict(B=(first // heads, 1), N=(first % heads, num_heads), K=key_heads)
     # A smaller array per group of heads: XLA would copy the full one for every group if several
     # loops one after the other wrote into it.
-    zeros = lambda name, x: jnp.zeros(_starts_and_sizes(name, x, region)[1], x.dtype)
-    of_heads = {name: zeros(name, x) for name, x in results.items()}
+    of_heads = {
+      name: zeros(_starts_and_sizes(name, x, region)[1], x) for name, x in results.items()
+    }
     for stretch in _stretches(plan, num_queries, first_query):
       of_heads = _run_stretch(plan, arrays, first_query, region, stretch, of_heads, step, store)
     return store(results, _read(of_heads, {}), region)
@@ -232,8 +234,12 @@ def _run_stretch(
   keys = _read(keys, heads | dict(S=(0, num_keys)))
   repeats = heads["N"][1] // len(keys["key"])  # for query heads that share a key head
   keys = {name: store_keys(plan, x.repeat(repeats, 0)) for name, x in keys.items()}
-  zeros = lambda x: jnp.zeros((*x.shape[:2], arrays["key"].shape[3]), x.dtype)
-  of_keys = {f"d_{name}": zeros(x) for name, x in keys.items() if f"d_{name}" in results}
+  width = arrays["key"].shape[3]
+  of_keys = {
+    f"d_{name}": zeros((*x.shape[:2], width), x)
+    for name, x in keys.items()
+    if f"d_{name}" in results
+  }
 
   def run_block(number, carry):
     results, of_keys = carry

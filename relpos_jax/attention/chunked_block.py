@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
+from relpos_jax.attention.partitioned import Shards
 from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
 Arrays = dict[str, Array]
@@ -42,6 +43,7 @@ class ChunkPlan(NamedTuple):
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
+  shards: Shards | None  # of the query, over a mesh
 
   @property
   def near(self) -> tuple[int, int]:

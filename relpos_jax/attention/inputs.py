@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
+from relpos_jax.attention.partitioned import Shards, align_manual_axes
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
@@ -34,6 +35,7 @@ class Inputs(NamedTuple):
   key_segment_ids: Int[Array, "#B S"] | None
   dropout_rate: float
   dropout_seeds: Int[Array, "B N"] | None  # None without dropout
+  shards: Shards | None = None  # the mesh axes that shard the query; None follows it
 
   def visible(self) -> Bool[Array, "#B #N #T #S"] | None:
     """Combines mask, causality, window, lengths and segments; returns None if nothing is hidden."""
@@ -92,8 +94,6 @@ def gather_inputs(
   arrays = dict(query=query, key=key, value=value)
   query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
   validation.check_shapes(query, key, value)
-  if relations is not None:
-    validation.check_sharding(query=query, key=key, value=value)
   if (query_segment_ids is None) != (key_segment_ids is None):
     raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
   *batch, num_queries, heads, width = query.shape
@@ -112,7 +112,7 @@ def gather_inputs(
   if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
     bits = jax.random.bits(dropout_key, (*batch, heads), "uint32")
     seeds = _batched(jax.lax.bitcast_convert_type(bits, jnp.int32), 2)
-  return Inputs(
+  inputs = Inputs(
     query=_batched(query, 4),
     key=_batched(key, 4),
     value=_batched(value, 4),
@@ -132,6 +132,7 @@ def gather_inputs(
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
   )
+  return align_manual_axes(inputs)
 
 
 def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) -> Array | None:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from relpos_jax.attention import masks, projected, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
 from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.partitioned import with_automatic_axes
 from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike
 
@@ -79,12 +80,16 @@ def dot_product_attention(
   """
   arguments = dict(locals())
   del arguments["implementation"]
-  inputs = gather_inputs(**arguments)
-  name = choose(inputs, implementation).implementation
-  if not inputs.query.size or not inputs.key.size:
-    return jnp.zeros(jnp.shape(query), inputs.value.dtype)
-  output = _plain(inputs) if name == PLAIN else IMPLEMENTATIONS[name].attention(inputs)
-  return output.reshape(jnp.shape(query))
+
+  def attend(arguments, shards):
+    inputs = gather_inputs(**arguments)._replace(shards=shards)
+    name = choose(inputs, implementation).implementation
+    if not inputs.query.size or not inputs.key.size:
+      return jnp.zeros(jnp.shape(query), inputs.value.dtype)
+    output = _plain(inputs) if name == PLAIN else IMPLEMENTATIONS[name].attention(inputs)
+    return output.reshape(jnp.shape(query))
+
+  return with_automatic_axes(attend, arguments)
 
 
 def attention_weights(
@@ -111,13 +116,18 @@ def attention_weights(
          [0.33333334, 0.33333334, 0.33333334, 0.        ],
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
-  inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
-  if not inputs.query.size or not inputs.key.size:
-    *batch, num_queries, heads, _ = jnp.shape(query)
-    wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-    return jnp.zeros((*batch, heads, num_queries, jnp.shape(key)[-3]), wide)
-  weights = reference.attention_weights(inputs, projected.relative_logits)
-  return weights.reshape(weights.shape[4 - jnp.ndim(query) :])
+
+  def attend(arguments, shards):
+    inputs = gather_inputs(**arguments)
+    if not inputs.query.size or not inputs.key.size:
+      *batch, num_queries, heads, _ = jnp.shape(query)
+      wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+      return jnp.zeros((*batch, heads, num_queries, jnp.shape(key)[-3]), wide)
+    weights = reference.attention_weights(inputs, projected.relative_logits)
+    return weights.reshape(weights.shape[4 - jnp.ndim(query) :])
+
+  arguments = dict(query=query, key=key, value=key, bias=bias, mask=mask, relations=relations)
+  return with_automatic_axes(attend, arguments | options, result="BNTS")
 
 
 def _plain(inputs: Inputs) -> Array:

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import masks, reference
-from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
-from relpos_jax.attention.partitioned import over_devices
+from relpos_jax.attention.partitioned import over_devices, target_platform
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
@@ -94,6 +93,7 @@ def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bo
     blocks=blocks,
     num_warps=8 if inputs.key.shape[3] > 64 and inputs.key.dtype.itemsize <= 2 else 4,
     interpret=interpret,
+    shards=inputs.shards,
   )
 
 
@@ -144,7 +144,7 @@ def _attend(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
 
 def _attend_forward(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
   operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
-  outputs = over_devices(lambda operands, _: forward(plan, operands), AXES, operands)
+  outputs = over_devices(lambda operands, _: forward(plan, operands), AXES, operands, plan.shards)
   results = outputs["output"], outputs.get("sums"), outputs.get("row_sums")
   return results, (operands, outputs)
 
@@ -167,7 +167,9 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
       right = dict(right_delta=delta - d_sums[..., -1])
     cotangents |= right if plan.has_right else {}
   operands = operands | cotangents | dict(delta=delta)
-  gradients = over_devices(lambda operands, _: backward(plan, operands), AXES, operands)
+  gradients = over_devices(
+    lambda operands, _: backward(plan, operands), AXES, operands, plan.shards
+  )
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):  # summed over the query heads that share a key head
     batch, num_keys, key_heads, width = operands[name].shape

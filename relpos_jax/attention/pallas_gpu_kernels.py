@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from relpos_jax.attention import dropout, masks
+from relpos_jax.attention.partitioned import Shards, shapes_like
 from relpos_jax.typing import Array, Bool, Float, Int
 
 FAR = 2**30  # the distance of a limit or of a band that is absent
@@ -93,6 +94,7 @@ class GpuPlan(NamedTuple):
   blocks: Blocks
   num_warps: int
   interpret: bool
+  shards: Shards | None  # the mesh axes that shard the query, see `over_devices`
 
   @property
   def left(self) -> int:
@@ -190,7 +192,7 @@ def _call(
   specs = lambda arrays: {name: spec(AXES[name], x) for name, x in arrays.items()}
   return pl.pallas_call(
     functools.partial(kernel, plan),
-    out_shape=results,
+    out_shape=shapes_like(operands["query"], results),
     grid=(total // size, heads, batch),
     in_specs=[specs(operands)],
     out_specs=specs(results),

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import band
 from relpos_jax.attention import pallas_tpu_tiles as tiles
-from relpos_jax.attention.choice import target_platform
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.masks import combine
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
-from relpos_jax.attention.partitioned import over_devices
+from relpos_jax.attention.partitioned import over_devices, target_platform
 from relpos_jax.typing import Array, ArrayLike, Bool, Float
 
 LANES = 128
@@ -119,6 +118,7 @@ def plan_of(
     period=period,
     key_block=0,
     interpret=interpret,
+    shards=inputs.shards,
   )
   return plan, tables
 
@@ -163,7 +163,7 @@ def _attend(plan: TpuPlan, floats: Arrays, masks: Arrays) -> Float[Array, "B N T
 def _forward(plan: TpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, tuple]:
   operands = floats | _two_dimensional(masks, queries_along=1)
   kernel = lambda part, first: forward(plan, _add_first_block(plan, part, first))
-  outputs = over_devices(kernel, tiles.AXES[1], operands, tile=plan.block)
+  outputs = over_devices(kernel, tiles.AXES[1], operands, plan.shards, tile=plan.block)
   return outputs["output"], (floats, masks, outputs)
 
 
@@ -180,7 +180,7 @@ def _backward(
   operands = floats | _two_dimensional(masks, queries_along=2) | rows
   operands |= dict(d_output=d_output, delta=delta)
   kernel = functools.partial(_backward_in_parts, plan)
-  gradients = over_devices(kernel, tiles.AXES[2], operands, tile=plan.block)
+  gradients = over_devices(kernel, tiles.AXES[2], operands, plan.shards, tile=plan.block)
   gradients = {name: gradients[f"d_{name}"] for name in floats}
   for name in ("key_table", "value_table"):
     if name in floats:

@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
+from relpos_jax.attention.partitioned import shapes_like
 
 # Batch, key heads, query heads of one key head, blocks of queries, blocks of keys.
 SEMANTICS = ("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary")
@@ -59,7 +60,7 @@ def backward(
     grid=grid,
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
-    out_shape=outputs,
+    out_shape=shapes_like(query, outputs),
     scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=SEMANTICS, vmem_limit_bytes=VMEM_BYTES

@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
+from relpos_jax.attention.partitioned import shapes_like
 
 # Batch, heads and blocks of queries are parallel; blocks of keys are sequential.
 SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
@@ -65,7 +66,7 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     grid=grid,
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
-    out_shape=outputs,
+    out_shape=shapes_like(query, outputs),
     scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(dimension_semantics=SEMANTICS),
     cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),

@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
+from relpos_jax.attention.partitioned import Shards
 
 # A letter for each axis of each array, see `over_devices`: AXES[1] in the forward kernel, where
 # queries are along axis 1 of the masks, AXES[2] in the backward kernel.
@@ -57,6 +58,7 @@ class TpuPlan(NamedTuple):
     period: columns of a skewed band: more than last - first + 1; 0 without relations.
     key_block: the number of the first block of keys, if keys are split over several calls.
     interpret: whether to run as plain XLA, without a TPU.
+    shards: the mesh axes that shard the query, see `over_devices`.
   """
 
   block: int
@@ -71,6 +73,7 @@ class TpuPlan(NamedTuple):
   period: int
   key_block: int
   interpret: bool
+  shards: Shards | None
 
   @property
   def last_row(self) -> int:

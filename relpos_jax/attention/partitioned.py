@@ -1,20 +1,25 @@
-"""Kernels over a mesh: each device runs kernels that XLA cannot partition on its own shards.
+"""Attention over a mesh: explicit, automatic and manual axes, and kernels on each device's shard.
 
-Only batch, heads and queries may be sharded, evenly: every other axis is gathered first. If queries
-are sharded, every device gathers all keys of its sequences.
+XLA cannot partition a kernel, so each device runs it on its own shard. Only batch, heads and
+queries may be sharded, evenly: every other axis is gathered first. If queries are sharded, every
+device gathers all keys of its sequences.
 
-The sharding has one of two sources. With a mesh in context (`jax.set_mesh`) it follows the names of
-the mesh's axes, `AXIS_NAMES`. Otherwise it follows the query's sharding, in a callback of the
-partitioner, which does not work on TPUs (JAX's issue 38196): set the mesh there.
+On CPUs and GPUs the shards follow the query's, in a callback of the partitioner. This does not work
+on TPUs (JAX's issue 38196). There the mesh must be in context (`jax.set_mesh`), and the shards
+follow the query's explicit sharding, or the names of the mesh's automatic axes: see `mesh_axes`.
 """
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+import operator
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
-from jax.custom_batching import sequential_vmap
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap, sequential_vmap
 from jax.experimental.custom_partitioning import (
   ArrayMapping,
   CompoundFactor,
@@ -25,23 +30,161 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from relpos_jax.typing import Array, ArrayLike
 
-# The axes of a mesh in context that shard an axis: B batch, N heads, T queries.
-AXIS_NAMES = dict(B=("data", "fsdp"), N=("tensor", "model"), T=("sequence",))
+# The mesh axes that usually shard an axis: B batch, N heads, T queries.
+_USUAL = dict(
+  B=("data", "fsdp", "dp", "batch", "replica"),
+  N=("tensor", "model", "tp", "heads"),
+  T=("sequence", "seq", "sp", "context"),
+)
+_GIVEN = jax.make_user_context(None)
 
 Arrays = dict[str, Array]
 ShardAxes = Mapping[str, tuple[str, ...]]  # the mesh axes that shard the axis of a letter
+Shards = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a static value
+
+
+def mesh_axes(
+  batch: str | tuple[str, ...] = (),
+  heads: str | tuple[str, ...] = (),
+  queries: str | tuple[str, ...] = (),
+):
+  """Returns a context in which attention is sharded over these axes of the mesh in context.
+
+  Needed on TPUs, for "chunked" and "pallas_tpu" on a mesh whose automatic axes have other names
+  than the usual ones. Without it, CPUs and GPUs follow the sharding of the query.
+
+  Args:
+    batch: axes that shard the batch; by default "data", "fsdp", "dp", "batch" and "replica".
+    heads: axes that shard the heads; by default "tensor", "model", "tp" and "heads".
+    queries: axes that shard the queries; by default "sequence", "seq", "sp" and "context".
+
+  >>> with mesh_axes(batch=("replicas", "zero"), heads="megatron"):
+  ...   pass
+  """
+  return _GIVEN(tuple(zip("BNT", map(_tuple, (batch, heads, queries)), strict=True)))
+
+
+def axes_in_context() -> dict[str, tuple[str, ...]]:
+  """Returns the automatic axes of the mesh in context, by the letter of what they shard."""
+  mesh = jax.sharding.get_abstract_mesh()
+  free = [name for name in _names(mesh, AxisType.Auto) if mesh.shape[name] > 1]
+  known = _USUAL if _GIVEN.value is None else dict(_GIVEN.value)
+  return {letter: tuple(x for x in names if x in free) for letter, names in known.items()}
+
+
+def target_platform() -> str:
+  """Returns the platform of the mesh in context, or JAX's default: "cpu", "gpu" or "tpu".
+
+  A mesh in context may have devices of this machine (`jax.set_mesh`) or described ones
+  (`jax.experimental.topologies`); code traced in it is compiled for them.
+
+  >>> from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+  >>> chip = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+  >>> with use_abstract_mesh(AbstractMesh((8,), ("data",), abstract_device=chip)):
+  ...   target_platform()
+  'tpu'
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  platform = jax.default_backend() if device is None else device.platform
+  return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def with_automatic_axes(
+  attend: Callable[[dict, Shards | None], Array],
+  arguments: dict[str, Any],
+  result: str = "BTNH",
+) -> Array:
+  """Returns `attend(arguments, shards)`, run with automatic axes if arrays have explicit ones.
+
+  Args:
+    attend: a function of the arguments and of the axes that shard the query, None to follow it.
+    arguments: a dict with the "query", [B, T, N, H] or [T, N, H].
+    result: the axes of the result, which is sharded as those of the query.
+  """
+  leaves, structure = jax.tree.flatten(arguments)
+  arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+  meshes = (jax.typeof(x).sharding.mesh for x in arrays.values())
+  mesh = next((mesh for mesh in meshes if _names(mesh, AxisType.Explicit)), None)
+  if mesh is None:
+    return attend(arguments, axes_of_query())
+  rank = jnp.ndim(arguments["query"])
+  spec = dict(zip("BTNH"[-rank:], jax.typeof(arguments["query"]).sharding.spec, strict=True))
+  explicit = tuple((letter, _tuple(x)) for letter, x in spec.items())
+
+  def automatic(arrays):
+    full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+    return attend(jax.tree.unflatten(structure, full), axes_of_query(explicit))
+
+  out = PartitionSpec(*(spec.get(letter) for letter in result[-rank:]))
+  return jax.sharding.auto_axes(automatic, out_sharding=NamedSharding(mesh, out))(arrays)
+
+
+def axes_of_query(explicit: Shards = ()) -> Shards | None:
+  """Returns the mesh axes that shard the query; None to follow it, in XLA's partitioner."""
+  mesh, is_given = jax.sharding.get_abstract_mesh(), _GIVEN.value is not None
+  automatic, manual = (_names(mesh, kind) for kind in (AxisType.Auto, AxisType.Manual))
+  # Its callback does not work on TPUs, nor where `jax.shard_map` left some axes automatic.
+  if not is_given and (not automatic or (not manual and target_platform() != "tpu")):
+    return None
+  if not is_given and explicit:
+    return explicit
+  axes = axes_in_context()
+  unknown = {name for name in automatic if mesh.shape[name] > 1}.difference(*axes.values())
+  if not is_given and unknown:
+    warnings.warn(
+      f"attention gathers over the mesh axes {sorted(unknown)}: name what they shard in a context "
+      "of relpos_jax.mesh_axes",
+      stacklevel=5,
+    )
+  return tuple(axes.items())
+
+
+def align_manual_axes(x: Any) -> Any:
+  """Makes all arrays of a tree vary over the same manual axes of `jax.shard_map`."""
+  varying = frozenset().union(*(_varying(leaf) for leaf in jax.tree.leaves(x)))
+  if not varying:
+    return x
+
+  def cast(leaf):
+    missing = tuple(varying - _varying(leaf)) if isinstance(leaf, jax.Array) else ()
+    return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+  return jax.tree.map(cast, x)
+
+
+def zeros(shape: Sequence[int], like: Array) -> Array:
+  """Returns zeros of the dtype of `like` that vary over the same manual axes."""
+  return align_manual_axes((jnp.zeros(shape, like.dtype), like))[0]
+
+
+def shapes_like(like: Array, shapes: Any) -> Any:
+  """Returns shapes of arrays that vary over the same manual axes as `like`."""
+  kind = jax.typeof(like).manual_axis_type
+  return jax.tree.map(lambda shape: shape.update(manual_axis_type=kind), shapes)
+
+
+def _varying(x: Any) -> frozenset[str]:
+  return jax.typeof(x).manual_axis_type.varying
+
+
+def _tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  return (names,) if isinstance(names, str) else tuple(names or ())
+
+
+def _names(mesh: Mesh | AbstractMesh, kind: AxisType) -> list[str]:
+  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+  return [name for name, type in types if type == kind]
 
 
 def over_devices(
   kernel: Callable[[Arrays, ArrayLike], Arrays],
   axes: Mapping[str, str],
   operands: Arrays,
+  shards: Shards | None,
   *,
   tile: int = 1,
 ) -> Arrays:
   """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
-
-  Under `jax.vmap` the calls run one after the other.
 
   Args:
     kernel: a function of named arrays and of the number of their first query, independent over
@@ -50,6 +193,7 @@ def over_devices(
     axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
       operands, where they are larger than 1.
     operands: the arrays, including "query" and "key".
+    shards: the mesh axes that shard the query by letter; None follows its sharding.
     tile: shards have a multiple of this number of queries.
   """
   # Traced once, for its shapes and for its results.
@@ -75,37 +219,85 @@ def over_devices(
     return on_one_device, in_specs, tuple(spec for spec, _ in reductions.values())
 
   def shard_as_query(mesh, given, _):
-    spec = given[of_query].sharding.spec
-    tuples = ((x,) if isinstance(x, str) else x or () for x in (*spec, *[None] * 4))
-    function, *specs = shard(mesh, dict(zip(axes["query"], tuples, strict=False)))
+    spec = (*given[of_query].sharding.spec, *[None] * 4)
+    function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=False)))
     ins, outs = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
     return mesh, function, outs, ins
 
-  if names := free_names():
-    mesh = jax.sharding.get_abstract_mesh()
-    wanted = {letter: tuple(n for n in known if n in names) for letter, known in AXIS_NAMES.items()}
-    function, in_specs, out_specs = shard(mesh, wanted)
+  automatic = _names(jax.sharding.get_abstract_mesh(), AxisType.Auto)
+  if shards is not None and automatic:
+    function, in_specs, out_specs = shard(jax.sharding.get_abstract_mesh(), dict(shards))
     # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size 1.
-    auto = _auto_names(mesh)
     function = jax.shard_map(
-      function, in_specs=in_specs, out_specs=out_specs, axis_names=auto, check_vma=False
+      function, in_specs=in_specs, out_specs=out_specs, axis_names={*automatic}, check_vma=False
     )
+  elif _names(jax.sharding.get_abstract_mesh(), AxisType.Manual):
+    # The arrays are shards already.
+    function = lambda *arrays: tuple(unsharded(named(arrays)).values())
   else:
     function = custom_partitioning(lambda *arrays: tuple(unsharded(named(arrays)).values()))
     function.def_partition(partition=shard_as_query, sharding_rule=_rule(axes, operands, results))
-  return dict(zip(results, sequential_vmap(function)(*operands.values()), strict=True))
+  function = custom_vmap(function)
+
+  @function.def_vmap
+  def map_over(size, is_mapped, *arrays):
+    """Merges the mapped axis into the batch or the heads; else maps one by one."""
+    call = functools.partial(over_devices, kernel, axes, shards=shards, tile=tile)
+    with_axis = lambda letter: [letter in axes[name].replace("K", "N") for name in operands]
+    mergeable = lambda letter: all(map(operator.ge, with_axis(letter), is_mapped))
+    if letter := next(filter(mergeable, "BN"), None):
+      merged = _merge(letter, axes, operands, results, size, named(is_mapped), named(arrays))
+      outputs = _split(letter, axes, results, size, call(merged))
+    else:  # tables and, for instance, segments
+      in_turn = sequential_vmap(lambda *arrays: call(named(arrays)))
+      outputs = jax.vmap(in_turn, [0 if mapped else None for mapped in is_mapped])(*arrays)
+    return tuple(outputs.values()), (True,) * len(results)
+
+  return dict(zip(results, function(*operands.values()), strict=True))
 
 
-def free_names() -> set[str]:
-  """Returns the axes in `AXIS_NAMES` of the mesh in context that are not yet manual."""
-  mesh = jax.sharding.get_abstract_mesh()
-  known = {*itertools.chain(*AXIS_NAMES.values())}
-  return {name for name in known & _auto_names(mesh) if mesh.shape[name] > 1}
+def _merge(
+  letter: str,
+  axes: Mapping[str, str],
+  operands: Arrays,
+  results: Mapping[str, jax.ShapeDtypeStruct],
+  size: int,
+  mapped: Mapping[str, bool],
+  arrays: Arrays,
+) -> Arrays:
+  """Merges the first axis of mapped arrays into the batch, letter B, or the heads, N and K."""
+
+  def merge(name, x):
+    axis = axes[name].replace("K", "N").find(letter)
+    shape = [*operands[name].shape]
+    may_broadcast = name in ("mask", "bias") and f"d_{name}" not in results
+    if axis < 0 or (may_broadcast and not mapped[name] and shape[axis] == 1):
+      return x
+    of_all = "key" if axes[name][axis] == "K" else "query"
+    shape[axis] = operands[of_all].shape[axes[of_all].index(axes[name][axis])]
+    x = jnp.broadcast_to(x if mapped[name] else x[None], (size, *shape))
+    shape[axis] *= size
+    return jnp.moveaxis(x, 0, axis).reshape(shape)
+
+  return {name: merge(name, x) for name, x in arrays.items()}
 
 
-def _auto_names(mesh: AbstractMesh) -> set[str]:
-  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return {name for name, kind in types if kind == AxisType.Auto}
+def _split(
+  letter: str,
+  axes: Mapping[str, str],
+  results: Mapping[str, jax.ShapeDtypeStruct],
+  size: int,
+  outputs: Arrays,
+) -> Arrays:
+  """Splits the axis that `_merge` merged, and moves the mapped one first."""
+
+  def split(name, x):
+    axis = axes[name].replace("K", "N").index(letter)
+    x = jnp.moveaxis(x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :]), axis, 0)
+    is_sum = results[name].shape[axis] < x.shape[axis + 1]  # the gradient of a shared array
+    return x.sum(axis + 1, keepdims=True) if is_sum else x
+
+  return {name: split(name, x) for name, x in outputs.items()}
 
 
 def _even_shards(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.partitioned import zeros
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -33,7 +34,7 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
     sums_BNTR = reference.product("BNTS,BTSR->BNTR", weights, edges)
   else:
     # The sum of a row's weights by label is the transpose of the lookup.
-    sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
+    sums = zeros((*weights.shape[:3], len(table)), weights)
     (sums_BNTR,) = jax.linear_transpose(lambda x: _look_up(x, edges), sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.partitioned import zeros
 from relpos_jax.typing import Array, Float
 
 
@@ -26,7 +27,7 @@ def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
 def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
   """Computes sum_j p_ij aV_ij."""
   table = inputs.relations.value
-  sums = jax.ShapeDtypeStruct((*weights.shape[:3], len(table)), weights.dtype)
+  sums = zeros((*weights.shape[:3], len(table)), weights)
   skewed = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
   (sums_BNTR,) = jax.linear_transpose(skewed, sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)

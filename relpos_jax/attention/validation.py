@@ -70,17 +70,6 @@ def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -
     raise ValueError(f"{name} has dtype {array.dtype}; want {kind.__name__} numbers")
 
 
-def check_sharding(**arrays: Array) -> None:
-  """Checks that no explicit mesh axis shards an array: products with tables would lose it."""
-  for name, array in arrays.items():
-    spec = jax.typeof(array).sharding.spec
-    if any(axis is not None for axis in spec):
-      raise ValueError(
-        f"{name} is sharded over explicit mesh axes, {spec}; make the mesh with "
-        "axis_types=(jax.sharding.AxisType.Auto,) * its number of axes"
-      )
-
-
 def check_relations(relations: object, logits: tuple[int, ...], width: int) -> Relations:
   """Returns relations as arrays, checked against logits of shape [B, N, T, S] or [N, T, S]."""
   if not isinstance(relations, Relations):

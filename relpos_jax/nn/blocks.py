@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from relpos_jax.attention.partitioned import AXIS_NAMES, free_names
+from relpos_jax.attention.partitioned import axes_in_context
 from relpos_jax.nn.attention import kernel_init
 from relpos_jax.typing import Array, Float
 
@@ -83,12 +83,12 @@ def shard_leading(x: Array, letters: str) -> Array:
   compiler moves parameters, which are sharded over D, and not activations. An axis that the mesh
   does not divide is replicated. Returns x without a mesh in context, or if x has no axis left.
   """
-  mesh, names = jax.sharding.get_abstract_mesh(), free_names()
-  if not names or x.ndim <= len(letters):
+  mesh, shards = jax.sharding.get_abstract_mesh(), axes_in_context()
+  if not any(shards.values()) or x.ndim <= len(letters):
     return x
   spec: list[tuple[str, ...] | None] = []
   for letter, size in zip(letters, x.shape, strict=False):
-    axes = tuple(name for name in AXIS_NAMES[letter] if name in names)
+    axes = shards[letter]
     even = size % math.prod(mesh.shape[name] for name in axes) == 0
     spec.append(axes if axes and even else None)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

@@ -11,46 +11,58 @@ import pytest
 from compiling import quickly
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from relpos_jax import RelativePositions, dot_product_attention
-from relpos_jax.attention import chunked, pallas_tpu
+from relpos_jax import RelativePositions, dot_product_attention, mesh_axes
+from relpos_jax.attention import chunked, pallas_tpu, partitioned
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
 # Of the axes by letter; others have size 1.
 SIZES = dict(B=8, T=24, S=24, P=24, N=4, K=2, H=16, R=9)
-HEADS_TOO = dict(B="data", N="model", K="model")
-BATCH_ALONE = dict(B=("data", "model"))
+# Names of mesh axes that the package does not know.
+HEADS_TOO = dict(B="rows", N="megatron", K="megatron")
+BATCH_ALONE = dict(B=("rows", "megatron"))
 
 
-def check_eight_devices_equal_one(attend, axes, along, stays=True, in_context=False):
+def check_eight_devices_equal_one(attend, axes, along, stays=True, kind="auto"):
   """Checks `attend` of a dict of arrays with these axes, and returns the compiled text.
 
   `along` has the mesh axes of a letter; if the arrays stay, devices exchange nothing but sums.
+  The mesh is in context if its axes are "explicit" or "named"; "manual" is in `jax.shard_map`.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
   arrays = {name: jnp.asarray(random(size=shape(x)), jnp.float32) for name, x in axes.items()}
 
-  def output_and_gradients(arrays):
+  def output_and_gradients(attend, arrays):
     output, pull_back = jax.vjp(attend, arrays)
     return output, *pull_back(output)
 
-  names = ("sequence" if "T" in along else "data", "model")
-  mesh = jax.make_mesh((4, 2), names, axis_types=(AxisType.Auto,) * 2)
-  place = lambda letters: NamedSharding(mesh, PartitionSpec(*map(along.get, letters)))
+  axis_type = AxisType.Explicit if kind == "explicit" else AxisType.Auto
+  names = ("tokens" if "T" in along else "rows", "megatron")
+  mesh = jax.make_mesh((4, 2), names, axis_types=(axis_type,) * 2)
+  spec = lambda letters: PartitionSpec(*map(along.get, letters))
+  place = lambda letters: NamedSharding(mesh, spec(letters))
   places = {name: place(letters) for name, letters in axes.items()}
-  jit = functools.partial(quickly, output_and_gradients)
+  wanted = quickly(functools.partial(output_and_gradients, attend))(arrays)
+  context = contextlib.nullcontext()
+  if kind == "manual":
+    specs = {name: spec(letters) for name, letters in axes.items()}
+    attend = jax.shard_map(attend, mesh=mesh, in_specs=(specs,), out_specs=spec("BTNH"))
+  elif kind == "named":
+    first = lambda letter: along.get(letter, ())
+    context = mesh_axes(batch=first("B"), heads=first("N"), queries=first("T"))
+  jit = functools.partial(quickly, functools.partial(output_and_gradients, attend))
   sharded = jit(in_shardings=(places,), out_shardings=(place("BTNH"), places))
-  with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+  with context, jax.set_mesh(mesh) if kind in ("explicit", "named") else contextlib.nullcontext():
+    if kind == "explicit":
+      arrays, sharded = jax.device_put(arrays, places), jit()
     compiled = sharded.lower(arrays).compile()
+    found = compiled(arrays)
   moves = "(all-gather|all-to-all|collective-permute)"
   assert not stays or not re.findall(rf"= .*? {moves}(?:-start)?\(", compiled.as_text())
-  for one, eight in zip(
-    jax.tree.leaves(jit()(arrays)),
-    jax.tree.leaves(compiled(arrays)),
-    strict=True,
-  ):
-    np.testing.assert_allclose(eight, one, rtol=1e-4, atol=1e-4)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
+  if kind == "explicit":
+    assert jax.typeof(found[0]).sharding.spec == spec("BTNH")
   return compiled.as_text()
 
 
@@ -60,38 +72,83 @@ def call(attention, arrays, **options):
   return attention(**arrays, relations=relations, **options)
 
 
+def in_small_tiles(attention, args, options, **sizes):
+  shards = partitioned.axes_of_query()
+  return attention(gather_inputs(*args, **options)._replace(shards=shards), **sizes)
+
+
 def in_blocks(*args, **options):
-  return chunked.attention(gather_inputs(*args, **options), block=8)
+  return in_small_tiles(chunked.attention, args, options, block=8)
 
 
 def in_tiles(*args, **options):
-  return pallas_tpu.attention(gather_inputs(*args, **options), block=2, lanes=2)
+  return in_small_tiles(pallas_tpu.attention, args, options, block=2, lanes=2)
 
 
-@pytest.mark.parametrize("table", ["RH", "RNH"])
+@pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_eight_devices_equal_one(implementation, table):
-  axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table=table, value_table=table)
-  if table == "RH" and IMPLEMENTATIONS[implementation].device is None:  # the kernels take none
+def test_eight_devices_equal_one(implementation, kind):
+  axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table="RH", value_table="RNH")
+  if IMPLEMENTATIONS[implementation].device is None:  # the kernels take none
     axes |= dict(bias="1NTS")
   options = dict(is_causal=True, implementation=implementation)
   attend = lambda arrays: call(dot_product_attention, arrays, **options)
-  check_eight_devices_equal_one(attend, axes, HEADS_TOO)
+  check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
 
 
+@pytest.mark.parametrize("kind", ["explicit", "named"])
 @pytest.mark.parametrize("along", [HEADS_TOO, BATCH_ALONE])
-def test_a_mesh_in_context_determines_the_shards(along):
+def test_the_shards_are_the_querys_whatever_the_axes_are_called(along, kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
   attend = lambda arrays: call(in_tiles, arrays, is_causal=True)
-  check_eight_devices_equal_one(attend, axes, along, along is HEADS_TOO, in_context=True)
+  if kind == "explicit":
+    attend = lambda arrays: call(dot_product_attention, arrays, implementation="pallas_tpu")
+  check_eight_devices_equal_one(attend, axes, along, kind=kind)
+
+
+def test_tpus_follow_explicit_axes_and_usual_names_and_warn_of_others(monkeypatch):
+  monkeypatch.setattr(partitioned, "target_platform", lambda: "tpu")
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
+  attend = lambda arrays: call(dot_product_attention, arrays, implementation="chunked")
+  check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind="explicit")
+  x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
+  for names in (("fsdp", "tp"), ("fsdp", "megatron")):
+    mesh = jax.make_mesh((4, 2), names, axis_types=(AxisType.Auto,) * 2)
+    is_usual = "tp" in names
+    warns = contextlib.nullcontext() if is_usual else pytest.warns(match="megatron.* mesh_axes")
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), warns:
+      jaxpr = jax.make_jaxpr(functools.partial(dot_product_attention, implementation="chunked"))
+      specs = re.search(r"in_specs=.*", str(jaxpr(x, x, x)))
+    assert specs and ("tp" in specs[0]) == is_usual and "fsdp" in specs[0]
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "pallas_tpu"])
+def test_some_axes_may_be_manual(implementation):
+  mesh = jax.make_mesh((4, 2), ("stage", "tp"), axis_types=(AxisType.Auto,) * 2)
+  query = jnp.asarray(np.random.default_rng(0).normal(size=(8, 24, 4, 16)), jnp.float32)
+  table = jnp.ones((9, 16)).at[3:].set(2.0)
+  attend = lambda q, table: dot_product_attention(
+    q, q, q, relations=RelativePositions(table, table), implementation=implementation
+  )
+  one_stage = jax.shard_map(
+    attend,
+    mesh=mesh,
+    axis_names={"stage"},
+    in_specs=(PartitionSpec("stage"), PartitionSpec()),
+    out_specs=PartitionSpec("stage"),
+  )
+  loss = lambda attend: quickly(jax.grad(lambda *args: jnp.sum(attend(*args) ** 2), (0, 1)))
+  found, wanted = loss(one_stage)(query, table), loss(attend)(query, table)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), found, wanted)
 
 
 def test_no_axis_of_a_mesh_is_left_to_the_compiler():
   # XLA refuses kernels for TPUs under a mesh with an automatic axis, even one of size 1.
-  mesh = jax.make_mesh((8, 1, 1), ("data", "tensor", "other"), (AxisType.Auto,) * 3)
+  mesh = jax.make_mesh((8, 1, 1), ("rows", "tensor", "other"), (AxisType.Auto,) * 3)
   x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
-  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-    jaxpr = jax.make_jaxpr(in_tiles)(x, x, x)
+  attend = functools.partial(dot_product_attention, implementation="pallas_tpu")
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), mesh_axes(batch="rows"):
+    jaxpr = jax.make_jaxpr(attend)(x, x, x)
   found = re.search(r"manual_axes=frozenset\(\{([^}]*)\}", str(jaxpr))
   assert found and {*re.findall(r"\w+", found[1])} == {*mesh.axis_names}
 
@@ -124,15 +181,15 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, stays=False)
 
 
-ALONG_A_SEQUENCE = dict(T="sequence", S="sequence", N="model", K="model")
+ALONG_A_SEQUENCE = dict(T="tokens", S="tokens", N="megatron", K="megatron")
 
 
-@pytest.mark.parametrize("in_context", [False, True])
+@pytest.mark.parametrize("kind", ["auto", "named"])
 @pytest.mark.parametrize(
   "heads, implementation, is_causal",
   [("N", "chunked", True), ("K", "chunked", False), ("K", "pallas_tpu", True)],
 )
-def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, in_context):
+def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, kind):
   # Keys and values are gathered and their gradients scattered; queries stay.
   key = f"BS{heads}H"
   axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
@@ -145,8 +202,7 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
   if heads == "K":
     options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
   attend = lambda arrays: call(attention, arrays, **options)
-  along = ALONG_A_SEQUENCE
-  text = check_eight_devices_equal_one(attend, axes, along, stays=False, in_context=in_context)
+  text = check_eight_devices_equal_one(attend, axes, ALONG_A_SEQUENCE, stays=False, kind=kind)
   moved = lambda name: re.findall(rf"= f32\[([\d,]+)\]\S* {name}(?:-start)?\(", text)
   sizes = lambda shape: sorted(map(int, shape.split(",")))
   keys = sorted([SIZES["B"], SIZES["S"], SIZES[heads] // 2, SIZES["H"]])
@@ -161,12 +217,4 @@ def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide()
     fewer = {name: arrays[name][:, :21] for name in ("key", "value")}
     return call(in_blocks, arrays | fewer)
 
-  check_eight_devices_equal_one(attend, axes, dict(T="sequence", N="model"), stays=False)
-
-
-def test_explicit_mesh_axes_are_refused():
-  mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
-  query = jax.device_put(jnp.ones((2, 3, 1, 4)), NamedSharding(mesh, PartitionSpec("data")))
-  table = RelativePositions(jnp.ones((3, 4)), None)
-  with pytest.raises(ValueError, match=r"query is sharded over explicit .*AxisType.Auto"):
-    dot_product_attention(query, query, query, relations=table)
+  check_eight_devices_equal_one(attend, axes, dict(T="tokens", N="megatron"), stays=False)
