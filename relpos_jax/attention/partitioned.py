@@ -228,9 +228,11 @@ def over_devices(
   if shards is not None and automatic:
     function, in_specs, out_specs = shard(jax.sharding.get_abstract_mesh(), dict(shards))
     # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size 1.
-    function = jax.shard_map(
+    on_shards = jax.shard_map(
       function, in_specs=in_specs, out_specs=out_specs, axis_names={*automatic}, check_vma=False
     )
+    # Unchecked, it forgets which axes of a `jax.shard_map` around it the results vary over.
+    function = lambda *arrays: align_manual_axes((on_shards(*arrays), arrays))[0]
   elif _names(jax.sharding.get_abstract_mesh(), AxisType.Manual):
     # The arrays are shards already.
     function = lambda *arrays: tuple(unsharded(named(arrays)).values())

@@ -583,3 +583,54 @@ def test_a_window_may_be_as_wide_as_an_integer(implementation):
     attend(case.arrays(), {}, implementation="reference"),
     **TOLERANCE,
   )
+
+
+# Law 12.
+MAPPED = {
+  "all": ["query", "key", "value", "key_table", "value_table"],
+  "queries": ["query"],
+  "tables": ["key_table", "value_table"],
+  "biases": ["bias"],
+  "tables and segments": ["key_table", "query_segment_ids"],
+}
+
+
+@pytest.mark.parametrize("mapped", MAPPED)
+@pytest.mark.parametrize("implementation", ALL)
+def test_vmap_equals_a_call_for_each(implementation, mapped):
+  names, is_biased = MAPPED[mapped], mapped == "biases"
+  if is_biased and implementation not in ANY_MASK:
+    pytest.skip("takes no bias")
+  case = Case(group=2, is_causal=True, masked=True, segmented=True, biased=is_biased)
+  arrays, options = case.arrays(), case.options()
+  if is_biased:
+    arrays["bias"] = arrays["bias"][:1]
+  arrays["key_table"] = arrays["key_table"][:, None].repeat(4, 1)  # one per head, one shared
+  three = lambda x: jnp.stack([x, 2 * x, x[..., ::-1]])
+  several = {name: three(x) for name, x in (arrays | options).items() if name in names}
+
+  def output_and_gradients(changes, implementation):
+    full = lambda given: {name: changes.get(name, x) for name, x in given.items()}
+    call = lambda arrays: _call(arrays, full(options), implementation=implementation)
+    output, pull_back = jax.vjp(call, full(arrays))
+    return output, pull_back(cotangent_of(arrays))
+
+  each = functools.partial(output_and_gradients, implementation=implementation)
+  found = quickly(jax.vmap(each))(several)
+  one = quickly(functools.partial(output_and_gradients, implementation="reference"))
+  for i in range(3):
+    wanted = one({name: x[i] for name, x in several.items()})
+    close = functools.partial(np.testing.assert_allclose, **TOLERANCE)
+    jax.tree.map(lambda x, y, i=i: close(x[i], y), found, wanted)
+
+
+def test_vmap_merges_the_batch():
+  x = jax.ShapeDtypeStruct((3, 2, 200, 4, 8), jnp.float32)
+  table = jax.ShapeDtypeStruct((3, 5, 8), jnp.float32)
+  attend = lambda q, table: dot_product_attention(
+    q, q, q, relations=RelativePositions(table, table), implementation="chunked"
+  )
+  grad = jax.vmap(jax.grad(lambda *args: attend(*args).sum(), (0, 1)), (0, None))
+  assert "6,200,4,8" in str(jax.make_jaxpr(grad)(x, jax.typeof(jnp.ones((5, 8)))))
+  grad = jax.vmap(jax.grad(lambda *args: attend(*args).sum(), (0, 1)))
+  assert "2,200,12,8" in str(jax.make_jaxpr(grad)(x, table))
