@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import validation
+from relpos_jax.attention.partitioned import with_automatic_axes
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
@@ -62,6 +63,13 @@ def edge_attention(
   >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 has no edge
   Array([1., 1., 0.], dtype=float32)
   """
+  arguments = dict(locals())
+  return with_automatic_axes(lambda arguments, _: _edge_attention(**arguments), arguments)
+
+
+def _edge_attention(
+  query, key, value, senders, receivers, labels, features, scale, dropout_rate, dropout_key
+):
   arrays = dict(query=query, key=key, value=value)
   query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
   validation.check_shapes(query, key, value)

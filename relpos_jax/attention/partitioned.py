@@ -115,8 +115,9 @@ def with_automatic_axes(
     full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
     return attend(jax.tree.unflatten(structure, full), axes_of_query(explicit))
 
-  out = PartitionSpec(*(spec.get(letter) for letter in result[-rank:]))
-  return jax.sharding.auto_axes(automatic, out_sharding=NamedSharding(mesh, out))(arrays)
+  out = NamedSharding(mesh, PartitionSpec(*(spec.get(letter) for letter in result[-rank:])))
+  names = tuple(_names(mesh, AxisType.Explicit))
+  return jax.sharding.auto_axes(automatic, axes=names, out_sharding=out)(arrays)
 
 
 def axes_of_query(explicit: Shards = ()) -> Shards | None:
@@ -222,7 +223,12 @@ def over_devices(
     spec = (*given[of_query].sharding.spec, *[None] * 4)
     function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=False)))
     ins, outs = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
-    return mesh, function, outs, ins
+
+    def without_mesh(*arrays):  # the context still has explicit axes; these arrays have none
+      with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        return function(*arrays)
+
+    return mesh, without_mesh, outs, ins
 
   automatic = _names(jax.sharding.get_abstract_mesh(), AxisType.Auto)
   if shards is not None and automatic:

@@ -1,4 +1,4 @@
-"""The operator's arguments and errors, the choice of the implementation, jvp and vmap."""
+"""The operator's arguments and errors, the choice of the implementation, and jvp."""
 
 import functools
 
@@ -192,24 +192,3 @@ def test_it_differentiates_forward(implementation):
   slopes = quickly(jax.jacrev(functools.partial(call_named, "reference")))(arrays)
   changes = [jnp.tensordot(slopes[name], step, step.ndim) for name, step in steps.items()]
   np.testing.assert_allclose(change, sum(changes), rtol=0, atol=1e-10)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("implementation", [None, *IMPLEMENTATIONS])
-def test_it_maps(implementation):
-  """Maps over two calls that share some arrays, and compares each with its own call."""
-  shared = {name: random_arrays(2)[name] for name in ("key", "value_table")}
-  calls = [random_arrays(seed) | shared for seed in range(2)]
-  stacked = jax.tree.map(lambda *x: jnp.stack(x), *calls) | shared
-  axes = {name: None if name in shared else 0 for name in stacked}
-
-  def output_and_gradients(implementation, arrays):
-    output, pull_back = jax.vjp(functools.partial(call_named, implementation), arrays)
-    return dict(output=output, **pull_back(jnp.cos(output))[0])
-
-  run = functools.partial(output_and_gradients, implementation)
-  mapped = quickly(jax.vmap(run, in_axes=(axes,)))(stacked)
-  alone = quickly(functools.partial(output_and_gradients, "reference"))
-  for number, arrays in enumerate(calls):
-    for name, wanted in alone(arrays).items():
-      np.testing.assert_allclose(mapped[name][number], wanted, rtol=0, atol=1e-10, err_msg=name)

@@ -126,16 +126,6 @@ def test_gradients_are_those_of_the_output():
   check_grads(jax.jit(attend), (arrays,), order=1, modes=["rev"])
 
 
-def test_mapped_over_an_axis_of_the_callers():
-  query = _arrays()["query"][:, :9]
-  call = lambda x: dot_product_attention(
-    x, x, x, implementation="pallas_tpu", key_value_seq_lengths=jnp.array([5, 9])
-  )
-  stacked = jnp.stack([query, query[::-1]])
-  mapped = quickly(jax.vmap(call))(stacked)
-  np.testing.assert_allclose(mapped[1], call(stacked[1]), atol=1e-12)
-
-
 @pytest.mark.parametrize(
   ("options", "reason"),
   [
