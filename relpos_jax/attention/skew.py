@@ -45,7 +45,7 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
   """
   *batch, length, columns = x.shape
   padding = max(0, num_keys + 1 - columns)
-  x = jnp.concatenate([x, zeros((*batch, length, padding), x)], axis=-1)
+  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
   columns += padding
   flat = x.reshape(*batch, length * columns)[..., length - 1 : length * columns - 1]
   return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
