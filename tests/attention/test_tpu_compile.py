@@ -11,13 +11,14 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from experiments.benchmark.tpu_bundles import CHIPS
 from experiments.plan import NO_TPU
-from relpos_jax import RelativePositions
+from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -94,3 +95,26 @@ def test_compiles(call):
     options["dropout_key"] = jax.random.key(0)
   arrays = {name: jnp.array(x) for name, x in options.items() if isinstance(x, list)}
   _compile("v5e", **options | arrays)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("implementation", ["chunked", "pallas_tpu"])
+def test_no_chip_gathers_what_the_heads_shard(implementation, kind):
+  names = ("fsdp", "tp") if kind == AxisType.Auto else ("rows", "megatron")
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS["v5e"])
+  mesh = Mesh(np.array(topology.devices).reshape(2, 2), names, axis_types=(kind,) * 2)
+  place = lambda *spec: NamedSharding(mesh, PartitionSpec(*spec))
+  x = jax.ShapeDtypeStruct((4, 1024, 8, 64), jnp.bfloat16, sharding=place(names[0], None, names[1]))
+  table = jax.ShapeDtypeStruct((33, 64), jnp.float32, sharding=place())
+
+  def output_and_gradients(query, key, value, table):
+    relations = RelativePositions(table, table)
+    attend = functools.partial(dot_product_attention, implementation=implementation)
+    output, pull_back = jax.vjp(
+      lambda *x: attend(*x, relations=relations, is_causal=True), query, key, value
+    )
+    return output, pull_back(output)
+
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    text = jax.jit(output_and_gradients).lower(x, x, x, table).compile().as_text()
+  assert not re.search(r"(all-gather|all-to-all|collective-permute)(-start)?\(", text)
