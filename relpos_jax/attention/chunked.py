@@ -64,14 +64,13 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
   )
-  seeds = inputs.dropout_seeds
   visibility = _not_none(
     mask=inputs.mask,
     real_queries=inputs.real_queries(),
     real_keys=inputs.real_keys(),
     query_segments=inputs.query_segment_ids,
     key_segments=inputs.key_segment_ids,
-    seeds=seeds if seeds is None else dropout.from_row(seeds, inputs.query_offset),
+    seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
     query_offset=None if isinstance(inputs.query_offset, int) else inputs.query_offset,
   )
   output = _flash(plan, _differentiable_arrays(inputs, band), visibility)

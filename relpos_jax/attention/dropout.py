@@ -29,9 +29,11 @@ def keep(
   return jax.lax.shift_right_logical(of_weight, np.int32(8)) >= round(rate * 2**24)
 
 
-def from_row(seeds: Int[Array, "B N"], first: int | Int[Array, "#B"]) -> Int[Array, "B N"]:
+def from_row(
+  seeds: Int[Array, "B N"] | None, first: int | Int[Array, "#B"]
+) -> Int[Array, "B N"] | None:
   """Returns seeds for rows counted from `first`, which keep what `seeds` keep from 0."""
-  if isinstance(first, int) and first == 0:
+  if seeds is None or (isinstance(first, int) and first == 0):
     return seeds
   return seeds - jnp.int32(first).reshape(-1, 1) * _WEYL
 
