@@ -80,6 +80,32 @@ SHAPES = {
     dict(queries=40, keys=40, tables=""),
     dict(local_window_size=(3, 9)),
   ),
+  "an offset, causal": (dict(queries=13, keys=37), dict(query_offset=19, is_causal=True)),
+  "an offset of whole blocks": (dict(queries=8, keys=24), dict(query_offset=8)),
+  "an offset beyond the keys, dropout": (dict(), dict(query_offset=30) | DROPOUT),
+  "a traced offset, causal": (
+    dict(queries=9, keys=29, heads=2, per_head=True),
+    dict(query_offset=np.array(13), is_causal=True) | DROPOUT,
+  ),
+  "offsets before the keys and after, k larger than a block": (
+    dict(rows=2 * 11 + 1),
+    dict(query_offset=np.array([-21, 26])),
+  ),
+  "offsets, dropout, segments": (
+    dict(heads=2),
+    dict(query_offset=np.array([5, -4]), query_segment_ids=np.arange(20) // 6)
+    | dict(key_segment_ids=np.arange(20) // 9)
+    | DROPOUT,
+  ),
+  "offsets, causal, zero, values only": (
+    dict(tables="v"),
+    dict(query_offset=np.array([3, -13]), is_causal=True) | dict(beyond="zero"),
+  ),
+  "an offset before all keys": (dict(queries=13), dict(query_offset=-27)),
+  "an offset before all keys, one in a block": (
+    dict(queries=13),
+    dict(query_offset=-15, local_window_size=(3, 9)),
+  ),
   "dropout": (dict(heads=2), DROPOUT),
   "dropout, causal": (dict(heads=2), DROPOUT | dict(is_causal=True)),
 }
