@@ -131,7 +131,8 @@ def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
   sums = jnp.exp(band - maximum) * inverse_total
   if plan.rate:
     seeds = operands["seeds"][..., None, None]
-    sums = jnp.where(dropout.keep(seeds, *_pairs(plan, operands, band), plan.rate), sums / (1 - plan.rate), 0)
+    kept = dropout.keep(seeds, *_pairs(plan, operands, band), plan.rate)
+    sums = jnp.where(kept, sums / (1 - plan.rate), 0)
   else:
     outputs["row_sums"] = (outputs["inverse_total"] > 0).astype(wide)
   return outputs | dict(sums=sums.at[..., -1].set(band[..., -1]))

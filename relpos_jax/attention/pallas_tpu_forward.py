@@ -195,7 +195,7 @@ def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> N
 
 
 def _pass_diagonal(plan: TpuPlan, scratch) -> None:
-  """Does what the diagonal's tile does, for queries that are before all keys and have none."""
+  """Moves the sums of queries before all keys to the right of the band, as the diagonal would."""
   maximum = scratch["maximum"][...]
   if "far_maximum" in scratch:
     scratch["far_maximum"][...] = maximum

@@ -106,8 +106,9 @@ CASES = {
   "one causal query, no relations: no key is near": dict(T=1, S=9, is_causal=True, **NO_TABLES),
   "an offset, causal": dict(T=20, S=70, k=3, is_causal=True, query_offset=45, dropout_rate=0.2),
   "stretches before, among and after the keys": dict(
-    T=70, S=20, k=3, is_causal=True, bias="TS", query_offset=-20
+    T=70, S=20, k=3, is_causal=True, bias="TS", query_offset=-45
   ),
+  "a table longer than all keys, queries before them": dict(T=12, S=6, k=20, query_offset=-9),
   "offsets per sequence": dict(
     T=20, S=60, k=3, query_offset=np.array([-30, 70]), dropout_rate=0.2, bias="BTS"
   ),

@@ -623,11 +623,12 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
 
 
 @pytest.mark.parametrize("implementation", ["chunked", "pallas_tpu", "pallas_gpu"])
-def test_a_window_may_be_as_wide_as_an_integer(implementation):
+@pytest.mark.parametrize("offset", [0, 2**31 - 9])
+def test_a_window_may_be_as_wide_as_an_integer(offset, implementation):
   case = Case(num_queries=5, num_keys=7)
-  options = dict(local_window_size=2**31 - 1)
+  options = dict(query_offset=offset)
   np.testing.assert_allclose(
-    attend(case.arrays(), options, implementation=implementation),
-    attend(case.arrays(), {}, implementation="reference"),
+    attend(case.arrays(), options, implementation=implementation, local_window_size=2**31 - 1),
+    attend(case.arrays(), options, implementation="reference"),
     **TOLERANCE,
   )

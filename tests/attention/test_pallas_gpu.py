@@ -192,6 +192,7 @@ def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, **more):
     (dict(), dict()),
     (dict(dtype=jnp.float32, width=128), dict(is_causal=True)),
     (dict(length=500, k=200, dtype=jnp.float16, width=48), dict(DROPOUT, local_window_size=100)),
+    (dict(), dict(query_offset=jnp.array([70]), is_causal=True, **DROPOUT)),
     (dict(length=200), dict(query_segment_ids=np.zeros(200), key_segment_ids=np.zeros(200))),
   ],
 )

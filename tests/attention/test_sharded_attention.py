@@ -86,6 +86,15 @@ def test_a_mesh_in_context_determines_the_shards(along):
   check_eight_devices_equal_one(attend, axes, along, along is HEADS_TOO, in_context=True)
 
 
+@pytest.mark.parametrize("attention", [in_blocks, in_tiles])
+@pytest.mark.parametrize("in_context", [False, True])
+def test_each_device_has_the_offsets_of_its_sequences(in_context, attention):
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
+  options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(0))
+  attend = lambda arrays: call(attention, arrays, query_offset=jnp.arange(-8, 24, 4), **options)
+  check_eight_devices_equal_one(attend, axes, HEADS_TOO, in_context=in_context)
+
+
 def test_no_axis_of_a_mesh_is_left_to_the_compiler():
   # XLA refuses kernels for TPUs under a mesh with an automatic axis, even one of size 1.
   mesh = jax.make_mesh((8, 1, 1), ("data", "tensor", "other"), (AxisType.Auto,) * 3)
@@ -129,14 +138,23 @@ ALONG_A_SEQUENCE = dict(T="sequence", S="sequence", N="model", K="model")
 
 @pytest.mark.parametrize("in_context", [False, True])
 @pytest.mark.parametrize(
-  "heads, implementation, is_causal",
-  [("N", "chunked", True), ("K", "chunked", False), ("K", "pallas_tpu", True)],
+  "heads, implementation, is_causal, offset",
+  [
+    ("N", "chunked", True, 0),
+    ("K", "chunked", False, 0),
+    ("K", "pallas_tpu", True, 0),
+    ("N", "chunked", True, 7),
+    ("N", "chunked", True, np.arange(-8, 24, 4)),
+    ("K", "pallas_tpu", True, 6),
+  ],
 )
-def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, in_context):
+def test_a_sequence_may_lie_on_several_devices(
+  heads, implementation, is_causal, offset, in_context
+):
   # Keys and values are gathered and their gradients scattered; queries stay.
   key = f"BS{heads}H"
   axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
-  options = dict(is_causal=is_causal)
+  options = dict(is_causal=is_causal, query_offset=offset)
   attention = in_blocks if implementation == "chunked" else in_tiles
   if implementation == "chunked":
     axes |= dict(bias="BNTP")
