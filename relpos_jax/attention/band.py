@@ -33,7 +33,7 @@ def unsupported(inputs: Inputs) -> str | None:
   if not isinstance(inputs.relations, RelativePositions | None):
     return f"relations is {type(inputs.relations).__name__}; it needs RelativePositions"
   if not inputs.linear_positions:
-    return "positions are given; it needs the default ones, 0, 1, 2, ..."
+    return "positions are given; if they are consecutive, give query_offset instead"
   return None
 
 
@@ -45,8 +45,11 @@ def band_of(inputs: Inputs) -> Band | None:
   # The distances beyond which all pairs to the left, and to the right, share a row.
   beyond = relations.beyond == "zero"
   low, high = -relations.reach[0] - beyond, relations.reach[1] + beyond
-  last = 0 if inputs.is_causal else inputs.key.shape[1] - 1
-  low, high = max(low, -inputs.query.shape[1]), min(high, last + 1)
+  offset = inputs.query_offset
+  if isinstance(offset, int):  # the distances that occur; distance 0 stays
+    low = max(low, min(-inputs.query.shape[1] - offset, 0))
+    high = min(high, max(inputs.key.shape[1] - offset, 0))
+  high = min(high, 1) if inputs.is_causal else high
   high = max(high, low + 1)
   rows = relations.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
   key, value = (

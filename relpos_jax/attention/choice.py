@@ -141,11 +141,11 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
   per_position: chosen, sequences are short, and the vectors it gathers no larger than the weights
   reference: can do it, but per_position is preferred
-  skew: positions are given; it needs the default ones, 0, 1, 2, ...
+  skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred
-  chunked: positions are given; it needs the default ones, 0, 1, 2, ...
-  pallas_tpu: positions are given; it needs the default ones, 0, 1, 2, ...
-  pallas_gpu: positions are given; it needs the default ones, 0, 1, 2, ...
+  chunked: positions are given; if they are consecutive, give query_offset instead
+  pallas_tpu: positions are given; if they are consecutive, give query_offset instead
+  pallas_gpu: positions are given; if they are consecutive, give query_offset instead
   """
   inputs = _abstract_inputs(arrays, options)
   chosen, reason, _ = choose(inputs, implementation)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.attention import band as bands
+from relpos_jax.attention import dropout
 from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, attend, differentiate, store_keys
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import over_devices, zeros
@@ -37,6 +38,7 @@ _AXES = dict(
   query_segments="BT",
   key_segments="BS",
   seeds="BN",
+  query_offset="B",
   output="BTNH",
   d_output="BTNH",
   **dict.fromkeys(("mask", "real_queries", "real_keys"), "BNTS"),
@@ -54,6 +56,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
   plan = ChunkPlan(
     block=block or _default_block(inputs),
     num_keys=inputs.key.shape[1],
+    offset=inputs.query_offset if isinstance(inputs.query_offset, int) else 0,
     first=first,
     num_diagonals=num_diagonals,
     has_band=band is not None,
@@ -68,7 +71,8 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     real_keys=inputs.real_keys(),
     query_segments=inputs.query_segment_ids,
     key_segments=inputs.key_segment_ids,
-    seeds=inputs.dropout_seeds,
+    seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
+    query_offset=None if isinstance(inputs.query_offset, int) else inputs.query_offset,
   )
   output = _flash(plan, _differentiable_arrays(inputs, band), visibility)
   return output.astype(inputs.value.dtype)
@@ -187,7 +191,7 @@ def _over_heads(
     of_heads = {
       name: zeros(_starts_and_sizes(name, x, region)[1], x) for name, x in results.items()
     }
-    for stretch in _stretches(plan, num_queries, first_query):
+    for stretch in _stretches(plan, arrays, first_query):
       of_heads = _run_stretch(plan, arrays, first_query, region, stretch, of_heads, step, store)
     return store(results, _read(of_heads, {}), region)
 
@@ -202,18 +206,21 @@ def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
 
 
 def _stretches(
-  plan: ChunkPlan, num_queries: int, first_query: ArrayLike
+  plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike
 ) -> list[tuple[int, int, int]]:
   """Returns ranges of a causal call's queries, and the number of keys that each may attend to.
 
   There is one where devices share the queries: all run the same program, and the last device needs
-  all keys.
+  all keys. There is one as well if the offset is traced.
   """
-  if not plan.is_causal or plan.window is not None or isinstance(first_query, jax.Array):
+  num_queries = arrays["query"].shape[1]
+  is_known = isinstance(first_query, int) and "query_offset" not in arrays
+  if not plan.is_causal or plan.window is not None or not is_known:
     return [(0, num_queries, plan.num_keys)]
   step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
   bounds = [*range(0, num_queries, step), num_queries]
-  return [(first, end, min(end, plan.num_keys)) for first, end in itertools.pairwise(bounds)]
+  num_keys = lambda end: min(max(end + plan.offset, 1), plan.num_keys)
+  return [(first, end, num_keys(end)) for first, end in itertools.pairwise(bounds)]
 
 
 def _run_stretch(
@@ -252,7 +259,8 @@ def _run_stretch(
       if name in block:
         counted = jnp.expand_dims(is_new, range(1, block[name].ndim - 1))
         block[name] = jnp.where(counted, block[name], 0)
-    of_block, of_keys = step(plan, block, keys, first_query + row, of_keys)
+    position = first_query + block.get("query_offset", plan.offset) + row
+    of_block, of_keys = step(plan, block, keys, position, of_keys)
     return store(results, of_block, queries), of_keys
 
   num_blocks = -(-(end - first) // plan.block)

@@ -37,6 +37,7 @@ class ChunkPlan(NamedTuple):
 
   block: int  # the number of queries in a block
   num_keys: int  # the number of keys that any of them may attend to
+  offset: int  # the position of the first query, unless it is an operand
   first: int  # the distance j - i of the band's first diagonal
   num_diagonals: int
   has_band: bool  # whether there are relations
@@ -85,7 +86,7 @@ class Tile(NamedTuple):
   start: Int[Array, ""]  # of the first key among the stored ones
   key: Float[Array, "N S W"]  # W is H if they are near, else as stored
   value: Float[Array, "N S W"]
-  rows: Int[Array, " T"]  # the numbers of the queries in the sequence
+  rows: Int[Array, " T"]  # the positions of the queries in the sequence
   columns: Int[Array, " S"]  # and of the keys
 
   @property
@@ -110,7 +111,7 @@ def store_keys(plan: ChunkPlan, x: Float[Array, "N S H"]) -> Float[Array, "N P W
 
 
 def _tiles(plan: ChunkPlan, keys: Arrays, row: Int[Array, ""]) -> list[Tile]:
-  """Returns the non-empty tiles of the block that begins at a row, near keys first."""
+  """Returns the non-empty tiles of the block that begins at a position, near keys first."""
   last_start = keys["key"].shape[1] - plan.num_near - plan.num_far
   start = jnp.clip(row + plan.near[0], 0, last_start)
   rows = row + jnp.arange(plan.block)

@@ -6,6 +6,7 @@ int32, which every kernel language has.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.typing import Array, Bool, Int
@@ -26,6 +27,15 @@ def keep(
   of_row = _mix(seeds + rows.astype(np.int32) * _WEYL)
   of_weight = _mix(of_row + columns.astype(np.int32) * _WEYL)
   return jax.lax.shift_right_logical(of_weight, np.int32(8)) >= round(rate * 2**24)
+
+
+def from_row(
+  seeds: Int[Array, "B N"] | None, first: int | Int[Array, "#B"]
+) -> Int[Array, "B N"] | None:
+  """Returns seeds for rows counted from `first`, which keep what `seeds` keep from 0."""
+  if seeds is None or (isinstance(first, int) and first == 0):
+    return seeds
+  return seeds - jnp.int32(first).reshape(-1, 1) * _WEYL
 
 
 def _mix(x: Int[Array, "..."]) -> Int[Array, "..."]:

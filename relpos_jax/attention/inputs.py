@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
 from relpos_jax.attention.partitioned import Shards, align_manual_axes
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+
+# With an offset, windows this wide hide nothing.
+_FAR = 2**29
 
 
 class Inputs(NamedTuple):
@@ -26,7 +30,8 @@ class Inputs(NamedTuple):
   scale: ArrayLike
   is_causal: bool
   window: tuple[int, int] | None  # how far a query sees to the left and to the right
-  linear_positions: bool  # the default: 0, 1, 2, ... for queries and for keys
+  linear_positions: bool  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
+  query_offset: int | Int[Array, "#B"]  # an int is static
   query_positions: Int[Array, "#B T"]
   key_positions: Int[Array, "#B S"]
   query_lengths: Int[Array, " B"] | None
@@ -82,6 +87,7 @@ def gather_inputs(
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
+  query_offset: ArrayLike = 0,
   query_seq_lengths: ArrayLike | None = None,
   key_value_seq_lengths: ArrayLike | None = None,
   local_window_size: int | tuple[int, int] | None = None,
@@ -104,10 +110,27 @@ def gather_inputs(
   of_keys = (*batch, num_keys), (num_keys,)
   logits = (*batch, heads, num_queries, num_keys)
   linear = query_positions is None and key_positions is None
-  farthest = max(num_queries, num_keys) if linear else jnp.iinfo(jnp.int32).max
+  has_offset = not isinstance(query_offset, int) or query_offset != 0
+  if has_offset and not linear:
+    raise ValueError("query_offset is given with positions; want it or query_positions")
+  farthest = max(num_queries, num_keys)
+  if has_offset or not linear:
+    farthest = _FAR if linear else jnp.iinfo(jnp.int32).max
+  window = _window(local_window_size, farthest)
+  relations = _relations(relations, logits, width, query.dtype)
   default = lambda number: jnp.arange(number, dtype=jnp.int32)
   query_positions = default(num_queries) if query_positions is None else query_positions
   key_positions = default(num_keys) if key_positions is None else key_positions
+  query_positions = _given("query_positions", query_positions, 2, *of_queries)
+  if has_offset:
+    offsets = _given("query_offset", query_offset, 1, (), tuple(batch))
+    low, high = _offset_limits(relations, window, num_queries, num_keys)
+    if isinstance(query_offset, int | np.integer):
+      query_offset = min(max(int(query_offset), low), high)
+      query_positions += query_offset
+    else:
+      query_offset = offsets.clip(low, high)
+      query_positions += query_offset[:, None]
   seeds = None
   if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
     bits = jax.random.bits(dropout_key, (*batch, heads), "uint32")
@@ -118,12 +141,13 @@ def gather_inputs(
     value=_batched(value, 4),
     bias=_given("bias", bias, 4, logits),
     mask=_given("mask", mask, 4, logits),
-    relations=_relations(relations, logits, width, query.dtype),
+    relations=relations,
     scale=scale,
     is_causal=is_causal,
-    window=_window(local_window_size, farthest),
+    window=window,
     linear_positions=linear,
-    query_positions=_given("query_positions", query_positions, 2, *of_queries),
+    query_offset=query_offset,
+    query_positions=query_positions,
     key_positions=_given("key_positions", key_positions, 2, *of_keys),
     query_lengths=_given("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
     key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
@@ -155,6 +179,19 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
   if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(left, farthest), min(right, farthest)
+
+
+def _offset_limits(
+  relations: Relations | None, window: tuple[int, int] | None, num_queries: int, num_keys: int
+) -> tuple[int, int]:
+  """Returns the offsets beyond which nothing changes: all keys are outside table and window.
+
+  Sums of an offset between them and of an index fit in 32 bits.
+  """
+  sides = relations.reach if isinstance(relations, RelativePositions) else (0, 0)
+  hides = [0 if side == _FAR else side for side in window or (0, 0)]
+  left, right = map(max, sides, hides)
+  return -num_queries - right, num_keys + left
 
 
 def _relations(

@@ -23,6 +23,7 @@ def dot_product_attention(
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
+  query_offset: ArrayLike = 0,
   query_seq_lengths: ArrayLike | None = None,
   key_value_seq_lengths: ArrayLike | None = None,
   local_window_size: int | tuple[int, int] | None = None,
@@ -53,6 +54,9 @@ def dot_product_attention(
       sequences need segment ids and no positions: distances within a segment are the same. Any
       32-bit integers whose differences fit in 32 bits.
     key_positions: integers `[B, S]` or `[S]`, `arange(S)` by default. Mask unused slots.
+    query_offset: an integer or integers `[B]`, instead of positions: queries are at query_offset,
+      query_offset + 1, ..., keys at 0, 1, ... Every implementation supports it, so prefer it for
+      chunked prefill, decoding with a cache, and shards of a sequence. A Python int is static.
     query_seq_lengths: integers `[B]`; queries past their row's length get zero, as in jax.nn.
     key_value_seq_lengths: integers `[B]`; keys past their row's length are hidden.
     local_window_size: the distance, or (left, right) distances, beyond which keys are hidden.

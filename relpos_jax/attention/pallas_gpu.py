@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import masks, reference
+from relpos_jax.attention import dropout, masks, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import over_devices, target_platform
@@ -126,7 +126,9 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
       ids = jnp.broadcast_to(ids, (batch, ids.shape[1])).astype(jnp.int32)
       arrays[name] = _padded(ids, 1, block)
   if inputs.dropout_seeds is not None:
-    arrays["seeds"] = inputs.dropout_seeds
+    arrays["seeds"] = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
+  if not isinstance(inputs.query_offset, int) or inputs.query_offset:
+    arrays["query_offset"] = jnp.broadcast_to(jnp.int32(inputs.query_offset), batch)
   return floats, arrays
 
 

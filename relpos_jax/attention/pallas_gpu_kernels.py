@@ -40,6 +40,7 @@ AXES = dict(
   query_segments="Bt",
   key_segments="BS",
   seeds="BN",
+  query_offset="B",  # the position of the first query; by default 0
   output="BtNh",
   maximum="BNt",  # of the logits
   inverse_total="BNt",  # of exp(logit - maximum), zero where all keys are masked
@@ -132,7 +133,8 @@ def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
   sums = jnp.exp(band - maximum) * inverse_total
   if plan.rate:
     seeds = operands["seeds"][..., None, None]
-    sums = jnp.where(dropout.keep(seeds, *_pairs(plan, band), plan.rate), sums / (1 - plan.rate), 0)
+    kept = dropout.keep(seeds, *_pairs(plan, operands, band), plan.rate)
+    sums = jnp.where(kept, sums / (1 - plan.rate), 0)
   else:
     outputs["row_sums"] = (outputs["inverse_total"] > 0).astype(wide)
   return outputs | dict(sums=sums.at[..., -1].set(band[..., -1]))
@@ -157,16 +159,20 @@ def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
   return gradients | _call(_d_key_kernel, plan, "S", plan.blocks.d_key, operands, shapes)
 
 
-def _pairs(plan: GpuPlan, band: Array) -> tuple[Int[Array, "1 1 T 1"], Int[Array, "1 1 T R"]]:
-  """Returns the query and the key of each entry of [T, R], the last column excepted."""
+def _pairs(
+  plan: GpuPlan, operands: Arrays, band: Array
+) -> tuple[Int[Array, "#B 1 T 1"], Int[Array, "#B 1 T R"]]:
+  """Returns the positions of query and key of each entry of [T, R], the last column excepted."""
   shape = (1, 1, *band.shape[2:])
   row, column = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (2, 3))
+  if "query_offset" in operands:
+    row += operands["query_offset"][:, None, None, None]
   return row[..., :1], row + plan.first + column
 
 
 def _is_written(plan: GpuPlan, operands: Arrays, band: Array) -> Bool[Array, "#B 1 T R"]:
   """Returns False where a kernel leaves `band` uninitialised: hidden pairs, and no key."""
-  rows, columns = _pairs(plan, band)
+  rows, columns = _pairs(plan, operands, band)
   ends = operands["key"].shape[1]
   if "key_ends" in operands:
     ends = operands["key_ends"][:, None, None, None]
@@ -217,7 +223,7 @@ class _State(NamedTuple):
 
 def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
   block, query = plan.blocks.output[0], operands["query"][...]
-  start = pl.program_id(0) * block
+  start = _position(operands, pl.program_id(0) * block)
 
   def visit(side: str, width: int, t: Array, state: _State) -> _State:
     keys = pl.ds(t * width, width)
@@ -276,7 +282,7 @@ def _attend(
 
 def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
   block, query, d_output = plan.blocks.d_query[0], operands["query"][...], operands["d_output"][...]
-  start = pl.program_id(0) * block
+  start = _position(operands, pl.program_id(0) * block)
   with_band = "band_logits" in operands
 
   def visit(side: str, width: int, t: Array, carry: tuple) -> tuple:
@@ -309,7 +315,8 @@ def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
 
   def visit(side: str, height: int, t: Array, carry: tuple) -> tuple:
     queries = pl.ds(t * height, height)
-    tile = _Tile(t * height, start, (height, block), queries, pl.ds(0, block), side)
+    row = _position(operands, t * height)
+    tile = _Tile(row, start, (height, block), queries, pl.ds(0, block), side)
     query, d_output = operands["query"][queries], operands["d_output"][queries]
     weights, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
     return (
@@ -351,7 +358,7 @@ def _d_logits(
 class _Tile(NamedTuple):
   """A tile of queries by keys, and its slices of the kernel's references."""
 
-  row: Array  # the first query
+  row: Array  # the position of the first query
   column: Array  # the first key
   size: tuple[int, int]
   queries: Any  # slices of references
@@ -369,6 +376,11 @@ class _Tile(NamedTuple):
   @property
   def distances(self) -> Int[Array, "Q S"]:
     return self.columns - self.rows
+
+
+def _position(operands: Arrays, query: Array) -> Array:
+  """Returns the position of a query."""
+  return query + operands["query_offset"][...] if "query_offset" in operands else query
 
 
 def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
@@ -444,6 +456,8 @@ def _query_runs(plan: GpuPlan, operands: Arrays, start, size: int, block: int, p
   num_tiles = jnp.int32(operands["query"].shape[0] // size)
   if "key_ends" in operands:
     num_tiles = jnp.where(start < operands["key_ends"][...], num_tiles, 0)
+  if "query_offset" in operands:
+    start -= operands["query_offset"][...]
   limits = -plan.highest, -plan.lowest, 1 - plan.right, 1 - plan.left
   right, mixed, left = _runs(start, block, size, parts, num_tiles, *limits)
   return [("right", *right)] * plan.has_right + [("mixed", *mixed), ("left", *left)]

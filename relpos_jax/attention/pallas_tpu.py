@@ -5,11 +5,12 @@ platforms the kernels run, slowly, in Pallas' interpret mode.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import band
+from relpos_jax.attention import band, dropout
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.masks import combine
@@ -17,7 +18,7 @@ from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import over_devices, target_platform
-from relpos_jax.typing import Array, ArrayLike, Bool, Float
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
 BLOCK = 512
@@ -66,20 +67,22 @@ def attention(
     block: queries and keys of a tile; a multiple of `lanes`.
     lanes: of a vector, 128 on TPUs; fewer in interpret mode, where they only cost time.
   """
-  length = inputs.query.shape[1]
   plan, tables = plan_of(inputs, _interpret(interpret), block, lanes)
   pad = lambda x, axis: _pad(x, plan.block, axis)
-  sequences = dict(query=inputs.query, key=inputs.key, value=inputs.value)
-  floats = {name: pad(x.swapaxes(1, 2), 2) for name, x in sequences.items()} | tables
-  masks = dict(
-    key_visible=_visible_keys(inputs, plan.block),
-    query_segments=inputs.query_segment_ids,
-    key_segments=inputs.key_segment_ids,
-  )
+  first = inputs.query_offset % plan.block  # the number of the first query in its block
+  floats = dict(query=_pad_queries(plan, inputs.query.swapaxes(1, 2), first, 2))
+  floats |= {x: pad(getattr(inputs, x).swapaxes(1, 2), 2) for x in ("key", "value")} | tables
+  masks = dict(key_visible=_visible_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
   masks = {name: pad(x.astype(jnp.int32), 1) for name, x in masks.items() if x is not None}
+  if inputs.query_segment_ids is not None:
+    masks["query_segments"] = _pad_queries(plan, inputs.query_segment_ids, first, 1)
   if inputs.dropout_seeds is not None:
-    masks["seeds"] = inputs.dropout_seeds[:, :, None, None]
-  output = _attend(plan, floats, masks)[:, :, :length].swapaxes(1, 2)
+    seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
+    masks["seeds"] = seeds[:, :, None, None]
+  if plan.first_block is None:
+    masks["first_block"] = (inputs.query_offset // plan.block)[None]
+  output = _attend(plan, floats, masks)
+  output = _slice_queries(output, first, inputs.query.shape[1]).swapaxes(1, 2)
   real = inputs.real_queries()
   return output if real is None else jnp.where(jnp.moveaxis(real, 1, 2), output, 0)
 
@@ -105,10 +108,14 @@ def plan_of(
       tables["key_table"] = _periodic(table.key, jnp.zeros_like(table.key[0]), first, period)
     if table.value is not None:
       tables["value_table"] = _periodic(table.value, table.left_value, first, period)
+  offset = inputs.query_offset
+  is_static = isinstance(offset, int)
+  padded = lengths[0] + (offset % block if is_static else block - 1), lengths[1]
   plan = TpuPlan(
     block=block,
     lanes=lanes,
-    num_blocks=tuple(-(-length // block) for length in lengths),
+    num_blocks=tuple(-(-length // block) for length in padded),
+    first_block=offset // block if is_static else None,
     scale=float(inputs.scale),
     is_causal=inputs.is_causal,
     window=inputs.window,
@@ -145,6 +152,36 @@ def _pad(x: Array, block: int, axis: int) -> Array:
   pad = [(0, 0)] * x.ndim
   pad[axis] = (0, -x.shape[axis] % block)
   return jnp.pad(x, pad)
+
+
+def _pad_queries(plan: TpuPlan, x: Array, first: int | Int[Array, "#B"], axis: int) -> Array:
+  """Pads an axis to the plan's blocks, with the first query at `first`; axis 0 is the batch."""
+  size = plan.num_blocks[0] * plan.block
+  if isinstance(first, int):
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = (first, size - first - x.shape[axis])
+    return jnp.pad(x, pad)
+
+  def write(x, first, axis):
+    zeros = jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(zeros, x, first, axis)
+
+  return _per_sequence(write, x, first, axis)
+
+
+def _slice_queries(x: Float[Array, "B N T H"], first: int | Int[Array, "#B"], number: int) -> Array:
+  """Returns `number` queries from `first` on."""
+  if isinstance(first, int):
+    return x[:, :, first : first + number]
+  read = lambda x, first, axis: jax.lax.dynamic_slice_in_dim(x, first, number, axis)
+  return _per_sequence(read, x, first, 2)
+
+
+def _per_sequence(function: Callable, x: Array, first: Int[Array, "#B"], axis: int) -> Array:
+  if len(first) == 1:
+    return function(x, first[0], axis)
+  x = jnp.broadcast_to(x, (len(first), *x.shape[1:]))
+  return jax.vmap(lambda x, first: function(x, first, axis - 1))(x, first)
 
 
 def _up(size: int, step: int) -> int:
@@ -204,7 +241,8 @@ def _add_first_block(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) ->
   """Adds the number of the first block of queries if a device has a part of them."""
   if isinstance(first_query, int):
     return operands
-  return operands | dict(first_block=jnp.int32(first_query // plan.block).reshape(1, 1))
+  first_block = operands.get("first_block", jnp.int32(plan.first_block or 0).reshape(1, 1))
+  return operands | dict(first_block=first_block + jnp.int32(first_query // plan.block))
 
 
 def _backward_in_parts(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) -> Arrays:
@@ -227,4 +265,6 @@ def _backward_in_parts(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) 
     if "sums" in operands:  # They are of all keys, and count once.
       operands["sums"] = jnp.zeros_like(operands["sums"])
   d_key, d_value = (jnp.concatenate(parts, 2) for parts in zip(*of_keys, strict=True))
+  if isinstance(first_query, int):  # otherwise rounded after the sum over devices
+    d_key, d_value = d_key.astype(dtype), d_value.astype(dtype)
   return total | dict(d_query=total["d_query"].astype(dtype), d_key=d_key, d_value=d_value)

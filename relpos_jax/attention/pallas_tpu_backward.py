@@ -43,7 +43,7 @@ def backward(
   if "value_table" in operands:
     scratch |= dict(value_band=band, value_right=row, band_weights=band, right_weights=row)
     scratch |= dict(value_left=row)
-  # A device with a part of the queries does not know their numbers here.
+  # A device with a part of the queries does not know their numbers here, nor a traced offset.
   known = plan.is_causal and "first_block" not in operands
   # The gradients of all keys stay on the chip.
   axes = tiles.AXES[2] | dict(d_key="BKsh", d_value="BKsh")
@@ -51,7 +51,7 @@ def backward(
   def index(b, m, g, i, step):
     """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
     j = grid[4] - 1 - step
-    keys = jnp.clip(i - plan.key_block, 0, j) if known else j
+    keys = jnp.clip(i - (plan.key_block - plan.first_block), 0, j) if known else j
     return dict(B=b, N=m * grid[2] + g, K=m, T=i, S=keys)
 
   specs = lambda arrays: tiles.block_specs(axes, arrays, plan.block, index)
@@ -74,7 +74,7 @@ def backward(
 def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
   group, query_step, step = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_step = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
-  query_block, key_block = query_step + tiles.first_block(operands), last_step - step
+  query_block, key_block = query_step + tiles.first_block(plan, operands), last_step - step
 
   @pl.when((group == 0) & (query_step == 0) & (step == 0))
   def _():

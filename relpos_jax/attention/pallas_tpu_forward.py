@@ -51,13 +51,15 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     scratch |= dict(band_logits=band, right_sums=tile, right_maximum=tile)
   if plan.dropout_rate:
     scratch |= dict(dropped_sums=tile)
-  # A device with a part of the queries does not know their numbers here.
+  # A device with a part of the queries does not know their numbers here, nor a traced offset.
   known = plan.is_causal and "first_block" not in operands
 
   def index(b, n, i, step):
     """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
     j = grid[3] - 1 - step
-    keys = jnp.minimum(i, j) if known else j
+    keys = j
+    if known:
+      keys = jnp.clip(i + plan.first_block, 0, j) if plan.first_block else jnp.minimum(i, j)
     return dict(B=b, N=n, K=jax.lax.div(n, np.int32(heads // key.shape[1])), T=i, S=keys)
 
   specs = lambda arrays: tiles.block_specs(tiles.AXES[1], arrays, plan.block, index)
@@ -81,18 +83,20 @@ def _has_far(plan: TpuPlan, operands: dict) -> bool:
 
 
 def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
-  query_block, step = pl.program_id(2) + tiles.first_block(operands), pl.program_id(3)
+  query_block, step = pl.program_id(2) + tiles.first_block(plan, operands), pl.program_id(3)
   key_block = pl.num_programs(3) - 1 - step
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
   tiles.dispatch(plan, key_block - query_block, tile)
+  if plan.has_earlier_queries:
+    pl.when((key_block == 0) & (query_block < 0))(lambda: _pass_diagonal(plan, scratch))
   pl.when(key_block == 0)(lambda: _finish(plan, operands, outputs, scratch, query_block))
 
 
 def _start(plan: TpuPlan, operands, scratch) -> None:
   lowest = jnp.asarray(masks.LOWEST, scratch["output"].dtype)
   clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
-  if not plan.sees_right() or plan.num_blocks[0] > plan.num_blocks[1]:
+  if not plan.sees_right() or plan.has_earlier_queries or plan.has_later_queries:
     clear |= dict(right_sums=0, right_maximum=lowest, far_maximum=lowest)
   for name, number in clear.items():  # not a set: its order would vary between runs
     if name in scratch:
@@ -191,12 +195,25 @@ def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> N
     sums[queries] = total
 
 
+def _pass_diagonal(plan: TpuPlan, scratch) -> None:
+  """Moves the sums of queries before all keys to the right of the band, as the diagonal would."""
+  maximum = scratch["maximum"][...]
+  if "far_maximum" in scratch:
+    scratch["far_maximum"][...] = maximum
+    maximum += scratch["key_right"][...]
+    scratch["maximum"][...] = maximum
+  if "right_sums" in scratch:
+    scratch["right_sums"][...] += scratch["dropped_sums" if plan.dropout_rate else "sums"][...]
+    scratch["right_maximum"][...] = maximum
+
+
 def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
   """Divides by the sum of weights, adds the value table's term, and writes the outputs."""
   maximum = scratch["maximum"][...]
   sums = scratch["sums"][...].sum(1, keepdims=True)
   inverse_total = 1 / sums
-  if plan.window is not None or operands.keys() & {"key_visible", "query_segments"}:
+  hides = plan.window is not None or (plan.is_causal and plan.has_earlier_queries)
+  if hides or operands.keys() & {"key_visible", "query_segments"}:
     inverse_total = jnp.where(maximum > masks.LOWEST / 2, inverse_total, 0)
   output = scratch["output"][...] * inverse_total[:, :1]
   rows = dict(maximum=maximum, inverse_total=inverse_total)

@@ -36,7 +36,7 @@ _AXES = dict(key_table="Nwh", value_table="Nwh", d_key_table="BNwh", d_value_tab
 _AXES |= dict.fromkeys(("query", "d_output", "output", "output_rest", "d_query"), "BNTh")
 _AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKSh")
 _AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "delta"), "BNoT")
-_AXES |= dict(far_maximum="BNoT", far_inverse_total="BNoT", seeds="BNop")
+_AXES |= dict(far_maximum="BNoT", far_inverse_total="BNoT", seeds="BNop", first_block="oB")
 AXES = {
   1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
   2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
@@ -52,6 +52,8 @@ class TpuPlan(NamedTuple):
     block: queries and keys of a tile.
     lanes: queries and keys of a sub-tile; divides block.
     num_blocks: of queries and of keys, in the call.
+    first_block: the number of the first block of queries, counted as those of keys; None if it is
+      an operand.
     scale: of the logits.
     first: the distance of the band's first diagonal, at most 1.
     last: the distance from which on the relative term is the same, at least 0.
@@ -64,6 +66,7 @@ class TpuPlan(NamedTuple):
   block: int
   lanes: int
   num_blocks: tuple[int, int]
+  first_block: int | None
   scale: float
   is_causal: bool
   window: tuple[int, int] | None
@@ -85,14 +88,32 @@ class TpuPlan(NamedTuple):
     """Returns the row of a periodic table for every key, the value table's row 0."""
     return (self.first - 1) % self.period
 
+  @property
+  def offsets(self) -> tuple[int, int]:
+    """Returns the lowest and the highest offset of any tile, as far as is known."""
+    queries, keys = self.num_blocks
+    if self.first_block is None:
+      return -(2**30), 2**30
+    return 1 - queries - self.first_block, keys - 1 - self.first_block
+
+  @property
+  def has_earlier_queries(self) -> bool:
+    """Returns whether any block of queries may be before all keys."""
+    return self.offsets[1] >= self.num_blocks[1]
+
+  @property
+  def has_later_queries(self) -> bool:
+    """Returns whether any block of queries may be after all keys."""
+    return -self.offsets[0] >= self.num_blocks[1]
+
   def special_offsets(self) -> list[int]:
     """Returns the offsets of the tiles with specialised code, from right to left."""
     if not self.period:
       return [0] if self.is_causal else []
     right = 0 if self.is_causal else (self.last + self.block - 2) // self.block
     left = (self.block - 1 - self.first) // self.block
-    queries, keys = self.num_blocks
-    return list(range(min(right, keys - 1), -min(left, queries - 1) - 1, -1))
+    lowest, highest = self.offsets
+    return list(range(min(right, max(highest, 0)), max(-left, min(lowest, 0)) - 1, -1))
 
   def runs(self, offset: Any) -> Any:
     """Returns whether causality and window leave any pair of the tile visible."""
@@ -270,9 +291,12 @@ def right_of_band(plan: TpuPlan, tile, offset: int, keys: int) -> list[tuple[sli
   return parts
 
 
-def first_block(operands: dict) -> jax.Array | int:
-  """Returns the number of a device's first block of queries."""
-  return operands["first_block"][0, 0] if "first_block" in operands else 0
+def first_block(plan: TpuPlan, operands: dict) -> jax.Array | int:
+  """Returns the number of the first block of queries, of a sequence and a device."""
+  if "first_block" not in operands:
+    return plan.first_block
+  numbers = operands["first_block"]
+  return numbers[0, pl.program_id(0) if numbers.shape[1] > 1 else 0]
 
 
 def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
@@ -319,11 +343,11 @@ def dispatch(plan: TpuPlan, offset, tile, *, by_side: bool = False) -> None:
   special, runs = plan.special_offsets(), plan.runs(offset)
   for static in special:
     pl.when(runs & (offset == static))(functools.partial(tile, static, static > 0))
-  (queries, keys), right, left, has_right, has_left = plan.num_blocks, False, True, False, True
+  (lowest, highest), right, left, has_right, has_left = plan.offsets, False, True, False, True
   if special:
     right, left = offset > special[0], offset < special[-1]
-    has_right = not plan.is_causal and keys - 1 > special[0]
-    has_left = 1 - queries < special[-1]
+    has_right = not plan.is_causal and highest > special[0]
+    has_left = lowest < special[-1]
   if by_side and has_right:
     pl.when(runs & right)(functools.partial(tile, offset, True))
   elif has_right:
@@ -361,18 +385,21 @@ def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) ->
   """Estimates a call's cost from `num_products` products of [block, H] by [block, block] per tile.
 
   Keys and values are read for every block of queries, all other arrays once. If devices share the
-  queries it is the cost of the last one, which in a causal call has the most visible keys.
+  queries it is the cost of the last one, which in a causal call has the most visible keys. With a
+  traced offset, it is that of the last queries.
   """
   batch, heads, length, width = operands["query"].shape
   num_keys = operands["key"].shape[2]
-  is_part = "first_block" in operands
-  first = plan.num_blocks[0] - length // plan.block if is_part else 0
+  first = plan.first_block
+  if first is None:
+    first = plan.num_blocks[1] - plan.num_blocks[0]
+  first += plan.num_blocks[0] - length // plan.block  # if a device has a part of the queries
   queries = np.arange(first, first + length // plan.block)[:, None]
   offsets = plan.key_block + np.arange(num_keys // plan.block) - queries
   count = lambda condition: int(np.broadcast_to(condition, offsets.shape).sum())
   num_pairs = batch * heads * count(plan.runs(offsets)) * plan.block**2
   # As in the kernels' block specs.
-  known = plan.is_causal and not is_part
+  known = plan.is_causal and "first_block" not in operands
   fetched = batch * heads * count(offsets <= 0 if known else True) * plan.block
   once = [x for name, x in (operands | outputs).items() if name not in ("key", "value")]
   per_key = 2 * width * operands["key"].dtype.itemsize

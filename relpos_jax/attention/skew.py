@@ -52,17 +52,29 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
 
 
 def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B N T C"]:
-  """Repeats or drops end columns, so that there is one for every distance from -(T - 1) to S - 1.
+  """Repeats or drops columns, so that there is one for every distance from -(T - 1) to S - 1.
 
-  With causality the last distance is 0.
+  An offset is subtracted from both. With causality the last distance is at most 0, if known.
   """
+  num_queries, num_keys = x.shape[2], inputs.key.shape[1]
   left, right = inputs.relations.reach
-  before = x.shape[2] - 1 - left
-  after = (0 if inputs.is_causal else inputs.key.shape[1] - 1) - right
-  x = x[..., max(0, -before) : x.shape[-1] - max(0, -after)]
+  is_zero = inputs.relations.beyond == "zero"
+  if not isinstance(inputs.query_offset, int):
+    columns = jnp.arange(num_queries + num_keys - 1, dtype=jnp.int32) - (num_queries - 1)
+    distances_BC = columns - inputs.query_offset[:, None]
+    rows_BC = distances_BC.clip(-left, right) + left
+    x = jnp.take_along_axis(x, rows_BC[:, None, None], axis=-1, mode="promise_in_bounds")
+    in_table = (rows_BC - left == distances_BC)[:, None, None]
+    return jnp.where(in_table, x, 0) if is_zero else x
+  first = 1 - num_queries - inputs.query_offset
+  last = num_keys - 1 - inputs.query_offset
+  last = max(min(last, 0), first) if inputs.is_causal else last
   # Not jnp.pad: the transpose of an edge padding moves data between devices.
   ends = x[..., :1], x[..., -1:]
-  if inputs.relations.beyond == "zero":
+  if is_zero:
     ends = jax.tree.map(jnp.zeros_like, ends)
   widen = lambda end, columns: jnp.broadcast_to(end, (*x.shape[:-1], max(0, columns)))
-  return jnp.concatenate([widen(ends[0], before), x, widen(ends[1], after)], axis=-1)
+  before = widen(ends[0], min(last + 1, -left) - first)
+  after = widen(ends[1], last - max(first - 1, right))
+  middle = x[..., max(first, -left) + left : max(min(last, right) + left + 1, 0)]
+  return jnp.concatenate([before, middle, after], axis=-1)

@@ -104,6 +104,17 @@ CASES = {
     T=20, S=12, k=2, N=6, value_table="per head", bias="BN", mask="NTS", dropout_rate=0.2
   ),
   "one causal query, no relations: no key is near": dict(T=1, S=9, is_causal=True, **NO_TABLES),
+  "an offset, causal": dict(T=20, S=70, k=3, is_causal=True, query_offset=45, dropout_rate=0.2),
+  "stretches before, among and after the keys": dict(
+    T=70, S=20, k=3, is_causal=True, bias="TS", query_offset=-45
+  ),
+  "a table longer than all keys, queries before them": dict(T=12, S=6, k=20, query_offset=-9),
+  "offsets per sequence": dict(
+    T=20, S=60, k=3, query_offset=np.array([-30, 70]), dropout_rate=0.2, bias="BTS"
+  ),
+  "offsets per sequence, a causal window": dict(
+    T=12, S=30, k=2, query_offset=np.array([31, -5]), is_causal=True, local_window_size=(4, 2)
+  ),
   "masks, segments and lengths": dict(T=70, S=90, k=3, bias="BTS", mask="BS", **LENGTHS),
 }
 
@@ -149,7 +160,7 @@ def test_blocks_of_one_query_that_have_no_near_key(is_causal):
 def calls(draw):
   """Arguments of `arrays_of`, and of `attend`."""
   key_heads, rows = draw(st.integers(1, 2)), draw(st.integers(1, 9) | st.integers(10, 60))
-  lengths, sides = st.integers(1, 40), st.integers(0, 12)
+  lengths, sides, positions = st.integers(1, 40), st.integers(0, 12), st.integers(-60, 90)
   axes, tables = (
     st.none() | st.sets(st.sampled_from("BNTS")),
     st.sampled_from(["shared", "per head", None]),
@@ -168,6 +179,7 @@ def calls(draw):
     is_causal=draw(st.booleans()),
     local_window_size=draw(st.none() | st.none() | sides | st.tuples(sides, sides)),
     dropout_rate=draw(st.sampled_from([0.0, 0.3])),
+    query_offset=draw(st.just(0) | positions | st.tuples(positions, positions).map(np.array)),
     mask=draw(axes),
   )
 

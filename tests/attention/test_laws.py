@@ -18,6 +18,7 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 pytestmark = pytest.mark.usefixtures("float64")
 
 ALL = [*IMPLEMENTATIONS, None]
+POSITIONS = "query_positions", "key_positions"
 ANY_POSITIONS = ["reference", "per_position", "projected", None]  # the others need 0, 1, 2, ...
 ANY_MASK = [name for name in ALL if not str(name).startswith("pallas")]  # and any bias
 TOLERANCE = dict(rtol=0, atol=1e-10)
@@ -336,6 +337,53 @@ def test_permuting_tokens_with_their_positions_permutes_the_output(implementatio
   assert not np.allclose(moved["output"], still["output"])
 
 
+# Law 12.
+@pytest.mark.parametrize("kind", ["static", "traced", "per sequence"])
+@settings(max_examples=3, phases=WITHOUT_SHRINKING)
+@given(
+  case=CASES,
+  offsets=st.tuples(st.integers(-20, 30), st.integers(-20, 30)),
+  window=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)),
+  dropout=st.booleans(),
+  data=st.data(),
+)
+def test_an_offset_equals_consecutive_positions(kind, case, offsets, window, dropout, data):
+  case = dataclasses.replace(case, positions="default", biased=False)
+  left = data.draw(st.integers(0, 2 * case.k))
+  options = case.options() | dict(local_window_size=window, left=left)
+  if dropout:
+    options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+  each = jnp.asarray(offsets)[: case.batch]
+  offset = dict(zip(["static", "traced", "per sequence"], [offsets[0], each[0], each], strict=True))
+  positions = (each if kind == "per sequence" else each[:1])[:, None] + jnp.arange(case.num_queries)
+  positions = jnp.broadcast_to(positions, (case.batch, case.num_queries))
+  arrays = case.arrays()
+  given = options | dict(query_positions=positions)
+  wanted = results_of("reference", arrays, given, case.beyond)
+  shifted = options | dict(query_offset=offset[kind])
+  for name, actual in results_of_each(ALL, arrays, shifted, case.beyond).items():
+    assert_close(actual, wanted, name)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("first", [2**31 - 5, -(2**31) + 5])
+def test_positions_and_offsets_near_the_ends_of_32_bits(first, is_causal, implementation):
+  case = Case(is_causal=is_causal)
+  arrays = case.arrays()
+  far = dict(query_positions=np.sign(first) * 100 + jnp.arange(5))
+  wanted = results_of("reference", arrays, case.options() | far)
+  ways = [dict(query_offset=first), dict(query_offset=jnp.int32(first))]
+  if implementation in ANY_POSITIONS:
+    ways.append(dict(query_positions=first + jnp.arange(5, dtype=jnp.int32)))
+  for way in ways:
+    assert_close(results_of(implementation, arrays, case.options() | way), wanted)
+  if implementation in ANY_POSITIONS:  # near ones at both ends
+    ends = {name: first + jnp.arange(5, dtype=jnp.int32) for name in POSITIONS}
+    wanted = results_of("reference", arrays, case.options())
+    assert_close(results_of(implementation, arrays, case.options() | ends), wanted)
+
+
 # Law 5.
 @pytest.mark.parametrize("implementation", ALL)
 def test_no_gradient_flows_to_later_keys(implementation):
@@ -575,12 +623,13 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
 
 
 @pytest.mark.parametrize("implementation", ["chunked", "pallas_tpu", "pallas_gpu"])
-def test_a_window_may_be_as_wide_as_an_integer(implementation):
+@pytest.mark.parametrize("offset", [0, 2**31 - 9])
+def test_a_window_may_be_as_wide_as_an_integer(offset, implementation):
   case = Case(num_queries=5, num_keys=7)
-  options = dict(local_window_size=2**31 - 1)
+  options = dict(query_offset=offset)
   np.testing.assert_allclose(
-    attend(case.arrays(), options, implementation=implementation),
-    attend(case.arrays(), {}, implementation="reference"),
+    attend(case.arrays(), options, implementation=implementation, local_window_size=2**31 - 1),
+    attend(case.arrays(), options, implementation="reference"),
     **TOLERANCE,
   )
 
@@ -592,6 +641,7 @@ MAPPED = {
   "tables": ["key_table", "value_table"],
   "biases": ["bias"],
   "tables and segments": ["key_table", "query_segment_ids"],
+  "offsets": ["key", "query_offset"],
 }
 
 
@@ -606,6 +656,7 @@ def test_vmap_equals_a_call_for_each(implementation, mapped):
   if is_biased:
     arrays["bias"] = arrays["bias"][:1]
   arrays["key_table"] = arrays["key_table"][:, None].repeat(4, 1)  # one per head, one shared
+  options["query_offset"] = jnp.array([-1, 2])
   three = lambda x: jnp.stack([x, 2 * x, x[..., ::-1]])
   several = {name: three(x) for name, x in (arrays | options).items() if name in names}
 

@@ -41,6 +41,12 @@ WRONG = {
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
   "query_positions has dtype float32; want integer": dict(query_positions=np.ones(5, "f4")),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
+  "query_offset has shape (3,); want () or (2,)": dict(query_offset=np.arange(3)),
+  "query_offset has dtype float32; want integer": dict(query_offset=np.float32(3)),
+  "query_offset goes from 2147483648": dict(query_offset=2**31),
+  "query_offset is given with positions; want it or": dict(
+    query_offset=1, key_positions=np.arange(7)
+  ),
   "query_seq_lengths has shape (3,); want (2,)": dict(query_seq_lengths=np.int32([1, 2, 3])),
   "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
   "want both query_segment_ids and key_segment": dict(query_segment_ids=np.ones((2, 5), int)),
@@ -146,6 +152,14 @@ def test_dropout_without_relations_never_writes_out_long_weights():
   assert explanation.implementation == "chunked"
 
 
+def test_explain_names_the_remedy_for_positions():
+  positions = explain(QUERY, KEY, KEY, relations=RELATIONS, query_positions=np.arange(5) + 2)
+  offset = explain(QUERY, KEY, KEY, relations=RELATIONS, query_offset=jnp.array([2, 3]))
+  for name in ("skew", "chunked", "pallas_tpu", "pallas_gpu"):
+    assert "give query_offset instead" in positions.reasons[name]
+    assert offset.reasons[name].startswith("can do it")
+
+
 def test_explain_names_interpreted_kernels_and_the_implementation_given():
   reasons = explain(QUERY, KEY, KEY, relations=RELATIONS).reasons
   better = "can do it, but per_position is preferred"
@@ -177,10 +191,10 @@ def random_arrays(seed):
   return {name: jnp.asarray(random(size=array.shape)) for name, array in shapes.items()}
 
 
-def call_named(implementation, arrays):
+def call_named(implementation, arrays, **options):
   relations = RelativePositions(arrays["key_table"], arrays["value_table"])
   sequences = (arrays[name] for name in ("query", "key", "value"))
-  return call(*sequences, relations, implementation=implementation)
+  return call(*sequences, relations, implementation=implementation, **options)
 
 
 @pytest.mark.usefixtures("float64")

@@ -39,6 +39,15 @@ CASES = {
   "dropout": dict(k=2, **DROPOUT),
   "dropout, values only": dict(k=2, key_table=False, mask=KEY_MASK, **DROPOUT),
   "no relations, causal": dict(key_table=False, value_table=False, is_causal=True, **DROPOUT),
+  "an offset": dict(k=2, query_offset=9, keys=25, **DROPOUT),
+  "an offset, causal, zero": dict(k=2, query_offset=7, keys=20, is_causal=True, beyond="zero"),
+  "offsets beyond all keys": dict(k=2, query_offset=np.array([30, -20]), **LENGTHS),
+  "offsets, causal, dropout": dict(
+    k=1, query_offset=np.array([3, -4]), is_causal=True, mask=KEY_MASK, **DROPOUT
+  ),
+  "offsets, window, segments": dict(
+    k=2, query_offset=np.array([-3, 6]), local_window_size=(5, 2), **SEGMENTS
+  ),
   "no relations, window": dict(key_table=False, value_table=False, local_window_size=(2, 3)),
 }
 
@@ -183,6 +192,7 @@ def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, **more):
     (dict(), dict()),
     (dict(dtype=jnp.float32, width=128), dict(is_causal=True)),
     (dict(length=500, k=200, dtype=jnp.float16, width=48), dict(DROPOUT, local_window_size=100)),
+    (dict(), dict(query_offset=jnp.array([70]), is_causal=True, **DROPOUT)),
     (dict(length=200), dict(query_segment_ids=np.zeros(200), key_segment_ids=np.zeros(200))),
   ],
 )

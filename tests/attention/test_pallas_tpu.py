@@ -80,6 +80,32 @@ SHAPES = {
     dict(queries=40, keys=40, tables=""),
     dict(local_window_size=(3, 9)),
   ),
+  "an offset, causal": (dict(queries=13, keys=37), dict(query_offset=19, is_causal=True)),
+  "an offset of whole blocks": (dict(queries=8, keys=24), dict(query_offset=8)),
+  "an offset beyond the keys, dropout": (dict(), dict(query_offset=30) | DROPOUT),
+  "a traced offset, causal": (
+    dict(queries=9, keys=29, heads=2, per_head=True),
+    dict(query_offset=np.array(13), is_causal=True) | DROPOUT,
+  ),
+  "offsets before the keys and after, k larger than a block": (
+    dict(rows=2 * 11 + 1),
+    dict(query_offset=np.array([-21, 26])),
+  ),
+  "offsets, dropout, segments": (
+    dict(heads=2),
+    dict(query_offset=np.array([5, -4]), query_segment_ids=np.arange(20) // 6)
+    | dict(key_segment_ids=np.arange(20) // 9)
+    | DROPOUT,
+  ),
+  "offsets, causal, zero, values only": (
+    dict(keys=24, tables="v"),
+    dict(query_offset=np.array([3, -13]), is_causal=True) | dict(beyond="zero"),
+  ),
+  "an offset before all keys": (dict(queries=13, rows=2 * 8 + 1), dict(query_offset=-27)),
+  "an offset before all keys, one in a block": (
+    dict(queries=13),
+    dict(query_offset=-15, local_window_size=(3, 9)),
+  ),
   "dropout": (dict(heads=2), DROPOUT),
   "dropout, causal": (dict(heads=2), DROPOUT | dict(is_causal=True)),
 }
@@ -95,6 +121,14 @@ def test_exact(case):
 def test_what_wraps_around_in_the_band_is_nobodys_logit(rows):
   """Sub-tiles as large as tiles, and a table that fills its period but for the rows it needs."""
   _assert_exact(_arrays(rows=rows), {}, dict(block=8, lanes=8))
+
+
+def test_gradients_are_as_narrow_as_the_inputs_though_the_offset_is_traced():
+  arrays = jax.tree.map(lambda x: x.astype(jnp.bfloat16), _arrays(queries=9, keys=9))
+  kernel = functools.partial(pallas_tpu.attention, **TINY)
+  loss = lambda arrays: _attend(arrays, kernel, query_offset=np.array(3)).sum()
+  gradients = jax.eval_shape(jax.grad(loss), arrays)
+  assert {x.dtype for x in gradients.values()} == {jnp.dtype("bfloat16")}
 
 
 def test_exact_on_tiles_of_default_size():

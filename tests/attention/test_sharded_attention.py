@@ -141,6 +141,15 @@ def test_some_axes_may_be_manual():
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), found, wanted)
 
 
+@pytest.mark.parametrize("attention", [in_blocks, in_tiles])
+@pytest.mark.parametrize("kind", ["auto", "named"])
+def test_each_device_has_the_offsets_of_its_sequences(kind, attention):
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
+  options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(0))
+  attend = lambda arrays: call(attention, arrays, query_offset=jnp.arange(-8, 24, 4), **options)
+  check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
+
+
 def test_no_axis_of_a_mesh_is_left_to_the_compiler():
   # XLA refuses kernels for TPUs under a mesh with an automatic axis, even one of size 1.
   mesh = jax.make_mesh((8, 1, 1), ("rows", "tensor", "other"), (AxisType.Auto,) * 3)
@@ -185,14 +194,21 @@ ALONG_A_SEQUENCE = dict(T="tokens", S="tokens", N="megatron", K="megatron")
 
 @pytest.mark.parametrize("kind", ["auto", "named"])
 @pytest.mark.parametrize(
-  "heads, implementation, is_causal",
-  [("N", "chunked", True), ("K", "chunked", False), ("K", "pallas_tpu", True)],
+  "heads, implementation, is_causal, offset",
+  [
+    ("N", "chunked", True, 0),
+    ("K", "chunked", False, 0),
+    ("K", "pallas_tpu", True, 0),
+    ("N", "chunked", True, 7),
+    ("N", "chunked", True, np.arange(-8, 24, 4)),
+    ("K", "pallas_tpu", True, 6),
+  ],
 )
-def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, kind):
+def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, offset, kind):
   # Keys and values are gathered and their gradients scattered; queries stay.
   key = f"BS{heads}H"
   axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
-  options = dict(is_causal=is_causal)
+  options = dict(is_causal=is_causal, query_offset=offset)
   attention = in_blocks if implementation == "chunked" else in_tiles
   if implementation == "chunked":
     axes |= dict(bias="BNTP")

@@ -79,6 +79,8 @@ CALLS = {
   "a length that is no multiple": dict(length=1000),
   "many rows": dict(rows=2 * 600 + 1, length=2048),
   "a table for k = 0": dict(rows=1),
+  "an offset, causal": dict(query_offset=700, is_causal=True),
+  "an offset per sequence": dict(query_offset=[700], dropout_rate=0.1, dropout_key=None),
   "narrow heads": dict(width=32),
   "uneven heads": dict(width=80),
   "wide heads": dict(width=256),
