@@ -233,3 +233,16 @@ def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide()
     return call(in_blocks, arrays | fewer)
 
   check_eight_devices_equal_one(attend, axes, dict(T="tokens", N="megatron"), stays=False)
+
+
+@pytest.mark.parametrize("implementation", ["skew", "chunked"])
+def test_callers_may_shard_a_sequence_themselves(implementation):
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
+
+  def attend(arrays):
+    offset = jax.lax.axis_index("tokens") * 6 if arrays["query"].shape[1] == 6 else 0
+    options = dict(implementation=implementation, is_causal=True, query_offset=offset)
+    return call(dot_product_attention, arrays, **options)
+
+  along = dict(T="tokens", N="megatron", K="megatron")
+  check_eight_devices_equal_one(attend, axes, along, kind="manual")
