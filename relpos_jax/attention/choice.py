@@ -76,8 +76,8 @@ def _is_long(inputs: Inputs) -> bool:
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
-    "there are neither relations nor dropout",
-    lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
+    "there are neither relations nor dropout nor a soft cap",
+    lambda x: all(y is None for y in (x.relations, x.dropout_seeds, x.soft_cap)),
   ),
   Rule(
     "pallas_tpu",

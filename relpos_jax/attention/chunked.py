@@ -57,6 +57,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     first=first,
     num_diagonals=num_diagonals,
     has_band=band is not None,
+    soft_cap=inputs.soft_cap,
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,

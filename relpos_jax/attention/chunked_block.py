@@ -39,6 +39,7 @@ class ChunkPlan(NamedTuple):
   first: int  # the distance j - i of the band's first diagonal
   num_diagonals: int
   has_band: bool  # whether there are relations
+  soft_cap: float | None
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
@@ -293,6 +294,7 @@ def _logits(
     logits = _add_by_row(tile, logits, terms)
   if "bias" in block:
     logits += _slice_keys(block["bias"], tile)
+  logits = masks.cap(logits, tile.plan.soft_cap)
   visible = _visible(block, tile)
   return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 

@@ -23,6 +23,7 @@ class Inputs(NamedTuple):
   mask: Bool[Array, "#B #N #T #S"] | None
   relations: Relations | None
   scale: ArrayLike
+  soft_cap: float | None
   is_causal: bool
   window: tuple[int, int] | None  # how far a query sees to the left and to the right
   linear_positions: bool  # the default: 0, 1, 2, ... for queries and for keys
@@ -77,6 +78,7 @@ def gather_inputs(
   *,
   relations: Relations | None = None,
   scale: ArrayLike | None = None,
+  logits_soft_cap: float | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -98,7 +100,7 @@ def gather_inputs(
     raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
-  validation.check_numbers(scale, dropout_rate, dropout_key)
+  validation.check_numbers(scale, logits_soft_cap, dropout_rate, dropout_key)
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
   of_keys = (*batch, num_keys), (num_keys,)
@@ -120,6 +122,7 @@ def gather_inputs(
     mask=_given("mask", mask, 4, logits),
     relations=_relations(relations, logits, width, query.dtype),
     scale=scale,
+    soft_cap=logits_soft_cap,
     is_causal=is_causal,
     window=_window(local_window_size, farthest),
     linear_positions=linear,

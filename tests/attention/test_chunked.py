@@ -104,6 +104,9 @@ CASES = {
     T=20, S=12, k=2, N=6, value_table="per head", bias="BN", mask="NTS", dropout_rate=0.2
   ),
   "one causal query, no relations: no key is near": dict(T=1, S=9, is_causal=True, **NO_TABLES),
+  "a soft cap": dict(T=70, S=90, k=3, bias="TS", logits_soft_cap=0.5, mask="BS", dropout_rate=0.2),
+  "a soft cap, causal": dict(T=40, S=40, k=3, is_causal=True, logits_soft_cap=1.0, **PER_HEAD),
+  "a soft cap, no relations": dict(T=20, S=30, logits_soft_cap=1.0, is_causal=True, **NO_TABLES),
   "masks, segments and lengths": dict(T=70, S=90, k=3, bias="BTS", mask="BS", **LENGTHS),
 }
 
@@ -168,6 +171,7 @@ def calls(draw):
     is_causal=draw(st.booleans()),
     local_window_size=draw(st.none() | st.none() | sides | st.tuples(sides, sides)),
     dropout_rate=draw(st.sampled_from([0.0, 0.3])),
+    logits_soft_cap=draw(st.sampled_from([None, None, 0.7])),
     mask=draw(axes),
   )
 

@@ -44,6 +44,10 @@ class Case:
   biased: bool = False
   positions: str = "default"
   segmented: bool = False
+  window: tuple[int, int] | None = None
+  scale: float | None = None
+  traced_scale: bool = False
+  soft_cap: float | None = None
   seed: int = 0
 
   def arrays(self) -> dict:
@@ -78,6 +82,10 @@ class Case:
     if self.segmented:
       options["query_segment_ids"] = jnp.asarray(random.integers(0, 2, queries))
       options["key_segment_ids"] = jnp.asarray(random.integers(0, 2, keys))
+    given = dict(local_window_size=self.window, scale=self.scale, logits_soft_cap=self.soft_cap)
+    options |= {name: x for name, x in given.items() if x is not None}
+    if self.traced_scale and self.scale is not None:
+      options["scale"] = jnp.asarray(self.scale)
     return options
 
 
@@ -99,6 +107,8 @@ CASES = st.builds(
   biased=st.booleans(),
   positions=st.sampled_from(["default", "shifted", "random"]),
   segmented=st.booleans(),
+  scale=st.sampled_from([None, -0.7, 0.0, 20.0]),
+  traced_scale=st.booleans(),
   seed=st.integers(0, 99),
 ).filter(lambda case: case.keys or case.values)
 
@@ -194,13 +204,17 @@ def equations(case: Case) -> np.ndarray:
     for j in range(case.num_keys):
       distance = positions[1][b, j] - positions[0][b, i]
       masked = case.masked and not options["mask"][b, 0, 0, j]
-      if segments[0][b, i] != segments[1][b, j] or masked or (case.is_causal and distance > 0):
+      outside = case.window is not None and not -case.window[0] <= distance <= case.window[1]
+      later = case.is_causal and distance > 0
+      if segments[0][b, i] != segments[1][b, j] or masked or later or outside:
         continue
       a_key, a_value = (
         _row(arrays.get(name), case, distance, n) for name in ("key_table", "value_table")
       )
-      logit = query[b, i, n] @ (key[b, j, n // case.group] + a_key) * case.width**-0.5
-      logits.append(logit + (arrays["bias"][b, 0, i, j] if case.biased else 0))
+      scale = case.width**-0.5 if case.scale is None else case.scale
+      logit = query[b, i, n] @ (key[b, j, n // case.group] + a_key) * scale
+      logit += arrays["bias"][b, 0, i, j] if case.biased else 0
+      logits.append(case.soft_cap * np.tanh(logit / case.soft_cap) if case.soft_cap else logit)
       vectors.append(value[b, j, n // case.group] + a_value)
     if logits:
       weights = np.exp(np.array(logits) - max(logits))
@@ -222,10 +236,27 @@ def _row(table, case: Case, distance: int, head: int):
 def test_all_implementations_are_the_papers_equations(positions, case):
   case = dataclasses.replace(case, positions=positions)
   able = (ANY_MASK if case.biased else ALL) if positions == "default" else ANY_POSITIONS
+  if case.traced_scale and case.scale is not None:
+    able = [name for name in able if name != "pallas_tpu"]
+  assert_equations(able, case)
+
+
+def assert_equations(able, case):
   results = results_of_each(able, case.arrays(), case.options(), case.beyond)
   np.testing.assert_allclose(results["reference"]["output"], equations(case), **TOLERANCE)
   for name in able:
     assert_close(results[name], results["reference"], name)
+
+
+WINDOWS = st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4))
+
+
+@pytest.mark.parametrize("positions", ["default", "random"])
+@settings(max_examples=8, phases=WITHOUT_SHRINKING)
+@given(case=CASES, window=WINDOWS, soft_cap=st.sampled_from([0.3, 2.0, 50.0]))
+def test_a_soft_cap_bounds_the_logits_of_every_implementation(positions, case, window, soft_cap):
+  case = dataclasses.replace(case, positions=positions, window=window, soft_cap=soft_cap)
+  assert_equations(ANY_MASK if positions == "default" else ANY_POSITIONS, case)
 
 
 @pytest.mark.parametrize("implementation", ALL)

@@ -65,6 +65,7 @@ WRONG = {
   "relations.features has shape (5, 7, 4); want (2, 5, 7, 5) or (5, 7, 5)": dict(
     relations=EdgeFeatures(np.ones((5, 7, 4)), TABLE, None)
   ),
+  "logits_soft_cap is 0.0; want a positive number or None": dict(logits_soft_cap=0.0),
   "dropout_rate is 1.0; want 0 <= rate < 1": dict(dropout_rate=1.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
   "implementation is 'flash'; want None or one of reference, per_position": dict(
