@@ -30,7 +30,13 @@ _PAIRS = 2**21
 # A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients: those of
 # a table are one per head and sequence, whether or not heads share it.
 _FLOATS = dict(
-  query="BTNH", key="BSKH", value="BSKH", bias="BNTS", key_table="RNH", value_table="RNH"
+  query="BTNH",
+  key="BSKH",
+  value="BSKH",
+  bias="BNTS",
+  left_logits="BNT",
+  key_table="RNH",
+  value_table="RNH",
 )
 _AXES = dict(
   _FLOATS,
@@ -85,15 +91,19 @@ def _default_block(inputs: Inputs) -> int:
 def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  value_table = None
+  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
+  left_logits = value_table = None
+  if inputs.soft_cap is not None and band is not None and band.key is not None:
+    left_logits = jnp.einsum("BTNH,NH->BNT", query, band.left_key)  # a cap does not ignore them
   if band is not None and band.value is not None:
     # The last row times the sum of all weights: one product with those by row.
     value_table = jnp.concatenate([band.value, band.left_value[None]])
   return _not_none(
-    query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
+    query=query,
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
     key_table=None if band is None else band.key,
+    left_logits=left_logits,
     value_table=value_table,
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
   )

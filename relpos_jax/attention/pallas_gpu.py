@@ -31,8 +31,10 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
 
 def unsupported(inputs: Inputs) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
-  if inputs.bias is not None or inputs.soft_cap is not None:
-    return "logits_soft_cap is given" if inputs.bias is None else "bias is given"
+  if inputs.bias is not None:
+    return "bias is given"
+  if inputs.soft_cap is not None:
+    return "a soft cap is given"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   width = inputs.query.shape[3]

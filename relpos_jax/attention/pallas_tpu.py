@@ -32,8 +32,10 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
   if reason := band.unsupported(inputs):
     return reason
-  if inputs.bias is not None or inputs.soft_cap is not None:
-    return f"a {'soft cap' if inputs.bias is None else 'bias'} is given"
+  if inputs.bias is not None:
+    return "a bias is given"
+  if inputs.soft_cap is not None:
+    return "a soft cap is given"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs the same for all heads and queries"
   if isinstance(inputs.scale, jax.core.Tracer):

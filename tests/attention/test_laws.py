@@ -253,9 +253,10 @@ WINDOWS = st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4))
 
 @pytest.mark.parametrize("positions", ["default", "random"])
 @settings(max_examples=8, phases=WITHOUT_SHRINKING)
-@given(case=CASES, window=WINDOWS, soft_cap=st.sampled_from([0.3, 2.0, 50.0]))
-def test_a_soft_cap_bounds_the_logits_of_every_implementation(positions, case, window, soft_cap):
-  case = dataclasses.replace(case, positions=positions, window=window, soft_cap=soft_cap)
+@given(case=CASES, bare=st.booleans(), window=WINDOWS, cap=st.sampled_from([0.3, 2.0, 50.0]))
+def test_a_soft_cap_bounds_the_logits_of_all_implementations(positions, case, bare, window, cap):
+  changes = dict(keys=False, values=False) if bare else {}
+  case = dataclasses.replace(case, positions=positions, window=window, soft_cap=cap, **changes)
   assert_equations(ANY_MASK if positions == "default" else ANY_POSITIONS, case)
 
 
@@ -501,7 +502,7 @@ def test_without_a_batch(implementation):
 
 
 def test_weights_reproduce_the_output():
-  case = Case(values=False, is_causal=True, masked=True, biased=True)
+  case = Case(values=False, is_causal=True, masked=True, biased=True, soft_cap=0.5)
   arrays = case.arrays()
   relations = RelativePositions(arrays["key_table"], None)
   weights = attention_weights(
@@ -536,17 +537,20 @@ def test_dropout_is_the_same_in_every_implementation():
     assert_close(results[name], results["reference"], name)
 
 
-@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf])
+@pytest.mark.parametrize(
+  "lowest, soft_cap", [(np.finfo(np.float32).min, None), (-np.inf, None), (-np.inf, 0.5)]
+)
 @pytest.mark.parametrize("relative, name", [*((True, x) for x in ANY_MASK), (False, None)])
-def test_a_bias_hides_as_a_mask_does(relative, name, lowest):
+def test_a_bias_hides_as_a_mask_does(relative, name, lowest, soft_cap):
   """Covers jax.nn, which averages the values of a query that sees no key, or returns NaN."""
   arrays = Case(keys=relative, values=relative, biased=True).arrays()
   dtype = jnp.float64 if relative else jnp.float32
   arrays = {name: x.astype(dtype) for name, x in arrays.items()}
   hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
   low = arrays | dict(bias=jnp.where(hidden, dtype(lowest), arrays["bias"]))
-  biased = results_of(name, low, {})
-  masked = results_of(name, arrays, dict(mask=~hidden))
+  options = dict(logits_soft_cap=soft_cap)
+  biased = results_of(name, low, options)
+  masked = results_of(name, arrays, options | dict(mask=~hidden))
   assert_close(biased, masked, str(name), atol=1e-10 if relative else 1e-6)
   assert not biased["output"][:, 1].any()
 
