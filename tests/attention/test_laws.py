@@ -46,7 +46,6 @@ class Case:
   segmented: bool = False
   window: tuple[int, int] | None = None
   scale: float | None = None
-  traced_scale: bool = False
   soft_cap: float | None = None
   seed: int = 0
 
@@ -84,8 +83,6 @@ class Case:
       options["key_segment_ids"] = jnp.asarray(random.integers(0, 2, keys))
     given = dict(local_window_size=self.window, scale=self.scale, logits_soft_cap=self.soft_cap)
     options |= {name: x for name, x in given.items() if x is not None}
-    if self.traced_scale and self.scale is not None:
-      options["scale"] = jnp.asarray(self.scale)
     return options
 
 
@@ -107,8 +104,7 @@ CASES = st.builds(
   biased=st.booleans(),
   positions=st.sampled_from(["default", "shifted", "random"]),
   segmented=st.booleans(),
-  scale=st.sampled_from([None, -0.7, 0.0, 20.0]),
-  traced_scale=st.booleans(),
+  scale=st.sampled_from([None, -0.7]),
   seed=st.integers(0, 99),
 ).filter(lambda case: case.keys or case.values)
 
@@ -236,16 +232,26 @@ def _row(table, case: Case, distance: int, head: int):
 def test_all_implementations_are_the_papers_equations(positions, case):
   case = dataclasses.replace(case, positions=positions)
   able = (ANY_MASK if case.biased else ALL) if positions == "default" else ANY_POSITIONS
-  if case.traced_scale and case.scale is not None:
-    able = [name for name in able if name != "pallas_tpu"]
   assert_equations(able, case)
 
 
-def assert_equations(able, case):
-  results = results_of_each(able, case.arrays(), case.options(), case.beyond)
+def assert_equations(able, case, **traced):
+  options = {name: x for name, x in case.options().items() if name not in traced}
+  results = results_of_each(able, case.arrays() | traced, options, case.beyond)
   np.testing.assert_allclose(results["reference"]["output"], equations(case), **TOLERANCE)
   for name in able:
     assert_close(results[name], results["reference"], name)
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+@pytest.mark.parametrize("scale", [-0.7, 0.0, 20.0])
+def test_any_number_scales_the_content_and_the_relative_term(scale, is_traced):
+  case = Case(num_queries=6, num_keys=8, group=2, k=1, is_causal=is_traced, scale=scale)
+  if not is_traced:
+    assert_equations(ALL, case)
+  else:  # and has a gradient
+    able = [name for name in ALL if name != "pallas_tpu"]
+    assert_equations(able, case, scale=jnp.asarray(scale))
 
 
 WINDOWS = st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4))
