@@ -67,6 +67,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
+    precision=jax.config.jax_default_matmul_precision,
   )
   visibility = _not_none(
     mask=inputs.mask,
@@ -120,7 +121,8 @@ def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> Float[Array, 
 
 
 def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, tuple]:
-  outputs = over_devices(functools.partial(_forward, plan), _AXES, floats | visibility)
+  kernel, operands = functools.partial(_forward, plan), floats | visibility
+  outputs = over_devices(kernel, _AXES, operands, precision=plan.precision)
   return outputs["output"], (floats, visibility, outputs)
 
 
@@ -131,10 +133,11 @@ def _flash_backward(
   # Divides each query's cotangent by its total once, instead of each of its weights.
   d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
   # sum_j p_ij dp_ij, with or without dropout.
-  delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
+  delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output, precision=plan.precision)
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  grads = over_devices(functools.partial(_backward, plan), _AXES, arrays)
+  kernel = functools.partial(_backward, plan)
+  grads = over_devices(kernel, _AXES, arrays, precision=plan.precision)
   for name in ("key_table", "value_table"):
     if name in floats:
       grad_RNH = grads[f"d_{name}"].sum(0).swapaxes(0, 1)

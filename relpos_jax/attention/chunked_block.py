@@ -43,6 +43,7 @@ class ChunkPlan(NamedTuple):
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
+  precision: str | None  # of products, the default in force where the call was traced
 
   @property
   def near(self) -> tuple[int, int]:

@@ -81,6 +81,7 @@ class GpuPlan(NamedTuple):
     lowest, highest: visible distances j - i; -`FAR` and `FAR` without limits.
     sums: whether to return the weights' sums by row of the table.
     rate: of dropout.
+    precision: of products, the default in force where the call was traced.
   """
 
   scale: float
@@ -93,6 +94,7 @@ class GpuPlan(NamedTuple):
   blocks: Blocks
   num_warps: int
   interpret: bool
+  precision: str | None
 
   @property
   def left(self) -> int:

@@ -177,7 +177,9 @@ def _backward(
   output = outputs["output"].astype(wide)
   if "output_rest" in outputs:
     output += outputs["output_rest"].astype(wide)
-  delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
+  # As precise as the products inside the kernels, whatever the default.
+  delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output, precision="highest")
+  delta = delta[:, :, None]
   rows = {name: x for name, x in outputs.items() if name not in ("output", "output_rest")}
   operands = floats | _two_dimensional(masks, queries_along=2) | rows
   operands |= dict(d_output=d_output, delta=delta)

@@ -37,6 +37,7 @@ def over_devices(
   axes: Mapping[str, str],
   operands: Arrays,
   *,
+  precision: str | None = None,
   tile: int = 1,
 ) -> Arrays:
   """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
@@ -50,8 +51,12 @@ def over_devices(
     axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
       operands, where they are larger than 1.
     operands: the arrays, including "query" and "key".
+    precision: the default precision of the kernel's products, by default the one in force now.
+      Partitioning may trace the kernel later, where another is in force.
     tile: shards have a multiple of this number of queries.
   """
+  default = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
+  kernel = default(kernel)
   # Traced once, for its shapes and for its results.
   unsharded = jax.jit(lambda operands: kernel(operands, 0), inline=True)
   results = jax.eval_shape(unsharded, operands)

@@ -214,3 +214,35 @@ def test_it_maps(implementation):
   for number, arrays in enumerate(calls):
     for name, wanted in alone(arrays).items():
       np.testing.assert_allclose(mapped[name][number], wanted, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradients_keep_the_precision_of_the_call(implementation):
+  arrays = {name: x.astype(jnp.float32) for name, x in random_arrays(0).items()}
+
+  @jax.jit
+  def precisely(arrays):
+    with jax.default_matmul_precision("highest"):
+      return call_named(implementation, arrays)
+
+  def output_and_gradients(arrays):
+    output, pull_back = jax.vjp(precisely, arrays)
+    return output, pull_back(output)
+
+  program = str(jax.make_jaxpr(output_and_gradients)(arrays))
+  assert program.count("precision=(Precision.HIGHEST, ") == program.count("dot_general[") > 5
+
+
+def test_devices_keep_the_precision_of_the_call():
+  """Partitioning traces the products again, after the call."""
+  mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,))
+  sharding = jax.NamedSharding(mesh, jax.P("rows"))
+  arrays = {name: x.astype(jnp.float32) for name, x in random_arrays(0).items()}
+  arrays |= jax.device_put({name: arrays[name] for name in ("query", "key", "value")}, sharding)
+
+  def loss(arrays):
+    with jax.default_matmul_precision("highest"):
+      return call_named("chunked", arrays).sum()
+
+  program = quickly(jax.grad(loss)).lower(arrays).compile().as_text()
+  assert program.count("operand_precision={highest,highest}") == program.count(" dot(") > 5
