@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float
 
@@ -36,6 +36,8 @@ def unsupported(inputs: Inputs) -> str | None:
     return f"relations is {type(inputs.relations).__name__}; it needs RelativePositions"
   if not inputs.linear_positions:
     return "positions are given; it needs the default ones, 0, 1, 2, ..."
+  if is_symbolic(inputs.query, inputs.key):
+    return "a dimension is symbolic; it needs numbers"
   return None
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from relpos_jax.attention import band, chunked, projected, reference, skew
-from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
@@ -79,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     "there are neither relations nor dropout nor a soft cap",
     lambda x: all(y is None for y in (x.relations, x.dropout_seeds, x.soft_cap)),
   ),
+  Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
   Rule(
     "pallas_tpu",
     "it is the kernel for TPUs, and sequences are long",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
@@ -106,7 +107,8 @@ def gather_inputs(
   of_keys = (*batch, num_keys), (num_keys,)
   logits = (*batch, heads, num_queries, num_keys)
   linear = query_positions is None and key_positions is None
-  farthest = max(num_queries, num_keys) if linear else jnp.iinfo(jnp.int32).max
+  has_ends = linear and not is_symbolic(query, key)
+  farthest = max(num_queries, num_keys) if has_ends else jnp.iinfo(jnp.int32).max
   default = lambda number: jnp.arange(number, dtype=jnp.int32)
   query_positions = default(num_queries) if query_positions is None else query_positions
   key_positions = default(num_keys) if key_positions is None else key_positions
@@ -135,6 +137,11 @@ def gather_inputs(
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
   )
+
+
+def is_symbolic(*arrays: Array) -> bool:
+  """Returns whether a dimension of an array is a variable of `jax.export`."""
+  return any(export.is_symbolic_dim(size) for array in arrays for size in array.shape)
 
 
 def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) -> Array | None:
