@@ -24,7 +24,7 @@ class Band(NamedTuple):
 
   key: Float[Array, "R #N H"] | None  # rows 1 and up, minus row 0; R is at least 1
   value: Float[Array, "R #N H"] | None
-  left_key: Float[Array, "#N H"] | None  # row 0 of the key table
+  left_key: Float[Array, "#N H"] | None  # row 0 of the key table, with a soft cap
   left_value: Float[Array, "#N H"] | None  # row 0 of the value table
   first: int  # the distance j - i of the first diagonal
   num_diagonals: int  # R - 1
@@ -58,5 +58,6 @@ def band_of(inputs: Inputs) -> Band | None:
     for table in (relations.key, relations.value)
   )
   shifted = lambda table: None if table is None else table[1:] - table[:1]
-  lefts = (None if table is None else table[0] for table in (key, value))
-  return Band(shifted(key), shifted(value), *lefts, low + 1, high - low - 1)
+  left_key = None if key is None or inputs.soft_cap is None else key[0]
+  left_value = None if value is None else value[0]
+  return Band(shifted(key), shifted(value), left_key, left_value, low + 1, high - low - 1)

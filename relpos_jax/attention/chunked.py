@@ -92,13 +92,13 @@ def _default_block(inputs: Inputs) -> int:
 def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
   left_logits = value_table = None
-  if inputs.soft_cap is not None and band is not None and band.key is not None:
-    left_logits = jnp.einsum("BTNH,NH->BNT", query, band.left_key)  # a cap does not ignore them
   if band is not None and band.value is not None:
     # The last row times the sum of all weights: one product with those by row.
     value_table = jnp.concatenate([band.value, band.left_value[None]])
+  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
+  if band is not None and band.left_key is not None:
+    left_logits = jnp.einsum("BTNH,NH->BNT", query, band.left_key)
   return _not_none(
     query=query,
     key=inputs.key.astype(wide),
