@@ -157,8 +157,8 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
   operands, outputs = residuals
   d_output, d_sums, d_row_sums = d_results
   wide = outputs["maximum"].dtype
-  wide_output, d_wide = outputs["output"].astype(wide), d_output.astype(wide)
-  delta = jnp.einsum("BTNH,BTNH->BNT", d_wide, wide_output, precision=plan.precision)
+  d_wide, output = d_output.astype(wide), outputs["output"].astype(wide)
+  delta = jnp.einsum("BTNH,BTNH->BNT", d_wide, output, precision=plan.precision)
   cotangents = dict(d_output=d_output.astype(operands["value"].dtype))
   cotangents |= {name: outputs[name] for name in ("maximum", "inverse_total")}
   if plan.sums:
