@@ -101,7 +101,7 @@ def gather_inputs(
     raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
-  validation.check_numbers(scale, logits_soft_cap, dropout_rate, dropout_key)
+  validation.check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
   of_keys = (*batch, num_keys), (num_keys,)

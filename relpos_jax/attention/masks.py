@@ -18,10 +18,10 @@ def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
 
 
 def cap(logits: Float[Array, "..."], soft_cap: float | None) -> Float[Array, "..."]:
-  """Bounds logits by a soft cap if there is one, but those of hidden pairs.
+  """Returns c tanh(logits / c) for a soft cap c; logits that hide a pair stay as they are.
 
-  >>> cap(jnp.array([0.1, -100.0, 2 * LOWEST]), 5.0)
-  Array([ 9.998667e-02, -5.000000e+00,          -inf], dtype=float32)
+  >>> cap(jnp.array([-100.0, 0.0, 100.0]), soft_cap=5.0)
+  Array([-5.,  0.,  5.], dtype=float32)
   """
   if soft_cap is None:
     return logits

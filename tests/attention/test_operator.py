@@ -236,7 +236,7 @@ def test_gradients_keep_the_precision_of_the_call(implementation):
 
 
 def test_devices_keep_the_precision_of_the_call():
-  """Partitioning traces the products again, after the call."""
+  """Compiles on two devices: partitioning traces the products again, after the call."""
   mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,))
   sharding = jax.NamedSharding(mesh, jax.P("rows"))
   arrays = {name: x.astype(jnp.float32) for name, x in random_arrays(0).items()}
