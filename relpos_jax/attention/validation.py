@@ -117,7 +117,7 @@ def check_numbers(
 ) -> None:
   """Checks the numbers of a call.
 
-  The scale is one number, the rate in [0, 1), a positive rate has a key, and a soft cap is positive.
+  The scale is one number, the rate in [0, 1), a positive rate has a key, a soft cap is positive.
   """
   if jnp.ndim(scale):
     raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
