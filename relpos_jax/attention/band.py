@@ -4,7 +4,8 @@ With clipping only the diagonals within the table need a lookup: the *band*. The
 nothing. Let w'_r = w_r - w_0 for a table's rows w, whose row 0 is "everything further left".
 
 Keys: a softmax ignores a constant per query, so subtracting q_i . w_0 changes nothing. The relative
-term is then zero left of the band, and the same q_i . w'_-1 for every key right of it.
+term is then zero left of the band, and the same q_i . w'_-1 for every key right of it. (A soft cap
+does not ignore it, so q_i . w_0 is then added to all logits of query i before the cap.)
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
 P_ir the weight of query i on row r. (With dropout w_0 is multiplied by the sum of the weights.)
 """
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float
 
@@ -23,6 +24,7 @@ class Band(NamedTuple):
 
   key: Float[Array, "R #N H"] | None  # rows 1 and up, minus row 0; R is at least 1
   value: Float[Array, "R #N H"] | None
+  left_key: Float[Array, "#N H"] | None  # row 0 of the key table, with a soft cap
   left_value: Float[Array, "#N H"] | None  # row 0 of the value table
   first: int  # the distance j - i of the first diagonal
   num_diagonals: int  # R - 1
@@ -34,6 +36,8 @@ def unsupported(inputs: Inputs) -> str | None:
     return f"relations is {type(inputs.relations).__name__}; it needs RelativePositions"
   if not inputs.linear_positions:
     return "positions are given; if they are consecutive, give query_offset instead"
+  if is_symbolic(inputs.query, inputs.key):
+    return "a dimension is symbolic; it needs numbers"
   return None
 
 
@@ -57,5 +61,6 @@ def band_of(inputs: Inputs) -> Band | None:
     for table in (relations.key, relations.value)
   )
   shifted = lambda table: None if table is None else table[1:] - table[:1]
+  left_key = None if key is None or inputs.soft_cap is None else key[0]
   left_value = None if value is None else value[0]
-  return Band(shifted(key), shifted(value), left_value, low + 1, high - low - 1)
+  return Band(shifted(key), shifted(value), left_key, left_value, low + 1, high - low - 1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from relpos_jax.attention import band, chunked, projected, reference, skew
-from relpos_jax.attention.inputs import Inputs, gather_inputs
+from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
@@ -77,9 +77,10 @@ def _is_long(inputs: Inputs) -> bool:
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
-    "there are neither relations nor dropout",
-    lambda inputs: inputs.relations is None and inputs.dropout_seeds is None,
+    "there are neither relations nor dropout nor a soft cap",
+    lambda x: all(y is None for y in (x.relations, x.dropout_seeds, x.soft_cap)),
   ),
+  Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
   Rule(
     "pallas_tpu",
     "it is the kernel for TPUs, and sequences are long",

@@ -31,7 +31,13 @@ _PAIRS = 2**21
 # A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients: those of
 # a table are one per head and sequence, whether or not heads share it.
 _FLOATS = dict(
-  query="BTNH", key="BSKH", value="BSKH", bias="BNTS", key_table="RNH", value_table="RNH"
+  query="BTNH",
+  key="BSKH",
+  value="BSKH",
+  bias="BNTS",
+  left_logits="BNT",
+  key_table="RNH",
+  value_table="RNH",
 )
 _AXES = dict(
   _FLOATS,
@@ -60,10 +66,12 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     first=first,
     num_diagonals=num_diagonals,
     has_band=band is not None,
+    soft_cap=inputs.soft_cap,
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
     shards=inputs.shards,
+    precision=jax.config.jax_default_matmul_precision,
   )
   visibility = _not_none(
     mask=inputs.mask,
@@ -89,15 +97,19 @@ def _default_block(inputs: Inputs) -> int:
 def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  value_table = None
+  left_logits = value_table = None
   if band is not None and band.value is not None:
     # The last row times the sum of all weights: one product with those by row.
     value_table = jnp.concatenate([band.value, band.left_value[None]])
+  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
+  if band is not None and band.left_key is not None:
+    left_logits = jnp.einsum("BTNH,NH->BNT", query, band.left_key)
   return _not_none(
-    query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
+    query=query,
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
     key_table=None if band is None else band.key,
+    left_logits=left_logits,
     value_table=value_table,
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
   )
@@ -114,7 +126,8 @@ def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> Float[Array, 
 
 
 def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, tuple]:
-  outputs = over_devices(functools.partial(_forward, plan), _AXES, floats | visibility, plan.shards)
+  kernel, operands = functools.partial(_forward, plan), floats | visibility
+  outputs = over_devices(kernel, _AXES, operands, plan.shards, precision=plan.precision)
   return outputs["output"], (floats, visibility, outputs)
 
 
@@ -125,10 +138,11 @@ def _flash_backward(
   # Divides each query's cotangent by its total once, instead of each of its weights.
   d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
   # sum_j p_ij dp_ij, with or without dropout.
-  delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output)
+  delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output, precision=plan.precision)
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  grads = over_devices(functools.partial(_backward, plan), _AXES, arrays, plan.shards)
+  kernel = functools.partial(_backward, plan)
+  grads = over_devices(kernel, _AXES, arrays, plan.shards, precision=plan.precision)
   for name in ("key_table", "value_table"):
     if name in floats:
       grad_RNH = grads[f"d_{name}"].sum(0).swapaxes(0, 1)

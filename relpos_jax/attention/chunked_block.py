@@ -41,10 +41,12 @@ class ChunkPlan(NamedTuple):
   first: int  # the distance j - i of the band's first diagonal
   num_diagonals: int
   has_band: bool  # whether there are relations
+  soft_cap: float | None
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
   shards: Shards | None  # of the query, over a mesh
+  precision: str | None  # of products, the default in force where the call was traced
 
   @property
   def near(self) -> tuple[int, int]:
@@ -190,7 +192,8 @@ def _differentiate_tile(block: Arrays, tile: Tile) -> tuple[Arrays, Arrays]:
   """
   query, d_output = block["query"], block["d_output"]
   terms, d_sums = _project(block, "key_table", "query"), _project(block, "value_table", "d_output")
-  weights = jnp.exp(_logits(block, tile, terms) - block["maximum"][:, None])
+  logits = _logits(block, tile, terms)
+  weights = jnp.exp(logits - block["maximum"][:, None])
   kept = _drop(block, tile, weights)
   if d_sums is None:
     d_kept = _scores(tile.value, d_output)
@@ -198,12 +201,16 @@ def _differentiate_tile(block: Arrays, tile: Tile) -> tuple[Arrays, Arrays]:
     d_kept = _scores(tile.value, d_output, d_sums[:, -2])
     d_kept = _add_by_row(tile, d_kept, d_sums[:, :-1]) + d_sums[:, -1:]
   d_logits = weights * (_drop(block, tile, d_kept) - block["delta"][:, None])
+  if (soft_cap := tile.plan.soft_cap) is not None:
+    d_logits *= jnp.maximum(1 - (logits / soft_cap) ** 2, 0)  # 0 also for hidden pairs
   d_query, right = _sum_over_keys(tile.key, d_logits, query.shape[-1])
   of_own = dict(d_query=d_query)
   if terms is not None:
     of_own["d_terms"] = _sum_by_row(tile, d_logits, right)
   if d_sums is not None:
     of_own["diagonal_sums"] = _sum_by_diagonal(tile, kept)
+  if "left_logits" in block:
+    of_own["d_left_logits"] = d_logits.sum(1)
   if "bias" in block:
     pairs = lambda bias: jnp.broadcast_to(_slice_keys(bias, tile), d_logits.shape)
     (of_own["d_bias"],) = jax.linear_transpose(pairs, block["bias"])(d_logits)
@@ -294,8 +301,11 @@ def _logits(
   logits = _scores(tile.key, block["query"], masks.LOWEST if tile.plan.is_causal else right)
   if terms is not None:
     logits = _add_by_row(tile, logits, terms)
+  if "left_logits" in block:
+    logits += block["left_logits"][:, None]
   if "bias" in block:
     logits += _slice_keys(block["bias"], tile)
+  logits = masks.cap(logits, tile.plan.soft_cap)
   visible = _visible(block, tile)
   return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
@@ -28,6 +29,7 @@ class Inputs(NamedTuple):
   mask: Bool[Array, "#B #N #T #S"] | None
   relations: Relations | None
   scale: ArrayLike
+  soft_cap: float | None
   is_causal: bool
   window: tuple[int, int] | None  # how far a query sees to the left and to the right
   linear_positions: bool  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
@@ -84,6 +86,7 @@ def gather_inputs(
   *,
   relations: Relations | None = None,
   scale: ArrayLike | None = None,
+  logits_soft_cap: float | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -104,7 +107,7 @@ def gather_inputs(
     raise ValueError("want both query_segment_ids and key_segment_ids, or neither")
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
-  validation.check_numbers(scale, dropout_rate, dropout_key)
+  validation.check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
   of_keys = (*batch, num_keys), (num_keys,)
@@ -113,9 +116,10 @@ def gather_inputs(
   has_offset = not isinstance(query_offset, int) or query_offset != 0
   if has_offset and not linear:
     raise ValueError("query_offset is given with positions; want it or query_positions")
-  farthest = max(num_queries, num_keys)
-  if has_offset or not linear:
+  if has_offset or not linear or is_symbolic(query, key):
     farthest = _FAR if linear else jnp.iinfo(jnp.int32).max
+  else:
+    farthest = max(num_queries, num_keys)
   window = _window(local_window_size, farthest)
   relations = _relations(relations, logits, width, query.dtype)
   default = lambda number: jnp.arange(number, dtype=jnp.int32)
@@ -143,6 +147,7 @@ def gather_inputs(
     mask=_given("mask", mask, 4, logits),
     relations=relations,
     scale=scale,
+    soft_cap=logits_soft_cap,
     is_causal=is_causal,
     window=window,
     linear_positions=linear,
@@ -157,6 +162,11 @@ def gather_inputs(
     dropout_seeds=seeds,
   )
   return align_manual_axes(inputs)
+
+
+def is_symbolic(*arrays: Array) -> bool:
+  """Returns whether a dimension of an array is a variable of `jax.export`."""
+  return any(export.is_symbolic_dim(size) for array in arrays for size in array.shape)
 
 
 def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) -> Array | None:

@@ -4,7 +4,7 @@ import functools
 
 import jax.numpy as jnp
 
-from relpos_jax.typing import Array, Bool, Int
+from relpos_jax.typing import Array, Bool, Float, Int
 
 # The logit of a hidden pair. It is finite, so that a query that sees no key does not become NaN.
 # Logits below half of it count as hidden.
@@ -15,6 +15,17 @@ def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
   """Returns the logical and of the masks given, or None if there are none."""
   given = [mask for mask in masks if mask is not None]
   return functools.reduce(jnp.logical_and, given) if given else None
+
+
+def cap(logits: Float[Array, "..."], soft_cap: float | None) -> Float[Array, "..."]:
+  """Returns c tanh(logits / c) for a soft cap c; logits that hide a pair stay as they are.
+
+  >>> cap(jnp.array([-100.0, 0.0, 100.0]), soft_cap=5.0)
+  Array([-5.,  0.,  5.], dtype=float32)
+  """
+  if soft_cap is None:
+    return logits
+  return jnp.where(logits <= LOWEST / 2, logits, soft_cap * jnp.tanh(logits / soft_cap))
 
 
 def causal(

@@ -20,6 +20,7 @@ def dot_product_attention(
   *,
   relations: Relations | None = None,
   scale: ArrayLike | None = None,
+  logits_soft_cap: float | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -49,6 +50,8 @@ def dot_product_attention(
     mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij.
     scale: factor of the content and of the relative term, `H**-0.5` by default.
+    logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax: after the
+      scale, the relative term and the bias, before the masks. So a bias of -1e9 hides nothing.
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
       sequences need segment ids and no positions: distances within a segment are the same. Any

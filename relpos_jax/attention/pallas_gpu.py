@@ -32,6 +32,8 @@ def unsupported(inputs: Inputs) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
   if inputs.bias is not None:
     return "bias is given"
+  if inputs.soft_cap is not None:
+    return "a soft cap is given"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   width = inputs.query.shape[3]
@@ -94,6 +96,7 @@ def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bo
     num_warps=8 if inputs.key.shape[3] > 64 and inputs.key.dtype.itemsize <= 2 else 4,
     interpret=interpret,
     shards=inputs.shards,
+    precision=jax.config.jax_default_matmul_precision,
   )
 
 
@@ -146,7 +149,8 @@ def _attend(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
 
 def _attend_forward(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
   operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
-  outputs = over_devices(lambda operands, _: forward(plan, operands), AXES, operands, plan.shards)
+  kernel = lambda operands, _: forward(plan, operands)
+  outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   results = outputs["output"], outputs.get("sums"), outputs.get("row_sums")
   return results, (operands, outputs)
 
@@ -155,7 +159,8 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
   operands, outputs = residuals
   d_output, d_sums, d_row_sums = d_results
   wide = outputs["maximum"].dtype
-  delta = jnp.einsum("BTNH,BTNH->BNT", d_output.astype(wide), outputs["output"].astype(wide))
+  d_wide, output = d_output.astype(wide), outputs["output"].astype(wide)
+  delta = jnp.einsum("BTNH,BTNH->BNT", d_wide, output, precision=plan.precision)
   cotangents = dict(d_output=d_output.astype(operands["value"].dtype))
   cotangents |= {name: outputs[name] for name in ("maximum", "inverse_total")}
   if plan.sums:
@@ -169,9 +174,8 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
       right = dict(right_delta=delta - d_sums[..., -1])
     cotangents |= right if plan.has_right else {}
   operands = operands | cotangents | dict(delta=delta)
-  gradients = over_devices(
-    lambda operands, _: backward(plan, operands), AXES, operands, plan.shards
-  )
+  kernel = lambda operands, _: backward(plan, operands)
+  gradients = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   for name in ("key", "value"):  # summed over the query heads that share a key head
     batch, num_keys, key_heads, width = operands[name].shape

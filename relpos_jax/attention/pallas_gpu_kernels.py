@@ -83,6 +83,7 @@ class GpuPlan(NamedTuple):
     lowest, highest: visible distances j - i; -`FAR` and `FAR` without limits.
     sums: whether to return the weights' sums by row of the table.
     rate: of dropout.
+    precision: of products, the default in force where the call was traced.
   """
 
   scale: float
@@ -96,6 +97,7 @@ class GpuPlan(NamedTuple):
   num_warps: int
   interpret: bool
   shards: Shards | None  # the mesh axes that shard the query, see `over_devices`
+  precision: str | None
 
   @property
   def left(self) -> int:

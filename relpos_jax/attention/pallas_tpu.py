@@ -34,6 +34,8 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
     return reason
   if inputs.bias is not None:
     return "a bias is given"
+  if inputs.soft_cap is not None:
+    return "a soft cap is given"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs the same for all heads and queries"
   if isinstance(inputs.scale, jax.core.Tracer):
@@ -212,7 +214,9 @@ def _backward(
   output = outputs["output"].astype(wide)
   if "output_rest" in outputs:
     output += outputs["output_rest"].astype(wide)
-  delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output)[:, :, None]
+  # As precise as the products inside the kernels, whatever the default.
+  delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output, precision="highest")
+  delta = delta[:, :, None]
   rows = {name: x for name, x in outputs.items() if name not in ("output", "output_rest")}
   operands = floats | _two_dimensional(masks, queries_along=2) | rows
   operands |= dict(d_output=d_output, delta=delta)

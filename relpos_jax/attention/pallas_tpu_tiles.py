@@ -310,7 +310,8 @@ def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block, keys: int) -> j
 def product(x: jax.Array, y: jax.Array, contract: tuple[int, int]) -> jax.Array:
   """Computes the matrix product over an axis of each, in float32 or wider."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  precision = None if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+  # Not None, the default in force: the compiler refuses a higher one for bfloat16, which is exact.
+  precision = jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
   dimensions = ((contract[:1], contract[1:]), ((), ()))
   return jax.lax.dot_general(x, y, dimensions, precision=precision, preferred_element_type=wide)
 

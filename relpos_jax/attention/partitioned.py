@@ -183,6 +183,7 @@ def over_devices(
   operands: Arrays,
   shards: Shards | None,
   *,
+  precision: str | None = None,
   tile: int = 1,
 ) -> Arrays:
   """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
@@ -195,8 +196,12 @@ def over_devices(
       operands, where they are larger than 1.
     operands: the arrays, including "query" and "key".
     shards: the mesh axes that shard the query by letter; None follows its sharding.
+    precision: the default precision of the kernel's products, by default the one in force now.
+      Partitioning may trace the kernel later, where another is in force.
     tile: shards have a multiple of this number of queries.
   """
+  default = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
+  kernel = default(kernel)
   # Traced once, for its shapes and for its results.
   unsharded = jax.jit(lambda operands: kernel(operands, 0), inline=True)
   results = jax.eval_shape(unsharded, operands)

@@ -46,7 +46,7 @@ def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[
   index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
   found = jnp.take_along_axis(
     x.reshape(batch, heads, length * num_rows),
-    index.reshape(len(labels), 1, -1),
+    index.reshape(labels.shape[0], 1, -1),
     axis=-1,
     mode="promise_in_bounds",
   )

@@ -73,6 +73,7 @@ def attention_weights(
   logits *= jnp.asarray(inputs.scale, logits.dtype)
   if inputs.bias is not None:
     logits += inputs.bias.astype(logits.dtype)
+  logits = masks.cap(logits, inputs.soft_cap)
   visible = inputs.visible()
   if visible is None and inputs.bias is None:
     return jax.nn.softmax(logits)

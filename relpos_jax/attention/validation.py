@@ -101,14 +101,22 @@ def check_edge_relation(
   return None if relation is None else _with_arrays(name, relation, *head, edges)
 
 
-def check_numbers(scale: ArrayLike, rate: float, key: ArrayLike | None) -> None:
-  """Checks that the scale is one number, the rate in [0, 1), and a positive rate has a key."""
+def check_numbers(
+  scale: ArrayLike, rate: float, key: ArrayLike | None, soft_cap: float | None = None
+) -> None:
+  """Checks the numbers of a call.
+
+  The scale is one number, the rate in [0, 1), a positive rate has a key, a soft cap is positive.
+  """
   if jnp.ndim(scale):
     raise ValueError(f"scale has shape {jnp.shape(scale)}; want one number")
   if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
     raise ValueError(f"dropout_rate is {rate!r}; want 0 <= rate < 1")
   if rate > 0 and key is None:
     raise ValueError(f"dropout_rate is {rate} and dropout_key is None; want a jax.random.key")
+  is_positive = isinstance(soft_cap, numbers.Real) and 0 < soft_cap < float("inf")
+  if soft_cap is not None and not is_positive:
+    raise ValueError(f"logits_soft_cap is {soft_cap!r}; want a positive number or None")
 
 
 def _with_arrays(

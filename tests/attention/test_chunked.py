@@ -115,6 +115,9 @@ CASES = {
   "offsets per sequence, a causal window": dict(
     T=12, S=30, k=2, query_offset=np.array([31, -5]), is_causal=True, local_window_size=(4, 2)
   ),
+  "a soft cap": dict(T=70, S=90, k=3, bias="TS", logits_soft_cap=0.5, mask="BS", dropout_rate=0.2),
+  "a soft cap, causal": dict(T=40, S=40, k=3, is_causal=True, logits_soft_cap=1.0, **PER_HEAD),
+  "a soft cap, no relations": dict(T=20, S=30, logits_soft_cap=1.0, is_causal=True, **NO_TABLES),
   "masks, segments and lengths": dict(T=70, S=90, k=3, bias="BTS", mask="BS", **LENGTHS),
 }
 
@@ -180,6 +183,7 @@ def calls(draw):
     local_window_size=draw(st.none() | st.none() | sides | st.tuples(sides, sides)),
     dropout_rate=draw(st.sampled_from([0.0, 0.3])),
     query_offset=draw(st.just(0) | positions | st.tuples(positions, positions).map(np.array)),
+    logits_soft_cap=draw(st.sampled_from([None, None, 0.7])),
     mask=draw(axes),
   )
 

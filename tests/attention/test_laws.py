@@ -45,6 +45,9 @@ class Case:
   biased: bool = False
   positions: str = "default"
   segmented: bool = False
+  window: tuple[int, int] | None = None
+  scale: float | None = None
+  soft_cap: float | None = None
   seed: int = 0
 
   def arrays(self) -> dict:
@@ -79,6 +82,8 @@ class Case:
     if self.segmented:
       options["query_segment_ids"] = jnp.asarray(random.integers(0, 2, queries))
       options["key_segment_ids"] = jnp.asarray(random.integers(0, 2, keys))
+    given = dict(local_window_size=self.window, scale=self.scale, logits_soft_cap=self.soft_cap)
+    options |= {name: x for name, x in given.items() if x is not None}
     return options
 
 
@@ -100,6 +105,7 @@ CASES = st.builds(
   biased=st.booleans(),
   positions=st.sampled_from(["default", "shifted", "random"]),
   segmented=st.booleans(),
+  scale=st.sampled_from([None, -0.7]),
   seed=st.integers(0, 99),
 ).filter(lambda case: case.keys or case.values)
 
@@ -195,13 +201,17 @@ def equations(case: Case) -> np.ndarray:
     for j in range(case.num_keys):
       distance = positions[1][b, j] - positions[0][b, i]
       masked = case.masked and not options["mask"][b, 0, 0, j]
-      if segments[0][b, i] != segments[1][b, j] or masked or (case.is_causal and distance > 0):
+      outside = case.window is not None and not -case.window[0] <= distance <= case.window[1]
+      later = case.is_causal and distance > 0
+      if segments[0][b, i] != segments[1][b, j] or masked or later or outside:
         continue
       a_key, a_value = (
         _row(arrays.get(name), case, distance, n) for name in ("key_table", "value_table")
       )
-      logit = query[b, i, n] @ (key[b, j, n // case.group] + a_key) * case.width**-0.5
-      logits.append(logit + (arrays["bias"][b, 0, i, j] if case.biased else 0))
+      scale = case.width**-0.5 if case.scale is None else case.scale
+      logit = query[b, i, n] @ (key[b, j, n // case.group] + a_key) * scale
+      logit += arrays["bias"][b, 0, i, j] if case.biased else 0
+      logits.append(case.soft_cap * np.tanh(logit / case.soft_cap) if case.soft_cap else logit)
       vectors.append(value[b, j, n // case.group] + a_value)
     if logits:
       weights = np.exp(np.array(logits) - max(logits))
@@ -223,10 +233,38 @@ def _row(table, case: Case, distance: int, head: int):
 def test_all_implementations_are_the_papers_equations(positions, case):
   case = dataclasses.replace(case, positions=positions)
   able = (ANY_MASK if case.biased else ALL) if positions == "default" else ANY_POSITIONS
-  results = results_of_each(able, case.arrays(), case.options(), case.beyond)
+  assert_equations(able, case)
+
+
+def assert_equations(able, case, **traced):
+  options = {name: x for name, x in case.options().items() if name not in traced}
+  results = results_of_each(able, case.arrays() | traced, options, case.beyond)
   np.testing.assert_allclose(results["reference"]["output"], equations(case), **TOLERANCE)
   for name in able:
     assert_close(results[name], results["reference"], name)
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+@pytest.mark.parametrize("scale", [-0.7, 0.0, 20.0])
+def test_any_number_scales_the_content_and_the_relative_term(scale, is_traced):
+  case = Case(num_queries=6, num_keys=8, group=2, k=1, is_causal=is_traced, scale=scale)
+  if not is_traced:
+    assert_equations(ALL, case)
+  else:  # and has a gradient
+    able = [name for name in ALL if name != "pallas_tpu"]
+    assert_equations(able, case, scale=jnp.asarray(scale))
+
+
+WINDOWS = st.none() | st.tuples(st.integers(0, 4), st.integers(0, 4))
+
+
+@pytest.mark.parametrize("positions", ["default", "random"])
+@settings(max_examples=8, phases=WITHOUT_SHRINKING)
+@given(case=CASES, bare=st.booleans(), window=WINDOWS, cap=st.sampled_from([0.3, 2.0, 50.0]))
+def test_a_soft_cap_bounds_the_logits_of_all_implementations(positions, case, bare, window, cap):
+  changes = dict(keys=False, values=False) if bare else {}
+  case = dataclasses.replace(case, positions=positions, window=window, soft_cap=cap, **changes)
+  assert_equations(ANY_MASK if positions == "default" else ANY_POSITIONS, case)
 
 
 @pytest.mark.parametrize("implementation", ALL)
@@ -518,7 +556,7 @@ def test_without_a_batch(implementation):
 
 
 def test_weights_reproduce_the_output():
-  case = Case(values=False, is_causal=True, masked=True, biased=True)
+  case = Case(values=False, is_causal=True, masked=True, biased=True, soft_cap=0.5)
   arrays = case.arrays()
   relations = RelativePositions(arrays["key_table"], None)
   weights = attention_weights(
@@ -553,17 +591,20 @@ def test_dropout_is_the_same_in_every_implementation():
     assert_close(results[name], results["reference"], name)
 
 
-@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf])
+@pytest.mark.parametrize(
+  "lowest, soft_cap", [(np.finfo(np.float32).min, None), (-np.inf, None), (-np.inf, 0.5)]
+)
 @pytest.mark.parametrize("relative, name", [*((True, x) for x in ANY_MASK), (False, None)])
-def test_a_bias_hides_as_a_mask_does(relative, name, lowest):
+def test_a_bias_hides_as_a_mask_does(relative, name, lowest, soft_cap):
   """Covers jax.nn, which averages the values of a query that sees no key, or returns NaN."""
   arrays = Case(keys=relative, values=relative, biased=True).arrays()
   dtype = jnp.float64 if relative else jnp.float32
   arrays = {name: x.astype(dtype) for name, x in arrays.items()}
   hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
   low = arrays | dict(bias=jnp.where(hidden, dtype(lowest), arrays["bias"]))
-  biased = results_of(name, low, {})
-  masked = results_of(name, arrays, dict(mask=~hidden))
+  options = dict(logits_soft_cap=soft_cap)
+  biased = results_of(name, low, options)
+  masked = results_of(name, arrays, options | dict(mask=~hidden))
   assert_close(biased, masked, str(name), atol=1e-10 if relative else 1e-6)
   assert not biased["output"][:, 1].any()
 

@@ -4,9 +4,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from compiling import quickly
+from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from relpos_jax import (
@@ -71,6 +73,7 @@ WRONG = {
   "relations.features has shape (5, 7, 4); want (2, 5, 7, 5) or (5, 7, 5)": dict(
     relations=EdgeFeatures(np.ones((5, 7, 4)), TABLE, None)
   ),
+  "logits_soft_cap is 0.0; want a positive number or None": dict(logits_soft_cap=0.0),
   "dropout_rate is 1.0; want 0 <= rate < 1": dict(dropout_rate=1.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
   "implementation is 'flash'; want None or one of reference, per_position": dict(
@@ -206,3 +209,106 @@ def test_it_differentiates_forward(implementation):
   slopes = quickly(jax.jacrev(functools.partial(call_named, "reference")))(arrays)
   changes = [jnp.tensordot(slopes[name], step, step.ndim) for name, step in steps.items()]
   np.testing.assert_allclose(change, sum(changes), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradients_keep_the_precision_of_the_call(implementation):
+  arrays = {name: x.astype(jnp.float32) for name, x in random_arrays(0).items()}
+
+  @jax.jit
+  def precisely(arrays):
+    with jax.default_matmul_precision("highest"):
+      return call_named(implementation, arrays)
+
+  def output_and_gradients(arrays):
+    output, pull_back = jax.vjp(precisely, arrays)
+    return output, pull_back(output)
+
+  program = str(jax.make_jaxpr(output_and_gradients)(arrays))
+  assert program.count("precision=(Precision.HIGHEST, ") == program.count("dot_general[") > 5
+
+
+def test_devices_keep_the_precision_of_the_call():
+  """Compiles on two devices: partitioning traces the products again, after the call."""
+  mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,))
+  sharding = jax.NamedSharding(mesh, jax.P("rows"))
+  arrays = {name: x.astype(jnp.float32) for name, x in random_arrays(0).items()}
+  arrays |= jax.device_put({name: arrays[name] for name in ("query", "key", "value")}, sharding)
+
+  def loss(arrays):
+    with jax.default_matmul_precision("highest"):
+      return call_named("chunked", arrays).sum()
+
+  program = quickly(jax.grad(loss)).lower(arrays).compile().as_text()
+  assert program.count("operand_precision={highest,highest}") == program.count(" dot(") > 5
+
+
+def exported_options(name, labels, ids):
+  table = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+  relations = {
+    "positions": RelativePositions(table, table),
+    "positions beyond zero": RelativePositions(table, None, beyond="zero"),
+    "positions given": RelativePositions(None, table),
+    "labels": EdgeLabels(labels, table, table),
+    "features": EdgeFeatures(jax.nn.one_hot(labels, 5), table, table),
+  }
+  more = {
+    "positions beyond zero": dict(local_window_size=(2, 1)),
+    "positions given": dict(query_positions=ids, key_positions=ids),
+    "a soft cap": dict(logits_soft_cap=1.0, query_segment_ids=ids // 5, key_segment_ids=ids // 5),
+    "dropout": dict(dropout_rate=0.3, dropout_key=jax.random.key(0)),
+  }
+  return dict(relations=relations.get(name), mask=labels[:, None] != 3, **more.get(name, {}))
+
+
+EXPORTED = [(name, shape) for name in ("none", "positions") for shape in ("b, 4", "2, t", "b, t")]
+OTHERS = "positions beyond zero", "positions given", "labels", "features", "a soft cap", "dropout"
+
+
+@pytest.fixture
+def symbolic_sizes(monkeypatch):
+  """Switches off the checks of annotations, to which a symbolic dimension is not an int."""
+  monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("symbolic_sizes")
+@pytest.mark.parametrize("name, shape", [*EXPORTED, *((name, "b, t") for name in OTHERS)])
+def test_programs_with_symbolic_shapes_equal_the_operator(name, shape):
+  def attend(floats, ids, labels, implementation=None):
+    options = exported_options(name, labels, ids)
+    query, key, value = floats
+    named = dict(is_causal=True, implementation=implementation)
+    return dot_product_attention(query, key, value, **options, **named)
+
+  def output_and_gradients(attend, arrays):
+    floats, ids, labels = arrays
+    output, pull_back = jax.vjp(lambda floats: attend(floats, ids, labels), floats)
+    return output, pull_back(jnp.cos(output))
+
+  dimensions = export.symbolic_shape(shape)
+  batch, length = dimensions
+  shapes = (batch, length, 4, 8), (batch, length, 2, 8), (batch, length, 2, 8)
+  floats = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+  ids = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+  labels = jax.ShapeDtypeStruct((batch, length, length), jnp.int32)
+  exported = export.export(quickly(attend))(floats, ids, labels)
+  for sizes in ((2, 3), (3, 9)):
+    batch, length = (n if isinstance(n, int) else m for n, m in zip(dimensions, sizes, strict=True))
+    random = np.random.default_rng(0)
+    floats = [jnp.float32(random.normal(size=(batch, length, *x[2:]))) for x in shapes]
+    ids = jnp.arange(length) + jnp.zeros((batch, 1), jnp.int32)
+    labels = jnp.asarray(random.integers(-1, 5, (batch, length, length)))
+    arrays = floats, ids, labels
+    actual = quickly(functools.partial(output_and_gradients, exported.call))(arrays)
+    by_reference = functools.partial(attend, implementation="reference")
+    wanted = quickly(functools.partial(output_and_gradients, by_reference))(arrays)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), actual, wanted)
+
+
+@pytest.mark.usefixtures("symbolic_sizes")
+def test_explain_names_what_cannot_have_symbolic_shapes():
+  query = jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 4, 8"), jnp.float32)
+  explanation = explain(query, query, query, relations=RELATIONS)
+  assert explanation.implementation == "projected"
+  for name in ("skew", "chunked", "pallas_tpu", "pallas_gpu"):
+    assert explanation.reasons[name] == "a dimension is symbolic; it needs numbers"

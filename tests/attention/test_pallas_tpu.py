@@ -188,6 +188,20 @@ def test_refuses_on_a_tpu_what_it_cannot_compile():
   assert pallas_tpu.unsupported(double) is None
 
 
+def test_bfloat16_lowers_for_a_tpu_whatever_the_default_precision():
+  def output_and_gradient(query):
+    inputs = gather_inputs(
+      query, query, query, relations=RelativePositions(jnp.ones((5, 64)), None)
+    )
+    kernel = functools.partial(pallas_tpu.attention, interpret=False)
+    output, pull_back = jax.vjp(lambda query: kernel(inputs._replace(query=query)), inputs.query)
+    return pull_back(output)
+
+  query = jax.ShapeDtypeStruct((1, 512, 1, 64), jnp.bfloat16)
+  with jax.enable_x64(False), jax.default_matmul_precision("high"):
+    jax.jit(output_and_gradient).trace(query).lower(lowering_platforms=("tpu",))
+
+
 @pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(local_window_size=(17, 0))])
 def test_tiles_with_a_visible_pair_cost_time(options):
   block, array = 16, jax.ShapeDtypeStruct((BATCH, 64, 1, WIDTH), np.float32)
