@@ -25,6 +25,8 @@ CALLS = {
   "lengths": dict(query_seq_lengths=INTEGERS((2,)), key_value_seq_lengths=INTEGERS((2,))),
   "segments": dict(query_segment_ids=INTEGERS((T,)), key_segment_ids=INTEGERS((T,))),
   "bias": dict(bias=jax.ShapeDtypeStruct((2, 1, T, T), jnp.float32)),
+  "offset, dropout": dict(query_offset=3, dropout_rate=0.1, dropout_key=jax.random.key(0)),
+  "offsets, zero": dict(query_offset=INTEGERS((2,)), is_causal=True, beyond="zero"),
   "positions": dict(query_positions=INTEGERS((T,))),
 }
 

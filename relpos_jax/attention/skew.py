@@ -61,7 +61,7 @@ def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B 
   is_zero = inputs.relations.beyond == "zero"
   if not isinstance(inputs.query_offset, int):
     columns = jnp.arange(num_queries + num_keys - 1, dtype=jnp.int32) - (num_queries - 1)
-    distances_BC = columns - inputs.query_offset[:, None]
+    distances_BC = columns[None] - inputs.query_offset[:, None]
     rows_BC = distances_BC.clip(-left, right) + left
     x = jnp.take_along_axis(x, rows_BC[:, None, None], axis=-1, mode="promise_in_bounds")
     in_table = (rows_BC - left == distances_BC)[:, None, None]
