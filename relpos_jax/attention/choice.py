@@ -38,6 +38,11 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }
 
+# The kinds of device (`jax.devices()[0].device_kind`) on which results/ shows that a kernel is right
+# and faster than the others. On other kinds it is never chosen: it runs if `implementation=` names
+# it.
+MEASURED: dict[str, tuple[str, ...]] = {"pallas_tpu": (), "pallas_gpu": ()}
+
 # `implementation=` does not take this name: users can call jax.nn themselves.
 PLAIN = "jax.nn"
 
