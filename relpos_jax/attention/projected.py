@@ -42,20 +42,20 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
 
 def look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:
   """Returns x[b, n, i, labels[i, j]], zero where the label is -1."""
-  # TPUs multiply faster than they gather: results/tpu_costs.md.
-  ways = dict(tpu=multiply, default=gather)
-  ways = {platform: functools.partial(way, labels) for platform, way in ways.items()}
-  return jax.lax.platform_dependent(x, **ways)
+  # TPUs gather slowly, and GPUs would sum by label one weight after the other. Products move a
+  # third of the bytes or less: results/tpu_costs.md.
+  multiplied, gathered = (functools.partial(way, labels) for way in (multiply, gather))
+  return jax.lax.platform_dependent(x, cpu=gathered, default=multiplied)
 
 
 def multiply(labels: Int[Array, "#B T S"], x: Float[Array, "B N T R"]) -> Float[Array, "B N T S"]:
-  """Looks up by products with one-hot labels; the precision keeps x as it is."""
+  """Looks up by products with one-hot labels, at a precision that keeps the numbers of x."""
   one_hot = jax.nn.one_hot(labels, x.shape[-1], dtype=x.dtype)
   return jnp.einsum("BNTR,BTSR->BNTS", x, one_hot, precision=jax.lax.Precision.HIGHEST)
 
 
 def gather(labels: Int[Array, "#B T S"], x: Float[Array, "B N T R"]) -> Float[Array, "B N T S"]:
-  """Looks up by index."""
+  """Looks up by index: x[b, n, i, labels[i, j]], zero where the label is -1."""
   batch, heads, length, num_rows = x.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
   index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
