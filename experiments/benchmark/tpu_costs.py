@@ -1,153 +1,110 @@
-r"""Lists what each implementation costs on a TPU: memory traffic, operations, temporary memory.
+r"""Lists the memory traffic, operations and temporary memory of attention on a TPU.
 
   pip install -e '.[tpu]'
-  python -m experiments.benchmark tpu_costs --chip=v5e --out=results
+  python -m experiments.benchmark tpu_costs --out=results
 
-Needs no TPU: the figures are those that the TPU's compiler states for a program. They are no times.
-It counts one pass of each loop; those of `chunked` are multiplied by the number of passes. Those of
-`pallas_tpu` are the kernel's own estimate. "gathers" is `projected` as other devices run it, which
-look up a label by index.
-
-A run that was stopped continues with the calls that OUT/tpu_costs.json lacks. Prints tables; with
---out it also writes that file and block `costs` of OUT/tpu_costs.md.
+Needs no TPU: the figures are those that the compiler for v5e states, and no times. It counts one
+pass of each loop; the figures of `chunked` are multiplied by the number of passes, and those of
+`pallas_tpu` are the kernel's own estimate. "gathers" is `projected` as CPUs run it. Writes
+OUT/tpu_costs.json, which a later run completes, and block `costs` of OUT/tpu_costs.md.
 """
 
 import itertools
 import json
 import pathlib
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmark import timing
-from experiments.benchmark.tpu_bundles import CHIPS
 from experiments.plan import chips, use_compiler
 from relpos_jax import RelativePositions
-from relpos_jax.attention import pallas_tpu, projected
-from relpos_jax.attention.choice import IMPLEMENTATIONS
-from relpos_jax.attention.inputs import Inputs, gather_inputs
-from relpos_jax.errors import InputError
+from relpos_jax.attention import choice, pallas_tpu, projected
+from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.evaluation.tables import column_table, rewrite_blocks
 from relpos_jax.training.workdir import environment, write_whole
 
-HEADS, WIDTH, K = 8, 64, 16
-_UNITS = dict(hbm_bytes=2**20, flops=1e9, temporary_bytes=2**20)
-
+BATCH, HEADS, WIDTH, K, DTYPE = 8, 8, 64, 16, "bfloat16"
 FLAGS = dict(
   lengths=command.Flag("32,64,128,256,512,1024,2048,4096", "queries and keys"),
-  batch=command.Flag(8, "sequences"),
-  dtype=command.Flag("bfloat16", "bfloat16 or float32"),
-  chip=command.Flag("v5e", ", ".join(CHIPS)),
-  out=command.Flag("", "the folder to write to; empty: only print"),
+  out=command.Flag("runs/benchmark", "the folder to write to"),
 )
 
 
-def _gathers(inputs: Inputs) -> jax.Array:
-  with mock.patch.object(projected, "look_up", lambda x, labels: projected.gather(labels, x)):
-    return projected.attention(inputs)
-
-
-def _plain(inputs: Inputs) -> jax.Array:
-  arrays = inputs.query, inputs.key, inputs.value
-  return jax.nn.dot_product_attention(*arrays, is_causal=inputs.is_causal)
-
-
-CONTESTANTS: dict[str, Callable[[Inputs], jax.Array]] = {
-  "jax.nn, no relations": _plain,
-  **{name: IMPLEMENTATIONS[name].attention for name in ("projected", "per_position", "skew")},
-  "gathers": _gathers,
-  "chunked": IMPLEMENTATIONS["chunked"].attention,
+_gathering = mock.patch.object(projected, "look_up", lambda x, i: projected.gather(i, x))
+CONTESTANTS = {
+  "jax.nn": lambda x: jax.nn.dot_product_attention(*x[:3], is_causal=x.is_causal),
+  **{x: choice.IMPLEMENTATIONS[x].attention for x in ("projected", "per_position", "chunked")},
   "pallas_tpu": lambda inputs: pallas_tpu.attention(inputs, interpret=False),
+  "skew": choice.IMPLEMENTATIONS["skew"].attention,
+  "gathers": _gathering(choice.IMPLEMENTATIONS["projected"].attention),
 }
+SLOW_TO_COMPILE = ("skew", "gathers")  # minutes for more than 512 tokens
 
 
-def main(lengths: str, batch: int, dtype: str, chip: str, out: str) -> None:
-  """Compiles all calls, and writes the figures after each length."""
-  numbers = timing.parse_lengths("lengths", lengths)
-  if chip not in CHIPS or dtype not in ("bfloat16", "float32"):
-    raise InputError(f"give --chip={' or '.join(CHIPS)} and --dtype=bfloat16 or float32")
-  folder = command.make_folder(out, "out") if out else None
-  settings = dict(batch=batch, dtype=dtype, chip=chip)
-  results = dict(environment=environment("libtpu"), settings=settings, rows=[])
-  if folder and (file := folder / "tpu_costs.json").exists():
-    old = json.loads(file.read_text())
-    results["rows"] = old["rows"] if old["settings"] == settings else []
+def main(lengths: str, out: str) -> None:
+  """Compiles the calls that are missing, writes the figures after each, and the page."""
+  file = command.make_folder(out, "out") / "tpu_costs.json"
+  rows = json.loads(file.read_text())["rows"] if file.exists() else []
+  results = dict(environment=environment("libtpu"), rows=rows)
   use_compiler()
-  sharding = SingleDeviceSharding(chips(CHIPS[chip])[0])
-  for length, *options in itertools.product(numbers, (False, True), (False, True), CONTESTANTS):
-    call = dict(zip(("length", "is_causal", "backward", "name"), (length, *options), strict=True))
-    if not any(call.items() <= row.items() for row in results["rows"]):
-      results["rows"].append(call | _cost(*call.values(), batch, dtype, sharding))
-      if folder:
-        write_whole(folder / "tpu_costs.json", json.dumps(results) + "\n")
-  print(block(results))
-  if folder:
-    write_page(folder)
+  calls = timing.parse_lengths("lengths", lengths), (False, True), (False, True), CONTESTANTS
+  for call in itertools.product(*calls):
+    kind = dict(zip(("length", "is_causal", "backward", "name"), call, strict=True))
+    is_slow = kind["name"] in SLOW_TO_COMPILE and kind["length"] > 512
+    if not is_slow and not any(kind.items() <= row.items() for row in rows):
+      rows.append(kind | cost(**kind))
+      write_whole(file, json.dumps(results) + "\n")
+  write_page(file.parent)
 
 
-def _cost(length, is_causal, backward, name, batch, dtype, sharding) -> dict[str, float]:
-  """Compiles a call; returns its figures, or {} if it needs more memory than the chip has."""
+def cost(name: str, length: int, is_causal: bool, backward: bool, batch: int = BATCH):
+  """Compiles a call; returns its figures by name, or {} if it does not fit the chip's memory."""
 
   def attend(query, key, value, *tables):
-    relations = RelativePositions(*tables)
-    options = dict(relations=relations, is_causal=is_causal)
+    options = dict(relations=RelativePositions(*tables), is_causal=is_causal)
     return CONTESTANTS[name](gather_inputs(query, key, value, **options))
 
-  def counted(batch: int) -> tuple[dict[str, float], list]:
-    token = jax.ShapeDtypeStruct((batch, length, HEADS, WIDTH), dtype, sharding=sharding)
-    table = jax.ShapeDtypeStruct((2 * K + 1, WIDTH), jnp.float32, sharding=sharding)
-    function = timing.with_gradients(attend) if backward else attend
-    arguments = [token] * (3 + backward) + [table] * 2
-    with mock.patch.object(jax.lax, "fori_loop", wraps=jax.lax.fori_loop) as loops:
-      compiled = jax.jit(function).lower(*arguments).compile()
-    cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
-    found = dict(hbm_bytes=cost["bytes accessed"], flops=cost["flops"])
-    return found | dict(temporary_bytes=memory.temp_size_in_bytes), loops.call_args_list
-
+  sharding = SingleDeviceSharding(chips("v5e:2x2")[0])
+  token = jax.ShapeDtypeStruct((batch, length, HEADS, WIDTH), DTYPE, sharding=sharding)
+  table = jax.ShapeDtypeStruct((2 * K + 1, WIDTH), jnp.float32, sharding=sharding)
+  function = timing.with_gradients(attend) if backward else attend
   try:
-    found, loops = counted(batch)
-    if loops:  # over heads and, in these, over blocks: what doubles with the batch is outside
-      passes = loops[0].args[1] * loops[1].args[1]
-      double, _ = counted(2 * batch)
-      for figure in ("hbm_bytes", "flops"):
-        outside = max(0, double[figure] - found[figure])
-        found[figure] = outside + passes * (found[figure] - outside)
-    return found
+    with mock.patch.object(jax.lax, "fori_loop", wraps=jax.lax.fori_loop) as loop:
+      compiled = jax.jit(function).lower(*[token] * (3 + backward), table, table).compile()
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return {}
-
-
-# Page ---------------------------------------------------------------------------------------------
+  found, memory = compiled.cost_analysis(), compiled.memory_analysis()
+  found = dict(hbm_bytes=found["bytes accessed"], flops=found["flops"])
+  if loop.called and batch == BATCH:  # what doubles with the batch is outside the loops
+    double = cost(name, length, is_causal, backward, 2 * batch)
+    heads, blocks = (call.args[1] for call in loop.call_args_list[:2])
+    outside = {x: max(0, double[x] - found[x]) for x in found}
+    found = {x: outside[x] + heads * blocks * (found[x] - outside[x]) for x in found}
+  return found | dict(temporary_bytes=memory.temp_size_in_bytes)
 
 
 def write_page(out: pathlib.Path) -> None:
   """Rewrites the block `costs` of out/tpu_costs.md from out/tpu_costs.json, if it exists."""
-  if (file := out / "tpu_costs.json").exists():
-    rewrite_blocks(out / "tpu_costs.md", dict(costs=block(json.loads(file.read_text()))))
-
-
-def block(results: dict[str, Any]) -> str:
-  """Returns the provenance and a table for each kind of call."""
-  settings, rows = results["settings"], results["rows"]
-  parts = [
-    f"{settings['chip']}. {timing.provenance(results, ['jax', 'libtpu'])}",
-    f"{settings['dtype']}, B = {settings['batch']}, N = {HEADS}, H = {WIDTH}, k = {K}.",
-  ]
+  if not (file := out / "tpu_costs.json").exists():
+    return
+  results, parts = json.loads(file.read_text()), []
   for backward, is_causal in itertools.product((False, True), (False, True)):
     columns = {}
-    for row in rows:
+    for row in sorted(results["rows"], key=lambda row: row["length"]):
       if (row["backward"], row["is_causal"]) == (backward, is_causal):
-        figures = [f"{row[name] / unit:,.0f}" for name, unit in _UNITS.items() if name in row]
-        cell = " / ".join(figures) or "does not fit"
-        columns.setdefault(f"T = {row['length']:,}", {})[row["name"]] = cell
+        figures = [row.get(x, 0) for x in ("hbm_bytes", "flops", "temporary_bytes")]
+        cell = "{:,.0f} / {:,.1f} / {:,.0f}".format(*np.divide(figures, (2**20, 1e9, 2**20)))
+        cells = columns.setdefault(f"T = {row['length']:,}", {})
+        cells[row["name"]] = cell if figures[0] else "does not fit"
     title = "Forward and backward" if backward else "Forward"
-    parts.append(f"### {title}, {'causal' if is_causal else 'bidirectional'}")
-    parts.append(column_table("MiB accessed / GFLOP / MiB temporary", CONTESTANTS, columns))
-  return "\n\n".join(parts)
+    table = column_table("MiB moved / GFLOP / MiB temporary", CONTESTANTS, columns)
+    parts.append(f"### {title}, {'causal' if is_causal else 'bidirectional'}\n\n{table}")
+  parts = [timing.provenance(results, ["jax", "libtpu"]), *parts]
+  rewrite_blocks(out / "tpu_costs.md", dict(costs="\n\n".join(parts)))
