@@ -166,7 +166,7 @@ def test_what_runs_follows_the_platform_of_the_mesh_in_context(
 ):
   chip = AbstractDevice(device_kind="chip", num_cores=1, platform=platform)
   mesh = AbstractMesh((8,), ("data",), (AxisType.Auto,), abstract_device=chip)
-  array = jax.ShapeDtypeStruct((8, length, 8, 64), jnp.bfloat16)
+  array = jax.ShapeDtypeStruct((64, length, 8, 64), jnp.bfloat16)
   table = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
   run = lambda: explain(array, array, array, relations=RelativePositions(table, table))
   here, kernel = run(), f"pallas_{name}"
