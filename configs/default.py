@@ -78,6 +78,7 @@ _LAYERS = dict(
   feed_forward=1024,  # as printed; the code of the time had 2048
   positions="relative",  # sinusoidal, both, none
   max_distance=16,
+  left=-1,  # distance on the left; -1: max_distance, which may be 0 in causal models
   tables_per_head=True,
   tables_per_layer=True,
   relative_keys=True,

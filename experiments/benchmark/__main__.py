@@ -5,6 +5,7 @@ r"""Measures attention, training steps, decoding and memory, or counts a TPU ker
   python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4
   python -m experiments.benchmark memory --lengths=512,2048,8192
   python -m experiments.benchmark tpu_bundles --lengths=4096,16384
+  python -m experiments.benchmark tpu_costs --lengths=256,1024
   python -m experiments.benchmark pages --out=results
 
 `pages` measures nothing: it rewrites the tables and pictures from the raw results in a folder.
@@ -15,12 +16,12 @@ import pathlib
 import sys
 
 from experiments import command
-from experiments.benchmark import attention, memory, models, tpu_bundles
+from experiments.benchmark import attention, memory, models, tpu_bundles, tpu_costs
 
 
 def write_pages(out: str) -> None:
   """Rewrites the page of each command that has raw results in a folder."""
-  for module in (attention, models, memory, tpu_bundles):
+  for module in (attention, models, memory, tpu_bundles, tpu_costs):
     module.write_page(pathlib.Path(out))
 
 
@@ -31,6 +32,7 @@ COMMANDS = dict(
   decode=(models.time_decoding, models.DECODE_FLAGS),
   memory=(memory.main, memory.FLAGS),
   tpu_bundles=(tpu_bundles.main, tpu_bundles.FLAGS),
+  tpu_costs=(tpu_costs.main, tpu_costs.FLAGS),
   pages=(write_pages, FLAGS),
 )
 

@@ -41,11 +41,9 @@ def unsupported(inputs: Inputs) -> str | None:
   return None
 
 
-def band_of(inputs: Inputs) -> Band | None:
-  """Returns the band of a call with `RelativePositions`, or None without relations."""
+def distances(inputs: Inputs) -> tuple[int, int]:
+  """Returns the first and the last distance j - i whose table rows a call needs."""
   relations = inputs.relations
-  if relations is None:
-    return None
   # The distances beyond which all pairs to the left, and to the right, share a row.
   beyond = relations.beyond == "zero"
   low, high = -relations.reach[0] - beyond, relations.reach[1] + beyond
@@ -54,7 +52,15 @@ def band_of(inputs: Inputs) -> Band | None:
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
     high = min(high, max(inputs.key.shape[1] - offset, 0))
   high = min(high, 1) if inputs.is_causal else high
-  high = max(high, low + 1)
+  return low, max(high, low + 1)
+
+
+def band_of(inputs: Inputs) -> Band | None:
+  """Returns the band of a call with `RelativePositions`, or None without relations."""
+  relations = inputs.relations
+  if relations is None:
+    return None
+  low, high = distances(inputs)
   rows = relations.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
   key, value = (
     None if table is None else jnp.where(rows[:, None, None] >= 0, table[rows], 0)

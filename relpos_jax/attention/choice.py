@@ -1,6 +1,7 @@
 """The choice of the implementation: what each supports, and which is the fastest."""
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import jax
 
 from relpos_jax.attention import band, chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
-from relpos_jax.attention.partitioned import target_platform
+from relpos_jax.attention.partitioned import target_device, target_platform
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
@@ -39,8 +40,15 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }
 
+# The kinds of device (`jax.devices()[0].device_kind`) on which results/ shows a kernel to be right
+# and faster than the others. On any other kind it runs only if `implementation=` names it.
+MEASURED: Mapping[str, tuple[str, ...]] = {"pallas_tpu": (), "pallas_gpu": ()}
+
 # `implementation=` does not take this name: users can call jax.nn themselves.
 PLAIN = "jax.nn"
+
+
+MANY_ROWS = 512  # of a table, on accelerators: `projected` takes operations for every row
 
 
 class Rule(NamedTuple):
@@ -52,8 +60,8 @@ class Rule(NamedTuple):
 
 
 def _gathered_is_small(inputs: Inputs) -> bool:
-  """Returns whether there are at most 64 keys, and gathered vectors no larger than weights."""
-  if not isinstance(inputs.relations, RelativePositions):
+  """Returns whether, on a CPU, at most 64 keys have gathered vectors no larger than weights."""
+  if target_platform() != "cpu" or not isinstance(inputs.relations, RelativePositions):
     return False
   batch, _, heads, width = inputs.query.shape
   label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
@@ -63,17 +71,28 @@ def _gathered_is_small(inputs: Inputs) -> bool:
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Returns whether there are 128 keys (CPU), or 4 GiB of weights (elsewhere; not measured)."""
+  """Returns whether there are 128 keys (CPU), or 1 GiB of weights on each device (elsewhere)."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
   if target_platform() == "cpu":
     return num_keys >= 128
-  return batch * heads * num_queries * num_keys >= 2**30
+  mesh = jax.sharding.get_abstract_mesh()
+  num_devices = math.prod(mesh.shape[x] for x in (*mesh.auto_axes, *mesh.explicit_axes))
+  return batch * heads * num_queries * num_keys >= 2**28 * num_devices
 
 
-# The first that applies is chosen. CPU times, forward and backward: results/attention.md. The
-# kernels are not measured yet: at 256 tokens, the longest sequences of the paper, the compiler for
-# TPUs counts a fifth of the memory traffic of `projected` (`scaling-base` in results/scaling.md).
+def _has_many_rows(inputs: Inputs) -> bool:
+  """Returns whether, on an accelerator, the operations of `projected` on the rows are too many."""
+  if target_platform() == "cpu" or not isinstance(inputs.relations, RelativePositions):
+    return False
+  return sum(inputs.relations.reach) >= MANY_ROWS
+
+
+# The first that applies, and is not a kernel that must be named, is chosen. The lengths on CPUs are
+# from times, forward and backward: results/attention.md. Elsewhere nothing is timed, and the rules
+# follow the compiler for TPUs: results/tpu_costs.md. There `projected` moves the fewest bytes, but
+# for 3% at 32 tokens. With 1 GiB of weights it takes 3.6 GiB of temporary memory, forward and
+# backward, of the 16 GB of a v5e chip.
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
@@ -84,12 +103,12 @@ RULES: tuple[Rule, ...] = (
   Rule(
     "pallas_tpu",
     "it is the kernel for TPUs, and sequences are long",
-    lambda x: target_platform() == "tpu" and x.query.shape[1] * x.key.shape[1] >= 256**2,
+    lambda inputs: inputs.query.shape[1] * inputs.key.shape[1] >= 256**2,
   ),
   Rule(
     "pallas_gpu",
     "it is the kernel for GPUs, and sequences are long",
-    lambda inputs: target_platform() == "gpu" and inputs.key.shape[1] >= 256,
+    lambda inputs: inputs.key.shape[1] >= 256,
   ),
   Rule(
     "per_position",
@@ -97,6 +116,7 @@ RULES: tuple[Rule, ...] = (
     _gathered_is_small,
   ),
   Rule("chunked", "sequences are long, and it does not store their weights", _is_long),
+  Rule("skew", "its copies do not grow with the many rows of the tables", _has_many_rows),
   Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
   Rule("projected", "it can do any call, and gathers no vectors"),
 )
@@ -106,7 +126,7 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
   if implementation is None:
     able = lambda rule: rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
-    return next(filter(able, RULES))
+    return next(rule for rule in RULES if not _must_be_named(rule.implementation) and able(rule))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
@@ -117,6 +137,10 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
 
 def _unsupported(name: str, inputs: Inputs) -> str | None:
   return None if name == PLAIN else IMPLEMENTATIONS[name].unsupported(inputs)
+
+
+def _must_be_named(name: str) -> bool:
+  return name in MEASURED and target_device().device_kind not in MEASURED[name]
 
 
 class Explanation(NamedTuple):
@@ -156,6 +180,9 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
     slow = "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
     if name == chosen:
       reasons[name] += slow
+    elif is_compiled and _must_be_named(name):
+      named = "can do it if implementation= names it: not yet measured on this kind of device"
+      reasons[name] = unsupported(inputs) or named
     else:
       reasons[name] = unsupported(inputs) or f"can do it, but {chosen} is preferred{slow}"
   return Explanation(chosen, reasons)

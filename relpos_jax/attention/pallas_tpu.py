@@ -40,9 +40,10 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
     return f"mask has shape {inputs.mask.shape}; it needs the same for all heads and queries"
   if isinstance(inputs.scale, jax.core.Tracer):
     return "scale is traced; it needs a number"
-  rows = [len(table) for table in jax.tree.leaves(inputs.relations)]
-  if rows and rows[0] > MAX_ROWS:
-    return f"the tables have {rows[0]} rows; it takes at most {MAX_ROWS}"
+  if inputs.relations is not None:
+    first, last = band.distances(inputs)
+    if (num_rows := last - first + 1) > MAX_ROWS:
+      return f"the call reaches {num_rows} rows of the tables; it takes at most {MAX_ROWS}"
   if _interpret(interpret):
     return None
   dtype, width = inputs.query.dtype, inputs.query.shape[3]

@@ -26,7 +26,7 @@ from jax.experimental.custom_partitioning import (
   SdyShardingRule,
   custom_partitioning,
 )
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.typing import Array, ArrayLike
 
@@ -84,9 +84,13 @@ def target_platform() -> str:
   ...   target_platform()
   'tpu'
   """
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  platform = jax.default_backend() if device is None else device.platform
+  platform = target_device().platform
   return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def target_device() -> jax.Device | AbstractDevice:
+  """Returns the device of the mesh in context, or the first that JAX finds."""
+  return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def with_automatic_axes(

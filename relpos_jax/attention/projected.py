@@ -4,6 +4,8 @@ q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by la
 With features instead of labels, the lookup and the sum are products with them.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -24,7 +26,7 @@ def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
   projected = reference.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
   if jnp.issubdtype(edges.dtype, jnp.floating):
     return reference.product("BNTR,BTSR->BNTS", projected, edges)
-  return _look_up(projected, edges)
+  return look_up(projected, edges)
 
 
 def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
@@ -35,12 +37,26 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   else:
     # The sum of a row's weights by label is the transpose of the lookup.
     sums = zeros((*weights.shape[:3], len(table)), weights)
-    (sums_BNTR,) = jax.linear_transpose(lambda x: _look_up(x, edges), sums)(weights)
+    (sums_BNTR,) = jax.linear_transpose(lambda x: look_up(x, edges), sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
-def _look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:
+def look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:
   """Returns x[b, n, i, labels[i, j]], zero where the label is -1."""
+  # TPUs gather slowly, and GPUs would sum by label one weight after the other. Products move a
+  # third of the bytes or less: results/tpu_costs.md.
+  multiplied, gathered = (functools.partial(way, labels) for way in (multiply, gather))
+  return jax.lax.platform_dependent(x, cpu=gathered, default=multiplied)
+
+
+def multiply(labels: Int[Array, "#B T S"], x: Float[Array, "B N T R"]) -> Float[Array, "B N T S"]:
+  """Looks up by products with one-hot labels, at a precision that keeps the numbers of x."""
+  one_hot = jax.nn.one_hot(labels, x.shape[-1], dtype=x.dtype)
+  return jnp.einsum("BNTR,BTSR->BNTS", x, one_hot, precision=jax.lax.Precision.HIGHEST)
+
+
+def gather(labels: Int[Array, "#B T S"], x: Float[Array, "B N T R"]) -> Float[Array, "B N T S"]:
+  """Looks up by index: x[b, n, i, labels[i, j]], zero where the label is -1."""
   batch, heads, length, num_rows = x.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
   index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]

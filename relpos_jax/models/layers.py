@@ -28,6 +28,8 @@ class LayersConfig:
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to embeddings),
       "both", or "none".
     max_distance: k, the clipping distance.
+    left: the clipping distance on the left, if it is not k; tables have left + 1 + k rows. Causal
+      models need no rows on the right: k = 0.
     tables_per_head: each head has its own tables `[2k+1, H]` (base), or all share them (big).
     tables_per_layer: each layer has its own tables, or the layers of a stack share them.
     relative_keys, relative_values: whether there are the two terms (Table 3).
@@ -49,6 +51,7 @@ class LayersConfig:
   feed_forward: int = 1024
   positions: Literal["relative", "sinusoidal", "both", "none"] = "relative"
   max_distance: int = 16
+  left: int | None = None
   tables_per_head: bool = True
   tables_per_layer: bool = True
   relative_keys: bool = True
@@ -208,6 +211,7 @@ def make_layers(config: LayersConfig, *, has_memory: bool = False, rngs: nnx.Rng
     return RelativePositionTables(
       config.max_distance,
       config.width // config.num_heads,
+      left=config.left,
       num_heads=config.num_heads if config.tables_per_head else None,
       keys=config.relative_keys,
       values=config.relative_values,

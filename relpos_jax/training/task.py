@@ -140,7 +140,8 @@ def model_choices(kind: type) -> dict[str, tuple]:
 
 def model_values(config: ConfigDict) -> dict[str, Any]:
   """Returns the values of `config.model` as arguments of a model's config."""
-  return config.model.to_dict() | dict(implementation=config.model.implementation or None)
+  none = dict(implementation="", left=-1)  # what stands for None
+  return {key: None if none.get(key) == x else x for key, x in config.model.items()}
 
 
 # Checks of the values of layers and batches.
@@ -151,7 +152,7 @@ LAYER_CHECKS = (
   rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
   rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
 )
-TOKEN_CHECKS = (*LAYER_CHECKS, at_least(0, "model.max_distance"))
+TOKEN_CHECKS = (*LAYER_CHECKS, at_least(0, "model.max_distance"), at_least(-1, "model.left"))
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:

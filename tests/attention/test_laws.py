@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from relpos_jax import RelativePositions, attention_weights, dot_product_attention
-from relpos_jax.attention import chunked
-from relpos_jax.attention.choice import IMPLEMENTATIONS
+from relpos_jax.attention import chunked, projected
+from relpos_jax.attention.choice import IMPLEMENTATIONS, Implementation
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -265,6 +266,23 @@ def test_a_soft_cap_bounds_the_logits_of_all_implementations(positions, case, ba
   changes = dict(keys=False, values=False) if bare else {}
   case = dataclasses.replace(case, positions=positions, window=window, soft_cap=cap, **changes)
   assert_equations(ANY_MASK if positions == "default" else ANY_POSITIONS, case)
+
+
+def projected_by_products(inputs):
+  """Runs `projected` as on accelerators."""
+  with mock.patch.object(projected, "look_up", lambda x, labels: projected.multiply(labels, x)):
+    return projected.attention(inputs)
+
+
+@pytest.mark.parametrize("positions", ["default", "random"])
+@settings(max_examples=4, phases=WITHOUT_SHRINKING)
+@given(case=CASES)
+def test_lookups_by_products_are_lookups(positions, case):
+  case = dataclasses.replace(case, positions=positions)
+  with mock.patch.dict(IMPLEMENTATIONS, products=Implementation(projected_by_products)):
+    names = "reference", "products"
+    results = results_of_each(names, case.arrays(), case.options(), case.beyond)
+  assert_close(results["products"], results["reference"])
 
 
 @pytest.mark.parametrize("implementation", ALL)

@@ -12,7 +12,7 @@ import pytest
 from compiling import quickly
 from jax.test_util import check_grads
 
-from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax import RelativePositions, dot_product_attention, explain
 from relpos_jax.attention import pallas_tpu, reference
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import cost
@@ -178,6 +178,18 @@ def test_refuses_a_traced_scale():
   attend = functools.partial(dot_product_attention, implementation="pallas_tpu")
   with pytest.raises(NotImplementedError, match="scale is traced"):
     jax.jit(lambda scale: attend(*[_arrays()["query"]] * 3, scale=scale))(0.1)
+
+
+def test_it_takes_large_tables_of_which_a_call_reaches_few_rows():
+  """Music Transformer: k = 1,024, of which a causal call reaches the left half and distance 0."""
+  sequence, table = jnp.zeros((1, 2048, 1, 8)), jnp.zeros((2 * 1024 + 1, 8))
+  reasons = []
+  for is_causal in (True, False):
+    relations = RelativePositions(table, None, beyond="zero")
+    run = functools.partial(explain, sequence, sequence, sequence, relations=relations)
+    reasons.append(run(is_causal=is_causal).reasons["pallas_tpu"])
+  assert reasons[0].startswith("can do it")
+  assert reasons[1] == "the call reaches 2051 rows of the tables; it takes at most 2048"
 
 
 def test_refuses_on_a_tpu_what_it_cannot_compile():

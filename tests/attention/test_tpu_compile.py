@@ -37,7 +37,9 @@ def compiler():
   os.environ.update(NO_TPU)
 
 
-def _compile(chip, length, width, rows=2 * K + 1, dtype=jnp.bfloat16, key_heads=HEADS, **options):
+def _compile(
+  chip, length, width, rows=2 * K + 1, dtype=jnp.bfloat16, key_heads=HEADS, beyond="clip", **options
+):
   topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
   sharding = SingleDeviceSharding(topology.devices[0])
   array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
@@ -46,7 +48,7 @@ def _compile(chip, length, width, rows=2 * K + 1, dtype=jnp.bfloat16, key_heads=
   table = array((rows, width), jnp.float32)
 
   def output_and_gradients(query, key, value, *tables):
-    relations = RelativePositions(*tables) if rows else None
+    relations = RelativePositions(*tables, beyond=beyond) if rows else None
 
     def attend(query, key, value, relations):
       inputs = gather_inputs(query, key, value, relations=relations, **options)
@@ -78,6 +80,7 @@ CALLS = {
   "dropout": dict(dropout_rate=0.1, dropout_key=None),
   "a length that is no multiple": dict(length=1000),
   "many rows": dict(rows=2 * 600 + 1, length=2048),
+  "Music Transformer": dict(rows=2 * 1024 + 1, beyond="zero", is_causal=True, length=2048),
   "a table for k = 0": dict(rows=1),
   "an offset, causal": dict(query_offset=700, is_causal=True),
   "an offset per sequence": dict(query_offset=[700], dropout_rate=0.1, dropout_key=None),

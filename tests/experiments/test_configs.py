@@ -22,6 +22,7 @@ from relpos_jax.data.tokenizer import encode_pairs
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import digest, read_records
 from relpos_jax.models.seq2seq import Transformer
+from relpos_jax.music.task import MusicTask
 from relpos_jax.translation.task import Translation, transformer_config
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -144,6 +145,17 @@ def test_multi30k_has_the_recipe_of_the_published_baseline():
   assert (config.batches.tokens, config.training.num_steps) == (8192, 8000)
   assert rates(config, 1000, 2000, 8000) == pytest.approx([0.0025, 0.005, 0.0025])
   assert (config.decoding.beam_size, config.decoding.average_checkpoints) == (5, 10)
+
+
+@pytest.mark.parametrize("change, left", [("seed=0", None), ("model.left=1024", 1024)])
+def test_tables_may_have_more_rows_on_one_side(change, left):
+  config = load("music.py", change)
+  validate(config)
+  task = MusicTask(config)
+  model = nnx.eval_shape(lambda: task.make_model(task.codec, nnx.Rngs(0)))
+  assert model.layers[0].self_attention.tables.left == left
+  with pytest.raises(InputError, match=r"config\.model\.left is -2: give a number at least -1"):
+    validate(load("music.py", "model.left=-2"))
 
 
 def test_arguments_are_orthogonal_and_come_in_any_order():

@@ -22,7 +22,7 @@ SMALL = (
   *("model.num_layers=1", "model.width=64", "model.num_heads=2", "model.feed_forward=96"),
   *("batches.num_shapes=2", "model.dtype=float32"),
 )
-WORDS = "vocabulary.size=500"
+WORDS, KERNEL = "vocabulary.size=500", "model.implementation=pallas_tpu"
 
 
 def load(file: str, *changes: str):
@@ -192,9 +192,9 @@ def test_no_compiler_for_tpus(call, monkeypatch):
   "file, name, changes, num_slices, has_kernels",
   [
     (WMT14, "v5e:2x4", [WORDS, "batches.max_length=128"], 1, False),
-    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256"], 1, True),
+    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256", KERNEL], 1, True),
     (WMT14, "v5e:2x2", [WORDS, "batches.max_length=64"], 2, False),
-    (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096"], 1, True),
+    (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096", KERNEL], 1, True),
   ],
 )
 def test_steps_compile_for_chips(file, name, changes, num_slices, has_kernels, call, tmp_path):

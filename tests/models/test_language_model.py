@@ -1,5 +1,6 @@
 """The decoder-only model: any relation by config. `tests/decoding` checks its cache."""
 
+import jax
 import numpy as np
 import pytest
 from compiling import quickly, randomly
@@ -32,6 +33,15 @@ def test_order_matters_where_there_are_positions(kind):
   model = make(**KINDS[kind] | dict(num_layers=1))
   last = quickly(lambda x: model(x)[:, -1])
   assert np.allclose(last(TOKENS), last(swapped), atol=1e-5) == (kind == "none")
+
+
+def test_a_causal_model_needs_no_rows_on_the_right():
+  symmetric, model = make(), make(left=3, max_distance=0)
+  of_left = lambda x, like: x[: len(like)] if x.shape != like.shape else x
+  nnx.update(model, jax.tree.map(of_left, nnx.state(symmetric), nnx.state(model)))
+  assert model.layers[0].self_attention.tables().key.shape == (4, 2, 8)
+  logits = quickly(lambda model, tokens: model(tokens))
+  np.testing.assert_allclose(logits(model, TOKENS), logits(symmetric, TOKENS), rtol=0, atol=1e-5)
 
 
 def test_music_transformers_tables_are_of_keys_alone_and_of_each_head():
