@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
@@ -20,7 +21,8 @@ __all__ = ["RelativeAttention", "RelativePositionTables"]
 class RelativePositionTables(nn.Module):
   """Owns the trained vectors w^K and w^V: see `relpos_jax.nn.RelativePositionTables`.
 
-  Calling it with the width of a row, H, returns the relation of its tables.
+  Calling it with the width of a row, H, returns the relation of its tables. With
+  `max_distance=None`, the tables that `apply` is given decide their number of rows and heads.
 
   >>> import jax
   >>> relations, _ = RelativePositionTables(16, num_heads=8).init_with_output(jax.random.key(0), 64)
@@ -28,7 +30,7 @@ class RelativePositionTables(nn.Module):
   (33, 8, 64)
   """
 
-  max_distance: int
+  max_distance: int | None
   num_heads: int | None = None
   keys: bool = True
   values: bool = True
@@ -39,7 +41,13 @@ class RelativePositionTables(nn.Module):
 
   @nn.compact
   def __call__(self, head_width: int) -> RelativePositions:
-    shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
+    if self.max_distance is None:
+      given = jax.tree.leaves(nn.meta.unbox(self.variables.get("params", {})))
+      if not given:
+        raise ValueError("max_distance is None and apply is given no tables: want a number")
+      shape = jnp.shape(given[0])
+    else:
+      shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
     make = lambda name: self.param(name, self.table_init, shape, self.param_dtype)
     key, value = make("key") if self.keys else None, make("value") if self.values else None
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
@@ -54,16 +62,18 @@ class RelativeAttention(nn.Module):
   `RelativeAttention(16, parent=self, name="relative")`.
 
   Dropout and softmax are as in `relpos_jax.nn.RelativeAttention`. In cached decoding the query's
-  position is the `cache_index` of the layer it is given to. `precision` and the einsums must be
-  None.
+  position is the `cache_index` of the layer it is given to; if it is shared between layers, set
+  `self_attention`. The einsums must be None.
 
   Attributes:
-    max_distance: k, the distance at which positions are clipped.
+    max_distance: k, the distance at which positions are clipped. None takes it from the tables that
+      `apply` is given.
     num_heads, keys, values, beyond, left, param_dtype, table_init: as of
       `relpos_jax.nn.RelativePositionTables`.
     query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the cache.
     key_positions: integers `[B, S]` or `[S]`.
-    implementation: of the operator; None takes the fastest that supports the call.
+    logits_soft_cap, implementation: of the operator.
+    self_attention: as of `relpos_jax.nn.RelativeAttention`.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -73,7 +83,7 @@ class RelativeAttention(nn.Module):
   (33, 8)
   """
 
-  max_distance: int
+  max_distance: int | None
   num_heads: int | None = None
   keys: bool = True
   values: bool = True
@@ -84,6 +94,8 @@ class RelativeAttention(nn.Module):
   left: int | None = None
   param_dtype: DTypeLike = jnp.float32
   table_init: Callable[..., Array] = init_table
+  logits_soft_cap: float | None = None
+  self_attention: bool = False
 
   def __post_init__(self) -> None:
     default = next(field.default for field in dataclasses.fields(self) if field.name == "parent")
@@ -119,8 +131,8 @@ class RelativeAttention(nn.Module):
     names = [field.name for field in dataclasses.fields(RelativePositionTables)]
     options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
     tables = RelativePositionTables(**options, name="tables")
-    layer = self.parent
-    is_cached = isinstance(layer, nn.Module) and layer.has_variable("cache", "cache_index")
+    layer = self.scope.parent  # not self.parent, which is no module within a lifted transformation
+    is_cached = layer is not None and layer.has_variable("cache", "cache_index")
     positions = None
     if is_cached and self.query_positions is None and query.shape[-3] != key.shape[-3]:
       # The layer has counted this query already.

@@ -15,6 +15,7 @@ import relpos_jax.linen
 import relpos_jax.nn
 from relpos_jax import attention_weights
 from relpos_jax.linen import RelativeAttention
+from relpos_jax.nn.positions import init_table
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
 RANDOM = np.random.default_rng(0)
@@ -25,7 +26,7 @@ TABLES = {("attention_fn", "tables", "key"), ("attention_fn", "tables", "value")
 
 
 def make_layer(*, layer=nn.MultiHeadDotProductAttention, hook=None, **options):
-  return layer(N, attention_fn=RelativeAttention(K, **hook or {}), **options)
+  return layer(N, attention_fn=RelativeAttention(**dict(max_distance=K) | (hook or {})), **options)
 
 
 @functools.cache
@@ -74,11 +75,14 @@ class InRemat(nn.Module):
 
 
 class OneForBoth(nn.Module):
+  decode: bool = False
+
   @nn.compact
-  def __call__(self, x):
-    relative = RelativeAttention(K, parent=self, name="relative")
+  def __call__(self, x, mask=None):
+    relative = RelativeAttention(K, self_attention=True, parent=self, name="relative")
+    layer = functools.partial(nn.MultiHeadDotProductAttention, N, decode=self.decode)
     for name in ("first", "second"):
-      x = nn.MultiHeadDotProductAttention(N, attention_fn=relative, name=name)(x)
+      x = layer(attention_fn=relative, name=name)(x, mask=mask)
     return x
 
 
@@ -145,18 +149,88 @@ def test_decoding_is_the_full_pass_with_positions_and_without(is_given):
     cache = updated["cache"]
 
 
+class Stack(nn.Module):
+  """Three scanned layers."""
+
+  decode: bool = False
+
+  @nn.compact
+  def __call__(self, x, mask=None):
+    step = lambda layer, x, mask: (x + layer(x, mask=mask), None)
+    axes = dict(params=0, cache=0)
+    scan = nn.scan(step, axes, split_rngs=dict(params=True), in_axes=nn.broadcast, length=3)
+    return scan(make_layer(decode=self.decode), x, mask)[0]
+
+
+@pytest.mark.parametrize("model", [Stack, OneForBoth])
+def test_scanned_layers_and_one_hook_for_two_decode_as_the_full_pass(model):
+  params = model().init(jax.random.key(0), X)["params"]
+  full = model().apply(dict(params=params), X, CAUSAL)
+  decoder = model(decode=True)
+  cache = decoder.init(jax.random.key(0), X)["cache"]
+  read = lambda cache, x: decoder.apply(dict(params=params, cache=cache), x, mutable=["cache"])
+  step = quickly(read)
+  for t in range(T):
+    y, updated = step(cache, X[:, t : t + 1])
+    np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
+    cache = updated["cache"]
+
+
 def test_unknown_positions_are_refused():
   q, kv = jnp.ones((B, 1, N, D // N)), jnp.ones((B, T, N, D // N))
   with pytest.raises(ValueError, match="query has 1 tokens, key 5, and the query's positions are"):
     RelativeAttention(K).init(jax.random.key(0), q, kv, kv)
 
 
-@pytest.mark.parametrize(
-  "option",
-  [dict(precision="highest"), dict(qk_attn_weights_einsum_cls=lambda: jnp.einsum)],
-  ids=["precision", "einsum"],
-)
-def test_what_cannot_be_honoured_is_refused(option):
-  (name,) = option
-  with pytest.raises(NotImplementedError, match=f"{name.removesuffix('_cls')} is .* wants None"):
-    make_layer(**option).apply(parameters(), X)
+def test_other_einsums_are_refused():
+  layer = make_layer(qk_attn_weights_einsum_cls=lambda: jnp.einsum)
+  with pytest.raises(NotImplementedError, match=r"qk_attn_weights_einsum is .* wants None"):
+    layer.apply(parameters(), X)
+
+
+@pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGHEST, ("float32",) * 2])
+def test_precision_is_that_of_every_product(precision):
+  def program(precision):
+    return str(jax.make_jaxpr(make_layer(precision=precision).apply)(parameters(), X))
+
+  num_products = program(None).count("dot_general[")
+  assert "Precision" not in program(None)
+  assert program(precision).count("precision=(Precision.HIGHEST") == num_products
+  with jax.default_matmul_precision("high"):
+    assert program(None).count("precision=(Precision.HIGH,") == num_products
+  with pytest.raises(ValueError, match="is not a valid Precision"):
+    program(("highest", "default"))
+
+
+def test_logits_are_capped():
+  capped = make_layer(hook=dict(logits_soft_cap=0.1)).apply(parameters(), X, mask=CAUSAL)
+  rngs = nnx.Rngs(0)
+  hook = relpos_jax.nn.RelativeAttention(K, H, logits_soft_cap=0.1, rngs=rngs)
+  other = nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
+  nnx.update(other, parameters()["params"])
+  np.testing.assert_allclose(capped, other(jnp.asarray(X), mask=CAUSAL), atol=1e-6)
+  free = make_layer().apply(parameters(), X, mask=CAUSAL)
+  assert jnp.abs(capped - free).max() > 0.1
+
+
+@pytest.mark.parametrize("num_heads", [None, N])
+def test_tables_decide_the_distance_and_the_heads(num_heads):
+  known = make_layer(hook=dict(num_heads=num_heads, left=3))
+  variables = known.init(jax.random.key(0), X)
+  unknown = make_layer(hook=dict(max_distance=None, left=3))
+  np.testing.assert_array_equal(unknown.apply(variables, X), known.apply(variables, X))
+  with pytest.raises(ValueError, match=r"max_distance is None .* want a number"):
+    unknown.init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("partition", [nn.with_partitioning, nn.with_logical_partitioning])
+def test_axes_of_tables_have_names(partition):
+  layer = make_layer(hook=dict(table_init=partition(init_table, (None, "width"))))
+  boxed = layer.init(jax.random.key(0), X)
+  unboxed = nn.meta.unbox(boxed)
+  specs = nn.get_partition_spec(boxed)["params"]["attention_fn"]["tables"]
+  assert specs == dict.fromkeys(("key", "value"), jax.P(None, "width"))
+  unknown = make_layer(hook=dict(max_distance=None))
+  for variables in (boxed, unboxed):
+    for each in (layer, unknown):
+      np.testing.assert_array_equal(each.apply(variables, X), make_layer().apply(unboxed, X))

@@ -1,10 +1,12 @@
 """Relative positions in your own model: an `attention_fn` for Flax's attention layers."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -20,25 +22,27 @@ class RelativeAttention(nnx.Module):
   """The `attention_fn` of an `nnx.MultiHeadAttention` with relative positions.
 
   It owns the tables, parameters `attention_fn/tables/key` and `attention_fn/tables/value` of the
-  layer it is given to. Layers given the same object share its tables.
+  layer it is given to. Layers given the same object share its tables. `tables=`, instead of
+  `max_distance` and `head_width`, takes existing ones, such as pretrained tables of any length:
+  `RelativePositionTables.from_relations(RelativePositions(key, value))`.
 
   If there are as many queries as keys, both have positions 0, 1, 2, ..., or the `input_positions`
   that the layer is called with (flax 0.12.12). In cached decoding there is one query, flax does not
   report its position, and the call raises unless `self_attention` is set or it is given: as
-  `input_positions`, or by `nnx.view(model, query_positions=...)`, which works for complete models
-  and with every flax. The key in slot j of the cache then has position j, unless `key_positions`
-  are given in the same way.
+  `input_positions`, or by `nnx.view(model, query_positions=...)`, which works for complete models,
+  layers of an `nnx.scan` included, and with every flax. The key in slot j of the cache then has
+  position j, unless `key_positions` are given in the same way.
 
   Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
-  computed in float32 or wider, and a query that sees no key gets zero. `precision` must be None:
-  set `jax.default_matmul_precision` instead.
+  computed in float32 or wider, and a query that sees no key gets zero.
 
   Args:
     max_distance: k, the distance at which positions are clipped.
     head_width: H, the layer's `qkv_features / num_heads`.
     self_attention: whether a single query of a cache has the position of the last key that the mask
       shows it, as flax's layer makes the mask in decoding. It is wrong for cross-attention.
-    implementation: of the operator; None takes the fastest that supports the call.
+    logits_soft_cap, implementation: of the operator.
+    tables: the tables; None makes new ones.
     options: of `RelativePositionTables`: num_heads, keys, values, beyond, left, table_init, ...
 
   >>> rngs = nnx.Rngs(0)
@@ -57,16 +61,24 @@ class RelativeAttention(nnx.Module):
 
   def __init__(
     self,
-    max_distance: int,
-    head_width: int,
+    max_distance: int | None = None,
+    head_width: int | None = None,
     *,
+    tables: RelativePositionTables | None = None,
     self_attention: bool = False,
+    logits_soft_cap: float | None = None,
     implementation: str | None = None,
-    rngs: nnx.Rngs,
+    rngs: nnx.Rngs | None = None,
     **options,
   ):
-    self.tables = RelativePositionTables(max_distance, head_width, rngs=rngs, **options)
+    if tables is None:
+      sizes = max_distance, head_width
+      tables = RelativePositionTables(*sizes, rngs=rngs, **options)  # pyright: ignore
+    elif max_distance is not None or options:
+      raise ValueError("want tables, or max_distance and options of new ones")
+    self.tables = tables
     self.self_attention = self_attention
+    self.logits_soft_cap = logits_soft_cap
     self.implementation = implementation
     self.query_positions = nnx.data(None)
     self.key_positions = nnx.data(None)
@@ -74,11 +86,15 @@ class RelativeAttention(nnx.Module):
   def set_view(
     self, query_positions: ArrayLike | None = None, key_positions: ArrayLike | None = None
   ) -> None:
-    """Sets positions for `nnx.view`: integers `[B, T]` or `[T]`, and `[B, S]` or `[S]`."""
-    if query_positions is not None:
-      self.query_positions = as_array("query_positions", query_positions)
-    if key_positions is not None:
-      self.key_positions = as_array("key_positions", key_positions)
+    """Sets positions for `nnx.view`: integers `[B, T]` or `[T]`, and `[B, S]` or `[S]`.
+
+    Layers stacked for `nnx.scan` get a copy each, along the same first axis as their tables.
+    """
+    stack = jax.tree.leaves(self.tables())[0].shape[: -self.tables.rank]
+    for name, x in dict(query_positions=query_positions, key_positions=key_positions).items():
+      if x is not None:
+        x = as_array(name, x)
+        setattr(self, name, jnp.broadcast_to(x, (*stack, *x.shape)))
 
   def __call__(
     self,
@@ -97,10 +113,6 @@ class RelativeAttention(nnx.Module):
     dropout as its `attention_weights`.
     """
     sow = None if module is None else functools.partial(module.sow, nnx.Intermediate)
-    is_known = self.query_positions is not None or options.get("input_positions") is not None
-    if self.self_attention and not is_known and query.shape[-3] == 1 and mask is not None:
-      last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
-      options["input_positions"] = last_BN1[..., 0, :]
     return attend_as_flax(self, self.tables(), query, key, value, bias, mask, sow=sow, **options)
 
 
@@ -122,6 +134,7 @@ def attend_as_flax(
   dropout_rate: float = 0.0,
   deterministic: bool = False,
   dtype: DTypeLike | None = None,
+  precision: object = None,
   **unsupported,
 ) -> Float[Array, "*B T N H"]:
   """Calls the operator with flax's arguments: any batch axes, numbers as masks, a `dtype`.
@@ -136,31 +149,49 @@ def attend_as_flax(
   num_keys = key.shape[-3]
   queries = hook.query_positions if input_positions is None else input_positions
   keys = hook.key_positions if key_positions is None else key_positions
+  if queries is None and hook.self_attention and num_queries == 1 and mask is not None:
+    last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
+    queries = last_BN1[..., 0, :]
   if queries is None and num_queries != num_keys:
     raise ValueError(
       f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown "
       "(flax does not pass them in decoding): set self_attention=True if queries and keys are of "
-      "one sequence (NNX), or give query_positions"
+      "one sequence, or give query_positions"
     )
   if keys is None and num_queries == num_keys:
     keys = queries
   dtype = jnp.result_type(query, key, value) if dtype is None else dtype
   q, k, v = (x.astype(dtype).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
+  queries = _merged("query_positions", queries, batch, rank=1)
   options = dict(
     bias=_merged("bias", bias, batch, rank=3),
     mask=None if mask is None else _merged("mask", mask, batch, rank=3) != 0,
     relations=relations,
     is_causal=is_causal,
-    query_positions=_merged("query_positions", queries, batch, rank=1),
+    logits_soft_cap=hook.logits_soft_cap,
     key_positions=_merged("key_positions", keys, batch, rank=1),
   )
-  if sow is not None:
-    weights = attention_weights(q, k, **options).astype(dtype)
-    sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))
-  if not deterministic:
-    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
-  z = dot_product_attention(q, k, v, **options, implementation=hook.implementation)
+  if keys is None and queries is not None and num_queries == 1:
+    options["query_offset"] = queries[..., 0]  # supported by more implementations
+  else:
+    options["query_positions"] = queries
+  with _at(precision):
+    if sow is not None:
+      weights = attention_weights(q, k, **options).astype(dtype)
+      sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))
+    if not deterministic:
+      options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
+    z = dot_product_attention(q, k, v, **options, implementation=hook.implementation)
   return z.reshape(query.shape)
+
+
+def _at(precision: Any) -> Any:
+  """Returns the context of a name, a `jax.lax.Precision`, or a pair of equal ones."""
+  if precision is None:
+    return contextlib.nullcontext()
+  if isinstance(precision, tuple) and len(set(precision)) == 1:
+    precision = precision[0]
+  return jax.default_matmul_precision(jax.lax.Precision(precision).name.lower())
 
 
 def _merged(name: str, x: ArrayLike | None, batch: list[int], rank: int) -> Array | None:

@@ -72,6 +72,27 @@ class RelativePositionTables(nnx.Module):
     make = lambda: nnx.Param(table_init(rngs.params(), shape, param_dtype))
     self.key, self.value = make() if keys else None, make() if values else None
     self.left, self.beyond, self.dtype = left, beyond, dtype
+    self.rank = len(shape)
+
+  @classmethod
+  def from_relations(
+    cls, relations: RelativePositions, dtype: DTypeLike = jnp.float32
+  ) -> "RelativePositionTables":
+    """Returns tables to be trained that start as those of `relations`, of any length."""
+    given = [table for table in (relations.key, relations.value) if table is not None]
+    rest = iter(given)
+    return cls(
+      relations.reach[1],
+      given[0].shape[-1],
+      left=relations.left,
+      num_heads=given[0].shape[1] if given[0].ndim == 3 else None,
+      keys=relations.key is not None,
+      values=relations.value is not None,
+      beyond=relations.beyond,
+      dtype=dtype,
+      table_init=lambda *_: next(rest),
+      rngs=nnx.Rngs(0),
+    )
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""

@@ -84,6 +84,20 @@ def test_padding_left_right_and_between_and_beams_in_any_order_give_the_full_pas
   np.testing.assert_allclose(y[1, 0], expected[rows[1], 5], atol=1e-5)
 
 
+def test_attention_to_a_memory_is_self_attention_over_both_sequences():
+  layer = make_layer()
+  memory, at = X[:, :4] * 2 - 1, dict(queries=np.arange(T), keys=2 * np.arange(4) - 1)
+  y = layer(
+    jnp.asarray(X), jnp.asarray(memory), query_positions=at["queries"], key_positions=at["keys"]
+  )
+  both = jnp.concatenate([X, memory], axis=1)
+  positions = np.concatenate([at["queries"], at["keys"]])
+  options = dict(query_positions=positions, key_positions=positions)
+  expected = layer(both, mask=(np.arange(T + 4) >= T)[None, None, None], **options)[:, :T]
+  np.testing.assert_allclose(y, expected, atol=1e-5)
+  assert jnp.abs(y - layer(jnp.asarray(X), jnp.asarray(memory))).max() > 0.1
+
+
 def test_a_full_cache_refuses_a_token():
   layer = make_layer()
   cache = layer.init_cache(B, num_slots=2)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from compiling import quickly
 from flax import nnx
+from jax.sharding import AxisType
 
-from relpos_jax import attention_weights, dot_product_attention
-from relpos_jax.nn import RelativeAttention
+from relpos_jax import RelativePositions, attention_weights, dot_product_attention
+from relpos_jax.nn import RelativeAttention, RelativePositionTables
+from relpos_jax.nn.positions import init_table
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
 RANDOM = np.random.default_rng(0)
@@ -58,6 +60,19 @@ def test_parameters_have_fixed_names():
   paths = {path for path, _ in nnx.to_flat_state(nnx.state(make_layer(), nnx.Param))}
   own = {(f, x) for f in ("query", "key", "value", "out") for x in ("kernel", "bias")}
   assert paths == own | {("attention_fn", "tables", name) for name in ("key", "value")}
+
+
+def test_pretrained_tables_need_no_distance():
+  trained = make_layer().attention_fn
+  saved = nnx.to_pure_dict(nnx.state(trained, nnx.Param))["tables"]
+  tables = RelativePositionTables.from_relations(RelativePositions(**saved))
+  loaded = RelativeAttention(tables=tables)
+  q, k, v = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
+  np.testing.assert_array_equal(loaded(q, k, v), trained(q, k, v))
+  paths = lambda hook: [path for path, _ in nnx.to_flat_state(nnx.state(hook, nnx.Param))]
+  assert paths(loaded) == paths(trained)
+  with pytest.raises(ValueError, match="want tables, or max_distance"):
+    RelativeAttention(K, H, tables=tables, rngs=nnx.Rngs(0))
 
 
 def test_padding_is_inert_and_the_tables_learn():
@@ -134,6 +149,37 @@ def test_decoding_by_the_mask_of_self_attention_is_the_full_pass():
       np.testing.assert_allclose(y[1, 0], alone[0, -1], atol=1e-5)
 
 
+class Stack(nnx.Module):
+  """Three layers made by `nnx.vmap`, run by `nnx.scan`."""
+
+  def __init__(self, **options):
+    @nnx.vmap
+    def make(rngs):
+      hook = make_hook(rngs, **options)
+      return nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
+
+    self.layers = make(nnx.Rngs(0).split(3))
+
+  def init_cache(self):
+    nnx.vmap(lambda layer: layer.init_cache((B, T + 2, D)), out_axes=None)(self.layers)
+
+  def __call__(self, x, **options):
+    axes = dict(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    return nnx.scan(lambda layer, x: x + layer(x, **options), **axes)(self.layers, x)
+
+
+@pytest.mark.parametrize("by", ["mask", "view", "view_of_rows"])
+def test_scanned_layers_decode_as_the_full_pass(by):
+  model = Stack(self_attention=by == "mask")
+  full = model(jnp.asarray(X), is_causal=True)
+  model.init_cache()
+  for t in range(T):
+    positions = jnp.full((B, 1) if by == "view_of_rows" else 1, t)
+    view = model if by == "mask" else nnx.view(model, query_positions=positions)
+    y = view(jnp.asarray(X[:, t : t + 1]), decode=True)
+    np.testing.assert_allclose(y[:, 0], full[:, t], atol=1e-5)
+
+
 @pytest.mark.skipif(
   "input_positions" not in inspect.signature(nnx.MultiHeadAttention.__call__).parameters,
   reason="this flax has no input_positions",
@@ -155,6 +201,23 @@ def test_positions_of_packed_sentences():
   shifted = attend(**both | dict(query_positions=positions[1]))
   np.testing.assert_allclose(view(q, k, v), shifted, atol=1e-6)
   assert jnp.abs(shifted - attend(**both)).max() > 0.1
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_a_mesh_and_partitioned_tables_give_the_result_of_one_device(axis_type):
+  def make(init):
+    rngs = nnx.Rngs(0)
+    hook = make_hook(rngs, table_init=init)
+    return nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
+
+  mask, positions = np.asarray(MASKS["padding_in_numbers"]), np.tile(np.arange(T), (B, 1))
+  expected = make(init_table)(jnp.asarray(X), mask=mask)
+  call = lambda layer, x, mask, at: nnx.view(layer, query_positions=at)(x, mask=mask)
+  with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), (axis_type,) * 2)):
+    layer = make(nnx.with_partitioning(init_table, (None, "model", None)))
+    y = nnx.jit(call)(layer, *(jax.device_put(x, jax.P("data")) for x in (X, mask, positions)))
+  assert layer.attention_fn.tables.key[...].sharding.spec == jax.P(None, "model", None)
+  np.testing.assert_allclose(y, expected, atol=1e-6)
 
 
 def test_any_number_of_batch_axes():
