@@ -279,8 +279,9 @@ def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkey
     monkeypatch.setattr(module, "cost_curves", lambda *_: None)
   for name in ("attention", "steps", "music"):
     shutil.copytree(RESULTS / name, tmp_path / name)
-  shutil.copy(RESULTS / "tpu_bundles.json", tmp_path)
-  pages = {f"{name}.md" for name in ("attention", "steps", "music", "tpu_bundles")}
+  for name in ("tpu_bundles", "tpu_costs"):
+    shutil.copy(RESULTS / f"{name}.json", tmp_path)
+  pages = {f"{name}.md" for name in ("attention", "steps", "music", "tpu_bundles", "tpu_costs")}
   for name in pages:
     shutil.copy(RESULTS / name, tmp_path)
   assert call("benchmark.__main__", "pages", f"--out={tmp_path}").status == 0
