@@ -5,7 +5,6 @@ platforms the kernels run, slowly, in Pallas' interpret mode.
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -70,22 +69,23 @@ def attention(
     block: queries and keys of a tile; a multiple of `lanes`.
     lanes: of a vector, 128 on TPUs; fewer in interpret mode, where they only cost time.
   """
+  length = inputs.query.shape[1]
   plan, tables = plan_of(inputs, _interpret(interpret), block, lanes)
   pad = lambda x, axis: _pad(x, plan.block, axis)
   first = inputs.query_offset % plan.block  # the number of the first query in its block
-  floats = dict(query=_pad_queries(plan, inputs.query.swapaxes(1, 2), first, 2))
+  pad_queries = lambda x, axis: _roll(_pad(x, plan.num_blocks[0] * plan.block, axis), first, axis)
+  floats = dict(query=pad_queries(inputs.query.swapaxes(1, 2), 2))
   floats |= {x: pad(getattr(inputs, x).swapaxes(1, 2), 2) for x in ("key", "value")} | tables
   masks = dict(key_visible=_visible_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
   masks = {name: pad(x.astype(jnp.int32), 1) for name, x in masks.items() if x is not None}
   if inputs.query_segment_ids is not None:
-    masks["query_segments"] = _pad_queries(plan, inputs.query_segment_ids, first, 1)
+    masks["query_segments"] = pad_queries(inputs.query_segment_ids, 1)
   if inputs.dropout_seeds is not None:
     seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
     masks["seeds"] = seeds[:, :, None, None]
   if plan.first_block is None:
     masks["first_block"] = (inputs.query_offset // plan.block)[None]
-  output = _attend(plan, floats, masks)
-  output = _slice_queries(output, first, inputs.query.shape[1]).swapaxes(1, 2)
+  output = _roll(_attend(plan, floats, masks), -first, 2)[:, :, :length].swapaxes(1, 2)
   real = inputs.real_queries()
   return output if real is None else jnp.where(jnp.moveaxis(real, 1, 2), output, 0)
 
@@ -157,34 +157,14 @@ def _pad(x: Array, block: int, axis: int) -> Array:
   return jnp.pad(x, pad)
 
 
-def _pad_queries(plan: TpuPlan, x: Array, first: int | Int[Array, "#B"], axis: int) -> Array:
-  """Pads an axis to the plan's blocks, with the first query at `first`; axis 0 is the batch."""
-  size = plan.num_blocks[0] * plan.block
-  if isinstance(first, int):
-    pad = [(0, 0)] * x.ndim
-    pad[axis] = (first, size - first - x.shape[axis])
-    return jnp.pad(x, pad)
-
-  def write(x, first, axis):
-    zeros = jnp.zeros((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(zeros, x, first, axis)
-
-  return _per_sequence(write, x, first, axis)
-
-
-def _slice_queries(x: Float[Array, "B N T H"], first: int | Int[Array, "#B"], number: int) -> Array:
-  """Returns `number` queries from `first` on."""
-  if isinstance(first, int):
-    return x[:, :, first : first + number]
-  read = lambda x, first, axis: jax.lax.dynamic_slice_in_dim(x, first, number, axis)
-  return _per_sequence(read, x, first, 2)
-
-
-def _per_sequence(function: Callable, x: Array, first: Int[Array, "#B"], axis: int) -> Array:
-  if len(first) == 1:
-    return function(x, first[0], axis)
-  x = jnp.broadcast_to(x, (len(first), *x.shape[1:]))
-  return jax.vmap(lambda x, first: function(x, first, axis - 1))(x, first)
+def _roll(x: Array, shift: int | Int[Array, "#B"], axis: int) -> Array:
+  """Rolls an axis, each sequence by its shift if there are several."""
+  if isinstance(shift, int):
+    return jnp.roll(x, shift, axis) if shift else x
+  if len(shift) == 1:
+    return jnp.roll(x, shift[0], axis)
+  x = jnp.broadcast_to(x, (len(shift), *x.shape[1:]))
+  return jax.vmap(lambda x, shift: jnp.roll(x, shift, axis - 1))(x, shift)
 
 
 def _up(size: int, step: int) -> int:
