@@ -128,7 +128,9 @@ def gather_inputs(
   query_positions = _given("query_positions", query_positions, 2, *of_queries)
   if has_offset:
     offsets = _given("query_offset", query_offset, 1, (), tuple(batch))
-    low, high = _offset_limits(relations, window, num_queries, num_keys)
+    low, high = -_FAR, _FAR
+    if not is_symbolic(query, key):
+      low, high = _offset_limits(relations, window, num_queries, num_keys)
     if isinstance(query_offset, int | np.integer):
       query_offset = min(max(int(query_offset), low), high)
       query_positions += query_offset
