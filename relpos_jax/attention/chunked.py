@@ -18,7 +18,7 @@ from relpos_jax.attention import band as bands
 from relpos_jax.attention import dropout
 from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, attend, differentiate, store_keys
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import over_devices, zeros
+from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -70,7 +70,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
-    shards=inputs.shards,
+    shards=axes_of_query(inputs.explicit),
     precision=jax.config.jax_default_matmul_precision,
   )
   visibility = _not_none(

@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
   key_segment_ids: Int[Array, "#B S"] | None
   dropout_rate: float
   dropout_seeds: Int[Array, "B N"] | None  # None without dropout
-  shards: Shards | None = None  # the mesh axes that shard the query; None follows it
+  explicit: Shards = ()  # the explicit mesh axes that shard the query
 
   def visible(self) -> Bool[Array, "#B #N #T #S"] | None:
     """Combines mask, causality, window, lengths and segments; returns None if nothing is hidden."""

@@ -89,8 +89,8 @@ def dot_product_attention(
   arguments = dict(locals())
   del arguments["implementation"]
 
-  def attend(arguments, shards):
-    inputs = gather_inputs(**arguments)._replace(shards=shards)
+  def attend(arguments, explicit):
+    inputs = gather_inputs(**arguments)._replace(explicit=explicit)
     name = choose(inputs, implementation).implementation
     if not inputs.query.size or not inputs.key.size:
       return jnp.zeros(jnp.shape(query), inputs.value.dtype)
@@ -125,7 +125,7 @@ def attention_weights(
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
 
-  def attend(arguments, shards):
+  def attend(arguments, _):
     inputs = gather_inputs(**arguments)
     if not inputs.query.size or not inputs.key.size:
       *batch, num_queries, heads, _ = jnp.shape(query)

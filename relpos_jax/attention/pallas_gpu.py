@@ -13,7 +13,7 @@ from relpos_jax.attention import band as bands
 from relpos_jax.attention import dropout, masks, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
-from relpos_jax.attention.partitioned import over_devices, target_platform
+from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
@@ -95,7 +95,7 @@ def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bo
     blocks=blocks,
     num_warps=8 if inputs.key.shape[3] > 64 and inputs.key.dtype.itemsize <= 2 else 4,
     interpret=interpret,
-    shards=inputs.shards,
+    shards=axes_of_query(inputs.explicit),
     precision=jax.config.jax_default_matmul_precision,
   )
 

@@ -16,7 +16,7 @@ from relpos_jax.attention.masks import combine
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
-from relpos_jax.attention.partitioned import over_devices, target_platform
+from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
@@ -128,7 +128,7 @@ def plan_of(
     period=period,
     key_block=0,
     interpret=interpret,
-    shards=inputs.shards,
+    shards=axes_of_query(inputs.explicit),
   )
   return plan, tables
 

@@ -69,6 +69,10 @@ def axes_in_context() -> dict[str, tuple[str, ...]]:
   mesh = jax.sharding.get_abstract_mesh()
   free = [name for name in _names(mesh, AxisType.Auto) if mesh.shape[name] > 1]
   known = _USUAL if _GIVEN.value is None else dict(_GIVEN.value)
+  if _GIVEN.value is not None and mesh.axis_names:
+    missing = {*itertools.chain(*known.values())}.difference(mesh.axis_names)
+    if missing:
+      raise ValueError(f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}")
   return {letter: tuple(x for x in names if x in free) for letter, names in known.items()}
 
 
@@ -94,14 +98,14 @@ def target_device() -> jax.Device | AbstractDevice:
 
 
 def with_automatic_axes(
-  attend: Callable[[dict, Shards | None], Array],
+  attend: Callable[[dict, Shards], Array],
   arguments: dict[str, Any],
   result: str = "BTNH",
 ) -> Array:
-  """Returns `attend(arguments, shards)`, run with automatic axes if arrays have explicit ones.
+  """Returns `attend(arguments, explicit)`, run with automatic axes if arrays have explicit ones.
 
   Args:
-    attend: a function of the arguments and of the axes that shard the query, None to follow it.
+    attend: a function of the arguments and of the explicit axes that shard the query.
     arguments: a dict with the "query", [B, T, N, H] or [T, N, H].
     result: the axes of the result, which is sharded as those of the query.
   """
@@ -110,21 +114,21 @@ def with_automatic_axes(
   meshes = (jax.typeof(x).sharding.mesh for x in arrays.values())
   mesh = next((mesh for mesh in meshes if _names(mesh, AxisType.Explicit)), None)
   if mesh is None:
-    return attend(arguments, axes_of_query())
+    return attend(arguments, ())
   rank = jnp.ndim(arguments["query"])
   spec = dict(zip("BTNH"[-rank:], jax.typeof(arguments["query"]).sharding.spec, strict=True))
   explicit = tuple((letter, _tuple(x)) for letter, x in spec.items())
 
   def automatic(arrays):
     full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-    return attend(jax.tree.unflatten(structure, full), axes_of_query(explicit))
+    return attend(jax.tree.unflatten(structure, full), explicit)
 
   out = NamedSharding(mesh, PartitionSpec(*(spec.get(letter) for letter in result[-rank:])))
   names = tuple(_names(mesh, AxisType.Explicit))
   return jax.sharding.auto_axes(automatic, axes=names, out_sharding=out)(arrays)
 
 
-def axes_of_query(explicit: Shards = ()) -> Shards | None:
+def axes_of_query(explicit: Shards) -> Shards | None:
   """Returns the mesh axes that shard the query; None to follow it, in XLA's partitioner."""
   mesh, is_given = jax.sharding.get_abstract_mesh(), _GIVEN.value is not None
   automatic, manual = (_names(mesh, kind) for kind in (AxisType.Auto, AxisType.Manual))
@@ -139,7 +143,7 @@ def axes_of_query(explicit: Shards = ()) -> Shards | None:
     warnings.warn(
       f"attention gathers over the mesh axes {sorted(unknown)}: name what they shard in a context "
       "of relpos_jax.mesh_axes",
-      stacklevel=5,
+      stacklevel=2,
     )
   return tuple(axes.items())
 

@@ -72,17 +72,12 @@ def call(attention, arrays, **options):
   return attention(**arrays, relations=relations, **options)
 
 
-def in_small_tiles(attention, args, options, **sizes):
-  shards = partitioned.axes_of_query()
-  return attention(gather_inputs(*args, **options)._replace(shards=shards), **sizes)
-
-
 def in_blocks(*args, **options):
-  return in_small_tiles(chunked.attention, args, options, block=8)
+  return chunked.attention(gather_inputs(*args, **options), block=8)
 
 
 def in_tiles(*args, **options):
-  return in_small_tiles(pallas_tpu.attention, args, options, block=2, lanes=2)
+  return pallas_tpu.attention(gather_inputs(*args, **options), block=2, lanes=2)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
@@ -246,3 +241,10 @@ def test_callers_may_shard_a_sequence_themselves(implementation):
 
   along = dict(T="tokens", N="megatron", K="megatron")
   check_eight_devices_equal_one(attend, axes, along, kind="manual")
+
+
+def test_mesh_axes_that_the_mesh_lacks_are_refused():
+  x = jnp.ones((8, 32, 2, 16))
+  mesh = jax.make_mesh((8,), ("rows",), (AxisType.Auto,))
+  with jax.set_mesh(mesh), mesh_axes(batch="row"), pytest.raises(ValueError, match=r"row.*rows"):
+    dot_product_attention(x, x, x, implementation="chunked")
