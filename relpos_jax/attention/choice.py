@@ -91,8 +91,8 @@ def _has_many_rows(inputs: Inputs) -> bool:
 # The first that applies, and is not a kernel that must be named, is chosen. The lengths on CPUs are
 # from times, forward and backward: results/attention.md. Elsewhere nothing is timed, and the rules
 # follow the compiler for TPUs: results/tpu_costs.md. There `projected` moves the fewest bytes, but
-# for 3% at 32 tokens. With 1 GiB of weights it takes 3.6 GiB of temporary memory, forward and
-# backward, of the 16 GB of a v5e chip.
+# for 3% at 32 tokens. With 1 GiB of weights it takes 3.6 to 4.6 GiB of temporary memory, forward
+# and backward, of the 16 GB of a v5e chip, and with 4 GiB more than it has.
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
