@@ -4,15 +4,29 @@ from relpos_jax.attention.choice import explain
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
 from relpos_jax.attention.partitioned import mesh_axes
-from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, RelativePositions
+from relpos_jax.attention.relations import (
+  ContentBias,
+  DistanceBias,
+  EdgeFeatures,
+  EdgeLabels,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+)
+from relpos_jax.attention.rotary import rotate
 
 __all__ = [
+  "ContentBias",
+  "DistanceBias",
   "EdgeFeatures",
   "EdgeLabels",
+  "KeyBias",
+  "LinearBias",
   "RelativePositions",
   "attention_weights",
   "dot_product_attention",
   "edge_attention",
   "explain",
   "mesh_axes",
+  "rotate",
 ]

@@ -177,7 +177,7 @@ def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=Non
 def _dense_bias(case, query, key, value, relations, *, implementation=None):
   """Computes the relative key term of all pairs as jax.nn's bias."""
   inputs = gather_inputs(query, key, value, relations=relations)
-  bias = (skew.relative_logits(inputs) * inputs.scale).astype(query.dtype)
+  bias = (skew.relative_logits(inputs, *inputs.relations) * inputs.scale).astype(query.dtype)
   return _jax_nn(case, query, key, value, None, bias=bias, implementation=implementation)
 
 

@@ -32,8 +32,10 @@ class Band(NamedTuple):
 
 def unsupported(inputs: Inputs) -> str | None:
   """Returns why this call has no band, or None if it has one."""
-  if not isinstance(inputs.relations, RelativePositions | None):
-    return f"relations is {type(inputs.relations).__name__}; it needs RelativePositions"
+  kinds = [type(relation) for relation in inputs.relations]
+  if kinds not in ([], [RelativePositions]):
+    names = " + ".join(kind.__name__ for kind in kinds)
+    return f"relations is {names}; it needs one RelativePositions"
   if not inputs.linear_positions:
     return "positions are given; if they are consecutive, give query_offset instead"
   if is_symbolic(inputs.query, inputs.key):
@@ -43,7 +45,7 @@ def unsupported(inputs: Inputs) -> str | None:
 
 def distances(inputs: Inputs) -> tuple[int, int]:
   """Returns the first and the last distance j - i whose table rows a call needs."""
-  relations = inputs.relations
+  (relations,) = inputs.relations
   # The distances beyond which all pairs to the left, and to the right, share a row.
   beyond = relations.beyond == "zero"
   low, high = -relations.reach[0] - beyond, relations.reach[1] + beyond
@@ -57,9 +59,9 @@ def distances(inputs: Inputs) -> tuple[int, int]:
 
 def band_of(inputs: Inputs) -> Band | None:
   """Returns the band of a call with `RelativePositions`, or None without relations."""
-  relations = inputs.relations
-  if relations is None:
+  if not inputs.relations:
     return None
+  (relations,) = inputs.relations
   low, high = distances(inputs)
   rows = relations.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
   key, value = (

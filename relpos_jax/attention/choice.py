@@ -10,7 +10,7 @@ import jax
 from relpos_jax.attention import band, chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_device, target_platform
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import ByDistance, RelativePositions
 from relpos_jax.typing import Array
 
 
@@ -61,12 +61,11 @@ class Rule(NamedTuple):
 
 def _gathered_is_small(inputs: Inputs) -> bool:
   """Returns whether, on a CPU, at most 64 keys have gathered vectors no larger than weights."""
-  if target_platform() != "cpu" or not isinstance(inputs.relations, RelativePositions):
+  if target_platform() != "cpu" or [type(x) for x in inputs.relations] != [RelativePositions]:
     return False
   batch, _, heads, width = inputs.query.shape
   label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
-  tables = inputs.relations.key, inputs.relations.value
-  table_heads = max(table.shape[1] for table in jax.tree.leaves(tables))
+  table_heads = max(table.shape[1] for table in jax.tree.leaves(inputs.relations))
   return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
 
 
@@ -83,9 +82,10 @@ def _is_long(inputs: Inputs) -> bool:
 
 def _has_many_rows(inputs: Inputs) -> bool:
   """Returns whether, on an accelerator, tables have more rows than `projected` should multiply."""
-  if target_platform() == "cpu" or not isinstance(inputs.relations, RelativePositions):
+  if target_platform() == "cpu":
     return False
-  return sum(inputs.relations.reach) + 1 >= MANY_ROWS
+  by_distance = (x for x in inputs.relations if isinstance(x, ByDistance))
+  return any(sum(relation.reach) + 1 >= MANY_ROWS for relation in by_distance)
 
 
 # The first that applies, and is not a kernel that must be named, is chosen. The lengths on CPUs are
@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
     "there are neither relations nor dropout nor a soft cap",
-    lambda x: all(y is None for y in (x.relations, x.dropout_seeds, x.soft_cap)),
+    lambda x: not x.relations and x.dropout_seeds is None and x.soft_cap is None,
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
   Rule(
@@ -117,7 +117,7 @@ RULES: tuple[Rule, ...] = (
   ),
   Rule("chunked", "sequences are long, and it does not store their weights", _is_long),
   Rule("skew", "its copies do not grow with the many rows of the tables", _has_many_rows),
-  Rule("reference", "there are no relations", lambda inputs: inputs.relations is None),
+  Rule("reference", "there are no relations", lambda inputs: not inputs.relations),
   Rule("projected", "it can do any call, and gathers no vectors"),
 )
 

@@ -12,7 +12,19 @@ from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
 from relpos_jax.attention.partitioned import Shards, align_manual_axes
-from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
+from relpos_jax.attention.relations import (
+  ByDistance,
+  ContentBias,
+  DistanceBias,
+  EdgeFeatures,
+  EdgeLabels,
+  LinearBias,
+  Relation,
+  Relations,
+  Unscaled,
+  Vectors,
+  tables,
+)
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 # With an offset, windows this wide hide nothing.
@@ -20,14 +32,17 @@ _FAR = 2**29
 
 
 class Inputs(NamedTuple):
-  """The checked arguments of a call, with a batch, defaults and tables `[R, 1 or N, H]`."""
+  """The checked arguments of a call, with a batch, defaults and tables `[R, 1 or N, H]`.
+
+  A table of `DistanceBias` has no last axis. The terms of all relations are added.
+  """
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K H"]
   bias: Float[Array, "#B #N #T #S"] | None
   mask: Bool[Array, "#B #N #T #S"] | None
-  relations: Relations | None
+  relations: tuple[Relation, ...]
   scale: ArrayLike
   soft_cap: float | None
   is_causal: bool
@@ -66,15 +81,25 @@ class Inputs(NamedTuple):
     """Returns False for the keys past their row's length; None without lengths."""
     return masks.within(self.key_lengths, self.key.shape[1])
 
-  def edges(self) -> Array:
+  def edges(self, relation: ByDistance | EdgeLabels | EdgeFeatures) -> Array:
     """Returns the table row of each pair of query and key, or the pair's features."""
-    match self.relations:
-      case RelativePositions():
-        return self.relations.labels(self.query_positions, self.key_positions)
+    match relation:
       case EdgeLabels():
-        return self.relations.labels
+        return relation.labels
       case EdgeFeatures():
-        return self.relations.features
+        return relation.features
+      case _:
+        return relation.labels(self.query_positions, self.key_positions)
+
+  def logit_terms(self) -> tuple[list[Relation], list[Relation]]:
+    """Returns the relations with a term of the logits that is scaled, and the unscaled ones."""
+    terms = [x for x in self.relations if not isinstance(x, Vectors) or x.key is not None]
+    unscaled = [x for x in terms if isinstance(x, Unscaled)]
+    return [x for x in terms if not isinstance(x, Unscaled)], unscaled
+
+  def value_terms(self) -> list[Vectors]:
+    """Returns the relations that add vectors to the values."""
+    return [x for x in self.relations if isinstance(x, Vectors) and x.value is not None]
 
 
 def gather_inputs(
@@ -121,7 +146,8 @@ def gather_inputs(
   else:
     farthest = max(num_queries, num_keys)
   window = _window(local_window_size, farthest)
-  relations = _relations(relations, logits, width, query.dtype)
+  checked = validation.check_relations(relations, logits, width, query.dtype)
+  relations = tuple(_relation(relation, query.dtype) for relation in checked)
   default = lambda number: jnp.arange(number, dtype=jnp.int32)
   query_positions = default(num_queries) if query_positions is None else query_positions
   key_positions = default(num_keys) if key_positions is None else key_positions
@@ -129,7 +155,9 @@ def gather_inputs(
   if has_offset:
     offsets = _given("query_offset", query_offset, 1, (), tuple(batch))
     low, high = -_FAR, _FAR
-    if not is_symbolic(query, key):
+    # A soft cap notices how far away keys are, the softmax only how far from one another.
+    grows = logits_soft_cap is not None and any(isinstance(x, LinearBias) for x in relations)
+    if not is_symbolic(query, key) and not grows:
       low, high = _offset_limits(relations, window, num_queries, num_keys)
     if isinstance(query_offset, int | np.integer):
       query_offset = min(max(int(query_offset), low), high)
@@ -194,36 +222,36 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
 
 
 def _offset_limits(
-  relations: Relations | None, window: tuple[int, int] | None, num_queries: int, num_keys: int
+  relations: tuple[Relation, ...], window: tuple[int, int] | None, num_queries: int, num_keys: int
 ) -> tuple[int, int]:
-  """Returns the offsets beyond which nothing changes: all keys are outside table and window.
+  """Returns the offsets beyond which nothing changes: all keys are outside tables and window.
 
   Sums of an offset between them and of an index fit in 32 bits.
   """
-  sides = relations.reach if isinstance(relations, RelativePositions) else (0, 0)
+  sides = [relation.reach for relation in relations if isinstance(relation, ByDistance)]
   hides = [0 if side == _FAR else side for side in window or (0, 0)]
-  left, right = map(max, sides, hides)
+  left, right = map(max, zip(hides, *sides, strict=True))
   return -num_queries - right, num_keys + left
 
 
-def _relations(
-  relations: Relations | None, logits: tuple[int, ...], width: int, dtype: DTypeLike
-) -> Relations | None:
+def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
   """Adds a head axis to tables and casts them to float32 or wider, for sums in their gradients."""
-  if relations is None:
-    return None
-  relations = validation.check_relations(relations, logits, width)
   wide = jnp.promote_types(dtype, jnp.float32)
-  with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, width)
-  key, value = jax.tree.map(with_heads, (relations.key, relations.value))
-  changes = dict(key=key, value=value)
-  if isinstance(relations, EdgeLabels):
-    num_rows = len(value if key is None else key)
-    labels = jnp.clip(relations.labels, -1, num_rows - 1).astype(jnp.int32)
-    changes["labels"] = _batched(labels, 3)
-  if isinstance(relations, EdgeFeatures):
-    changes["features"] = _batched(relations.features.astype(wide), 4)
-  return dataclasses.replace(relations, **changes)
+  row = lambda table: () if isinstance(relation, DistanceBias) else table.shape[-1:]
+  with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, *row(table))
+  changes = {name: with_heads(table) for name, table in tables(relation).items()}
+  match relation:
+    case EdgeLabels():
+      num_rows = len(next(iter(changes.values())))
+      labels = jnp.clip(relation.labels, -1, num_rows - 1).astype(jnp.int32)
+      changes["labels"] = _batched(labels, 3)
+    case EdgeFeatures():
+      changes["features"] = _batched(relation.features.astype(wide), 4)
+    case ContentBias():
+      changes["query"] = _batched(relation.query, 4)
+    case LinearBias():
+      changes["slopes"] = relation.slopes.astype(wide)
+  return dataclasses.replace(relation, **changes)
 
 
 def _batched(array: Array, ndim: int) -> Array:

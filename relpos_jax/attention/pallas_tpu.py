@@ -39,7 +39,7 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
     return f"mask has shape {inputs.mask.shape}; it needs the same for all heads and queries"
   if isinstance(inputs.scale, jax.core.Tracer):
     return "scale is traced; it needs a number"
-  if inputs.relations is not None:
+  if inputs.relations:
     first, last = band.distances(inputs)
     if (num_rows := last - first + 1) > MAX_ROWS:
       return f"the call reaches {num_rows} rows of the tables; it takes at most {MAX_ROWS}"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
+from relpos_jax.attention.relations import DistanceBias, LinearBias, Relation, Vectors
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -20,18 +21,29 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   return reference.attention(inputs, relative_logits, relative_values)
 
 
-def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
-  """Computes q_i . aK_ij."""
-  edges = inputs.edges()
-  projected = reference.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
+def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T S"]:
+  """Computes a relation's term of the logits, before any scale: q_i . aK_ij for most."""
+  if isinstance(relation, LinearBias):
+    return reference.relative_logits(inputs, relation)
+  edges = inputs.edges(relation)
+  if isinstance(relation, DistanceBias):
+    num_rows, heads = relation.table.shape
+    shape = 1, heads, inputs.query.shape[1], num_rows
+    return look_up(jnp.broadcast_to(relation.table.T[:, None], shape), edges)
+  axes, x, table = reference.content(inputs, relation)
+  projected = reference.product(f"{axes},RNH->BN{axes[1]}R", x, table)
   if jnp.issubdtype(edges.dtype, jnp.floating):
     return reference.product("BNTR,BTSR->BNTS", projected, edges)
+  if axes == "BSNH":  # a number for each key and row
+    return look_up(projected, edges.swapaxes(1, 2)).swapaxes(2, 3)
   return look_up(projected, edges)
 
 
-def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
+def relative_values(
+  inputs: Inputs, relation: Vectors, weights: Float[Array, "B N T S"]
+) -> Float[Array, "B T N H"]:
   """Computes sum_j p_ij aV_ij."""
-  edges, table = inputs.edges(), inputs.relations.value
+  edges, table = inputs.edges(relation), relation.value
   if jnp.issubdtype(edges.dtype, jnp.floating):
     sums_BNTR = reference.product("BNTS,BTSR->BNTR", weights, edges)
   else:
@@ -41,7 +53,7 @@ def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[A
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
-def look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "B N T S"]:
+def look_up(x: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "#B N T S"]:
   """Returns x[b, n, i, labels[i, j]], zero where the label is -1."""
   # TPUs gather slowly, and GPUs would sum by label one weight after the other. Products move a
   # third of the bytes or less: results/tpu_costs.md.
@@ -49,21 +61,21 @@ def look_up(x: Float[Array, "B N T R"], labels: Int[Array, "#B T S"]) -> Float[A
   return jax.lax.platform_dependent(x, cpu=gathered, default=multiplied)
 
 
-def multiply(labels: Int[Array, "#B T S"], x: Float[Array, "B N T R"]) -> Float[Array, "B N T S"]:
+def multiply(labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]) -> Float[Array, "#B N T S"]:
   """Looks up by products with one-hot labels, at a precision that keeps the numbers of x."""
   one_hot = jax.nn.one_hot(labels, x.shape[-1], dtype=x.dtype)
   return jnp.einsum("BNTR,BTSR->BNTS", x, one_hot, precision=jax.lax.Precision.HIGHEST)
 
 
-def gather(labels: Int[Array, "#B T S"], x: Float[Array, "B N T R"]) -> Float[Array, "B N T S"]:
+def gather(labels: Int[Array, "#B T S"], x: Float[Array, "#B N T R"]) -> Float[Array, "#B N T S"]:
   """Looks up by index: x[b, n, i, labels[i, j]], zero where the label is -1."""
-  batch, heads, length, num_rows = x.shape
+  *_, length, num_rows = x.shape
   # One index into the flattened [T R] is twice as fast on a CPU as a pair of indices.
   index = jnp.maximum(labels, 0) + num_rows * jnp.arange(length)[None, :, None]
   found = jnp.take_along_axis(
-    x.reshape(batch, heads, length * num_rows),
+    x.reshape(*x.shape[:2], length * num_rows),
     index.reshape(labels.shape[0], 1, -1),
     axis=-1,
     mode="promise_in_bounds",
   )
-  return jnp.where(labels[:, None] >= 0, found.reshape(batch, heads, length, -1), 0)
+  return jnp.where(labels[:, None] >= 0, found.reshape(*found.shape[:2], length, -1), 0)

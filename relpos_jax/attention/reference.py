@@ -2,7 +2,7 @@
 
 `attention` is Shaw et al. 2018, equations 3 and 4, on gathered [T, S, H] vectors: slow and simple,
 for tests to compare with. `per_position` is section 3.3. Skew and projected differ in the same two
-functions: the relative terms of the logits and of the output.
+functions: a relation's terms of the logits and of the output.
 """
 
 import functools
@@ -13,33 +13,65 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.relations import Edges
+from relpos_jax.attention.relations import (
+  ContentBias,
+  DistanceBias,
+  Edges,
+  KeyBias,
+  LinearBias,
+  Relation,
+  Vectors,
+)
 from relpos_jax.typing import Array, Float
 
 
-def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
-  """Computes q_i . aK_ij."""
-  a_BTSNH = _vectors(inputs.relations.key, inputs.edges())
-  return product("BTNH,BTSNH->BNTS", inputs.query, a_BTSNH)
+def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T S"]:
+  """Computes a relation's term of the logits, before any scale: q_i . aK_ij for most."""
+  match relation:
+    case LinearBias():
+      keys, queries = inputs.key_positions[:, None, None], inputs.query_positions[:, None, :, None]
+      distance = (keys - queries).astype(relation.slopes.dtype)
+      return -relation.slopes[:, None, None] * jnp.abs(distance)
+    case DistanceBias():
+      return jnp.moveaxis(_vectors(relation.table, inputs.edges(relation)), -1, 1)
+  axes, x, table = content(inputs, relation)
+  return product(f"{axes},BTSNH->BNTS", x, _vectors(table, inputs.edges(relation)))
 
 
-def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
+def relative_values(
+  inputs: Inputs, relation: Vectors, weights: Float[Array, "B N T S"]
+) -> Float[Array, "B T N H"]:
   """Computes sum_j p_ij aV_ij."""
-  a_BTSNH = _vectors(inputs.relations.value, inputs.edges())
+  a_BTSNH = _vectors(relation.value, inputs.edges(relation))
   return product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
 
 
-def _vectors(table: Float[Array, "R #N H"], edges: Edges) -> Float[Array, "#B T S #N H"]:
+def content(
+  inputs: Inputs, relation: Vectors | ContentBias | KeyBias
+) -> tuple[str, Float[Array, "B _ N H"], Float[Array, "R #N H"]]:
+  """Returns the vectors that rows of the relation's table multiply, their axes, and the table."""
+  match relation:
+    case KeyBias():
+      group = inputs.query.shape[2] // inputs.key.shape[2]
+      return "BSNH", jnp.repeat(inputs.key, group, axis=2), relation.table
+    case ContentBias():
+      return "BTNH", relation.query, relation.table
+    case _:
+      return "BTNH", inputs.query, relation.key
+
+
+def _vectors(table: Float[Array, "R #N *H"], edges: Edges) -> Float[Array, "#B T S #N *H"]:
   """Returns a_ij: the row of each label, zero where it is -1, or features times kernel."""
   if jnp.issubdtype(edges.dtype, jnp.floating):
     return jnp.einsum("BTSR,RNH->BTSNH", edges, table)
-  return jnp.where(edges[..., None, None] >= 0, table[edges], 0)
+  is_related = jnp.expand_dims(edges >= 0, (*range(3, 2 + table.ndim),))
+  return jnp.where(is_related, table[edges], 0)
 
 
 def attention(
   inputs: Inputs,
-  relative_logits: Callable[[Inputs], Array] = relative_logits,
-  relative_values: Callable[[Inputs, Array], Array] = relative_values,
+  relative_logits: Callable[[Inputs, Relation], Array] = relative_logits,
+  relative_values: Callable[[Inputs, Vectors, Array], Array] = relative_values,
 ) -> Float[Array, "B T N H"]:
   """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
   weights = attention_weights(inputs, relative_logits)
@@ -52,15 +84,17 @@ def attention(
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
   output = product("BKGTS,BSKH->BTKGH", weights_BKGTS, inputs.value).reshape(inputs.query.shape)
-  if inputs.relations is not None and inputs.relations.value is not None:
-    output += relative_values(inputs, weights)
+  for relation in inputs.value_terms():
+    output += relative_values(inputs, relation, weights)
   return output.astype(inputs.value.dtype)
 
 
 def attention_weights(
-  inputs: Inputs, relative_logits: Callable[[Inputs], Array]
+  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
 ) -> Float[Array, "B N T S"]:
   """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider.
+
+  Relations without vectors add their own terms, before the scale or after it.
 
   A query that sees no key gets weights of zero.
   """
@@ -68,9 +102,12 @@ def attention_weights(
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
   logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
   logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
-  if inputs.relations is not None and inputs.relations.key is not None:
-    logits += relative_logits(inputs)
+  scaled, unscaled = inputs.logit_terms()
+  for relation in scaled:
+    logits += relative_logits(inputs, relation)
   logits *= jnp.asarray(inputs.scale, logits.dtype)
+  for relation in unscaled:
+    logits += relative_logits(inputs, relation)
   if inputs.bias is not None:
     logits += inputs.bias.astype(logits.dtype)
   logits = masks.cap(logits, inputs.soft_cap)
@@ -99,26 +136,29 @@ def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:
   """Computes attention with T batched products in each relative term.
 
   Batch elements and heads share the vectors [S, H] of query position i, so a relative term is T
-  products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3.
+  products of (B N, H) with (H, S). Shaw et al. 2018, section 3.3. Relations without vectors are
+  added as in `attention`.
   """
   # Keeps a transpose out of the adjacent product. XLA's CPU compiler would fuse the two into one
   # with strided memory access; with the barrier, forward and backward are a sixth faster.
   apart = jax.lax.optimization_barrier
-  by_position = lambda table: _vectors(table, inputs.edges()).swapaxes(0, 1)
+  by_position = lambda table, relation: _vectors(table, inputs.edges(relation)).swapaxes(0, 1)
   products = lambda subscripts: jax.vmap(functools.partial(product, subscripts))
 
-  def relative_logits(inputs):
+  def logits_by_position(inputs, relation):
+    if not isinstance(relation, Vectors):
+      return relative_logits(inputs, relation)
     query_TNBH, a_TBSNH = (
       apart(inputs.query.transpose(1, 2, 0, 3)),
-      by_position(inputs.relations.key),
+      by_position(relation.key, relation),
     )
     return apart(products("NBH,BSNH->NBS")(query_TNBH, a_TBSNH)).transpose(2, 1, 0, 3)
 
-  def relative_values(inputs, weights):
+  def values_by_position(inputs, relation, weights):
     weights_TNBS, a_TBSNH = (
       apart(weights.transpose(2, 1, 0, 3)),
-      by_position(inputs.relations.value),
+      by_position(relation.value, relation),
     )
     return apart(products("NBS,BSNH->NBH")(weights_TNBS, a_TBSNH)).transpose(2, 0, 1, 3)
 
-  return attention(inputs, relative_logits, relative_values)
+  return attention(inputs, logits_by_position, values_by_position)

@@ -1,20 +1,49 @@
-"""Relations between query i and key j: frozen pytrees that define a_ij."""
+"""Relations between query i and key j: frozen pytrees that define a_ij, or a term of the logits.
+
+Positions without a table, turned into queries and keys before the call, are in `rotary.py`.
+"""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # A row of the tables for each pair, or a number for each of their rows.
 Edges = Int[Array, "#B T S"] | Float[Array, "#B T S R"]
 
 
+class ByDistance:
+  """A relation with table rows by signed distance j - i: the fields `beyond` and `left`."""
+
+  beyond: str
+  left: int | None
+
+  @property
+  def reach(self) -> tuple[int, int]:
+    """Returns the distances of the first row, to the left, and of the last one, to the right."""
+    num_rows = len(next(iter(tables(self).values())))
+    left = num_rows // 2 if self.left is None else self.left
+    return left, num_rows - 1 - left
+
+  def labels(
+    self, query_positions: Int[Array, "*#B T"], key_positions: Int[Array, "*#B S"]
+  ) -> Int[Array, "*#B T S"]:
+    """Returns the table row of every pair; -1 is "no relation", the zero vector."""
+    left, right = self.reach
+    distance = key_positions[..., None, :] - query_positions[..., :, None]
+    nearest = jnp.clip(distance, -left, right)
+    rows = nearest + left  # the sum of the distance and left might not fit in 32 bits
+    return rows if self.beyond == "clip" else jnp.where(distance == nearest, rows, -1)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RelativePositions:
+class RelativePositions(ByDistance):
   """The signed distance j - i from query i to key j, with a vector for each in a table.
 
   a_ij is row `clip(j - i, -left, right) + left` of a table of R = left + 1 + right rows. With the
@@ -40,23 +69,6 @@ class RelativePositions:
   value: Any
   beyond: str = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
-
-  @property
-  def reach(self) -> tuple[int, int]:
-    """Returns the distances of the first row, to the left, and of the last one, to the right."""
-    num_rows = len(self.value if self.key is None else self.key)
-    left = num_rows // 2 if self.left is None else self.left
-    return left, num_rows - 1 - left
-
-  def labels(
-    self, query_positions: Int[Array, "*#B T"], key_positions: Int[Array, "*#B S"]
-  ) -> Int[Array, "*#B T S"]:
-    """Returns the table row of every pair; -1 is "no relation", the zero vector."""
-    left, right = self.reach
-    distance = key_positions[..., None, :] - query_positions[..., :, None]
-    nearest = jnp.clip(distance, -left, right)
-    rows = nearest + left  # the sum of the distance and left might not fit in 32 bits
-    return rows if self.beyond == "clip" else jnp.where(distance == nearest, rows, -1)
 
 
 @jax.tree_util.register_dataclass
@@ -110,4 +122,161 @@ class EdgeFeatures:
   value: Any
 
 
-Relations = RelativePositions | EdgeLabels | EdgeFeatures
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DistanceBias(ByDistance):
+  """A number for each signed distance j - i, added to the logit and not multiplied by the scale.
+
+  Pairs find their rows as in `RelativePositions`.
+
+  Attributes:
+    table: `[R]`, shared by the heads, or `[R, N]`.
+    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import attention_weights
+  >>> q = jnp.ones((3, 1, 8))
+  >>> previous = DistanceBias(jnp.array([0.0, 9.0, 0.0, 0.0, 0.0]))
+  >>> attention_weights(q, q, relations=previous)[0, 2].round(2)
+  Array([0., 1., 0.], dtype=float32)
+  """
+
+  table: Any
+  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+  @classmethod
+  def t5(
+    cls,
+    buckets: ArrayLike,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+  ) -> "DistanceBias":
+    """Returns T5's bias, with a row for each distance up to `max_distance`, where it is constant.
+
+    A bucket for each small distance, then buckets that grow with the logarithm of the distance.
+    T5 uses no scale: give the operator `scale=1.0`. Raffel et al. 2020, section 2.1.
+
+    Args:
+      buckets: `[num_buckets, N]`, or `[num_buckets]`; T5X stores the transpose.
+      bidirectional: whether later keys have their own half of the buckets, the second (encoders);
+        otherwise they share the bucket of distance 0 (decoders).
+      max_distance: the distance from which on all keys share the last bucket.
+
+    >>> import jax.numpy as jnp
+    >>> DistanceBias.t5(jnp.arange(8.0), bidirectional=True, max_distance=6).table
+    Array([3., 3., 3., 2., 2., 1., 0., 5., 6., 6., 7., 7., 7.], dtype=float32)
+    """
+    buckets = jnp.asarray(buckets)
+    number = len(buckets) // 2 if bidirectional else len(buckets)
+    exact = number // 2  # buckets of one distance
+    if not 0 < exact < max_distance:
+      raise ValueError(
+        f"buckets has {len(buckets)} rows and max_distance is {max_distance}; want at least "
+        f"{4 if bidirectional else 2} rows, and a distance above the {exact} with their own bucket"
+      )
+    distances = np.arange(max_distance + 1)
+    logarithm = np.log(np.maximum(distances, exact) / exact) / math.log(max_distance / exact)
+    growing = exact + np.floor(logarithm * (number - exact) + 1e-9).astype(int)  # 2.999... is 3
+    before = np.where(distances < exact, distances, np.minimum(growing, number - 1))
+    after = before[1:] + number if bidirectional else before[:0]
+    return cls(buckets[np.concatenate([before[::-1], after])], left=max_distance)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LinearBias:
+  """The distance times a negative slope, -slope abs(j - i): ALiBi, of any reach and not scaled.
+
+  Press et al. 2022, section 3. The term is added to the logit after the scale.
+
+  Attributes:
+    slopes: `[N]`, one per head; `LinearBias.alibi` has the paper's.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q = jnp.ones((2, 10, 8, 64))
+  >>> dot_product_attention(q, q, q, relations=LinearBias.alibi(8), is_causal=True).shape
+  (2, 10, 8, 64)
+  """
+
+  slopes: Any
+
+  @classmethod
+  def alibi(cls, num_heads: int) -> "LinearBias":
+    """Returns the paper's slopes: a geometric sequence that ends at 2**-8.
+
+    It starts at its own ratio, 2**(-8 / N). If N is no power of two, the heads that exceed one
+    take every second slope of the sequence for twice that power, as in the authors' code.
+
+    >>> LinearBias.alibi(3).slopes
+    Array([0.0625    , 0.00390625, 0.25      ], dtype=float32)
+    """
+    power = 2 ** int(math.log2(num_heads))
+    steps = np.concatenate([np.arange(1, power + 1), np.arange(num_heads - power) + 0.5])
+    return cls(jnp.asarray(2 ** (-8 * steps / power)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ContentBias(ByDistance):
+  """The product p_i . w[row(j - i)] of another query vector and a table; not scaled.
+
+  Pairs find their rows as in `RelativePositions`. Transformer-XL (Dai et al. 2019, section 3.3):
+  its q + u is the operator's query, (q + v) times the scale is p, and the rows are its projected
+  sinusoids by distance.
+
+  Attributes:
+    query: p, `[B, T, N, P]` (or `[T, N, P]` if the operator's query has no batch), in the query's
+      dtype. Multiply it by the scale.
+    table: `[R, P]`, shared by the heads, or `[R, N, P]`.
+    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q, p, table = jnp.ones((2, 10, 8, 64)), jnp.ones((2, 10, 8, 16)), jnp.ones((7, 16))
+  >>> dot_product_attention(q, q, q, relations=ContentBias(p, table, beyond="zero")).shape
+  (2, 10, 8, 64)
+  """
+
+  query: Any
+  table: Any
+  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KeyBias(ByDistance):
+  """The product k_j . w[row(j - i)] of the key and a table, multiplied by the scale.
+
+  Pairs find their rows as in `RelativePositions`. DeBERTa's position-to-content term (He et al.
+  2021, section 3.1, equation 4), whose scale is (3 H)**-0.5.
+
+  Attributes:
+    table: `[R, H]`, shared by the heads, or `[R, N, H]`, one per query head.
+    beyond, left: as in `RelativePositions`; "zero" adds nothing to pairs beyond the table.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> q, table = jnp.ones((2, 10, 8, 64)), jnp.ones((7, 64))
+  >>> relations = RelativePositions(key=table, value=None), KeyBias(table)
+  >>> dot_product_attention(q, q, q, relations=relations, scale=(3 * 64) ** -0.5).shape
+  (2, 10, 8, 64)
+  """
+
+  table: Any
+  beyond: str = dataclasses.field(default="clip", metadata={"static": True})
+  left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+Vectors = RelativePositions | EdgeLabels | EdgeFeatures  # with a_ij for keys, values or both
+Unscaled = DistanceBias | LinearBias | ContentBias  # whose term of the logits is not scaled
+Relation = Vectors | Unscaled | KeyBias
+Relations = Relation | tuple[Relation, ...]
+
+
+def tables(relation: Relation) -> dict[str, Any]:
+  """Returns the tables or kernels of a relation, by the names of their fields."""
+  fields = ((name, getattr(relation, name, None)) for name in ("key", "value", "table"))
+  return {name: table for name, table in fields if table is not None}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
+from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float
 
 
@@ -18,17 +19,19 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   return reference.attention(inputs, relative_logits, relative_values)
 
 
-def relative_logits(inputs: Inputs) -> Float[Array, "B N T S"]:
+def relative_logits(inputs: Inputs, relation: RelativePositions) -> Float[Array, "B N T S"]:
   """Computes q_i . aK_ij."""
-  projected_BNTR = reference.product("BTNH,RNH->BNTR", inputs.query, inputs.relations.key)
-  return skew(_by_distance(projected_BNTR, inputs), inputs.key.shape[1])
+  projected_BNTR = reference.product("BTNH,RNH->BNTR", inputs.query, relation.key)
+  return skew(_by_distance(projected_BNTR, inputs, relation), inputs.key.shape[1])
 
 
-def relative_values(inputs: Inputs, weights: Float[Array, "B N T S"]) -> Float[Array, "B T N H"]:
+def relative_values(
+  inputs: Inputs, relation: RelativePositions, weights: Float[Array, "B N T S"]
+) -> Float[Array, "B T N H"]:
   """Computes sum_j p_ij aV_ij."""
-  table = inputs.relations.value
+  table = relation.value
   sums = zeros((*weights.shape[:3], len(table)), weights)
-  skewed = lambda x: skew(_by_distance(x, inputs), inputs.key.shape[1])
+  skewed = lambda x: skew(_by_distance(x, inputs, relation), inputs.key.shape[1])
   (sums_BNTR,) = jax.linear_transpose(skewed, sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
@@ -51,14 +54,16 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
   return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
 
 
-def _by_distance(x: Float[Array, "B N T R"], inputs: Inputs) -> Float[Array, "B N T C"]:
+def _by_distance(
+  x: Float[Array, "B N T R"], inputs: Inputs, relation: RelativePositions
+) -> Float[Array, "B N T C"]:
   """Repeats or drops columns, so that there is one for every distance from -(T - 1) to S - 1.
 
   An offset is subtracted from both. With causality the last distance is at most 0, if known.
   """
   num_queries, num_keys = x.shape[2], inputs.key.shape[1]
-  left, right = inputs.relations.reach
-  is_zero = inputs.relations.beyond == "zero"
+  left, right = relation.reach
+  is_zero = relation.beyond == "zero"
   if not isinstance(inputs.query_offset, int):
     columns = jnp.arange(num_queries + num_keys - 1, dtype=jnp.int32) - (num_queries - 1)
     distances_BC = columns[None] - inputs.query_offset[:, None]

@@ -2,12 +2,24 @@
 
 import dataclasses
 import numbers
+import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, Relations, RelativePositions
+from relpos_jax.attention.relations import (
+  ByDistance,
+  ContentBias,
+  DistanceBias,
+  EdgeFeatures,
+  EdgeLabels,
+  LinearBias,
+  Relation,
+  Relations,
+)
+from relpos_jax.attention.relations import tables as tables_of
 from relpos_jax.typing import Array, ArrayLike
 
 
@@ -70,14 +82,31 @@ def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -
     raise ValueError(f"{name} has dtype {array.dtype}; want {kind.__name__} numbers")
 
 
-def check_relations(relations: object, logits: tuple[int, ...], width: int) -> Relations:
+def check_relations(
+  relations: Relations | None, logits: tuple[int, ...], width: int, dtype: DTypeLike
+) -> tuple[Relation, ...]:
   """Returns relations as arrays, checked against logits of shape [B, N, T, S] or [N, T, S]."""
-  if not isinstance(relations, Relations):
-    wanted = "RelativePositions(key, value), EdgeLabels, EdgeFeatures or None"
-    raise ValueError(f"relations is {_describe(relations)}; want {wanted}")
+  if relations is None:
+    return ()
+  several = isinstance(relations, tuple)
+  given = relations if several else (relations,)
+  names = [f"relations[{i}]" if several else "relations" for i in range(len(given))]
   *batch, heads, num_queries, num_keys = logits
   pairs = num_queries, num_keys
-  return _with_arrays("relations", relations, heads, width, (*batch, *pairs), pairs)
+  checked = []
+  for name, relation in zip(names, given, strict=True):
+    if not isinstance(relation, Relation):
+      wanted = ", ".join(kind.__name__ for kind in typing.get_args(Relation))
+      wanted += "" if several else ", a tuple of them or None"
+      raise ValueError(f"{name} is {_describe(relation)}; want {wanted}")
+    relation = _with_arrays(name, relation, heads, width, (*batch, *pairs), pairs)
+    if isinstance(relation, ContentBias):
+      vectors, shape = relation.query, (*batch, num_queries, heads, relation.table.shape[-1])
+      check_array(f"{name}.query", vectors, jnp.floating, shape)
+      if vectors.dtype != dtype:
+        raise ValueError(f"{name}.query has dtype {vectors.dtype}; want the query's, {dtype}")
+    checked.append(relation)
+  return tuple(checked)
 
 
 def check_edge_list(
@@ -120,29 +149,44 @@ def check_numbers(
 
 
 def _with_arrays(
-  name: str, relations: Relations, heads: int, width: int, *shapes: tuple[int, ...]
-) -> Relations:
-  """Returns relations as arrays, checked against the shapes that the edges may have."""
-  fields = [f.name for f in dataclasses.fields(relations) if not f.metadata.get("static")]
-  given = {f: getattr(relations, f) for f in fields if getattr(relations, f) is not None}
+  name: str, relation: Relation, heads: int, width: int, *shapes: tuple[int, ...]
+) -> Relation:
+  """Returns a relation as arrays, checked against the shapes that the edges may have."""
+  fields = [f.name for f in dataclasses.fields(relation) if not f.metadata.get("static")]
+  given = {f: getattr(relation, f) for f in fields if getattr(relation, f) is not None}
   arrays = {field: as_array(f"{name}.{field}", x) for field, x in given.items()}
-  tables = {field: arrays[field] for field in ("key", "value") if field in arrays}
+  if missing := [field for field in fields if field not in ("key", "value", *arrays)]:
+    raise ValueError(f"{name}.{missing[0]} is None; want an array")
+  relation = dataclasses.replace(relation, **arrays)
+  if isinstance(relation, LinearBias):
+    check_array(f"{name}.slopes", relation.slopes, jnp.floating, (heads,))
+    return relation
+  tables = tables_of(relation)
   if not tables:
-    raise ValueError(f"{name} has neither a key nor a value table; want one, or {name}=None")
+    raise ValueError(f"{name} has neither a key nor a value table; want one or both")
   for field, table in tables.items():
-    shaped = table.ndim in (2, 3) and table.shape[1:] in ((width,), (heads, width)) and len(table)
+    match relation:
+      case DistanceBias():
+        row = ()
+      case ContentBias():
+        row = jnp.shape(relation.query)[-1:]
+      case _:
+        row = (width,)
+    shaped = table.ndim > len(row) and table.shape[1:] in (row, (heads, *row)) and len(table)
     if not shaped or not jnp.issubdtype(table.dtype, jnp.floating):
+      want = ["R", *row], ["R", heads, *row]
+      shared, own = ("[" + ", ".join(map(str, shape)) + "]" for shape in want)
       raise ValueError(
         f"{name}.{field} is {_describe(table)}; want floating numbers of shape "
-        f"[R, {width}], shared by the heads, or [R, {heads}, {width}]"
+        f"{shared}, shared by the heads, or {own}"
       )
   num_rows = {len(table) for table in tables.values()}
   if len(num_rows) > 1:
     found = " and ".join(str(table.shape) for table in tables.values())
     raise ValueError(f"{name}.key and {name}.value have shapes {found}; want as many rows")
   (num_rows,) = num_rows
-  match relations:
-    case RelativePositions(beyond=beyond, left=left):
+  match relation:
+    case ByDistance(beyond=beyond, left=left):
       if left is None and num_rows % 2 == 0:
         raise ValueError(f"{name} has {num_rows} rows; want an odd number, 2k + 1, or give left=")
       if left is not None and not (isinstance(left, int) and left in range(num_rows)):
@@ -155,7 +199,7 @@ def _with_arrays(
     case EdgeFeatures():
       wanted = [(*shape, num_rows) for shape in shapes]
       check_array(f"{name}.features", arrays["features"], jnp.floating, *wanted)
-  return dataclasses.replace(relations, **arrays)
+  return relation
 
 
 def _check_range(name: str, x: Array, number: int) -> None:
