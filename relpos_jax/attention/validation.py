@@ -206,7 +206,8 @@ def _check_range(name: str, x: Array, number: int) -> None:
   """Checks that concrete numbers go from -1 to number - 1."""
   if isinstance(x, jax.core.Tracer) or not x.size:
     return
-  low, high = int(x.min()), int(x.max())
+  with jax.ensure_compile_time_eval():  # also where a compiled function closes over x
+    low, high = int(x.min()), int(x.max())
   if low < -1 or high >= number:
     raise ValueError(f"{name} go from {low} to {high}; want 0 to {number - 1}, or -1 for none")
 

@@ -1,0 +1,623 @@
+"""The laws of every relation, alone and in sums, in float64, on random tables."""
+
+import cmath
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from compiling import as_users_do, quickly
+
+from relpos_jax import (
+  ContentBias,
+  DistanceBias,
+  EdgeFeatures,
+  EdgeLabels,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+  attention_weights,
+  dot_product_attention,
+  explain,
+  rotate,
+)
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+TOLERANCE = dict(rtol=0, atol=1e-10)
+ABLE = ["projected", "per_position", None]  # besides "reference"
+KINDS = ["positions", "labels", "features", "distance", "linear", "content", "key"]
+BY_DISTANCE = ["distance", "content", "key"]
+SUMS = [
+  ("distance", "linear"),
+  ("positions", "labels", "distance"),
+  ("labels", "labels"),
+  ("key", "features", "content", "linear"),
+  ("positions", "key"),
+  ("positions", "positions", "distance", "distance"),
+]
+
+
+def random_call(kinds, seed):
+  """Returns arrays, relations of these kinds, and the other options of a call."""
+  rng = np.random.default_rng([seed, *map(KINDS.index, kinds)])
+  flip = lambda: bool(rng.integers(2))
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
+  batch, queries, keys, key_heads, group, width = rng.integers(
+    [1, 1, 1, 1, 1, 1], [3, 7, 7, 3, 3, 4]
+  )
+  heads = key_heads * group
+  arrays = dict(
+    query=normal(batch, queries, heads, width),
+    key=normal(batch, keys, key_heads, width),
+    value=normal(batch, keys, key_heads, width),
+  )
+  if flip():
+    arrays["bias"] = normal(batch, 1, queries, keys)
+
+  def relation(kind):
+    rows = int(rng.integers(1, 12))
+    left = int(rng.integers(rows)) if flip() or rows % 2 == 0 else None
+    sides = dict(beyond="zero" if flip() else "clip", left=left)
+    table = lambda *row: normal(rows, *([heads] if flip() else []), *row)
+    both = lambda: [[table(width), None], [None, table(width)], [table(width)] * 2][rng.integers(3)]
+    match kind:
+      case "positions":
+        return RelativePositions(*both(), **sides)
+      case "labels":
+        return EdgeLabels(jnp.asarray(rng.integers(-1, rows, (batch, queries, keys))), *both())
+      case "features":
+        return EdgeFeatures(normal(batch, queries, keys, rows), *both())
+      case "distance":
+        return DistanceBias(table(), **sides)
+      case "linear":
+        return LinearBias(normal(heads))
+      case "content":
+        return ContentBias(normal(batch, queries, heads, 5), table(5), **sides)
+      case "key":
+        return KeyBias(table(width), **sides)
+
+  options = dict(is_causal=flip())
+  match rng.integers(4):
+    case 0:
+      options["query_positions"] = jnp.asarray(rng.integers(-9, 9, (batch, queries)))
+      options["key_positions"] = jnp.asarray(rng.integers(-9, 9, (batch, keys)))
+    case 1:
+      options["query_offset"] = int(rng.integers(-20, 20))
+    case 2:
+      options["query_offset"] = jnp.asarray(rng.integers(-20, 20, batch))
+  if flip():
+    options["mask"] = jnp.asarray(rng.random((batch, 1, queries, keys)) < 0.7)
+  if flip():
+    options["query_segment_ids"] = jnp.asarray(rng.integers(0, 2, (batch, queries)))
+    options["key_segment_ids"] = jnp.asarray(rng.integers(0, 2, (batch, keys)))
+  if flip():
+    options["logits_soft_cap"] = 0.8
+  if flip():
+    options["scale"] = -0.7
+  return arrays, tuple(map(relation, kinds)), options
+
+
+def results(arrays, relations, options, implementation="reference"):
+  """Returns the output and the gradients of all floating numbers."""
+  leaves, structure = jax.tree.flatten((arrays, relations))
+  floats = {i: x for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)}
+
+  def call(floats):
+    full = [floats.get(i, x) for i, x in enumerate(leaves)]
+    arrays, relations = jax.tree.unflatten(structure, full)
+    named = dict(relations=relations, implementation=implementation)
+    return dot_product_attention(**arrays, **options, **named)
+
+  def both(floats):
+    output, pull_back = jax.vjp(call, floats)
+    cotangent = np.random.default_rng(7).normal(size=output.shape)
+    return output, pull_back(jnp.asarray(cotangent))[0]
+
+  output, gradients = quickly(both)(floats)
+  zeros = [jnp.zeros(()) for _ in leaves]
+  gradients = jax.tree.unflatten(structure, [gradients.get(i, x) for i, x in enumerate(zeros)])
+  return output, *gradients
+
+
+def assert_close(actual, wanted, whose=""):
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, **TOLERANCE, err_msg=whose), actual, wanted
+  )
+
+
+def row(relation, table, distance, head, shared_axes=2):
+  """Returns the table row of a distance and head, by the definition of row order."""
+  index = distance + (len(table) // 2 if relation.left is None else relation.left)
+  if relation.beyond == "zero" and not 0 <= index < len(table):
+    return np.zeros(table.shape[-1]) if shared_axes == 2 else 0.0
+  found = table[min(max(index, 0), len(table) - 1)]
+  return found if table.ndim == shared_axes else found[head]
+
+
+def terms(relation, arrays, b, i, j, n, group, distance):
+  """Returns a pair's scaled and unscaled terms of the logit, and the vector of its value."""
+  query, key = arrays["query"][b, i, n], arrays["key"][b, j, n // group]
+  match relation:
+    case LinearBias():
+      return 0, -relation.slopes[n] * abs(distance), 0
+    case DistanceBias():
+      return 0, row(relation, relation.table, distance, n, shared_axes=1), 0
+    case ContentBias():
+      return 0, relation.query[b, i, n] @ row(relation, relation.table, distance, n), 0
+    case KeyBias():
+      return key @ row(relation, relation.table, distance, n), 0, 0
+    case RelativePositions():
+      vector = lambda table: row(relation, table, distance, n)
+    case EdgeLabels():
+      of_head = lambda table: table if table.ndim == 2 else table[:, n]
+      label = relation.labels[b, i, j]
+      vector = lambda table: of_head(table)[label] * (label >= 0)
+    case EdgeFeatures():
+      of_head = lambda table: table if table.ndim == 2 else table[:, n]
+      vector = lambda table: relation.features[b, i, j] @ of_head(table)
+  a_key, a_value = (0 if x is None else vector(x) for x in (relation.key, relation.value))
+  return np.sum(query * a_key), 0, a_value
+
+
+def formula(arrays, relations, options):
+  """Computes attention one query and key at a time."""
+  arrays, relations, options = jax.tree.map(np.asarray, (arrays, relations, options))
+  query, key, value = (arrays[name] for name in ("query", "key", "value"))
+  (batch, num_queries, heads, width), num_keys = query.shape, key.shape[1]
+  group = heads // key.shape[2]
+  offset = np.broadcast_to(options.get("query_offset", 0), batch)[:, None]
+  of_queries = options.get("query_positions", offset + np.arange(num_queries))
+  of_keys = np.broadcast_to(options.get("key_positions", np.arange(num_keys)), (batch, num_keys))
+  scale, cap = options.get("scale", width**-0.5), options.get("logits_soft_cap")
+  output = np.zeros(query.shape)
+  for b, i, n in np.ndindex(batch, num_queries, heads):
+    logits, values = [], []
+    for j in range(num_keys):
+      distance = of_keys[b, j] - of_queries[b, i]
+      segments = [options.get(f"{x}_segment_ids") for x in ("query", "key")]
+      apart = segments[0] is not None and segments[0][b, i] != segments[1][b, j]
+      masked = "mask" in options and not options["mask"][b, 0, i, j]
+      if apart or masked or (options["is_causal"] and distance > 0):
+        continue
+      found = [terms(x, arrays, b, i, j, n, group, distance) for x in relations]
+      scaled, unscaled, vectors = zip(*found, strict=True) if found else ([], [], [])
+      logit = scale * (query[b, i, n] @ key[b, j, n // group] + sum(scaled)) + sum(unscaled)
+      logit += arrays["bias"][b, 0, i, j] if "bias" in arrays else 0
+      logits.append(cap * np.tanh(logit / cap) if cap else logit)
+      values.append(value[b, j, n // group] + sum(vectors))
+    if logits:
+      weights = np.exp(np.array(logits) - max(logits))
+      output[b, i, n] = weights @ np.array(values) / weights.sum()
+  return output
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kinds", [*((x,) for x in KINDS), *SUMS], ids="+".join)
+def test_every_relation_and_every_sum_is_its_formula(kinds, seed):
+  call = random_call(kinds, seed)
+  by_reference = results(*call)
+  np.testing.assert_allclose(by_reference[0], formula(*call), **TOLERANCE)
+  for name in ABLE:
+    assert_close(results(*call, name), by_reference, str(name))
+
+
+# Law 12.
+@pytest.mark.parametrize("implementation", ["reference", "projected"])
+@pytest.mark.parametrize("kinds", SUMS, ids="+".join)
+def test_the_order_of_a_sum_does_not_matter(kinds, implementation):
+  arrays, relations, options = random_call(kinds, 9)
+  forward = results(arrays, relations, options, implementation)
+  backward = results(arrays, relations[::-1], options, implementation)
+  assert_close((*backward[:2], backward[2][::-1]), forward)
+
+
+def dense_bias(arrays, relations, scale):
+  """Returns the terms of all pairs, at positions 0, 1, ..., as one bias."""
+  num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]
+  distance = np.arange(num_keys) - np.arange(num_queries)[:, None]
+  keys = arrays["key"].repeat(arrays["query"].shape[2] // arrays["key"].shape[2], 2)
+  total = 0
+  for relation in relations:
+    if isinstance(relation, LinearBias):
+      total += -relation.slopes[:, None, None] * abs(distance)
+      continue
+    left = len(relation.table) // 2 if relation.left is None else relation.left
+    rows = np.clip(distance + left, 0, len(relation.table) - 1)
+    ndim = 2 if isinstance(relation, DistanceBias) else 3
+    table = relation.table if relation.table.ndim == ndim else relation.table[:, None]
+    inside = (rows == distance + left) | (relation.beyond == "clip")
+    chosen = table[rows] * inside.reshape(*inside.shape, *[1] * (ndim - 1))
+    match relation:
+      case DistanceBias():
+        total += chosen.transpose(2, 0, 1)
+      case ContentBias():
+        total += (relation.query[:, :, None] * chosen).sum(-1).transpose(0, 3, 1, 2)
+      case KeyBias():
+        total += scale * (keys[:, None] * chosen).sum(-1).transpose(0, 3, 1, 2)
+  shape = arrays["query"].shape[0], arrays["query"].shape[2], num_queries, num_keys
+  return jnp.broadcast_to(total, shape)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "projected"])
+@pytest.mark.parametrize(
+  "kinds", [("distance",), ("linear", "key"), ("key", "content", "distance")]
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_sum_equals_one_dense_bias(kinds, seed, implementation):
+  arrays, relations, _ = random_call(kinds, seed)
+  arrays.pop("bias", None)
+  cotangent = jnp.asarray(np.random.default_rng(7).normal(size=arrays["query"].shape))
+
+  @quickly
+  def by_bias(arrays, relations):
+    def call(arrays, relations):
+      bias = dense_bias(arrays, relations, -0.7)
+      return dot_product_attention(**arrays, bias=bias, scale=-0.7, implementation="reference")
+
+    output, pull_back = jax.vjp(call, arrays, relations)
+    return output, *pull_back(cotangent)
+
+  wanted = by_bias(arrays, relations)
+  assert_close(results(arrays, relations, dict(scale=-0.7), implementation), wanted)
+
+
+def test_a_distance_bias_is_the_bias_of_jax_nn():
+  """Compares in float32, the only dtype of jax.nn's softmax."""
+  rng = np.random.default_rng(0)
+  query, table = (jnp.float32(rng.normal(size=shape)) for shape in ((2, 6, 3, 4), (5, 3)))
+  rows = np.clip(np.arange(6) - np.arange(6)[:, None], -2, 2) + 2
+  ours = lambda q, table: dot_product_attention(q, q, q, relations=DistanceBias(table))
+  theirs = lambda q, table: jax.nn.dot_product_attention(
+    q, q, q, bias=table[rows].transpose(2, 0, 1)[None]
+  )
+  run = lambda call: quickly(
+    lambda *x: (call(*x), jax.grad(lambda *x: (call(*x) ** 2).sum(), (0, 1))(*x))
+  )
+  found, wanted = (run(call)(query, table) for call in (ours, theirs))
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), found, wanted)
+
+
+def test_a_tuple_of_one_is_its_relation_and_an_empty_one_is_none():
+  arrays, (relation,), options = random_call(("positions",), 3)
+  one, alone = (results(arrays, x, options, None) for x in ((relation,), relation))
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(one), jax.tree.leaves(alone))
+  none, empty = (results(arrays, x, options, None) for x in (None, ()))
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(none), jax.tree.leaves(empty))
+  query = arrays["query"][:, :, :1]
+  chosen = lambda relations: explain(query, query, query, relations=relations)
+  table = RelativePositions(jnp.ones((3, query.shape[-1])), None)
+  assert chosen(()) == chosen(None) and chosen((table,)) == chosen(table)
+
+
+def t5_bucket(distance, num_buckets, bidirectional, max_distance):
+  """Returns the bucket of one distance, in the float32 arithmetic of Mesh TensorFlow and T5X."""
+  offset, n = 0, -distance
+  if bidirectional:
+    num_buckets //= 2
+    offset, n = num_buckets * (n < 0), abs(n)
+  n = max(n, 0)
+  max_exact = num_buckets // 2
+  if n < max_exact:
+    return offset + n
+  ratio = np.log(np.float32(n) / np.float32(max_exact) + np.finfo(np.float32).eps)
+  ratio /= np.float32(np.log(max_distance / max_exact))
+  large = max_exact + int(ratio * np.float32(num_buckets - max_exact))
+  return offset + min(large, num_buckets - 1)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (32, 20), (9, 6), (64, 500)])
+def test_t5_rows_are_t5_buckets(num_buckets, max_distance, bidirectional):
+  buckets = jnp.asarray(np.random.default_rng(0).normal(size=(num_buckets, 3)))
+  distances = np.arange(-700, 700)
+  options = dict(bidirectional=bidirectional, max_distance=max_distance)
+  found = [t5_bucket(int(x), num_buckets, bidirectional, max_distance) for x in distances]
+  relation = DistanceBias.t5(buckets, **options)
+  rows = relation.labels(jnp.zeros(1, int), jnp.asarray(distances))[0]
+  np.testing.assert_array_equal(relation.table[rows], buckets[jnp.asarray(found)])
+  assert len(set(found)) > num_buckets // 2
+
+  query = jnp.asarray(np.random.default_rng(1).normal(size=(9, 3, 4)))
+  pairs = [
+    t5_bucket(j - i, num_buckets, bidirectional, max_distance) for i in range(9) for j in range(9)
+  ]
+  pairs = jnp.asarray(pairs).reshape(9, 9)
+
+  def loss(buckets, is_dense):
+    given = dict(relations=DistanceBias.t5(buckets, **options))
+    given = dict(bias=buckets[pairs].transpose(2, 0, 1)) if is_dense else given
+    return (dot_product_attention(query, query, query, scale=1.0, **given) ** 2).sum()
+
+  both = [quickly(jax.value_and_grad(loss), static_argnums=1)(buckets, x) for x in (True, False)]
+  np.testing.assert_allclose(both[1][0], both[0][0], rtol=1e-6)  # jax.nn's softmax is float32
+  np.testing.assert_allclose(both[1][1], both[0][1], rtol=0, atol=1e-5)
+
+
+def test_alibi_has_the_slopes_of_the_paper_and_its_code():
+  def slopes(n):
+    if math.log2(n).is_integer():
+      start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+      return [start * start**i for i in range(n)]
+    closest = 2 ** math.floor(math.log2(n))
+    return slopes(closest) + slopes(2 * closest)[0::2][: n - closest]
+
+  for n in range(1, 40):
+    np.testing.assert_allclose(LinearBias.alibi(n).slopes, slopes(n), rtol=1e-12)
+  np.testing.assert_allclose(LinearBias.alibi(8).slopes, [2.0**-x for x in range(1, 9)])
+
+
+def test_transformer_xl():
+  """Computes the four terms of Dai et al. 2019, section 3.3, one pair at a time."""
+  rng = np.random.default_rng(0)
+  length, heads, width, model = 6, 2, 4, 8
+  query, key, value = rng.normal(size=(3, length, heads, width))
+  u, v = rng.normal(size=(2, heads, width))
+  project = rng.normal(size=(model, heads, width))
+
+  def sinusoid(x):
+    angles = x / 10_000 ** (np.arange(0, model, 2) / model)
+    return np.concatenate([np.sin(angles), np.cos(angles)])
+
+  output = np.zeros(query.shape)
+  for i, n in np.ndindex(length, heads):
+    logits = []
+    for j in range(i + 1):
+      r = np.einsum("D,DH->H", sinusoid(i - j), project[:, n])
+      q, k = query[i, n], key[j, n]
+      logits.append((q @ k + q @ r + u[n] @ k + v[n] @ r) / width**0.5)
+    weights = np.exp(logits) / np.exp(logits).sum()
+    output[i, n] = weights @ value[: i + 1, n]
+  rows = np.stack([sinusoid(-distance) for distance in range(1 - length, 1)])
+  table = np.einsum("RD,DNH->RNH", rows, project)
+  relation = ContentBias((query + v) * width**-0.5, table, left=length - 1)
+  found = dot_product_attention(query + u, key, value, relations=relation, is_causal=True)
+  np.testing.assert_allclose(found, output, **TOLERANCE)
+
+
+def test_deberta():
+  """Computes the three terms of He et al. 2021, equations 2 to 4, one pair at a time."""
+  rng = np.random.default_rng(0)
+  length, heads, width, k = 9, 2, 4, 3
+  query, key, value = rng.normal(size=(3, length, heads, width))
+  key_rows, query_rows = rng.normal(size=(2, 2 * k, heads, width))
+  delta = lambda i, j: 0 if i - j <= -k else 2 * k - 1 if i - j >= k else i - j + k
+  output = np.zeros(query.shape)
+  for i, n in np.ndindex(length, heads):
+    logits = [
+      query[i, n] @ key[j, n]
+      + query[i, n] @ key_rows[delta(i, j), n]
+      + key[j, n] @ query_rows[delta(j, i), n]
+      for j in range(length)
+    ]
+    weights = np.exp(np.array(logits) / (3 * width) ** 0.5)
+    output[i, n] = weights @ value[:, n] / weights.sum()
+  to_position = RelativePositions(key_rows[::-1], None, left=k - 1)  # its rows are by i - j
+  relations = to_position, KeyBias(query_rows, left=k)
+  scale = (3 * width) ** -0.5
+  found = dot_product_attention(query, key, value, relations=relations, scale=scale)
+  np.testing.assert_allclose(found, output, **TOLERANCE)
+
+
+def test_rotate_multiplies_complex_numbers():
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)))
+  positions = jnp.asarray([[0, 1, 2, 3, 4], [7, -2, 900, 4, 4]])
+  found = rotate(x, positions, base=100.0)
+  for b, t, n, d in np.ndindex(2, 5, 3, 3):
+    pair = complex(x[b, t, n, d], x[b, t, n, d + 3])
+    turned = pair * cmath.exp(1j * float(positions[b, t]) * 100.0 ** (-2 * d / 6))
+    np.testing.assert_allclose(
+      complex(found[b, t, n, d], found[b, t, n, d + 3]), turned, **TOLERANCE
+    )
+  np.testing.assert_array_equal(rotate(x[1], positions[1], base=100.0), found[1])
+  same = jnp.broadcast_to(positions[1], (2, 5))
+  np.testing.assert_array_equal(rotate(x, positions[1]), rotate(x, same))
+  small = x.astype(jnp.bfloat16)
+  assert rotate(small, positions).dtype == jnp.bfloat16
+  rounded = rotate(small.astype(jnp.float32), positions).astype(jnp.bfloat16)
+  np.testing.assert_array_equal(rotate(small, positions), rounded)
+
+
+def test_rotated_logits_depend_on_distances_alone():
+  rng = np.random.default_rng(0)
+  query, key = jnp.asarray(rng.normal(size=(2, 2, 5, 3, 6)))
+  positions = jnp.asarray([3, 0, 8, 1, 1])
+
+  def weights(shift, of_keys=0):
+    turned = rotate(query, positions + shift), rotate(key, positions + shift + of_keys)
+    return attention_weights(*turned)
+
+  np.testing.assert_allclose(weights(1000), weights(0), **TOLERANCE)
+  assert not np.allclose(weights(0, of_keys=1), weights(0))
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("offset", [300, -300, 30_000])
+def test_a_linear_bias_far_away(offset, cap):
+  """A softmax notices only how far keys are from one another, a soft cap how far from the query."""
+  arrays, _, _ = random_call(("linear",), 1)
+  arrays = {name: arrays[name] for name in ("query", "key", "value")}
+  relations = LinearBias(jnp.full(arrays["query"].shape[2], 1e-5))
+  given = dict(query_positions=offset + jnp.arange(arrays["query"].shape[1]))
+  options = dict(logits_soft_cap=cap)
+  wanted = results(arrays, relations, options | given)
+  for way in (offset, jnp.asarray(offset)):
+    assert_close(results(arrays, relations, options | dict(query_offset=way)), wanted)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "projected"])
+@pytest.mark.parametrize("mapped", [0, 1, 2])
+def test_vmap_equals_a_call_for_each(mapped, implementation):
+  """Maps the arrays of the call, the tables, or both."""
+  arrays, relations, options = random_call(("positions", "key", "content", "distance", "linear"), 2)
+  axes = [(0, None), (None, 0), (0, 0)][mapped]
+  three = lambda x: jnp.stack([x, 2 * x, x[..., ::-1]])
+  several = [
+    x if axis is None else jax.tree.map(three, x)
+    for x, axis in zip((arrays, relations), axes, strict=True)
+  ]
+
+  def both(arrays, relations, implementation=implementation):
+    call = lambda arrays, relations: dot_product_attention(
+      **arrays, **options, relations=relations, implementation=implementation
+    )
+    output, pull_back = jax.vjp(call, arrays, relations)
+    return output, pull_back(jnp.cos(output))
+
+  found = quickly(jax.vmap(both, axes))(*several)
+  one = quickly(functools.partial(both, implementation="reference"))
+  of = lambda i: [
+    x if axis is None else jax.tree.map(lambda x: x[i], x)
+    for x, axis in zip(several, axes, strict=True)
+  ]
+  wanted = jax.tree.map(lambda *x: jnp.stack(x), *[one(*of(i)) for i in range(3)])
+  assert_close(found, wanted)
+
+
+ALL_OF = ("positions", "labels", "features", "distance", "linear", "content", "key")
+
+
+def test_without_a_batch_and_its_weights():
+  arrays, relations, options = random_call(ALL_OF, 5)
+  first = lambda x: x[0]
+  single = jax.tree.map(first, arrays)
+  edges = dict(labels=first, features=first, query=first)
+  pick = lambda x: type(x)(**{name: edges.get(name, lambda y: y)(y) for name, y in vars(x).items()})
+  alone = tuple(map(pick, relations))
+  per_row = {n: x[0] if isinstance(x, jax.Array) and x.ndim else x for n, x in options.items()}
+  output = dot_product_attention(**single, **per_row, relations=alone)
+  whole = dot_product_attention(**arrays, **options, relations=relations)
+  np.testing.assert_allclose(output, whole[0], **TOLERANCE)
+  without_values = tuple(x for x in relations if not hasattr(x, "value"))
+  value = arrays.pop("value")
+  weights = attention_weights(**arrays, **options, relations=without_values)
+  value = value.repeat(weights.shape[1] // value.shape[2], 2)
+  output = jnp.einsum("BNTS,BSNH->BTNH", weights, value)
+  wanted = dot_product_attention(**arrays, value=value, **options, relations=without_values)
+  np.testing.assert_allclose(output, wanted, **TOLERANCE)
+
+
+def test_sharded_over_eight_devices():
+  rng = np.random.default_rng(0)
+  query, p = (jnp.asarray(rng.normal(size=(4, 6, 4, n))) for n in (3, 5))
+  make = lambda *shape: jnp.asarray(rng.normal(size=shape))
+  relations = (
+    DistanceBias(make(5, 4)),
+    LinearBias(make(4)),
+    ContentBias(p, make(5, 5)),
+    KeyBias(make(5, 3)),
+  )
+  call = lambda query, relations: dot_product_attention(
+    query, query, query, relations=relations, implementation="projected"
+  )
+  both = lambda *x: (call(*x), jax.grad(lambda *x: (call(*x) ** 2).sum(), (0, 1))(*x))
+  wanted = quickly(both)(query, relations)
+  for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), (kind,) * 2)
+    with jax.set_mesh(mesh):
+      sharding = jax.NamedSharding(mesh, jax.P("data", None, "tensor"))
+      sharded = jax.device_put((query, p), sharding)
+      content = ContentBias(sharded[1], relations[2].table)
+      assert_close(quickly(both)(sharded[0], (*relations[:2], content, relations[3])), wanted)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_the_result_has_the_values_dtype(dtype):
+  arrays, relations, options = random_call(ALL_OF, 6)
+  cast = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+  small = jax.tree.map(cast, (arrays, relations))
+  wide = jax.tree.map(lambda x: x.astype(float) if x.dtype == dtype else x, small)
+  exact = dot_product_attention(**wide[0], **options, relations=wide[1])
+  for name in ("reference", "projected"):
+    found = dot_product_attention(**small[0], **options, relations=small[1], implementation=name)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype(float), exact, rtol=0, atol=50 * jnp.finfo(dtype).eps)
+
+
+def test_projected_never_forms_a_vector_for_every_pair():
+  """XLA would show it as [24, 24, 40]."""
+  array = jax.ShapeDtypeStruct((2, 24, 4, 40), jnp.float32)
+  table = jax.ShapeDtypeStruct((5, 40), jnp.float32)
+  for relation in (lambda x, table: ContentBias(x, table), lambda x, table: KeyBias(table)):
+    loss = lambda x, table, relation=relation: dot_product_attention(
+      x, x, x, relations=relation(x, table), implementation="projected"
+    ).sum()
+    text = as_users_do(jax.grad(loss, (0, 1))).lower(array, table).compile().as_text()
+    assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
+
+
+@pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
+def test_the_others_refuse_what_has_no_band(name):
+  x, table = jnp.ones((1, 300, 1, 8)), jnp.ones((3, 8))
+  relations = RelativePositions(table, None), LinearBias.alibi(1)
+  reason = "relations is RelativePositions + LinearBias; it needs one RelativePositions"
+  with pytest.raises(
+    NotImplementedError, match=f"'{name}' cannot do this call: {reason}".replace("+", r"\+")
+  ):
+    dot_product_attention(x, x, x, relations=relations, implementation=name)
+  explanation = explain(x, x, x, relations=relations)
+  assert explanation.implementation == "projected" and explanation.reasons[name] == reason
+  one = explain(x, x, x, relations=KeyBias(table)).reasons[name]
+  assert one == "relations is KeyBias; it needs one RelativePositions"
+
+
+Q = np.ones((2, 5, 4, 8), np.float32)
+T = np.ones((5, 8), np.float32)
+P = np.ones((2, 5, 4, 3), np.float32)
+GOOD = RelativePositions(T, T)
+WRONG = {
+  "relations is of type list; want RelativePositions, EdgeLabels, Ed": lambda: [GOOD],
+  "relations[1] is of type tuple; want RelativePositions": lambda: (GOOD, (GOOD,)),
+  "relations[0] is float32 of shape (5, 8); want RelativePositions": lambda: (T,),
+  "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], shared by "
+  "the heads, or [R, 4]": lambda: (GOOD, DistanceBias(T[:, :3])),
+  "relations.table is float32 of shape (5, 6); want floating numbers of shape [R, 8], shared by "
+  "the heads, or [R, 4, 8]": lambda: KeyBias(T[:, :6]),
+  "relations[2].table is float32 of shape (5, 8); want floating numbers of shape [R, 3], shared": (
+    lambda: (GOOD, GOOD, ContentBias(P, T))
+  ),
+  "relations.table is int32 of shape (5,); want floating": lambda: DistanceBias(np.ones(5, "i4")),
+  "relations.table is None; want an array": lambda: KeyBias(None),
+  "relations.query is None; want an array": lambda: ContentBias(None, T),
+  "relations.labels is None; want an array": lambda: EdgeLabels(None, T, None),
+  "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": lambda: ContentBias(P[0], T[:, :3]),
+  "relations.query has dtype float16; want the query's, float32": lambda: ContentBias(
+    P.astype(np.float16), T[:, :3]
+  ),
+  "relations[1].slopes has shape (3,); want (4,)": lambda: (GOOD, LinearBias(np.ones(3))),
+  "relations.slopes has dtype int32; want floating": lambda: LinearBias(np.ones(4, np.int32)),
+  "relations[1] has 4 rows; want an odd number, 2k + 1": lambda: (GOOD, KeyBias(T[:4])),
+  "relations.left is 5; want 0 to 4, a table row": lambda: DistanceBias(T[:, 0], left=5),
+  "relations.beyond is 'wrap'; want": lambda: ContentBias(P, T[:, :3], "wrap"),
+  "relations[0] has neither a key nor a value table": lambda: (RelativePositions(None, None), GOOD),
+  "buckets has 3 rows and max_distance is 128; want at least 4 rows": lambda: DistanceBias.t5(
+    T[:3]
+  ),
+  "buckets has 32 rows and max_distance is 8; want at least 4 rows, and a distance above the 8": (
+    lambda: DistanceBias.t5(np.ones((32, 4)), max_distance=8)
+  ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_relation_is_named(message, monkeypatch):
+  monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
+  with pytest.raises(ValueError) as caught:
+    dot_product_attention(Q, Q, Q, relations=WRONG[message]())
+  assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "x, positions, message",
+  [
+    (Q[..., :7], np.arange(5), "x has shape (2, 5, 4, 7); want an even last axis"),
+    (Q, np.arange(4), "positions has shape (4,); want (2, 5) or (5,)"),
+  ],
+)
+def test_rotate_names_a_wrong_argument(x, positions, message):
+  with pytest.raises(ValueError) as caught:
+    rotate(jnp.asarray(x), positions)
+  assert str(caught.value) == message
