@@ -237,9 +237,10 @@ def _offset_limits(
 def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
   """Adds a head axis to tables and casts them to float32 or wider, for sums in their gradients."""
   wide = jnp.promote_types(dtype, jnp.float32)
-  row = lambda table: () if isinstance(relation, DistanceBias) else table.shape[-1:]
-  with_heads = lambda table: jnp.asarray(table, wide).reshape(len(table), -1, *row(table))
-  changes = {name: with_heads(table) for name, table in tables(relation).items()}
+  changes = {}
+  for name, table in tables(relation).items():
+    row = () if isinstance(relation, DistanceBias) else table.shape[-1:]
+    changes[name] = table.astype(wide).reshape(len(table), -1, *row)
   match relation:
     case EdgeLabels():
       num_rows = len(next(iter(changes.values())))

@@ -94,9 +94,8 @@ def attention_weights(
 ) -> Float[Array, "B N T S"]:
   """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider.
 
-  Relations without vectors add their own terms, before the scale or after it.
-
-  A query that sees no key gets weights of zero.
+  Relations without vectors add their own terms, before the scale or after it. A query that
+  sees no key gets weights of zero.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
