@@ -48,6 +48,6 @@ def rotate(
   frequencies = base ** (-jnp.arange(half, dtype=wide) / half)
   angles = positions[..., None, None].astype(wide) * frequencies
   cos, sin = jnp.cos(angles), jnp.sin(angles)
-  first, second = jnp.split(x.astype(wide), 2, axis=-1)
+  first, second = jnp.split(x, 2, axis=-1)
   rotated = first * cos - second * sin, second * cos + first * sin
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -446,6 +446,25 @@ def test_a_linear_bias_far_away(offset, cap):
     assert_close(results(arrays, relations, options | dict(query_offset=way)), wanted)
 
 
+@pytest.mark.parametrize("offset", [15, -15])
+def test_an_offset_counts_within_the_widest_table(offset):
+  rng = np.random.default_rng(0)
+  arrays = {name: jnp.asarray(rng.normal(size=(1, 3, 2, 4))) for name in ("query", "key", "value")}
+  wide, narrow = (DistanceBias(jnp.asarray(rng.normal(size=rows))) for rows in (41, 3))
+  wanted = results(arrays, (wide, narrow), dict(query_positions=offset + jnp.arange(3)))
+  for way in (offset, jnp.asarray(offset)):
+    found = results(arrays, (narrow, wide), dict(query_offset=way))
+    assert_close((*found[:2], found[2][::-1]), wanted)
+
+
+def test_distances_are_exact_in_low_precision():
+  query, key = jnp.zeros((1, 1, 8), jnp.bfloat16), jnp.zeros((2, 1, 8), jnp.bfloat16)
+  positions = dict(query_positions=jnp.array([1001]), key_positions=jnp.array([0, 1]))
+  relations = LinearBias(jnp.ones(1, jnp.bfloat16))
+  weights = attention_weights(query, key, relations=relations, **positions)
+  np.testing.assert_allclose(weights[0, 0], jax.nn.softmax(jnp.array([-1.0, 0.0])), rtol=1e-5)
+
+
 @pytest.mark.parametrize("implementation", ["reference", "projected"])
 @pytest.mark.parametrize("mapped", [0, 1, 2])
 def test_vmap_equals_a_call_for_each(mapped, implementation):
