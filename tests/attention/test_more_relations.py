@@ -3,6 +3,7 @@
 import cmath
 import functools
 import math
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from relpos_jax import (
   explain,
   rotate,
 )
+from relpos_jax.attention import projected
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -202,6 +204,15 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed):
   np.testing.assert_allclose(by_reference[0], formula(*call), **TOLERANCE)
   for name in ABLE:
     assert_close(results(*call, name), by_reference, str(name))
+
+
+@pytest.mark.parametrize("kinds", [("distance",), ("key",), ("content",)], ids="+".join)
+def test_lookups_by_products_are_lookups(kinds):
+  call = random_call(kinds, 0)
+  by_products = lambda x, labels: projected.multiply(labels, x)  # as on accelerators
+  with mock.patch.object(projected, "look_up", by_products):
+    found = results(*call, "projected")
+  assert_close(found, results(*call))
 
 
 # Law 12.

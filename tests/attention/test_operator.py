@@ -12,8 +12,11 @@ from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from relpos_jax import (
+  DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  KeyBias,
+  LinearBias,
   RelativePositions,
   attention_weights,
   dot_product_attention,
@@ -261,6 +264,7 @@ def exported_options(name, labels, ids):
     "positions given": RelativePositions(None, table),
     "labels": EdgeLabels(labels, table, table),
     "features": EdgeFeatures(jax.nn.one_hot(labels, 5), table, table),
+    "a sum": (DistanceBias(table[:, 0]), KeyBias(table, "zero"), LinearBias.alibi(4)),
   }
   more = {
     "positions beyond zero": dict(local_window_size=(2, 1)),
@@ -272,7 +276,8 @@ def exported_options(name, labels, ids):
 
 
 EXPORTED = [(name, shape) for name in ("none", "positions") for shape in ("b, 4", "2, t", "b, t")]
-OTHERS = "positions beyond zero", "positions given", "labels", "features", "a soft cap", "dropout"
+OTHERS = ["positions beyond zero", "positions given", "labels", "features"]
+OTHERS += ["a sum", "a soft cap", "dropout"]
 
 
 @pytest.fixture
