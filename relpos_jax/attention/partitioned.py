@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap, sequential_vmap
 from jax.experimental.custom_partitioning import (
   ArrayMapping,
@@ -26,7 +27,15 @@ from jax.experimental.custom_partitioning import (
   SdyShardingRule,
   custom_partitioning,
 )
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractDevice,
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  Sharding,
+)
 
 from relpos_jax.typing import Array, ArrayLike
 
@@ -232,9 +241,15 @@ def over_devices(
     in_specs = tuple(_spec(shards, axes[name], x.shape) for name, x in operands.items())
     return on_one_device, in_specs, tuple(spec for spec, _ in reductions.values())
 
+  context = jax.sharding.get_abstract_mesh()
+
   def shard_as_query(mesh, given, _):
-    spec = (*given[of_query].sharding.spec, *[None] * 4)
-    function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=False)))
+    sharding, rank = given[of_query].sharding, len(axes["query"])
+    if mesh.empty:  # no argument of the program has one
+      mesh, spec = _mesh_and_spec(sharding, context, rank)
+    else:
+      spec = (*sharding.spec, *[None] * (rank - len(sharding.spec)))
+    function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=True)))
     ins, outs = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
 
     def without_mesh(*arrays):  # the context still has explicit axes; these arrays have none
@@ -319,6 +334,26 @@ def _split(
     return x.sum(axis + 1, keepdims=True) if is_sum else x
 
   return {name: split(name, x) for name, x in outputs.items()}
+
+
+def _mesh_and_spec(
+  sharding: Sharding, context: AbstractMesh, rank: int
+) -> tuple[Mesh, list[tuple[str, ...]]]:
+  """Returns the mesh in context with the devices of a sharding, and its spec on that mesh."""
+  shape = (sharding.num_devices,) * rank  # divisible however it is sharded
+  devices, indices = zip(*sharding.devices_indices_map(shape).items(), strict=True)
+  starts = np.array([[part.start or 0 for part in index] for index in indices])
+  starts = starts.reshape(*context.axis_sizes, rank)
+  steps = {  # from one device to the next along a mesh axis
+    name: np.diff(starts, axis=axis)[(0,) * len(context.axis_sizes)]
+    for axis, (name, size) in enumerate(context.shape.items())
+    if size > 1
+  }
+  spec = [
+    tuple(sorted((x for x in steps if steps[x][axis]), key=lambda x: -steps[x][axis]))
+    for axis in range(rank)
+  ]
+  return Mesh(np.reshape(devices, context.axis_sizes), context.axis_names), spec
 
 
 def _even_shards(

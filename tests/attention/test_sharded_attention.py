@@ -20,14 +20,15 @@ from relpos_jax.attention.inputs import gather_inputs
 SIZES = dict(B=8, T=24, S=24, P=24, N=4, K=2, H=16, R=9)
 # Names of mesh axes that the package does not know.
 HEADS_TOO = dict(B="rows", N="megatron", K="megatron")
-BATCH_ALONE = dict(B=("rows", "megatron"))
+BATCH_ALONE = dict(B=("megatron", "rows"))
 
 
 def check_eight_devices_equal_one(attend, axes, along, stays=True, kind="auto"):
   """Checks `attend` of a dict of arrays with these axes, and returns the compiled text.
 
   `along` has the mesh axes of a letter; if the arrays stay, devices exchange nothing but sums.
-  The mesh is in context if its axes are "explicit" or "named"; "manual" is in `jax.shard_map`.
+  The mesh is in context if its axes are "explicit", "named", or "constrained" in the program alone;
+  "manual" is in `jax.shard_map`.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
@@ -45,17 +46,23 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True, kind="auto"):
   places = {name: place(letters) for name, letters in axes.items()}
   wanted = quickly(functools.partial(output_and_gradients, attend))(arrays)
   context = contextlib.nullcontext()
-  if kind == "manual":
-    specs = {name: spec(letters) for name, letters in axes.items()}
+  specs = {name: spec(letters) for name, letters in axes.items()}
+  if kind == "constrained":
+    unplaced = attend
+    attend = lambda arrays: unplaced(jax.lax.with_sharding_constraint(arrays, specs))
+  elif kind == "manual":
     attend = jax.shard_map(attend, mesh=mesh, in_specs=(specs,), out_specs=spec("BTNH"))
   elif kind == "named":
     first = lambda letter: along.get(letter, ())
     context = mesh_axes(batch=first("B"), heads=first("N"), queries=first("T"))
   jit = functools.partial(quickly, functools.partial(output_and_gradients, attend))
   sharded = jit(in_shardings=(places,), out_shardings=(place("BTNH"), places))
-  with context, jax.set_mesh(mesh) if kind in ("explicit", "named") else contextlib.nullcontext():
+  is_in_context = kind in ("explicit", "named", "constrained")
+  with context, jax.set_mesh(mesh) if is_in_context else contextlib.nullcontext():
+    if kind in ("explicit", "constrained"):
+      sharded = jit()
     if kind == "explicit":
-      arrays, sharded = jax.device_put(arrays, places), jit()
+      arrays = jax.device_put(arrays, places)
     compiled = sharded.lower(arrays).compile()
     found = compiled(arrays)
   moves = "(all-gather|all-to-all|collective-permute)"
@@ -91,7 +98,7 @@ def test_eight_devices_equal_one(implementation, kind):
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["explicit", "named"])
+@pytest.mark.parametrize("kind", ["explicit", "named", "constrained"])
 @pytest.mark.parametrize("along", [HEADS_TOO, BATCH_ALONE])
 def test_the_shards_are_the_querys_whatever_the_axes_are_called(along, kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
