@@ -143,12 +143,11 @@ def test_some_axes_may_be_manual():
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), found, wanted)
 
 
-@pytest.mark.parametrize("attention", [in_blocks, in_tiles])
 @pytest.mark.parametrize("kind", ["auto", "named"])
-def test_each_device_has_the_offsets_of_its_sequences(kind, attention):
+def test_each_device_has_the_offsets_of_its_sequences(kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
   options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(0))
-  attend = lambda arrays: call(attention, arrays, query_offset=jnp.arange(-8, 24, 4), **options)
+  attend = lambda arrays: call(in_tiles, arrays, query_offset=jnp.arange(-8, 24, 4), **options)
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
 
 
@@ -194,16 +193,15 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
 ALONG_A_SEQUENCE = dict(T="tokens", S="tokens", N="megatron", K="megatron")
 
 
-@pytest.mark.parametrize("kind", ["auto", "named"])
 @pytest.mark.parametrize(
-  "heads, implementation, is_causal, offset",
+  "heads, implementation, is_causal, offset, kind",
   [
-    ("N", "chunked", True, 0),
-    ("K", "chunked", False, 0),
-    ("K", "pallas_tpu", True, 0),
-    ("N", "chunked", True, 7),
-    ("N", "chunked", True, np.arange(-8, 24, 4)),
-    ("K", "pallas_tpu", True, 6),
+    ("N", "chunked", True, 0, "named"),
+    ("K", "chunked", False, 0, "auto"),
+    ("K", "pallas_tpu", True, 0, "auto"),
+    ("N", "chunked", True, 7, "auto"),
+    ("N", "chunked", True, np.arange(-8, 24, 4), "auto"),
+    ("K", "pallas_tpu", True, 6, "named"),
   ],
 )
 def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, offset, kind):
@@ -250,8 +248,10 @@ def test_callers_may_shard_a_sequence_themselves(implementation):
   check_eight_devices_equal_one(attend, axes, along, kind="manual")
 
 
-def test_mesh_axes_that_the_mesh_lacks_are_refused():
+def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_lacks():
   x = jnp.ones((8, 32, 2, 16))
-  mesh = jax.make_mesh((8,), ("rows",), (AxisType.Auto,))
+  mesh = jax.make_mesh((4, 2), ("rows", "tensor"), (AxisType.Auto,) * 2)
+  with jax.set_mesh(mesh), mesh_axes(batch="rows"):
+    assert partitioned.axes_in_context() == dict(B=("rows",), N=("tensor",), T=())
   with jax.set_mesh(mesh), mesh_axes(batch="row"), pytest.raises(ValueError, match=r"row.*rows"):
     dot_product_attention(x, x, x, implementation="chunked")
