@@ -178,7 +178,7 @@ def test_scanned_layers_and_one_hook_for_two_decode_as_the_full_pass(model):
 
 def test_unknown_positions_are_refused():
   q, kv = jnp.ones((B, 1, N, D // N)), jnp.ones((B, T, N, D // N))
-  with pytest.raises(ValueError, match="positions of 1 queries and 5 keys: set self_attention=True"):
+  with pytest.raises(ValueError, match="of 1 queries and 5 keys: set self_attention=True"):
     RelativeAttention(K).init(jax.random.key(0), q, kv, kv)
 
 
