@@ -9,8 +9,8 @@ import jax
 
 from relpos_jax.attention import band, chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
-from relpos_jax.attention.partitioned import target_device, target_platform
-from relpos_jax.attention.relations import ByDistance, RelativePositions
+from relpos_jax.attention.partitioned import target_platform
+from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
 
@@ -40,15 +40,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }
 
-# The kinds of device (`jax.devices()[0].device_kind`) on which results/ shows a kernel to be right
-# and faster than the others. On any other kind it runs only if `implementation=` names it.
-MEASURED: Mapping[str, tuple[str, ...]] = {"pallas_tpu": (), "pallas_gpu": ()}
-
 # `implementation=` does not take this name: users can call jax.nn themselves.
 PLAIN = "jax.nn"
-
-
-MANY_ROWS = 513  # from which `skew` costs less than `projected`: results/tpu_costs.md
 
 
 class Rule(NamedTuple):
@@ -80,19 +73,12 @@ def _is_long(inputs: Inputs) -> bool:
   return batch * heads * num_queries * num_keys >= 2**28 * num_devices
 
 
-def _has_many_rows(inputs: Inputs) -> bool:
-  """Returns whether, on an accelerator, tables have more rows than `projected` should multiply."""
-  if target_platform() == "cpu":
-    return False
-  by_distance = (x for x in inputs.relations if isinstance(x, ByDistance))
-  return any(sum(relation.reach) + 1 >= MANY_ROWS for relation in by_distance)
-
-
-# The first that applies, and is not a kernel that must be named, is chosen. The lengths on CPUs are
-# from times, forward and backward: results/attention.md. Elsewhere nothing is timed, and the rules
-# follow the compiler for TPUs: results/tpu_costs.md. There `projected` moves the fewest bytes, but
-# for 3% at 32 tokens. With 1 GiB of weights it takes 3.6 to 4.6 GiB of temporary memory, forward
-# and backward, of the 16 GB of a v5e chip, and with 4 GiB more than it has.
+# The first that applies is chosen. Kernels are not among them until a page in results/ shows that
+# they are right and faster on a kind of device. The lengths on CPUs are from times, forward and
+# backward: results/attention.md. Elsewhere nothing is timed, and the rules follow the compiler for
+# TPUs: results/tpu_costs.md. There `projected` moves the fewest bytes, except at 32 tokens, where
+# `per_position` moves 3% less. With 1 GiB of weights it takes 3.6 to 4.6 GiB of temporary memory,
+# forward and backward, of the 16 GB of a v5e chip, and with 4 GiB more than it has.
 RULES: tuple[Rule, ...] = (
   Rule(
     PLAIN,
@@ -101,24 +87,13 @@ RULES: tuple[Rule, ...] = (
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
   Rule(
-    "pallas_tpu",
-    "it is the kernel for TPUs, and sequences are long",
-    lambda inputs: inputs.query.shape[1] * inputs.key.shape[1] >= 256**2,
-  ),
-  Rule(
-    "pallas_gpu",
-    "it is the kernel for GPUs, and sequences are long",
-    lambda inputs: inputs.key.shape[1] >= 256,
-  ),
-  Rule(
     "per_position",
-    "sequences are short, and the vectors it gathers no larger than the weights",
+    "keys are at most 64, and it gathers no more numbers than there are weights",
     _gathered_is_small,
   ),
-  Rule("chunked", "sequences are long, and it does not store their weights", _is_long),
-  Rule("skew", "its copies do not grow with the many rows of the tables", _has_many_rows),
+  Rule("chunked", "keys are many, and it does not store their weights", _is_long),
   Rule("reference", "there are no relations", lambda inputs: not inputs.relations),
-  Rule("projected", "it can do any call, and gathers no vectors"),
+  Rule("projected", "it supports every call"),
 )
 
 
@@ -126,7 +101,7 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
   if implementation is None:
     able = lambda rule: rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
-    return next(rule for rule in RULES if not _must_be_named(rule.implementation) and able(rule))
+    return next(filter(able, RULES))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
@@ -137,10 +112,6 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
 
 def _unsupported(name: str, inputs: Inputs) -> str | None:
   return None if name == PLAIN else IMPLEMENTATIONS[name].unsupported(inputs)
-
-
-def _must_be_named(name: str) -> bool:
-  return name in MEASURED and target_device().device_kind not in MEASURED[name]
 
 
 class Explanation(NamedTuple):
@@ -164,7 +135,7 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
   >>> relations = RelativePositions(table, table)
   >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
-  per_position: chosen, sequences are short, and the vectors it gathers no larger than the weights
+  per_position: chosen, keys are at most 64, and it gathers no more numbers than there are weights
   reference: can do it, but per_position is preferred
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred
@@ -180,8 +151,8 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
     slow = "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
     if name == chosen:
       reasons[name] += slow
-    elif is_compiled and _must_be_named(name):
-      named = "can do it if implementation= names it: not yet measured on this kind of device"
+    elif device and is_compiled:
+      named = "can do it if implementation= names it: it was not measured on a device yet"
       reasons[name] = unsupported(inputs) or named
     else:
       reasons[name] = unsupported(inputs) or f"can do it, but {chosen} is preferred{slow}"

@@ -115,7 +115,7 @@ def gather_inputs(
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
-  query_offset: ArrayLike = 0,
+  query_offset: ArrayLike | None = None,
   query_seq_lengths: ArrayLike | None = None,
   key_value_seq_lengths: ArrayLike | None = None,
   local_window_size: int | tuple[int, int] | None = None,
@@ -125,6 +125,7 @@ def gather_inputs(
   dropout_key: ArrayLike | None = None,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults."""
+  query_offset = 0 if query_offset is None else query_offset
   arrays = dict(query=query, key=key, value=value)
   query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
   validation.check_shapes(query, key, value)
@@ -141,11 +142,7 @@ def gather_inputs(
   has_offset = not isinstance(query_offset, int) or query_offset != 0
   if has_offset and not linear:
     raise ValueError("query_offset is given with positions; want it or query_positions")
-  if has_offset or not linear or is_symbolic(query, key):
-    farthest = _FAR if linear else jnp.iinfo(jnp.int32).max
-  else:
-    farthest = max(num_queries, num_keys)
-  window = _window(local_window_size, farthest)
+  window = _window(local_window_size, 2 * _FAR if linear else jnp.iinfo(jnp.int32).max)
   checked = validation.check_relations(relations, logits, width, query.dtype)
   relations = tuple(_relation(relation, query.dtype) for relation in checked)
   default = lambda number: jnp.arange(number, dtype=jnp.int32)
@@ -154,16 +151,11 @@ def gather_inputs(
   query_positions = _given("query_positions", query_positions, 2, *of_queries)
   if has_offset:
     offsets = _given("query_offset", query_offset, 1, (), tuple(batch))
-    low, high = -_FAR, _FAR
-    # A soft cap notices how far away keys are, the softmax only how far from one another.
-    grows = logits_soft_cap is not None and any(isinstance(x, LinearBias) for x in relations)
-    if not is_symbolic(query, key) and not grows:
-      low, high = _offset_limits(relations, window, num_queries, num_keys)
     if isinstance(query_offset, int | np.integer):
-      query_offset = min(max(int(query_offset), low), high)
+      query_offset = min(max(int(query_offset), -_FAR), _FAR)
       query_positions += query_offset
     else:
-      query_offset = offsets.clip(low, high)
+      query_offset = offsets.clip(-_FAR, _FAR)
       query_positions += query_offset[:, None]
   seeds = None
   if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
@@ -219,19 +211,6 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
   if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(left, farthest), min(right, farthest)
-
-
-def _offset_limits(
-  relations: tuple[Relation, ...], window: tuple[int, int] | None, num_queries: int, num_keys: int
-) -> tuple[int, int]:
-  """Returns the offsets beyond which nothing changes: all keys are outside tables and window.
-
-  Sums of an offset between them and of an index fit in 32 bits.
-  """
-  sides = [relation.reach for relation in relations if isinstance(relation, ByDistance)]
-  hides = [0 if side == _FAR else side for side in window or (0, 0)]
-  left, right = map(max, zip(hides, *sides, strict=True))
-  return -num_queries - right, num_keys + left
 
 
 def _relation(relation: Relation, dtype: DTypeLike) -> Relation:

@@ -24,7 +24,7 @@ def dot_product_attention(
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
-  query_offset: ArrayLike = 0,
+  query_offset: ArrayLike | None = None,
   query_seq_lengths: ArrayLike | None = None,
   key_value_seq_lengths: ArrayLike | None = None,
   local_window_size: int | tuple[int, int] | None = None,
@@ -69,10 +69,10 @@ def dot_product_attention(
     key_segment_ids: integers `[B, S]` or `[S]`, given together with the queries'.
     dropout_rate: the share of weights dropped, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
-    implementation: a name, or None to choose one; see `explain`. None takes no kernel on a kind of
-      device on which it was not measured. The kernels, and "chunked", which None may choose for 128
-      keys or more, have first reverse-mode derivatives only. For jvp or second derivatives name
-      "projected" or "skew".
+    implementation: a name, or None to choose one; see `explain`. None never chooses a kernel,
+      because none was measured on a device yet. The kernels, and "chunked", which None may choose
+      for 128 keys or more, have first reverse-mode derivatives only. For jvp or second derivatives
+      name "projected" or "skew".
 
   Returns:
     `[B, T, N, H]`, in the value's dtype. Softmax and sums of weights are in float32, or in

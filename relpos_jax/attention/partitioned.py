@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap, sequential_vmap
 from jax.experimental.custom_partitioning import (
   ArrayMapping,
@@ -26,7 +27,14 @@ from jax.experimental.custom_partitioning import (
   SdyShardingRule,
   custom_partitioning,
 )
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  Sharding,
+)
 
 from relpos_jax.typing import Array, ArrayLike
 
@@ -44,35 +52,41 @@ Shards = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a static value
 
 
 def mesh_axes(
-  batch: str | tuple[str, ...] = (),
-  heads: str | tuple[str, ...] = (),
-  queries: str | tuple[str, ...] = (),
+  batch: str | tuple[str, ...] | None = None,
+  heads: str | tuple[str, ...] | None = None,
+  queries: str | tuple[str, ...] | None = None,
 ):
   """Returns a context in which attention is sharded over these axes of the mesh in context.
 
-  Needed on TPUs, for "chunked" and "pallas_tpu" on a mesh whose automatic axes have other names
-  than the usual ones. Without it, CPUs and GPUs follow the sharding of the query.
+  Without it, CPUs and GPUs follow the sharding of the query. TPUs need it for "chunked" and
+  "pallas_tpu" if automatic axes of the mesh have other names than the usual ones; so does a
+  `jax.shard_map` that leaves axes automatic, on any device. The layers of `relpos_jax.models`
+  shard their activations over the same axes.
 
   Args:
-    batch: axes that shard the batch; by default "data", "fsdp", "dp", "batch" and "replica".
-    heads: axes that shard the heads; by default "tensor", "model", "tp" and "heads".
-    queries: axes that shard the queries; by default "sequence", "seq", "sp" and "context".
+    batch: axes that shard the batch, () for none; None for those of "data", "fsdp", "dp", "batch"
+      and "replica" that the mesh has.
+    heads: axes that shard the heads; None for "tensor", "model", "tp" and "heads".
+    queries: axes that shard the queries; None for "sequence", "seq", "sp" and "context".
+
+  A name that the mesh in context lacks raises ValueError when attention is called.
 
   >>> with mesh_axes(batch=("replicas", "zero"), heads="megatron"):
   ...   pass
   """
-  return _GIVEN(tuple(zip("BNT", map(_tuple, (batch, heads, queries)), strict=True)))
+  given = dict(B=batch, N=heads, T=queries)
+  return _GIVEN(tuple((x, names if names is None else _tuple(names)) for x, names in given.items()))
 
 
 def axes_in_context() -> dict[str, tuple[str, ...]]:
   """Returns the automatic axes of the mesh in context, by the letter of what they shard."""
   mesh = jax.sharding.get_abstract_mesh()
   free = [name for name in _names(mesh, AxisType.Auto) if mesh.shape[name] > 1]
-  known = _USUAL if _GIVEN.value is None else dict(_GIVEN.value)
-  if _GIVEN.value is not None and mesh.axis_names:
-    missing = {*itertools.chain(*known.values())}.difference(mesh.axis_names)
-    if missing:
-      raise ValueError(f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}")
+  given = {letter: names for letter, names in _GIVEN.value or () if names is not None}
+  missing = {*itertools.chain(*given.values())}.difference(mesh.axis_names)
+  if missing and mesh.axis_names:
+    raise ValueError(f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}")
+  known = _USUAL | given
   return {letter: tuple(x for x in names if x in free) for letter, names in known.items()}
 
 
@@ -88,13 +102,9 @@ def target_platform() -> str:
   ...   target_platform()
   'tpu'
   """
-  platform = target_device().platform
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  platform = jax.default_backend() if device is None else device.platform
   return "gpu" if platform in ("cuda", "rocm") else platform
-
-
-def target_device() -> jax.Device | AbstractDevice:
-  """Returns the device of the mesh in context, or the first that JAX finds."""
-  return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def with_automatic_axes(
@@ -132,11 +142,13 @@ def axes_of_query(explicit: Shards) -> Shards | None:
   """Returns the mesh axes that shard the query; None to follow it, in XLA's partitioner."""
   mesh, is_given = jax.sharding.get_abstract_mesh(), _GIVEN.value is not None
   automatic, manual = (_names(mesh, kind) for kind in (AxisType.Auto, AxisType.Manual))
-  # Its callback does not work on TPUs, nor where `jax.shard_map` left some axes automatic.
-  if not is_given and (not automatic or (not manual and target_platform() != "tpu")):
-    return None
-  if not is_given and explicit:
-    return explicit
+  if not is_given:
+    # Its callback does not work on TPUs, nor where `jax.shard_map` left some axes automatic.
+    is_followed = not manual and target_platform() != "tpu"
+    if is_followed or not automatic:
+      return None
+    if explicit:
+      return explicit
   axes = axes_in_context()
   unknown = {name for name in automatic if mesh.shape[name] > 1}.difference(*axes.values())
   if not is_given and unknown:
@@ -232,9 +244,15 @@ def over_devices(
     in_specs = tuple(_spec(shards, axes[name], x.shape) for name, x in operands.items())
     return on_one_device, in_specs, tuple(spec for spec, _ in reductions.values())
 
+  context = jax.sharding.get_abstract_mesh()
+
   def shard_as_query(mesh, given, _):
-    spec = (*given[of_query].sharding.spec, *[None] * 4)
-    function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=False)))
+    sharding, rank = given[of_query].sharding, len(axes["query"])
+    if mesh.empty:  # no argument of the program has one
+      mesh, spec = _mesh_and_spec(sharding, context, rank)
+    else:
+      spec = (*sharding.spec, *[None] * (rank - len(sharding.spec)))
+    function, *specs = shard(mesh, dict(zip(axes["query"], map(_tuple, spec), strict=True)))
     ins, outs = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
 
     def without_mesh(*arrays):  # the context still has explicit axes; these arrays have none
@@ -319,6 +337,26 @@ def _split(
     return x.sum(axis + 1, keepdims=True) if is_sum else x
 
   return {name: split(name, x) for name, x in outputs.items()}
+
+
+def _mesh_and_spec(
+  sharding: Sharding, context: AbstractMesh, rank: int
+) -> tuple[Mesh, list[tuple[str, ...]]]:
+  """Returns the mesh in context with the devices of a sharding, and its spec on that mesh."""
+  shape = (sharding.num_devices,) * rank  # divisible however it is sharded
+  devices, indices = zip(*sharding.devices_indices_map(shape).items(), strict=True)
+  starts = np.array([[part.start or 0 for part in index] for index in indices])
+  starts = starts.reshape(*context.axis_sizes, rank)
+  steps = {  # from one device to the next along a mesh axis
+    name: np.diff(starts, axis=axis)[(0,) * len(context.axis_sizes)]
+    for axis, (name, size) in enumerate(context.shape.items())
+    if size > 1
+  }
+  spec = [
+    tuple(sorted((x for x in steps if steps[x][axis]), key=lambda x: -steps[x][axis]))
+    for axis in range(rank)
+  ]
+  return Mesh(np.reshape(devices, context.axis_sizes), context.axis_names), spec
 
 
 def _even_shards(

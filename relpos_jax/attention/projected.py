@@ -55,8 +55,8 @@ def relative_values(
 
 def look_up(x: Float[Array, "#B N T R"], labels: Int[Array, "#B T S"]) -> Float[Array, "#B N T S"]:
   """Returns x[b, n, i, labels[i, j]], zero where the label is -1."""
-  # TPUs gather slowly, and GPUs would sum by label one weight after the other. Products move a
-  # third of the bytes or less: results/tpu_costs.md.
+  # TPUs gather slowly, and GPUs would sum by label one weight after the other. By the compiler for
+  # TPUs, products move about half of the bytes or less: results/tpu_costs.md.
   multiplied, gathered = (functools.partial(way, labels) for way in (multiply, gather))
   return jax.lax.platform_dependent(x, cpu=gathered, default=multiplied)
 

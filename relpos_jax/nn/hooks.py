@@ -26,12 +26,11 @@ class RelativeAttention(nnx.Module):
   `max_distance` and `head_width`, takes existing ones, such as pretrained tables of any length:
   `RelativePositionTables.from_relations(RelativePositions(key, value))`.
 
-  If there are as many queries as keys, both have positions 0, 1, 2, ..., or the `input_positions`
-  that the layer is called with (flax 0.12.12). In cached decoding there is one query, flax does not
-  report its position, and the call raises unless `self_attention` is set or it is given: as
-  `input_positions`, or by `nnx.view(model, query_positions=...)`, which works for complete models,
-  layers of an `nnx.scan` included, and with every flax. The key in slot j of the cache then has
-  position j, unless `key_positions` are given in the same way.
+  To decode with flax's cache, set `self_attention=True`: there is one query, and flax does not
+  report its position. Or give it: as `input_positions` to the layer (flax 0.12.12), or by
+  `nnx.view(model, query_positions=...)` to a complete model, layers of an `nnx.scan` included. The
+  key in slot j of the cache has position j, unless `key_positions` are given in the same way. If
+  there are as many queries as keys, both have positions 0, 1, 2, ... by default.
 
   Unlike flax, dropout draws each weight independently and ignores `broadcast_dropout`, softmax is
   computed in float32 or wider, and a query that sees no key gets zero.
@@ -71,12 +70,14 @@ class RelativeAttention(nnx.Module):
     rngs: nnx.Rngs | None = None,
     **options,
   ):
-    if tables is None:
-      sizes = max_distance, head_width
-      tables = RelativePositionTables(*sizes, rngs=rngs, **options)  # pyright: ignore
-    elif max_distance is not None or options:
-      raise ValueError("want tables, or max_distance and options of new ones")
-    self.tables = tables
+    if isinstance(tables, RelativePositionTables) and max_distance is None and not options:
+      self.tables = tables
+    elif tables is None and None not in (max_distance, head_width, rngs):
+      self.tables = RelativePositionTables(max_distance, head_width, rngs=rngs, **options)
+    else:
+      raise ValueError(
+        "RelativeAttention wants max_distance, head_width, rngs, or tables=RelativePositionTables"
+      )
     self.self_attention = self_attention
     self.logits_soft_cap = logits_soft_cap
     self.implementation = implementation
@@ -153,10 +154,10 @@ def attend_as_flax(
     last_BN1 = mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1] != 0, axis=-1)
     queries = last_BN1[..., 0, :]
   if queries is None and num_queries != num_keys:
+    remedy = "set self_attention=True if they are of one sequence, or " if num_queries == 1 else ""
     raise ValueError(
-      f"query has {num_queries} tokens, key {num_keys}, and the query's positions are unknown "
-      "(flax does not pass them in decoding): set self_attention=True if queries and keys are of "
-      "one sequence, or give query_positions"
+      f"RelativeAttention lacks the positions of {num_queries} queries and {num_keys} keys: "
+      f"{remedy}give query_positions (NNX: by nnx.view, Linen: as its attribute)"
     )
   if keys is None and num_queries == num_keys:
     keys = queries
@@ -175,7 +176,7 @@ def attend_as_flax(
     options["query_offset"] = queries[..., 0]  # supported by more implementations
   else:
     options["query_positions"] = queries
-  with _at(precision):
+  with _precision_context(precision):
     if sow is not None:
       weights = attention_weights(q, k, **options).astype(dtype)
       sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))
@@ -185,13 +186,16 @@ def attend_as_flax(
   return z.reshape(query.shape)
 
 
-def _at(precision: Any) -> Any:
-  """Returns the context of a name, a `jax.lax.Precision`, or a pair of equal ones."""
+def _precision_context(precision: Any) -> Any:
+  """Returns the context of a name, a `jax.lax.Precision` or preset, or a pair of equal ones."""
   if precision is None:
     return contextlib.nullcontext()
-  if isinstance(precision, tuple) and len(set(precision)) == 1:
+  if isinstance(precision, tuple):
+    if len(set(precision)) > 1:
+      raise ValueError(f"precision is {precision}; RelativeAttention wants one for both operands")
     precision = precision[0]
-  return jax.default_matmul_precision(jax.lax.Precision(precision).name.lower())
+  name = getattr(precision, "name", str(precision))
+  return jax.default_matmul_precision(name if "_" in name else name.lower())
 
 
 def _merged(name: str, x: ArrayLike | None, batch: list[int], rank: int) -> Array | None:

@@ -76,7 +76,10 @@ class RelativePositionTables(nnx.Module):
 
   @classmethod
   def from_relations(
-    cls, relations: RelativePositions, dtype: DTypeLike = jnp.float32
+    cls,
+    relations: RelativePositions,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
   ) -> "RelativePositionTables":
     """Returns tables to be trained that start as those of `relations`, of any length."""
     given = [table for table in (relations.key, relations.value) if table is not None]
@@ -90,7 +93,8 @@ class RelativePositionTables(nnx.Module):
       values=relations.value is not None,
       beyond=relations.beyond,
       dtype=dtype,
-      table_init=lambda *_: next(rest),
+      param_dtype=param_dtype,
+      table_init=lambda key, shape, dtype: jnp.asarray(next(rest), dtype),
       rngs=nnx.Rngs(0),
     )
 

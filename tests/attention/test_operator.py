@@ -22,7 +22,6 @@ from relpos_jax import (
   dot_product_attention,
   explain,
 )
-from relpos_jax.attention import choice
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 QUERY = np.ones((2, 5, 4, 8), np.float32)
@@ -178,27 +177,20 @@ def test_explain_names_interpreted_kernels_and_the_implementation_given():
 
 @pytest.mark.parametrize("platform, name", [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu")])
 @pytest.mark.parametrize(
-  "length, wanted, rows",
-  [(32, "projected", 33), (1024, "projected", 33), (2048, "chunked", 33), (1024, "skew", 1025)],
+  "length, wanted", [(32, "projected"), (1024, "projected"), (2048, "chunked")]
 )
-def test_what_runs_follows_the_platform_of_the_mesh_in_context(
-  platform, name, length, wanted, rows, monkeypatch
-):
+def test_what_runs_follows_the_platform_of_the_mesh_in_context(platform, name, length, wanted):
   chip = AbstractDevice(device_kind="chip", num_cores=1, platform=platform)
   mesh = AbstractMesh((8,), ("data",), (AxisType.Auto,), abstract_device=chip)
   array = jax.ShapeDtypeStruct((64, length, 8, 64), jnp.bfloat16)
-  table = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
+  table = jax.ShapeDtypeStruct((33, 64), jnp.float32)
   run = lambda: explain(array, array, array, relations=RelativePositions(table, table))
-  here, kernel = run(), f"pallas_{name}"
+  here = run()
   with use_abstract_mesh(mesh):
     there = run()
-    monkeypatch.setattr(choice, "MEASURED", choice.MEASURED | {kernel: ("chip",)})
-    measured = run()
   assert (here.implementation == "chunked") == (length >= 128)
   assert there.implementation == wanted
-  by_name = "can do it if implementation= names it: not yet measured on this kind of device"
-  assert there.reasons[kernel] == by_name
-  assert (measured.implementation == kernel) == (length >= 256)
+  assert "if implementation= names it" in there.reasons[f"pallas_{name}"]
 
 
 def random_arrays(seed):

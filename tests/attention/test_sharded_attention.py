@@ -20,14 +20,15 @@ from relpos_jax.attention.inputs import gather_inputs
 SIZES = dict(B=8, T=24, S=24, P=24, N=4, K=2, H=16, R=9)
 # Names of mesh axes that the package does not know.
 HEADS_TOO = dict(B="rows", N="megatron", K="megatron")
-BATCH_ALONE = dict(B=("rows", "megatron"))
+BATCH_ALONE = dict(B=("megatron", "rows"))
 
 
 def check_eight_devices_equal_one(attend, axes, along, stays=True, kind="auto"):
   """Checks `attend` of a dict of arrays with these axes, and returns the compiled text.
 
   `along` has the mesh axes of a letter; if the arrays stay, devices exchange nothing but sums.
-  The mesh is in context if its axes are "explicit" or "named"; "manual" is in `jax.shard_map`.
+  The mesh is in context if its axes are "explicit", "named", or "constrained" in the program alone;
+  "manual" is in `jax.shard_map`.
   """
   random = np.random.default_rng(0).normal
   shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
@@ -45,17 +46,23 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True, kind="auto"):
   places = {name: place(letters) for name, letters in axes.items()}
   wanted = quickly(functools.partial(output_and_gradients, attend))(arrays)
   context = contextlib.nullcontext()
-  if kind == "manual":
-    specs = {name: spec(letters) for name, letters in axes.items()}
+  specs = {name: spec(letters) for name, letters in axes.items()}
+  if kind == "constrained":
+    unplaced = attend
+    attend = lambda arrays: unplaced(jax.lax.with_sharding_constraint(arrays, specs))
+  elif kind == "manual":
     attend = jax.shard_map(attend, mesh=mesh, in_specs=(specs,), out_specs=spec("BTNH"))
   elif kind == "named":
     first = lambda letter: along.get(letter, ())
     context = mesh_axes(batch=first("B"), heads=first("N"), queries=first("T"))
   jit = functools.partial(quickly, functools.partial(output_and_gradients, attend))
   sharded = jit(in_shardings=(places,), out_shardings=(place("BTNH"), places))
-  with context, jax.set_mesh(mesh) if kind in ("explicit", "named") else contextlib.nullcontext():
+  is_in_context = kind in ("explicit", "named", "constrained")
+  with context, jax.set_mesh(mesh) if is_in_context else contextlib.nullcontext():
+    if kind in ("explicit", "constrained"):
+      sharded = jit()
     if kind == "explicit":
-      arrays, sharded = jax.device_put(arrays, places), jit()
+      arrays = jax.device_put(arrays, places)
     compiled = sharded.lower(arrays).compile()
     found = compiled(arrays)
   moves = "(all-gather|all-to-all|collective-permute)"
@@ -91,7 +98,7 @@ def test_eight_devices_equal_one(implementation, kind):
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["explicit", "named"])
+@pytest.mark.parametrize("kind", ["explicit", "named", "constrained"])
 @pytest.mark.parametrize("along", [HEADS_TOO, BATCH_ALONE])
 def test_the_shards_are_the_querys_whatever_the_axes_are_called(along, kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
@@ -136,12 +143,11 @@ def test_some_axes_may_be_manual():
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), found, wanted)
 
 
-@pytest.mark.parametrize("attention", [in_blocks, in_tiles])
 @pytest.mark.parametrize("kind", ["auto", "named"])
-def test_each_device_has_the_offsets_of_its_sequences(kind, attention):
+def test_each_device_has_the_offsets_of_its_sequences(kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
   options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(0))
-  attend = lambda arrays: call(attention, arrays, query_offset=jnp.arange(-8, 24, 4), **options)
+  attend = lambda arrays: call(in_tiles, arrays, query_offset=jnp.arange(-8, 24, 4), **options)
   check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
 
 
@@ -187,16 +193,15 @@ def test_a_sum_over_an_uneven_batch_counts_nothing_else():
 ALONG_A_SEQUENCE = dict(T="tokens", S="tokens", N="megatron", K="megatron")
 
 
-@pytest.mark.parametrize("kind", ["auto", "named"])
 @pytest.mark.parametrize(
-  "heads, implementation, is_causal, offset",
+  "heads, implementation, is_causal, offset, kind",
   [
-    ("N", "chunked", True, 0),
-    ("K", "chunked", False, 0),
-    ("K", "pallas_tpu", True, 0),
-    ("N", "chunked", True, 7),
-    ("N", "chunked", True, np.arange(-8, 24, 4)),
-    ("K", "pallas_tpu", True, 6),
+    ("N", "chunked", True, 0, "named"),
+    ("K", "chunked", False, 0, "auto"),
+    ("K", "pallas_tpu", True, 0, "auto"),
+    ("N", "chunked", True, 7, "auto"),
+    ("N", "chunked", True, np.arange(-8, 24, 4), "auto"),
+    ("K", "pallas_tpu", True, 6, "named"),
   ],
 )
 def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, offset, kind):
@@ -243,8 +248,10 @@ def test_callers_may_shard_a_sequence_themselves(implementation):
   check_eight_devices_equal_one(attend, axes, along, kind="manual")
 
 
-def test_mesh_axes_that_the_mesh_lacks_are_refused():
+def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_lacks():
   x = jnp.ones((8, 32, 2, 16))
-  mesh = jax.make_mesh((8,), ("rows",), (AxisType.Auto,))
+  mesh = jax.make_mesh((4, 2), ("rows", "tensor"), (AxisType.Auto,) * 2)
+  with jax.set_mesh(mesh), mesh_axes(batch="rows"):
+    assert partitioned.axes_in_context() == dict(B=("rows",), N=("tensor",), T=())
   with jax.set_mesh(mesh), mesh_axes(batch="row"), pytest.raises(ValueError, match=r"row.*rows"):
     dot_product_attention(x, x, x, implementation="chunked")

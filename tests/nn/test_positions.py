@@ -57,6 +57,12 @@ def test_tables_of_relations_are_those_of_the_tables_they_are_from(options):
   jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(again)), saved)
 
 
+def test_pretrained_tables_in_half_precision_are_trained_in_float32():
+  loaded = RelativePositions(np.ones((5, 4), np.float16), None)
+  table = RelativePositionTables.from_relations(loaded).key[...]
+  assert isinstance(table, jax.Array) and table.dtype == jnp.float32
+
+
 @pytest.mark.parametrize("distances", [(-1, None), (3, -1)])
 def test_negative_distances_are_refused(distances):
   with pytest.raises(ValueError, match=r"max_distance is .* want 0 or more"):
