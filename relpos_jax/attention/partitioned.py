@@ -261,20 +261,20 @@ def over_devices(
 
     return mesh, without_mesh, outs, ins
 
-  automatic = _names(jax.sharding.get_abstract_mesh(), AxisType.Auto)
+  complete = lambda *arrays: tuple(unsharded(named(arrays)).values())
+  automatic = _names(context, AxisType.Auto)
   if shards is not None and automatic:
-    function, in_specs, out_specs = shard(jax.sharding.get_abstract_mesh(), dict(shards))
+    function, in_specs, out_specs = shard(context, dict(shards))
     # All automatic axes: kernels for TPUs refuse a mesh with any left, even one of size 1.
     on_shards = jax.shard_map(
       function, in_specs=in_specs, out_specs=out_specs, axis_names={*automatic}, check_vma=False
     )
     # Unchecked, it forgets which axes of a `jax.shard_map` around it the results vary over.
     function = lambda *arrays: align_manual_axes((on_shards(*arrays), arrays))[0]
-  elif _names(jax.sharding.get_abstract_mesh(), AxisType.Manual):
-    # The arrays are shards already.
-    function = lambda *arrays: tuple(unsharded(named(arrays)).values())
+  elif _names(context, AxisType.Manual):
+    function = complete  # the arrays are shards already
   else:
-    function = custom_partitioning(lambda *arrays: tuple(unsharded(named(arrays)).values()))
+    function = custom_partitioning(complete)
     function.def_partition(partition=shard_as_query, sharding_rule=_rule(axes, operands, results))
   function = custom_vmap(function)
 
