@@ -12,5 +12,5 @@ def get_config(argument: str = ""):
 
 
 def sweep():
-  for k in (0, 1, 2, 4, 16, 64):
+  for k in (0, 1, 2, 4, 16, 64, 256):
     yield f"k={k}", {"model.max_distance": k}
