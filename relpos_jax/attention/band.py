@@ -1,41 +1,67 @@
-"""The band of a distance table, for implementations without [T, S] weights.
+"""The band of relations by distance, for implementations without [T, S] weights.
 
-With clipping only the diagonals within the table need a lookup: the *band*. The far field costs
-nothing. Let w'_r = w_r - w_0 for a table's rows w, whose row 0 is "everything further left".
+A relation with clipped distances adds a number t_i(r) to a logit of query i, by the row r of its
+pair, and only the diagonals within the table need a lookup: the *band*. The far field costs
+nothing. Let t'_i(r) = t_i(r) - t_i(0), where row 0 is "everything further left".
 
-Keys: a softmax ignores a constant per query, so subtracting q_i . w_0 changes nothing. The relative
-term is then zero left of the band, and the same q_i . w'_-1 for every key right of it. (A soft cap
-does not ignore it, so q_i . w_0 is then added to all logits of query i before the cap.)
+Logits: a softmax ignores a constant per query, so subtracting t_i(0) changes nothing. The term is
+then zero left of the band, and the same t'_i(-1) for every key right of it. (A soft cap does not
+ignore it, so t_i(0) is then added to all logits of query i before the cap.) `KeyBias` has a number
+by key instead: the product of its row 0 and the key is that of the key and a longer query.
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
 P_ir the weight of query i on row r. (With dropout w_0 is multiplied by the sum of the weights.)
+
+Several relations share one band, from the leftmost of their rows to the rightmost. `LinearBias` has
+no rows: its term is computed from the distance, near and far.
 """
 
+import functools
+import operator
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import (
+  ByDistance,
+  ContentBias,
+  DistanceBias,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+)
 from relpos_jax.typing import Array, Float
 
 
-class Band(NamedTuple):
-  """Tables minus row 0. Row r < R - 1 is distance `first + r`, row R - 1 all further right."""
+class Tables(NamedTuple):
+  """The tables of all relations by distance, added up; None for a term that no relation has."""
 
-  key: Float[Array, "R #N H"] | None  # rows 1 and up, minus row 0; R is at least 1
-  value: Float[Array, "R #N H"] | None
-  left_key: Float[Array, "#N H"] | None  # row 0 of the key table, with a soft cap
-  left_value: Float[Array, "#N H"] | None  # row 0 of the value table
+  key: Float[Array, "*R #N H"] | None  # their products with the query are scaled
+  value: Float[Array, "*R #N H"] | None
+  content: Float[Array, "*R #N P"] | None  # multiplies `Band.content`, and is not scaled
+  bias: Float[Array, "*R #N"] | None  # not scaled
+  by_key: Float[Array, "*R #N H"] | None  # its products with the key are scaled
+
+
+class Band(NamedTuple):
+  """The band of a call, with tables minus row 0.
+
+  Row r < R - 1 is distance `first + r`, row R - 1 all further right; R is at least 1.
+  """
+
+  tables: Tables
+  left: Tables  # the rows 0, without an axis R
+  content: Float[Array, "B T N P"] | None  # the queries of every `ContentBias`, side by side
   first: int  # the distance j - i of the first diagonal
   num_diagonals: int  # R - 1
 
 
-def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this call has no band, or None if it has one."""
-  kinds = [type(relation) for relation in inputs.relations]
-  if kinds not in ([], [RelativePositions]):
-    names = " + ".join(kind.__name__ for kind in kinds)
-    return f"relations is {names}; it needs one RelativePositions"
+def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBias)) -> str | None:
+  """Returns why this call has no band of these kinds of relations, or None if it has one."""
+  for relation in inputs.relations:
+    if not isinstance(relation, kinds):
+      return f"it has no {type(relation).__name__}"
   if not inputs.linear_positions:
     return "positions are given; if they are consecutive, give query_offset instead"
   if is_symbolic(inputs.query, inputs.key):
@@ -45,10 +71,11 @@ def unsupported(inputs: Inputs) -> str | None:
 
 def distances(inputs: Inputs) -> tuple[int, int]:
   """Returns the first and the last distance j - i whose table rows a call needs."""
-  (relations,) = inputs.relations
-  # The distances beyond which all pairs to the left, and to the right, share a row.
-  beyond = relations.beyond == "zero"
-  low, high = -relations.reach[0] - beyond, relations.reach[1] + beyond
+  low, high = 0, 0
+  for relation in _by_distance(inputs):
+    # The distances beyond which all pairs to the left, and to the right, share a row.
+    beyond = relation.beyond == "zero"
+    low, high = min(low, -relation.reach[0] - beyond), max(high, relation.reach[1] + beyond)
   offset = inputs.query_offset
   if isinstance(offset, int):  # the distances that occur; distance 0 stays
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
@@ -58,17 +85,49 @@ def distances(inputs: Inputs) -> tuple[int, int]:
 
 
 def band_of(inputs: Inputs) -> Band | None:
-  """Returns the band of a call with `RelativePositions`, or None without relations."""
-  if not inputs.relations:
+  """Returns the band of a call's relations by distance, or None if it has none."""
+  if not _by_distance(inputs):
     return None
-  (relations,) = inputs.relations
   low, high = distances(inputs)
-  rows = relations.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
-  key, value = (
-    None if table is None else jnp.where(rows[:, None, None] >= 0, table[rows], 0)
-    for table in (relations.key, relations.value)
+
+  def rows(kind: type[ByDistance], field: str) -> list[Array]:
+    """Returns the rows of this table of each relation of a kind, from `low` to `high`."""
+    found = []
+    for relation in _by_distance(inputs):
+      table = getattr(relation, field, None)
+      if isinstance(relation, kind) and table is not None:
+        labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
+        labels = labels.reshape(-1, *[1] * (table.ndim - 1))
+        found.append(jnp.where(labels >= 0, table[labels.ravel()], 0))
+    return found
+
+  add = lambda tables: functools.reduce(operator.add, tables) if tables else None
+  beside = lambda arrays: jnp.concatenate(arrays, axis=-1) if arrays else None
+  heads = lambda table: jnp.broadcast_to(table, (len(table), inputs.query.shape[2], table.shape[2]))
+  content = rows(ContentBias, "table")
+  all_rows = Tables(
+    key=add(rows(RelativePositions, "key")),
+    value=add(rows(RelativePositions, "value")),
+    content=beside([*map(heads, content)] if len(content) > 1 else content),
+    bias=add(rows(DistanceBias, "table")),
+    by_key=add(rows(KeyBias, "table")),
   )
-  shifted = lambda table: None if table is None else table[1:] - table[:1]
-  left_key = None if key is None or inputs.soft_cap is None else key[0]
-  left_value = None if value is None else value[0]
-  return Band(shifted(key), shifted(value), left_key, left_value, low + 1, high - low - 1)
+  queries = [relation.query for relation in inputs.relations if isinstance(relation, ContentBias)]
+  shift, first = lambda table: table[1:] - table[:1], lambda table: table[0]
+  return Band(
+    tables=jax.tree.map(shift, all_rows),
+    left=jax.tree.map(first, all_rows),
+    content=beside(queries),
+    first=low + 1,
+    num_diagonals=high - low - 1,
+  )
+
+
+def slopes(inputs: Inputs) -> Float[Array, " N"] | None:
+  """Returns the sum of the slopes of every `LinearBias`, or None if there is none."""
+  found = [relation.slopes for relation in inputs.relations if isinstance(relation, LinearBias)]
+  return functools.reduce(operator.add, found) if found else None
+
+
+def _by_distance(inputs: Inputs) -> list[ByDistance]:
+  return [relation for relation in inputs.relations if isinstance(relation, ByDistance)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import band, chunked, projected, reference, skew
+from relpos_jax.attention import chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relations import RelativePositions
@@ -33,9 +33,9 @@ def _kernel(name: str, device: str) -> Implementation:
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   "reference": Implementation(reference.attention),
   "per_position": Implementation(reference.per_position),
-  "skew": Implementation(skew.attention, band.unsupported),
+  "skew": Implementation(skew.attention, skew.unsupported),
   "projected": Implementation(projected.attention),
-  "chunked": Implementation(chunked.attention, band.unsupported),
+  "chunked": Implementation(chunked.attention, chunked.unsupported),
   "pallas_tpu": _kernel("pallas_tpu", device="tpu"),
   "pallas_gpu": _kernel("pallas_gpu", device="gpu"),
 }

@@ -19,6 +19,7 @@ from relpos_jax.attention import dropout
 from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, attend, differentiate, store_keys
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
+from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -53,6 +54,11 @@ _AXES = dict(
 )
 
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
+
+
+def unsupported(inputs: Inputs) -> str | None:
+  """Returns why this implementation cannot run the call; None if it can."""
+  return bands.unsupported(inputs, (RelativePositions,))
 
 
 def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H"]:
@@ -98,17 +104,17 @@ def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   left_logits = value_table = None
-  if band is not None and band.value is not None:
+  if band is not None and band.tables.value is not None:
     # The last row times the sum of all weights: one product with those by row.
-    value_table = jnp.concatenate([band.value, band.left_value[None]])
+    value_table = jnp.concatenate([band.tables.value, band.left.value[None]])
   query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
-  if band is not None and band.left_key is not None:
-    left_logits = jnp.einsum("BTNH,NH->BNT", query, band.left_key)
+  if band is not None and band.left.key is not None and inputs.soft_cap is not None:
+    left_logits = jnp.einsum("BTNH,NH->BNT", query, band.left.key)
   return _not_none(
     query=query,
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
-    key_table=None if band is None else band.key,
+    key_table=None if band is None else band.tables.key,
     left_logits=left_logits,
     value_table=value_table,
     bias=None if inputs.bias is None else inputs.bias.astype(wide),

@@ -14,6 +14,7 @@ from relpos_jax.attention import dropout, masks, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
+from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
@@ -41,7 +42,7 @@ def unsupported(inputs: Inputs) -> str | None:
     return f"heads are {width} wide; it needs {_MAX_WIDTH} or less"
   if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
-  return bands.unsupported(inputs)
+  return bands.unsupported(inputs, (RelativePositions,))
 
 
 def default_blocks(inputs: Inputs) -> Blocks:
@@ -59,7 +60,7 @@ def default_blocks(inputs: Inputs) -> Blocks:
 def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
   """Computes attention with tiles of given sizes: powers of 2, on a GPU at least 16."""
   band = bands.band_of(inputs)
-  if band is not None and band.key is not None:
+  if band is not None and band.tables.key is not None:
     # Wide, so that the gradient is rounded once, after its two terms are added.
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     inputs = inputs._replace(query=inputs.query.astype(wide))
@@ -69,9 +70,9 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
   output = output[:, :length, :, :width]
   if plan.sums:
     # sum_j p_ij aV_ij, from the weights' sums by row and their total.
-    relative = reference.product("BNTR,RNH->BTNH", sums[:, :, :length], band.value)
+    relative = reference.product("BNTR,RNH->BTNH", sums[:, :, :length], band.tables.value)
     row_sums = row_sums[:, :, :length].swapaxes(1, 2)[..., None]
-    output += relative + row_sums * band.left_value[None, None]
+    output += relative + row_sums * band.left.value[None, None]
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
@@ -90,7 +91,7 @@ def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bo
     num_diagonals=0 if band is None else band.num_diagonals,
     lowest=-min(left, FAR),
     highest=0 if inputs.is_causal else min(right, FAR),
-    sums=band is not None and band.value is not None,
+    sums=band is not None and band.tables.value is not None,
     rate=0.0 if inputs.dropout_seeds is None else inputs.dropout_rate,
     blocks=blocks,
     num_warps=8 if inputs.key.shape[3] > 64 and inputs.key.dtype.itemsize <= 2 else 4,
@@ -110,8 +111,8 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
     query *= jnp.asarray(inputs.scale, query.dtype)
   floats = dict(query=_padded(query, 1, block_T))
   floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
-  if band is not None and band.key is not None:
-    logits = reference.product("BTNH,RNH->BNTR", inputs.query, band.key)
+  if band is not None and band.tables.key is not None:
+    logits = reference.product("BTNH,RNH->BNTR", inputs.query, band.tables.key)
     logits *= jnp.asarray(inputs.scale, logits.dtype)
     floats["band_logits"] = _padded(logits, 2, block_T)
   batch, num_keys = inputs.key.shape[:2]

@@ -17,6 +17,7 @@ from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
+from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
@@ -29,7 +30,7 @@ MAX_WIDTH = 256
 
 def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
-  if reason := band.unsupported(inputs):
+  if reason := band.unsupported(inputs, (RelativePositions,)):
     return reason
   if inputs.bias is not None:
     return "a bias is given"
@@ -107,10 +108,11 @@ def plan_of(
   if table is not None:
     first, last = table.first, table.first + table.num_diagonals
     period = _up(last - first + 2, lanes)
-    if table.key is not None:
-      tables["key_table"] = _periodic(table.key, jnp.zeros_like(table.key[0]), first, period)
-    if table.value is not None:
-      tables["value_table"] = _periodic(table.value, table.left_value, first, period)
+    (key, value, *_), left_value = table.tables, table.left.value
+    if key is not None:
+      tables["key_table"] = _periodic(key, jnp.zeros_like(key[0]), first, period)
+    if value is not None:
+      tables["value_table"] = _periodic(value, left_value, first, period)
   offset = inputs.query_offset
   is_static = isinstance(offset, int)
   padded = lengths[0] + (offset % block if is_static else block - 1), lengths[1]

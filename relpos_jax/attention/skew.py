@@ -7,11 +7,17 @@ Music Transformer, section 3.4.1, extended to later keys and, transposed, to val
 import jax
 import jax.numpy as jnp
 
+from relpos_jax.attention import band as bands
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array, Float
+
+
+def unsupported(inputs: Inputs) -> str | None:
+  """Returns why this implementation cannot run the call; None if it can."""
+  return bands.unsupported(inputs, (RelativePositions,))
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
