@@ -67,13 +67,16 @@ class RelativeAttention(nn.Module):
 
   Attributes:
     max_distance: k, the distance at which positions are clipped. None takes it from the tables that
-      `apply` is given.
+      `apply` is given, or is for other `positions`.
     num_heads, keys, values, beyond, left, param_dtype, table_init: as of
       `relpos_jax.nn.RelativePositionTables`.
     query_positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ..., or that of the cache.
     key_positions: integers `[B, S]` or `[S]`.
     logits_soft_cap, implementation: of the operator.
     self_attention: as of `relpos_jax.nn.RelativeAttention`.
+    positions: other than tables: one of `relpos_jax.nn`'s, as a Linen module. Its parameters are in
+      `attention_fn/positions`: `RelativeAttention(None, positions=to_linen(T5Positions, 8))`, with
+      `to_linen` of `flax.nnx.bridge`.
 
   >>> import jax
   >>> import jax.numpy as jnp
@@ -96,6 +99,7 @@ class RelativeAttention(nn.Module):
   table_init: Callable[..., Array] = init_table
   logits_soft_cap: float | None = None
   self_attention: bool = False
+  positions: Any = None
 
   def __post_init__(self) -> None:
     default = next(field.default for field in dataclasses.fields(self) if field.name == "parent")
@@ -128,18 +132,22 @@ class RelativeAttention(nn.Module):
     If `module` is given, sows the weights before dropout as its `attention_weights`. (Linen passes
     only arguments that the signature names, so it names all that change the result.)
     """
-    names = [field.name for field in dataclasses.fields(RelativePositionTables)]
-    options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
-    tables = RelativePositionTables(**options, name="tables")
+    if self.positions is None:
+      names = [field.name for field in dataclasses.fields(RelativePositionTables)]
+      options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
+      relations = RelativePositionTables(**options, name="tables")(query.shape[-1])
+      arguments = lambda query, key, *_: dict(query=query, key=key, relations=relations)
+    else:
+      arguments = functools.partial(self.positions, nnx_method="arguments")
     layer = self.scope.parent  # not self.parent, which is no module within a lifted transformation
     is_cached = layer is not None and layer.has_variable("cache", "cache_index")
-    positions = None
+    at = None
     if is_cached and self.query_positions is None and query.shape[-3] != key.shape[-3]:
       # The layer has counted this query already.
-      positions = layer.get_variable("cache", "cache_index").astype(jnp.int32)[None] - 1
+      at = layer.get_variable("cache", "cache_index").astype(jnp.int32)[None] - 1
     return attend_as_flax(
       self,
-      tables(query.shape[-1]),
+      arguments,
       query,
       key,
       value,
@@ -147,7 +155,7 @@ class RelativeAttention(nn.Module):
       mask,
       sow=None if module is None else functools.partial(module.sow, "intermediates"),
       is_causal=is_causal,
-      input_positions=positions,
+      input_positions=at,
       dropout_rng=dropout_rng,
       dropout_rate=dropout_rate,
       deterministic=deterministic,

@@ -10,7 +10,15 @@ from flax import nnx
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.blocks import FeedForward, Residual, shard_leading
-from relpos_jax.nn.positions import RelativePositionTables, sinusoids
+from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
+from relpos_jax.nn.schemes import (
+  AlibiPositions,
+  ContentPositions,
+  DebertaPositions,
+  RotaryPositions,
+  T5Positions,
+  TransformerXLPositions,
+)
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
@@ -26,8 +34,9 @@ class LayersConfig:
     num_heads: N, each of width D / N.
     feed_forward: hidden width of the feed-forward layers.
     positions: "relative" (tables in every self-attention), "sinusoidal" (added to embeddings),
-      "both", or "none".
-    max_distance: k, the clipping distance.
+      "both", "none", or one of `relpos_jax.nn.schemes` in every self-attention: "t5", "alibi",
+      "rotary", "xl" (Transformer-XL), "content" (Inkling's low-rank bank) or "deberta".
+    max_distance: k, the clipping distance; without effect on sinusoids, "alibi" and "rotary".
     left: the clipping distance on the left, if it is not k; tables have left + 1 + k rows. Causal
       models need no rows on the right: k = 0.
     tables_per_head: each head has its own tables `[2k+1, H]` (base), or all share them (big).
@@ -49,7 +58,10 @@ class LayersConfig:
   width: int = 512
   num_heads: int = 8
   feed_forward: int = 1024
-  positions: Literal["relative", "sinusoidal", "both", "none"] = "relative"
+  positions: Literal[
+    *("relative", "sinusoidal", "both", "none"),
+    *("t5", "alibi", "rotary", "xl", "content", "deberta"),
+  ] = "relative"
   max_distance: int = 16
   left: int | None = None
   tables_per_head: bool = True
@@ -153,7 +165,7 @@ class Layer(nnx.Module):
   def __init__(
     self,
     config: LayersConfig,
-    tables: RelativePositionTables | None = None,
+    tables: Positions | None = None,
     *,
     has_memory: bool = False,
     rngs: nnx.Rngs,
@@ -201,25 +213,45 @@ class Layer(nnx.Module):
     return around.after(x, self.feed_forward(around.before(x), rngs), rngs)
 
 
-def make_layers(config: LayersConfig, *, has_memory: bool = False, rngs: nnx.Rngs):
-  """Returns a stack of layers with position tables: one per layer, one shared, or none."""
+def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> Positions | None:
+  """Returns the positions of a layer's self-attention; None if it has none.
 
-  def make_tables() -> RelativePositionTables | None:
-    has_terms = config.relative_keys or config.relative_values
-    if config.positions not in ("relative", "both") or not has_terms:
-      return None
-    return RelativePositionTables(
-      config.max_distance,
-      config.width // config.num_heads,
-      left=config.left,
-      num_heads=config.num_heads if config.tables_per_head else None,
-      keys=config.relative_keys,
-      values=config.relative_values,
-      beyond=config.beyond,
-      dtype=config.dtype,
-      rngs=rngs,
-    )
+  To add your own, add a case here and its name to `LayersConfig.positions`.
+  """
+  num_heads, max_distance = config.num_heads, config.max_distance
+  head_width = config.width // num_heads
+  clipped = dict(max_distance=max_distance, left=config.left, rngs=rngs)
+  match config.positions:
+    case "relative" | "both" if config.relative_keys or config.relative_values:
+      return RelativePositionTables(
+        head_width=head_width,
+        num_heads=num_heads if config.tables_per_head else None,
+        keys=config.relative_keys,
+        values=config.relative_values,
+        beyond=config.beyond,
+        dtype=config.dtype,
+        **clipped,
+      )
+    case "t5":
+      return T5Positions(num_heads, max_distance, bidirectional=not is_causal, rngs=rngs)
+    case "alibi":
+      return AlibiPositions(num_heads)
+    case "rotary":
+      return RotaryPositions()
+    case "xl":
+      return TransformerXLPositions(config.width, num_heads, head_width, **clipped)
+    case "content":
+      return ContentPositions(num_heads, head_width, **clipped)
+    case "deberta":
+      return DebertaPositions(num_heads, head_width, **clipped)
+  return None
 
+
+def make_layers(
+  config: LayersConfig, *, has_memory: bool = False, is_causal: bool = True, rngs: nnx.Rngs
+):
+  """Returns a stack of layers with positions: one module per layer, one shared, or none."""
+  make_tables = functools.partial(make_positions, config, is_causal=is_causal, rngs=rngs)
   shared = None if config.tables_per_layer else make_tables()
   make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
   return nnx.List([make(shared or make_tables()) for _ in range(config.num_layers)])

@@ -112,7 +112,8 @@ class Stack(nnx.Module):
   """The encoder or decoder: layers one after the other, and the norm at the end."""
 
   def __init__(self, config: TransformerConfig, *, has_memory: bool = False, rngs: nnx.Rngs):
-    self.layers = make_layers(config, has_memory=has_memory, rngs=rngs)
+    # The decoder, which has a memory, is causal.
+    self.layers = make_layers(config, has_memory=has_memory, is_causal=has_memory, rngs=rngs)
     self.norm = last_norm(config, rngs)
 
   def __call__(self, x, rngs, memories: tuple[Memory, ...] | None = None, **options):

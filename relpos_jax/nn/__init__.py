@@ -3,14 +3,29 @@
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
 from relpos_jax.nn.blocks import FeedForward, Residual
 from relpos_jax.nn.hooks import RelativeAttention
-from relpos_jax.nn.positions import RelativePositionTables, sinusoids
+from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
+from relpos_jax.nn.schemes import (
+  AlibiPositions,
+  ContentPositions,
+  DebertaPositions,
+  RotaryPositions,
+  T5Positions,
+  TransformerXLPositions,
+)
 
 __all__ = [
+  "AlibiPositions",
+  "ContentPositions",
+  "DebertaPositions",
   "FeedForward",
   "KVCache",
   "MultiHeadAttention",
+  "Positions",
   "RelativeAttention",
   "RelativePositionTables",
   "Residual",
+  "RotaryPositions",
+  "T5Positions",
+  "TransformerXLPositions",
   "sinusoids",
 ]

@@ -8,7 +8,7 @@ from flax import nnx
 
 from relpos_jax.attention.edges import edge_attention
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
-from relpos_jax.nn.positions import RelativePositionTables
+from relpos_jax.nn.positions import Positions
 from relpos_jax.typing import Array, Bool, Float, Int
 
 # Variance 1 / fan-in, as Tensor2Tensor's uniform unit scaling.
@@ -59,7 +59,7 @@ class KVCache(NamedTuple):
 
 
 class MultiHeadAttention(nnx.Module):
-  """Multi-head attention, with relative positions if `tables` are given.
+  """Multi-head attention, with positions if `tables` are given.
 
   Vaswani et al. 2017, section 3.2.2, and Shaw et al. 2018, section 3.1. Projections have no bias.
 
@@ -68,7 +68,8 @@ class MultiHeadAttention(nnx.Module):
     num_heads: N, query heads; a divisor of D if no `head_width` is given.
     num_key_heads: K, key and value heads, a divisor of N; N if None.
     head_width: H; D / N if None.
-    tables: of relative positions; layers given the same object share them.
+    tables: `RelativePositionTables` or any other `Positions`; layers given the same object share
+      its parameters.
     dropout_rate: of the attention weights, in training.
     implementation: of the operator; None takes the fastest that supports the call.
     dtype: of the computation; parameters are float32.
@@ -80,6 +81,7 @@ class MultiHeadAttention(nnx.Module):
   From one sequence to another, here from tokens to frames twice as dense: positions of both count
   in the same unit.
 
+  >>> from relpos_jax.nn import RelativePositionTables
   >>> tables = RelativePositionTables(4, 8, rngs=nnx.Rngs(0))
   >>> cross = MultiHeadAttention(32, 4, tables=tables, rngs=nnx.Rngs(0))
   >>> at = dict(query_positions=2 * jnp.arange(5), key_positions=jnp.arange(10))
@@ -101,7 +103,7 @@ class MultiHeadAttention(nnx.Module):
     *,
     num_key_heads: int | None = None,
     head_width: int | None = None,
-    tables: RelativePositionTables | None = None,
+    tables: Positions | None = None,
     dropout_rate: float = 0.0,
     implementation: str | None = None,
     dtype=jnp.float32,
@@ -164,12 +166,14 @@ class MultiHeadAttention(nnx.Module):
       raise ValueError(f"a layer with tables takes no {given.pop()}: make it without tables=")
     if "senders" in options:
       return self.out(edge_attention(query, key, value, **options, **dropout))
+    options |= dict(query=query, key=key)
     if self.tables is not None:
-      options["relations"] = self.tables()
+      names = "query_positions", "key_positions", "query_offset"
+      options |= self.tables.arguments(query, key, *map(options.get, names))
     if self.sow_weights:
-      self.sow(nnx.Intermediate, "weights", attention_weights(query, key, **options))
-    options |= dict(implementation=self.implementation, **dropout)
-    return self.out(dot_product_attention(query, key, value, **options))
+      self.sow(nnx.Intermediate, "weights", attention_weights(**options))
+    options |= dict(value=value, implementation=self.implementation, **dropout)
+    return self.out(dot_product_attention(**options))
 
   def decode(
     self, x: Float[Array, "B M D"], cache: KVCache, positions: Int[Array, "B M"]

@@ -12,9 +12,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.operator import attention_weights, dot_product_attention
-from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.attention.validation import as_array
-from relpos_jax.nn.positions import RelativePositionTables
+from relpos_jax.nn.positions import Positions, RelativePositionTables
 from relpos_jax.typing import Array, ArrayLike, Float
 
 
@@ -23,8 +22,9 @@ class RelativeAttention(nnx.Module):
 
   It owns the tables, parameters `attention_fn/tables/key` and `attention_fn/tables/value` of the
   layer it is given to. Layers given the same object share its tables. `tables=`, instead of
-  `max_distance` and `head_width`, takes existing ones, such as pretrained tables of any length:
-  `RelativePositionTables.from_relations(RelativePositions(key, value))`.
+  `max_distance` and `head_width`, takes existing ones, such as pretrained tables of any length,
+  `RelativePositionTables.from_relations(RelativePositions(key, value))`, or other positions, such
+  as `T5Positions(num_heads, rngs=rngs)`.
 
   To decode with flax's cache, set `self_attention=True`: there is one query, and flax does not
   report its position. Or give it: as `input_positions` to the layer (flax 0.12.12), or by
@@ -63,21 +63,22 @@ class RelativeAttention(nnx.Module):
     max_distance: int | None = None,
     head_width: int | None = None,
     *,
-    tables: RelativePositionTables | None = None,
+    tables: Positions | None = None,
     self_attention: bool = False,
     logits_soft_cap: float | None = None,
     implementation: str | None = None,
     rngs: nnx.Rngs | None = None,
     **options,
   ):
-    if isinstance(tables, RelativePositionTables) and max_distance is None and not options:
+    if isinstance(tables, Positions) and max_distance is None and not options:
       self.tables = tables
     elif tables is None and None not in (max_distance, head_width, rngs):
       self.tables = RelativePositionTables(max_distance, head_width, rngs=rngs, **options)
     else:
       raise ValueError(
-        "RelativeAttention wants max_distance, head_width, rngs, or tables=RelativePositionTables"
+        "RelativeAttention wants max_distance, head_width, rngs, or tables=, a Positions"
       )
+    self.rank = min((leaf.ndim for leaf in self._leaves()), default=0)
     self.self_attention = self_attention
     self.logits_soft_cap = logits_soft_cap
     self.implementation = implementation
@@ -91,11 +92,15 @@ class RelativeAttention(nnx.Module):
 
     Layers stacked for `nnx.scan` get a copy each, along the same first axis as their tables.
     """
-    stack = jax.tree.leaves(self.tables())[0].shape[: -self.tables.rank]
+    smallest = min(self._leaves(), key=jnp.ndim, default=jnp.zeros(()))
+    stack = smallest.shape[: smallest.ndim - self.rank]
     for name, x in dict(query_positions=query_positions, key_positions=key_positions).items():
       if x is not None:
         x = as_array(name, x)
         setattr(self, name, jnp.broadcast_to(x, (*stack, *x.shape)))
+
+  def _leaves(self) -> list[Array]:
+    return jax.tree.leaves(nnx.state(self.tables))
 
   def __call__(
     self,
@@ -114,12 +119,13 @@ class RelativeAttention(nnx.Module):
     dropout as its `attention_weights`.
     """
     sow = None if module is None else functools.partial(module.sow, nnx.Intermediate)
-    return attend_as_flax(self, self.tables(), query, key, value, bias, mask, sow=sow, **options)
+    at = self.tables.arguments
+    return attend_as_flax(self, at, query, key, value, bias, mask, sow=sow, **options)
 
 
 def attend_as_flax(
   hook: Any,
-  relations: RelativePositions,
+  arguments: Callable[..., dict[str, Any]],
   query: Float[Array, "*B T N H"],
   key: Float[Array, "*B S K H"],
   value: Float[Array, "*B S K H"],
@@ -141,7 +147,8 @@ def attend_as_flax(
   """Calls the operator with flax's arguments: any batch axes, numbers as masks, a `dtype`.
 
   Takes positions and implementation of the `hook`, an NNX or Linen `RelativeAttention`, unless
-  positions are given. Raises NotImplementedError for settings that the operator does not have.
+  positions are given; `arguments` is that of `Positions`. Raises NotImplementedError for settings
+  that the operator does not have.
   """
   for name, setting in unsupported.items():
     if setting is not None:
@@ -167,7 +174,6 @@ def attend_as_flax(
   options = dict(
     bias=_merged("bias", bias, batch, rank=3),
     mask=None if mask is None else _merged("mask", mask, batch, rank=3) != 0,
-    relations=relations,
     is_causal=is_causal,
     logits_soft_cap=hook.logits_soft_cap,
     key_positions=_merged("key_positions", keys, batch, rank=1),
@@ -177,12 +183,14 @@ def attend_as_flax(
   else:
     options["query_positions"] = queries
   with _precision_context(precision):
+    names = "query_positions", "key_positions", "query_offset"
+    options |= arguments(q, k, *map(options.get, names))
     if sow is not None:
-      weights = attention_weights(q, k, **options).astype(dtype)
+      weights = attention_weights(**options).astype(dtype)
       sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))
     if not deterministic:
       options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
-    z = dot_product_attention(q, k, v, **options, implementation=hook.implementation)
+    z = dot_product_attention(value=v, **options, implementation=hook.implementation)
   return z.reshape(query.shape)
 
 

@@ -1,14 +1,15 @@
 """Positions of a layer: trained tables of relative positions, and sinusoids."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.typing import Array, Float, Int
+from relpos_jax.attention.relations import Relations, RelativePositions
+from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 
 def init_table(
@@ -30,7 +31,43 @@ def table_shape(
   return left + 1 + max_distance, *([] if num_heads is None else [num_heads]), head_width
 
 
-class RelativePositionTables(nnx.Module):
+class Positions(nnx.Module):
+  """The positions of a self-attention layer: a relation, or changes of queries and keys.
+
+  A layer calls `arguments`. A scheme that is a relation defines `__call__`, which returns it:
+
+  >>> from relpos_jax import DistanceBias
+  >>> class Nearby(Positions):
+  ...   def __init__(self, num_heads, *, rngs):
+  ...     self.table = nnx.Param(jnp.zeros((2 * 8 + 1, num_heads)))
+  ...   def __call__(self):
+  ...     return DistanceBias(self.table[...], beyond="zero")
+  >>> from relpos_jax.nn import MultiHeadAttention
+  >>> layer = MultiHeadAttention(32, 4, tables=Nearby(4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 32))).shape
+  (2, 5, 32)
+  """
+
+  def __call__(self) -> Relations:
+    """Returns the relation between queries and keys."""
+    raise NotImplementedError(f"{type(self).__name__} is no relation: call its `arguments`")
+
+  def arguments(
+    self,
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    query_offset: ArrayLike | None = None,
+  ) -> dict[str, Any]:
+    """Returns the operator's arguments: query and key, and relations and scale where they differ.
+
+    Positions and offset are those of the call, None by default.
+    """
+    return dict(query=query, key=key, relations=self())
+
+
+class RelativePositionTables(Positions):
   """Owns the trained vectors w^K and w^V of Shaw et al. 2018, section 3.2.
 
   Attention layers given the same object share its tables.
@@ -72,7 +109,6 @@ class RelativePositionTables(nnx.Module):
     make = lambda: nnx.Param(table_init(rngs.params(), shape, param_dtype))
     self.key, self.value = make() if keys else None, make() if values else None
     self.left, self.beyond, self.dtype = left, beyond, dtype
-    self.rank = len(shape)
 
   @classmethod
   def from_relations(

@@ -1,0 +1,41 @@
+"""Compares schemes of positions: which one to use.
+
+  python -m experiments.sweep --config=configs/positions.py  # embedded
+  python -m experiments.sweep --config=configs/positions.py:multi30k
+  python -m experiments.sweep --config=configs/positions.py:chorales
+
+`embedded` trains the quickstart on pairs of at most 27 tokens and also scores longer ones, as
+`configs/lengths.py:embedded`; `multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two
+layers on slices of 512 tokens and scores whole pieces, of about 1,000. All rows of a corpus have the
+same updates and the same model but for the positions.
+"""
+
+from configs import default, lengths, multi30k, music
+
+_CORPORA = ("embedded", "multi30k", "chorales")
+
+
+def get_config(argument: str = ""):
+  """Returns the base cell, with Shaw's positions, by corpus; by default embedded."""
+  (corpus,) = default.choose(argument, _CORPORA)
+  if corpus == "embedded":
+    config = lengths.get_config("embedded")
+  elif corpus == "multi30k":
+    config = multi30k.get_base("positions", "")
+  else:
+    config = music.get_config("clipped")
+    config.batches.update(tokens=2048, max_length=512, num_shapes=2)
+    config.model.update(num_layers=2, feed_forward=256, max_distance=128, implementation="")
+    config.training.update(num_steps=1000, warmup_steps=200, eval_every=250, save_every=50)
+  config.name = f"positions-{corpus}"
+  return config
+
+
+def sweep():
+  yield "relative", {}  # Shaw et al. 2018
+  for positions in ("both", "sinusoidal", "none", "alibi", "rotary"):
+    yield positions, {"model.positions": positions}
+  # T5's reach, and its biases shared by the layers; translation has no longer sentence.
+  yield "t5", {"model.positions": "t5", "model.max_distance": 128, "model.tables_per_layer": False}
+  for positions in ("xl", "content", "deberta"):
+    yield positions, {"model.positions": positions, "model.max_distance": 128}

@@ -1,0 +1,206 @@
+"""Positions other than Shaw's, for a layer's `tables=`; the paper of each is in its docstring."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from relpos_jax.attention.relations import (
+  ContentBias,
+  DistanceBias,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+)
+from relpos_jax.attention.rotary import rotate
+from relpos_jax.nn.positions import Positions, init_table, sinusoids, table_shape
+from relpos_jax.typing import Array, ArrayLike, Float
+
+
+class T5Positions(Positions):
+  """Owns T5's biases by bucket of the distance, `[num_buckets, N]`.
+
+  Raffel et al. 2020, section 2.1. T5 shares them between its layers, and uses no scale; here
+  the operator's scale stays.
+
+  Args:
+    num_heads: N.
+    max_distance: the distance from which on all keys share the last bucket.
+    bidirectional: whether later keys have their own half of the buckets.
+    num_buckets: in all; fewer if there are not as many distances.
+
+  >>> T5Positions(8, bidirectional=False, rngs=nnx.Rngs(0))().table.shape
+  (129, 8)
+  """
+
+  def __init__(
+    self,
+    num_heads: int,
+    max_distance: int = 128,
+    *,
+    bidirectional: bool = True,
+    num_buckets: int = 32,
+    param_dtype: DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    sides = 2 if bidirectional else 1
+    # A side of 2k buckets would have one for each of the k first distances, and none for more.
+    rows = sides * max(1, min(num_buckets // sides, 2 * max_distance - 1))
+    self.buckets = nnx.Param(init_table(rngs.params(), (rows, num_heads), param_dtype))
+    self.bidirectional, self.max_distance = bidirectional, max_distance
+
+  def __call__(self) -> DistanceBias:
+    return DistanceBias.t5(self.buckets[...], self.bidirectional, self.max_distance)
+
+
+class AlibiPositions(Positions):
+  """Has no parameters: slopes of the distance, per head. Press et al. 2022.
+
+  >>> AlibiPositions(8)().slopes.shape
+  (8,)
+  """
+
+  def __init__(self, num_heads: int, *, rngs: nnx.Rngs | None = None):
+    self.num_heads = num_heads
+
+  def __call__(self) -> LinearBias:
+    return LinearBias.alibi(self.num_heads)
+
+
+class RotaryPositions(Positions):
+  """Has no parameters: rotates queries and keys by their positions. Su et al. 2021.
+
+  >>> q = k = jnp.ones((2, 5, 8, 64))
+  >>> RotaryPositions().arguments(q, k)["query"].shape
+  (2, 5, 8, 64)
+  """
+
+  def __init__(self, base: float = 10_000.0, *, rngs: nnx.Rngs | None = None):
+    self.base = base
+
+  def arguments(
+    self,
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    query_offset: ArrayLike | None = None,
+  ) -> dict:
+    if query_positions is None:
+      offset = 0 if query_offset is None else jnp.asarray(query_offset)[..., None]
+      query_positions = offset + jnp.arange(query.shape[-3])
+    if key_positions is None:
+      key_positions = jnp.arange(key.shape[-3])
+    turned = rotate(query, query_positions, self.base), rotate(key, key_positions, self.base)
+    return dict(zip(("query", "key"), turned, strict=True))
+
+
+class TransformerXLPositions(Positions):
+  """Owns u, v and the projection of sinusoids by distance. Dai et al. 2019, section 3.3.
+
+  q_i . k_j + q_i . r_ij + u . k_j + v . r_ij, all scaled, where r_ij projects the sinusoids of the
+  distance i - j. The paper clips no distance: give the longest sequence as `max_distance`.
+
+  Args:
+    width: of the sinusoids; even.
+    num_heads, head_width: N and H.
+    max_distance, left: distances at which positions are clipped, as in `RelativePositionTables`.
+
+  >>> xl = TransformerXLPositions(32, 4, 8, 16, rngs=nnx.Rngs(0))
+  >>> q = k = jnp.ones((2, 5, 4, 8))
+  >>> xl.arguments(q, k)["relations"].table.shape
+  (33, 4, 8)
+  """
+
+  def __init__(
+    self,
+    width: int,
+    num_heads: int,
+    head_width: int,
+    max_distance: int,
+    *,
+    left: int | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    self.num_rows, *_ = table_shape(max_distance, left, None, head_width)
+    self.left = max_distance if left is None else left
+    init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
+    head = num_heads, head_width
+    self.projection = nnx.Param(init(rngs.params(), (width, *head), param_dtype))
+    self.u, self.v = (nnx.Param(jnp.zeros(head, param_dtype)) for _ in range(2))
+
+  def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
+    u, v, projection = (x[...].astype(query.dtype) for x in (self.u, self.v, self.projection))
+    waves = sinusoids(self.left - jnp.arange(self.num_rows), len(projection))
+    table = jnp.einsum("rd,dnh->rnh", waves.astype(query.dtype), projection)
+    content = (query + v) * query.shape[-1] ** -0.5
+    return dict(query=query + u, key=key, relations=ContentBias(content, table, left=self.left))
+
+
+class ContentPositions(Positions):
+  """Owns a low-rank bank of position vectors, and each head's projection to their width P.
+
+  (q_i W) . w[j - i] is added to the logit, and nothing beyond the table, as in Inkling (Thinking
+  Machines 2026; P = 16), which projects the layer's input instead of the query. The rows are
+  shared by the heads.
+
+  >>> bank = ContentPositions(4, 8, 16, rngs=nnx.Rngs(0))
+  >>> q = k = jnp.ones((2, 5, 4, 8))
+  >>> bank.arguments(q, k)["relations"].query.shape
+  (2, 5, 4, 16)
+  """
+
+  def __init__(
+    self,
+    num_heads: int,
+    head_width: int,
+    max_distance: int,
+    *,
+    left: int | None = None,
+    rank: int = 16,
+    param_dtype: DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, 2, 1)
+    self.projection = nnx.Param(init(rngs.params(), (head_width, num_heads, rank), param_dtype))
+    shape = table_shape(max_distance, left, None, rank)
+    self.bank, self.left = nnx.Param(init_table(rngs.params(), shape, param_dtype)), left
+
+  def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
+    content = jnp.einsum("...nh,hnp->...np", query, self.projection[...].astype(query.dtype))
+    relations = ContentBias(content, self.bank[...], beyond="zero", left=self.left)
+    return dict(query=query, key=key, relations=relations)
+
+
+class DebertaPositions(Positions):
+  """Owns a table for queries and one for keys. He et al. 2021 (DeBERTa), section 3.1.
+
+  q_i . k_j + q_i . w[j - i] + k_j . w'[j - i], times (3 H)**-0.5. The tables are trained directly;
+  DeBERTa projects them from vectors that all layers share.
+
+  >>> deberta = DebertaPositions(4, 8, 16, rngs=nnx.Rngs(0))
+  >>> [type(relation).__name__ for relation in deberta()]
+  ['RelativePositions', 'KeyBias']
+  """
+
+  def __init__(
+    self,
+    num_heads: int,
+    head_width: int,
+    max_distance: int,
+    *,
+    left: int | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+    rngs: nnx.Rngs,
+  ):
+    shape = table_shape(max_distance, left, num_heads, head_width)
+    make = lambda: nnx.Param(init_table(rngs.params(), shape, param_dtype))
+    self.of_query, self.of_key, self.left = make(), make(), left
+
+  def __call__(self) -> tuple[RelativePositions, KeyBias]:
+    of_query, of_key = self.of_query[...], self.of_key[...]
+    return RelativePositions(of_query, None, left=self.left), KeyBias(of_key, left=self.left)
+
+  def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
+    return super().arguments(query, key) | dict(scale=(3 * query.shape[-1]) ** -0.5)
