@@ -6,8 +6,8 @@
 
 `embedded` trains the quickstart on pairs of at most 27 tokens and also scores longer ones, as
 `configs/lengths.py:embedded`; `multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two
-layers on slices of 512 tokens and scores whole pieces, of about 1,000. All rows of a corpus have the
-same updates and the same model but for the positions.
+layers on slices of 512 tokens and scores whole pieces, of about 1,000. All rows of a corpus have
+the same updates and the same model but for the positions.
 """
 
 from configs import default, lengths, multi30k, music

@@ -14,6 +14,7 @@ KINDS = {
   "clipped": dict(positions="relative", tables_per_head=False),
   "sinusoidal": dict(positions="sinusoidal", norm="post"),
   "none": dict(positions="none"),
+  **{name: dict(positions=name) for name in ("t5", "alibi", "rotary", "xl", "content", "deberta")},
 }
 
 

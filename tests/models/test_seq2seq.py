@@ -143,7 +143,9 @@ def test_the_encoder_sees_order_only_by_its_positions(changes, is_a_bag_of_words
   assert same == is_a_bag_of_words
 
 
-@pytest.mark.parametrize("positions, invariant", [("relative", True), ("sinusoidal", False)])
+@pytest.mark.parametrize(
+  "positions, invariant", [("relative", True), ("xl", True), ("sinusoidal", False)]
+)
 def test_only_relative_positions_are_translation_invariant(positions, invariant):
   call = compiled(tiny(positions=positions))
   left, right = (np.pad(SOURCE, [(0, 0), width]) for width in ((2, 0), (0, 2)))
@@ -229,6 +231,8 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
     dict(positions="relative"),
     dict(positions="sinusoidal", norm="post"),
     dict(positions="both", beyond="zero", tables_per_head=False),
+    dict(positions="t5", tables_per_layer=False),
+    dict(positions="xl"),
   ],
   ids=str,
 )

@@ -8,6 +8,7 @@ from compiling import randomly
 from flax import nnx
 
 from relpos_jax import attention_weights
+from relpos_jax.models.layers import LayersConfig, make_positions
 from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.nn.positions import RelativePositionTables
 
@@ -16,10 +17,13 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((B, T, D), dtype=np.float32)
 
 
-def make_layer(*, tables=True, table_heads=N, beyond="clip", **options):
+def make_layer(*, tables=True, table_heads=N, beyond="clip", scheme=None, **options):
   def make():
     rngs = nnx.Rngs(0)
     own = RelativePositionTables(2, H, num_heads=table_heads, beyond=beyond, rngs=rngs)
+    if scheme is not None:
+      config = LayersConfig(positions=scheme, max_distance=4, width=D, num_heads=N)
+      own = make_positions(config, is_causal=True, rngs=rngs)
     return MultiHeadAttention(D, N, tables=own if tables else None, rngs=rngs, **options)
 
   return randomly(make, 0.3)
@@ -29,6 +33,7 @@ VARIANTS = dict(
   plain=dict(tables=False),
   relative=dict(),
   grouped=dict(num_key_heads=2, table_heads=None, beyond="zero"),
+  **{name: dict(scheme=name) for name in ("t5", "alibi", "rotary", "xl", "content", "deberta")},
 )
 
 
