@@ -6,10 +6,10 @@ r"""Writes the tables and pictures of the results pages from the records of runs
 
 Each file RESULTS/runs/*.jsonl holds the records of one sweep, as `python -m experiments.sweep`
 writes them. The command rewrites the blocks between <!-- begin NAME --> and <!-- end NAME --> in
-RESULTS/report.md (translation), graphs.md and music.md, and the pictures of these pages; it keeps
-the text around the blocks. RESULTS/multi30k/*.json, records of single runs, go into the block
-`runs` of multi30k.md. With --workdirs, the command instead prints such a table of the finished runs
-in these folders.
+RESULTS/report.md (translation), graphs.md and music.md, in positions.md for sweeps of
+configs/positions.py, and the pictures of these pages; it keeps the text around the blocks.
+RESULTS/multi30k/*.json, records of single runs, go into the block `runs` of multi30k.md. With
+--workdirs, the command instead prints such a table of the finished runs in these folders.
 """
 
 import pathlib
@@ -31,6 +31,7 @@ FLAGS = dict(
 )
 _SYSTEMS = dict(translation=translation, graphs=graphs, music=music)
 _PAGES = dict(translation="report", graphs="graphs", music="music")
+_POSITIONS = "positions"  # a page of its own, for sweeps of several tasks
 
 
 def main(results: str, workdirs: str) -> None:
@@ -51,18 +52,19 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
   Raises:
     InputError: there are no records, or a damaged one.
   """
-  sweeps: dict[str, dict[str, tables.Rows]] = {task: {} for task in _SYSTEMS}
+  sweeps: dict[tuple[str, str], dict[str, tables.Rows]] = {}  # by page and task
   for file in sorted((folder / "runs").glob("*.jsonl")):
     if records := read_records(file):
       task, rows = _read(file, records)
-      sweeps[task][file.stem] = rows
+      page = _POSITIONS if file.stem.startswith(f"{_POSITIONS}-") else _PAGES[task]
+      sweeps.setdefault((page, task), {})[file.stem] = rows
   pages = []
-  for task, of in sweeps.items():
-    if of:
-      pictures = folder / _PAGES[task]
-      pictures.mkdir(exist_ok=True)
-      pages.append(pictures.with_suffix(".md"))
-      tables.rewrite_blocks(pages[-1], _SYSTEMS[task].blocks(of, pictures))
+  for (name, task), of in sweeps.items():
+    pictures = folder / name
+    pictures.mkdir(exist_ok=True)
+    page = pictures.with_suffix(".md")
+    pages += [page] if page not in pages else []
+    tables.rewrite_blocks(page, _SYSTEMS[task].blocks(of, pictures))
   if files := sorted((folder / "multi30k").glob("*.json")):
     pages.append(folder / "multi30k.md")
     tables.rewrite_blocks(pages[-1], dict(runs=_runs_table(files)))

@@ -20,6 +20,8 @@ from relpos_jax.evaluation.statistics import (
   student_interval,
 )
 
+_MOST_PAIRED = 8  # names in a table of all pairs
+
 Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, with complete configs
 Point = tuple[int | float, float, float, float]  # x, and the lowest, mean and highest of y
 
@@ -80,9 +82,17 @@ def pair_table(title: str, names: Sequence[str], cell: Callable[[str, str], str]
 def comparison_table(
   title: str, names: Iterable[str], scores: Mapping[str, Scores], digits: int = 2
 ) -> str:
-  """Returns a table of the comparisons of all pairs; a dash for a name without scores."""
+  """Returns a table of the comparisons of all pairs; a dash for a name without scores.
+
+  More than 8 names are compared with the first one only.
+  """
+  names = [*names]
   compare = lambda a, b: format_comparison(compare_scores(scores[a], scores[b]), digits)
-  return pair_table(title, [*names], lambda a, b: compare(a, b) if {a, b} <= {*scores} else "-")
+  cell = lambda a, b: compare(a, b) if {a, b} <= {*scores} else "-"
+  if len(names) <= _MOST_PAIRED:
+    return pair_table(title, names, cell)
+  first, *others = names
+  return column_table(title, others, {f"minus {first}": {x: cell(x, first) for x in others}})
 
 
 def config_table(rows: Rows) -> str:

@@ -162,7 +162,7 @@ def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   parts = [
     tables.column_table(sweep, rows, columns),
     tables.comparison_table(f"{splits[0]}, a token", rows, scores, _DIGITS),
-    f"![Learning curves: {sweep}](music/{picture.name})",
+    f"![Learning curves: {sweep}]({folder.name}/{picture.name})",
     tables.config_table(rows),
     tables.run_facts(rows, facts),
   ]

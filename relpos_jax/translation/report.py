@@ -72,7 +72,7 @@ def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   parts = [
     tables.column_table(sweep, rows, columns),
     tables.comparison_table(f"sacreBLEU of {splits[0]}", rows, _score(rows)),
-    f"![Learning curves: {sweep}](report/{picture.name})",
+    f"![Learning curves: {sweep}]({folder.name}/{picture.name})",
     tables.config_table(rows),
     tables.run_facts(rows, facts),
   ]
@@ -130,7 +130,7 @@ def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
     tables.comparison_table(f"above {trained}", rows, long),
     tables.comparison_table("change", rows, change),
     _bands(rows, lengths, trained, picture),
-    f"![BLEU by length: {sweep}](report/{picture.name})",
+    f"![BLEU by length: {sweep}]({folder.name}/{picture.name})",
   ]
   return "\n\n".join(parts)
 
