@@ -1,14 +1,18 @@
-"""Tests that the README's examples run, and that notebooks are stored without outputs."""
+"""Tests that the examples of README and docs run, and that notebooks are stored without outputs."""
 
 import json
 import pathlib
 import re
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 
 
-def test_the_readmes_examples_run():
-  text = (ROOT / "README.md").read_text("utf-8")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(page):
+  text = page.read_text("utf-8")
   blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
   assert blocks
   names = {}

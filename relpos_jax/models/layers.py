@@ -22,6 +22,7 @@ from relpos_jax.nn.schemes import (
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
+_SCHEMES = ("t5", "alibi", "rotary", "xl", "content", "deberta")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class LayersConfig:
   feed_forward: int = 1024
   positions: Literal[
     *("relative", "sinusoidal", "both", "none"),
-    *("t5", "alibi", "rotary", "xl", "content", "deberta"),
+    *_SCHEMES,
   ] = "relative"
   max_distance: int = 16
   left: int | None = None
@@ -82,6 +83,12 @@ class LayersConfig:
       value, choices = getattr(self, field.name), get_args(field.type)
       if get_origin(field.type) is Literal and value not in choices:
         raise ValueError(f"{field.name} is {value!r}; want one of {', '.join(choices)}")
+      of_tables = "relative_keys", "relative_values", "beyond", "tables_per_head"
+      if self.positions in _SCHEMES and field.name in of_tables and value != field.default:
+        raise ValueError(
+          f"{field.name} is {value!r} and positions {self.positions!r}; only relative positions "
+          f"have that option: want {field.default!r}"
+        )
 
 
 class Memory(NamedTuple):
@@ -216,7 +223,7 @@ class Layer(nnx.Module):
 def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> Positions | None:
   """Returns the positions of a layer's self-attention; None if it has none.
 
-  To add your own, add a case here and its name to `LayersConfig.positions`.
+  To add your own, add a case here and its name to `_SCHEMES`.
   """
   num_heads, max_distance = config.num_heads, config.max_distance
   head_width = config.width // num_heads
