@@ -1,6 +1,7 @@
 """The laws of every relation, alone and in sums, in float64, on random tables."""
 
 import cmath
+import dataclasses
 import functools
 import math
 from unittest import mock
@@ -204,7 +205,7 @@ def formula(arrays, relations, options):
   return output
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kinds", [*((x,) for x in KINDS), *SUMS], ids="+".join)
 def test_every_relation_and_every_sum_is_its_formula(kinds, seed):
   call = random_call(kinds, seed)
@@ -221,6 +222,8 @@ def test_relations_by_distance_share_a_band(kinds, seed, monkeypatch):
   options = {name: x for name, x in options.items() if "positions" not in name}
   if seed:
     options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+    clip = lambda x: dataclasses.replace(x, beyond="clip") if hasattr(x, "beyond") else x
+    relations = tuple(map(clip, relations))
   monkeypatch.setattr(chunked, "_default_block", lambda inputs: 4)
   monkeypatch.setattr(chunked, "_PAIRS", 2 * 4 * arrays["key"].shape[1])  # two heads at a time
   wanted = results(arrays, relations, options)
