@@ -9,7 +9,7 @@ Every block has the same number of near and of far keys. For this the keys are s
 row: the near ones are read from the first copy, and the far ones behind them, first those on the
 right and then, in the second copy, those on the left. The number on the right is one more element
 of the query, which the keys of the first copy multiply by 1 and those of the second by 0. What a
-`KeyBias` and a `LinearBias` add to far keys is added to each logit.
+`KeyBias` adds to keys on the right, and a `LinearBias` to all, is added in every tile.
 
 Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
 transposed copy of them.
