@@ -145,12 +145,10 @@ def _of_band(inputs: Inputs, band: bands.Band, query: Float[Array, "B T N H"]) -
 
 def _key_bias(inputs: Inputs, band: bands.Band, table: Float[Array, "R #N H"]) -> Arrays:
   """Returns what a `KeyBias` adds: for queries by row of the band, and for keys right of it."""
-  batch, num_queries, heads, width = inputs.query.shape
+  batch, num_queries, heads, _ = inputs.query.shape
   num_keys, key_heads = inputs.key.shape[1:3]
-  table = jnp.broadcast_to(table, (len(table), heads, width))
-  table_RKGH = table.reshape(len(table), key_heads, -1, width)
-  products = jnp.einsum("BSKH,RKGH->BKGRS", inputs.key.astype(table.dtype), table_RKGH)
-  products = products.reshape(batch, heads, len(table), num_keys)
+  key = inputs.key.astype(table.dtype).repeat(heads // key_heads, 2)
+  products = jnp.einsum("BSNH,RNH->BNRS", key, table)
   # By row from the key of the first query, so that a skew finds that of each query; 0 without one.
   size = num_queries + band.num_diagonals
   padded = jnp.pad(products[:, :, :-1], [(0, 0)] * 3 + [(size, size)])
