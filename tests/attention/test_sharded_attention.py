@@ -11,7 +11,14 @@ import pytest
 from compiling import quickly
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from relpos_jax import RelativePositions, dot_product_attention, mesh_axes
+from relpos_jax import (
+  ContentBias,
+  DistanceBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+  mesh_axes,
+)
 from relpos_jax.attention import chunked, pallas_tpu, partitioned
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
@@ -223,6 +230,26 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
   keys = sorted([SIZES["B"], SIZES["S"], SIZES[heads] // 2, SIZES["H"]])
   assert all(sizes(shape) == keys for shape in moved("all-gather"))
   assert len(moved("reduce-scatter")) == 2 and not moved("all-to-all")
+
+
+@pytest.mark.parametrize(
+  "attention, along",
+  [
+    (functools.partial(dot_product_attention, implementation="pallas_gpu"), HEADS_TOO),
+    (in_tiles, HEADS_TOO),
+    (in_tiles, ALONG_A_SEQUENCE),
+  ],
+)
+def test_kernels_take_shards_of_every_relation(attention, along):
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", content="BTNH")
+  axes |= dict(table="RH", bias="RN", slopes="N")
+
+  def attend(arrays):
+    query, key, value, content, table, bias, slopes = map(arrays.get, axes)
+    relations = ContentBias(content, table), DistanceBias(bias, left=2), LinearBias(slopes)
+    return attention(query, key, value, relations=relations, is_causal=True)
+
+  check_eight_devices_equal_one(attend, axes, along, stays=along is HEADS_TOO)
 
 
 def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
