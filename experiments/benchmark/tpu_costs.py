@@ -5,8 +5,9 @@ r"""Lists the memory traffic, operations and temporary memory of attention on a 
 
 Needs no TPU: the figures are those that the compiler for v5e states, and no times. It counts one
 pass of each loop; the figures of `chunked` are multiplied by the number of passes, and those of
-`pallas_tpu` are the kernel's own estimate. "gathers" is `projected` as CPUs run it. Writes
-OUT/tpu_costs.json, which a later run completes, and block `costs` of OUT/tpu_costs.md.
+`pallas_tpu` are the kernel's own estimate. "gathers" is `projected` as CPUs run it, "T5" has T5's
+bias per distance and head instead of the tables. Writes OUT/tpu_costs.json, which a later run
+completes, and block `costs` of OUT/tpu_costs.md.
 """
 
 import itertools
@@ -22,9 +23,9 @@ from jax.sharding import SingleDeviceSharding
 from experiments import command
 from experiments.benchmark import timing
 from experiments.plan import chips, use_compiler
-from relpos_jax import RelativePositions
+from relpos_jax import DistanceBias, RelativePositions
 from relpos_jax.attention import choice, pallas_tpu, projected
-from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.evaluation.tables import column_table, rewrite_blocks
 from relpos_jax.training.workdir import environment, write_whole
 
@@ -35,6 +36,12 @@ FLAGS = dict(
 )
 
 
+def _with_t5(inputs: Inputs) -> Inputs:
+  """Returns a call with a bias of 257 rows, T5's number, made of the key table."""
+  rows = jnp.repeat(inputs.relations[0].key[:, 0, :HEADS], 8, axis=0)[:257]
+  return inputs._replace(relations=(DistanceBias(rows),))
+
+
 _gathering = mock.patch.object(projected, "look_up", lambda x, i: projected.gather(i, x))
 CONTESTANTS = {
   "jax.nn": lambda x: jax.nn.dot_product_attention(*x[:3], is_causal=x.is_causal),
@@ -42,6 +49,8 @@ CONTESTANTS = {
   "pallas_tpu": lambda inputs: pallas_tpu.attention(inputs, interpret=False),
   "skew": choice.IMPLEMENTATIONS["skew"].attention,
   "gathers": _gathering(choice.IMPLEMENTATIONS["projected"].attention),
+  "T5, projected": lambda x: CONTESTANTS["projected"](_with_t5(x)),
+  "T5, pallas_tpu": lambda x: CONTESTANTS["pallas_tpu"](_with_t5(x)),
 }
 SLOW_TO_COMPILE = ("skew", "gathers")  # minutes for more than 512 tokens
 

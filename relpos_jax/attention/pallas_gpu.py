@@ -14,11 +14,17 @@ from relpos_jax.attention import dropout, masks, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import (
+  ContentBias,
+  DistanceBias,
+  LinearBias,
+  RelativePositions,
+)
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
 _MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
+_KINDS = RelativePositions, DistanceBias, ContentBias, LinearBias
 
 Arrays = dict[str, Array]
 
@@ -42,7 +48,7 @@ def unsupported(inputs: Inputs) -> str | None:
     return f"heads are {width} wide; it needs {_MAX_WIDTH} or less"
   if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
-  return bands.unsupported(inputs, (RelativePositions,))
+  return bands.unsupported(inputs, _KINDS)
 
 
 def default_blocks(inputs: Inputs) -> Blocks:
@@ -60,7 +66,7 @@ def default_blocks(inputs: Inputs) -> Blocks:
 def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Float[Array, "B T N H"]:
   """Computes attention with tiles of given sizes: powers of 2, on a GPU at least 16."""
   band = bands.band_of(inputs)
-  if band is not None and band.tables.key is not None:
+  if _has_logits(band):
     # Wide, so that the gradient is rounded once, after its two terms are added.
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     inputs = inputs._replace(query=inputs.query.astype(wide))
@@ -111,10 +117,10 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
     query *= jnp.asarray(inputs.scale, query.dtype)
   floats = dict(query=_padded(query, 1, block_T))
   floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
-  if band is not None and band.tables.key is not None:
-    logits = reference.product("BTNH,RNH->BNTR", inputs.query, band.tables.key)
-    logits *= jnp.asarray(inputs.scale, logits.dtype)
-    floats["band_logits"] = _padded(logits, 2, block_T)
+  if _has_logits(band):
+    floats["band_logits"] = _padded(_band_logits(inputs, band), 2, block_T)
+  if (slopes := bands.slopes(inputs)) is not None:
+    floats["slopes"] = slopes
   batch, num_keys = inputs.key.shape[:2]
   visible, arrays = masks.combine(inputs.mask, inputs.real_keys()), {}
   if visible is not None or num_keys % block_S:  # some keys are masked, or padding
@@ -134,6 +140,27 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
   if not isinstance(inputs.query_offset, int) or inputs.query_offset:
     arrays["query_offset"] = jnp.broadcast_to(jnp.int32(inputs.query_offset), batch)
   return floats, arrays
+
+
+def _has_logits(band: bands.Band | None) -> bool:
+  """Returns whether any table of the band has a term of the logits."""
+  return band is not None and bool(jax.tree.leaves(band.tables._replace(value=None)))
+
+
+def _band_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
+  """Returns the relative term of each query by row of the tables."""
+  key, _, content, bias, _ = band.tables
+  batch, length, heads, _ = inputs.query.shape
+  terms = []
+  if key is not None:
+    logits = reference.product("BTNH,RNH->BNTR", inputs.query, key)
+    terms.append(logits * jnp.asarray(inputs.scale, logits.dtype))
+  if content is not None:
+    wide = band.content.astype(content.dtype)
+    terms.append(reference.product("BTNP,RNP->BNTR", wide, content))
+  if bias is not None:
+    terms.append(jnp.broadcast_to(bias.T[:, None], (batch, heads, length, len(bias))))
+  return sum(terms[1:], terms[0])
 
 
 def _padded(x: Array, axis: int, block: int) -> Array:
@@ -178,6 +205,8 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
   kernel = lambda operands, _: backward(plan, operands)
   gradients = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
+  if "slopes" in gradients:
+    gradients["slopes"] = gradients["slopes"].sum((0, 2))
   for name in ("key", "value"):  # summed over the query heads that share a key head
     batch, num_keys, key_heads, width = operands[name].shape
     x = gradients[name].reshape(batch, num_keys, key_heads, -1, width)

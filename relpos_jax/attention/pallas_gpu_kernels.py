@@ -35,6 +35,7 @@ AXES = dict(
   key="BSKh",
   value="BSKh",
   band_logits="BNtr",
+  slopes="N",
   visible="BS",  # 1 for visible keys
   key_ends="B",  # one past the last visible key
   query_segments="Bt",
@@ -55,6 +56,7 @@ AXES = dict(
   right_delta="BNt",
   d_query="BtNh",
   d_band_logits="BNtr",
+  d_slopes="BNt",  # per query
   d_key="BSNh",  # per query head
   d_value="BSNh",
 )
@@ -150,6 +152,8 @@ def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
   shapes = dict(d_query=jax.ShapeDtypeStruct(query.shape, query.dtype if band is None else wide))
   if band is not None:
     shapes["d_band_logits"] = jax.ShapeDtypeStruct(band.shape, wide)
+  if "slopes" in operands:
+    shapes["d_slopes"] = jax.ShapeDtypeStruct(operands["delta"].shape, wide)
   gradients = _call(_d_query_kernel, plan, "t", plan.blocks.d_query, operands, shapes)
   if band is not None:
     written = _is_written(plan, operands, band)
@@ -285,10 +289,10 @@ def _attend(
 def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
   block, query, d_output = plan.blocks.d_query[0], operands["query"][...], operands["d_output"][...]
   start = _position(operands, pl.program_id(0) * block)
-  with_band = "band_logits" in operands
+  with_band, wide = "band_logits" in operands, operands["delta"].dtype
 
   def visit(side: str, width: int, t: Array, carry: tuple) -> tuple:
-    d_query, d_right = carry
+    d_query, d_right, d_slopes = carry
     keys = pl.ds(t * width, width)
     tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
     key, value = operands["key"][keys], operands["value"][keys]
@@ -299,16 +303,20 @@ def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
       d_right += jnp.where(tile.distances >= plan.right, d_logits, 0).sum(1)
     if side == "right" and with_band:
       d_right += d_logits.sum(1)
-    return d_query, d_right
+    if d_slopes is not None:
+      d_slopes -= (d_logits * jnp.abs(tile.distances).astype(wide)).sum(1)
+    return d_query, d_right, d_slopes
 
   runs = _key_runs(plan, operands, start, *plan.blocks.d_query)
-  wide = operands["delta"].dtype
-  carry = jnp.zeros(query.shape, wide), jnp.zeros(block, wide) if with_band else None
+  row = lambda exists: jnp.zeros(block, wide) if exists else None
+  carry = jnp.zeros(query.shape, wide), row(with_band), row("slopes" in operands)
   for side, width, begin, end in runs:
     carry = lax.fori_loop(begin, end, functools.partial(visit, side, width), carry)
   gradients["d_query"][...] = (plan.scale * carry[0]).astype(gradients["d_query"].dtype)
   if with_band:
     gradients["d_band_logits"][:, plan.num_diagonals] = carry[1]
+  if "slopes" in operands:
+    gradients["d_slopes"][...] = carry[2]
 
 
 def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
@@ -392,6 +400,8 @@ def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Arr
     logits += _gather(plan, operands["band_logits"], tile)
   if tile.side == "right" and "band_logits" in operands:
     logits += operands["band_logits"][tile.queries, plan.num_diagonals][:, None]
+  if "slopes" in operands:
+    logits -= operands["slopes"][...] * jnp.abs(tile.distances).astype(logits.dtype)
   conditions = []
   if plan.lowest > -FAR:
     conditions.append(tile.distances >= plan.lowest)

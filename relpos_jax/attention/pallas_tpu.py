@@ -17,7 +17,12 @@ from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import (
+  ContentBias,
+  DistanceBias,
+  LinearBias,
+  RelativePositions,
+)
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
@@ -26,11 +31,12 @@ BLOCK = 512
 KEYS_A_CALL = 8192
 MAX_ROWS = 2048
 MAX_WIDTH = 256
+_KINDS = RelativePositions, DistanceBias, ContentBias, LinearBias
 
 
 def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
-  if reason := band.unsupported(inputs, (RelativePositions,)):
+  if reason := band.unsupported(inputs, _KINDS):
     return reason
   if inputs.bias is not None:
     return "a bias is given"
@@ -71,12 +77,14 @@ def attention(
     lanes: of a vector, 128 on TPUs; fewer in interpret mode, where they only cost time.
   """
   length = inputs.query.shape[1]
-  plan, tables = plan_of(inputs, _interpret(interpret), block, lanes)
+  plan, relative = plan_of(inputs, _interpret(interpret), block, lanes)
   pad = lambda x, axis: _pad(x, plan.block, axis)
   first = inputs.query_offset % plan.block  # the number of the first query in its block
   pad_queries = lambda x, axis: _roll(_pad(x, plan.num_blocks[0] * plan.block, axis), first, axis)
   floats = dict(query=pad_queries(inputs.query.swapaxes(1, 2), 2))
-  floats |= {x: pad(getattr(inputs, x).swapaxes(1, 2), 2) for x in ("key", "value")} | tables
+  floats |= {x: pad(getattr(inputs, x).swapaxes(1, 2), 2) for x in ("key", "value")} | relative
+  if "content" in floats:
+    floats["content"] = pad_queries(floats["content"].swapaxes(1, 2), 2)
   masks = dict(key_visible=_visible_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
   masks = {name: pad(x.astype(jnp.int32), 1) for name, x in masks.items() if x is not None}
   if inputs.query_segment_ids is not None:
@@ -98,21 +106,26 @@ def _interpret(interpret: bool | None) -> bool:
 def plan_of(
   inputs: Inputs, interpret: bool, block: int | None = None, lanes: int | None = None
 ) -> tuple[TpuPlan, dict[str, Array]]:
-  """Returns the static parameters of a call, and its tables [#N, W, H] from `_periodic`."""
+  """Returns the static parameters of a call, and the arrays of its relations."""
   lengths = inputs.query.shape[1], inputs.key.shape[1]
   largest_block, default_lanes = (16, 16) if interpret else (BLOCK, LANES)
   lanes = lanes or default_lanes
   block = block or min(largest_block, _up(max(lengths), lanes))
   table = band.band_of(inputs)
-  first, last, period, tables = 0, 0, 0, {}
+  first, last, period, arrays = 0, 0, 0, {}
   if table is not None:
     first, last = table.first, table.first + table.num_diagonals
     period = _up(last - first + 2, lanes)
-    (key, value, *_), left_value = table.tables, table.left.value
-    if key is not None:
-      tables["key_table"] = _periodic(key, jnp.zeros_like(key[0]), first, period)
-    if value is not None:
-      tables["value_table"] = _periodic(value, left_value, first, period)
+    for name, rows in table.tables._asdict().items():
+      if rows is not None:
+        left = table.left.value if name == "value" else jnp.zeros_like(rows[0])
+        arrays[f"{name}_table"] = _periodic(rows, left, first, period)
+    if "bias_table" in arrays:
+      arrays["bias_table"] = arrays["bias_table"][:, None]
+    if table.content is not None:
+      arrays["content"] = table.content
+  if (slopes := band.slopes(inputs)) is not None:
+    arrays["slopes"] = slopes[:, None, None]
   offset = inputs.query_offset
   is_static = isinstance(offset, int)
   padded = lengths[0] + (offset % block if is_static else block - 1), lengths[1]
@@ -132,15 +145,15 @@ def plan_of(
     interpret=interpret,
     shards=axes_of_query(inputs.explicit),
   )
-  return plan, tables
+  return plan, arrays
 
 
 def _periodic(
-  table: Float[Array, "R #N H"], left: Float[Array, "#N H"], first: int, period: int
-) -> Float[Array, "#N {period} H"]:
+  table: Float[Array, "R #N *H"], left: Float[Array, "#N *H"], first: int, period: int
+) -> Float[Array, "#N {period} *H"]:
   """Returns a table whose row d % period is distance d's; the row before the band is `left`."""
   rows = jnp.concatenate([left[None], table])
-  rows = jnp.pad(rows, ((0, period - len(rows)), (0, 0), (0, 0)))
+  rows = jnp.pad(rows, ((0, period - len(rows)), *[(0, 0)] * left.ndim))
   return jnp.roll(rows, first - 1, axis=0).swapaxes(0, 1)
 
 
@@ -206,7 +219,7 @@ def _backward(
   kernel = functools.partial(_backward_in_parts, plan)
   gradients = over_devices(kernel, tiles.AXES[2], operands, plan.shards, tile=plan.block)
   gradients = {name: gradients[f"d_{name}"] for name in floats}
-  for name in ("key_table", "value_table"):
+  for name in tiles.TABLES:
     if name in floats:
       of_heads = gradients[name].sum(0)
       is_shared = len(floats[name]) == 1
@@ -254,4 +267,5 @@ def _backward_in_parts(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) 
   d_key, d_value = (jnp.concatenate(parts, 2) for parts in zip(*of_keys, strict=True))
   if isinstance(first_query, int):  # otherwise rounded after the sum over devices
     d_key, d_value = d_key.astype(dtype), d_value.astype(dtype)
-  return total | dict(d_query=total["d_query"].astype(dtype), d_key=d_key, d_value=d_value)
+  total |= {name: total[name].astype(dtype) for name in ("d_query", "d_content") if name in total}
+  return total | dict(d_key=d_key, d_value=d_value)

@@ -24,7 +24,7 @@ VMEM_BYTES = 56 * 2**20
 def backward(
   plan: TpuPlan, operands: dict[str, jax.Array], dtype: jax.typing.DTypeLike
 ) -> dict[str, jax.Array]:
-  """Returns the gradients of query (in `dtype`), key, value, and of the tables per sequence."""
+  """Returns all gradients: query and content in `dtype`, the tables per sequence and head."""
   query, key = operands["query"], operands["key"]
   batch, heads, length, width = query.shape
   key_heads, num_keys = key.shape[1:3]
@@ -32,17 +32,22 @@ def backward(
   wide = jnp.promote_types(query.dtype, jnp.float32)
   # The gradients of several devices are summed wide.
   of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
-  of_table = jax.ShapeDtypeStruct((batch, heads, plan.period, width), wide)
   outputs = dict(d_query=jax.ShapeDtypeStruct(query.shape, dtype), d_key=of_keys, d_value=of_keys)
-  tables = operands.keys() & {"key_table", "value_table"}
-  outputs |= {f"d_{name}": of_table for name in sorted(tables)}
+  if "content" in operands:
+    outputs |= dict(d_content=jax.ShapeDtypeStruct(operands["content"].shape, dtype))
+  for name in tiles.TABLES:
+    if name in operands:
+      of_heads = batch, heads, *operands[name].shape[1:]
+      outputs[f"d_{name}"] = jax.ShapeDtypeStruct(of_heads, wide)
   band, row = (plan.period, plan.block), (1, plan.block)
   scratch = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
-  if "key_table" in operands:
+  if tiles.has_logits(operands):
     scratch |= dict(key_band=band, key_right=row, band_d_logits=band, right_d_logits=row)
   if "value_table" in operands:
     scratch |= dict(value_band=band, value_right=row, band_weights=band, right_weights=row)
     scratch |= dict(value_left=row)
+  if "slopes" in operands:
+    scratch |= dict(slopes=row)
   # A device with a part of the queries does not know their numbers here, nor a traced offset.
   known = plan.is_causal and "first_block" not in operands
   # The gradients of all keys stay on the chip.
@@ -83,9 +88,10 @@ def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
 
   @pl.when((query_step == 0) & (step == 0))
   def _():
-    for name in ("d_key_table", "d_value_table"):
-      if name in outputs:
-        outputs[name][...] = jnp.zeros(outputs[name].shape, outputs[name].dtype)
+    for name in tiles.TABLES:
+      if name in operands:
+        of_table = outputs[f"d_{name}"]
+        of_table[...] = jnp.zeros(of_table.shape, of_table.dtype)
 
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
@@ -101,18 +107,20 @@ def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
 
 def _start(plan: TpuPlan, operands, scratch) -> None:
   """Computes the products of a block's queries, and of its cotangents, with the tables."""
-  for name in ("query", "band_d_logits", "band_weights", "right_d_logits", "right_weights"):
+  sums = "band_d_logits", "band_weights", "right_d_logits", "right_weights", "slopes"
+  for name in ("query", *sums):
     if name in scratch:
       scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
-  for name, rows, scale in (("key", "query", plan.scale), ("value", "d_output", 1)):
-    if f"{name}_table" in operands:
-      rows = operands[rows][0, 0]
-      table = operands[f"{name}_table"][0]
-      band = tiles.precise_product(table, rows, (1, 1), rows.dtype) * scale
-      scratch[f"{name}_right"][...] = band[plan.last_row, None]
-      if name == "value":
-        scratch["value_left"][...] = band[plan.left_row, None]
-      scratch[f"{name}_band"][...] = tiles.skew_keys(plan, band, 1)
+  if tiles.has_logits(operands):
+    band = tiles.band_logits(plan, operands, keys=0)
+    scratch["key_right"][...] = band[plan.last_row, None]
+    scratch["key_band"][...] = tiles.skew_keys(plan, band, 1)
+  if "value_table" in operands:
+    d_output, table = operands["d_output"][0, 0], operands["value_table"][0]
+    band = tiles.precise_product(table, d_output, (1, 1), d_output.dtype)
+    scratch["value_right"][...] = band[plan.last_row, None]
+    scratch["value_left"][...] = band[plan.left_row, None]
+    scratch["value_band"][...] = tiles.skew_keys(plan, band, 1)
 
 
 def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_right) -> None:
@@ -122,7 +130,7 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
   )
   weights = _weights(plan, operands, scratch, query, key, offset, is_right)
   d_weights = tiles.product(value, d_output, (1, 1))
-  d_weights = _relative(plan, operands, scratch, "value", d_weights, offset)
+  d_weights = _relative(plan, scratch, "value", d_weights, offset)
   # The weights' gradient has this term for all keys of the tile.
   common = scratch["value_right"][...] if is_right and "value_right" in scratch else 0
   if "value_table" in operands:
@@ -137,9 +145,13 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
   else:
     d_logits = weights * (d_weights - (delta - common))
   for name, sums, collected in (("value", "weights", weights), ("key", "d_logits", d_logits)):
-    if f"{name}_table" in operands:
+    if f"{name}_band" in scratch:
       refs = scratch[f"band_{sums}"], scratch[f"right_{sums}"]
       _collect(plan, collected, offset, is_right, *refs)
+  if "slopes" in scratch:
+    distance = tiles.all_distances(plan, offset, keys=0)
+    steps = jnp.abs(distance).astype(d_logits.dtype)
+    scratch["slopes"][...] -= (d_logits * steps).sum(0, keepdims=True)
   low_weights, low_d_logits = (x.astype(query.dtype) for x in (weights, d_logits))
   keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
   scratch["value"][keys] += tiles.product(low_weights, d_output, (1, 0))
@@ -149,16 +161,17 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
 
 def _weights(plan: TpuPlan, operands, scratch, query, key, offset, is_right):
   logits = tiles.product(key, query, (1, 1)) * plan.scale
-  logits = _relative(plan, operands, scratch, "key", logits, offset)
+  logits = tiles.add_slopes(plan, logits, offset, operands, keys=0)
+  logits = _relative(plan, scratch, "key", logits, offset)
   logits = tiles.hide(plan, logits, offset, operands, keys=0)
   far = "far_" if is_right and "far_maximum" in operands else ""
   maximum, inverse_total = (operands[far + x][0, 0] for x in ("maximum", "inverse_total"))
   return jnp.exp(logits - maximum) * inverse_total
 
 
-def _relative(plan: TpuPlan, operands, scratch, name: str, tile, offset):
+def _relative(plan: TpuPlan, scratch, name: str, tile, offset):
   """Adds the relative term; tiles right of the diagonal's lack what all their keys share."""
-  if f"{name}_table" not in operands or not isinstance(offset, int):
+  if f"{name}_band" not in scratch or not isinstance(offset, int):
     return tile
   band, right = scratch[f"{name}_band"], scratch[f"{name}_right"]
   return tiles.add_band(plan, tile, offset, band, right, keys=0)
@@ -181,15 +194,25 @@ def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   d_query = scratch["query"][...]
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
   number = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
-  if "key_table" in operands:
+  product = lambda x, y, axes: tiles.product(x.astype(y.dtype), y, axes)
+  if tiles.has_logits(operands):
     d_logits = tiles.skew_keys(plan, scratch["band_d_logits"][...], -1)
     d_logits = jnp.where(number == plan.last_row, scratch["right_d_logits"][...], d_logits)
+  if "key_table" in operands:
     d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
-    d_logits = d_logits.astype(query.dtype)
-    outputs["d_key_table"][0, 0] += tiles.product(d_logits, query, (1, 0)) * plan.scale
+    outputs["d_key_table"][0, 0] += product(d_logits, query, (1, 0)) * plan.scale
+  if "content_table" in operands:
+    content, table = operands["content"][0, 0], operands["content_table"][0]
+    d_content = tiles.precise_product(table, d_logits, (0, 0), content.dtype)
+    outputs["d_content"][0, 0] = d_content.T.astype(outputs["d_content"].dtype)
+    outputs["d_content_table"][0, 0] += product(d_logits, content, (1, 0))
+  if "bias_table" in operands:
+    outputs["d_bias_table"][0, 0] += d_logits.T.sum(0, keepdims=True)
+  if "slopes" in operands:
+    outputs["d_slopes"][0, 0] += scratch["slopes"][...].sum(1, keepdims=True)
   if "value_table" in operands:
     weights = tiles.skew_keys(plan, scratch["band_weights"][...], -1)
     weights = jnp.where(number == plan.last_row, scratch["right_weights"][...], weights)
     weights = jnp.where(number == plan.left_row, operands["sums"][0, 0], weights)
-    outputs["d_value_table"][0, 0] += tiles.product(weights.astype(query.dtype), d_output, (1, 0))
+    outputs["d_value_table"][0, 0] += product(weights, d_output, (1, 0))
   outputs["d_query"][0, 0] = (d_query * plan.scale).T.astype(outputs["d_query"].dtype)

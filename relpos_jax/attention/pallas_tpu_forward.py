@@ -21,6 +21,7 @@ from relpos_jax.attention.partitioned import shapes_like
 
 # Batch, heads and blocks of queries are parallel; blocks of keys are sequential.
 SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
+CONTENT_VMEM_BYTES = 56 * 2**20
 
 
 def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -39,11 +40,11 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     outputs |= dict(far_maximum=row, far_inverse_total=row)
   if "value_table" in operands:
     outputs |= dict(sums=row)
-  if plan.period and wide != query.dtype:
+  if (plan.period or "slopes" in operands) and wide != query.dtype:
     outputs |= dict(output_rest=outputs["output"])
   tile, band = (plan.block, plan.lanes), (plan.block, plan.period)
   scratch = dict(output=(plan.block, query.shape[3]), maximum=tile, sums=tile)
-  if "key_table" in operands:
+  if tiles.has_logits(operands):
     scratch |= dict(key_band=band, key_right=tile)
   if _has_far(plan, operands):
     scratch |= dict(far_maximum=tile)
@@ -70,7 +71,11 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     out_specs=specs(outputs),
     out_shape=shapes_like(query, outputs),
     scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
-    compiler_params=pltpu.CompilerParams(dimension_semantics=SEMANTICS),
+    # The default is too little for a content and as many rows as a call takes.
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=SEMANTICS,
+      vmem_limit_bytes=CONTENT_VMEM_BYTES if "content" in operands else None,
+    ),
     cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),
     interpret=plan.interpret,
     name="relative_attention_forward",
@@ -79,7 +84,7 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
 
 def _has_far(plan: TpuPlan, operands: dict) -> bool:
   """Returns whether logits lack c_i in the tiles right of the diagonal's."""
-  return "key_table" in operands and not plan.is_causal
+  return tiles.has_logits(operands) and not plan.is_causal
 
 
 def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
@@ -104,9 +109,8 @@ def _start(plan: TpuPlan, operands, scratch) -> None:
   if "right_sums" in scratch and "right_sums" not in clear:
     for queries in _queries_in_band(plan):
       scratch["right_sums"][queries] = jnp.zeros((plan.height, plan.lanes), lowest.dtype)
-  if "key_table" in operands:
-    query, table = operands["query"][0, 0], operands["key_table"][0]
-    logits = tiles.precise_product(query, table, (1, 1), query.dtype) * plan.scale
+  if tiles.has_logits(operands):
+    logits = tiles.band_logits(plan, operands, keys=1)
     right = logits[:, plan.last_row, None]
     scratch["key_band"][...] = tiles.skew(plan, logits)
     scratch["key_right"][...] = jnp.broadcast_to(right, scratch["key_right"].shape)
@@ -124,7 +128,8 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
   # Right of the diagonal's tile they lack c_i.
   logits = tiles.product(query, key, (1, 1)) * plan.scale
-  if isinstance(offset, int) and "key_table" in operands:
+  logits = tiles.add_slopes(plan, logits, offset, operands, keys=1)
+  if isinstance(offset, int) and tiles.has_logits(operands):
     band, right = scratch["key_band"], scratch["key_right"]
     logits = tiles.add_band(plan, logits, offset, band, right, keys=1)
   logits = tiles.hide(plan, logits, offset, operands, keys=1)

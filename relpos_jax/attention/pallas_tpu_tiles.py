@@ -32,7 +32,13 @@ from relpos_jax.attention.partitioned import Shards
 # A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total
 # beside a large maximum. The "far" ones are those of tiles right of the diagonal's, whose logits
 # all lack the same relative term.
-_AXES = dict(key_table="Nwh", value_table="Nwh", d_key_table="BNwh", d_value_table="BNwh")
+_AXES = dict(key_table="Nwh", value_table="Nwh", content_table="Nwp", bias_table="Now")
+_AXES |= dict(slopes="Nop")
+# All sequences share these, and heads may: their gradients are first of each sequence and head.
+TABLES = tuple(_AXES)
+LOGIT_TABLES = ("key_table", "content_table", "bias_table")
+_AXES |= {f"d_{name}": "B" + axes for name, axes in _AXES.items()}
+_AXES |= dict(content="BNTp", d_content="BNTp")
 _AXES |= dict.fromkeys(("query", "d_output", "output", "output_rest", "d_query"), "BNTh")
 _AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKSh")
 _AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "delta"), "BNoT")
@@ -231,11 +237,15 @@ def skew_keys(plan: TpuPlan, x: jax.Array, sign: int) -> jax.Array:
   return x
 
 
+def all_distances(plan: TpuPlan, offset, keys: int) -> jax.Array:
+  """Returns j - i in a tile whose keys are along axis `keys`."""
+  positions = functools.partial(jax.lax.broadcasted_iota, jnp.int32, (plan.block, plan.block))
+  return offset * plan.block + positions(keys) - positions(1 - keys)
+
+
 def hide(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
   """Sets the logits `[block, block]` of hidden pairs to LOWEST; keys along axis `keys`."""
-  hidden = []
-  positions = functools.partial(jax.lax.broadcasted_iota, jnp.int32, logits.shape)
-  distance = offset * plan.block + positions(keys) - positions(1 - keys)
+  hidden, distance = [], all_distances(plan, offset, keys)
   if plan.is_causal and isinstance(offset, int) and offset == 0:
     hidden.append(distance > 0)
   if plan.window is not None:
@@ -247,6 +257,35 @@ def hide(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
   for mask in hidden:
     logits = jnp.where(mask, jnp.asarray(masks.LOWEST, logits.dtype), logits)
   return logits
+
+
+def has_logits(operands: Mapping) -> bool:
+  """Returns whether any table has a term of the logits."""
+  return any(name in operands for name in LOGIT_TABLES)
+
+
+def band_logits(plan: TpuPlan, operands, keys: int) -> jax.Array:
+  """Returns the relative term of a block's queries by table row, the rows along axis `keys`."""
+  terms = []
+  for factor, name in (("query", "key_table"), ("content", "content_table")):
+    if name in operands:
+      x, table = operands[factor][0, 0], operands[name][0]
+      pair = (x, table) if keys else (table, x)
+      term = precise_product(*pair, (1, 1), x.dtype)
+      terms.append(term * plan.scale if factor == "query" else term)
+  if "bias_table" in operands:
+    bias = jnp.broadcast_to(operands["bias_table"][0], (plan.block, plan.period))
+    terms.append(bias if keys else bias.T)
+  return sum(terms[1:], terms[0])
+
+
+def add_slopes(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
+  """Subtracts slope * abs(j - i), if there are slopes."""
+  if "slopes" not in operands:
+    return logits
+  return logits - operands["slopes"][0] * jnp.abs(all_distances(plan, offset, keys)).astype(
+    logits.dtype
+  )
 
 
 def add_band(plan: TpuPlan, tile, offset: int, band, right, keys: int):

@@ -10,7 +10,14 @@ from compiling import quickly
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from jax.test_util import check_grads
 
-from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax import (
+  ContentBias,
+  DistanceBias,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+)
 from relpos_jax.attention import pallas_gpu, reference
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_gpu_kernels import Blocks
@@ -21,6 +28,12 @@ KEY_MASK = RANDOM.random((2, 1, 1, 14)) < 0.6
 SEGMENTS = {name: RANDOM.integers(0, 2, 14) for name in ("query_segment_ids", "key_segment_ids")}
 LENGTHS = dict(query_seq_lengths=np.array([5, 14]), key_value_seq_lengths=np.array([3, 0]))
 DROPOUT = dict(dropout_rate=0.4, dropout_key=jax.random.key(0))
+NO_TABLES = dict(key_table=False, value_table=False)
+
+
+def normal(*shape):
+  return RANDOM.normal(size=shape)
+
 
 # T = S = 14: blocks of queries with tiles to the right, on the band and to the left, and padding.
 CASES = {
@@ -38,7 +51,7 @@ CASES = {
   "narrow window, causal": dict(k=4, local_window_size=(1, 6), is_causal=True),
   "dropout": dict(k=2, **DROPOUT),
   "dropout, values only": dict(k=2, key_table=False, mask=KEY_MASK, **DROPOUT),
-  "no relations, causal": dict(key_table=False, value_table=False, is_causal=True, **DROPOUT),
+  "no relations, causal": dict(NO_TABLES, is_causal=True, **DROPOUT),
   "an offset": dict(k=2, query_offset=9, keys=25, **DROPOUT),
   "an offset, causal, zero": dict(k=2, query_offset=7, keys=20, is_causal=True, beyond="zero"),
   "offsets beyond all keys": dict(k=2, query_offset=np.array([30, -20]), **LENGTHS),
@@ -48,7 +61,35 @@ CASES = {
   "offsets, window, segments": dict(
     k=2, query_offset=np.array([-3, 6]), local_window_size=(5, 2), **SEGMENTS
   ),
-  "no relations, window": dict(key_table=False, value_table=False, local_window_size=(2, 3)),
+  "no relations, window": dict(NO_TABLES, local_window_size=(2, 3)),
+  "a bias": dict(NO_TABLES, more=(DistanceBias(normal(7)),)),
+  "a bias per head, causal": dict(
+    NO_TABLES, is_causal=True, heads=4, more=(DistanceBias(normal(6, 4), left=4),)
+  ),
+  "contents, mask": dict(
+    NO_TABLES,
+    mask=KEY_MASK,
+    more=(
+      ContentBias(normal(2, 14, 2, 5), normal(5, 2, 5)),
+      ContentBias(normal(2, 14, 2, 3), normal(4, 3), "zero", left=1),
+    ),
+  ),
+  "slopes, window": dict(NO_TABLES, local_window_size=(9, 6), more=(LinearBias(normal(2)),)),
+  "slopes, values, dropout": dict(k=2, key_table=False, more=(LinearBias(normal(2)),), **DROPOUT),
+  "all, offsets, dropout, lengths": dict(
+    k=2,
+    heads=4,
+    scale=-0.7,
+    query_offset=np.array([3, -4]),
+    more=(
+      DistanceBias(normal(5, 4), "zero"),
+      LinearBias(normal(4)),
+      ContentBias(normal(2, 14, 4, 3), normal(3, 3)),
+      RelativePositions(normal(9, 4, 3), normal(9, 4, 3), "zero"),
+      DistanceBias(normal(3)),
+    ),
+    **(DROPOUT | LENGTHS),
+  ),
 }
 
 
@@ -62,6 +103,7 @@ def arrays_of(
   per_head=False,
   key_table=True,
   value_table=True,
+  more=(),
   dtype=np.float64,
 ):
   """Returns the differentiable arrays."""
@@ -73,14 +115,15 @@ def arrays_of(
     value=random(size=(2, keys, 2, width)),
     key_table=random(size=table) if key_table else None,
     value_table=random(size=table) if value_table else None,
+    more=more,
   )
-  return {name: jnp.asarray(x, dtype) for name, x in arrays.items() if x is not None}
+  return jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays)
 
 
 def attend(attention, arrays, beyond="clip", left=None, **options):
-  tables = [arrays.get(name) for name in ("key_table", "value_table")]
+  tables = [arrays[name] for name in ("key_table", "value_table")]
   given = any(table is not None for table in tables)
-  relations = RelativePositions(*tables, beyond, left) if given else None
+  relations = (*[RelativePositions(*tables, beyond, left)] * given, *arrays["more"])
   inputs = gather_inputs(
     *(arrays[x] for x in ("query", "key", "value")), relations=relations, **options
   )
@@ -109,7 +152,8 @@ def test_it_is_exact(name):
   wanted = output_and_gradients(reference.attention, arrays)
   actual = output_and_gradients(in_small_blocks, arrays)
   for name in wanted:
-    np.testing.assert_allclose(actual[name], wanted[name], rtol=0, atol=1e-10, err_msg=name)
+    same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-10, err_msg=name)
+    jax.tree.map(same, actual[name], wanted[name])
 
 
 @pytest.mark.usefixtures("float64")
@@ -142,7 +186,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient():
 
   output, gradients = output_and_gradients(arrays)
   assert not output[:, 2].any() and output[:, :2].all()
-  assert not any(gradient.any() for gradient in gradients.values())
+  assert not any(gradient.any() for gradient in jax.tree.leaves(gradients))
 
 
 def test_devices_that_share_a_sequence_gather_its_queries():
@@ -161,6 +205,7 @@ def test_devices_that_share_a_sequence_gather_its_queries():
     (dict(mask=np.ones((1, 1, 6, 1), bool)), r"mask has shape \(1, 1, 6, 1\)"),
     (dict(query_positions=np.arange(6)), "positions are given"),
     (dict(width=300), "heads are 300 wide"),
+    (dict(relations=KeyBias(np.ones((3, 3), np.float32))), "it has no KeyBias"),
   ],
 )
 def test_unsupported_calls_are_refused(options, reason):
@@ -171,18 +216,22 @@ def test_unsupported_calls_are_refused(options, reason):
     call(*(arrays[name] for name in ("query", "key", "value")))
 
 
-def loss(query, key, value, tables, **options):
+def loss(query, key, value, relations, **options):
   """Computes a loss with the kernels as compiled for a GPU."""
-  relations = None if tables is None else RelativePositions(*tables)
   inputs = gather_inputs(query, key, value, relations=relations, **options)
   blocks = pallas_gpu.default_blocks(inputs)
   return pallas_gpu.attention_in_blocks(inputs, blocks, interpret=False).astype(jnp.float32).sum()
 
 
-def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, **more):
-  arrays = [jax.ShapeDtypeStruct((1, length, 8, width), dtype, **more)] * 3
-  table = jax.ShapeDtypeStruct((2 * k + 1, width), jnp.float32, **more)
-  return *arrays, (table, table)
+def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, kinds="shaw", **more):
+  """Returns the shapes of query, key, value and relations: "shaw", "t5" or all "kinds"."""
+  array = jax.ShapeDtypeStruct((1, length, 8, width), dtype, **more)
+  table = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32, **more)
+  shaw = RelativePositions(*[table(2 * k + 1, width)] * 2)
+  content, slopes = ContentBias(array, table(2 * k + 1, width)), LinearBias(table(8))
+  every = shaw, DistanceBias(table(2 * k + 1, 8)), content, slopes
+  relations = dict(none=(), shaw=shaw, t5=DistanceBias(table(257, 8)), all=every)
+  return array, array, array, relations[kinds]
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
@@ -194,6 +243,8 @@ def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, **more):
     (dict(length=500, k=200, dtype=jnp.float16, width=48), dict(DROPOUT, local_window_size=100)),
     (dict(), dict(query_offset=jnp.array([70]), is_causal=True, **DROPOUT)),
     (dict(length=200), dict(query_segment_ids=np.zeros(200), key_segment_ids=np.zeros(200))),
+    (dict(kinds="t5"), dict(is_causal=True)),
+    (dict(kinds="all"), dict()),
   ],
 )
 def test_it_lowers_for_an_h100(sizes, options):
@@ -231,10 +282,16 @@ gpu_device_info {
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize(
-  "width, dtype, relative",
-  [(64, jnp.bfloat16, True), (64, jnp.bfloat16, False), (128, jnp.float32, True)],
+  "width, dtype, kinds",
+  [
+    (64, jnp.bfloat16, "shaw"),
+    (64, jnp.bfloat16, "none"),
+    (128, jnp.float32, "shaw"),
+    (64, jnp.bfloat16, "t5"),
+    (64, jnp.bfloat16, "all"),
+  ],
 )
-def test_it_compiles_for_an_h100_in_linear_memory(width, dtype, relative):
+def test_it_compiles_for_an_h100_in_linear_memory(width, dtype, kinds):
   """Compiles without a GPU: JAX_PLATFORMS=cpu, jax-cuda13-plugin and jax-cuda13-pjrt."""
   pytest.importorskip("jax_plugins.xla_cuda13")
   from jax.experimental import topologies
@@ -244,13 +301,13 @@ def test_it_compiles_for_an_h100_in_linear_memory(width, dtype, relative):
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
   def temporary(length):
-    *arrays, tables = shapes(length, width, dtype=dtype, sharding=sharding)
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3) if relative else (0, 1, 2)))
+    arrays = shapes(length, width, dtype=dtype, kinds=kinds, sharding=sharding)
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
     with use_abstract_mesh(mesh.abstract_mesh):
-      compiled = gradient.lower(*arrays, tables if relative else None).compile()
+      compiled = gradient.lower(*arrays).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
   short, long = temporary(8192), temporary(32768)
   assert long <= 4.1 * short
-  floats = 8 * 32768 * (width + 33)  # N T (H + R)
+  floats = 8 * 32768 * (width + (257 if kinds == "t5" else 33))  # N T (H + R)
   assert long <= 3 * 4 * floats

@@ -12,7 +12,15 @@ import pytest
 from compiling import quickly
 from jax.test_util import check_grads
 
-from relpos_jax import RelativePositions, dot_product_attention, explain
+from relpos_jax import (
+  ContentBias,
+  DistanceBias,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+  explain,
+)
 from relpos_jax.attention import pallas_tpu, reference
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import cost
@@ -24,7 +32,13 @@ TINY = dict(block=8, lanes=4)
 DROPOUT = dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
 
 
-def _arrays(queries=20, keys=20, heads=1, key_heads=1, rows=5, tables="kv", per_head=False):
+def _normal(*shape):
+  return np.random.default_rng(shape).normal(size=shape)
+
+
+def _arrays(
+  queries=20, keys=20, heads=1, key_heads=1, rows=5, tables="kv", per_head=False, more=()
+):
   random = np.random.default_rng(0).normal
   table = (rows, heads, WIDTH) if per_head else (rows, WIDTH)
   arrays = dict(
@@ -34,15 +48,15 @@ def _arrays(queries=20, keys=20, heads=1, key_heads=1, rows=5, tables="kv", per_
   )
   names = dict(k="key_table", v="value_table")
   arrays |= {names[letter]: random(size=table) for letter in tables}
-  return jax.tree.map(jnp.asarray, arrays)
+  return jax.tree.map(jnp.asarray, arrays | dict(more=more))
 
 
 def _attend(arrays, attention, left=None, beyond="clip", **options):
   tables = [arrays.get(name) for name in ("key_table", "value_table")]
   given = any(table is not None for table in tables)
-  relations = RelativePositions(*tables, beyond=beyond, left=left) if given else None
+  relations = [RelativePositions(*tables, beyond=beyond, left=left)] * given
   sequences = (arrays[name] for name in ("query", "key", "value"))
-  return attention(gather_inputs(*sequences, relations=relations, **options))
+  return attention(gather_inputs(*sequences, relations=(*relations, *arrays["more"]), **options))
 
 
 def _output_and_gradients(arrays, attention, options):
@@ -60,7 +74,8 @@ def _assert_exact(arrays, options, tiny=TINY):
   actual = _output_and_gradients(arrays, kernel, options)
   wanted = _output_and_gradients(arrays, reference.attention, options)
   for name in wanted:
-    np.testing.assert_allclose(actual[name], wanted[name], rtol=0, atol=1e-10, err_msg=name)
+    same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-10, err_msg=name)
+    jax.tree.map(same, actual[name], wanted[name])
 
 
 SHAPES = {
@@ -108,6 +123,43 @@ SHAPES = {
   ),
   "dropout": (dict(heads=2), DROPOUT),
   "dropout, causal": (dict(heads=2), DROPOUT | dict(is_causal=True)),
+  "a bias": (dict(tables="", more=(DistanceBias(_normal(7)),)), {}),
+  "a bias per head, causal, grouped heads": (
+    dict(tables="", heads=4, key_heads=2, more=(DistanceBias(_normal(6, 4), left=4),)),
+    dict(is_causal=True),
+  ),
+  "contents": (
+    dict(
+      tables="v",
+      heads=2,
+      more=(
+        ContentBias(_normal(BATCH, 20, 2, 5), _normal(5, 2, 5)),
+        ContentBias(_normal(BATCH, 20, 2, 3), _normal(4, 3), "zero", left=1),
+      ),
+    ),
+    dict(mask=(np.arange(20) % 5 != 3)[None, None, None]),
+  ),
+  "slopes, window": (
+    dict(tables="", heads=2, more=(LinearBias(_normal(2)),)),
+    dict(local_window_size=(9, 6)),
+  ),
+  "slopes, values, dropout, causal": (
+    dict(tables="v", heads=2, more=(LinearBias(_normal(2)),)),
+    DROPOUT | dict(is_causal=True),
+  ),
+  "all, offsets, dropout": (
+    dict(
+      heads=2,
+      more=(
+        DistanceBias(_normal(5, 2), "zero"),
+        LinearBias(_normal(2)),
+        ContentBias(_normal(BATCH, 20, 2, 3), _normal(3, 3)),
+        RelativePositions(_normal(13, 2, WIDTH), _normal(13, 2, WIDTH), "zero"),
+        DistanceBias(_normal(3)),
+      ),
+    ),
+    dict(query_offset=np.array([5, -24]), scale=-0.7) | DROPOUT,
+  ),
 }
 
 
@@ -124,11 +176,12 @@ def test_what_wraps_around_in_the_band_is_nobodys_logit(rows):
 
 
 def test_gradients_are_as_narrow_as_the_inputs_though_the_offset_is_traced():
-  arrays = jax.tree.map(lambda x: x.astype(jnp.bfloat16), _arrays(queries=9, keys=9))
+  arrays = _arrays(queries=9, keys=9, more=(ContentBias(_normal(BATCH, 9, 1, 3), _normal(3, 3)),))
+  arrays = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arrays)
   kernel = functools.partial(pallas_tpu.attention, **TINY)
   loss = lambda arrays: _attend(arrays, kernel, query_offset=np.array(3)).sum()
   gradients = jax.eval_shape(jax.grad(loss), arrays)
-  assert {x.dtype for x in gradients.values()} == {jnp.dtype("bfloat16")}
+  assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype("bfloat16")}
 
 
 def test_exact_on_tiles_of_default_size():
@@ -150,7 +203,9 @@ def test_exact_behind_masks_of_every_kind():
 
 def test_keys_in_several_calls(monkeypatch):
   monkeypatch.setattr(pallas_tpu, "KEYS_A_CALL", 8)
-  arrays = _arrays(queries=9, keys=13)
+  content = ContentBias(_normal(BATCH, 9, 1, 3), _normal(3, 3))
+  more = content, LinearBias(_normal(1)), DistanceBias(_normal(5))
+  arrays = _arrays(queries=9, keys=13, more=more)
   _assert_exact(arrays, DROPOUT | dict(key_value_seq_lengths=jnp.array([12, 7])))
 
 
@@ -166,6 +221,7 @@ def test_gradients_are_those_of_the_output():
     (dict(bias=jnp.zeros((1, 1, 20, 20))), "a bias is given"),
     (dict(mask=jnp.ones((1, 1, 20, 1), bool)), "the same for all heads and queries"),
     (dict(query_positions=jnp.arange(20)), "positions are given"),
+    (dict(relations=KeyBias(_normal(3, WIDTH))), "it has no KeyBias"),
   ],
 )
 def test_refuses_by_name(options, reason):

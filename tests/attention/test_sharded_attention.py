@@ -233,6 +233,26 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
   assert len(moved("reduce-scatter")) == 2 and not moved("all-to-all")
 
 
+@pytest.mark.parametrize(
+  "attention, along",
+  [
+    (functools.partial(dot_product_attention, implementation="pallas_gpu"), HEADS_TOO),
+    (in_tiles, HEADS_TOO),
+    (in_tiles, ALONG_A_SEQUENCE),
+  ],
+)
+def test_kernels_take_shards_of_every_relation(attention, along):
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", content="BTNH")
+  axes |= dict(table="RH", bias="RN", slopes="N")
+
+  def attend(arrays):
+    query, key, value, content, table, bias, slopes = map(arrays.get, axes)
+    relations = ContentBias(content, table), DistanceBias(bias, left=2), LinearBias(slopes)
+    return attention(query, key, value, relations=relations, is_causal=True)
+
+  check_eight_devices_equal_one(attend, axes, along, stays=along is HEADS_TOO)
+
+
 def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
   axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table="RNH", value_table="RH")
 

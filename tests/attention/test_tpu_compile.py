@@ -18,7 +18,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 
 from experiments.benchmark.tpu_bundles import CHIPS
 from experiments.plan import NO_TPU
-from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax import (
+  ContentBias,
+  DistanceBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+)
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -38,18 +44,31 @@ def compiler():
 
 
 def _compile(
-  chip, length, width, rows=2 * K + 1, dtype=jnp.bfloat16, key_heads=HEADS, beyond="clip", **options
+  chip,
+  length,
+  width,
+  rows=2 * K + 1,
+  dtype=jnp.bfloat16,
+  key_heads=HEADS,
+  beyond="clip",
+  contents=(),
+  t5=0,
+  slopes=False,
+  **options,
 ):
   topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
   sharding = SingleDeviceSharding(topology.devices[0])
   array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
   query = array((1, length, HEADS, width), dtype)
   key = array((1, length, key_heads, width), dtype)
-  table = array((rows, width), jnp.float32)
+  table = lambda *shape: array(shape, jnp.float32)
+  relations = [RelativePositions(*[table(rows, width)] * 2, beyond=beyond)] * (rows > 0)
+  relations += [DistanceBias(table(t5, HEADS))] * (t5 > 0) + [LinearBias(table(HEADS))] * slopes
+  for size in contents:
+    content = array((1, length, HEADS, size), dtype)
+    relations.append(ContentBias(content, table(max(rows, 3), size)))
 
-  def output_and_gradients(query, key, value, *tables):
-    relations = RelativePositions(*tables, beyond=beyond) if rows else None
-
+  def output_and_gradients(query, key, value, relations):
     def attend(query, key, value, relations):
       inputs = gather_inputs(query, key, value, relations=relations, **options)
       assert pallas_tpu.unsupported(inputs, interpret=False) is None
@@ -58,8 +77,7 @@ def _compile(
     output, pull_back = jax.vjp(attend, query, key, value, relations)
     return output, pull_back(output)
 
-  tables = (table, table) if rows else ()
-  return jax.jit(output_and_gradients).lower(query, key, key, *tables).compile()
+  return jax.jit(output_and_gradients).lower(query, key, key, tuple(relations)).compile()
 
 
 @pytest.mark.parametrize("length", [1024, 32768])
@@ -90,6 +108,16 @@ CALLS = {
   "masks": dict(
     key_value_seq_lengths=[700], query_segment_ids=[0, 1] * 512, key_segment_ids=[0] * 1024
   ),
+}
+
+
+CALLS |= {
+  "T5": dict(rows=0, t5=257),
+  "T5, causal, float32": dict(rows=0, t5=129, dtype=jnp.float32, is_causal=True),
+  "slopes": dict(rows=0, slopes=True, is_causal=True),
+  "all": dict(t5=257, contents=(64,), slopes=True),
+  "narrow contents": dict(rows=0, contents=(16, 3)),
+  "many rows of a content": dict(rows=2 * 600 + 1, contents=(64,), length=2048),
 }
 
 
