@@ -18,7 +18,6 @@ from relpos_jax.attention.partitioned import shapes_like
 
 # Batch, key heads, query heads of one key head, blocks of queries, blocks of keys.
 SEMANTICS = ("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary")
-VMEM_BYTES = 56 * 2**20
 
 
 def backward(
@@ -68,7 +67,7 @@ def backward(
     out_shape=shapes_like(query, outputs),
     scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=SEMANTICS, vmem_limit_bytes=VMEM_BYTES
+      dimension_semantics=SEMANTICS, vmem_limit_bytes=tiles.VMEM_BYTES
     ),
     cost_estimate=tiles.cost(plan, operands, outputs, num_products=5),
     interpret=plan.interpret,
@@ -106,7 +105,7 @@ def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
 
 
 def _start(plan: TpuPlan, operands, scratch) -> None:
-  """Computes the products of a block's queries, and of its cotangents, with the tables."""
+  """Computes the terms of a block's queries, and of its cotangents, by row of the tables."""
   sums = "band_d_logits", "band_weights", "right_d_logits", "right_weights", "slopes"
   for name in ("query", *sums):
     if name in scratch:
@@ -198,16 +197,16 @@ def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   if tiles.has_logits(operands):
     d_logits = tiles.skew_keys(plan, scratch["band_d_logits"][...], -1)
     d_logits = jnp.where(number == plan.last_row, scratch["right_d_logits"][...], d_logits)
-  if "key_table" in operands:
-    d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
-    outputs["d_key_table"][0, 0] += product(d_logits, query, (1, 0)) * plan.scale
-  if "content_table" in operands:
-    content, table = operands["content"][0, 0], operands["content_table"][0]
-    d_content = tiles.precise_product(table, d_logits, (0, 0), content.dtype)
-    outputs["d_content"][0, 0] = d_content.T.astype(outputs["d_content"].dtype)
-    outputs["d_content_table"][0, 0] += product(d_logits, content, (1, 0))
-  if "bias_table" in operands:
-    outputs["d_bias_table"][0, 0] += d_logits.T.sum(0, keepdims=True)
+    if "key_table" in operands:
+      d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
+      outputs["d_key_table"][0, 0] += product(d_logits, query, (1, 0)) * plan.scale
+    if "content_table" in operands:
+      content, table = operands["content"][0, 0], operands["content_table"][0]
+      d_content = tiles.precise_product(table, d_logits, (0, 0), content.dtype)
+      outputs["d_content"][0, 0] = d_content.T.astype(outputs["d_content"].dtype)
+      outputs["d_content_table"][0, 0] += product(d_logits, content, (1, 0))
+    if "bias_table" in operands:
+      outputs["d_bias_table"][0, 0] += d_logits.T.sum(0, keepdims=True)
   if "slopes" in operands:
     outputs["d_slopes"][0, 0] += scratch["slopes"][...].sum(1, keepdims=True)
   if "value_table" in operands:

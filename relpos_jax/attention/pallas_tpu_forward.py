@@ -1,9 +1,9 @@
 """The forward kernel for TPUs: an online softmax from right to left.
 
 For each block of queries: the plain tiles right of the band, all of whose logits lack the same
-c_i = scale * q_i . w'K; then `m += c` at the diagonal, once; the tiles of the band; the plain tiles
-left of it. Every query has one key on each of the band's diagonals: their logits are stored, and
-become weights at the end of the block.
+c_i, the term of the tables' last row; then `m += c` at the diagonal, once; the tiles of the band;
+the plain tiles left of it. Every query has one key on each of the band's diagonals: their logits
+are stored, and become weights at the end of the block.
 """
 
 import functools
@@ -21,7 +21,6 @@ from relpos_jax.attention.partitioned import shapes_like
 
 # Batch, heads and blocks of queries are parallel; blocks of keys are sequential.
 SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
-CONTENT_VMEM_BYTES = 56 * 2**20
 
 
 def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -74,7 +73,7 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     # The default is too little for a content and as many rows as a call takes.
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=SEMANTICS,
-      vmem_limit_bytes=CONTENT_VMEM_BYTES if "content" in operands else None,
+      vmem_limit_bytes=tiles.VMEM_BYTES if "content" in operands else None,
     ),
     cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),
     interpret=plan.interpret,

@@ -34,7 +34,7 @@ from relpos_jax.attention.partitioned import Shards
 # all lack the same relative term.
 _AXES = dict(key_table="Nwh", value_table="Nwh", content_table="Nwp", bias_table="Now")
 _AXES |= dict(slopes="Nop")
-# All sequences share these, and heads may: their gradients are first of each sequence and head.
+# All sequences share these, and heads may; the kernel's gradients are per sequence and head.
 TABLES = tuple(_AXES)
 LOGIT_TABLES = ("key_table", "content_table", "bias_table")
 _AXES |= {f"d_{name}": "B" + axes for name, axes in _AXES.items()}
@@ -47,6 +47,8 @@ AXES = {
   1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
   2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
 }
+
+VMEM_BYTES = 56 * 2**20  # what a kernel may use, if it needs more than the default
 
 Shapes = Mapping[str, jax.Array | jax.ShapeDtypeStruct]
 
@@ -283,9 +285,8 @@ def add_slopes(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
   """Subtracts slope * abs(j - i), if there are slopes."""
   if "slopes" not in operands:
     return logits
-  return logits - operands["slopes"][0] * jnp.abs(all_distances(plan, offset, keys)).astype(
-    logits.dtype
-  )
+  steps = jnp.abs(all_distances(plan, offset, keys))
+  return logits - operands["slopes"][0] * steps.astype(logits.dtype)
 
 
 def add_band(plan: TpuPlan, tile, offset: int, band, right, keys: int):
