@@ -19,7 +19,7 @@ from relpos_jax.attention import dropout
 from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, attend, differentiate, store_keys
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -29,16 +29,21 @@ _STRETCHES = 4
 # fit the cache.
 _PAIRS = 2**21
 
-# A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients: those of
-# a table are one per head and sequence, whether or not heads share it.
+# A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients.
 _FLOATS = dict(
   query="BTNH",
   key="BSKH",
   value="BSKH",
   bias="BNTS",
+  content="BTNP",
+  slopes="BN",
   left_logits="BNT",
-  key_table="RNH",
-  value_table="RNH",
+  right_logits="BNS",
+  row_logits="BNRT",
+  bias_table="BNR",
+  content_table="BNRP",
+  key_table="BNRH",
+  value_table="BNRH",
 )
 _AXES = dict(
   _FLOATS,
@@ -50,15 +55,13 @@ _AXES = dict(
   d_output="BTNH",
   **dict.fromkeys(("mask", "real_queries", "real_keys"), "BNTS"),
   **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
-  **{f"d_{name}": letters.replace("RNH", "BNRH") for name, letters in _FLOATS.items()},
+  **{f"d_{name}": letters for name, letters in _FLOATS.items()},
 )
 
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
 
-def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this implementation cannot run the call; None if it can."""
-  return bands.unsupported(inputs, (RelativePositions,))
+unsupported = bands.unsupported
 
 
 def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H"]:
@@ -103,22 +106,61 @@ def _default_block(inputs: Inputs) -> int:
 def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-  left_logits = value_table = None
-  if band is not None and band.tables.value is not None:
-    # The last row times the sum of all weights: one product with those by row.
-    value_table = jnp.concatenate([band.tables.value, band.left.value[None]])
-  query = inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide)
-  if band is not None and band.left.key is not None and inputs.soft_cap is not None:
-    left_logits = jnp.einsum("BTNH,NH->BNT", query, band.left.key)
-  return _not_none(
-    query=query,
+  slopes = bands.slopes(inputs)
+  floats = dict(
+    query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
     key=inputs.key.astype(wide),
     value=inputs.value.astype(wide),
-    key_table=None if band is None else band.tables.key,
-    left_logits=left_logits,
-    value_table=value_table,
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
+    slopes=None if slopes is None else slopes[None],
   )
+  return _not_none(**floats | (_of_band(inputs, band, floats["query"]) if band else {}))
+
+
+def _of_band(inputs: Inputs, band: bands.Band, query: Float[Array, "B T N H"]) -> Arrays:
+  """Returns the arrays of the relations by distance, among them the query that keys multiply."""
+  tables, left = band.tables, band.left
+  content = None if band.content is None else band.content.astype(query.dtype)
+  value_table, bias_table, arrays = tables.value, tables.bias, {}
+  if value_table is not None:
+    # The last row times the sum of all weights: one product with those by row.
+    value_table = jnp.concatenate([value_table, left.value[None]])
+  if inputs.soft_cap is not None:
+    products = (query, left.key), (content, left.content)
+    terms = [jnp.einsum("BTNH,NH->BNT", x, row) for x, row in products if row is not None]
+    terms += [] if left.bias is None else [left.bias[None, :, None]]
+    arrays["left_logits"] = sum(terms, zeros((1, 1, 1), query))
+  if tables.by_key is not None:
+    scale = jnp.asarray(inputs.scale, query.dtype)
+    arrays |= _of_keys(inputs, band, scale * tables.by_key)
+    query += scale * left.by_key
+    if tables.key is not None:  # its products are with the query alone
+      bias_table = 0 if bias_table is None else bias_table
+      bias_table -= jnp.einsum("NH,RNH->RN", scale * left.by_key, tables.key)
+  by_row = dict(bias=bias_table, content=tables.content, key=tables.key, value=value_table)
+  heads_first = lambda table: jnp.swapaxes(table, 0, 1)[None]
+  arrays |= {f"{name}_table": heads_first(x) for name, x in _not_none(**by_row).items()}
+  return arrays | _not_none(query=query, content=content)
+
+
+def _of_keys(inputs: Inputs, band: bands.Band, table: Float[Array, "R #N H"]) -> Arrays:
+  """Returns the logits of a `KeyBias`: of queries by row of the band, and of keys right of it."""
+  batch, num_queries, heads, width = inputs.query.shape
+  num_keys, key_heads = inputs.key.shape[1:3]
+  table = jnp.broadcast_to(table, (len(table), heads, width))
+  table_RKGH = table.reshape(len(table), key_heads, -1, width)
+  products = jnp.einsum("BSKH,RKGH->BKGRS", inputs.key.astype(table.dtype), table_RKGH)
+  products = products.reshape(batch, heads, len(table), num_keys)
+  # The keys of the first query's diagonals, and of those of the others: zero where there is none.
+  size = num_queries + band.num_diagonals
+  padded = jnp.pad(products[:, :, :-1], [(0, 0)] * 3 + [(size, size)])
+  start = jnp.clip(jnp.asarray(inputs.query_offset) + band.first + size, 0, num_keys + size)
+  start = jnp.broadcast_to(start, (batch,)) if start.ndim else start
+  read = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size, axis=-1)
+  by_key = jax.vmap(read, (0, 0 if start.ndim else None))(padded, start)
+  by_query = skew(by_key[:, :, ::-1], num_queries)[:, :, ::-1]
+  row_logits = jnp.pad(by_query, [(0, 0), (0, 0), (0, 1), (0, 0)])
+  return dict(row_logits=row_logits, right_logits=products[:, :, -1])
 
 
 def _not_none(**arrays: Array | None) -> Arrays:
@@ -149,11 +191,6 @@ def _flash_backward(
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
   kernel = functools.partial(_backward, plan)
   grads = over_devices(kernel, _AXES, arrays, plan.shards, precision=plan.precision)
-  for name in ("key_table", "value_table"):
-    if name in floats:
-      grad_RNH = grads[f"d_{name}"].sum(0).swapaxes(0, 1)
-      shared = floats[name].shape[1] == 1
-      grads[f"d_{name}"] = grad_RNH.sum(1, keepdims=True) if shared else grad_RNH
   return {name: grads[f"d_{name}"] for name in floats}, None
 
 
@@ -175,12 +212,9 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
 
 
 def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
-  """Computes the gradients of all differentiable arrays; a table has one per head and sequence."""
-  batch, _, heads, width = arrays["query"].shape
-  shapes = {name: arrays[name].shape for name in _FLOATS if name in arrays}
-  tables = [name for name in ("key_table", "value_table") if name in arrays]
-  shapes |= {name: (batch, heads, len(arrays[name]), width) for name in tables}
-  grads = {f"d_{name}": zeros(x, arrays["query"]) for name, x in shapes.items()}
+  """Computes the gradients of all differentiable arrays."""
+  floats = {name: arrays[name] for name in _FLOATS if name in arrays}
+  grads = {f"d_{name}": zeros(x.shape, arrays["query"]) for name, x in floats.items()}
   return _over_heads(plan, arrays, first_query, grads, differentiate, _add)
 
 

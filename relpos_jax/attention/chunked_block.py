@@ -8,15 +8,16 @@ on the right, which is the logit of the band's last row, or minus infinity in ca
 Every block has the same number of near and of far keys. For this the keys are stored twice in a
 row: the near ones are read from the first copy, and the far ones behind them, first those on the
 right and then, in the second copy, those on the left. The number on the right is one more element
-of the query, which the keys of the first copy multiply by 1 and those of the second by 0.
+of the query, which the keys of the first copy multiply by 1 and those of the second by 0. What a
+`KeyBias` and a `LinearBias` add to far keys is added to each logit.
 
 Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
 transposed copy of them.
 
-Letters: N heads, T queries of the block, S keys of a tile, P stored keys, W their width, H or
+Letters: N heads, T queries of the block, S keys of a tile, C stored keys, W their width, H or
 H + 1, D diagonals of the band, R its rows: one more, for the right. A value table has one more row,
 which is weighted by the sum of all weights of a query. There is one table per head, or one
-[1, R, H] shared by all.
+[1, R, H] shared by all. P is the width of the queries of a `ContentBias`.
 """
 
 import functools
@@ -30,6 +31,9 @@ from relpos_jax.attention.partitioned import Shards
 from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
 Arrays = dict[str, Array]
+
+# The tables whose products with queries are logits by row of the band, and these queries.
+_PRODUCTS = dict(key_table="query", content_table="content")
 
 
 class ChunkPlan(NamedTuple):
@@ -101,7 +105,7 @@ class Tile(NamedTuple):
     return self.distances >= self.plan.first + self.plan.num_diagonals
 
 
-def store_keys(plan: ChunkPlan, x: Float[Array, "N S H"]) -> Float[Array, "N P W"]:
+def store_keys(plan: ChunkPlan, x: Float[Array, "N S H"]) -> Float[Array, "N C W"]:
   """Returns keys or values, twice if the plan needs it: with a 1 appended, and with a 0."""
   if not plan.has_two_copies:
     return x
@@ -138,7 +142,7 @@ def attend(plan: ChunkPlan, block: Arrays, keys: Arrays, row: Int[Array, ""]) ->
   Output and inverse_total are zero for a query whose keys are all masked.
   """
   tiles = _tiles(plan, keys, row)
-  terms = _project(block, "key_table", "query")
+  terms = _terms(block)
   logits = [_logits(block, tile, terms) for tile in tiles]
   maximum = functools.reduce(jnp.maximum, (x.max(1) for x in logits), masks.LOWEST)
   weights = [jnp.exp(x - maximum[:, None]) for x in logits]
@@ -166,18 +170,24 @@ def differentiate(
 
   The cotangents `d_output` and `delta` are already divided by the total, so weights need not be.
   """
-  of_block = {}
+  of_block, terms = {}, _terms(block)
   for tile in _tiles(plan, keys, row):
-    of_own, of_tile = _differentiate_tile(block, tile)
+    of_own, of_tile = _differentiate_tile(block, tile, terms)
     of_block = {name: x + of_block.get(name, 0) for name, x in of_own.items()}
     for name, dx in of_tile.items():
       old = jax.lax.dynamic_slice_in_dim(of_keys[name], tile.start, dx.shape[1], axis=1)
       new = jax.lax.dynamic_update_slice_in_dim(of_keys[name], old + dx, tile.start, axis=1)
       of_keys = of_keys | {name: new}
-  if "key_table" in block:
-    d_terms = of_block.pop("d_terms")
-    of_block["d_query"] += jnp.einsum("NRT,NRH->NTH", d_terms, block["key_table"])
-    of_block["d_key_table"] = jnp.einsum("NRT,NTH->NRH", d_terms, block["query"])
+  d_terms = of_block.pop("d_terms", None)
+  for table, queries in _PRODUCTS.items():
+    if table in block:
+      d_queries = jnp.einsum("NRT,NRH->NTH", d_terms, block[table])
+      of_block[f"d_{queries}"] = of_block.get(f"d_{queries}", 0) + d_queries
+      of_block[f"d_{table}"] = jnp.einsum("NRT,NTH->NRH", d_terms, block[queries])
+  if "bias_table" in block:
+    of_block["d_bias_table"] = d_terms.sum(2)
+  if "row_logits" in block:
+    of_block["d_row_logits"] = d_terms
   if "value_table" in block:
     of_all = (block[name][:, None] for name in ("right_sums", "row_sums"))
     sums = jnp.concatenate([of_block.pop("diagonal_sums"), *of_all], axis=1)
@@ -185,13 +195,15 @@ def differentiate(
   return of_block, of_keys
 
 
-def _differentiate_tile(block: Arrays, tile: Tile) -> tuple[Arrays, Arrays]:
+def _differentiate_tile(
+  block: Arrays, tile: Tile, terms: Float[Array, "#N R #T"] | None
+) -> tuple[Arrays, Arrays]:
   """Returns a tile's terms of the gradients of the block's own arrays, and of its keys.
 
   In place of the tables' gradients it returns "d_terms", by row, and the weights' "diagonal_sums".
   """
   query, d_output = block["query"], block["d_output"]
-  terms, d_sums = _project(block, "key_table", "query"), _project(block, "value_table", "d_output")
+  d_sums = _project(block, "value_table", "d_output")
   logits = _logits(block, tile, terms)
   weights = jnp.exp(logits - block["maximum"][:, None])
   kept = _drop(block, tile, weights)
@@ -209,11 +221,9 @@ def _differentiate_tile(block: Arrays, tile: Tile) -> tuple[Arrays, Arrays]:
     of_own["d_terms"] = _sum_by_row(tile, d_logits, right)
   if d_sums is not None:
     of_own["diagonal_sums"] = _sum_by_diagonal(tile, kept)
-  if "left_logits" in block:
-    of_own["d_left_logits"] = d_logits.sum(1)
-  if "bias" in block:
-    pairs = lambda bias: jnp.broadcast_to(_slice_keys(bias, tile), d_logits.shape)
-    (of_own["d_bias"],) = jax.linear_transpose(pairs, block["bias"])(d_logits)
+  for name in _added(block, tile):
+    pairs = lambda x, name=name: jnp.broadcast_to(_added({name: x}, tile)[name], d_logits.shape)
+    (of_own[f"d_{name}"],) = jax.linear_transpose(pairs, block[name])(d_logits)
   return of_own, dict(
     d_key=jnp.einsum("NST,NTH->NSH", d_logits, query),
     d_value=jnp.einsum("NST,NTH->NSH", kept, d_output),
@@ -230,10 +240,20 @@ def _project(block: Arrays, table: str, queries: str) -> Float[Array, "N R T"] |
   return jnp.einsum("NRH,NTH->NRT", block[table], block[queries])
 
 
+def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
+  """Returns the logits of the block's queries by row of the band; None if no relation has any."""
+  terms = [_project(block, *pair) for pair in _PRODUCTS.items() if pair[0] in block]
+  if "bias_table" in block:
+    terms.append(block["bias_table"][..., None])
+  if "row_logits" in block:
+    terms.append(block["row_logits"])
+  return functools.reduce(jnp.add, terms) if terms else None
+
+
 def _scores(
   keys: Float[Array, "N S W"],
   queries: Float[Array, "N T H"],
-  right: Float[Array, "N T"] | float = 0.0,
+  right: Float[Array, "#N #T"] | float = 0.0,
 ) -> Float[Array, "N S T"]:
   """Computes k_j . q_i, plus `right` for keys of the first of two copies."""
   if keys.shape[2] > queries.shape[2]:
@@ -251,7 +271,7 @@ def _sum_over_keys(
 
 
 def _add_by_row(
-  tile: Tile, x: Float[Array, "N S T"], rows: Float[Array, "N R T"]
+  tile: Tile, x: Float[Array, "N S T"], rows: Float[Array, "#N R #T"]
 ) -> Float[Array, "N S T"]:
   """Adds to each near pair the number of its row of the band."""
   if not tile.is_near:
@@ -293,7 +313,7 @@ def _diagonal_indices(tile: Tile, shape: tuple[int, ...]) -> Int[Array, "N D T"]
 
 
 def _logits(
-  block: Arrays, tile: Tile, terms: Float[Array, "N R T"] | None
+  block: Arrays, tile: Tile, terms: Float[Array, "#N R #T"] | None
 ) -> Float[Array, "N S T"]:
   """Computes logits with the relative terms by row of the band; very low ones for hidden pairs."""
   right = 0.0 if terms is None else terms[:, -1]
@@ -301,13 +321,22 @@ def _logits(
   logits = _scores(tile.key, block["query"], masks.LOWEST if tile.plan.is_causal else right)
   if terms is not None:
     logits = _add_by_row(tile, logits, terms)
-  if "left_logits" in block:
-    logits += block["left_logits"][:, None]
-  if "bias" in block:
-    logits += _slice_keys(block["bias"], tile)
+  for term in _added(block, tile).values():
+    logits += term
   logits = masks.cap(logits, tile.plan.soft_cap)
   visible = _visible(block, tile)
   return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
+
+
+def _added(arrays: Arrays, tile: Tile) -> dict[str, Float[Array, "#N #S #T"]]:
+  """Returns the terms of a tile's logits that are linear in one array and have no row, by name."""
+  terms = dict(
+    left_logits=lambda x: x[:, None],
+    right_logits=lambda x: jnp.where(tile.is_right, x[:, tile.columns, None], 0),
+    slopes=lambda x: -x[:, None, None] * jnp.abs(tile.distances),
+    bias=lambda x: _slice_keys(x, tile),
+  )
+  return {name: term(arrays[name]) for name, term in terms.items() if name in arrays}
 
 
 def _visible(block: Arrays, tile: Tile) -> Bool[Array, "... #S #T"] | None:
@@ -324,10 +353,10 @@ def _visible(block: Arrays, tile: Tile) -> Bool[Array, "... #S #T"] | None:
   return masks.combine(*visible)
 
 
-def _slice_keys(x: Shaped[Array, "#N #T #P"], tile: Tile) -> Shaped[Array, "#N #S #T"]:
+def _slice_keys(x: Shaped[Array, "#N #T #C"], tile: Tile) -> Shaped[Array, "#N #S #T"]:
   """Returns the tile's slice of an array over all pairs, queries last."""
-  x_NPT = x.swapaxes(1, 2)
-  return x_NPT if x_NPT.shape[1] == 1 else x_NPT[:, tile.columns]
+  x_NCT = x.swapaxes(1, 2)
+  return x_NCT if x_NCT.shape[1] == 1 else x_NCT[:, tile.columns]
 
 
 def _drop(block: Arrays, tile: Tile, x: Float[Array, "N S T"]) -> Float[Array, "N S T"]:

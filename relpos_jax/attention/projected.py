@@ -12,7 +12,14 @@ import jax.numpy as jnp
 from relpos_jax.attention import reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
-from relpos_jax.attention.relations import DistanceBias, LinearBias, Relation, Vectors
+from relpos_jax.attention.relations import (
+  ContentBias,
+  DistanceBias,
+  KeyBias,
+  LinearBias,
+  Relation,
+  Vectors,
+)
 from relpos_jax.typing import Array, Float, Int
 
 
@@ -25,18 +32,24 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
   """Computes a relation's term of the logits, before any scale: q_i . aK_ij for most."""
   if isinstance(relation, LinearBias):
     return reference.relative_logits(inputs, relation)
-  edges = inputs.edges(relation)
+  edges, numbers = inputs.edges(relation), project(inputs, relation)
+  if jnp.issubdtype(edges.dtype, jnp.floating):
+    return reference.product("BNTR,BTSR->BNTS", numbers, edges)
+  if isinstance(relation, KeyBias):
+    return look_up(numbers, edges.swapaxes(1, 2)).swapaxes(2, 3)
+  return look_up(numbers, edges)
+
+
+def project(
+  inputs: Inputs, relation: Vectors | DistanceBias | ContentBias | KeyBias
+) -> Float[Array, "#B #N _ R"]:
+  """Computes the terms of each query, or in a `KeyBias` of each key, by row of the table."""
   if isinstance(relation, DistanceBias):
     num_rows, heads = relation.table.shape
     shape = 1, heads, inputs.query.shape[1], num_rows
-    return look_up(jnp.broadcast_to(relation.table.T[:, None], shape), edges)
+    return jnp.broadcast_to(relation.table.T[:, None], shape)
   axes, x, table = reference.content(inputs, relation)
-  projected = reference.product(f"{axes},RNH->BN{axes[1]}R", x, table)
-  if jnp.issubdtype(edges.dtype, jnp.floating):
-    return reference.product("BNTR,BTSR->BNTS", projected, edges)
-  if axes == "BSNH":  # a number for each key and row
-    return look_up(projected, edges.swapaxes(1, 2)).swapaxes(2, 3)
-  return look_up(projected, edges)
+  return reference.product(f"{axes},RNH->BN{axes[1]}R", x, table)
 
 
 def relative_values(

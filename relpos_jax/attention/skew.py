@@ -1,23 +1,23 @@
 """Huang et al.'s memory-efficient form: project on the table, then skew.
 
 Music Transformer, section 3.4.1, extended to later keys and, transposed, to values: copies of
-[B, N, T, T + S] instead of lookups, and no [T, S, H] tensor.
+[B, N, T, T + S] instead of lookups, and no [T, S, H] tensor. All relations by distance are numbers
+by row for each query or, in `KeyBias`, for each key.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import reference
+from relpos_jax.attention import projected, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
-from relpos_jax.attention.relations import RelativePositions
+from relpos_jax.attention.relations import ByDistance, KeyBias, LinearBias, RelativePositions
 from relpos_jax.typing import Array, Float
 
-
-def unsupported(inputs: Inputs) -> str | None:
-  """Returns why this implementation cannot run the call; None if it can."""
-  return bands.unsupported(inputs, (RelativePositions,))
+unsupported = bands.unsupported
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
@@ -25,10 +25,18 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
   return reference.attention(inputs, relative_logits, relative_values)
 
 
-def relative_logits(inputs: Inputs, relation: RelativePositions) -> Float[Array, "B N T S"]:
-  """Computes q_i . aK_ij."""
-  projected_BNTR = reference.product("BTNH,RNH->BNTR", inputs.query, relation.key)
-  return skew(_by_distance(projected_BNTR, inputs, relation), inputs.key.shape[1])
+def relative_logits(inputs: Inputs, relation: ByDistance | LinearBias) -> Float[Array, "#B #N T S"]:
+  """Computes a relation's term of the logits, before any scale: q_i . aK_ij for most."""
+  if isinstance(relation, LinearBias):
+    return reference.relative_logits(inputs, relation)
+  numbers = projected.project(inputs, relation)
+  if not isinstance(relation, KeyBias):
+    return _by_key(numbers, inputs, relation)
+  # The distance from a key to a query is i - j: queries and keys change places.
+  seen = dict(query=inputs.key, key=inputs.query, query_offset=-inputs.query_offset)
+  mirrored = dataclasses.replace(relation, left=relation.reach[1])
+  skewed = _by_key(numbers[..., ::-1], inputs._replace(**seen, is_causal=False), mirrored)
+  return skewed.swapaxes(2, 3)
 
 
 def relative_values(
@@ -37,8 +45,7 @@ def relative_values(
   """Computes sum_j p_ij aV_ij."""
   table = relation.value
   sums = zeros((*weights.shape[:3], len(table)), weights)
-  skewed = lambda x: skew(_by_distance(x, inputs, relation), inputs.key.shape[1])
-  (sums_BNTR,) = jax.linear_transpose(skewed, sums)(weights)
+  (sums_BNTR,) = jax.linear_transpose(lambda x: _by_key(x, inputs, relation), sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
 
 
@@ -60,9 +67,15 @@ def skew(x: Float[Array, "*B T C"], num_keys: int) -> Float[Array, "*B T {num_ke
   return flat.reshape(*batch, length, columns - 1)[..., :num_keys]
 
 
+def _by_key(
+  x: Float[Array, "#B #N T R"], inputs: Inputs, relation: ByDistance
+) -> Float[Array, "#B #N T S"]:
+  return skew(_by_distance(x, inputs, relation), inputs.key.shape[1])
+
+
 def _by_distance(
-  x: Float[Array, "B N T R"], inputs: Inputs, relation: RelativePositions
-) -> Float[Array, "B N T C"]:
+  x: Float[Array, "#B #N T R"], inputs: Inputs, relation: ByDistance
+) -> Float[Array, "#B #N T C"]:
   """Repeats or drops columns, so that there is one for every distance from -(T - 1) to S - 1.
 
   An offset is subtracted from both. With causality the last distance is at most 0, if known.

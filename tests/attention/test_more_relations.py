@@ -25,7 +25,7 @@ from relpos_jax import (
   explain,
   rotate,
 )
-from relpos_jax.attention import projected
+from relpos_jax.attention import chunked, projected
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -42,13 +42,21 @@ SUMS = [
 ]
 
 
-def random_call(kinds, seed):
+BY_DISTANCE = ["positions", "distance", "linear", "content", "key"]
+BANDS = [
+  *(("distance",), ("linear",), ("content",), ("key",)),
+  *(("distance", "linear"), ("positions", "key"), ("positions", "positions", "distance")),
+  (*BY_DISTANCE, *BY_DISTANCE),
+]
+
+
+def random_call(kinds, seed, length=6):
   """Returns arrays, relations of these kinds, and the other options of a call."""
   rng = np.random.default_rng([seed, *map(KINDS.index, kinds)])
   flip = lambda: bool(rng.integers(2))
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
   batch, queries, keys, key_heads, group, width = rng.integers(
-    [1, 1, 1, 1, 1, 1], [3, 7, 7, 3, 3, 4]
+    [1, 1, 1, 1, 1, 1], [3, length + 1, length + 1, 3, 3, 4]
   )
   heads = key_heads * group
   arrays = dict(
@@ -204,6 +212,20 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed):
   np.testing.assert_allclose(by_reference[0], formula(*call), **TOLERANCE)
   for name in ABLE:
     assert_close(results(*call, name), by_reference, str(name))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kinds", BANDS, ids="+".join)
+def test_relations_by_distance_share_a_band(kinds, seed, monkeypatch):
+  arrays, relations, options = random_call(kinds, seed, length=24)
+  options = {name: x for name, x in options.items() if "positions" not in name}
+  if seed:
+    options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+  monkeypatch.setattr(chunked, "_default_block", lambda inputs: 4)
+  monkeypatch.setattr(chunked, "_PAIRS", 2 * 4 * arrays["key"].shape[1])  # two heads at a time
+  wanted = results(arrays, relations, options)
+  for name in ("skew", "chunked"):
+    assert_close(results(arrays, relations, options, name), wanted, name)
 
 
 @pytest.mark.parametrize("kinds", [("distance",), ("key",), ("content",)], ids="+".join)
@@ -476,7 +498,7 @@ def test_distances_are_exact_in_low_precision():
   np.testing.assert_allclose(weights[0, 0], jax.nn.softmax(jnp.array([-1.0, 0.0])), rtol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "projected"])
+@pytest.mark.parametrize("implementation", ["reference", "projected", "chunked"])
 @pytest.mark.parametrize("mapped", [0, 1, 2])
 def test_vmap_equals_a_call_for_each(mapped, implementation):
   """Maps the arrays of the call, the tables, or both."""
@@ -525,7 +547,8 @@ def test_without_a_batch_and_its_weights():
   np.testing.assert_allclose(output, wanted, **TOLERANCE)
 
 
-def test_sharded_over_eight_devices():
+@pytest.mark.parametrize("implementation", ["projected", "skew"])
+def test_sharded_over_eight_devices(implementation):
   rng = np.random.default_rng(0)
   query, p = (jnp.asarray(rng.normal(size=(4, 6, 4, n))) for n in (3, 5))
   make = lambda *shape: jnp.asarray(rng.normal(size=shape))
@@ -536,7 +559,7 @@ def test_sharded_over_eight_devices():
     KeyBias(make(5, 3)),
   )
   call = lambda query, relations: dot_product_attention(
-    query, query, query, relations=relations, implementation="projected"
+    query, query, query, relations=relations, implementation=implementation
   )
   both = lambda *x: (call(*x), jax.grad(lambda *x: (call(*x) ** 2).sum(), (0, 1))(*x))
   wanted = quickly(both)(query, relations)
@@ -550,13 +573,16 @@ def test_sharded_over_eight_devices():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_the_result_has_the_values_dtype(dtype):
-  arrays, relations, options = random_call(KINDS, 6)
+@pytest.mark.parametrize(
+  "names, kinds", [(("reference", "projected"), KINDS), (("skew", "chunked"), BY_DISTANCE)]
+)
+def test_the_result_has_the_values_dtype(names, kinds, dtype):
+  arrays, relations, options = random_call(kinds, 6)
   cast = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
   small = jax.tree.map(cast, (arrays, relations))
   wide = jax.tree.map(lambda x: x.astype(float) if x.dtype == dtype else x, small)
   exact = dot_product_attention(**wide[0], **options, relations=wide[1])
-  for name in ("reference", "projected"):
+  for name in names:
     found = dot_product_attention(**small[0], **options, relations=small[1], implementation=name)
     assert found.dtype == dtype
     np.testing.assert_allclose(found.astype(float), exact, rtol=0, atol=50 * jnp.finfo(dtype).eps)
@@ -576,16 +602,12 @@ def test_projected_never_forms_a_vector_for_every_pair():
 @pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
 def test_the_others_refuse_what_has_no_band(name):
   x, table = jnp.ones((1, 300, 1, 8)), jnp.ones((3, 8))
-  relations = RelativePositions(table, None), LinearBias.alibi(1)
-  reason = "relations is RelativePositions + LinearBias; it needs one RelativePositions"
-  with pytest.raises(
-    NotImplementedError, match=f"'{name}' cannot do this call: {reason}".replace("+", r"\+")
-  ):
+  relations = RelativePositions(table, None), EdgeLabels(jnp.ones((300, 300), int), table, None)
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot .* it has no EdgeLabels"):
     dot_product_attention(x, x, x, relations=relations, implementation=name)
   explanation = explain(x, x, x, relations=relations)
-  assert explanation.implementation == "projected" and explanation.reasons[name] == reason
-  one = explain(x, x, x, relations=KeyBias(table)).reasons[name]
-  assert one == "relations is KeyBias; it needs one RelativePositions"
+  assert explanation.implementation == "projected"
+  assert explanation.reasons[name] == "it has no EdgeLabels"
 
 
 Q = np.ones((2, 5, 4, 8), np.float32)

@@ -11,7 +11,15 @@ import pytest
 from compiling import quickly
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from relpos_jax import RelativePositions, dot_product_attention, mesh_axes
+from relpos_jax import (
+  ContentBias,
+  DistanceBias,
+  KeyBias,
+  LinearBias,
+  RelativePositions,
+  dot_product_attention,
+  mesh_axes,
+)
 from relpos_jax.attention import chunked, pallas_tpu, partitioned
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
@@ -233,6 +241,23 @@ def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide()
     return call(in_blocks, arrays | fewer)
 
   check_eight_devices_equal_one(attend, axes, dict(T="tokens", N="megatron"), stays=False)
+
+
+@pytest.mark.parametrize("along", [HEADS_TOO, ALONG_A_SEQUENCE])
+def test_a_sum_of_relations(along):
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", content="BTNH")
+  axes |= dict(bias_table="RN", content_table="RH", key_table="RNH", slopes="N")
+
+  def attend(arrays):
+    relations = (
+      DistanceBias(arrays["bias_table"]),
+      ContentBias(arrays["content"], arrays["content_table"]),
+      KeyBias(arrays["key_table"]),
+      LinearBias(arrays["slopes"]),
+    )
+    return in_blocks(*(arrays[name] for name in ("query", "key", "value")), relations=relations)
+
+  check_eight_devices_equal_one(attend, axes, along, stays=along is HEADS_TOO)
 
 
 @pytest.mark.parametrize("implementation", ["skew", "chunked"])
