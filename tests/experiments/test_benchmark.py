@@ -311,7 +311,7 @@ def test_growth_is_fitted_to_the_long_lengths():
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
   for module in (attention, memory):
     monkeypatch.setattr(module, "cost_curves", lambda *_: None)
-  for name in ("attention", "steps", "music"):
+  for name in ("attention", "steps", "positions", "music"):
     shutil.copytree(RESULTS / name, tmp_path / name)
   for name in ("tpu_bundles", "tpu_costs"):
     shutil.copy(RESULTS / f"{name}.json", tmp_path)
