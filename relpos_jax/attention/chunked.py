@@ -37,9 +37,9 @@ _FLOATS = dict(
   bias="BNTS",
   content="BTNP",
   slopes="BN",
-  left_logits="BNT",
-  right_logits="BNS",
-  row_logits="BNRT",
+  left_logits="BNT",  # the numbers of row 0, if a soft cap does not ignore them
+  right_logits="BNS",  # what a `KeyBias` adds to keys right of the band
+  row_logits="BNRT",  # what it adds within the band
   bias_table="BNR",
   content_table="BNRP",
   key_table="BNRH",
@@ -132,7 +132,7 @@ def _of_band(inputs: Inputs, band: bands.Band, query: Float[Array, "B T N H"]) -
     arrays["left_logits"] = sum(terms, zeros((1, 1, 1), query))
   if tables.by_key is not None:
     scale = jnp.asarray(inputs.scale, query.dtype)
-    arrays |= _of_keys(inputs, band, scale * tables.by_key)
+    arrays |= _key_bias(inputs, band, scale * tables.by_key)
     query += scale * left.by_key
     if tables.key is not None:  # its products are with the query alone
       bias_table = 0 if bias_table is None else bias_table
@@ -143,15 +143,15 @@ def _of_band(inputs: Inputs, band: bands.Band, query: Float[Array, "B T N H"]) -
   return arrays | _not_none(query=query, content=content)
 
 
-def _of_keys(inputs: Inputs, band: bands.Band, table: Float[Array, "R #N H"]) -> Arrays:
-  """Returns the logits of a `KeyBias`: of queries by row of the band, and of keys right of it."""
+def _key_bias(inputs: Inputs, band: bands.Band, table: Float[Array, "R #N H"]) -> Arrays:
+  """Returns what a `KeyBias` adds: for queries by row of the band, and for keys right of it."""
   batch, num_queries, heads, width = inputs.query.shape
   num_keys, key_heads = inputs.key.shape[1:3]
   table = jnp.broadcast_to(table, (len(table), heads, width))
   table_RKGH = table.reshape(len(table), key_heads, -1, width)
   products = jnp.einsum("BSKH,RKGH->BKGRS", inputs.key.astype(table.dtype), table_RKGH)
   products = products.reshape(batch, heads, len(table), num_keys)
-  # The keys of the first query's diagonals, and of those of the others: zero where there is none.
+  # By row from the key of the first query, so that a skew finds that of each query; 0 without one.
   size = num_queries + band.num_diagonals
   padded = jnp.pad(products[:, :, :-1], [(0, 0)] * 3 + [(size, size)])
   start = jnp.clip(jnp.asarray(inputs.query_offset) + band.first + size, 0, num_keys + size)

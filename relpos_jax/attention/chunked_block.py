@@ -9,7 +9,7 @@ Every block has the same number of near and of far keys. For this the keys are s
 row: the near ones are read from the first copy, and the far ones behind them, first those on the
 right and then, in the second copy, those on the left. The number on the right is one more element
 of the query, which the keys of the first copy multiply by 1 and those of the second by 0. What a
-`KeyBias` and a `LinearBias` add to far keys is added to each logit.
+`KeyBias` adds to keys on the right, and a `LinearBias` to all, is added in every tile.
 
 Weights are [N, S, T], queries last: sums over keys then vectorise, and no product needs a
 transposed copy of them.
@@ -276,6 +276,11 @@ def _add_by_row(
   """Adds to each near pair the number of its row of the band."""
   if not tile.is_near:
     return x
+  if rows.shape[2] == 1:
+    # The same for all queries: numbers so few that a look-up for every pair costs two sums.
+    with_left = jnp.pad(rows[..., 0], [(0, 0), (1, 0)])
+    row = jnp.clip(tile.distances - tile.plan.first, -1, tile.plan.num_diagonals)
+    return x + with_left.at[:, row + 1].get(mode="promise_in_bounds")
   # Only the diagonals are looked up: on a CPU a look-up costs as much as ten sums.
   indices = _diagonal_indices(tile, x.shape)
   x = x.reshape(-1).at[indices].add(rows[:, :-1], mode="drop").reshape(x.shape)

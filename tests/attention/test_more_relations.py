@@ -1,6 +1,7 @@
 """The laws of every relation, alone and in sums, in float64, on random tables."""
 
 import cmath
+import dataclasses
 import functools
 import math
 from unittest import mock
@@ -204,7 +205,7 @@ def formula(arrays, relations, options):
   return output
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kinds", [*((x,) for x in KINDS), *SUMS], ids="+".join)
 def test_every_relation_and_every_sum_is_its_formula(kinds, seed):
   call = random_call(kinds, seed)
@@ -221,6 +222,8 @@ def test_relations_by_distance_share_a_band(kinds, seed, monkeypatch):
   options = {name: x for name, x in options.items() if "positions" not in name}
   if seed:
     options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
+    clip = lambda x: dataclasses.replace(x, beyond="clip") if hasattr(x, "beyond") else x
+    relations = tuple(map(clip, relations))
   monkeypatch.setattr(chunked, "_default_block", lambda inputs: 4)
   monkeypatch.setattr(chunked, "_PAIRS", 2 * 4 * arrays["key"].shape[1])  # two heads at a time
   wanted = results(arrays, relations, options)
@@ -581,9 +584,12 @@ def test_the_result_has_the_values_dtype(names, kinds, dtype):
   cast = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
   small = jax.tree.map(cast, (arrays, relations))
   wide = jax.tree.map(lambda x: x.astype(float) if x.dtype == dtype else x, small)
-  exact = dot_product_attention(**wide[0], **options, relations=wide[1])
+  run = lambda call, name: quickly(
+    lambda: dot_product_attention(**call[0], **options, relations=call[1], implementation=name)
+  )()
+  exact = run(wide, None)
   for name in names:
-    found = dot_product_attention(**small[0], **options, relations=small[1], implementation=name)
+    found = run(small, name)
     assert found.dtype == dtype
     np.testing.assert_allclose(found.astype(float), exact, rtol=0, atol=50 * jnp.finfo(dtype).eps)
 
