@@ -2,6 +2,7 @@ r"""Measures attention, training steps, decoding and memory, or counts a TPU ker
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
+  python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4
   python -m experiments.benchmark memory --lengths=512,2048,8192
   python -m experiments.benchmark tpu_bundles --lengths=4096,16384
@@ -29,6 +30,7 @@ FLAGS = dict(out=command.Flag("results", "the folder of the raw results and the 
 COMMANDS = dict(
   attention=(attention.main, attention.FLAGS),
   step=(models.time_steps, models.STEP_FLAGS),
+  positions=(models.time_positions, models.POSITION_FLAGS),
   decode=(models.time_decoding, models.DECODE_FLAGS),
   memory=(memory.main, memory.FLAGS),
   tpu_bundles=(tpu_bundles.main, tpu_bundles.FLAGS),

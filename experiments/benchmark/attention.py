@@ -2,6 +2,8 @@ r"""Times every implementation of attention and its peers against jax.nn's atten
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
+  python -m experiments.benchmark attention --max_distance=128 --tokens=0 --implementations=none \
+      --peers=chunked_keys,chunked_distances,dense_distances,chunked_dense
 
 Each contestant runs next to jax.nn.dot_product_attention without relations, in one process; a ratio
 is of two neighbours in time. jax.nn is also measured against itself: that ratio is the noise.
@@ -9,9 +11,9 @@ Blockwise implementations are also timed against themselves without relations. A
 cannot do a call, or needs more memory than is free, is left out with the reason. PyTorch's peers
 need the extra `benchmark`.
 
-Keys and values have relations; float32 on CPUs, bfloat16 elsewhere. --memory_lengths compiles one
-sequence of each length for its memory, and runs nothing. Writes OUT/attention/NAME.json with every
-time, a picture, and block NAME of OUT/attention.md.
+Keys and values have relations, but see the peers in results/attention.md; float32 on CPUs, bfloat16
+elsewhere. --memory_lengths compiles one sequence of each length for its memory, and runs nothing.
+Writes OUT/attention/NAME.json with every time, a picture, and block NAME of OUT/attention.md.
 """
 
 import functools
@@ -25,12 +27,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import command
 from experiments.benchmark import timing
 from experiments.benchmark.timing import Program, Record, parse_lengths
-from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
@@ -53,7 +56,7 @@ FLAGS = dict(
   masks=command.Flag("all", f"all, or one of {','.join(MASKS)}"),
   passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
   repetitions=command.Flag(20, "of every pair"),
-  tokens=command.Flag(4096, "of a batch, whatever the length"),
+  tokens=command.Flag(4096, "of a batch, whatever the length; 0: one sequence"),
   heads=command.Flag(8, "of queries, keys and values"),
   width=command.Flag(64, "of a head"),
   max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
@@ -78,7 +81,7 @@ class Case(NamedTuple):
 class Contestant(NamedTuple):
   """An attention function, and the relations that it computes."""
 
-  relations: str  # "keys and values", "keys" or "none"
+  relations: str  # "keys and values", "keys", "distances" or "none"
   prepare: Callable[[Case], Program]  # or raises RuntimeError with the reason why it cannot run
 
 
@@ -114,7 +117,7 @@ def _cases(values: Mapping[str, Any]) -> list[tuple[str, Case]]:
   for length in parse_lengths("lengths", values["lengths"]):
     if tokens % length:
       raise InputError(f"--lengths: {length} does not divide --tokens={tokens}; change one of them")
-    shapes.append(("cases", tokens // length, length))
+    shapes.append(("cases", tokens // length or 1, length))
   same = [values[name] for name in ("heads", "width", "max_distance", "dtype")]
   return [
     (part, Case(batch, length, *same, mask == "causal", name == "backward"))
@@ -162,10 +165,27 @@ def arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(case, query, key, value, relations, *, implementation, has_relations=True):
+def _ours(case, query, key, value, relations, *, implementation, choose=lambda _, x: x):
   options = dict(is_causal=case.is_causal, implementation=implementation)
-  relations = relations if has_relations else None
-  return dot_product_attention(query, key, value, relations=relations, **options)
+  return dot_product_attention(query, key, value, relations=choose(case, relations), **options)
+
+
+def _keys_only(case: Case, relations: RelativePositions) -> RelativePositions:
+  return RelativePositions(relations.key, None)
+
+
+def _distances(case: Case, relations: RelativePositions) -> DistanceBias:
+  """Returns a number for each distance and head: columns of the table of keys."""
+  return DistanceBias(relations.key[:, : case.heads])
+
+
+def _dense_distances(case, query, key, value, relations, *, implementation=None):
+  """Computes attention with the numbers of `_distances`, looked up for all pairs, as a bias."""
+  numbers, positions = _distances(case, relations), jnp.arange(case.length)
+  bias = numbers.table[numbers.labels(positions, positions)]  # [T, S, N]
+  bias = jnp.moveaxis(bias, -1, 0)[None].astype(query.dtype)
+  options = dict(is_causal=case.is_causal, implementation=implementation)
+  return dot_product_attention(query, key, value, bias, **options)
 
 
 def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
@@ -274,6 +294,12 @@ PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
   cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
+  chunked_keys=Contestant("keys", _compiled(_ours, implementation="chunked", choose=_keys_only)),
+  chunked_distances=Contestant(
+    "distances", _compiled(_ours, implementation="chunked", choose=_distances)
+  ),
+  dense_distances=Contestant("distances", _compiled(_dense_distances)),
+  chunked_dense=Contestant("distances", _compiled(_dense_distances, implementation="chunked")),
   torch_sdpa=Contestant("none", _in_torch(_sdpa, num_scores=1)),
   flex_attention=Contestant("keys", _in_torch(_flex, num_scores=8)),
 )
@@ -287,7 +313,7 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
     ours = functools.partial(_compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name)
     found[name] = Contestant("keys and values", ours())
     if name in BLOCKWISE:
-      found[f"{name} (no relations)"] = Contestant("none", ours(has_relations=False))
+      found[f"{name} (no relations)"] = Contestant("none", ours(choose=lambda *_: None))
   return found | {name: PEERS[name] for name in peers}
 
 
@@ -339,8 +365,9 @@ def time_pairs(
 def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
-  for name in BLOCKWISE:
-    others = f"{name} (no relations)", "per_position", "flex_attention"
+  rivals = {x: (f"{x} (no relations)", "per_position", "flex_attention") for x in BLOCKWISE}
+  rivals["chunked_distances"] = "chunked_keys", "dense_distances", "chunked_dense"
+  for name, others in rivals.items():
     pairs += [(name, other) for other in others if {name, other} <= {*names}]
   return pairs
 
@@ -365,7 +392,7 @@ def _block(results: Record, picture: str) -> str:
   parts = [
     timing.provenance(results, ("jax", "jaxlib", "torch")),
     f"{settings['dtype']}, N = {settings['heads']}, H = {settings['width']}, "
-    f"k = {settings['max_distance']}, B T = {settings['tokens']:,}; "
+    f"k = {settings['max_distance']}, {_batch(settings)}; "
     f"repetitions: {settings['repetitions']}.",
     f"![Time and memory over length]({picture})",
   ]
@@ -403,6 +430,10 @@ def _memory(case: Record) -> dict[str, str]:
   return {name: f"{x:,.1f} MiB ({x / sizes[STOCK]:.3g})" for name, x in sizes.items()}
 
 
+def _batch(settings: Record) -> str:
+  return f"B T = {settings['tokens']:,}" if settings["tokens"] else "B = 1"
+
+
 def _kind(case: Record) -> str:
   passes = "forward and backward" if case["backward"] else "forward"
   return f"{passes}, {'causal' if case['is_causal'] else 'bidirectional'}"
@@ -429,7 +460,7 @@ def _panels(results: Record) -> list[list[CostPanel]]:
   """Returns a row of panels for each mask, with the backward pass if it was measured."""
   cases, memory, rows = results["cases"], results["memory"], []
   backward = any(case["backward"] for case in [*cases, *memory])
-  batch = f"B T = {results['settings']['tokens']:,}"
+  batch = _batch(results["settings"])
   for kind in sorted({_kind(x) for x in [*cases, *memory] if x["backward"] == backward}):
     panels = (
       (batch, "milliseconds", cases, _milliseconds),

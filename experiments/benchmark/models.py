@@ -1,16 +1,18 @@
-r"""Times a translation model's training step or beam search, with random parameters and sentences.
+r"""Times a model's training step or beam search, with random parameters and tokens.
 
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark step --config=configs/wmt14.py --length=32 --out=results \
       --config.batches.tokens=1024 --config.model.dtype=float32
+  python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4 --length=16
 
 The models take turns in one process; their order changes from round to round. With --out all times
-are written to OUT/steps/NAME-ROWSxLENGTH.json or OUT/decode/NAME-SENTENCESxLENGTH.json, and that
-block of OUT/steps.md or OUT/decode.md.
+are written to NAME-ROWSxLENGTH.json in OUT/steps, OUT/positions or OUT/decode, and to that block of
+OUT/steps.md or OUT/decode.md or the block cost-NAME-ROWSxLENGTH of OUT/positions.md.
 
 `step` compares relative positions with the same model with sinusoids, on the same batch. The latter
 is measured twice: a ratio is to the mean of its two copies, and the ratio of the two is the noise.
+`positions` compares all rows of configs/positions.py: a ratio is to the first copy.
 
 In `decode` the end mark's embedding is zero, so that no translation ends before its limit,
 --config.decoding.extra_length tokens more than its source: the search at its longest.
@@ -19,17 +21,25 @@ In `decode` the end mark's embedding is zero, so that no translation ends before
 import functools
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from configs.positions import sweep
 from experiments import command
 from experiments.benchmark import timing
-from experiments.run import init_params, make_optimizer, make_step, own_values, plan_run, validate
-from relpos_jax.data.batching import Batch
+from experiments.run import (
+  init_params,
+  make_optimizer,
+  make_step,
+  make_task,
+  own_values,
+  plan_run,
+  validate,
+)
 from relpos_jax.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import digest
@@ -47,6 +57,7 @@ STEP_FLAGS = dict(
   repetitions=command.Flag(42, "steps of each model; a multiple of 6, the number of orders"),
   out=_OUT,
 )
+POSITION_FLAGS = STEP_FLAGS | dict(repetitions=command.Flag(22, "steps of each of the 11 models"))
 DECODE_FLAGS = dict(
   config=command.CONFIG,
   beam_sizes=command.Flag("1,4", "separated by commas; 1 is greedy"),
@@ -59,49 +70,73 @@ DECODE_FLAGS = dict(
 
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Times the training steps of three models in turns."""
-  _check(config)
+  _check(config, "translation", "music")
   if config.model.positions == BASELINE:
     raise InputError(f"config.model.positions is {BASELINE}, the baseline: give relative")
-  if not 1 <= length <= config.batches.tokens:
-    raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
   if repetitions < 1 or repetitions % _ORDERS:
     raise InputError(f"--repetitions={repetitions}: give a multiple of {_ORDERS}")
-  folder = command.make_folder(pathlib.Path(out, "steps"), "out") if out else None
-  shape = config.batches.tokens // length, length
   positions = {BASELINE: BASELINE, AGAIN: BASELINE, config.model.positions: config.model.positions}
-  steps = {name: make_stepper(config, kind, shape) for name, kind in positions.items()}
+  models = {name: {"model.positions": kind} for name, kind in positions.items()}
+  _time_models(config, models, length, repetitions, out, "steps")
+
+
+def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
+  """Times the training steps of a model with each scheme of positions in turns."""
+  _check(config, "translation", "music")
+  models = {row: {"model.positions": row} | changes for row, changes in sweep()}
+  models[AGAIN] = models[BASELINE]
+  _time_models(config, models, length, repetitions, out, "positions")
+
+
+def _time_models(config, models, length: int, repetitions: int, out: str, command_name: str):
+  """Times the training steps of a config's models, changes by name, and writes the page."""
+  if not 1 <= length <= config.batches.tokens:
+    raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
+  folder = command.make_folder(pathlib.Path(out, command_name), "out") if out else None
+  shape = config.batches.tokens // length, length
+  steps = {name: make_stepper(config, changes, shape) for name, changes in models.items()}
   results = {name: config.model[name] for name in ("positions", "width", "dtype")}
+  results["models"] = {name: figures for name, (_, figures) in steps.items()}
+  steps = {name: step for name, (step, _) in steps.items()}
   results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
-  _publish(config, results, step_block, folder, f"{shape[0]}x{length}")
+  _publish(config, results, PAGES[command_name][1], folder, f"{shape[0]}x{length}")
 
 
 def make_stepper(
-  config: ConfigDict, positions: str, shape: tuple[int, int]
-) -> Callable[[], jax.Array]:
-  """Returns a function that makes one step of training on the same batch [rows, tokens]."""
+  config: ConfigDict, changes: Mapping[str, object], shape: tuple[int, int]
+) -> tuple[Callable[[], jax.Array], dict[str, int]]:
+  """Returns a function that makes one step of training on the same batch [rows, tokens].
+
+  Also returns the number of parameters, and the temporary memory of the compiled step.
+  """
   config = config.copy_and_resolve_references()
-  config.model.positions = positions
-  task = Translation(config)
+  config.update_from_flattened_dict(changes)
+  task = make_task(config)
   model = task.make_model(task.mock_vocabulary(), nnx.Rngs(config.seed))
   graphdef, params = nnx.split(model, nnx.Param)
-  train_step, state = make_step(task, graphdef), init_state(params, make_optimizer(config))
-  tokens = np.random.default_rng(0).integers(UNK, config.vocabulary.size, (2, *shape))
-  batch = Batch(*tokens.astype(np.int32))
+  state = init_state(params, make_optimizer(config))
+  size = config.vocabulary.size if config.task == "translation" else task.codec.vocab_size
+  batch, treedef = jax.tree.flatten(task.empty_batch(shape))
+  tokens = np.random.default_rng(0).integers(UNK, size, (len(batch), *shape))
+  batch = treedef.unflatten(tokens.astype(np.int32))
+  train_step = make_step(task, graphdef).lower(state, batch).compile()
+  figures = dict(parameters=sum(x.size for x in jax.tree.leaves(params)))
+  figures["temporary_bytes"] = train_step.memory_analysis().temp_size_in_bytes
 
   def step():
     nonlocal state
     state, metrics = train_step(state, batch)
     return state, metrics
 
-  jax.block_until_ready(step())  # compiles
-  return step
+  jax.block_until_ready(step())
+  return step, figures
 
 
 def time_decoding(
   config: ConfigDict, beam_sizes: str, length: int, sentences: int, repetitions: int, out: str
 ) -> None:
   """Translates the same sentences with each beam size in turns."""
-  _check(config)
+  _check(config, "translation")
   if min(length - 1, sentences, repetitions) < 1:
     raise InputError("give --length of at least 2, --sentences and --repetitions of at least 1")
   beams = timing.parse_lengths("beam_sizes", beam_sizes)
@@ -124,10 +159,10 @@ def time_decoding(
   _publish(config, results, decode_block, folder, f"{sentences}x{length}")
 
 
-def _check(config: ConfigDict) -> None:
+def _check(config: ConfigDict, *tasks: str) -> None:
   validate(config)
-  if config.task != "translation":
-    raise InputError(f"--config is of {config.task}: give one of translation")
+  if config.task not in tasks:
+    raise InputError(f"--config is of {config.task}: give one of {' or '.join(tasks)}")
 
 
 def _publish(config: ConfigDict, results: dict, block: Callable, folder, shape: str) -> None:
@@ -142,15 +177,16 @@ def _publish(config: ConfigDict, results: dict, block: Callable, folder, shape: 
 
 
 def write_page(out: pathlib.Path) -> None:
-  """Rewrites the blocks of out/steps.md and out/decode.md from the raw results."""
-  for name, block in (("steps", step_block), ("decode", decode_block)):
+  """Rewrites the blocks of the pages from the raw results."""
+  for name, (prefix, block) in PAGES.items():
     if results := timing.read_results(out / name):
-      rewrite_blocks(out / f"{name}.md", {stem: block(of) for stem, of in results.items()})
+      blocks = {prefix + stem: block(of) for stem, of in results.items()}
+      rewrite_blocks(out / f"{name}.md", blocks)
 
 
 def step_block(results: timing.Record) -> str:
   """Returns the provenance and the table of one measurement of steps."""
-  seconds, positions, (rows, length) = (results[x] for x in ("seconds", "positions", "shape"))
+  seconds, positions = (results[x] for x in ("seconds", "positions"))
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
   cells = [[BASELINE, f"{1e3 * np.median(seconds[BASELINE]):.1f}", "", "", ""]]
   for name, against in ((AGAIN, seconds[BASELINE]), (positions, baseline)):
@@ -161,11 +197,30 @@ def step_block(results: timing.Record) -> str:
     ratio = [f"{median:.3f}", interval, f"{low:.3f} to {high:.3f}"]
     cells.append([name, f"{1e3 * np.median(seconds[name]):.1f}", *ratio])
   header = ["positions", "ms a step, median", "ratio, median", "its 95% interval", "quartiles"]
+  return _with_setting(results, markdown_table(header, cells))
+
+
+def cost_block(results: timing.Record) -> str:
+  """Returns the provenance and the table of one measurement of schemes of positions."""
+  seconds, cells = results["seconds"], []
+  for name, figures in results["models"].items():
+    median = np.median(seconds[name])
+    cost = f"{1e3 * median:,.1f}", f"{np.prod(results['shape']) / median:,.0f}"
+    ratios = timing.quartiles(np.divide(seconds[name], seconds[BASELINE]))
+    ratio = "" if name == BASELINE else "{1:.3f} ({0:.3f} to {2:.3f})".format(*ratios)
+    memory = f"{figures['temporary_bytes'] / 2**20:,.1f} MiB"
+    cells.append([name, f"{figures['parameters']:,}", *cost, ratio, memory])
+  header = ["positions", "parameters", "ms a step, median", "tokens a second"]
+  header += [f"ratio to {BASELINE} (quartiles)", "temporary memory"]
+  return _with_setting(results, markdown_table(header, cells))
+
+
+def _with_setting(results: timing.Record, table: str) -> str:
+  rows, length = results["shape"]
   return (
     f"{timing.provenance(results, ['jax'])}\n"
-    f"{results['name']}: width {results['width']}, {rows} x {length} tokens, "
-    f"{results['dtype']}, {len(baseline)} rounds, config {results['digest']}.\n\n"
-    f"{markdown_table(header, cells)}"
+    f"{results['name']}: width {results['width']}, {rows} x {length} tokens, {results['dtype']}, "
+    f"{len(results['seconds'][BASELINE])} rounds, config {results['digest']}.\n\n{table}"
   )
 
 
@@ -184,3 +239,6 @@ def decode_block(results: timing.Record) -> str:
     f"{results['name']}: {results['sentences']} sentences of {results['length']} tokens, "
     f"{rounds} rounds, config {results['digest']}.\n\n{markdown_table(header, rows)}"
   )
+
+
+PAGES = dict(steps=("", step_block), positions=("cost-", cost_block), decode=("", decode_block))

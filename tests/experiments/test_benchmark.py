@@ -158,6 +158,14 @@ def test_a_dense_bias_holds_the_relative_key_term():
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["chunked_distances", "dense_distances", "chunked_dense"])
+def test_biases_by_distance_are_the_same_numbers(name):
+  found = attention.PEERS[name].prepare(CASE).run()
+  attend = functools.partial(REFERENCE, CASE, choose=attention._distances)
+  wanted = timing.with_gradients(attend)(*attention.arguments(CASE))
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, wanted)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_pytorch_gives_the_same_results_and_gradients(is_causal, monkeypatch):
   flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -204,7 +212,10 @@ def test_without_pytorch_its_rows_give_the_remedy(monkeypatch):
 
 def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp_path):
   ran = []
-  make_stepper = lambda config, positions, shape: lambda: ran.append((positions, *shape))
+
+  def make_stepper(config, changes, shape):
+    return lambda: ran.append((changes["model.positions"], *shape)), {}
+
   monkeypatch.setattr(models, "make_stepper", make_stepper)
   flags = f"--config={data}/tiny.py", "--repetitions=6", f"--out={tmp_path}"
   for length, rows in ((16, 8), (8, 16)):
@@ -228,6 +239,29 @@ def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
   seconds = {name: (factor * drift).tolist() for name, factor in factors.items()}
   row = models.step_block(results | dict(seconds=seconds)).splitlines()[-1]
   assert row.endswith("| 1.040 | 1.040 to 1.040 | 1.040 to 1.040 |")
+
+
+@pytest.mark.parametrize("config", ["{data}/tiny.py", "configs/positions.py:chorales"])
+def test_schemes_of_positions_are_timed_in_turns(call, data, monkeypatch, tmp_path, config):
+  rows = [("rotary", {}), (models.BASELINE, {}), ("t5", {"model.tables_per_layer": False})]
+  monkeypatch.setattr(models, "sweep", lambda: rows)
+  flags = "--length=16", "--repetitions=1", f"--out={tmp_path}", "--config.batches.tokens=32"
+  config = f"--config={config.format(data=data)}", "--config.batches.max_length=16"
+  small = "--config.model.width=16", "--config.model.num_layers=1"
+  answer = call("benchmark.__main__", "positions", *config, *small, *flags)
+  assert answer.status == 0, answer.err
+  (file,) = (tmp_path / "positions").glob("*-2x16.json")
+  raw = json.loads(file.read_text())
+  names = ["rotary", models.BASELINE, "t5", models.AGAIN]
+  assert [*raw["seconds"]] == [*raw["models"]] == names
+  parameters, memory = (
+    [raw["models"][name][x] for name in names] for x in ("parameters", "temporary_bytes")
+  )
+  assert parameters[0] == parameters[1] == parameters[3] < parameters[2] and min(memory) > 0
+  page = (tmp_path / "positions.md").read_text()
+  assert f"<!-- begin cost-{file.stem} -->" in page
+  (seconds,) = raw["seconds"]["t5"]
+  assert f"| t5 | {parameters[2]:,} | {1e3 * seconds:,.1f} | {32 / seconds:,.0f} |" in page
 
 
 # Decoding ----------------------------------------------------------------------------------------
@@ -277,7 +311,7 @@ def test_growth_is_fitted_to_the_long_lengths():
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
   for module in (attention, memory):
     monkeypatch.setattr(module, "cost_curves", lambda *_: None)
-  for name in ("attention", "steps", "music"):
+  for name in ("attention", "steps", "positions", "music"):
     shutil.copytree(RESULTS / name, tmp_path / name)
   for name in ("tpu_bundles", "tpu_costs"):
     shutil.copy(RESULTS / f"{name}.json", tmp_path)
