@@ -12,7 +12,7 @@ from formula import formula
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from relpos_jax import RelativePositions, attention_weights, dot_product_attention
+from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import chunked
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
@@ -516,17 +516,6 @@ def test_without_a_batch(implementation):
     attend(single, case.options(), implementation=implementation),
     attend(arrays, case.options(), implementation=implementation)[0],
   )
-
-
-def test_weights_reproduce_the_output():
-  case = Case(values=False, is_causal=True, masked=True, biased=True, soft_cap=0.5)
-  arrays = case.arrays()
-  relations = RelativePositions(arrays["key_table"], None)
-  weights = attention_weights(
-    arrays["query"], arrays["key"], arrays["bias"], relations=relations, **case.options()
-  )
-  output = jnp.einsum("BNTS,BSNH->BTNH", weights, arrays["value"])
-  np.testing.assert_allclose(output, attend(arrays, case.options()), **TOLERANCE)
 
 
 # Dropout.
