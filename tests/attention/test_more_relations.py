@@ -413,15 +413,24 @@ def test_the_result_has_the_values_dtype(names, kinds, dtype):
     np.testing.assert_allclose(found.astype(float), exact, rtol=0, atol=50 * jnp.finfo(dtype).eps)
 
 
-def test_projected_never_forms_a_vector_for_every_pair():
-  array = jax.ShapeDtypeStruct((2, 24, 4, 40), jnp.float32)
-  table = jax.ShapeDtypeStruct((5, 40), jnp.float32)
-  for relation in (lambda x, table: ContentBias(x, table), lambda x, table: KeyBias(table)):
-    loss = lambda x, table, relation=relation: dot_product_attention(
-      x, x, x, relations=relation(x, table), implementation="projected"
-    ).sum()
-    text = as_users_do(jax.grad(loss, (0, 1))).lower(array, table).compile().as_text()
-    assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
+NEVER_GATHERED = dict(
+  content=lambda x, table, labels, features: ContentBias(x, table),
+  key=lambda x, table, labels, features: KeyBias(table),
+  labels=lambda x, table, labels, features: EdgeLabels(labels, table, table),
+  features=lambda x, table, labels, features: EdgeFeatures(features, table, table),
+)
+
+
+@pytest.mark.parametrize("kind", NEVER_GATHERED)
+def test_projected_never_forms_a_vector_for_every_pair(kind):
+  sizes = dict(x=(2, 24, 4, 40), table=(5, 40), labels=(2, 24, 24), features=(2, 24, 24, 5))
+  dtypes = dict(labels=jnp.int32)
+  shapes = [jax.ShapeDtypeStruct(x, dtypes.get(n, jnp.float32)) for n, x in sizes.items()]
+  loss = lambda x, *arrays: dot_product_attention(
+    x, x, x, relations=NEVER_GATHERED[kind](x, *arrays), implementation="projected"
+  ).sum()
+  text = as_users_do(jax.grad(loss, (0, 1))).lower(*shapes).compile().as_text()
+  assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
 
 
 @pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])

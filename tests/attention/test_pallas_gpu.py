@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import quickly
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from kernel_calls import DROPOUT, LENGTHS, RELATIONS, arrays_of, assert_exact, attend
 
@@ -82,15 +81,6 @@ def test_a_scale_may_be_traced():
     return jax.jit(jax.grad(call))(0.3)
 
   np.testing.assert_allclose(slope(in_small_blocks), slope(reference.attention), rtol=1e-10)
-
-
-def test_devices_that_share_a_sequence_gather_its_queries():
-  arrays = arrays_of(dtype=np.float32)
-  call = quickly(lambda: attend(arrays, in_small_blocks, is_causal=True))
-  wanted = call()
-  mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-  with jax.set_mesh(mesh):
-    np.testing.assert_allclose(call(), wanted, atol=1e-5)
 
 
 def test_wide_heads_are_refused():

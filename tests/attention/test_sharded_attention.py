@@ -243,8 +243,11 @@ PROJECTED, SKEW, ON_GPUS = (
   "attention, along, kind",
   [
     *((plain, HEADS_TOO, kind) for plain in (PROJECTED, SKEW) for kind in ("auto", "explicit")),
-    (ON_GPUS, HEADS_TOO, "auto"),
-    *((x, along, "auto") for x in (in_tiles, in_blocks) for along in (HEADS_TOO, ALONG_A_SEQUENCE)),
+    *(
+      (x, along, "auto")
+      for x in (ON_GPUS, in_tiles, in_blocks)
+      for along in (HEADS_TOO, ALONG_A_SEQUENCE)
+    ),
   ],
 )
 def test_a_sum_of_relations(attention, along, kind):
