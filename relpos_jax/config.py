@@ -85,11 +85,11 @@ def unknown_key(name: str, config: ConfigDict) -> InputError:
   return InputError(f"unknown config.{name}: {hint}")
 
 
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, object]:
   """Returns every value by its dotted key; an empty group is a value {}."""
   flat = {}
   for key, value in config.items():
-    if isinstance(value, ConfigDict):
+    if isinstance(value, dict | ConfigDict):
       flat |= flatten(value, f"{prefix}{key}.") or {f"{prefix}{key}": {}}
     else:
       flat[prefix + key] = value

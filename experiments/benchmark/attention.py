@@ -170,10 +170,6 @@ def _ours(case, query, key, value, relations, *, implementation, choose=lambda _
   return dot_product_attention(query, key, value, relations=choose(case, relations), **options)
 
 
-def _keys_only(case: Case, relations: RelativePositions) -> RelativePositions:
-  return RelativePositions(relations.key, None)
-
-
 def _distances(case: Case, relations: RelativePositions) -> DistanceBias:
   """Returns a number for each distance and head: columns of the table of keys."""
   return DistanceBias(relations.key[:, : case.heads])
@@ -290,14 +286,15 @@ def _flex_attention(device: str):
   return flex_attention, functools.lru_cache(mask)
 
 
+_chunked = functools.partial(_compiled, _ours, implementation="chunked")
 PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
   cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
-  chunked_keys=Contestant("keys", _compiled(_ours, implementation="chunked", choose=_keys_only)),
-  chunked_distances=Contestant(
-    "distances", _compiled(_ours, implementation="chunked", choose=_distances)
+  chunked_keys=Contestant(
+    "keys", _chunked(choose=lambda _, relations: RelativePositions(relations.key, None))
   ),
+  chunked_distances=Contestant("distances", _chunked(choose=_distances)),
   dense_distances=Contestant("distances", _compiled(_dense_distances)),
   chunked_dense=Contestant("distances", _compiled(_dense_distances, implementation="chunked")),
   torch_sdpa=Contestant("none", _in_torch(_sdpa, num_scores=1)),

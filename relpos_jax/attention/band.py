@@ -69,6 +69,17 @@ def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBia
   return None
 
 
+def unsupported_by_kernels(inputs: Inputs) -> str | None:
+  """Returns why the fused kernels, for any device, cannot run this call; None if they can."""
+  if inputs.bias is not None:
+    return "a bias is given"
+  if inputs.soft_cap is not None:
+    return "a soft cap is given"
+  if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
+    return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
+  return unsupported(inputs, (RelativePositions, DistanceBias, ContentBias, LinearBias))
+
+
 def distances(inputs: Inputs) -> tuple[int, int]:
   """Returns the first and the last distance j - i whose table rows a call needs."""
   low, high = 0, 0

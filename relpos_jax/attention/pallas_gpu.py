@@ -14,17 +14,10 @@ from relpos_jax.attention import dropout, masks, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
-from relpos_jax.attention.relations import (
-  ContentBias,
-  DistanceBias,
-  LinearBias,
-  RelativePositions,
-)
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
 _MAX_WIDTH = 256  # of heads whose tiles fit a multiprocessor's memory
-_KINDS = RelativePositions, DistanceBias, ContentBias, LinearBias
 
 Arrays = dict[str, Array]
 
@@ -37,18 +30,12 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
 
 def unsupported(inputs: Inputs) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
-  if inputs.bias is not None:
-    return "bias is given"
-  if inputs.soft_cap is not None:
-    return "a soft cap is given"
-  if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
-    return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   width = inputs.query.shape[3]
   if width > _MAX_WIDTH:
     return f"heads are {width} wide; it needs {_MAX_WIDTH} or less"
   if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
-  return bands.unsupported(inputs, _KINDS)
+  return bands.unsupported_by_kernels(inputs)
 
 
 def default_blocks(inputs: Inputs) -> Blocks:

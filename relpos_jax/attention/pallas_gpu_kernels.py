@@ -123,7 +123,9 @@ def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
   batch, length, heads, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
   row = jax.ShapeDtypeStruct((batch, heads, length), wide)
-  dtype = wide if plan.sums else operands["value"].dtype  # rounded once, after the table's term
+  # Rounded after delta, whose error would enter every gradient of a query's relative terms.
+  is_wide = plan.sums or operands.keys() & {"band_logits", "slopes"}
+  dtype = wide if is_wide else operands["value"].dtype
   shapes = dict(output=jax.ShapeDtypeStruct(query.shape, dtype), maximum=row, inverse_total=row)
   if not plan.sums:
     return _call(_output_kernel, plan, "t", plan.blocks.output, operands, shapes)

@@ -17,12 +17,6 @@ from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
-from relpos_jax.attention.relations import (
-  ContentBias,
-  DistanceBias,
-  LinearBias,
-  RelativePositions,
-)
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 LANES = 128
@@ -31,19 +25,12 @@ BLOCK = 512
 KEYS_A_CALL = 8192
 MAX_ROWS = 2048
 MAX_WIDTH = 256
-_KINDS = RelativePositions, DistanceBias, ContentBias, LinearBias
 
 
 def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
-  if reason := band.unsupported(inputs, _KINDS):
+  if reason := band.unsupported_by_kernels(inputs):
     return reason
-  if inputs.bias is not None:
-    return "a bias is given"
-  if inputs.soft_cap is not None:
-    return "a soft cap is given"
-  if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
-    return f"mask has shape {inputs.mask.shape}; it needs the same for all heads and queries"
   if isinstance(inputs.scale, jax.core.Tracer):
     return "scale is traced; it needs a number"
   if inputs.relations:

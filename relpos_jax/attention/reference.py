@@ -147,17 +147,13 @@ def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:
   def logits_by_position(inputs, relation):
     if not isinstance(relation, Vectors):
       return relative_logits(inputs, relation)
-    query_TNBH, a_TBSNH = (
-      apart(inputs.query.transpose(1, 2, 0, 3)),
-      by_position(relation.key, relation),
-    )
-    return apart(products("NBH,BSNH->NBS")(query_TNBH, a_TBSNH)).transpose(2, 1, 0, 3)
+    query_TNBH = apart(inputs.query.transpose(1, 2, 0, 3))
+    logits_TNBS = products("NBH,BSNH->NBS")(query_TNBH, by_position(relation.key, relation))
+    return apart(logits_TNBS).transpose(2, 1, 0, 3)
 
   def values_by_position(inputs, relation, weights):
-    weights_TNBS, a_TBSNH = (
-      apart(weights.transpose(2, 1, 0, 3)),
-      by_position(relation.value, relation),
-    )
-    return apart(products("NBS,BSNH->NBH")(weights_TNBS, a_TBSNH)).transpose(2, 0, 1, 3)
+    weights_TNBS = apart(weights.transpose(2, 1, 0, 3))
+    values_TNBH = products("NBS,BSNH->NBH")(weights_TNBS, by_position(relation.value, relation))
+    return apart(values_TNBH).transpose(2, 0, 1, 3)
 
   return attention(inputs, logits_by_position, values_by_position)

@@ -59,10 +59,7 @@ class LayersConfig:
   width: int = 512
   num_heads: int = 8
   feed_forward: int = 1024
-  positions: Literal[
-    *("relative", "sinusoidal", "both", "none"),
-    *_SCHEMES,
-  ] = "relative"
+  positions: Literal["relative", "sinusoidal", "both", "none", *_SCHEMES] = "relative"
   max_distance: int = 16
   left: int | None = None
   tables_per_head: bool = True

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
 from relpos_jax.files import write_whole
 from relpos_jax.training import processes
@@ -63,8 +64,8 @@ def claim_workdir(
         f"{workdir} holds {files[0]!r} but no run: give --workdir a new or empty folder"
       )
     return False
-  old = _flatten(defaults or {}) | _flatten(read_json(workdir / "config.json"))
-  new = _flatten(config)
+  old = flatten(defaults or {}) | flatten(read_json(workdir / "config.json"))
+  new = flatten(config)
   for name in new | old:
     before, now = (json.dumps(c[name]) if name in c else "absent" for c in (old, new))
     if before != now and not any(f"{name}.".startswith(f"{key}.") for key in MAY_CHANGE):
@@ -95,13 +96,6 @@ def check_writable(
   """Raises InputError unless the folder is writable."""
   if not os.access(folder, os.W_OK):
     raise InputError(f"cannot write into {folder}: {remedy}")
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  flat = {}
-  for key, value in config.items():
-    flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-  return flat
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

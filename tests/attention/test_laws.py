@@ -2,19 +2,19 @@
 
 import dataclasses
 import functools
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import quickly
+from formula import formula
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from relpos_jax import RelativePositions, attention_weights, dot_product_attention
-from relpos_jax.attention import chunked, projected
-from relpos_jax.attention.choice import IMPLEMENTATIONS, Implementation
+from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax.attention import chunked
+from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -185,48 +185,6 @@ def reordered(arrays: dict, queries, keys) -> dict:
   return {name: x[:, orders[name]] if name in orders else x for name, x in arrays.items()}
 
 
-def equations(case: Case) -> np.ndarray:
-  """Equations 3 and 4 of Shaw et al. 2018, one query and key at a time."""
-  arrays, options = jax.tree.map(np.asarray, (case.arrays(), case.options()))
-  query, key, value = (arrays[name] for name in ("query", "key", "value"))
-  positions = [
-    np.broadcast_to(options.get(name, np.arange(length)), (case.batch, length))
-    for name, length in (("query_positions", case.num_queries), ("key_positions", case.num_keys))
-  ]
-  output = np.zeros(query.shape)
-  zeros = [np.zeros((case.batch, n), int) for n in (case.num_queries, case.num_keys)]
-  names = "query_segment_ids", "key_segment_ids"
-  segments = [options.get(name, zero) for name, zero in zip(names, zeros, strict=True)]
-  for b, i, n in np.ndindex(query.shape[:3]):
-    logits, vectors = [], []
-    for j in range(case.num_keys):
-      distance = positions[1][b, j] - positions[0][b, i]
-      masked = case.masked and not options["mask"][b, 0, 0, j]
-      outside = case.window is not None and not -case.window[0] <= distance <= case.window[1]
-      later = case.is_causal and distance > 0
-      if segments[0][b, i] != segments[1][b, j] or masked or later or outside:
-        continue
-      a_key, a_value = (
-        _row(arrays.get(name), case, distance, n) for name in ("key_table", "value_table")
-      )
-      scale = case.width**-0.5 if case.scale is None else case.scale
-      logit = query[b, i, n] @ (key[b, j, n // case.group] + a_key) * scale
-      logit += arrays["bias"][b, 0, i, j] if case.biased else 0
-      logits.append(case.soft_cap * np.tanh(logit / case.soft_cap) if case.soft_cap else logit)
-      vectors.append(value[b, j, n // case.group] + a_value)
-    if logits:
-      weights = np.exp(np.array(logits) - max(logits))
-      output[b, i, n] = weights @ np.array(vectors) / weights.sum()
-  return output
-
-
-def _row(table, case: Case, distance: int, head: int):
-  if table is None or (case.beyond == "zero" and abs(distance) > case.k):
-    return np.zeros(case.width)
-  row = table[min(max(distance, -case.k), case.k) + case.k]
-  return row[head] if case.per_head else row
-
-
 # Law 1; `reference` itself is compared with a loop.
 @pytest.mark.parametrize("positions", ["default", "shifted", "random"])
 @settings(max_examples=6, phases=WITHOUT_SHRINKING)
@@ -240,7 +198,11 @@ def test_all_implementations_are_the_papers_equations(positions, case):
 def assert_equations(able, case, **traced):
   options = {name: x for name, x in case.options().items() if name not in traced}
   results = results_of_each(able, case.arrays() | traced, options, case.beyond)
-  np.testing.assert_allclose(results["reference"]["output"], equations(case), **TOLERANCE)
+  arrays = case.arrays()
+  tables = [arrays.get(name) for name in ("key_table", "value_table")]
+  relations = (RelativePositions(*tables, case.beyond),) * (case.keys or case.values)
+  wanted = formula(arrays, relations, case.options())
+  np.testing.assert_allclose(results["reference"]["output"], wanted, **TOLERANCE)
   for name in able:
     assert_close(results[name], results["reference"], name)
 
@@ -266,23 +228,6 @@ def test_a_soft_cap_bounds_the_logits_of_all_implementations(positions, case, ba
   changes = dict(keys=False, values=False) if bare else {}
   case = dataclasses.replace(case, positions=positions, window=window, soft_cap=cap, **changes)
   assert_equations(ANY_MASK if positions == "default" else ANY_POSITIONS, case)
-
-
-def projected_by_products(inputs):
-  """Runs `projected` as on accelerators."""
-  with mock.patch.object(projected, "look_up", lambda x, labels: projected.multiply(labels, x)):
-    return projected.attention(inputs)
-
-
-@pytest.mark.parametrize("positions", ["default", "random"])
-@settings(max_examples=4, phases=WITHOUT_SHRINKING)
-@given(case=CASES)
-def test_lookups_by_products_are_lookups(positions, case):
-  case = dataclasses.replace(case, positions=positions)
-  with mock.patch.dict(IMPLEMENTATIONS, products=Implementation(projected_by_products)):
-    names = "reference", "products"
-    results = results_of_each(names, case.arrays(), case.options(), case.beyond)
-  assert_close(results["products"], results["reference"])
 
 
 @pytest.mark.parametrize("implementation", ALL)
@@ -571,17 +516,6 @@ def test_without_a_batch(implementation):
     attend(single, case.options(), implementation=implementation),
     attend(arrays, case.options(), implementation=implementation)[0],
   )
-
-
-def test_weights_reproduce_the_output():
-  case = Case(values=False, is_causal=True, masked=True, biased=True, soft_cap=0.5)
-  arrays = case.arrays()
-  relations = RelativePositions(arrays["key_table"], None)
-  weights = attention_weights(
-    arrays["query"], arrays["key"], arrays["bias"], relations=relations, **case.options()
-  )
-  output = jnp.einsum("BNTS,BSNH->BTNH", weights, arrays["value"])
-  np.testing.assert_allclose(output, attend(arrays, case.options()), **TOLERANCE)
 
 
 # Dropout.

@@ -8,20 +8,22 @@ import numpy as np
 import pytest
 from compiling import fusing, quickly
 
-from relpos_jax import RelativePositions, dot_product_attention
+from relpos_jax import ContentBias, RelativePositions, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 
 @functools.cache
-def _errors(seed, implementation=None):
+def _errors(seed, implementation=None, kind="tables"):
   """Computes the relative root-mean-square error of bfloat16 inputs, in output and gradients.
 
   A share, because the relative terms make the output larger, and its last rounding with it.
   """
   random = np.random.default_rng(seed).normal
   arrays = dict(zip("qkv", random(size=(3, 2, 48, 4, 32)), strict=True))
-  if implementation:
+  if implementation and kind == "tables":
     arrays |= dict(zip(["key table", "value table"], random(size=(2, 17, 32)), strict=True))
+  elif implementation:
+    arrays |= {"content": random(size=(2, 48, 4, 8)), "content table": random(size=(17, 4, 8))}
   # Rounded first: the inputs' own rounding is nobody's error.
   arrays = {name: jnp.asarray(x, jnp.bfloat16) for name, x in arrays.items()}
   low = _low(arrays, implementation)
@@ -36,8 +38,11 @@ def _rms(x):
 
 def _output_and_gradients(arrays, implementation):
   def run(arrays):
-    tables = [arrays[name] for name in ("key table", "value table") if name in arrays]
-    relations = RelativePositions(*tables) if tables else None
+    relations = None
+    if "key table" in arrays:
+      relations = RelativePositions(arrays["key table"], arrays["value table"])
+    elif "content" in arrays:
+      relations = ContentBias(arrays["content"], arrays["content table"])
     qkv = (arrays[name] for name in "qkv")
     return dot_product_attention(*qkv, relations=relations, implementation=implementation)
 
@@ -52,11 +57,12 @@ _low = fusing(_output_and_gradients, static_argnums=1)
 _high = quickly(_output_and_gradients, static_argnums=1)
 
 
+@pytest.mark.parametrize("kind", ["tables", "content"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_error_in_bfloat16(implementation):
+def test_error_in_bfloat16(implementation, kind):
   """Allows tables, which plain attention lacks, the largest error of plain attention."""
   plain = [_errors(seed) for seed in range(2)]
-  relative = [_errors(seed, implementation) for seed in range(2)]
+  relative = [_errors(seed, implementation, kind) for seed in range(2)]
   for name in relative[0]:
     error = np.mean([errors[name] for errors in relative])
     wanted = np.mean([errors.get(name, max(errors.values())) for errors in plain])

@@ -12,6 +12,7 @@ import jaxtyping
 import numpy as np
 import pytest
 from compiling import as_users_do, quickly
+from formula import formula
 
 from relpos_jax import (
   ContentBias,
@@ -139,72 +140,6 @@ def assert_close(actual, wanted, whose=""):
   )
 
 
-def row(relation, table, distance, head, shared_axes=2):
-  """Returns the table row of a distance and head, by the definition of row order."""
-  index = distance + (len(table) // 2 if relation.left is None else relation.left)
-  if relation.beyond == "zero" and not 0 <= index < len(table):
-    return np.zeros(table.shape[-1]) if shared_axes == 2 else 0.0
-  found = table[min(max(index, 0), len(table) - 1)]
-  return found if table.ndim == shared_axes else found[head]
-
-
-def terms(relation, arrays, b, i, j, n, group, distance):
-  """Returns a pair's scaled and unscaled terms of the logit, and the vector of its value."""
-  query, key = arrays["query"][b, i, n], arrays["key"][b, j, n // group]
-  match relation:
-    case LinearBias():
-      return 0, -relation.slopes[n] * abs(distance), 0
-    case DistanceBias():
-      return 0, row(relation, relation.table, distance, n, shared_axes=1), 0
-    case ContentBias():
-      return 0, relation.query[b, i, n] @ row(relation, relation.table, distance, n), 0
-    case KeyBias():
-      return key @ row(relation, relation.table, distance, n), 0, 0
-    case RelativePositions():
-      vector = lambda table: row(relation, table, distance, n)
-    case EdgeLabels():
-      of_head = lambda table: table if table.ndim == 2 else table[:, n]
-      label = relation.labels[b, i, j]
-      vector = lambda table: of_head(table)[label] * (label >= 0)
-    case EdgeFeatures():
-      of_head = lambda table: table if table.ndim == 2 else table[:, n]
-      vector = lambda table: relation.features[b, i, j] @ of_head(table)
-  a_key, a_value = (0 if x is None else vector(x) for x in (relation.key, relation.value))
-  return np.sum(query * a_key), 0, a_value
-
-
-def formula(arrays, relations, options):
-  """Computes attention one query and key at a time."""
-  arrays, relations, options = jax.tree.map(np.asarray, (arrays, relations, options))
-  query, key, value = (arrays[name] for name in ("query", "key", "value"))
-  (batch, num_queries, heads, width), num_keys = query.shape, key.shape[1]
-  group = heads // key.shape[2]
-  offset = np.broadcast_to(options.get("query_offset", 0), batch)[:, None]
-  of_queries = options.get("query_positions", offset + np.arange(num_queries))
-  of_keys = np.broadcast_to(options.get("key_positions", np.arange(num_keys)), (batch, num_keys))
-  scale, cap = options.get("scale", width**-0.5), options.get("logits_soft_cap")
-  output = np.zeros(query.shape)
-  for b, i, n in np.ndindex(batch, num_queries, heads):
-    logits, values = [], []
-    for j in range(num_keys):
-      distance = of_keys[b, j] - of_queries[b, i]
-      segments = [options.get(f"{x}_segment_ids") for x in ("query", "key")]
-      apart = segments[0] is not None and segments[0][b, i] != segments[1][b, j]
-      masked = "mask" in options and not options["mask"][b, 0, i, j]
-      if apart or masked or (options["is_causal"] and distance > 0):
-        continue
-      found = [terms(x, arrays, b, i, j, n, group, distance) for x in relations]
-      scaled, unscaled, vectors = zip(*found, strict=True) if found else ([], [], [])
-      logit = scale * (query[b, i, n] @ key[b, j, n // group] + sum(scaled)) + sum(unscaled)
-      logit += arrays["bias"][b, 0, i, j] if "bias" in arrays else 0
-      logits.append(cap * np.tanh(logit / cap) if cap else logit)
-      values.append(value[b, j, n // group] + sum(vectors))
-    if logits:
-      weights = np.exp(np.array(logits) - max(logits))
-      output[b, i, n] = weights @ np.array(values) / weights.sum()
-  return output
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kinds", [*((x,) for x in KINDS), *SUMS], ids="+".join)
 def test_every_relation_and_every_sum_is_its_formula(kinds, seed):
@@ -231,7 +166,10 @@ def test_relations_by_distance_share_a_band(kinds, seed, monkeypatch):
     assert_close(results(arrays, relations, options, name), wanted, name)
 
 
-@pytest.mark.parametrize("kinds", [("distance",), ("key",), ("content",)], ids="+".join)
+LOOKED_UP = ["positions", "labels", "distance", "key", "content"]
+
+
+@pytest.mark.parametrize("kinds", [(x,) for x in LOOKED_UP], ids="+".join)
 def test_lookups_by_products_are_lookups(kinds):
   call = random_call(kinds, 0)
   by_products = lambda x, labels: projected.multiply(labels, x)  # as on accelerators
@@ -248,72 +186,6 @@ def test_the_order_of_a_sum_does_not_matter(kinds, implementation):
   forward = results(arrays, relations, options, implementation)
   backward = results(arrays, relations[::-1], options, implementation)
   assert_close((*backward[:2], backward[2][::-1]), forward)
-
-
-def dense_bias(arrays, relations, scale):
-  """Returns the terms of all pairs, at positions 0, 1, ..., as one bias."""
-  num_queries, num_keys = arrays["query"].shape[1], arrays["key"].shape[1]
-  distance = np.arange(num_keys) - np.arange(num_queries)[:, None]
-  keys = arrays["key"].repeat(arrays["query"].shape[2] // arrays["key"].shape[2], 2)
-  total = 0
-  for relation in relations:
-    if isinstance(relation, LinearBias):
-      total += -relation.slopes[:, None, None] * abs(distance)
-      continue
-    left = len(relation.table) // 2 if relation.left is None else relation.left
-    rows = np.clip(distance + left, 0, len(relation.table) - 1)
-    ndim = 2 if isinstance(relation, DistanceBias) else 3
-    table = relation.table if relation.table.ndim == ndim else relation.table[:, None]
-    inside = (rows == distance + left) | (relation.beyond == "clip")
-    chosen = table[rows] * inside.reshape(*inside.shape, *[1] * (ndim - 1))
-    match relation:
-      case DistanceBias():
-        total += chosen.transpose(2, 0, 1)
-      case ContentBias():
-        total += (relation.query[:, :, None] * chosen).sum(-1).transpose(0, 3, 1, 2)
-      case KeyBias():
-        total += scale * (keys[:, None] * chosen).sum(-1).transpose(0, 3, 1, 2)
-  shape = arrays["query"].shape[0], arrays["query"].shape[2], num_queries, num_keys
-  return jnp.broadcast_to(total, shape)
-
-
-@pytest.mark.parametrize("implementation", ["reference", "projected"])
-@pytest.mark.parametrize(
-  "kinds", [("distance",), ("linear", "key"), ("key", "content", "distance")]
-)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_sum_equals_one_dense_bias(kinds, seed, implementation):
-  arrays, relations, _ = random_call(kinds, seed)
-  arrays.pop("bias", None)
-  cotangent = jnp.asarray(np.random.default_rng(7).normal(size=arrays["query"].shape))
-
-  @quickly
-  def by_bias(arrays, relations):
-    def call(arrays, relations):
-      bias = dense_bias(arrays, relations, -0.7)
-      return dot_product_attention(**arrays, bias=bias, scale=-0.7, implementation="reference")
-
-    output, pull_back = jax.vjp(call, arrays, relations)
-    return output, *pull_back(cotangent)
-
-  wanted = by_bias(arrays, relations)
-  assert_close(results(arrays, relations, dict(scale=-0.7), implementation), wanted)
-
-
-def test_a_distance_bias_is_the_bias_of_jax_nn():
-  """Compares in float32, the only dtype of jax.nn's softmax."""
-  rng = np.random.default_rng(0)
-  query, table = (jnp.float32(rng.normal(size=shape)) for shape in ((2, 6, 3, 4), (5, 3)))
-  rows = np.clip(np.arange(6) - np.arange(6)[:, None], -2, 2) + 2
-  ours = lambda q, table: dot_product_attention(q, q, q, relations=DistanceBias(table))
-  theirs = lambda q, table: jax.nn.dot_product_attention(
-    q, q, q, bias=table[rows].transpose(2, 0, 1)[None]
-  )
-  run = lambda call: quickly(
-    lambda *x: (call(*x), jax.grad(lambda *x: (call(*x) ** 2).sum(), (0, 1))(*x))
-  )
-  found, wanted = (run(call)(query, table) for call in (ours, theirs))
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), found, wanted)
 
 
 def test_a_tuple_of_one_is_its_relation_and_an_empty_one_is_none():
@@ -383,34 +255,6 @@ def test_alibi_has_the_slopes_of_the_paper_and_its_code():
   for n in range(1, 40):
     np.testing.assert_allclose(LinearBias.alibi(n).slopes, slopes(n), rtol=1e-12)
   np.testing.assert_allclose(LinearBias.alibi(8).slopes, [2.0**-x for x in range(1, 9)])
-
-
-def test_transformer_xl():
-  """Computes the four terms of Dai et al. 2019, section 3.3, one pair at a time."""
-  rng = np.random.default_rng(0)
-  length, heads, width, model = 6, 2, 4, 8
-  query, key, value = rng.normal(size=(3, length, heads, width))
-  u, v = rng.normal(size=(2, heads, width))
-  project = rng.normal(size=(model, heads, width))
-
-  def sinusoid(x):
-    angles = x / 10_000 ** (np.arange(0, model, 2) / model)
-    return np.concatenate([np.sin(angles), np.cos(angles)])
-
-  output = np.zeros(query.shape)
-  for i, n in np.ndindex(length, heads):
-    logits = []
-    for j in range(i + 1):
-      r = np.einsum("D,DH->H", sinusoid(i - j), project[:, n])
-      q, k = query[i, n], key[j, n]
-      logits.append((q @ k + q @ r + u[n] @ k + v[n] @ r) / width**0.5)
-    weights = np.exp(logits) / np.exp(logits).sum()
-    output[i, n] = weights @ value[: i + 1, n]
-  rows = np.stack([sinusoid(-distance) for distance in range(1 - length, 1)])
-  table = np.einsum("RD,DNH->RNH", rows, project)
-  relation = ContentBias((query + v) * width**-0.5, table, left=length - 1)
-  found = dot_product_attention(query + u, key, value, relations=relation, is_causal=True)
-  np.testing.assert_allclose(found, output, **TOLERANCE)
 
 
 def test_deberta():
@@ -550,31 +394,6 @@ def test_without_a_batch_and_its_weights():
   np.testing.assert_allclose(output, wanted, **TOLERANCE)
 
 
-@pytest.mark.parametrize("implementation", ["projected", "skew"])
-def test_sharded_over_eight_devices(implementation):
-  rng = np.random.default_rng(0)
-  query, p = (jnp.asarray(rng.normal(size=(4, 6, 4, n))) for n in (3, 5))
-  make = lambda *shape: jnp.asarray(rng.normal(size=shape))
-  relations = (
-    DistanceBias(make(5, 4)),
-    LinearBias(make(4)),
-    ContentBias(p, make(5, 5)),
-    KeyBias(make(5, 3)),
-  )
-  call = lambda query, relations: dot_product_attention(
-    query, query, query, relations=relations, implementation=implementation
-  )
-  both = lambda *x: (call(*x), jax.grad(lambda *x: (call(*x) ** 2).sum(), (0, 1))(*x))
-  wanted = quickly(both)(query, relations)
-  for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
-    mesh = jax.make_mesh((4, 2), ("data", "tensor"), (kind,) * 2)
-    with jax.set_mesh(mesh):
-      sharding = jax.NamedSharding(mesh, jax.P("data", None, "tensor"))
-      sharded = jax.device_put((query, p), sharding)
-      content = ContentBias(sharded[1], relations[2].table)
-      assert_close(quickly(both)(sharded[0], (*relations[:2], content, relations[3])), wanted)
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize(
   "names, kinds", [(("reference", "projected"), KINDS), (("skew", "chunked"), BY_DISTANCE)]
@@ -594,15 +413,24 @@ def test_the_result_has_the_values_dtype(names, kinds, dtype):
     np.testing.assert_allclose(found.astype(float), exact, rtol=0, atol=50 * jnp.finfo(dtype).eps)
 
 
-def test_projected_never_forms_a_vector_for_every_pair():
-  array = jax.ShapeDtypeStruct((2, 24, 4, 40), jnp.float32)
-  table = jax.ShapeDtypeStruct((5, 40), jnp.float32)
-  for relation in (lambda x, table: ContentBias(x, table), lambda x, table: KeyBias(table)):
-    loss = lambda x, table, relation=relation: dot_product_attention(
-      x, x, x, relations=relation(x, table), implementation="projected"
-    ).sum()
-    text = as_users_do(jax.grad(loss, (0, 1))).lower(array, table).compile().as_text()
-    assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
+NEVER_GATHERED = dict(
+  content=lambda x, table, labels, features: ContentBias(x, table),
+  key=lambda x, table, labels, features: KeyBias(table),
+  labels=lambda x, table, labels, features: EdgeLabels(labels, table, table),
+  features=lambda x, table, labels, features: EdgeFeatures(features, table, table),
+)
+
+
+@pytest.mark.parametrize("kind", NEVER_GATHERED)
+def test_projected_never_forms_a_vector_for_every_pair(kind):
+  sizes = dict(x=(2, 24, 4, 40), table=(5, 40), labels=(2, 24, 24), features=(2, 24, 24, 5))
+  dtypes = dict(labels=jnp.int32)
+  shapes = [jax.ShapeDtypeStruct(x, dtypes.get(n, jnp.float32)) for n, x in sizes.items()]
+  loss = lambda x, *arrays: dot_product_attention(
+    x, x, x, relations=NEVER_GATHERED[kind](x, *arrays), implementation="projected"
+  ).sum()
+  text = as_users_do(jax.grad(loss, (0, 1))).lower(*shapes).compile().as_text()
+  assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
 
 
 @pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])

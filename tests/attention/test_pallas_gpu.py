@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import quickly
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
-from jax.test_util import check_grads
+from kernel_calls import DROPOUT, LENGTHS, RELATIONS, arrays_of, assert_exact, attend
 
 from relpos_jax import (
   ContentBias,
   DistanceBias,
-  KeyBias,
   LinearBias,
   RelativePositions,
   dot_product_attention,
@@ -24,110 +22,42 @@ from relpos_jax.attention.pallas_gpu_kernels import Blocks
 
 SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))
 RANDOM = np.random.default_rng(0)
-KEY_MASK = RANDOM.random((2, 1, 1, 14)) < 0.6
-SEGMENTS = {name: RANDOM.integers(0, 2, 14) for name in ("query_segment_ids", "key_segment_ids")}
-LENGTHS = dict(query_seq_lengths=np.array([5, 14]), key_value_seq_lengths=np.array([3, 0]))
-DROPOUT = dict(dropout_rate=0.4, dropout_key=jax.random.key(0))
-NO_TABLES = dict(key_table=False, value_table=False)
+KEY_MASK = RANDOM.random((2, 1, 1, 20)) < 0.6
+SEGMENTS = {name: RANDOM.integers(0, 2, 20) for name in ("query_segment_ids", "key_segment_ids")}
 
-
-def normal(*shape):
-  return RANDOM.normal(size=shape)
-
-
-# T = S = 14: blocks of queries with tiles to the right, on the band and to the left, and padding.
-CASES = {
-  "both tables": dict(k=1),
-  "causal, grouped, per head": dict(k=2, is_causal=True, heads=4, per_head=True),
-  "k = 0": dict(k=0),
-  "k = 0, causal, more keys": dict(k=0, is_causal=True, queries=5),
-  "k larger than a block, more keys": dict(k=6, queries=5),
-  "k larger than the sequence, zero": dict(k=20, beyond="zero"),
-  "not symmetric, more queries": dict(k=2, left=4, keys=5),
-  "zero, lengths": dict(k=2, beyond="zero", **LENGTHS),
-  "keys only, mask": dict(k=2, value_table=False, mask=KEY_MASK),
-  "values only, segments": dict(k=2, key_table=False, **SEGMENTS),
-  "window": dict(k=3, local_window_size=(5, 2)),
-  "narrow window, causal": dict(k=4, local_window_size=(1, 6), is_causal=True),
-  "dropout": dict(k=2, **DROPOUT),
-  "dropout, values only": dict(k=2, key_table=False, mask=KEY_MASK, **DROPOUT),
-  "no relations, causal": dict(NO_TABLES, is_causal=True, **DROPOUT),
-  "an offset": dict(k=2, query_offset=9, keys=25, **DROPOUT),
-  "an offset, causal, zero": dict(k=2, query_offset=7, keys=20, is_causal=True, beyond="zero"),
-  "offsets beyond all keys": dict(k=2, query_offset=np.array([30, -20]), **LENGTHS),
-  "offsets, causal, dropout": dict(
-    k=1, query_offset=np.array([3, -4]), is_causal=True, mask=KEY_MASK, **DROPOUT
+# T = S = 20: blocks of queries with tiles to the right, on the band and to the left, and padding.
+CASES = RELATIONS | {
+  "both tables": (dict(rows=3), {}),
+  "causal, grouped, per head": (dict(heads=4, per_head=True), dict(is_causal=True)),
+  "k = 0": (dict(rows=1), {}),
+  "k = 0, causal, more keys": (dict(rows=1, queries=5), dict(is_causal=True)),
+  "k larger than a block, more keys": (dict(rows=13, queries=5), {}),
+  "k larger than the sequence, zero": (dict(rows=61), dict(beyond="zero")),
+  "not symmetric, more queries": (dict(keys=5), dict(left=4)),
+  "zero, lengths": ({}, dict(beyond="zero") | LENGTHS),
+  "keys only, mask": (dict(tables="k"), dict(mask=KEY_MASK)),
+  "values only, segments": (dict(tables="v"), SEGMENTS),
+  "window": (dict(rows=7), dict(local_window_size=(5, 2))),
+  "narrow window, causal": (dict(rows=9), dict(local_window_size=(1, 6), is_causal=True)),
+  "dropout": ({}, DROPOUT),
+  "dropout, values only": (dict(tables="v"), dict(mask=KEY_MASK) | DROPOUT),
+  "no relations, causal": (dict(tables=""), dict(is_causal=True) | DROPOUT),
+  "an offset": (dict(keys=25), dict(query_offset=9) | DROPOUT),
+  "an offset, causal, zero": (
+    dict(queries=14),
+    dict(query_offset=7, is_causal=True, beyond="zero"),
   ),
-  "offsets, window, segments": dict(
-    k=2, query_offset=np.array([-3, 6]), local_window_size=(5, 2), **SEGMENTS
+  "offsets beyond all keys": ({}, dict(query_offset=np.array([30, -26])) | LENGTHS),
+  "offsets, causal, dropout": (
+    dict(rows=3),
+    dict(query_offset=np.array([3, -4]), is_causal=True, mask=KEY_MASK) | DROPOUT,
   ),
-  "no relations, window": dict(NO_TABLES, local_window_size=(2, 3)),
-  "a bias": dict(NO_TABLES, more=(DistanceBias(normal(7)),)),
-  "a bias per head, causal": dict(
-    NO_TABLES, is_causal=True, heads=4, more=(DistanceBias(normal(6, 4), left=4),)
+  "offsets, window, segments": (
+    {},
+    dict(query_offset=np.array([-3, 6]), local_window_size=(5, 2)) | SEGMENTS,
   ),
-  "contents, mask": dict(
-    NO_TABLES,
-    mask=KEY_MASK,
-    more=(
-      ContentBias(normal(2, 14, 2, 5), normal(5, 2, 5)),
-      ContentBias(normal(2, 14, 2, 3), normal(4, 3), "zero", left=1),
-    ),
-  ),
-  "slopes, window": dict(NO_TABLES, local_window_size=(9, 6), more=(LinearBias(normal(2)),)),
-  "slopes, values, dropout": dict(k=2, key_table=False, more=(LinearBias(normal(2)),), **DROPOUT),
-  "all, offsets, dropout, lengths": dict(
-    k=2,
-    heads=4,
-    scale=-0.7,
-    query_offset=np.array([3, -4]),
-    more=(
-      DistanceBias(normal(5, 4), "zero"),
-      LinearBias(normal(4)),
-      ContentBias(normal(2, 14, 4, 3), normal(3, 3)),
-      RelativePositions(normal(9, 4, 3), normal(9, 4, 3), "zero"),
-      DistanceBias(normal(3)),
-    ),
-    **(DROPOUT | LENGTHS),
-  ),
+  "no relations, window": (dict(tables=""), dict(local_window_size=(2, 3))),
 }
-
-
-def arrays_of(
-  *,
-  queries=14,
-  keys=14,
-  heads=2,
-  width=3,
-  k=1,
-  per_head=False,
-  key_table=True,
-  value_table=True,
-  more=(),
-  dtype=np.float64,
-):
-  """Returns the differentiable arrays."""
-  random = np.random.default_rng(1).normal
-  table = (2 * k + 1, *([heads] if per_head else []), width)
-  arrays = dict(
-    query=random(size=(2, queries, heads, width)),
-    key=random(size=(2, keys, 2, width)),
-    value=random(size=(2, keys, 2, width)),
-    key_table=random(size=table) if key_table else None,
-    value_table=random(size=table) if value_table else None,
-    more=more,
-  )
-  return jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays)
-
-
-def attend(attention, arrays, beyond="clip", left=None, **options):
-  tables = [arrays[name] for name in ("key_table", "value_table")]
-  given = any(table is not None for table in tables)
-  relations = (*[RelativePositions(*tables, beyond, left)] * given, *arrays["more"])
-  inputs = gather_inputs(
-    *(arrays[x] for x in ("query", "key", "value")), relations=relations, **options
-  )
-  return attention(inputs)
 
 
 def in_small_blocks(inputs):
@@ -138,29 +68,8 @@ def in_small_blocks(inputs):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("float64")
 def test_it_is_exact(name):
-  options = dict(CASES[name])
-  sizes = {n: options.pop(n) for n in [*options] if n in arrays_of.__kwdefaults__}
-  arrays = arrays_of(**sizes)
-
-  @functools.partial(quickly, static_argnums=0)
-  def output_and_gradients(attention, arrays):
-    call = functools.partial(attend, attention, **options)
-    output, pull_back = jax.vjp(call, arrays)
-    cotangent = np.random.default_rng(7).normal(size=output.shape)
-    return dict(output=output, **pull_back(jnp.asarray(cotangent))[0])
-
-  wanted = output_and_gradients(reference.attention, arrays)
-  actual = output_and_gradients(in_small_blocks, arrays)
-  for name in wanted:
-    same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-10, err_msg=name)
-    jax.tree.map(same, actual[name], wanted[name])
-
-
-@pytest.mark.usefixtures("float64")
-def test_its_gradients_are_those_of_its_output():
-  arrays = arrays_of(queries=6, keys=6)
-  call = functools.partial(attend, in_small_blocks)
-  check_grads(jax.jit(call), (arrays,), order=1, modes=["rev"])
+  sizes, options = CASES[name]
+  assert_exact(in_small_blocks, arrays_of(**sizes), options)
 
 
 @pytest.mark.usefixtures("float64")
@@ -168,52 +77,16 @@ def test_a_scale_may_be_traced():
   arrays = arrays_of(queries=6, keys=6)
 
   def slope(attention):
-    call = lambda scale: (attend(attention, arrays, scale=scale) ** 2).sum()
+    call = lambda scale: (attend(arrays, attention, scale=scale) ** 2).sum()
     return jax.jit(jax.grad(call))(0.3)
 
   np.testing.assert_allclose(slope(in_small_blocks), slope(reference.attention), rtol=1e-10)
 
 
-def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient():
-  arrays = arrays_of(queries=6, keys=6, dtype=np.float32)
-  segments = dict(query_segment_ids=np.arange(6) == 2, key_segment_ids=np.zeros(6))
-  segments = {name: jnp.asarray(x, jnp.int32) for name, x in segments.items()}
-
-  @quickly
-  def output_and_gradients(arrays):
-    output, pull_back = jax.vjp(lambda x: attend(in_small_blocks, x, **segments), arrays)
-    return output, pull_back(jnp.zeros_like(output).at[:, 2].set(1))[0]
-
-  output, gradients = output_and_gradients(arrays)
-  assert not output[:, 2].any() and output[:, :2].all()
-  assert not any(gradient.any() for gradient in jax.tree.leaves(gradients))
-
-
-def test_devices_that_share_a_sequence_gather_its_queries():
-  arrays = arrays_of(dtype=np.float32)
-  call = quickly(lambda: attend(in_small_blocks, arrays, is_causal=True))
-  wanted = call()
-  mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-  with jax.set_mesh(mesh):
-    np.testing.assert_allclose(call(), wanted, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  "options, reason",
-  [
-    (dict(bias=np.zeros((1, 1, 6, 6))), "bias is given"),
-    (dict(mask=np.ones((1, 1, 6, 1), bool)), r"mask has shape \(1, 1, 6, 1\)"),
-    (dict(query_positions=np.arange(6)), "positions are given"),
-    (dict(width=300), "heads are 300 wide"),
-    (dict(relations=KeyBias(np.ones((3, 3), np.float32))), "it has no KeyBias"),
-  ],
-)
-def test_unsupported_calls_are_refused(options, reason):
-  options = dict(options)
-  arrays = arrays_of(queries=6, keys=6, width=options.pop("width", 3), dtype=np.float32)
-  call = functools.partial(dot_product_attention, implementation="pallas_gpu", **options)
-  with pytest.raises(NotImplementedError, match=reason):
-    call(*(arrays[name] for name in ("query", "key", "value")))
+def test_wide_heads_are_refused():
+  x = jnp.zeros((1, 6, 1, 300))
+  with pytest.raises(NotImplementedError, match="heads are 300 wide"):
+    dot_product_attention(x, x, x, implementation="pallas_gpu")
 
 
 def loss(query, key, value, relations, **options):

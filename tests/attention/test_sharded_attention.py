@@ -233,24 +233,35 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
   assert len(moved("reduce-scatter")) == 2 and not moved("all-to-all")
 
 
+PROJECTED, SKEW, ON_GPUS = (
+  functools.partial(dot_product_attention, implementation=name)
+  for name in ("projected", "skew", "pallas_gpu")
+)
+
+
 @pytest.mark.parametrize(
-  "attention, along",
+  "attention, along, kind",
   [
-    (functools.partial(dot_product_attention, implementation="pallas_gpu"), HEADS_TOO),
-    (in_tiles, HEADS_TOO),
-    (in_tiles, ALONG_A_SEQUENCE),
+    *((plain, HEADS_TOO, kind) for plain in (PROJECTED, SKEW) for kind in ("auto", "explicit")),
+    *(
+      (x, along, "auto")
+      for x in (ON_GPUS, in_tiles, in_blocks)
+      for along in (HEADS_TOO, ALONG_A_SEQUENCE)
+    ),
   ],
 )
-def test_kernels_take_shards_of_every_relation(attention, along):
+def test_a_sum_of_relations(attention, along, kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", content="BTNH")
-  axes |= dict(table="RH", bias="RN", slopes="N")
+  axes |= dict(table="RH", bias="RN", slopes="N", key_table="RNH")
+  is_kernel = attention in (ON_GPUS, in_tiles)
 
   def attend(arrays):
-    query, key, value, content, table, bias, slopes = map(arrays.get, axes)
+    query, key, value, content, table, bias, slopes, key_table = map(arrays.get, axes)
     relations = ContentBias(content, table), DistanceBias(bias, left=2), LinearBias(slopes)
-    return attention(query, key, value, relations=relations, is_causal=True)
+    relations += () if is_kernel else (KeyBias(key_table),)
+    return attention(query, key, value, relations=relations, is_causal=is_kernel)
 
-  check_eight_devices_equal_one(attend, axes, along, stays=along is HEADS_TOO)
+  check_eight_devices_equal_one(attend, axes, along, stays=along is HEADS_TOO, kind=kind)
 
 
 def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
@@ -261,23 +272,6 @@ def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide()
     return call(in_blocks, arrays | fewer)
 
   check_eight_devices_equal_one(attend, axes, dict(T="tokens", N="megatron"), stays=False)
-
-
-@pytest.mark.parametrize("along", [HEADS_TOO, ALONG_A_SEQUENCE])
-def test_a_sum_of_relations(along):
-  axes = dict(query="BTNH", key="BSKH", value="BSKH", content="BTNH")
-  axes |= dict(bias_table="RN", content_table="RH", key_table="RNH", slopes="N")
-
-  def attend(arrays):
-    relations = (
-      DistanceBias(arrays["bias_table"]),
-      ContentBias(arrays["content"], arrays["content_table"]),
-      KeyBias(arrays["key_table"]),
-      LinearBias(arrays["slopes"]),
-    )
-    return in_blocks(*(arrays[name] for name in ("query", "key", "value")), relations=relations)
-
-  check_eight_devices_equal_one(attend, axes, along, stays=along is HEADS_TOO)
 
 
 @pytest.mark.parametrize("implementation", ["skew", "chunked"])

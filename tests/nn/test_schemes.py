@@ -159,8 +159,3 @@ def test_decoders_have_all_buckets_for_the_left():
 def test_a_scheme_that_is_no_relation_says_so():
   with pytest.raises(NotImplementedError, match="RotaryPositions is no relation"):
     layers.RotaryPositions()()
-
-
-def test_options_of_tables_alone_are_refused():
-  with pytest.raises(ValueError, match="beyond is 'zero' and positions 't5'; only relative"):
-    LayersConfig(positions="t5", beyond="zero")
