@@ -76,8 +76,9 @@ _LAYERS = dict(
   width=512,
   num_heads=8,
   feed_forward=1024,  # as printed; the code of the time had 2048
-  positions="relative",  # sinusoidal, both, none, t5, alibi, rotary, xl, content, deberta
-  max_distance=16,
+  # relative, sinusoidal, both, none, t5, alibi, rotary, xl, content or deberta: docs/positions.md
+  positions="relative",
+  max_distance=16,  # at which positions are clipped
   left=-1,  # distance on the left; -1: max_distance, which may be 0 in causal models
   tables_per_head=True,
   tables_per_layer=True,

@@ -61,7 +61,7 @@ def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBia
   """Returns why this call has no band of these kinds of relations, or None if it has one."""
   for relation in inputs.relations:
     if not isinstance(relation, kinds):
-      return f"it has no {type(relation).__name__}"
+      return f"it takes no {type(relation).__name__}"
   if not inputs.linear_positions:
     return "positions are given; if they are consecutive, give query_offset instead"
   if is_symbolic(inputs.query, inputs.key):

@@ -173,7 +173,7 @@ class DistanceBias(ByDistance):
     if not 0 < exact < max_distance:
       raise ValueError(
         f"buckets has {len(buckets)} rows and max_distance is {max_distance}; want at least "
-        f"{4 if bidirectional else 2} rows, and a distance above the {exact} with their own bucket"
+        f"{4 if bidirectional else 2} rows, and a max_distance above {exact}"
       )
     distances = np.arange(max_distance + 1)
     logarithm = np.log(np.maximum(distances, exact) / exact) / math.log(max_distance / exact)

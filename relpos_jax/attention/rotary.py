@@ -37,7 +37,7 @@ def rotate(
   """
   *batch, length, _, width = x.shape
   if width % 2:
-    raise ValueError(f"x has shape {x.shape}; want an even last axis")
+    raise ValueError(f"x has shape {x.shape}; want heads of an even width")
   positions = validation.as_array("positions", positions)
   if positions.shape not in ((*batch, length), (length,)):
     raise ValueError(

@@ -80,11 +80,12 @@ class LayersConfig:
       value, choices = getattr(self, field.name), get_args(field.type)
       if get_origin(field.type) is Literal and value not in choices:
         raise ValueError(f"{field.name} is {value!r}; want one of {', '.join(choices)}")
-      of_tables = "relative_keys", "relative_values", "beyond", "tables_per_head"
-      if self.positions in _SCHEMES and field.name in of_tables and value != field.default:
+      foreign = ("relative_keys", "relative_values", "beyond", "tables_per_head")
+      foreign += ("left",) if self.positions in ("t5", "alibi", "rotary") else ()
+      if self.positions in _SCHEMES and field.name in foreign and value != field.default:
         raise ValueError(
-          f"{field.name} is {value!r} and positions {self.positions!r}; only relative positions "
-          f"have that option: want {field.default!r}"
+          f"{field.name} is {value!r}, an option that positions {self.positions!r} do not have; "
+          f"want the default, {field.default!r}"
         )
 
 

@@ -112,6 +112,8 @@ class MultiHeadAttention(nnx.Module):
     if head_width is None and width % num_heads:
       raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
     head_width = width // num_heads if head_width is None else head_width
+    if not isinstance(tables, Positions | None):
+      raise ValueError(f"tables is {tables!r:.60}; want a Positions, such as AlibiPositions(8)")
     self.key_shape = (num_heads if num_key_heads is None else num_key_heads, head_width)
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)

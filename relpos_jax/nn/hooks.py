@@ -76,7 +76,8 @@ class RelativeAttention(nnx.Module):
       self.tables = RelativePositionTables(max_distance, head_width, rngs=rngs, **options)
     else:
       raise ValueError(
-        "RelativeAttention wants max_distance, head_width, rngs, or tables=, a Positions"
+        "RelativeAttention wants max_distance, head_width and rngs, or tables= alone, a Positions "
+        f"such as AlibiPositions(8); tables is {tables!r:.60}"
       )
     self.rank = min((leaf.ndim for leaf in self._leaves()), default=0)
     self.self_attention = self_attention
@@ -184,7 +185,7 @@ def attend_as_flax(
     options["query_positions"] = queries
   with _precision_context(precision):
     names = "query_positions", "key_positions", "query_offset"
-    options |= arguments(q, k, *map(options.get, names))
+    options |= dict(query=q, key=k) | arguments(q, k, *map(options.get, names))
     if sow is not None:
       weights = attention_weights(**options).astype(dtype)
       sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))

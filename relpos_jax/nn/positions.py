@@ -50,7 +50,7 @@ class Positions(nnx.Module):
 
   def __call__(self) -> Relations:
     """Returns the relation between queries and keys."""
-    raise NotImplementedError(f"{type(self).__name__} is no relation: call its `arguments`")
+    raise NotImplementedError(f"{type(self).__name__} has no relation: it changes `arguments`")
 
   def arguments(
     self,

@@ -20,8 +20,8 @@ from relpos_jax.typing import Array, ArrayLike, Float
 class T5Positions(Positions):
   """Owns T5's biases by bucket of the distance, `[num_buckets, N]`.
 
-  Raffel et al. 2020, section 2.1. T5 shares them between its layers, and uses no scale; here
-  the operator's scale stays.
+  Raffel et al. 2020, section 2.1. T5 shares them between its layers, and has no scale: to load
+  its weights, multiply the queries' by H**0.5.
 
   Args:
     num_heads: N.
@@ -43,6 +43,8 @@ class T5Positions(Positions):
     param_dtype: DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
   ):
+    if max_distance < 2:
+      raise ValueError(f"max_distance is {max_distance}; want 2 or more")
     sides = 2 if bidirectional else 1
     # A side of 2k buckets would have one for each of the k first distances, and none for more.
     rows = sides * max(1, min(num_buckets // sides, 2 * max_distance - 1))
@@ -123,6 +125,8 @@ class TransformerXLPositions(Positions):
     param_dtype: DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
   ):
+    if width % 2:
+      raise ValueError(f"width is {width}; want an even number")
     self.num_rows, *_ = table_shape(max_distance, left, None, head_width)
     self.left = max_distance if left is None else left
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
@@ -131,6 +135,7 @@ class TransformerXLPositions(Positions):
     self.u, self.v = (nnx.Param(jnp.zeros(head, param_dtype)) for _ in range(2))
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
+    _check_heads(query, *self.u.shape)
     u, v, projection = (x[...].astype(query.dtype) for x in (self.u, self.v, self.projection))
     waves = sinusoids(self.left - jnp.arange(self.num_rows), len(projection))
     table = jnp.einsum("rd,dnh->rnh", waves.astype(query.dtype), projection)
@@ -168,6 +173,8 @@ class ContentPositions(Positions):
     self.bank, self.left = nnx.Param(init_table(rngs.params(), shape, param_dtype)), left
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
+    width, heads, _ = self.projection.shape
+    _check_heads(query, heads, width)
     content = jnp.einsum("...nh,hnp->...np", query, self.projection[...].astype(query.dtype))
     relations = ContentBias(content, self.bank[...], beyond="zero", left=self.left)
     return dict(query=query, key=key, relations=relations)
@@ -204,3 +211,10 @@ class DebertaPositions(Positions):
 
   def arguments(self, query: Float[Array, "*B T N H"], key: Array, *_, **__) -> dict:
     return super().arguments(query, key) | dict(scale=(3 * query.shape[-1]) ** -0.5)
+
+
+def _check_heads(query: Array, heads: int, width: int) -> None:
+  if query.shape[-2:] != (heads, width):
+    raise ValueError(
+      f"query has shape {query.shape}; want {heads} heads of width {width}, as these positions"
+    )

@@ -437,11 +437,11 @@ def test_projected_never_forms_a_vector_for_every_pair(kind):
 def test_the_others_refuse_what_has_no_band(name):
   x, table = jnp.ones((1, 300, 1, 8)), jnp.ones((3, 8))
   relations = RelativePositions(table, None), EdgeLabels(jnp.ones((300, 300), int), table, None)
-  with pytest.raises(NotImplementedError, match=f"'{name}' cannot .* it has no EdgeLabels"):
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot .* it takes no EdgeLabels"):
     dot_product_attention(x, x, x, relations=relations, implementation=name)
   explanation = explain(x, x, x, relations=relations)
   assert explanation.implementation == "projected"
-  assert explanation.reasons[name] == "it has no EdgeLabels"
+  assert explanation.reasons[name] == "it takes no EdgeLabels"
 
 
 Q = np.ones((2, 5, 4, 8), np.float32)
@@ -476,7 +476,7 @@ WRONG = {
   "buckets has 3 rows and max_distance is 128; want at least 4 rows": lambda: DistanceBias.t5(
     T[:3]
   ),
-  "buckets has 32 rows and max_distance is 8; want at least 4 rows, and a distance above the 8": (
+  "buckets has 32 rows and max_distance is 8; want at least 4 rows, and a max_distance above 8": (
     lambda: DistanceBias.t5(np.ones((32, 4)), max_distance=8)
   ),
 }
@@ -493,7 +493,7 @@ def test_a_wrong_relation_is_named(message, monkeypatch):
 @pytest.mark.parametrize(
   "x, positions, message",
   [
-    (Q[..., :7], np.arange(5), "x has shape (2, 5, 4, 7); want an even last axis"),
+    (Q[..., :7], np.arange(5), "x has shape (2, 5, 4, 7); want heads of an even width"),
     (Q, np.arange(4), "positions has shape (4,); want (2, 5) or (5,)"),
   ],
 )

@@ -143,7 +143,7 @@ def test_keys_in_several_calls(monkeypatch):
     (dict(bias=jnp.zeros((1, 1, 20, 20))), "a bias is given"),
     (dict(mask=jnp.ones((1, 1, 20, 1), bool)), r"mask has shape \(1, 1, 20, 1\)"),
     (dict(query_positions=jnp.arange(20)), "positions are given"),
-    (dict(relations=KeyBias(normal(3, WIDTH))), "it has no KeyBias"),
+    (dict(relations=KeyBias(normal(3, WIDTH))), "it takes no KeyBias"),
   ],
 )
 def test_refuses_by_name(options, reason, kernel):

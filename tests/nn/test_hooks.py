@@ -71,7 +71,7 @@ def test_pretrained_tables_need_no_distance():
   np.testing.assert_array_equal(loaded(q, k, v), trained(q, k, v))
   paths = lambda hook: [path for path, _ in nnx.to_flat_state(nnx.state(hook, nnx.Param))]
   assert paths(loaded) == paths(trained)
-  with pytest.raises(ValueError, match="wants max_distance, head_width, rngs, or tables="):
+  with pytest.raises(ValueError, match="or tables= alone, a Positions such as"):
     RelativeAttention(K, H, tables=tables, rngs=nnx.Rngs(0))
 
 

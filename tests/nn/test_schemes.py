@@ -145,8 +145,8 @@ def test_t5_has_fewer_buckets_than_asked_where_distances_are_few():
   rows = lambda k, **options: len(make(k, **options).buckets)
   assert rows(128) == rows(128, bidirectional=False) == 32
   assert rows(16, bidirectional=False) == 31 and rows(2) == 6
-  with pytest.raises(ValueError, match="buckets has 2 rows and max_distance is 1"):
-    make(1)()
+  with pytest.raises(ValueError, match="max_distance is 1; want 2 or more"):
+    make(1)
 
 
 def test_decoders_have_all_buckets_for_the_left():
@@ -157,5 +157,24 @@ def test_decoders_have_all_buckets_for_the_left():
 
 
 def test_a_scheme_that_is_no_relation_says_so():
-  with pytest.raises(NotImplementedError, match="RotaryPositions is no relation"):
+  with pytest.raises(NotImplementedError, match="RotaryPositions has no relation"):
     layers.RotaryPositions()()
+
+
+def test_wrong_arguments_are_named():
+  rngs = nnx.Rngs(0)
+  refused = lambda message: pytest.raises(ValueError, match=message)
+  with refused("beyond is 'zero', an option that positions 't5' do not have"):
+    LayersConfig(positions="t5", beyond="zero")
+  with refused("left is 3, an option that positions 'alibi' do not have"):
+    LayersConfig(positions="alibi", left=3)
+  with refused("width is 31; want an even number"):
+    layers.TransformerXLPositions(31, N, H, K, rngs=rngs)
+  for scheme in ("xl", "content"):
+    with refused(r"query has shape \(2, 6, 2, 4\); want 3 heads of width 4"):
+      make(scheme).arguments(Q[:, :, :2], KEY)
+  linear = relpos_jax.linen.RelativeAttention(
+    3, positions=nnx.bridge.to_linen(layers.RotaryPositions)
+  )
+  with refused("max_distance 3; want None for one of them"):
+    linear.init(jax.random.key(0), Q, KEY, V)
