@@ -79,7 +79,9 @@ class RelativeAttention(nnx.Module):
         "RelativeAttention wants max_distance, head_width and rngs, or tables= alone, a Positions "
         f"such as AlibiPositions(8); tables is {tables!r:.60}"
       )
-    self.rank = min((leaf.ndim for leaf in self._leaves()), default=0)
+    # Positions without parameters get a number, stacked as layers are: see `set_view`.
+    self.scalar = None if nnx.state(self.tables) else nnx.Variable(jnp.zeros(()))
+    self.rank = min(leaf.ndim for leaf in self._leaves())
     self.self_attention = self_attention
     self.logits_soft_cap = logits_soft_cap
     self.implementation = implementation
@@ -93,7 +95,7 @@ class RelativeAttention(nnx.Module):
 
     Layers stacked for `nnx.scan` get a copy each, along the same first axis as their tables.
     """
-    smallest = min(self._leaves(), key=jnp.ndim, default=jnp.zeros(()))
+    smallest = min(self._leaves(), key=jnp.ndim)
     stack = smallest.shape[: smallest.ndim - self.rank]
     for name, x in dict(query_positions=query_positions, key_positions=key_positions).items():
       if x is not None:
@@ -101,6 +103,8 @@ class RelativeAttention(nnx.Module):
         setattr(self, name, jnp.broadcast_to(x, (*stack, *x.shape)))
 
   def _leaves(self) -> list[Array]:
+    if self.scalar is not None:
+      return [self.scalar[...]]
     return jax.tree.leaves(nnx.state(self.tables))
 
   def __call__(

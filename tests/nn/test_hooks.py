@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from relpos_jax import RelativePositions, attention_weights, dot_product_attention
-from relpos_jax.nn import RelativeAttention, RelativePositionTables
+from relpos_jax.nn import RelativeAttention, RelativePositionTables, RotaryPositions
 from relpos_jax.nn.positions import init_table
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
@@ -152,13 +152,13 @@ def test_decoding_by_the_mask_of_self_attention_is_the_full_pass():
 class Stack(nnx.Module):
   """Three layers made by `nnx.vmap`, run by `nnx.scan`."""
 
-  def __init__(self, **options):
+  def __init__(self, make=make_hook, **options):
     @nnx.vmap
-    def make(rngs):
-      hook = make_hook(rngs, **options)
+    def make_layer(rngs):
+      hook = make(rngs, **options)
       return nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
 
-    self.layers = make(nnx.Rngs(0).split(3))
+    self.layers = make_layer(nnx.Rngs(0).split(3))
 
   def init_cache(self):
     nnx.vmap(lambda layer: layer.init_cache((B, T + 2, D)), out_axes=None)(self.layers)
@@ -168,9 +168,10 @@ class Stack(nnx.Module):
     return nnx.scan(lambda layer, x: x + layer(x, **options), **axes)(self.layers, x)
 
 
-@pytest.mark.parametrize("by", ["mask", "view", "view_of_rows"])
+@pytest.mark.parametrize("by", ["mask", "view", "view_of_rows", "view without parameters"])
 def test_scanned_layers_decode_as_the_full_pass(by):
-  model = Stack(self_attention=by == "mask")
+  without = lambda rngs, **options: RelativeAttention(tables=RotaryPositions(), **options)
+  model = Stack(without if "without" in by else make_hook, self_attention=by == "mask")
   full = model(jnp.asarray(X), is_causal=True)
   model.init_cache()
   for t in range(T):
