@@ -127,7 +127,7 @@ def test_traced_labels_are_clamped():
 
 @pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
 def test_the_others_refuse_edges_by_name(name):
-  with pytest.raises(NotImplementedError, match=f"'{name}' cannot do this call: relations is Edge"):
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot do this call: it takes no Edge"):
     by_pairs(functools.partial(EdgeLabels, np.clip(ROWS, 0, 2 * K)), name, ())
 
 

@@ -669,11 +669,16 @@ def test_vmap_equals_a_call_for_each(implementation, mapped):
 
 def test_vmap_merges_the_batch():
   x = jax.ShapeDtypeStruct((3, 2, 200, 4, 8), jnp.float32)
-  table = jax.ShapeDtypeStruct((3, 5, 8), jnp.float32)
-  attend = lambda q, table: dot_product_attention(
-    q, q, q, relations=RelativePositions(table, table), implementation="chunked"
-  )
-  grad = jax.vmap(jax.grad(lambda *args: attend(*args).sum(), (0, 1)), (0, None))
-  assert "6,200,4,8" in str(jax.make_jaxpr(grad)(x, jax.typeof(jnp.ones((5, 8)))))
-  grad = jax.vmap(jax.grad(lambda *args: attend(*args).sum(), (0, 1)))
-  assert "2,200,12,8" in str(jax.make_jaxpr(grad)(x, table))
+  table = jax.ShapeDtypeStruct((5, 8), jnp.float32)
+  tables = jax.ShapeDtypeStruct((3, 5, 8), jnp.float32)
+
+  def text(implementation, axes, table):
+    attend = lambda q, table: dot_product_attention(
+      q, q, q, relations=RelativePositions(table, table), implementation=implementation
+    )
+    grad = jax.vmap(jax.grad(lambda *args: attend(*args).sum(), (0, 1)), axes)
+    return str(jax.make_jaxpr(grad)(x, table))
+
+  assert "6,200,4,8" in text("chunked", (0, None), table)
+  assert "6,200,4,8" in text("chunked", 0, tables)  # its tables may differ within a batch
+  assert "2,12,208,8" in text("pallas_tpu", 0, tables)  # the kernel's only between heads
