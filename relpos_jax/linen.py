@@ -132,10 +132,8 @@ class RelativeAttention(nn.Module):
     If `module` is given, sows the weights before dropout as its `attention_weights`. (Linen passes
     only arguments that the signature names, so it names all that change the result.)
     """
-    if not isinstance(self.positions, nn.Module | None) or None not in (
-      self.positions,
-      self.max_distance,
-    ):
+    is_module, has_distance = isinstance(self.positions, nn.Module), self.max_distance is not None
+    if self.positions is not None and (has_distance or not is_module):
       raise ValueError(
         f"positions is {self.positions!r:.60} and max_distance {self.max_distance}; want None for "
         "one of them, and positions such as flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"

@@ -128,7 +128,7 @@ class TransformerXLPositions(Positions):
     if width % 2:
       raise ValueError(f"width is {width}; want an even number")
     self.num_rows, *_ = table_shape(max_distance, left, None, head_width)
-    self.left = max_distance if left is None else left
+    self.left = self.num_rows - 1 - max_distance
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform", 0, (1, 2))
     head = num_heads, head_width
     self.projection = nnx.Param(init(rngs.params(), (width, *head), param_dtype))
