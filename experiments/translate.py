@@ -52,7 +52,7 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
   run = load_run(workdir)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():
-    changes["track"] = functools.partial(track, what="batches translated")
+    changes["track"] = functools.partial(track, what="sentences")
   translate = make_translator(run, **changes)
   numbers = itertools.count(1)
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE

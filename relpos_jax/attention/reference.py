@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relations import (
   ContentBias,
   DistanceBias,
@@ -123,12 +124,39 @@ def attention_weights(
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
   """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
+  if target_platform() == "cpu" and _has_one_row(subscripts, x):
+    return _multiply_and_sum(subscripts, x.astype(wide), y.astype(wide))
+  # jnp.einsum makes the last operand the first of XLA's product, whose order XLA's CPU compiler
+  # keeps: with x last the result needs no transpose.
+  inputs, output = subscripts.split("->")
+  swapped = ",".join(inputs.split(",")[::-1]) + "->" + output
+  mixed = lambda x, y: jnp.einsum(swapped, y, x, preferred_element_type=wide)
   if x.dtype == wide:
     return mixed(x, y.astype(wide))
   # XLA lacks some of these products on CPUs, where float32 is no slower.
   widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
+
+
+def _has_one_row(subscripts: str, x: Array) -> bool:
+  """Returns whether x has one row for each of y's matrices, as a decoder's query has."""
+  of_x, of_y = subscripts.partition("->")[0].split(",")
+  return all(size == 1 for axis, size in zip(of_x, x.shape, strict=True) if axis not in of_y)
+
+
+def _multiply_and_sum(subscripts: str, x: Array, y: Array) -> Array:
+  """Computes an einsum in one pass over y, where XLA's products on CPUs would transpose it."""
+  inputs, of_output = subscripts.split("->")
+  of_x, of_y = inputs.split(",")
+  batch = [axis for axis in of_y if axis in of_x]
+  ones = [axis for axis in of_x if axis not in of_y]
+  x = jnp.einsum(f"{of_x}->{''.join(batch)}", x)
+  x = jnp.expand_dims(x, [i for i, axis in enumerate(of_y) if axis not in of_x])
+  summed = [i for i, axis in enumerate(of_y) if axis not in of_output]
+  left = "".join(axis for axis in of_y if axis in of_output)
+  output = (x * y).sum(summed)
+  output = output.reshape(*output.shape, *[1] * len(ones))
+  return jnp.einsum(f"{left}{''.join(ones)}->{of_output}", output)
 
 
 def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:

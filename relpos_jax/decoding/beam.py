@@ -3,6 +3,9 @@
 Every step takes the 2W most probable extensions of the live hypotheses, as in Tensor2Tensor. Those
 that end are stored with their final score, and the W best of the others go on. With W = 1 it takes
 one, and is greedy decoding.
+
+`beam_search` searches for a batch of sentences until the last is done. To give the places of those
+that are done to others, call `begin`, and `extend` in a loop of your own.
 """
 
 from collections.abc import Callable
@@ -11,15 +14,54 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.typing import Array, Float, Int, PyTree
+from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 # The score of no hypothesis: it loses every comparison, and adding log-probabilities keeps it.
 _NONE = -jnp.inf
+_BLOCK = 128  # tokens of the vocabulary whose best is found first
+
+# Maps the latest tokens and the cache to the logits of the next tokens, and the new cache.
+Decode = Callable[[Int[Array, "B W"], PyTree], tuple[Float[Array, "B W V"], PyTree]]
+
+
+class Hypotheses(NamedTuple):
+  """`bos` and L tokens; scored by log-probability while live, by the final score when ended."""
+
+  tokens: Int[Array, "B W L+1"]
+  scores: Float[Array, "B W"]
+
+
+class Search(NamedTuple):
+  """A search for B sentences, each at a length of its own.
+
+  Attributes:
+    length: tokens of the live hypotheses of each sentence, without `bos`.
+    limits: the most tokens of each sentence.
+    live, ended: the W best of either kind.
+    cache: of the live hypotheses.
+  """
+
+  length: Int[Array, " B"]
+  limits: Int[Array, " B"]
+  live: Hypotheses
+  ended: Hypotheses
+  cache: PyTree
+
+  @property
+  def is_live(self) -> Bool[Array, " B"]:
+    """Returns the sentences whose search goes on."""
+    return jnp.any(self.live.scores > _NONE, axis=1)
+
+
+def reorder_rows(cache: PyTree, hypotheses: Int[Array, "B W"]) -> PyTree:
+  """Returns the arrays [B, W, ...] with the given of the W rows of each sentence."""
+  return jax.tree.map(lambda x: _pick(x, hypotheses), cache)
 
 
 def beam_search(
-  decode: Callable[[Int[Array, "BW 1"], PyTree], tuple[Float[Array, "BW 1 V"], PyTree]],
+  decode: Decode,
   cache: PyTree,
+  reorder: Callable[[PyTree, Int[Array, "B W"]], PyTree] = reorder_rows,
   *,
   beam_size: int,
   max_length: int,
@@ -40,10 +82,11 @@ def beam_search(
   stops by itself, whereas automatic partitioning would gather the logits at every step.
 
   Args:
-    decode: maps the latest tokens [B*W, 1] and the cache to the logits [B*W, 1, V] of the next
-      tokens and the new cache. The W hypotheses of a sentence are adjacent rows.
-    cache: a pytree of arrays [B, ...] that has not read `bos` yet. They are repeated to
-      [B*W, ...] and reordered with the hypotheses. `decode` reads at most `max_length` tokens.
+    decode: maps the latest tokens [B, W] and the cache to the logits [B, W, V] of the next tokens
+      and the new cache.
+    cache: a pytree that has not read `bos` yet. `decode` reads at most `max_length` tokens.
+    reorder: maps a cache, and which hypothesis each of the next W extends, to the cache of these.
+      By default a cache has arrays [B, W, ...], whose rows are gathered.
     beam_size: W.
     max_length: L, the static length of the result.
     length_limits: the most tokens of each sentence, `eos` included, and L at most: the paper's
@@ -63,73 +106,109 @@ def beam_search(
   >>> tokens[:, 0].tolist()
   [[3, 4, 5, 0, 6, 6], [3, 4, 6, 6, 6, 6]]
   """
-  if length_penalty < 0:
-    raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
-  limits = jnp.minimum(length_limits, max_length)[:, None]
-  score = lambda log_probs, length: log_probs / ((5.0 + length) / 6.0) ** length_penalty
-
-  def step(state: _State) -> _State:
-    length = state.length + 1
-    new, beams, cache = _extend(state, decode, pad)
-    is_end = new.tokens[:, :, length] == eos
-    scored = _Hypotheses(new.tokens, score(new.scores, length))
-    ended = _add_ended(state.ended, scored, is_end, length == limits)
-    can_win = score(new.scores, limits) > ended.scores[:, :1]
-    is_live = ~is_end & can_win & (length < limits)
-    scores, best = jax.lax.top_k(_keep(new, is_live).scores, beam_size)
-    live, beams = _Hypotheses(_pick(new.tokens, best), scores), _pick(beams, best)
-    split = lambda x: x.reshape(*beams.shape, *x.shape[1:])
-    cache = jax.tree.map(lambda x: _pick(split(x), beams).reshape(x.shape), cache)
-    return _State(length, live, ended, cache)
-
-  none = jnp.full((limits.shape[0], beam_size), _NONE, jnp.float32)
-  padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
-  # One hypothesis per sentence: W equal ones would stay equal.
-  live = none.at[:, :1].set(jnp.where(limits > 0, 0.0, _NONE))
-  first = _State(
-    length=jnp.int32(0),
-    live=_Hypotheses(padding.at[:, :, 0].set(bos), live),
-    ended=_Hypotheses(padding, none),
-    cache=jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), cache),
-  )
-  last = jax.lax.while_loop(lambda state: jnp.any(state.live.scores > _NONE), step, first)
+  limits = jnp.minimum(length_limits, max_length)
+  first = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=bos, pad=pad)
+  options = dict(length_penalty=length_penalty, eos=eos, pad=pad)
+  step = lambda search: extend(search, decode, reorder, **options)
+  last = jax.lax.while_loop(lambda search: jnp.any(search.is_live), step, first)
   return last.ended.tokens[:, :, 1:], last.ended.scores
 
 
-class _Hypotheses(NamedTuple):
-  """`bos` and L tokens; scored by log-probability while live, by the final score when ended.
+def begin(
+  cache: PyTree, limits: Int[Array, " B"], *, beam_size: int, max_length: int, bos: int, pad: int
+) -> Search:
+  """Returns a search of hypotheses that have only `bos`; see `beam_search`."""
+  none = jnp.full((len(limits), beam_size), _NONE, jnp.float32)
+  padding = jnp.full((*none.shape, max_length + 1), pad, jnp.int32)
+  # One hypothesis per sentence: W equal ones would stay equal.
+  scores = none.at[:, :1].set(jnp.where(limits[:, None] > 0, 0.0, _NONE))
+  return Search(
+    length=jnp.zeros_like(limits),
+    limits=limits,
+    live=Hypotheses(padding.at[:, :, 0].set(bos), scores),
+    ended=Hypotheses(padding, none),
+    cache=cache,
+  )
 
-  There are W, or while they are chosen 2W.
+
+def extend(
+  search: Search,
+  decode: Decode,
+  reorder: Callable[[PyTree, Int[Array, "B W"]], PyTree] = reorder_rows,
+  *,
+  length_penalty: float = 0.6,
+  eos: int,
+  pad: int,
+) -> Search:
+  """Extends the live hypotheses by one token; see `beam_search`. Sentences that are done stay."""
+  if length_penalty < 0:
+    raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
+  score = lambda log_probs, length: log_probs / ((5.0 + length) / 6.0) ** length_penalty
+  length, limits = search.length[:, None] + 1, search.limits[:, None]
+  new, beams, cache = _candidates(search, decode, pad)
+  is_end = jnp.take_along_axis(new.tokens, length[:, None], axis=2)[:, :, 0] == eos
+  scored = Hypotheses(new.tokens, score(new.scores, length))
+  ended = _add_ended(search.ended, scored, is_end, length == limits)
+  can_win = score(new.scores, limits) > ended.scores[:, :1]
+  goes_on = ~is_end & can_win & (length < limits)
+  scores, best = jax.lax.top_k(_keep(new, goes_on).scores, search.live.scores.shape[1])
+  live = Hypotheses(_pick(new.tokens, best), scores)
+  cache = reorder(cache, _pick(beams, best))
+  was = search.length, search.live, search.ended
+  is_live = lambda x: search.is_live.reshape(-1, *[1] * (x.ndim - 1))
+  select = lambda new, old: jnp.where(is_live(new), new, old)
+  length, live, ended = jax.tree.map(select, (length[:, 0], live, ended), was)
+  return Search(length, search.limits, live, ended, cache)
+
+
+def _candidates(
+  search: Search, decode: Decode, pad: int
+) -> tuple[Hypotheses, Int[Array, "B C"], PyTree]:
+  """Returns the 2W best extensions by one token, the hypotheses that they extend, and the cache."""
+  tokens, scores = search.live
+  beam_size = scores.shape[1]
+  latest = jnp.take_along_axis(tokens, search.length[:, None, None], axis=2)[:, :, 0]
+  logits, cache = decode(latest, search.cache)
+  logits = logits.astype(jnp.float32)
+  count = min(2 * beam_size, logits[0].size) if beam_size > 1 else 1
+  scores, beams, words = _best(logits, scores, count, pad)
+  is_new = jnp.arange(tokens.shape[2]) == search.length[:, None, None] + 1
+  tokens = jnp.where(is_new, words[:, :, None], _pick(tokens, beams))
+  return Hypotheses(tokens, scores), beams, cache
+
+
+def _best(
+  logits: Float[Array, "B W V"], scores: Float[Array, "B W"], count: int, pad: int
+) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
+  """Returns the best sums of scores and log-probabilities of tokens, their beams and tokens.
+
+  The best C are among the C blocks of tokens with the highest maxima: a search in a few blocks
+  instead of the vocabulary.
   """
-
-  tokens: Int[Array, "B W L+1"]
-  scores: Float[Array, "B W"]
-
-
-class _State(NamedTuple):
-  length: Int[Array, ""]
-  live: _Hypotheses
-  ended: _Hypotheses
-  cache: PyTree
-
-
-def _extend(state: _State, decode, pad) -> tuple[_Hypotheses, Int[Array, "B C"], PyTree]:
-  """Returns the C most probable extensions by one token, their hypotheses, and the new cache."""
-  batch_size, beam_size = state.live.scores.shape
-  latest = jax.lax.dynamic_index_in_dim(state.live.tokens, state.length, axis=2)
-  logits, cache = decode(latest.reshape(-1, 1), state.cache)
-  vocabulary = logits.shape[-1]
-
-  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32)).at[..., pad].set(_NONE)
-  log_probs = state.live.scores[:, :, None] + log_probs.reshape(batch_size, beam_size, vocabulary)
-  num_candidates = min(2 * beam_size, beam_size * vocabulary) if beam_size > 1 else 1
-  log_probs, indices = jax.lax.top_k(log_probs.reshape(batch_size, -1), num_candidates)
-  beams, words = indices // vocabulary, indices % vocabulary
-  tokens = _pick(state.live.tokens, beams).at[:, :, state.length + 1].set(words)
-  return _Hypotheses(tokens, log_probs), beams, cache
+  batch_size, beam_size, vocabulary = logits.shape
+  num_blocks = -(-vocabulary // _BLOCK)
+  room = (0, 0), (0, 0), (0, num_blocks * _BLOCK - vocabulary)
+  maxima = jnp.pad(logits, room, constant_values=_NONE).reshape(*scores.shape, num_blocks, _BLOCK)
+  maxima = maxima.max(-1)
+  highest = maxima.max(-1, keepdims=True)
+  normaliser = jnp.log(jnp.exp(logits - highest).sum(-1)) + highest[:, :, 0]
+  start = pad // _BLOCK * _BLOCK
+  with_pad = logits[:, :, start : start + _BLOCK].at[:, :, pad - start].set(_NONE)
+  maxima = maxima.at[:, :, pad // _BLOCK].set(with_pad.max(-1))
+  maxima = maxima - normaliser[:, :, None] + scores[:, :, None]
+  _, blocks = jax.lax.top_k(maxima.reshape(batch_size, -1), min(count, beam_size * num_blocks))
+  blocks = jnp.sort(blocks)  # of equal sums the first are taken
+  beams, starts = blocks // num_blocks, blocks % num_blocks * _BLOCK
+  words = starts[:, :, None] + jnp.arange(_BLOCK)
+  at = beams[:, :, None] * vocabulary + jnp.minimum(words, vocabulary - 1)
+  found = _pick(logits.reshape(batch_size, -1), at) - _pick(normaliser, beams)[:, :, None]
+  is_word = (words < vocabulary) & (words != pad)
+  sums = jnp.where(is_word, found + _pick(scores, beams)[:, :, None], _NONE)
+  sums, best = jax.lax.top_k(sums.reshape(batch_size, -1), count)
+  return sums, _pick(beams, best // _BLOCK), _pick(words.reshape(batch_size, -1), best)
 
 
-def _add_ended(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypotheses:
+def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, at_limit) -> Hypotheses:
   """Returns the W best hypotheses that have ended; at the limit, live ones if none has ended."""
   none_ended = jnp.all(ended.scores == _NONE, axis=1) & ~jnp.any(
     is_end & (new.scores > _NONE), axis=1
@@ -139,13 +218,13 @@ def _add_ended(ended: _Hypotheses, new: _Hypotheses, is_end, at_limit) -> _Hypot
   scores, indices = jax.lax.top_k(
     jnp.concatenate([ended.scores, new.scores], axis=1), ended.scores.shape[1]
   )
-  return _Hypotheses(_pick(jnp.concatenate([ended.tokens, new.tokens], axis=1), indices), scores)
+  return Hypotheses(_pick(jnp.concatenate([ended.tokens, new.tokens], axis=1), indices), scores)
 
 
-def _keep(hypotheses: _Hypotheses, which) -> _Hypotheses:
+def _keep(hypotheses: Hypotheses, which) -> Hypotheses:
   return hypotheses._replace(scores=jnp.where(which, hypotheses.scores, _NONE))
 
 
-def _pick(x: Array, indices: Int[Array, "B C"]) -> Array:
+def _pick(x: Array, indices: Int[Array, "B *C"]) -> Array:
   """Returns x[indices] for each sentence."""
   return jax.vmap(lambda row, of_row: row[of_row])(x, indices)

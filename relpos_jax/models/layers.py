@@ -98,24 +98,35 @@ class Memory(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """The cache of a stack: one for each layer, and the next position of each row."""
+  """The cache of a stack: one for each layer, and the next position of each row.
+
+  In a beam search a row is a sentence, and its next token has W alternatives, which are read at the
+  same position. Nothing is copied when hypotheses branch: `ancestors` says which slots hold the
+  tokens of each.
+  """
 
   layers: tuple[KVCache, ...]
   next_position: Int[Array, " B"]
+  ancestors: Bool[Array, "B W S"] | None = None
 
   @classmethod
-  def empty(cls, layers, batch_size: int, num_slots: int) -> "Cache":
-    """Returns an empty cache of layers for `num_slots` tokens, padding included."""
+  def empty(cls, layers, batch_size: int, num_slots: int, beam_size: int | None = None) -> "Cache":
+    """Returns an empty cache of layers for `num_slots` tokens, padding included, or each W."""
+    ancestors = None
+    if beam_size is not None:
+      num_slots *= beam_size
+      ancestors = jnp.zeros((batch_size, beam_size, num_slots), bool)
     caches = tuple(layer.self_attention.init_cache(batch_size, num_slots) for layer in layers)
-    return cls(caches, jnp.zeros((batch_size,), jnp.int32))
+    return cls(caches, jnp.zeros((batch_size,), jnp.int32), ancestors)
 
   def positions(self, tokens: Int[Array, "B M"]) -> Int[Array, "B M"]:
-    """Returns the positions of the next tokens.
+    """Returns the positions of the next tokens, or of the W alternatives of the next.
 
     Padding, anywhere, has position -1: it takes a slot of the cache but no position.
     """
     real = tokens != PAD
-    return jnp.where(real, self.next_position[:, None] + jnp.cumsum(real, axis=1) - 1, -1)
+    before = 0 if self.ancestors is not None else jnp.cumsum(real, axis=1) - 1
+    return jnp.where(real, self.next_position[:, None] + before, -1)
 
   def read(
     self,
@@ -125,11 +136,22 @@ class Cache(NamedTuple):
     memories: tuple[Memory, ...] | None = None,
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
     """Applies layers to M more tokens; returns their output and the new cache."""
+    ancestors, mask, number = self.ancestors, None, (positions >= 0).sum(axis=1)
+    if ancestors is not None:
+      _, beam_size, num_slots = ancestors.shape
+      own = self.layers[0].length[:, None] + jnp.arange(beam_size)
+      ancestors |= own[:, :, None] == jnp.arange(num_slots)
+      mask, number = ancestors[:, None], 1
     caches = []
     for i, layer in enumerate(layers):
-      x, cache = layer.decode(x, self.layers[i], positions, memories and memories[i])
+      x, cache = layer.decode(x, self.layers[i], positions, memories and memories[i], mask)
       caches.append(cache)
-    return x, Cache(tuple(caches), self.next_position + (positions >= 0).sum(axis=1))
+    return x, Cache(tuple(caches), self.next_position + number, ancestors)
+
+  def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
+    """Returns the cache for the hypotheses that follow those given."""
+    ancestors = jnp.take_along_axis(self.ancestors, hypotheses[:, :, None], axis=1)
+    return self._replace(ancestors=ancestors)
 
 
 class Embedding(nnx.Module):
@@ -202,10 +224,10 @@ class Layer(nnx.Module):
     y = self.self_attention(around.before(x), rngs=rngs, **options)
     return self._after_self_attention(around.after(x, y, rngs), rngs, memory)
 
-  def decode(self, x, cache: KVCache, positions, memory: Memory | None = None):
+  def decode(self, x, cache: KVCache, positions, memory: Memory | None = None, mask=None):
     """Reads more tokens with a cache."""
     around = self.residuals[0]
-    y, cache = self.self_attention.decode(around.before(x), cache, positions)
+    y, cache = self.self_attention.decode(around.before(x), cache, positions, mask)
     return self._after_self_attention(around.after(x, y), None, memory), cache
 
   def _after_self_attention(self, x, rngs: nnx.Rngs | None, memory: Memory | None):

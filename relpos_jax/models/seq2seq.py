@@ -94,14 +94,17 @@ class Transformer(nnx.Module):
     layers = self.decoder.layers
     return tuple(Memory(*layer.cross_attention.keys_values(x), mask) for layer in layers)
 
-  def init_cache(self, batch_size: int, num_slots: int) -> Cache:
-    """Returns an empty cache for `num_slots` tokens, padding included."""
-    return Cache.empty(self.decoder.layers, batch_size, num_slots)
+  def init_cache(self, batch_size: int, num_slots: int, beam_size: int | None = None) -> Cache:
+    """Returns an empty cache for `num_slots` tokens, padding included; with W alternatives each."""
+    return Cache.empty(self.decoder.layers, batch_size, num_slots, beam_size)
 
   def decode(
     self, tokens: Int[Array, "B M"], cache: Cache, memories: tuple[Memory, ...]
   ) -> tuple[Float[Array, "B M V"], Cache]:
-    """Reads M more target tokens, padding anywhere among them; returns the logits after each."""
+    """Reads M more target tokens, padding anywhere among them; returns the logits after each.
+
+    With a cache of beams, reads W alternatives of one token.
+    """
     positions = cache.positions(tokens)
     x = self.target_embedding(tokens, positions=positions)
     x, cache = cache.read(self.decoder.layers, x, positions, memories)

@@ -69,9 +69,9 @@ def likelihood(
     seed=None,
   )
   end_nats, of_pieces = 0.0, np.zeros(len(pieces) + 1)
-  numbered = prefetch(batches, 0, batches.num_per_epoch)
-  for _ in track(range(batches.num_per_epoch), "batches scored"):
-    source, target, piece = next(numbered)
+  number = batches.num_per_epoch
+  numbered = prefetch(batches, 0, number)
+  for source, target, piece in track(numbered, number, "batches scored"):
     found = np.asarray(nats_of(source, target), np.float64)
     of_pieces[piece[:, 0]] += found.sum(axis=1)
     end_nats += found[target == EOS].sum()

@@ -1,5 +1,6 @@
 """The attention layer: projections, distance tables, the operator and its key-value cache."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -15,20 +16,23 @@ from relpos_jax.typing import Array, Bool, Float, Int
 kernel_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
 
 
+_FEWEST_SLOTS = 32  # of a cache, to attend to a part of it
+
+
 class KVCache(NamedTuple):
-  """The cache of one attention layer. Every leaf has the batch first, so a gather reorders beams.
+  """The cache of one attention layer. Every leaf has the batch first, so a gather reorders rows.
 
   A token is found by the position stored in its slot, not by the slot. Padding takes a slot with
   position -1, which no query sees, so rows may be padded left, right or in between.
 
   Attributes:
-    key, value: the projections of the tokens read.
+    key, value: the projections of the tokens read, laid out as products with them want it.
     positions: absolute position of each slot's token; -1 where the slot is empty or padding.
     length: number of slots taken in each row.
   """
 
-  key: Float[Array, "B S K H"]
-  value: Float[Array, "B S K H"]
+  key: Float[Array, "B K H S"]
+  value: Float[Array, "B K S H"]
   positions: Int[Array, "B S"]
   length: Int[Array, " B"]
 
@@ -43,19 +47,28 @@ class KVCache(NamedTuple):
     Raises ValueError if they do not fit and `length` is concrete. Under `jit` tokens past the end
     are dropped, `length` counts them, and the row is `full` from then on.
     """
-    size, new = self.key.shape[1], key.shape[1]
+    size, new = self.positions.shape[1], positions.shape[1]
     if not isinstance(self.length, jax.core.Tracer) and int(self.length.max()) + new > size:
       raise ValueError(f"cache of {size} slots holds {self.length.max()} tokens: no room for {new}")
     slots = self.length[:, None] + jnp.arange(new)
-    update = jax.vmap(lambda row, x, at: row.at[at].set(x, mode="drop"))
-    write = lambda rows, x: update(rows, x.astype(rows.dtype), slots)
-    key, value = write(self.key, key), write(self.value, value)
-    return KVCache(key, value, write(self.positions, positions), self.length + new)
+
+    @jax.vmap
+    def write(cache, key_MKH, value_MKH, positions, at):
+      key_KHS, value_KSH, old, length = cache
+      key_KHM, value_KMH = key_MKH.transpose(1, 2, 0), value_MKH.swapaxes(0, 1)
+      return KVCache(
+        key_KHS.at[:, :, at].set(key_KHM.astype(key_KHS.dtype), mode="drop"),
+        value_KSH.at[:, at].set(value_KMH.astype(value_KSH.dtype), mode="drop"),
+        old.at[at].set(positions, mode="drop"),
+        length + len(at),
+      )
+
+    return write(self, key, value, positions, slots)
 
   @property
   def full(self) -> Bool[Array, " B"]:
     """Returns the rows that have dropped tokens, whose attention is not that of all tokens."""
-    return self.length > self.key.shape[1]
+    return self.length > self.positions.shape[1]
 
 
 class MultiHeadAttention(nnx.Module):
@@ -178,27 +191,44 @@ class MultiHeadAttention(nnx.Module):
     return self.out(dot_product_attention(**options))
 
   def decode(
-    self, x: Float[Array, "B M D"], cache: KVCache, positions: Int[Array, "B M"]
+    self,
+    x: Float[Array, "B M D"],
+    cache: KVCache,
+    positions: Int[Array, "B M"],
+    mask: Bool[Array, "B 1 M S"] | None = None,
   ) -> tuple[Float[Array, "B M D"], KVCache]:
     """Reads M more tokens at absolute `positions` (-1: padding) and attends causally.
 
     Reading M tokens at once or one by one gives the same as the full causal pass. Rows for which
-    the cache is too small become NaN.
+    the cache is too small become NaN. A mask hides slots, for example from other hypotheses.
     """
     cache = cache.append(*self.keys_values(x), positions)
-    y = self.attend(
-      x,
-      cache.key,
-      cache.value,
-      mask=(cache.positions >= 0)[:, None, None],
-      is_causal=True,
-      query_positions=positions,
-      key_positions=cache.positions,
-    )
+    mask = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask
+    mask &= (cache.positions >= 0)[:, None, None]
+
+    def attend(num_slots: int) -> Float[Array, "B M D"]:
+      """Attends to the first slots."""
+      return self.attend(
+        x,
+        cache.key[..., :num_slots].transpose(0, 3, 1, 2),
+        cache.value[:, :, :num_slots].swapaxes(1, 2),
+        mask=mask[..., :num_slots],
+        is_causal=True,
+        query_positions=positions,
+        key_positions=cache.positions[:, :num_slots],
+      )
+
+    sizes = [cache.positions.shape[1]]
+    while sizes[-1] >= 2 * _FEWEST_SLOTS and not self.sow_weights:
+      sizes.append(-(-sizes[-1] // 2))
+    sizes.reverse()
+    written = jnp.searchsorted(jnp.array(sizes), cache.length.max())
+    y = jax.lax.switch(written, [functools.partial(attend, size) for size in sizes])
     return jnp.where(cache.full[:, None, None], jnp.nan, y), cache
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:
     """Returns an empty cache of this layer's shape and dtype."""
-    key, value = (jnp.zeros((batch_size, num_slots, *self.key_shape), self.dtype) for _ in range(2))
+    heads, width = self.key_shape
+    key = jnp.zeros((batch_size, heads, width, num_slots), self.dtype)
     positions = jnp.full((batch_size, num_slots), -1, jnp.int32)
-    return KVCache(key, value, positions, jnp.zeros((batch_size,), jnp.int32))
+    return KVCache(key, key.swapaxes(2, 3), positions, jnp.zeros((batch_size,), jnp.int32))

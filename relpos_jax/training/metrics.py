@@ -9,7 +9,7 @@ import pathlib
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -219,20 +219,21 @@ class _Display(rich.progress.Progress):
     self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def track(items: Sequence[_Item], what: str) -> Iterator[_Item]:
-  """Yields the items, and shows on stderr how many are done and the time left.
+def track(items: Iterable[_Item], number: int, what: str) -> Iterator[_Item]:
+  """Yields a number of items, and shows on stderr how many are done, a second, and the time left.
 
   Where stderr is no terminal, a line is printed every ten seconds.
 
-  >>> [*track(["a", "b"], "letters")]
+  >>> [*track(["a", "b"], 2, "letters")]
   ['a', 'b']
   """
   start = time.monotonic()
-  with _Display(rich.console.Console(stderr=True), len(items), seconds=10.0) as display:
-    for number, item in enumerate(items, 1):
+  with _Display(rich.console.Console(stderr=True), number, seconds=10.0) as display:
+    for done, item in enumerate(items, 1):
       yield item
-      left = (time.monotonic() - start) / number * (len(items) - number)
-      display.show(number, f"{number}/{len(items)} {what}, {_format(left)} left")
+      seconds = time.monotonic() - start
+      rate, left = done / max(seconds, 1e-9), seconds / done * (number - done)
+      display.show(done, f"{done}/{number} {what}, {rate:,.1f} a second, {_format(left)} left")
 
 
 def _format(seconds: float) -> datetime.timedelta:

@@ -193,8 +193,8 @@ class Translation(tasks.Task):
 
   def evaluate(self, run: Run, data: Corpus, workdir: pathlib.Path) -> Evaluation | None:
     """Translates and scores the test splits; writes the translations into the run directory."""
-    progress = functools.partial(track, what="batches translated") if is_first() else iter
-    translate = make_translator(run, track=progress)
+    progress = dict(track=functools.partial(track, what="sentences")) if is_first() else {}
+    translate = make_translator(run, **progress)
     translated = {}
     for split in [name for name in ("test", "long") if name in data.splits]:
       start = time.perf_counter()

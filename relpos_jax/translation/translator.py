@@ -1,7 +1,9 @@
-"""Batched translation of lines by beam search."""
+"""Translation of lines by beam search, where a line that is done makes room for the next."""
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +11,27 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode
-from relpos_jax.decoding.beam import beam_search
-from relpos_jax.models.layers import decoding_model
-from relpos_jax.typing import Array, Int, PyTree
+from relpos_jax.attention.partitioned import target_platform
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged, Tokenizers, decode, encode
+from relpos_jax.decoding.beam import Search, begin, extend
+from relpos_jax.models.layers import Cache, Memory, decoding_model
+from relpos_jax.typing import Array, Bool, Int, PyTree
 
 _SHORTEST = 16
 
 
+class _Batch(NamedTuple):
+  """The sentences that are being translated, one in each row."""
+
+  search: Search
+  memories: tuple[Memory, ...]
+
+
 class Translator:
   """Translates lines by beam search; compiles once for each power of two of source length.
+
+  Lines of about the same length share a batch. Once an eighth of its rows are done, the next lines
+  take them.
 
   Args:
     graphdef, params: the model, split.
@@ -27,8 +40,9 @@ class Translator:
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
     extra_length: a translation has at most this many tokens more than its source.
-    token_budget: padded source tokens per batch.
-    track: wraps the sequence of batches, for example to show progress.
+    token_budget: padded source tokens per batch; by default 512 on a CPU, whose caches hold no
+      more, and 4,096 elsewhere.
+    track: wraps the lines as they are done, given their number, for example to show progress.
   """
 
   def __init__(
@@ -41,60 +55,106 @@ class Translator:
     beam_size: int = 4,
     length_penalty: float = 0.6,
     extra_length: int = 50,
-    token_budget: int = 2048,
-    track: Callable[[Sequence], Iterable] = iter,
+    token_budget: int | None = None,
+    track: Callable[[Iterable, int], Iterable] = lambda lines, number: lines,
   ):
     self.params = params
     self.tokenizers = tokenizers
-    self._token_budget, self._num_devices, self._track = token_budget, mesh.size, track
+    self._num_devices, self._track = mesh.size, track
+    self._token_budget = token_budget or (512 if target_platform() == "cpu" else 4096)
 
-    def search(params: PyTree, source: Int[Array, "B S"]) -> Int[Array, "B L"]:
-      """Returns the best translation of each row of tokens."""
+    def start(params: PyTree, source: Int[Array, "B S"]) -> _Batch:
+      model, lengths = decoding_model(graphdef, params), jnp.sum(source != PAD, axis=1)
+      max_length = source.shape[1] + extra_length
+      cache = model.init_cache(len(source), max_length, beam_size)
+      limits = jnp.where(lengths > 0, lengths + extra_length, 0)
+      search = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=BOS, pad=PAD)
+      return _Batch(search, model.encode_memory(source))
+
+    def make_empty(params: PyTree, source: Int[Array, "B S"]) -> _Batch:
+      search, memories = start(params, source)
+      return _Batch(search, jax.tree.map(jnp.zeros_like, memories))  # the encoder does not run
+
+    def advance(
+      params: PyTree,
+      batch: _Batch,
+      source: Int[Array, "New S"],
+      rows: Int[Array, " New"],
+      most_done: Int[Array, ""],
+    ) -> tuple[_Batch, Bool[Array, " B"], Int[Array, "B L"]]:
+      """Puts new sources into rows, and searches until more than `most_done` rows are done.
+
+      Also returns which are done, and the best translation of each.
+      """
+      put = lambda x, new: x.at[rows].set(new, mode="drop")
+      search, memories = jax.tree.map(put, batch, start(params, source))
       model = decoding_model(graphdef, params)
-      batch_size, max_length = source.shape[0], source.shape[1] + extra_length
-      lengths = jnp.sum(source != PAD, axis=1)
-      repeat = lambda x: jnp.repeat(x, beam_size, axis=0)
-      memory = jax.tree.map(repeat, model.encode_memory(source))
-      tokens, _ = beam_search(
-        lambda tokens, cache: model.decode(tokens, cache, memory),
-        model.init_cache(batch_size, max_length),
-        beam_size=beam_size,
-        max_length=max_length,
-        length_limits=jnp.where(lengths > 0, lengths + extra_length, 0),
+      step = lambda search: extend(
+        search,
+        lambda tokens, cache: model.decode(tokens, cache, memories),
+        Cache.reorder,
         length_penalty=length_penalty,
-        bos=BOS,
         eos=EOS,
         pad=PAD,
       )
-      return tokens[:, 0]
+      goes_on = lambda search: jnp.sum(~search.is_live) <= most_done
+      search = jax.lax.while_loop(goes_on, step, search)
+      return _Batch(search, memories), ~search.is_live, search.ended.tokens[:, 0, 1:]
 
-    rows = PartitionSpec(mesh.axis_names)
-    search = jax.shard_map(
-      search, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False
+    everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
+    # Each device stops by itself.
+    on_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False)
+    for_host, on_device = (NamedSharding(mesh, spec) for spec in (everywhere, by_row))
+    self._make_empty = jax.jit(
+      on_devices(make_empty, in_specs=(everywhere, by_row)), out_shardings=on_device
     )
-    # Each device stops by itself, and results are replicated.
-    self._search = jax.jit(search, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    self._advance = jax.jit(
+      on_devices(advance, in_specs=(everywhere, by_row, by_row, by_row, everywhere)),
+      out_shardings=(on_device, for_host, for_host),
+      donate_argnums=1,
+    )
 
   def __call__(self, lines: Sequence[str], params: PyTree | None = None) -> list[str]:
     """Translates lines in order, an empty line as empty; `params` replace the translator's."""
     params = self.params if params is None else params
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
-    padded_lengths = [max(_SHORTEST, 1 << (n - 1).bit_length()) for n in sources.lengths.tolist()]
+    lengths = sources.lengths.tolist()
+    padded_length = lambda i: max(_SHORTEST, 1 << (lengths[i] - 1).bit_length())
     filled = [i for i, line in enumerate(lines) if line.strip()]
-    filled.sort(key=padded_lengths.__getitem__)
-    batches = []  # Each padded length has one number of rows, so that few shapes are compiled.
-    for length, alike in itertools.groupby(filled, padded_lengths.__getitem__):
-      while rows := list(itertools.islice(alike, self._num_rows(length))):
-        batches.append((length, rows))
-    for length, rows in self._track(batches):
-      padded = sources.padded(np.array(rows), (self._num_rows(length), length), PAD)
-      tokens = np.asarray(self._search(params, padded))
-      for i, ids in zip(rows, tokens, strict=False):  # the last rows may be padding
-        text = decode(self.tokenizers.target, ids)
-        translations[i] = text.replace("\n", " ").replace("\r", " ")
+    # The longest of a batch come first, so that none is left to be searched for alone.
+    filled.sort(key=lambda i: (padded_length(i), -lengths[i]))
+    done = (
+      pair
+      for length, alike in itertools.groupby(filled, padded_length)
+      for pair in self._translate(params, sources, length, list(alike))
+    )
+    for i, tokens in self._track(done, len(filled)):
+      text = decode(self.tokenizers.target, tokens)
+      translations[i] = text.replace("\n", " ").replace("\r", " ")
     return translations
 
-  def _num_rows(self, padded_length: int) -> int:
-    """Returns the rows of a batch: those within the budget, the same number on each device."""
-    return max(1, self._token_budget // padded_length // self._num_devices) * self._num_devices
+  def _translate(
+    self, params: PyTree, sources: Ragged, length: int, waiting: list[int]
+  ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
+    """Yields which of the waiting sources are done, and the tokens of their translations."""
+    num_rows = max(1, self._token_budget // length // self._num_devices)  # of a device
+    num_new = max(1, num_rows // 8)
+    in_row = np.full((self._num_devices, num_rows), -1)  # the source in each row, if any
+    batch = self._make_empty(params, np.full((in_row.size, length), PAD, np.int32))
+    waiting = waiting[::-1]
+    while waiting or np.any(in_row >= 0):
+      new = np.zeros((self._num_devices, num_new), int)
+      rows = np.full(new.shape, num_rows, np.int32)  # no row: nothing is put there
+      for device, free in enumerate(in_row < 0):
+        for n, row in enumerate(np.flatnonzero(free)[: min(num_new, len(waiting))].tolist()):
+          rows[device, n] = row
+          new[device, n] = in_row[device, row] = waiting.pop()
+      source = sources.padded(new.ravel(), (new.size, length), PAD)
+      most_done = num_new - 1 if waiting else num_rows - 1
+      batch, is_done, tokens = self._advance(params, batch, source, rows.ravel(), most_done)
+      is_done = np.asarray(is_done).reshape(in_row.shape) & (in_row >= 0)
+      if is_done.any():
+        tokens = np.asarray(tokens).reshape(*in_row.shape, -1)
+        yield from zip(in_row[is_done].tolist(), tokens[is_done], strict=True)
+        in_row[is_done] = -1

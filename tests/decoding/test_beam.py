@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from relpos_jax.decoding import beam
 from relpos_jax.decoding.beam import beam_search
 
 PAD, BOS, EOS = 0, 1, 2
@@ -28,9 +29,8 @@ class RememberingModel:
     return {"state": start, "counts": [jnp.zeros(num_sentences, jnp.int32)]}
 
   def decode(self, tokens, cache):
-    state = jnp.tanh(cache["state"] @ self.recurrence + self.embeddings[tokens[:, 0]])
-    logits = state @ self.output + self.bias
-    return logits[:, None], {"state": state, "counts": [cache["counts"][0] + 1]}
+    state = jnp.tanh(cache["state"] @ self.recurrence + self.embeddings[tokens])
+    return state @ self.output + self.bias, {"state": state, "counts": [cache["counts"][0] + 1]}
 
   @functools.partial(jax.jit, static_argnums=0)
   def log_probs(self, cache, tokens):
@@ -38,8 +38,8 @@ class RememberingModel:
 
     def step(carry, token):
       last, cache = carry
-      logits, cache = self.decode(last[:, None], cache)
-      log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, 0]), token[:, None], axis=1)
+      logits, cache = self.decode(last, cache)
+      log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=1)
       return (token, cache), jnp.where(token == PAD, 0.0, log_probs[:, 0])
 
     first = jnp.full(tokens.shape[0], BOS)
@@ -48,7 +48,8 @@ class RememberingModel:
 
 def searcher(model, **options):
   run = functools.partial(beam_search, model.decode, bos=BOS, eos=EOS, pad=PAD, **options)
-  return jax.jit(lambda cache, limits: run(cache, length_limits=limits))
+  repeat = lambda x: jnp.repeat(x[:, None], options["beam_size"], axis=1)
+  return jax.jit(lambda cache, limits: run(jax.tree.map(repeat, cache), length_limits=limits))
 
 
 def search(model, cache, limits, **options):
@@ -68,11 +69,11 @@ def textbook(model, cache, limit, beam_size, alpha):
   live, ended = [(0.0, [])], []
   for _ in range(limit):
     last = [tokens[-1] if tokens else BOS for _, tokens in live]
-    logits, cache = model.decode(jnp.array(last)[:, None], cache)
+    logits, cache = model.decode(jnp.array(last), cache)
     extensions = [
       (log_prob + new, [*tokens, token], parent)
       for parent, (log_prob, tokens) in enumerate(live)
-      for token, new in enumerate(np.asarray(jax.nn.log_softmax(logits[parent, 0])))
+      for token, new in enumerate(np.asarray(jax.nn.log_softmax(logits[parent])))
       if token != PAD
     ]
     best = sorted(extensions, reverse=True)[: 2 * beam_size if beam_size > 1 else 1]
@@ -108,8 +109,8 @@ def test_an_ended_hypothesis_leaves_its_place_to_another():
   after = jnp.log(jnp.array([[0.26, 0.45, 0.25], [0.02, 0.49, 0.49], [0.98, 0.01, 0.01]]))
 
   def decode(tokens, cache):
-    last = jnp.clip(tokens[:, 0] - EOS, 0, 2)  # BOS, a, b
-    return jnp.full((len(tokens), 1, 5), -jnp.inf).at[:, 0, EOS:].set(after[last]), cache
+    last = jnp.clip(tokens - EOS, 0, 2)  # BOS, a, b
+    return jnp.full((*tokens.shape, 5), -jnp.inf).at[..., EOS:].set(after[last]), cache
 
   options = dict(beam_size=2, max_length=8, bos=BOS, eos=EOS, pad=PAD)
   tokens, scores = beam_search(decode, (), length_limits=jnp.array([8]), **options)
@@ -135,12 +136,12 @@ def test_the_search_stops_when_every_sentence_is_decided():
 
   def decode(tokens, cache):
     jax.debug.callback(lambda: steps.append(1))
-    logits = jnp.full((tokens.shape[0], 1, 6), -9.0).at[:, :, 5].set(9.0)
+    logits = jnp.full((*tokens.shape, 6), -9.0).at[..., 5].set(9.0)
     ending = cache["left"] == 0
-    return logits.at[:, 0, EOS].set(jnp.where(ending, 20.0, -20.0)), {"left": cache["left"] - 1}
+    return logits.at[..., EOS].set(jnp.where(ending, 20.0, -20.0)), {"left": cache["left"] - 1}
 
   tokens, _ = beam_search(
-    decode, {"left": jnp.array([3, 6])}, beam_size=4, max_length=100,
+    decode, {"left": jnp.array([[3] * 4, [6] * 4])}, beam_size=4, max_length=100,
     length_limits=jnp.array([100, 100]), bos=BOS, eos=EOS, pad=PAD,
   )  # fmt: skip
   jax.effects_barrier()
@@ -224,9 +225,22 @@ def test_padding_is_never_chosen():
 
 
 def test_scores_are_summed_in_float32():
-  half = lambda tokens, cache: (jnp.zeros((tokens.shape[0], 1, 3), jnp.bfloat16), cache)
+  half = lambda tokens, cache: (jnp.zeros((*tokens.shape, 3), jnp.bfloat16), cache)
   _, scores = beam_search(
     half, (), beam_size=1, max_length=200, length_limits=jnp.array([200]), length_penalty=0.0,
     bos=BOS, eos=BOS + 10, pad=PAD,
   )  # fmt: skip
   np.testing.assert_allclose(scores, -200 * np.log(3), rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary, pad", [(300, 0), (300, 299), (256, 130), (7, 3)])
+def test_the_best_of_blocks_are_the_best_of_all_and_of_equals_the_first(vocabulary, pad):
+  first, second = jax.random.split(jax.random.key(vocabulary + pad))
+  logits = jnp.round(2 * jax.random.normal(first, (3, 4, vocabulary)))  # many are equal
+  scores = jnp.round(jax.random.normal(second, (3, 4))).at[1, 2].set(-jnp.inf)
+  found, beams, words = beam._best(logits, scores, 8, pad)
+  sums = jax.nn.log_softmax(logits).at[..., pad].set(-jnp.inf) + scores[..., None]
+  sums = sums.astype(jnp.float32).reshape(3, -1)
+  expected, places = jax.lax.top_k(jnp.round(sums, 4), 8)
+  np.testing.assert_allclose(found, expected, atol=1e-4)
+  np.testing.assert_array_equal(beams * vocabulary + words, places)

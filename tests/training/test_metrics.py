@@ -176,13 +176,13 @@ def test_a_terminal_gets_a_bar_with_the_same_numbers(tmp_path, clock):
 
 def test_long_work_is_tracked_and_what_is_soon_over_says_nothing(clock, capsys):
   def deal_with(seconds):
-    for _ in track(range(3), "batches"):
+    for _ in track(range(3), 3, "batches"):
       clock.now += seconds
     return capsys.readouterr().err.splitlines()
 
   assert deal_with(3) == []
   assert deal_with(11) == [
-    "1/3 batches, 0:00:22 left",
-    "2/3 batches, 0:00:11 left",
-    "3/3 batches, 0:00:00 left",
+    "1/3 batches, 0.1 a second, 0:00:22 left",
+    "2/3 batches, 0.1 a second, 0:00:11 left",
+    "3/3 batches, 0.1 a second, 0:00:00 left",
   ]
