@@ -154,11 +154,9 @@ def extend(
   scores, best = jax.lax.top_k(_keep(new, goes_on).scores, search.live.scores.shape[1])
   live = Hypotheses(_pick(new.tokens, best), scores)
   cache = reorder(cache, _pick(beams, best))
-  was = search.length, search.live, search.ended
-  is_live = lambda x: search.is_live.reshape(-1, *[1] * (x.ndim - 1))
-  select = lambda new, old: jnp.where(is_live(new), new, old)
-  length, live, ended = jax.tree.map(select, (length[:, 0], live, ended), was)
-  return Search(length, search.limits, live, ended, cache)
+  extended = Search(length[:, 0], search.limits, live, ended, cache=None)
+  select = lambda new, old: jax.vmap(jnp.where)(search.is_live, new, old)
+  return jax.tree.map(select, extended, search._replace(cache=None))._replace(cache=cache)
 
 
 def _candidates(
@@ -168,6 +166,7 @@ def _candidates(
   tokens, scores = search.live
   beam_size = scores.shape[1]
   latest = jnp.take_along_axis(tokens, search.length[:, None, None], axis=2)[:, :, 0]
+  latest = jnp.where(search.is_live[:, None], latest, pad)
   logits, cache = decode(latest, search.cache)
   logits = logits.astype(jnp.float32)
   count = min(2 * beam_size, logits[0].size) if beam_size > 1 else 1

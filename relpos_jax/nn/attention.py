@@ -222,8 +222,9 @@ class MultiHeadAttention(nnx.Module):
     while sizes[-1] >= 2 * _FEWEST_SLOTS and not self.sow_weights:
       sizes.append(-(-sizes[-1] // 2))
     sizes.reverse()
-    written = jnp.searchsorted(jnp.array(sizes), cache.length.max())
-    y = jax.lax.switch(written, [functools.partial(attend, size) for size in sizes])
+    in_use = jnp.max(jnp.where(cache.positions >= 0, jnp.arange(1, sizes[-1] + 1), 0))
+    branches = [functools.partial(attend, size) for size in sizes]
+    y = jax.lax.switch(jnp.searchsorted(jnp.array(sizes), in_use), branches)
     return jnp.where(cache.full[:, None, None], jnp.nan, y), cache
 
   def init_cache(self, batch_size: int, num_slots: int) -> KVCache:

@@ -225,7 +225,7 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
   assert 0 < error < 0.05
 
 
-@pytest.mark.parametrize(
+decoded = pytest.mark.parametrize(
   "changes",
   [
     dict(positions="relative"),
@@ -236,6 +236,9 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
   ],
   ids=str,
 )
+
+
+@decoded
 def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(changes):
   config = tiny(**changes)
   expected = compiled(config)(SOURCE, TARGET)
@@ -253,3 +256,23 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(changes):
   for t in (2, 3, 4):
     logits, cache = decode(TARGET[:, t : t + 1], cache, memory)
     np.testing.assert_allclose(logits[:, 0], expected[:, t], atol=1e-4)
+
+
+@decoded
+@pytest.mark.parametrize("num_slots", [4, 50])  # the larger one is attended to in part
+def test_hypotheses_that_branch_have_the_logits_of_the_full_pass_of_each(changes, num_slots):
+  config, random, beam_size = tiny(**changes), np.random.default_rng(num_slots), 3
+  model, decode, full = make(config), compiled(config, "decode"), compiled(config)
+  memory = compiled(config, "encode_memory")(SOURCE)
+  cache = model.init_cache(2, num_slots, beam_size)
+  hypotheses = np.zeros((2, beam_size, 0), int)
+  for t in range(4):
+    tokens = random.integers(3, 17, (2, beam_size))
+    hypotheses = np.concatenate([hypotheses, tokens[..., None]], axis=2)
+    logits, cache = decode(tokens, cache, memory)
+    for w in range(beam_size):
+      expected = full(SOURCE, np.pad(hypotheses[:, w], [(0, 0), (0, 3 - t)]))
+      np.testing.assert_allclose(logits[:, w], expected[:, t], atol=1e-4)
+    parents = random.integers(0, beam_size, (2, beam_size))
+    hypotheses = np.take_along_axis(hypotheses, parents[..., None], axis=1)
+    cache = cache.reorder(jnp.asarray(parents))

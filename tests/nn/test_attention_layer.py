@@ -53,9 +53,10 @@ def spread(x, real):
 
 
 @pytest.mark.parametrize("parts", [[1, 1, 1, 1, 1, 1], [4, 1, 1]], ids=str)
-def test_any_split_into_parts_gives_the_full_pass(causal, parts):
+@pytest.mark.parametrize("num_slots", [6, 100])  # the larger one is attended to in part
+def test_any_split_into_parts_gives_the_full_pass(causal, parts, num_slots):
   layer, expected, decode = causal
-  cache = layer.init_cache(B, num_slots=10)
+  cache = layer.init_cache(B, num_slots)
   outputs, start = [], 0
   for size in parts:
     positions = np.tile(np.arange(start, start + size), (B, 1))
