@@ -259,8 +259,11 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(changes):
 
 
 @decoded
-@pytest.mark.parametrize("num_slots", [4, 50])  # the larger one is attended to in part
-def test_hypotheses_that_branch_have_the_logits_of_the_full_pass_of_each(changes, num_slots):
+@pytest.mark.parametrize("num_slots, fewest", [(4, 32), (5, 2)])
+def test_hypotheses_that_branch_have_the_logits_of_the_full_pass_of_each(
+  changes, num_slots, fewest, monkeypatch
+):
+  monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", fewest)
   config, random, beam_size = tiny(**changes), np.random.default_rng(num_slots), 3
   model, decode, full = make(config), compiled(config, "decode"), compiled(config)
   memory = compiled(config, "encode_memory")(SOURCE)
