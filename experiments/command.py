@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import filelock
+import jax
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
@@ -68,7 +69,9 @@ def run(
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(encoding="utf-8")  # whatever the locale is
   try:
-    main(**parse(flags, argv))
+    values = parse(flags, argv)
+    _keep_compiled()
+    main(**values)
   except InputError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
@@ -79,6 +82,16 @@ def run(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
     sys.exit(141)
   sys.exit(0)
+
+
+def _keep_compiled() -> None:
+  """Has compiled programs kept for the next command, where `JAX_COMPILATION_CACHE_DIR` is unset."""
+  folder = os.path.expanduser("~/.cache/relpos_jax")
+  if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+    with contextlib.suppress(OSError):  # a home that is not writable
+      os.makedirs(folder, exist_ok=True)
+      jax.config.update("jax_compilation_cache_dir", folder)
+      jax.config.update("jax_compilation_cache_max_size", 2**30)  # bytes
 
 
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:

@@ -84,7 +84,8 @@ def attention(
   batch, _, num_queries, num_keys = weights.shape
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
-  output = product("BKGTS,BSKH->BTKGH", weights_BKGTS, inputs.value).reshape(inputs.query.shape)
+  multiply = product_of_few if _has_few_queries(inputs) else product
+  output = multiply("BKGTS,BSKH->BTKGH", weights_BKGTS, inputs.value).reshape(inputs.query.shape)
   for relation in inputs.value_terms():
     output += relative_values(inputs, relation, weights)
   return output.astype(inputs.value.dtype)
@@ -100,7 +101,8 @@ def attention_weights(
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
-  logits_BKGTS = product("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
+  multiply = product_of_few if _has_few_queries(inputs) else product
+  logits_BKGTS = multiply("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
   logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
   scaled, unscaled = inputs.logit_terms()
   for relation in scaled:
@@ -124,13 +126,7 @@ def attention_weights(
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
   """Computes the einsum of x and y in x's dtype, accumulated in float32 or wider."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  if target_platform() == "cpu" and _has_one_row(subscripts, x):
-    return _multiply_and_sum(subscripts, x.astype(wide), y.astype(wide))
-  # jnp.einsum makes the last operand the first of XLA's product, whose order XLA's CPU compiler
-  # keeps: with x last the result needs no transpose.
-  inputs, output = subscripts.split("->")
-  swapped = ",".join(inputs.split(",")[::-1]) + "->" + output
-  mixed = lambda x, y: jnp.einsum(swapped, y, x, preferred_element_type=wide)
+  mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
   if x.dtype == wide:
     return mixed(x, y.astype(wide))
   # XLA lacks some of these products on CPUs, where float32 is no slower.
@@ -138,23 +134,28 @@ def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> 
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
 
 
-def _has_one_row(subscripts: str, x: Array) -> bool:
-  """Returns whether x has one row for each of y's matrices, as a decoder's query has."""
-  of_x, of_y = subscripts.partition("->")[0].split(",")
-  return all(size == 1 for axis, size in zip(of_x, x.shape, strict=True) if axis not in of_y)
+def _has_few_queries(inputs: Inputs) -> bool:
+  """Returns whether, on a CPU, few queries share a key head, as in decoding."""
+  group = inputs.query.shape[2] // inputs.key.shape[2]
+  return target_platform() == "cpu" and inputs.query.shape[1] * group <= 16
 
 
-def _multiply_and_sum(subscripts: str, x: Array, y: Array) -> Array:
-  """Computes an einsum in one pass over y, where XLA's products on CPUs would transpose it."""
+def product_of_few(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
+  """Computes `product` in the order in which XLA's CPU compiler does not transpose a large y.
+
+  With one query it multiplies and sums in a single pass over y.
+  """
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  x, y = x.astype(wide), y.astype(wide)
   inputs, of_output = subscripts.split("->")
   of_x, of_y = inputs.split(",")
-  batch = [axis for axis in of_y if axis in of_x]
   ones = [axis for axis in of_x if axis not in of_y]
-  x = jnp.einsum(f"{of_x}->{''.join(batch)}", x)
+  if any(size > 1 for axis, size in zip(of_x, x.shape, strict=True) if axis in ones):
+    return jnp.einsum(f"{of_y},{of_x}->{of_output}", y, x)
+  x = jnp.einsum(f"{of_x}->{''.join(axis for axis in of_y if axis in of_x)}", x)
   x = jnp.expand_dims(x, [i for i, axis in enumerate(of_y) if axis not in of_x])
-  summed = [i for i, axis in enumerate(of_y) if axis not in of_output]
   left = "".join(axis for axis in of_y if axis in of_output)
-  output = (x * y).sum(summed)
+  output = (x * y).sum([i for i, axis in enumerate(of_y) if axis not in of_output])
   output = output.reshape(*output.shape, *[1] * len(ones))
   return jnp.einsum(f"{left}{''.join(ones)}->{of_output}", output)
 

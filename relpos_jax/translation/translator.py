@@ -63,16 +63,15 @@ class Translator:
     self._num_devices, self._track = mesh.size, track
     self._token_budget = token_budget or (512 if target_platform() == "cpu" else 4096)
 
-    def start(params: PyTree, source: Int[Array, "B S"]) -> _Batch:
+    def start(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
       model, lengths = decoding_model(graphdef, params), jnp.sum(source != PAD, axis=1)
-      max_length = source.shape[1] + extra_length
-      cache = model.init_cache(len(source), max_length, beam_size)
+      cache = model.init_cache(len(source), room, beam_size)
       limits = jnp.where(lengths > 0, lengths + extra_length, 0)
-      search = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=BOS, pad=PAD)
+      search = begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
       return _Batch(search, model.encode_memory(source))
 
-    def make_empty(params: PyTree, source: Int[Array, "B S"]) -> _Batch:
-      search, memories = start(params, source)
+    def make_empty(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
+      search, memories = start(params, source, room)
       return _Batch(search, jax.tree.map(jnp.zeros_like, memories))  # the encoder does not run
 
     def advance(
@@ -81,13 +80,14 @@ class Translator:
       source: Int[Array, "New S"],
       rows: Int[Array, " New"],
       most_done: Int[Array, ""],
-    ) -> tuple[_Batch, Bool[Array, " B"], Int[Array, "B L"]]:
-      """Puts new sources into rows, and searches until more than `most_done` rows are done.
+    ) -> tuple[_Batch, Bool[Array, " B"], Bool[Array, " B"], Int[Array, "B L"]]:
+      """Puts new sources into rows, and searches until more than `most_done` are done or one full.
 
-      Also returns which are done, and the best translation of each.
+      Also returns which are done, which have no room for a token, and the best translations.
       """
+      room = batch.search.live.tokens.shape[2] - 1
       put = lambda x, new: x.at[rows].set(new, mode="drop")
-      search, memories = jax.tree.map(put, batch, start(params, source))
+      search, memories = jax.tree.map(put, batch, start(params, source, room))
       model = decoding_model(graphdef, params)
       step = lambda search: extend(
         search,
@@ -97,20 +97,26 @@ class Translator:
         eos=EOS,
         pad=PAD,
       )
-      goes_on = lambda search: jnp.sum(~search.is_live) <= most_done
+      is_full = lambda search: search.is_live & (search.length == room)
+      goes_on = lambda search: (jnp.sum(~search.is_live) <= most_done) & ~is_full(search).any()
       search = jax.lax.while_loop(goes_on, step, search)
-      return _Batch(search, memories), ~search.is_live, search.ended.tokens[:, 0, 1:]
+      found = ~search.is_live, is_full(search), search.ended.tokens[:, 0, 1:]
+      return _Batch(search, memories), *found
 
     everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
     # Each device stops by itself.
     on_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False)
     for_host, on_device = (NamedSharding(mesh, spec) for spec in (everywhere, by_row))
     self._make_empty = jax.jit(
-      on_devices(make_empty, in_specs=(everywhere, by_row)), out_shardings=on_device
+      lambda *arrays, room: on_devices(
+        functools.partial(make_empty, room=room), in_specs=(everywhere, by_row)
+      )(*arrays),
+      static_argnames="room",
+      out_shardings=on_device,
     )
     self._advance = jax.jit(
       on_devices(advance, in_specs=(everywhere, by_row, by_row, by_row, everywhere)),
-      out_shardings=(on_device, for_host, for_host),
+      out_shardings=(on_device, for_host, for_host, for_host),
       donate_argnums=1,
     )
 
@@ -141,8 +147,11 @@ class Translator:
     num_rows = max(1, self._token_budget // length // self._num_devices)  # of a device
     num_new = max(1, num_rows // 8)
     in_row = np.full((self._num_devices, num_rows), -1)  # the source in each row, if any
-    batch = self._make_empty(params, np.full((in_row.size, length), PAD, np.int32))
-    waiting = waiting[::-1]
+    make_empty = functools.partial(
+      self._make_empty, params, np.full((in_row.size, length), PAD, np.int32)
+    )
+    room = length + max(_SHORTEST, length // 2)  # for the tokens of a translation
+    batch, waiting = make_empty(room=room), waiting[::-1]
     while waiting or np.any(in_row >= 0):
       new = np.zeros((self._num_devices, num_new), int)
       rows = np.full(new.shape, num_rows, np.int32)  # no row: nothing is put there
@@ -152,9 +161,17 @@ class Translator:
           new[device, n] = in_row[device, row] = waiting.pop()
       source = sources.padded(new.ravel(), (new.size, length), PAD)
       most_done = num_new - 1 if waiting else num_rows - 1
-      batch, is_done, tokens = self._advance(params, batch, source, rows.ravel(), most_done)
-      is_done = np.asarray(is_done).reshape(in_row.shape) & (in_row >= 0)
-      if is_done.any():
-        tokens = np.asarray(tokens).reshape(*in_row.shape, -1)
-        yield from zip(in_row[is_done].tolist(), tokens[is_done], strict=True)
-        in_row[is_done] = -1
+      batch, *found = self._advance(params, batch, source, rows.ravel(), most_done)
+      is_done, is_full, tokens = map(np.asarray, found)
+      is_done = is_done.reshape(in_row.shape) & (in_row >= 0)
+      yield from zip(in_row[is_done].tolist(), tokens[is_done.ravel()], strict=True)
+      in_row[is_done] = -1
+      if is_full.any():
+        room *= 2
+        batch = _move(batch, make_empty(room=room))
+
+
+@jax.jit
+def _move(arrays: PyTree, into: PyTree) -> PyTree:
+  """Returns the larger arrays with the others in their corner."""
+  return jax.tree.map(lambda x, y: y.at[tuple(map(slice, x.shape))].set(x), arrays, into)

@@ -1,5 +1,7 @@
 """Tests flags, help, one-line errors and locks."""
 
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -81,6 +83,25 @@ def test_main_gets_the_flags_by_name_and_the_config_with_its_changes(capsys, con
   )
   with pytest.raises(AttributeError):
     config.model.widht = 3
+
+
+def test_a_second_command_finds_the_programs_that_the_first_compiled(tmp_path):
+  code = """
+import jax
+from experiments import command
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+found = []
+jax.monitoring.register_event_listener(lambda event, **_: found.append(event))
+program = lambda: jax.jit(lambda x: x + 1)(1.0)
+report = lambda: print(any("cache_hits" in event for event in found))
+command.run(lambda: [program(), report()], {}, [])
+"""
+  env = dict(os.environ, HOME=str(tmp_path), JAX_ENABLE_COMPILATION_CACHE="true")
+  env["PYTHONPATH"] = str(pathlib.Path(command.__file__).parents[1])
+  words = [sys.executable, "-c", code]
+  run = lambda: subprocess.run(words, env=env, text=True, stdout=subprocess.PIPE, check=True).stdout
+  assert [run(), run()] == ["False\n", "True\n"]
+  assert [*tmp_path.glob(".cache/relpos_jax/*")]
 
 
 def test_a_sweep_gets_the_file_with_its_module_and_its_changed_config(config_file):

@@ -1,0 +1,143 @@
+"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and NVIDIA GPUs.
+
+  pip install -e '.[export]'
+  python -m experiments.export --workdir=runs/quickstart --out=translator
+  ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
+
+The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its tokens, to
+which </s> is appended. CTranslate2 has relative positions that are clipped, as many on the left as
+on the right, and shared by heads: train with --config.model.tables_per_head=False. Greedy
+translations are those of this project, up to rounding. In beam search the length penalty is
+another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6)**alpha.
+"""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from experiments import command
+from experiments.run import load_run, load_task
+from relpos_jax.errors import InputError
+from relpos_jax.models.layers import Layer
+from relpos_jax.nn.attention import MultiHeadAttention
+from relpos_jax.training.task import Run
+from relpos_jax.translation.task import Translation
+
+FLAGS = dict(
+  workdir=command.Flag(None, "the folder of a training run"),
+  format=command.Flag("ctranslate2", "of the model; there is one"),
+  out=command.Flag(None, "the folder to write to, which must not exist"),
+)
+
+# What CTranslate2 knows of config.model.
+_NEEDED = dict(
+  positions="relative",
+  tables_per_head=False,
+  relative_keys=True,
+  relative_values=True,
+  beyond="clip",
+  left=-1,
+)
+
+
+def main(workdir: str, format: str, out: str) -> None:
+  """Writes the model of a run as another program's."""
+  if format != "ctranslate2":
+    raise InputError(f"--format={format}: there is ctranslate2")
+  folder = pathlib.Path(out)
+  if folder.exists():
+    raise InputError(f"{folder} exists already: give another --out, or delete it")
+  task = load_task(workdir)
+  if not isinstance(task, Translation):
+    raise InputError(
+      f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
+    )
+  for key, needed in _NEEDED.items():
+    if (value := task.config.model[key]) != needed:
+      raise InputError(
+        f"config.model.{key} is {value!r}, and CTranslate2 has only {needed!r}: "
+        f"train with --config.model.{key}={needed}"
+      )
+  try:
+    import ctranslate2  # noqa: F401
+  except ImportError:
+    raise InputError("CTranslate2 is not installed: pip install -e '.[export]'") from None
+  spec = ctranslate2_spec(load_run(workdir))
+  command.make_folder(folder, "out")
+  spec.save(str(folder))
+  print(f"wrote {folder}")
+
+
+def ctranslate2_spec(run: Run) -> Any:
+  """Returns the specification of a CTranslate2 model with the parameters of a run."""
+  from ctranslate2.specs import common_spec, transformer_spec
+
+  config, model = run.config.model, nnx.merge(run.graphdef, run.params)
+  spec = transformer_spec.TransformerSpec.from_config(
+    (config.num_layers, config.num_layers),
+    config.num_heads,
+    pre_norm=config.norm == "pre",
+    activation=common_spec.Activation.RELU,
+    with_relative_position=True,
+  )
+  spec.config.layer_norm_epsilon = 1e-6
+  spec.config.decoder_start_token = "<s>"
+  spec.encoder.embeddings[0].weight = _array(model.source_embedding.table)
+  spec.decoder.embeddings.weight = _array(model.target_embedding.table)
+  spec.decoder.projection.weight = _array(model.softmax.table)
+  for ours, theirs in ((model.encoder, spec.encoder), (model.decoder, spec.decoder)):
+    if config.norm == "pre":
+      _norm(theirs.layer_norm, ours.norm)
+    for layer, layer_spec in zip(ours.layers, theirs.layer, strict=True):
+      _layer(layer_spec, layer)
+  for side, register in zip(
+    run.vocabulary, (spec.register_source_vocabulary, spec.register_target_vocabulary), strict=True
+  ):
+    entries = side.get_vocab()
+    register(sorted(entries, key=entries.__getitem__))
+  spec.validate()
+  spec.optimize(quantization=None)
+  return spec
+
+
+def _layer(spec: Any, layer: Layer) -> None:
+  queries, keys, values = (getattr(layer.self_attention, x) for x in ("query", "key", "value"))
+  _attention(spec.self_attention, layer.self_attention, [queries, keys, values])
+  tables = layer.self_attention.tables()
+  spec.self_attention.relative_position_keys = np.asarray(tables.key, np.float32)
+  spec.self_attention.relative_position_values = np.asarray(tables.value, np.float32)
+  _norm(spec.self_attention.layer_norm, layer.residuals[0].norm)
+  if layer.cross_attention is not None:
+    queries, keys, values = (getattr(layer.cross_attention, x) for x in ("query", "key", "value"))
+    _attention(spec.attention, layer.cross_attention, [queries], [keys, values])
+    _norm(spec.attention.layer_norm, layer.residuals[1].norm)
+  for theirs, ours in zip(
+    (spec.ffn.linear_0, spec.ffn.linear_1),
+    (layer.feed_forward.hidden, layer.feed_forward.out),
+    strict=True,
+  ):
+    theirs.weight, theirs.bias = np.ascontiguousarray(_array(ours.kernel).T), _array(ours.bias)
+  _norm(spec.ffn.layer_norm, layer.residuals[-1].norm)
+
+
+def _attention(spec: Any, layer: MultiHeadAttention, *together: list[nnx.LinearGeneral]) -> None:
+  """Sets the weights of projections, those given together as one, and of the output."""
+  for theirs, projections in zip(spec.linear, together, strict=False):
+    kernels = [_array(x.kernel).reshape(x.kernel.shape[0], -1) for x in projections]
+    theirs.weight = np.ascontiguousarray(np.concatenate(kernels, axis=1).T)
+  kernel = _array(layer.out.kernel)
+  spec.linear[-1].weight = np.ascontiguousarray(kernel.reshape(-1, kernel.shape[-1]).T)
+
+
+def _norm(spec: Any, norm: nnx.LayerNorm) -> None:
+  spec.gamma, spec.beta = _array(norm.scale), _array(norm.bias)
+
+
+def _array(parameter: nnx.Param) -> np.ndarray:
+  return np.ascontiguousarray(parameter[...], np.float32)
+
+
+if __name__ == "__main__":
+  command.run(main, FLAGS)
