@@ -85,13 +85,14 @@ def run(
 
 
 def _keep_compiled() -> None:
-  """Has compiled programs kept for the next command, where `JAX_COMPILATION_CACHE_DIR` is unset."""
+  """Has JAX keep compiled programs for the next command, unless its variables say otherwise."""
+  if {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"} & os.environ.keys():
+    return
   folder = os.path.expanduser("~/.cache/relpos_jax")
-  if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
-    with contextlib.suppress(OSError):  # a home that is not writable
-      os.makedirs(folder, exist_ok=True)
-      jax.config.update("jax_compilation_cache_dir", folder)
-      jax.config.update("jax_compilation_cache_max_size", 2**30)  # bytes
+  with contextlib.suppress(OSError):  # a home that is not writable
+    os.makedirs(folder, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_max_size", 2**30)  # bytes
 
 
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.run import load_run, load_task
@@ -54,12 +55,8 @@ def main(workdir: str, format: str, out: str) -> None:
     raise InputError(
       f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
     )
-  for key, needed in _NEEDED.items():
-    if (value := task.config.model[key]) != needed:
-      raise InputError(
-        f"config.model.{key} is {value!r}, and CTranslate2 has only {needed!r}: "
-        f"train with --config.model.{key}={needed}"
-      )
+  if problem := foreign_value(task.config):
+    raise InputError(problem)
   try:
     import ctranslate2  # noqa: F401
   except ImportError:
@@ -68,6 +65,17 @@ def main(workdir: str, format: str, out: str) -> None:
   command.make_folder(folder, "out")
   spec.save(str(folder))
   print(f"wrote {folder}")
+
+
+def foreign_value(config: ConfigDict) -> str | None:
+  """Returns what CTranslate2 does not know of a config; None if it knows all."""
+  for key, needed in _NEEDED.items():
+    if (value := config.model[key]) != needed:
+      return (
+        f"config.model.{key} is {value!r}, and CTranslate2 has only {needed!r}: "
+        f"train with --config.model.{key}={needed}"
+      )
+  return None
 
 
 def ctranslate2_spec(run: Run) -> Any:

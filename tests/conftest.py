@@ -18,7 +18,6 @@ from compiling import QUICK
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Commands, here and in processes of their own, neither use nor fill a person's folder.
-jax.config.update("jax_enable_compilation_cache", False)
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 hypothesis.settings.register_profile("same every time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same every time")

@@ -15,13 +15,18 @@ is measured twice: a ratio is to the mean of its two copies, and the ratio of th
 `positions` compares all rows of configs/positions.py: a ratio is to the first copy.
 
 In `decode` the end mark's embedding is zero, so that no translation ends before its limit,
---config.decoding.extra_length tokens more than its source: the search at its longest.
+--config.decoding.extra_length tokens more than its source: the search at its longest. With the
+extra `benchmark`, CTranslate2 translates with the same parameters, if it knows such positions
+(--config.model.tables_per_head=False), and so does a Marian of Hugging Face of the same size.
 """
 
 import functools
+import importlib.util
 import json
+import os
 import pathlib
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -31,6 +36,7 @@ from ml_collections import ConfigDict
 from configs.positions import sweep
 from experiments import command
 from experiments.benchmark import timing
+from experiments.export import ctranslate2_spec, foreign_value
 from experiments.run import (
   init_params,
   make_optimizer,
@@ -40,11 +46,12 @@ from experiments.run import (
   plan_run,
   validate,
 )
-from relpos_jax.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
+from relpos_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizers, encode, train_tokenizer
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.records import digest
 from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
 from relpos_jax.training.step import init_state
+from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import environment, write_whole
 from relpos_jax.translation.task import Translation, make_translator
 
@@ -150,13 +157,72 @@ def time_decoding(
   run = run._replace(params=jax.tree.map(without_end, init_params(run)))
   chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
   lines = [" ".join(row) for row in chosen]
-  translate = lambda beam: functools.partial(make_translator(run, beam_size=beam), lines)
-  functions = {str(beam): translate(beam) for beam in beams}
+  functions = {}
+  for beam in beams:
+    functions[f"relpos_jax, {beam}"] = functools.partial(
+      make_translator(run, beam_size=beam), lines
+    )
+    for name, make in PEERS.items():
+      if translate := make(run, lines, beam):
+        functions[f"{name}, {beam}"] = translate
   count_tokens = lambda function: sum(len(line.split()) for line in function())  # also compiles
   results = dict(sentences=sentences, length=length)
-  results["tokens"] = {beam: count_tokens(function) for beam, function in functions.items()}
+  results["tokens"] = {name: count_tokens(function) for name, function in functions.items()}
   results["seconds"] = timing.time_rounds(functions, repetitions)
   _publish(config, results, decode_block, folder, f"{sentences}x{length}")
+
+
+def _ctranslate2(run: Run, lines: Sequence[str], beam_size: int) -> Callable | None:
+  """Returns a function that translates with CTranslate2 and the run's parameters, if it can."""
+  if not importlib.util.find_spec("ctranslate2") or foreign_value(run.config):
+    return None
+  import ctranslate2
+
+  folder = tempfile.TemporaryDirectory()
+  ctranslate2_spec(run).save(folder.name)
+  translator = ctranslate2.Translator(folder.name, intra_threads=_num_cores(), inter_threads=1)
+  sources = [[*line.split(), "</s>"] for line in lines]
+  options = dict(beam_size=beam_size, length_penalty=run.config.decoding.length_penalty)
+  options["max_decoding_length"] = len(sources[0]) + run.config.decoding.extra_length
+  translate = lambda: translator.translate_batch(sources, **options)
+  return lambda: [" ".join(found.hypotheses[0]) for found in translate()]
+
+
+def _transformers(run: Run, lines: Sequence[str], beam_size: int) -> Callable | None:
+  """Returns a function that translates with Hugging Face's Marian, of the same size."""
+  if not importlib.util.find_spec("transformers"):
+    return None
+  import torch
+  import transformers
+
+  torch.set_num_threads(_num_cores())
+  model, size = run.config.model, run.config.vocabulary.size
+  layers = dict(
+    layers=model.num_layers, attention_heads=model.num_heads, ffn_dim=model.feed_forward
+  )
+  both = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in layers.items()}
+  tokens = dict(pad_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=BOS)
+  sizes = dict(vocab_size=size, d_model=model.width)
+  config = transformers.MarianConfig(**sizes, **both, **tokens)
+  marian = transformers.MarianMTModel(config).eval()
+  encoded = encode(run.vocabulary.source, lines)
+  shape = len(lines), int(encoded.lengths.max())
+  sources = torch.tensor(encoded.padded(np.arange(len(lines)), shape, PAD), dtype=torch.long)
+  length = sources.shape[1] + run.config.decoding.extra_length
+  options = dict(num_beams=beam_size, min_new_tokens=length, max_new_tokens=length)
+
+  @torch.inference_mode()
+  def translate() -> list[str]:
+    return [" ".join(["w"] * (len(row) - 1)) for row in marian.generate(sources, **options)]
+
+  return translate
+
+
+PEERS = dict(CTranslate2=_ctranslate2, transformers=_transformers)
+
+
+def _num_cores() -> int:
+  return len(os.sched_getaffinity(0))
 
 
 def _check(config: ConfigDict, *tasks: str) -> None:
@@ -227,12 +293,12 @@ def _with_setting(results: timing.Record, table: str) -> str:
 def decode_block(results: timing.Record) -> str:
   """Returns the provenance and the table of one measurement: medians and quartiles of rounds."""
   rows = []
-  for beam, seconds in results["seconds"].items():
-    amounts = results["sentences"], results["tokens"][beam]
+  for name, seconds in results["seconds"].items():
+    amounts = results["sentences"], results["tokens"][name]
     rates = (timing.quartiles(amount / np.array(seconds)) for amount in amounts)
     cells = [f"{median:,.1f} ({low:,.1f} to {high:,.1f})" for low, median, high in rates]
-    rows.append([beam, f"{results['tokens'][beam]:,}", *cells])
-  header = ["beam size", "output tokens", "sentences a second", "output tokens a second"]
+    rows.append([*name.rsplit(", ", 1), f"{results['tokens'][name]:,}", *cells])
+  header = ["program", "beam size", "output tokens", "sentences a second", "output tokens a second"]
   rounds = len(next(iter(results["seconds"].values())))
   return (
     f"{timing.provenance(results)}\n"

@@ -96,8 +96,9 @@ program = lambda: jax.jit(lambda x: x + 1)(1.0)
 report = lambda: print(any("cache_hits" in event for event in found))
 command.run(lambda: [program(), report()], {}, [])
 """
-  env = dict(os.environ, HOME=str(tmp_path), JAX_ENABLE_COMPILATION_CACHE="true")
+  env = dict(os.environ, HOME=str(tmp_path))
   env["PYTHONPATH"] = str(pathlib.Path(command.__file__).parents[1])
+  del env["JAX_ENABLE_COMPILATION_CACHE"]
   words = [sys.executable, "-c", code]
   run = lambda: subprocess.run(words, env=env, text=True, stdout=subprocess.PIPE, check=True).stdout
   assert [run(), run()] == ["False\n", "True\n"]

@@ -1,0 +1,45 @@
+"""Exported translators against this project's own translations; needs the extra export."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import export
+from experiments.run import init_params, make_task, plan_run
+from relpos_jax.data.tokenizer import Tokenizers, decode, encode, train_tokenizer
+from relpos_jax.translation.task import make_translator
+
+WORDS = [f"w{number}" for number in range(40)]
+
+
+@pytest.mark.parametrize("norm, tables_per_layer", [("pre", True), ("post", False)])
+def test_ctranslate2_translates_as_the_model_that_was_exported(norm, tables_per_layer, tmp_path):
+  ctranslate2 = pytest.importorskip("ctranslate2")
+  from configs import multi30k
+
+  config = multi30k.get_config("published")
+  config.model.update(num_layers=2, width=32, num_heads=4, max_distance=3, norm=norm)
+  config.model.update(tables_per_head=False, tables_per_layer=tables_per_layer)
+  tokenizer = train_tokenizer([" ".join(WORDS)], "words", 60)
+  run = plan_run(make_task(config), Tokenizers(tokenizer, tokenizer))
+  params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, init_params(run))  # tables count
+  run = run._replace(params=params)
+  export.ctranslate2_spec(run).save(str(tmp_path))
+
+  lengths = np.random.default_rng(0).integers(1, 12, 20)
+  lines = [" ".join(np.random.default_rng(i).choice(WORDS, n)) for i, n in enumerate(lengths)]
+  entries = {number: token for token, number in tokenizer.get_vocab().items()}
+  sources = [[entries[i] for i in row.tolist()] for row in encode(tokenizer, lines)]
+  translator = ctranslate2.Translator(str(tmp_path))
+  ours = make_translator(run, beam_size=1, extra_length=0)(lines)
+  for source, expected in zip(sources, ours, strict=True):
+    (found,) = translator.translate_batch(
+      [source],
+      beam_size=1,
+      max_decoding_length=len(source),
+      min_decoding_length=0,
+      suppress_sequences=[["<pad>"]],
+    )
+    ids = np.array([tokenizer.token_to_id(token) for token in found.hypotheses[0]], int)
+    assert decode(tokenizer, ids) == expected
+  assert len({*ours}) > 3
