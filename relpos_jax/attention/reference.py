@@ -141,23 +141,11 @@ def _has_few_queries(inputs: Inputs) -> bool:
 
 
 def product_of_few(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
-  """Computes `product` in the order in which XLA's CPU compiler does not transpose a large y.
-
-  With one query it multiplies and sums in a single pass over y.
-  """
+  """Computes `product` in the order in which XLA's CPU compiler does not transpose a large y."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  x, y = x.astype(wide), y.astype(wide)
-  inputs, of_output = subscripts.split("->")
-  of_x, of_y = inputs.split(",")
-  ones = [axis for axis in of_x if axis not in of_y]
-  if any(size > 1 for axis, size in zip(of_x, x.shape, strict=True) if axis in ones):
-    return jnp.einsum(f"{of_y},{of_x}->{of_output}", y, x)
-  x = jnp.einsum(f"{of_x}->{''.join(axis for axis in of_y if axis in of_x)}", x)
-  x = jnp.expand_dims(x, [i for i, axis in enumerate(of_y) if axis not in of_x])
-  left = "".join(axis for axis in of_y if axis in of_output)
-  output = (x * y).sum([i for i, axis in enumerate(of_y) if axis not in of_output])
-  output = output.reshape(*output.shape, *[1] * len(ones))
-  return jnp.einsum(f"{left}{''.join(ones)}->{of_output}", output)
+  inputs, output = subscripts.split("->")
+  swapped = ",".join(reversed(inputs.split(","))) + "->" + output
+  return jnp.einsum(swapped, y.astype(wide), x.astype(wide))
 
 
 def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:
