@@ -62,11 +62,6 @@ def _gathered_is_small(inputs: Inputs) -> bool:
   return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
 
 
-def _is_decoding(inputs: Inputs) -> bool:
-  """Returns whether, on a CPU, queries are few, for which jax.nn transposes the keys and values."""
-  return target_platform() == "cpu" and inputs.query.shape[1] <= 8
-
-
 def _is_long(inputs: Inputs) -> bool:
   """Returns whether there are 128 keys (CPU), or 1 GiB of weights on each device (elsewhere)."""
   batch, num_queries, heads, _ = inputs.query.shape
@@ -85,7 +80,8 @@ def _is_long(inputs: Inputs) -> bool:
 # `per_position` moves 3% less. With 1 GiB of weights it takes 3.6 to 4.6 GiB of temporary memory,
 # forward and backward, of the 16 GB of a v5e chip, and with 4 GiB more than it has.
 RULES: tuple[Rule, ...] = (
-  Rule("projected", "queries are few, on a CPU", _is_decoding),
+  # jax.nn would transpose the keys and the values.
+  Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
     PLAIN,
     "there are neither relations nor dropout nor a soft cap",

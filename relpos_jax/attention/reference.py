@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relations import (
   ContentBias,
@@ -84,7 +84,7 @@ def attention(
   batch, _, num_queries, num_keys = weights.shape
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
-  multiply = product_of_few if _has_few_queries(inputs) else product
+  multiply = product_of_few if has_few_queries(inputs) else product
   output = multiply("BKGTS,BSKH->BTKGH", weights_BKGTS, inputs.value).reshape(inputs.query.shape)
   for relation in inputs.value_terms():
     output += relative_values(inputs, relation, weights)
@@ -101,7 +101,7 @@ def attention_weights(
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
-  multiply = product_of_few if _has_few_queries(inputs) else product
+  multiply = product_of_few if has_few_queries(inputs) else product
   logits_BKGTS = multiply("BTKGH,BSKH->BKGTS", query_BTKGH, inputs.key)
   logits = logits_BKGTS.reshape(batch, heads, num_queries, -1)
   scaled, unscaled = inputs.logit_terms()
@@ -134,10 +134,11 @@ def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> 
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
 
 
-def _has_few_queries(inputs: Inputs) -> bool:
-  """Returns whether, on a CPU, few queries share a key head, as in decoding."""
+def has_few_queries(inputs: Inputs) -> bool:
+  """Returns whether, on a CPU, at most 8 queries share a key head, as in decoding."""
   group = inputs.query.shape[2] // inputs.key.shape[2]
-  return target_platform() == "cpu" and inputs.query.shape[1] * group <= 16
+  is_known = target_platform() == "cpu" and not is_symbolic(inputs.query)
+  return is_known and inputs.query.shape[1] * group <= 8
 
 
 def product_of_few(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
