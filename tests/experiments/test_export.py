@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from configs import multi30k
 from experiments import export
 from experiments.run import init_params, make_task, plan_run
 from relpos_jax.data.tokenizer import Tokenizers, decode, encode, train_tokenizer
@@ -12,11 +13,23 @@ from relpos_jax.translation.task import make_translator
 WORDS = [f"w{number}" for number in range(40)]
 
 
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    ([], "config.model.tables_per_head is True --config.model.tables_per_head=False"),
+    (["--format=onnx"], "--format=onnx ctranslate2"),
+    (["--out=."], ". exists already --out"),
+  ],
+)
+def test_what_cannot_be_exported_is_refused(call, workdir, tmp_path, arguments, words):
+  answer = call("export", f"--workdir={workdir}", f"--out={tmp_path}/out", *arguments)
+  assert answer.status == 2 and all(word in answer.err for word in words.split()), answer.err
+  assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("norm, tables_per_layer", [("pre", True), ("post", False)])
 def test_ctranslate2_translates_as_the_model_that_was_exported(norm, tables_per_layer, tmp_path):
   ctranslate2 = pytest.importorskip("ctranslate2")
-  from configs import multi30k
-
   config = multi30k.get_config("published")
   config.model.update(num_layers=2, width=32, num_heads=4, max_distance=3, norm=norm)
   config.model.update(tables_per_head=False, tables_per_layer=tables_per_layer)
