@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import attention, memory, models, timing
+from experiments.benchmark import attention, models, timing
 from experiments.benchmark.attention import AGAIN, STOCK, Case, Contestant
 from experiments.benchmark.timing import Program
 from relpos_jax.attention.choice import Implementation
@@ -280,43 +280,16 @@ def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path
   assert models.decode_block(raw) in (tmp_path / "decode.md").read_text()
 
 
-# Memory ------------------------------------------------------------------------------------------
-
-
-def test_memory_is_that_of_each_compiled_program(call, monkeypatch, tmp_path):
-  programs = []  # the n-th needs n MB
-
-  def compile_program(function, *arguments):
-    programs.append(jax.eval_shape(function, *arguments))
-    return Program(None, 10**6 * len(programs), 10**6 * len(programs))
-
-  monkeypatch.setattr(timing, "compile_program", compile_program)
-  assert call("benchmark.__main__", "memory", "--lengths=2048", f"--out={tmp_path}").status == 0
-  (row,) = json.loads((tmp_path / "music" / "memory.json").read_text())["rows"]
-  assert int(row["counts"]["gathered"] / 1e8) == 85 and int(row["counts"]["table"] / 1e5) == 41
-  kinds = {(x["implementation"], x["relations"], x["backward"]) for x in row["programs"]}
-  assert len(kinds) == len(programs) == 3 * 2 * 2
-  page = (tmp_path / "music.md").read_text()
-  assert "| 2,048 | 8.59 GB | 4.2 MB | 134 MB |" in page
-  assert "| skewed | 5.0 MB | - |" in page and "| skewed: difference | -2.0 MB |  |" in page
-
-
-def test_growth_is_fitted_to_the_long_lengths():
-  assert memory._growth([512, 2048, 4096, 8192], [7, 1, 10, 100]) == "x 10.00"
-  assert memory._growth([512, 2048], [7, 1]) == "-"
-
-
 # Pages -------------------------------------------------------------------------------------------
 
 
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
-  for module in (attention, memory):
-    monkeypatch.setattr(module, "cost_curves", lambda *_: None)
-  for name in ("attention", "steps", "positions", "music"):
+  monkeypatch.setattr(attention, "cost_curves", lambda *_: None)
+  for name in ("attention", "steps", "positions"):
     shutil.copytree(RESULTS / name, tmp_path / name)
   for name in ("tpu_bundles", "tpu_costs"):
     shutil.copy(RESULTS / f"{name}.json", tmp_path)
-  pages = {f"{name}.md" for name in ("attention", "steps", "music", "tpu_bundles", "tpu_costs")}
+  pages = {f"{name}.md" for name in ("attention", "steps", "tpu_bundles", "tpu_costs")}
   for name in pages:
     shutil.copy(RESULTS / name, tmp_path)
   assert call("benchmark.__main__", "pages", f"--out={tmp_path}").status == 0
