@@ -10,8 +10,6 @@ import pathlib
 import re
 import sys
 import textwrap
-import traceback
-import types
 import warnings
 from collections.abc import Mapping
 
@@ -123,9 +121,7 @@ def _innermost(error: BaseException) -> str:
 
 
 # When one of many parallel requests fails, Orbax abandons the others. They complain like this.
-_ORBAX = re.compile(
-  "orbax|tensorstore|ocdbt|Event loop is closed|coroutine .* was never awaited", re.IGNORECASE
-)
+_ABANDONED = "Event loop is closed|coroutine .* was never awaited"
 
 
 def silence_abandoned_requests() -> None:
@@ -133,24 +129,13 @@ def silence_abandoned_requests() -> None:
 
   They come from other threads, before or after the error that is reported.
   """
-  logging.getLogger("asyncio").addFilter(_is_not_orbax)
-  warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-  before = sys.unraisablehook
-  if not hasattr(before, "silences_orbax"):
-    is_orbax = lambda args: _names_orbax(str(args.exc_value), args.exc_traceback)
-    hook = lambda args: None if is_orbax(args) else before(args)
+  logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+  warnings.filterwarnings("ignore", _ABANDONED, RuntimeWarning)
+  if not hasattr(before := sys.unraisablehook, "silences_orbax"):
+    hook = lambda args: None if re.search(_ABANDONED, str(args.exc_value)) else before(args)
     hook.silences_orbax = True
     sys.unraisablehook = hook
 
 
-def _is_not_orbax(record: logging.LogRecord) -> bool:
-  *_, trace = record.exc_info or (None,)
-  return not _names_orbax(f"{record.pathname} {record.getMessage()}", trace)
-
-
-def _names_orbax(text: str, trace: types.TracebackType | None) -> bool:
-  files = (frame.filename for frame in traceback.extract_tb(trace))
-  return any(map(_ORBAX.search, (text, *files)))
-
-
-logging.getLogger("absl").addFilter(_is_not_orbax)  # Orbax logs every phase of every save.
+# Orbax logs every phase of every save.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
