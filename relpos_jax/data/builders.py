@@ -1,12 +1,13 @@
 """Data sets that TFDS prepares on disk and reads without TensorFlow."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,11 +15,13 @@ import requests
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.constants import get_default_data_dir
 from tensorflow_datasets.core.dataset_info import json_format
+from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 from tensorflow_datasets.core.download.extractor import ExtractError
+from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import read_content
+from relpos_jax.files import local_path, read_content
 
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our name, and that of TFDS
 _DOWNLOAD_FAILURES = (
@@ -63,13 +66,76 @@ class LazyPairs(Sequence):
       yield from self[start : start + _READ_AHEAD]
 
 
+class FilesBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """The base of TFDS builders of small data sets: upstream files with known checksums.
+
+  Attributes:
+    KEY: of the data set in `config.data`, whose `path` may be a folder with the files.
+    UPSTREAM, URL: the folder of the files, in words and as an address.
+    FILES: bytes and SHA-256 by name; TFDS refuses other downloads, and does not cache them.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  KEY: str
+  UPSTREAM: str
+  URL: str
+  FILES: Mapping[str, tuple[int, str]]
+
+  @classmethod
+  def read(cls, content: Callable[[str], bytes], config: str) -> Mapping[str, Iterable[Any]]:
+    """Returns the examples by split, as TFDS names it; `content` reads a file by its name."""
+    raise NotImplementedError
+
+  @property
+  def url_infos(self) -> dict[str, UrlInfo]:
+    files = self.FILES.items()
+    return {self.URL + name: UrlInfo(Size(size), digest, name) for name, (size, digest) in files}
+
+  def _about(self, **options) -> tfds.core.DatasetInfo:
+    # Upstream's order makes scores of single examples comparable.
+    return tfds.core.DatasetInfo(builder=self, disable_shuffling=True, **options)
+
+  def _split_generators(self, dl_manager: tfds.download.DownloadManager):
+    content = lambda name: pathlib.Path(dl_manager.download(self.URL + name)).read_bytes()
+    config = self.builder_config.name if self.builder_config else ""
+    return {split: enumerate(of) for split, of in self.read(content, config).items()}
+
+  def _generate_examples(self):
+    raise NotImplementedError("`read` returns the examples")
+
+
+def load_files(
+  kind: type[FilesBuilder], path: str, function: Callable[[Any], Any], config: str = ""
+) -> dict[str, list[Any]]:
+  """Returns function(example) for the examples of each split.
+
+  They are read from the files in the folder `path`, plain or .gz; if it is empty, they are
+  downloaded and prepared once under TFDS_DATA_DIR (default ~/tensorflow_datasets).
+
+  Raises:
+    InputError: a file is missing or wrong, or there is no network.
+  """
+  if path:
+    content = functools.partial(upstream_content, kind, local_path(path))
+    found = {split: map(function, of) for split, of in kind.read(content, config).items()}
+  else:
+    builder = prepare_files(kind, config)
+    found = {split: read_split(builder, split, function) for split in builder.info.splits}
+  return {dict(validation="valid").get(split, split): [*of] for split, of in found.items()}
+
+
+def prepare_files(kind: type[FilesBuilder], config: str = "") -> tfds.core.DatasetBuilder:
+  """Returns a prepared builder; see `prepare`."""
+  remedy = f"to use local files, give --config.data.{kind.KEY}.path=FOLDER with {kind.UPSTREAM}"
+  return prepare(functools.partial(kind, config=config or None), remedy, url=kind.URL)
+
+
 def prepare(
   make: Callable[..., tfds.core.DatasetBuilder],
   remedy: str,
   *,
   url: str = "",
   tensorflow_extra: str = "",
-  **download_config,
 ) -> tfds.core.DatasetBuilder:
   """Returns a builder, after downloading and preparing its data unless they are on disk.
 
@@ -81,7 +147,6 @@ def prepare(
     remedy: the end of error messages.
     url: an address that must answer before downloading; TFDS retries for minutes.
     tensorflow_extra: the extra that installs TensorFlow, if TFDS needs it to unpack the archives.
-    **download_config: further options of `tfds.download.DownloadConfig`.
 
   Raises:
     InputError: the data cannot be downloaded or written, or those on disk are damaged.
@@ -114,7 +179,6 @@ def prepare(
   config = tfds.download.DownloadConfig(
     try_download_gcs=False,
     download_mode=mode.REUSE_CACHE_IF_EXISTS if is_partial else mode.REUSE_DATASET_IF_EXISTS,
-    **download_config,
   )
   try:
     builder.download_and_prepare(download_config=config, file_format="array_record")
@@ -128,7 +192,7 @@ def prepare(
   return builder
 
 
-def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str) -> bytes:
+def upstream_content(kind: type[FilesBuilder], folder: pathlib.Path, name: str) -> bytes:
   """Reads a user's copy of an upstream file: `name`, or that packed as `name`.gz.
 
   Raises:
@@ -141,14 +205,14 @@ def upstream_content(folder: pathlib.Path, name: str, sha256: str, upstream: str
     content = read(file)
   except OSError as error:
     raise InputError(
-      f"cannot read {file}: {error.strerror}; path must be a folder with files of {upstream}, or "
-      "empty to download them"
+      f"cannot read {file}: {error.strerror}; path must be a folder with files of {kind.UPSTREAM}, "
+      "or empty to download them"
     ) from None
-  found = hashlib.sha256(content).hexdigest()
+  found, sha256 = hashlib.sha256(content).hexdigest(), kind.FILES[name][1]
   if found != sha256:
     raise InputError(
       f"wrong file {file}: its sha256 is {found[:12]}..., upstream's is {sha256[:12]}...; copy it "
-      f"again from {upstream}, or leave path empty to download it"
+      f"again from {kind.UPSTREAM}, or leave path empty to download it"
     )
   return content
 

@@ -2,21 +2,17 @@
 
 import ast
 import csv
-import gzip
 import hashlib
 import io
 import json
-import pathlib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download.checksums import UrlInfo
-from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.builders import prepare, read_split, upstream_content
+from relpos_jax.data.builders import FilesBuilder, load_files
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 
@@ -32,20 +28,7 @@ ANSWERS = (
 # Our splits by upstream's: a chain of test_k has k relations.
 SPLITS = {"1.2,1.3,1.4_train": "train"} | {f"1.{k}_test": f"test_{k}" for k in range(2, 11)}
 
-_URL = (
-  "https://raw.githubusercontent.com/uclnlp/ctp/8cd7e639024f2aa28bdae4783e940cad784580ae/"
-  "data/clutrr-emnlp/data_db9b8f04.zip"
-)
-_ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl.gz"
-_UPSTREAM = "data/clutrr-emnlp of github.com/uclnlp/ctp"
-_REMEDY = (
-  f"to use a local file, give --config.data.clutrr.path=FOLDER with {_ZIP}, from {_UPSTREAM}"
-)
-# Bytes and SHA-256 of the upstream archive, and of its graphs without the stories.
-_FILES = {
-  _ZIP: (3_115_620, "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd"),
-  _GRAPHS: (448_045, "e6f59824af2eb0a00e09094034fa16584b28571c40bd3a9e616f401f2615dd27"),
-}
+_ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl"
 
 
 def load(path: str = "", valid_share: float = 0.1) -> GraphData:
@@ -57,20 +40,17 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   is a `valid_share` of the distinct training graphs, chosen by hash, and none of them remains in
   train. The graphs of test_2 occur in train; those of the other test splits do not.
 
-  Prepared once under TFDS_DATA_DIR from the repository of Minervini et al. 2020 (3.1 MB), or from a
-  file in the folder `path`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
+  From the repository of Minervini et al. 2020 (3.1 MB), or from a file in the folder `path`, as in
+  `load_files`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
 
   Raises InputError for a missing or wrong file, or no network.
 
   >>> load(path="ctp/data/clutrr-emnlp").splits["train"][0].labels  # doctest: +SKIP
   array([4, 1], dtype=int32)
   """
-  folder = local_path(path) if path else None
-  if folder:
-    name = _GRAPHS if (folder / _GRAPHS).exists() else _ZIP
-    upstream_content(folder, name, _FILES[name][1], _UPSTREAM)
-  builder = prepare(Clutrr, _REMEDY, url="" if folder else _URL, manual_dir=folder)
-  splits = {name: read_split(builder, name, _graph) for name in SPLITS.values()}
+  has_graphs = bool(path) and (local_path(path) / f"{_GRAPHS}.gz").exists()
+  found = load_files(Clutrr, path, _graph, _GRAPHS if has_graphs else "")
+  splits = {name: found[name] for name in SPLITS.values()}
   is_valid = [(graph, _hash(graph) < valid_share) for graph in splits["train"]]
   train, valid = ([graph for graph, held in is_valid if held is part] for part in (False, True))
   note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
@@ -78,68 +58,55 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   return GraphData(splits | dict(train=train, valid=valid), names, (note,))
 
 
-class Clutrr(tfds.core.GeneratorBasedBuilder):
+class Clutrr(FilesBuilder):
   """TFDS builder of CLUTRR, data set db9b8f04: training chains have 2, 3 and 4 relations."""
 
-  VERSION = tfds.core.Version("1.0.0")
-  MANUAL_DOWNLOAD_INSTRUCTIONS = f"{_ZIP} of {_UPSTREAM}."
-  # TFDS checks downloads against these and does not cache a wrong one.
-  url_infos = {  # noqa: RUF012
-    _URL: UrlInfo(size=Size(_FILES[_ZIP][0]), checksum=_FILES[_ZIP][1], filename=_ZIP)
+  KEY = "clutrr"
+  UPSTREAM = f"{_ZIP}, from data/clutrr-emnlp of github.com/uclnlp/ctp"
+  URL = (
+    "https://raw.githubusercontent.com/uclnlp/ctp/8cd7e639024f2aa28bdae4783e940cad784580ae/"
+    "data/clutrr-emnlp/"
+  )
+  FILES = {  # noqa: RUF012
+    _ZIP: (3_115_620, "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd"),
+    # The same graphs without the stories.
+    _GRAPHS: (3_144_564, "e202bfa46d4759e7bca17666e24b2a73c3b88208f9e0968a0022c95400649194"),
   }
 
   def _info(self) -> tfds.core.DatasetInfo:
     numbers = lambda *shape: tfds.features.Tensor(shape=shape, dtype=np.int32)
-    return tfds.core.DatasetInfo(
-      builder=self,
-      description="Kinship graphs: directed labelled edges, a pair of persons, their relation.",
+    return self._about(
       features=tfds.features.FeaturesDict(
         dict(edges=numbers(None, 3), query=numbers(2), target=numbers())
       ),
-      homepage="https://github.com/uclnlp/ctp",
       license="CC BY-NC 4.0",
       citation="Sinha et al. 2019, arXiv:1908.06177; Minervini et al. 2020, arXiv:2007.06477.",
-      disable_shuffling=True,  # keeps upstream's order
     )
 
-  def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    folder = dl_manager._manual_dir
-    if folder and (graphs := pathlib.Path(folder, _GRAPHS)).exists():
-      rows = _rows_of_graphs(graphs)
-    else:
-      rows = _rows_of_archive(dl_manager.download(_URL))
-    return {split: self._generate_examples(rows[split]) for split in SPLITS.values()}
-
-  def _generate_examples(self, rows) -> Iterator[tuple[int, dict[str, Any]]]:
-    for index, row in enumerate(rows):
-      labels = map(RELATIONS.index, row["labels"])
-      edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
-      yield index, dict(edges=edges, query=row["query"], target=ANSWERS.index(row["target"]))
-
-
-def _rows_of_graphs(file: pathlib.Path) -> dict[str, list[Mapping[str, Any]]]:
-  splits = {name: [] for name in SPLITS.values()}
-  for row in map(json.loads, gzip.decompress(file.read_bytes()).decode().splitlines()):
-    splits[SPLITS[row["split"]]].append(row)
-  return splits
+  @classmethod
+  def read(cls, content: Callable[[str], bytes], config: str) -> dict[str, list[dict]]:
+    splits = {name: [] for name in SPLITS.values()}
+    if config == _GRAPHS:
+      for row in map(json.loads, content(_GRAPHS).decode().splitlines()):
+        splits[SPLITS[row["split"]]].append(_example(row))
+      return splits
+    columns = dict(story_edges="edges", edge_types="labels", query_edge="query")
+    with zipfile.ZipFile(io.BytesIO(content(_ZIP))) as archive:
+      for name, split in SPLITS.items():
+        for row in csv.DictReader(io.StringIO(archive.read(f"{name}.csv").decode(), newline="")):
+          values = {ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()}
+          splits[split].append(_example(row | values))
+    return splits
 
 
-def _rows_of_archive(file) -> dict[str, list[Mapping[str, Any]]]:
-  columns = dict(story_edges="edges", edge_types="labels", query_edge="query")
-  splits = {}
-  with zipfile.ZipFile(file) as archive:
-    for name, split in SPLITS.items():
-      rows = csv.DictReader(io.StringIO(archive.read(f"{name}.csv").decode(), newline=""))
-      splits[split] = [
-        {ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()}
-        | dict(target=row["target"])
-        for row in rows
-      ]
-  return splits
+def _example(row: Mapping[str, Any]) -> dict[str, Any]:
+  labels = map(RELATIONS.index, row["labels"])
+  edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
+  return dict(edges=edges, query=row["query"], target=ANSWERS.index(row["target"]))
 
 
-def _graph(item: Mapping[str, np.ndarray]) -> Graph:
-  number = int(item["edges"][:, :2].max()) + 1
+def _graph(item: Mapping[str, Any]) -> Graph:
+  number = int(np.array(item["edges"])[:, :2].max()) + 1
   return Graph.of([0] * number, item["edges"], target=item["target"], query=item["query"])
 
 

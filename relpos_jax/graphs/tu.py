@@ -1,33 +1,20 @@
 """Graph data sets in TU format: molecules with bond labels, and users' own folders."""
 
 import functools
+import io
 import pathlib
 import zipfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download.checksums import UrlInfo
-from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.builders import prepare, read_split, upstream_content
+from relpos_jax.data.builders import FilesBuilder, prepare_files, read_split, upstream_content
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.typing import Bool, Int, Shaped
 
-_URL = (
-  "https://raw.githubusercontent.com/nd7141/graph_datasets/"
-  "97da5acfd1f8137f7776783533717182d3e5a6fc/datasets/"
-)
-_UPSTREAM = "datasets of github.com/nd7141/graph_datasets"
-_REMEDY = f"to use a local file, give --config.data.tu.path=FOLDER with NAME.zip from {_UPSTREAM}"
-# Bytes and SHA-256 of the upstream archives.
-_FILES = {
-  "MUTAG": (17_653, "ea3576783c61cd2b3a942e9e3bab821cd4b359f5409fd53b31192c721207f6fa"),
-  "Mutagenicity": (678_585, "387ce29718d08c9788521fb3a8842b67bc16751907414ac69dd3c6c113b95e40"),
-}
 _NAMES = ("node_labels", "edge_labels", "classes")
 
 
@@ -35,26 +22,23 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   """Loads graphs and their classes in one split, "all".
 
   "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are prepared once under TFDS_DATA_DIR, from
-  Ivanov et al. 2019 or from the archive of that name in the folder `path`, whose checksum is
-  verified. Isomorphic copies are removed there, so published figures for the 188 graphs of MUTAG do
-  not apply. Any other name, or "" for the only one, is a data set in TU format in the folder
-  `path`: see `read_folder`. It is read each time.
+  Ivanov et al. 2019, or read from the archive of that name in the folder `path`. Isomorphic copies
+  are removed there, so published figures for the 188 graphs of MUTAG do not apply. Any other name,
+  or "" for the only one, is a data set in TU format in the folder `path`: see `read_folder`.
 
   Raises InputError for an unknown name, a missing or wrong file or folder, or no network.
 
   >>> load("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
   """
-  folder = local_path(path) if path else None
-  if name not in _FILES:
-    if folder:
-      return read_folder(folder, name)
-    known = " or ".join(_FILES)
+  if f"{name}.zip" not in TU.FILES:
+    if path:
+      return read_folder(local_path(path), name)
+    known = " or ".join(config.name for config in TU.BUILDER_CONFIGS)
     raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
-  if folder:
-    upstream_content(folder, f"{name}.zip", _FILES[name][1], _UPSTREAM)
-  make = functools.partial(TU, config=name)
-  builder = prepare(make, _REMEDY, url="" if folder else f"{_URL}{name}.zip", manual_dir=folder)
+  if path:
+    return _read_archive(functools.partial(upstream_content, TU, local_path(path)), name)
+  builder = prepare_files(TU, name)
   graph = lambda item: Graph.of(item["nodes"], item["edges"], target=item["target"])
   graphs = read_split(builder, "train", graph)
   names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
@@ -81,45 +65,46 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   return data._replace(splits=splits, notes=(note,))
 
 
-class TU(tfds.core.GeneratorBasedBuilder):
+class TU(FilesBuilder):
   """TFDS builder of data sets in TU format without attributes, one config each."""
 
-  VERSION = tfds.core.Version("1.0.0")
-  BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name) for name in _FILES]  # noqa: RUF012
-  MANUAL_DOWNLOAD_INSTRUCTIONS = f"NAME.zip of {_UPSTREAM}."
-  # TFDS checks downloads against these and does not cache a wrong one.
-  url_infos = {  # noqa: RUF012
-    f"{_URL}{name}.zip": UrlInfo(size=Size(size), checksum=sha256, filename=f"{name}.zip")
-    for name, (size, sha256) in _FILES.items()
+  BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name) for name in ("MUTAG", "Mutagenicity")]  # noqa: RUF012
+  KEY = "tu"
+  UPSTREAM = "datasets of github.com/nd7141/graph_datasets"
+  URL = (
+    "https://raw.githubusercontent.com/nd7141/graph_datasets/"
+    "97da5acfd1f8137f7776783533717182d3e5a6fc/datasets/"
+  )
+  FILES = {  # noqa: RUF012
+    "MUTAG.zip": (17_653, "ea3576783c61cd2b3a942e9e3bab821cd4b359f5409fd53b31192c721207f6fa"),
+    "Mutagenicity.zip": (
+      *(678_585, "387ce29718d08c9788521fb3a8842b67bc16751907414ac69dd3c6c113b95e40"),
+    ),
   }
 
   def _info(self) -> tfds.core.DatasetInfo:
     numbers = lambda *shape: tfds.features.Tensor(shape=shape, dtype=np.int32)
-    return tfds.core.DatasetInfo(
-      builder=self,
-      description="Molecules as graphs of labelled atoms and bonds, and a class of each.",
+    return self._about(
       features=tfds.features.FeaturesDict(
         dict(nodes=numbers(None), edges=numbers(None, 3), target=numbers())
       ),
-      homepage="https://chrsmrrs.github.io/datasets",
       license="Free for research.",
       citation="Morris et al. 2020, arXiv:2007.08663; Ivanov et al. 2019, arXiv:1910.12091.",
       metadata=tfds.core.MetadataDict(),
-      disable_shuffling=True,
     )
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    assert self.builder_config is not None  # There is no default.
-    name = self.builder_config.name
-    archive = zipfile.ZipFile(dl_manager.download(f"{_URL}{name}.zip"))
-    data = read_folder(zipfile.Path(archive, f"{name}/"), name)
+    content = lambda name: pathlib.Path(dl_manager.download(self.URL + name)).read_bytes()
+    data = _read_archive(content, self.builder_config.name)
     self.info.metadata.update({kind: [*getattr(data.names, kind)] for kind in _NAMES})
-    return {"train": self._generate_examples(data.splits["all"])}
+    edges = lambda graph: np.column_stack([graph.senders, graph.receivers, graph.labels])
+    rows = (dict(nodes=x.nodes, edges=edges(x), target=x.target) for x in data.splits["all"])
+    return {"train": enumerate(rows)}
 
-  def _generate_examples(self, graphs) -> Iterator[tuple[int, dict[str, Any]]]:
-    for index, graph in enumerate(graphs):
-      edges = np.column_stack([graph.senders, graph.receivers, graph.labels])
-      yield index, dict(nodes=graph.nodes, edges=edges, target=graph.target)
+
+def _read_archive(content: Callable[[str], bytes], name: str) -> GraphData:
+  archive = zipfile.ZipFile(io.BytesIO(content(f"{name}.zip")))
+  return read_folder(zipfile.Path(archive, f"{name}/"), name)
 
 
 _LARGEST = 2.0**63  # fits into int64 and float32

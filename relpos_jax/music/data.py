@@ -4,18 +4,14 @@ import functools
 import hashlib
 import json
 import os
-import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download.checksums import UrlInfo
-from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.builders import SPLITS as TFDS_SPLITS
-from relpos_jax.data.builders import prepare, read_split, upstream_content
+from relpos_jax.data.builders import FilesBuilder, load_files
 from relpos_jax.data.tokenizer import EOS, Ragged
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
@@ -27,17 +23,6 @@ CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")
 
 _CHORALES = "Jsb16thSeparated.json"
-_URL = (
-  "https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
-  f"9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/{_CHORALES}"
-)
-_UPSTREAM = "github.com/czhuang/JSB-Chorales-dataset"
-_REMEDY = (
-  f"to use a local file, give --config.data.chorales.path=FOLDER with {_CHORALES} of {_UPSTREAM}"
-)
-# The chorales, uncompressed.
-_SIZE = 1_666_444
-_SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
 
 # Batches are shuffled with the same key: the counter keeps the two random streams apart.
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
@@ -53,9 +38,8 @@ class Music(NamedTuple):
 def load_chorales(path: str = "") -> Music:
   """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al. 2012's splits.
 
-  `relpos_jax.music.voices` writes them as tokens; upstream's order is kept. TFDS prepares them once
-  under TFDS_DATA_DIR (default ~/tensorflow_datasets) from the upstream repository, 1.7 MB, or from
-  a copy of its file, plain or .gz, in the folder `path`. The sha256 of the file is checked.
+  `relpos_jax.music.voices` writes them as tokens; upstream's order is kept. They are from the
+  upstream repository, 1.7 MB, or from a copy of its file in the folder `path`: see `load_files`.
 
   Raises InputError: a file is missing or wrong, or there is no network.
 
@@ -63,49 +47,36 @@ def load_chorales(path: str = "") -> Music:
   >>> music.splits["train"][0][:8]  # doctest: +SKIP
   array([78, 74, 69, 62, 78, 74, 69, 62])
   """
-  folder = local_path(path) if path else None
-  if folder:
-    upstream_content(folder, _CHORALES, _SHA256, _UPSTREAM)
-  builder = prepare(JsbChorales, _REMEDY, url="" if folder else _URL, manual_dir=folder)
-  tokens = lambda item: voices.encode(item["grid"])
-  return Music({split: read_split(builder, name, tokens) for split, name in TFDS_SPLITS.items()})
+  return Music(load_files(JsbChorales, path, lambda item: voices.encode(np.array(item["grid"]))))
 
 
-class JsbChorales(tfds.core.GeneratorBasedBuilder):
-  """The TFDS builder of the chorales, from a local folder or from upstream."""
+class JsbChorales(FilesBuilder):
+  """The TFDS builder of the chorales."""
 
-  VERSION = tfds.core.Version("1.0.0")
-  MANUAL_DOWNLOAD_INSTRUCTIONS = f"{_CHORALES} of {_UPSTREAM}."
-  # TFDS checks size and checksum; a wrong download is not cached.
-  url_infos = {_URL: UrlInfo(size=Size(_SIZE), checksum=_SHA256, filename=_CHORALES)}  # noqa: RUF012
+  KEY = "chorales"
+  UPSTREAM = f"{_CHORALES} of github.com/czhuang/JSB-Chorales-dataset"
+  URL = (
+    "https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
+    "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/"
+  )
+  FILES = {  # noqa: RUF012
+    _CHORALES: (1_666_444, "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7")
+  }
 
   def _info(self) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
-      builder=self,
-      description="Chorales by Bach: MIDI pitches of four voices per 16th note, -1 for silence.",
+    return self._about(
       features=tfds.features.FeaturesDict(
         {"grid": tfds.features.Tensor(shape=(None, 4), dtype=np.int64)}
       ),
-      homepage=f"https://{_UPSTREAM}",
       license="None stated; the scores are in the public domain.",
       citation="Boulanger-Lewandowski et al. 2012, arXiv:1206.6392; Huang et al. 2017, Coconet.",
-      # Upstream's order makes scores of single pieces comparable.
-      disable_shuffling=True,
     )
 
-  def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    folder = pathlib.Path(dl_manager._manual_dir)
-    if any(folder.glob(f"{_CHORALES}*")):
-      content = upstream_content(folder, _CHORALES, _SHA256, _UPSTREAM)
-    else:
-      content = pathlib.Path(dl_manager.download(_URL)).read_bytes()
-    pieces = json.loads(content)
-    names = {split: "valid" if split == "validation" else split for split in TFDS_SPLITS.values()}
-    return {split: self._generate_examples(pieces[name]) for split, name in names.items()}
-
-  def _generate_examples(self, grids) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    for index, grid in enumerate(grids):
-      yield index, dict(grid=np.array(grid, np.int64))
+  @classmethod
+  def read(cls, content: Callable[[str], bytes], config: str) -> dict[str, list[dict]]:
+    pieces = json.loads(content(_CHORALES))
+    names = dict(train="train", validation="valid", test="test")
+    return {split: [dict(grid=grid) for grid in pieces[of]] for split, of in names.items()}
 
 
 def load_midi_folder(path: str = "", codec: str = "events") -> Music:

@@ -1,17 +1,11 @@
 """Multi30k: 29,000 image captions in English, German and French, as TFDS data sets."""
 
-import functools
 import gzip
-import os
-import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download.checksums import UrlInfo
-from tensorflow_datasets.core.utils import Size
 
-from relpos_jax.data.builders import SPLITS, prepare, read_split, upstream_content
-from relpos_jax.files import local_path
+from relpos_jax.data.builders import FilesBuilder, load_files
 from relpos_jax.translation.corpus import Corpus
 
 # Names, bytes and sha256 of the upstream files: the captions, and the text of the baseline.
@@ -57,74 +51,41 @@ def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Co
   ('A group of men are loading cotton onto a truck', 'Eine Gruppe von Männern lädt ...')
   """
   kind, pair = Multi30kPrepared if prepared else Multi30k, languages.split("-")
-  if path:
-
-    def lines(name: str, language: str) -> list[str]:
-      file = kind.FILES[name].format(language)
-      return _lines(upstream_content(local_path(path), file, _FILES[file][1], kind.UPSTREAM))
-
-    sides = {split: [lines(name, code) for code in pair] for split, name in SPLITS.items()}
-    return Corpus({split: list(zip(*both, strict=True)) for split, both in sides.items()})
-  options = {} if prepared else dict(config=languages if pair[0] == "en" else "-".join(pair[::-1]))
-  builder = prepare(
-    functools.partial(kind, **options),
-    f"to use local files, give --config.data.multi30k.path=FOLDER with {kind.UPSTREAM}",
-    url=kind.URL + kind.FILES["train"].format("en"),
-  )
-  text = lambda item: tuple(item[language].decode() for language in pair)
-  return Corpus({split: read_split(builder, name, text) for split, name in SPLITS.items()})
+  config = "" if prepared else languages if pair[0] == "en" else "-".join(pair[::-1])
+  text = lambda line: line if isinstance(line, str) else line.decode()
+  return Corpus(load_files(kind, path, lambda row: tuple(text(row[x]) for x in pair), config))
 
 
-class Multi30k(tfds.core.GeneratorBasedBuilder):
+class Multi30k(FilesBuilder):
   """TFDS builder of Multi30k, task 1; configs "en-de" and "en-fr"."""
 
-  VERSION = tfds.core.Version("1.0.0")
   BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name) for name in ("en-de", "en-fr")]  # noqa: RUF012
+  KEY = "multi30k"
   UPSTREAM = "data/task1/raw of github.com/multi30k/dataset"
   URL = (
     "https://raw.githubusercontent.com/multi30k/dataset/"
     "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
   )
-  FILES = {"train": "train.{}.gz", "validation": "val.{}.gz", "test": "test_2016_flickr.{}.gz"}  # noqa: RUF012
-
-  @property
-  def url_infos(self) -> dict[str, UrlInfo]:
-    """Returns sizes and checksums; TFDS refuses other downloads, and does not cache them."""
-    return {
-      self.URL + name: UrlInfo(size=Size(size), checksum=sha256, filename=name)
-      for name, (size, sha256) in _FILES.items()
-    }
-
-  @property
-  def _languages(self) -> list[str]:
-    return self.builder_config.name.split("-") if self.builder_config else ["en", "de"]
+  FILES = _FILES
+  NAMES = {"train": "train.{}.gz", "validation": "val.{}.gz", "test": "test_2016_flickr.{}.gz"}  # noqa: RUF012
 
   def _info(self) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
-      builder=self,
-      description="Image captions of Flickr30k in English, German and French, translated by hand.",
-      features=tfds.features.Translation(languages=self._languages),
-      homepage=f"https://{self.UPSTREAM.rpartition(' ')[2]}",
+    config = self.builder_config.name if self.builder_config else "en-de"
+    return self._about(
+      features=tfds.features.Translation(languages=config.split("-")),
       license="Research and education, non-commercial.",
       citation="Elliott et al. 2016, arXiv:1605.00459; Elliott et al. 2017, arXiv:1710.07177.",
-      # Keeps upstream's order, so that outputs can be compared line by line with those of others.
-      disable_shuffling=True,
     )
 
-  def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    names = {
-      split: {language: self.URL + name.format(language) for language in self._languages}
-      for split, name in self.FILES.items()
-    }
-    files = dl_manager.download(names)
-    return {split: self._generate_examples(of) for split, of in files.items()}
+  @classmethod
+  def read(cls, content: Callable[[str], bytes], config: str) -> dict[str, list[dict[str, str]]]:
+    languages = (config or "en-de").split("-")
 
-  def _generate_examples(
-    self, files: Mapping[str, os.PathLike]
-  ) -> Iterator[tuple[int, dict[str, str]]]:
-    columns = [_lines(pathlib.Path(file).read_bytes()) for file in files.values()]
-    for index, row in enumerate(zip(*columns, strict=True)):
-      yield index, dict(zip(files, row, strict=True))
+    def rows(name: str) -> list[dict[str, str]]:
+      columns = [_lines(content(name.format(language))) for language in languages]
+      return [dict(zip(languages, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    return {split: rows(name) for split, name in cls.NAMES.items()}
 
 
 class Multi30kPrepared(Multi30k):
@@ -136,7 +97,7 @@ class Multi30kPrepared(Multi30k):
     "https://raw.githubusercontent.com/LividWo/Revisit-MMT/"
     "dc368d0af8d60270b8f4aaa2f3ac58771c551da3/data/multi30k-en-de/"
   )
-  FILES = {"train": "train.{}", "validation": "valid.{}", "test": "test.2016.{}"}  # noqa: RUF012
+  NAMES = {"train": "train.{}", "validation": "valid.{}", "test": "test.2016.{}"}  # noqa: RUF012
 
 
 def _lines(content: bytes) -> list[str]:

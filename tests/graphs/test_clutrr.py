@@ -7,7 +7,6 @@ import pathlib
 import zipfile
 
 import pytest
-from tensorflow_datasets.core.download.checksums import UrlInfo
 
 from relpos_jax.errors import InputError
 from relpos_jax.graphs import clutrr
@@ -46,14 +45,12 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
     for name, rows in SPLITS.items():
       archive.writestr(f"{name}.csv", "\n".join([HEADER, *map(csv_line, rows)]) + "\n")
   lines = [json.dumps(row | dict(split=name)) for name, rows in SPLITS.items() for row in rows]
-  (tmp_path / "graphs" / clutrr._GRAPHS).write_bytes(gzip.compress("\n".join(lines).encode()))
-  for file in (tmp_path / "archive" / clutrr._ZIP, tmp_path / "graphs" / clutrr._GRAPHS):
-    content = file.read_bytes()
+  graphs = "\n".join(lines).encode()
+  (tmp_path / "graphs" / f"{clutrr._GRAPHS}.gz").write_bytes(gzip.compress(graphs))
+  archive = (tmp_path / "archive" / clutrr._ZIP).read_bytes()
+  for name, content in {clutrr._ZIP: archive, clutrr._GRAPHS: graphs}.items():
     record = len(content), hashlib.sha256(content).hexdigest()
-    monkeypatch.setitem(clutrr._FILES, file.name, record)
-    if file.name == clutrr._ZIP:
-      infos = {clutrr._URL: UrlInfo(*record, clutrr._ZIP)}
-      monkeypatch.setattr(clutrr.Clutrr, "url_infos", infos)
+    monkeypatch.setitem(clutrr.Clutrr.FILES, name, record)
   return tmp_path
 
 
@@ -61,11 +58,13 @@ def as_lists(graphs):
   return [[x.tolist() for x in graph] for graph in graphs]
 
 
-@pytest.mark.parametrize("kind", ["archive", "graphs"])
-def test_archive_and_graphs_are_read_and_need_no_file_again(folder, kind):
-  data = clutrr.load(str(folder / kind))
-  (folder / kind / (clutrr._ZIP if kind == "archive" else clutrr._GRAPHS)).unlink()
-  again = clutrr.load(valid_share=0.0)
+@pytest.mark.parametrize("kind", ["archive", "graphs", "address"])
+def test_archive_and_graphs_are_read(folder, kind, serve, monkeypatch):
+  path = "" if kind == "address" else str(folder / kind)
+  with serve(folder / "archive") as url:
+    monkeypatch.setattr(clutrr.Clutrr, "URL", url)
+    data = clutrr.load(path)
+  again = clutrr.load(path, valid_share=0.0)  # prepared data need no network
   assert {*data.splits} == {"train", "valid", *(f"test_{k}" for k in range(2, 11))}
   assert again.splits["valid"] == [] and len(again.splits["train"]) == 300
   for name, split in clutrr.SPLITS.items():
@@ -89,15 +88,15 @@ def test_a_missing_or_wrong_file_is_named(folder):
 
 
 def test_recorded_graphs_are_upstreams(shared_data):
-  file = shared_data / "clutrr" / clutrr._GRAPHS
-  content = file.read_bytes()
-  assert clutrr._FILES[file.name] == (len(content), hashlib.sha256(content).hexdigest())
-  rows = clutrr._rows_of_graphs(file)
+  content = gzip.decompress((shared_data / "clutrr" / f"{clutrr._GRAPHS}.gz").read_bytes())
+  record = len(content), hashlib.sha256(content).hexdigest()
+  assert clutrr.Clutrr.FILES[clutrr._GRAPHS] == record
+  rows = clutrr.Clutrr.read(lambda name: content, clutrr._GRAPHS)
   assert {split: len(of_split) for split, of_split in rows.items()} == {
     "train": 15_083, "test_2": 38, "test_3": 107, "test_4": 77, "test_5": 185, "test_6": 105,
     "test_7": 155, "test_8": 135, "test_9": 124, "test_10": 122,
   }  # fmt: skip
-  assert {label for of_split in rows.values() for row in of_split for label in row["labels"]} == {
-    *clutrr.RELATIONS
-  }
-  assert {row["target"] for of_split in rows.values() for row in of_split} == {*clutrr.ANSWERS}
+  rows = [row for of_split in rows.values() for row in of_split]
+  labels = {label for row in rows for *_, label in row["edges"]}
+  assert labels == {*range(len(clutrr.RELATIONS))}
+  assert {row["target"] for row in rows} == {*range(len(clutrr.ANSWERS))}

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorflow_datasets.core.download.checksums import UrlInfo
 
 from relpos_jax.errors import InputError
 from relpos_jax.graphs import tu
@@ -123,16 +122,22 @@ def molecules(tmp_path, monkeypatch) -> pathlib.Path:
       archive.write(file, f"MUTAG/{file.name}")
   content = (tmp_path / "MUTAG.zip").read_bytes()
   record = len(content), hashlib.sha256(content).hexdigest()
-  monkeypatch.setitem(tu._FILES, "MUTAG", record)
-  monkeypatch.setattr(tu.TU, "url_infos", {f"{tu._URL}MUTAG.zip": UrlInfo(*record, "MUTAG.zip")})
+  monkeypatch.setitem(tu.TU.FILES, "MUTAG.zip", record)
   return folder
 
 
-def test_prepared_data_equal_the_folder_and_need_no_file_again(molecules):
+@pytest.fixture
+def prepared(data_dir, molecules, serve, monkeypatch) -> GraphData:
+  """Returns the data of MUTAG, prepared from an address that is gone now."""
+  with serve(molecules.parent) as url:
+    monkeypatch.setattr(tu.TU, "URL", url)
+    return tu.load("MUTAG")
+
+
+def test_prepared_data_equal_the_folder_and_the_archive(prepared, molecules):
   found = tu.load("MUTAG", path=str(molecules.parent))
-  molecules.with_name("MUTAG.zip").unlink()
   again, wanted = tu.load("MUTAG"), tu.load("", path=str(molecules))
-  for data in (found, again):
+  for data in (prepared, found, again):
     assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
       wanted.names.node_labels, wanted.names.edge_labels, wanted.names.classes
     )  # fmt: skip
@@ -140,8 +145,8 @@ def test_prepared_data_equal_the_folder_and_need_no_file_again(molecules):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
 
 
-def test_damaged_prepared_data_are_named(molecules, data_dir):
-  tu.load("MUTAG", path=str(molecules.parent))
+@pytest.mark.usefixtures("prepared")
+def test_damaged_prepared_data_are_named(data_dir):
   version = data_dir / "tu" / "MUTAG" / "1.0.0"
   for pattern in ("*train*", "dataset_info.json"):
     (file,) = version.glob(pattern)

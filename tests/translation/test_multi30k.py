@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
   folder = tmp_path / "raw"
   folder.mkdir()
   for builder in _BUILDERS.values():
-    for split, name in zip(_SIZES, builder.FILES.values(), strict=True):
+    for split, name in zip(_SIZES, builder.NAMES.values(), strict=True):
       for language in "en", "de", "fr":
         file = folder / name.format(language)
         text = ("\n".join(_captions(split, language)) + "\n").encode()
@@ -44,7 +44,7 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
     monkeypatch.setattr(builder, "URL", "http://127.0.0.1:9/")
   contents = {file.name: file.read_bytes() for file in folder.iterdir()}
   records = {name: (len(x), hashlib.sha256(x).hexdigest()) for name, x in contents.items()}
-  monkeypatch.setattr(multi30k, "_FILES", records)
+  monkeypatch.setattr(multi30k.Multi30k, "FILES", records)
   return folder
 
 
@@ -86,7 +86,7 @@ def test_real_captions_are_read_in_order(shared_data, folder, prepared):
   splits = multi30k.load(path=str(folder), prepared=prepared).splits
   sizes = {name: len(pairs) for name, pairs in splits.items()}
   assert sizes == dict(train=29_000, valid=1_014, test=1_000)
-  name = _BUILDERS[prepared].FILES["test"].format("de").removesuffix(".gz")
+  name = _BUILDERS[prepared].NAMES["test"].format("de").removesuffix(".gz")
   text = gzip.decompress((folder / f"{name}.gz").read_bytes()).decode()
   assert [target for _, target in splits["test"]] == text.removesuffix("\n").split("\n")
 
@@ -123,7 +123,7 @@ def test_wrong_download_is_refused_and_not_kept(folder, load):
 @pytest.mark.usefixtures("folder")
 def test_no_network_is_refused_at_once_with_the_remedy():
   message = _refusal()
-  assert message.startswith("cannot download http://127.0.0.1:9/train.en.gz: no answer")
+  assert message.startswith("cannot download http://127.0.0.1:9/: no answer")
   assert "path=FOLDER" in message
 
 
