@@ -1,4 +1,4 @@
-"""Pictures: learning curves, costs and scores over length, attention, confusion matrices.
+"""Pictures: learning curves, costs and scores over length, attention.
 
 The suffix of a picture's path selects its format.
 """
@@ -221,21 +221,6 @@ def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> path
   )
   bar.set_label("attention weight")
   bar.outline.set_visible(False)
-  return save(figure, path)
-
-
-def counts_heatmap(panel: Panel, path: str | pathlib.Path) -> pathlib.Path:
-  """Draws a confusion matrix, classes by predictions, with its counts, and returns the path."""
-  counts = np.asarray(panel.weights)
-  side = 1.6 + 0.45 * len(panel.rows)
-  figure = Figure((side + 0.6, side), dpi=DPI, layout="constrained")
-  ax = figure.subplots()
-  _draw_weights(ax, panel, float(max(1, counts.max())), fontsize=9.0)
-  for (row, column), number in np.ndenumerate(counts):
-    colour = "white" if 2 * number > counts.max() else "black"
-    ax.text(column + 0.5, row + 0.5, f"{number:,}", ha="center", va="center", color=colour)
-  ax.set(ylabel="class", xlabel="answer")
-  ax.set_title(panel.title, loc="left", fontsize=10)
   return save(figure, path)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from relpos_jax.evaluation import tables
-from relpos_jax.evaluation.pictures import Panel, SpreadPanel, counts_heatmap, spread_curves
+from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 from relpos_jax.evaluation.records import Metric, Record
 from relpos_jax.evaluation.statistics import student_interval
 from relpos_jax.evaluation.tables import Rows
@@ -44,7 +44,6 @@ def evaluation(
   source: str,
   rows: Mapping[str, Sequence[Row]],
   most_frequent: int,
-  classes: Sequence[str],
   workdir: pathlib.Path,
 ) -> Evaluation:
   """Returns the scores by split, and those of always predicting the most frequent class."""
@@ -61,20 +60,15 @@ def evaluation(
   sentences = {
     split: [[row.size, int(row.answer == row.target)] for row in of] for split, of in rows.items()
   }
+  pictures = ()
   if source == "clutrr":
     tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
-    picture = _draw_lengths({"this model": tests}, workdir / "lengths.png")
-  else:
-    counts = np.zeros((len(classes), len(classes)), int)
-    for row in rows["test"]:
-      counts[row.target, row.answer] += 1
-    panel = Panel("graphs of the test split", counts, classes, classes)
-    picture = counts_heatmap(panel, workdir / "classes.png")
+    pictures = (_draw_lengths({"this model": tests}, workdir / "lengths.png"),)
   lines = ["split      graphs   accuracy (%)   most frequent class (%)    loss"]
   for split, of in results.items():
     values = f"{of['accuracy']:15.1f}{of['majority']:26.1f}{of['loss']:8.3f}"
     lines.append(f"{split:9}{of['graphs']:8,}{values}")
-  return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, (picture,))
+  return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, pictures)
 
 
 def _draw_lengths(

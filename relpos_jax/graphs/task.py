@@ -157,7 +157,7 @@ class Graphs(tasks.Task):
     return compute
 
   def evaluate(self, run: Run, data: GraphData, workdir: pathlib.Path) -> Evaluation | None:
-    """Computes accuracy and loss of every split but train, and draws a picture."""
+    """Computes accuracy and loss of every split but train."""
     _check_names(run.vocabulary, data)
     graphs = [(name, graph) for name, of in data.splits.items() if name != "train" for graph in of]
     predictions = self._predict(run, [graph for _, graph in graphs])
@@ -169,7 +169,7 @@ class Graphs(tasks.Task):
       size = len(graph.senders if source == "clutrr" else graph.nodes)
       rows[name].append(report.Row(size, int(graph.target), *prediction))
     most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
-    return report.evaluation(source, rows, most_frequent, run.vocabulary.classes, workdir)
+    return report.evaluation(source, rows, most_frequent, workdir)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
     """Returns the predicted class of each graph, and the cross entropy of its target in nats."""

@@ -14,7 +14,6 @@ from relpos_jax.evaluation.pictures import (
   SpreadPanel,
   attention_heatmap,
   cost_curves,
-  counts_heatmap,
   learning_curves,
   spread_curves,
 )
@@ -116,11 +115,3 @@ def test_rows_run_down_and_columns_to_the_right(tmp_path):
 def test_any_word_is_drawn_without_a_warning(word, tmp_path):
   panel = Panel(word, np.ones((1, 1)), [word], [word])
   assert attention_heatmap([panel], tmp_path / "attention.png").stat().st_size > 0
-
-
-def test_counts_are_written_into_their_cells(words_of):
-  counts = [[5, 0], [1200, 7]]
-  words = words_of(counts_heatmap, Panel("test split", counts, ["no", "yes"], ["no", "yes"]))
-  assert [word for word in words if word[0].isdigit()] == ["5", "0", "1,200", "7"]
-  assert {"class", "answer", "test split"} <= {*words} and not {"query", "key"} & {*words}
-  assert words.count("no") == words.count("yes") == 2

@@ -72,8 +72,7 @@ def test_labels_that_decide_are_learned_and_every_graph_is_scored(run):
     assert of["majority"] == 50 and of["loss"] < 0.1
   assert record["curve"][-1][::2] == [60, 100.0]
   assert f"of {NUM_FOLDS} folds, 2 is for testing, 3 for validation" in answer.out
-  for name in ("classes.png", "learning_curves.png"):
-    assert (workdir / name).stat().st_size > 5_000 and name in answer.out
+  assert (workdir / "learning_curves.png").stat().st_size > 5_000
 
 
 def test_a_trained_model_is_scored_again(run, call, tmp_path):
