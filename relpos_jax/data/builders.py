@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from urllib.parse import urlsplit
 import requests
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.constants import get_default_data_dir
-from tensorflow_datasets.core.dataset_info import json_format
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 from tensorflow_datasets.core.download.extractor import ExtractError
@@ -120,7 +118,7 @@ def load_files(
     found = {split: map(function, of) for split, of in kind.read(content, config).items()}
   else:
     builder = prepare_files(kind, config)
-    found = {split: read_split(builder, split, function) for split in builder.info.splits}
+    found = {split: read_lazily(builder, split, function) for split in builder.info.splits}
   return {dict(validation="valid").get(split, split): [*of] for split, of in found.items()}
 
 
@@ -149,15 +147,10 @@ def prepare(
     tensorflow_extra: the extra that installs TensorFlow, if TFDS needs it to unpack the archives.
 
   Raises:
-    InputError: the data cannot be downloaded or written, or those on disk are damaged.
+    InputError: the data cannot be downloaded or written.
   """
   data_dir = get_default_data_dir()
-  try:
-    builder = make(data_dir=data_dir)
-  except (json_format.ParseError, json.JSONDecodeError, UnicodeDecodeError) as error:
-    raise InputError(
-      f"damaged data in {data_dir}: delete the data set's folder there and run again ({error})"
-    ) from None
+  builder = make(data_dir=data_dir)
   # TFDS logs a warning if the folder is missing.
   if builder.data_path.exists() and builder.is_prepared():
     return builder
@@ -231,18 +224,3 @@ def read_lazily(
     raise InputError(
       f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
     ) from None
-
-
-def read_split(
-  builder: tfds.core.DatasetBuilder, split: str, function: Callable[[Any], Any]
-) -> list[Any]:
-  """Reads the items of a split into memory; see `read_lazily`.
-
-  Raises:
-    InputError: the data on disk are damaged.
-  """
-  try:
-    return [*read_lazily(builder, split, function)]
-  # TFDS may return None as items of a truncated file.
-  except (RuntimeError, TypeError, KeyError) as error:
-    raise InputError(f"damaged data: delete {builder.data_path} and run again ({error})") from None

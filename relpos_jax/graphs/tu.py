@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow_datasets as tfds
 
-from relpos_jax.data.builders import FilesBuilder, prepare_files, read_split, upstream_content
+from relpos_jax.data.builders import FilesBuilder, prepare_files, read_lazily, upstream_content
 from relpos_jax.errors import InputError
 from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
@@ -40,7 +40,7 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
     return _read_archive(functools.partial(upstream_content, TU, local_path(path)), name)
   builder = prepare_files(TU, name)
   graph = lambda item: Graph.of(item["nodes"], item["edges"], target=item["target"])
-  graphs = read_split(builder, "train", graph)
+  graphs = [*read_lazily(builder, "train", graph)]
   names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
   return GraphData(dict(all=graphs), names)
 

@@ -140,16 +140,6 @@ def test_what_an_interrupted_preparation_left_is_replaced(load, data_dir, left):
   assert load() == _expected("en-de")
 
 
-def test_damaged_records_are_named_and_made_again(load, data_dir):
-  load()
-  version = data_dir / "multi30k" / "en-de" / "1.0.0"
-  (records,) = version.glob("*train*")
-  records.write_bytes(records.read_bytes()[:-100])
-  assert f"damaged data: delete {version}" in _refusal()
-  shutil.rmtree(version)
-  assert load() == _expected("en-de")
-
-
 def test_the_first_of_two_preparations_is_kept(load, monkeypatch):
   inner = multi30k.Multi30k._split_generators
 
