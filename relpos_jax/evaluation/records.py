@@ -33,10 +33,6 @@ import numpy as np
 
 from relpos_jax.errors import InputError
 
-KEYS = (
-  *("sweep", "row", "seed", "digest", "config", "commit", "date", "hardware", "packages"),
-  *("budget", "scores", "sentences", "curve"),
-)
 # Excluded from the digest: the name of a run, and folders of data with verified checksums.
 _EXCLUDED = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
 _ARCHIVES = ("MUTAG", "Mutagenicity")  # verified data sets of `data.tu`; the first is the default
@@ -115,30 +111,19 @@ def to_line(record: Mapping[str, Any]) -> str:
   return json.dumps(record, separators=(",", ":")) + "\n"
 
 
-def from_line(line: str | bytes) -> dict[str, Any]:
-  """Returns the record that a line holds; raises ValueError if it is not a complete record."""
-  try:
-    record = json.loads(line)
-  except ValueError:
-    raise ValueError("half-written or no JSON") from None
-  for key in KEYS:
-    if key not in record:
-      raise ValueError(f"not a record: no {key!r}")
-  return record
-
-
 def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the records of a results file, one per line; none if there is no file.
 
-  Raises InputError: a line is not a complete record.
+  Raises InputError: a line is not JSON.
   """
   path, records = pathlib.Path(path), []
   lines = path.read_bytes().splitlines() if path.exists() else []
   for number, line in enumerate(lines, start=1):
     try:
-      records.append(from_line(line))
+      records.append(json.loads(line))
     except ValueError as error:
-      raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
+      problem = f"{path}, line {number}: half-written or no JSON"
+      raise InputError(f"{problem}: restore or delete that line") from error
   return records
 
 

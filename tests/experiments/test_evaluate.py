@@ -16,7 +16,7 @@ from experiments import evaluate
 from experiments.run import changes, load_run
 from relpos_jax.data.tokenizer import encode, load_tokenizers
 from relpos_jax.evaluation.bleu import corpus_bleu
-from relpos_jax.evaluation.records import digest, from_line
+from relpos_jax.evaluation.records import digest
 from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.task import Evaluation
 
@@ -60,7 +60,7 @@ def test_the_mean_of_the_last_checkpoints_is_scored(workdir, parameters):
 
 
 def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
-  record = from_line((workdir / "record.json").read_text("utf-8"))
+  record = json.loads((workdir / "record.json").read_text("utf-8"))
   names = ("config", "environment", "results")
   config, environment, results = (
     json.loads((workdir / f"{name}.json").read_text("utf-8")) for name in names
@@ -81,7 +81,7 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
 
 
 def test_the_records_sentences_are_those_of_the_test_split(workdir, data):
-  record = from_line((workdir / "record.json").read_text("utf-8"))
+  record = json.loads((workdir / "record.json").read_text("utf-8"))
   rows = np.array(record["sentences"]["test"])
   tokenizers = load_tokenizers(workdir)
   lines = [(data / f"test.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]

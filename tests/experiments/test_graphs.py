@@ -9,7 +9,6 @@ import pytest
 from experiments import command
 from experiments.run import load_run, make_task
 from relpos_jax.errors import InputError
-from relpos_jax.evaluation.records import from_line
 from relpos_jax.graphs.graph import Graph, GraphData
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -61,7 +60,7 @@ def run(train_graphs, tmp_path_factory):
 def test_labels_that_decide_are_learned_and_every_graph_is_scored(run):
   workdir, answer = run
   results = json.loads((workdir / "results.json").read_text())
-  record = from_line((workdir / "record.json").read_text())
+  record = json.loads((workdir / "record.json").read_text())
   assert record["config"]["task"] == "graphs" and [*results] == ["valid", "test"]
   for split, of in results.items():
     rows = record["sentences"][split]

@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from configs import default
 from experiments.run import load_run, make_task
-from relpos_jax.evaluation.records import from_line
 from relpos_jax.music import piano_roll, voices
 from relpos_jax.music.data import CODECS
 from relpos_jax.music.report import likelihood, make_nats_of
@@ -62,7 +61,7 @@ def test_a_run_is_scored_by_the_likelihood_of_complete_pieces(run, pieces):
   music = loaded.task.load_data()
   nats_of = make_nats_of(loaded.graphdef, own_copies(loaded.params))
   results = json.loads((workdir / "results.json").read_text())
-  record = from_line((workdir / "record.json").read_text())
+  record = json.loads((workdir / "record.json").read_text())
   for split in ("valid", "test"):
     wanted = likelihood(nats_of, music.splits[split], voices.times, token_budget=128)
     for name, value in wanted.scores.items():

@@ -14,7 +14,7 @@ import pytest
 
 from experiments import command, sweep, train
 from experiments.sweep import collect_records, plan_cells
-from relpos_jax.evaluation.records import KEYS, read_records
+from relpos_jax.evaluation.records import read_records
 
 CONFIG_FILE = """from configs import quickstart
 
@@ -76,7 +76,7 @@ def plan(room, file="three.py", seeds=2, out="runs"):
 
 def record_of(cell):
   scores = dict(test=dict(sacrebleu=10.0, paper_bleu=9.0))
-  record = dict.fromkeys(KEYS, "") | dict(seed=cell.seed, digest=cell.digest, scores=scores)
+  record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, scores=scores)
   return json.dumps(record) + "\n"
 
 
