@@ -9,7 +9,6 @@ The kind "words" is for text in tokens separated by white space. Those that are 
 vocabulary, or spell a special token, are unknown.
 """
 
-import codecs
 import dataclasses
 import functools
 import itertools
@@ -232,24 +231,18 @@ def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
 def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
   """Returns the text of each token, for labels of plots; a space becomes "▁".
 
-  A character whose bytes lie in several tokens is part of the last of them; a token that only
-  begins a character becomes "…". Tokens of the kind "words" are returned as they are.
+  Tokens that are parts of a character become "�". Those of the kind "words" are returned as they
+  are.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann"], "bpe", size=300)
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann, müde"])[0])
-  ['▁ein', '▁Mann', ',', '▁', 'm', '…', 'ü', 'd', 'e', '</s>']
+  ['▁ein', '▁Mann', ',', '▁', 'm', '�', '�', 'd', 'e', '</s>']
   """
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):
     return tokens
-  decoder = codecs.getincrementaldecoder("utf-8")("replace")
-  # In the byte-level alphabet, printable bytes are themselves, and others U+0100 onwards.
-  hidden = [byte for byte in range(256) if chr(byte) not in _ALPHABET]
-  to_bytes = lambda token: bytes(ord(c) if ord(c) < 256 else hidden[ord(c) - 256] for c in token)
-  return [
-    token if token in _SPECIAL else decoder.decode(to_bytes(token)).replace(" ", "▁") or "…"
-    for token in tokens
-  ]
+  text = lambda token: decoders.ByteLevel().decode([token]).replace(" ", "▁")
+  return [token if token in _SPECIAL else text(token) for token in tokens]
 
 
 def save_tokenizers(tokenizers: Tokenizers, folder: pathlib.Path) -> None:

@@ -135,7 +135,9 @@ class Graphs(tasks.Task):
     return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
-    return graph_loss(model, batch, rngs, self.config.training.label_smoothing)
+    """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
+    smoothing = self.config.training.label_smoothing
+    return cross_entropy(model(batch, rngs), batch.target, smoothing=smoothing, pad=PAD)
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
     """Returns a function of the parameters that computes the accuracy on the valid split."""
@@ -187,13 +189,6 @@ class Graphs(tasks.Task):
       found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
       found |= zip(batches.order(step), zip(*found_in_batch, strict=True), strict=True)
     return [found[number] for number in range(len(graphs))]
-
-
-def graph_loss(
-  model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None, label_smoothing: float = 0.0
-) -> Loss:
-  """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
-  return cross_entropy(model(batch, rngs), batch.target, smoothing=label_smoothing, pad=PAD)
 
 
 def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:

@@ -62,22 +62,7 @@ _NUMBERS = (
   at_least(0, "decoding.length_penalty", "decoding.extra_length"),
   at_least(UNK + 2, "vocabulary.size"),  # the special tokens and one word
 )
-
-
-def load_corpus(source: str, **options: Any) -> Corpus:
-  """Loads the sentence pairs of a source, which is "embedded", "multi30k", "wmt14" or "pairs".
-
-  `options` are the keyword arguments of the source's function: `load_embedded`, `load_wmt14`,
-  `load_pairs` or `multi30k.load`.
-
-  Raises:
-    InputError: the data are missing or wrong.
-
-  >>> {name: len(pairs) for name, pairs in load_corpus("embedded", train_size=10).splits.items()}
-  {'train': 10, 'valid': 500, 'test': 500, 'long': 200}
-  """
-  loaders = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs, multi30k=multi30k.load)
-  return loaders[source](**options)
+_LOADERS = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs, multi30k=multi30k.load)
 
 
 class Translation(tasks.Task):
@@ -103,7 +88,7 @@ class Translation(tasks.Task):
     options = data[data.source].to_dict()
     if data.source in ("multi30k", "wmt14"):
       options["languages"] = data.languages
-    corpus = load_corpus(data.source, **options)
+    corpus = _LOADERS[data.source](**options)
     if "valid" not in corpus.splits:
       raise InputError(
         "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
@@ -174,8 +159,9 @@ class Translation(tasks.Task):
     return Transformer(transformer_config(self.config, *sizes), rngs=rngs)
 
   def loss(self, model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None) -> Loss:
-    smoothing = self.config.training.label_smoothing
-    return translation_loss(model, batch, rngs, bos=BOS, label_smoothing=smoothing)
+    """Computes the loss of each target token, given the source and the target before it."""
+    logits = model(batch.source, shift_right(batch.target, BOS), rngs=rngs)
+    return cross_entropy(logits, batch.target, smoothing=self.config.training.label_smoothing)
 
   def make_report(self, run: Run, data: Corpus, batches: Any):
     """Returns a function that computes the BLEU of greedy translations and shows a few."""
@@ -202,19 +188,6 @@ class Translation(tasks.Task):
       seconds = round(time.perf_counter() - start, 1)
       translated[split] = scores.Translated(data.splits[split], translations, seconds)
     return scores.evaluate(run, translated, workdir) if is_first() else None
-
-
-def translation_loss(
-  model: Transformer,
-  batch: Batch,
-  rngs: nnx.Rngs | None = None,
-  *,
-  bos: int,
-  label_smoothing: float = 0.0,
-) -> Loss:
-  """Computes the loss of each target token, given the source and the target before it."""
-  logits = model(batch.source, shift_right(batch.target, bos), rngs=rngs)
-  return cross_entropy(logits, batch.target, smoothing=label_smoothing)
 
 
 def transformer_config(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from chaos.run import Run, digests, kept, metrics
 from experiments.launch import dying_with_this_process
 from experiments.launch.__main__ import environments
-from relpos_jax.translation.task import load_corpus
+from relpos_jax.translation.corpus import load_embedded
 
 ROOT = pathlib.Path(__file__).parents[2]
 DISTURBED = (str(pathlib.Path(__file__).with_name("disturbed.py")),)
@@ -41,7 +41,7 @@ class Training:
     self._folder = folder
     self._logs = itertools.count()
     self._undisturbed: dict[tuple, pathlib.Path] = {}
-    corpus = load_corpus("embedded", train_size=400)
+    corpus = load_embedded(train_size=400)
     for split, number in (("train", 400), ("valid", 8)):
       lines = ("\t".join(pair) + "\n" for pair in corpus.splits[split][:number])
       (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")

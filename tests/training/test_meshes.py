@@ -10,15 +10,16 @@ import optax
 import pytest
 from flax import nnx
 
+from configs import default
 from relpos_jax.data.batching import Batch
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.data.tokenizer import EOS, PAD
 from relpos_jax.graphs.graph import Graph, GraphBatch, GraphBatches
-from relpos_jax.graphs.task import graph_loss
+from relpos_jax.graphs.task import Graphs
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.sharding import AXES, make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import init_state, make_train_step
-from relpos_jax.translation.task import translation_loss
+from relpos_jax.translation.task import Translation
 
 SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
 MESHES = [(8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (2, 2, 2, 1), (1, 2, 2, 2)]
@@ -62,7 +63,7 @@ def batch() -> Batch:
 
 def step_on(sizes):
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
-  loss = functools.partial(translation_loss, bos=BOS, label_smoothing=0.1)
+  loss = Translation(default.get_config()).loss
   step = make_train_step(model()[0], loss, SGD, dropout_key=jax.random.key(0))
   with jax.set_mesh(mesh):
     compiled = step.lower(put_parameters(state(), mesh), put_batch(batch(), mesh)).compile()
@@ -117,7 +118,8 @@ def encoder(implementation):
 @functools.cache
 def graph_loss_on(sizes, implementation):
   graphdef, shapes = encoder(implementation)
-  loss = lambda params, batch: graph_loss(nnx.merge(graphdef, params), batch).sum
+  task = Graphs(default.get_config("graphs"))
+  loss = lambda params, batch: task.loss(nnx.merge(graphdef, params), batch).sum
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   with jax.set_mesh(mesh):
     params, batch = put_parameters(filled(shapes, 0.6), mesh), put_batch(graphs(), mesh)

@@ -1,7 +1,5 @@
 """The training step: devices, microbatches and padding do not matter; it learns and resumes."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +7,11 @@ import optax
 import pytest
 from flax import nnx
 
+from configs import default
 from relpos_jax.data.batching import Batch
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from relpos_jax.data.tokenizer import EOS, PAD
 from relpos_jax.graphs.graph import Graph, GraphBatches
-from relpos_jax.graphs.task import graph_loss
+from relpos_jax.graphs.task import Graphs
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training.checkpoint import Checkpoints
@@ -27,7 +26,7 @@ from relpos_jax.training.step import (
   paper_schedule,
 )
 from relpos_jax.translation import task as translation_task
-from relpos_jax.translation.task import translation_loss
+from relpos_jax.translation.task import Translation
 
 RATES = (
   "dropout_rate",
@@ -38,8 +37,10 @@ CONFIG = dict(num_layers=1, width=16, num_heads=2, feed_forward=32, max_distance
 ADAM = optax.adam(inverse_sqrt(0.02, 50), b2=0.98, eps=1e-9)
 SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
 
-loss = functools.partial(translation_loss, bos=BOS)
-smoothed = functools.partial(loss, label_smoothing=0.1)
+smoothed = Translation(default.get_config()).loss
+config = default.get_config()
+config.training.label_smoothing = 0.0
+loss = Translation(config).loss
 
 
 def make_model(**dropout):
@@ -160,7 +161,8 @@ def test_microbatches_of_graphs_without_features_sum_to_the_gradient_of_the_batc
   after = []
   for number in (1, 2):
     key = jax.random.key(0)
-    step = make_train_step(graphdef, graph_loss, SGD, num_microbatches=number, dropout_key=key)
+    of_graphs = Graphs(default.get_config("graphs")).loss
+    step = make_train_step(graphdef, of_graphs, SGD, num_microbatches=number, dropout_key=key)
     state = init_state(jax.tree.map(jnp.copy, params), SGD)
     after.append(step(state, put_batch(batch, make_mesh(1)))[0].params)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), *after)

@@ -12,8 +12,7 @@ from relpos_jax.data import builders
 from relpos_jax.data.builders import LazyPairs
 from relpos_jax.errors import InputError
 from relpos_jax.translation import corpus as module
-from relpos_jax.translation.corpus import Corpus, normalize_corpus, normalize_lines
-from relpos_jax.translation.task import load_corpus
+from relpos_jax.translation.corpus import Corpus, load_embedded, normalize_corpus, normalize_lines
 
 SHA256 = {
   "train": "a61596f2318cf4e374c7f2aa8eada7e1bc8f5e565a03fb81bdf7f91dab1e157f",
@@ -25,7 +24,7 @@ SHA256 = {
 
 @pytest.fixture(scope="module")
 def splits():
-  return load_corpus("embedded").splits
+  return load_embedded().splits
 
 
 @pytest.mark.parametrize("name", SHA256)
@@ -46,10 +45,10 @@ def test_no_embedded_sentence_occurs_twice(splits, side):
 
 
 def test_train_size_takes_the_first_pairs_and_leaves_the_other_splits(splits):
-  few = load_corpus("embedded", train_size=7).splits
+  few = load_embedded(train_size=7).splits
   assert few == {**splits, "train": splits["train"][:7]}
   with pytest.raises(InputError, match=r"train_size 20001 .* from 1 to 20000"):
-    load_corpus("embedded", train_size=20_001)
+    load_embedded(train_size=20_001)
 
 
 class _BulkOnly(list):
