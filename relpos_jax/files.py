@@ -37,12 +37,6 @@ def write_whole(path: str | os.PathLike, text: str) -> None:
     file.write(text.encode())
 
 
-def local_path(name: str) -> pathlib.Path:
-  """Returns the path that a setting names, with a leading ~ or ~user expanded."""
-  # For an unknown user, os.path leaves the name as it is; pathlib raises RuntimeError.
-  return pathlib.Path(os.path.expanduser(name))
-
-
 def read_content(path: pathlib.Path) -> bytes:
   """Reads a file, plain or gzip; raises InputError if it is missing, unreadable or damaged."""
   try:

@@ -19,7 +19,7 @@ from tensorflow_datasets.core.download.extractor import ExtractError
 from tensorflow_datasets.core.utils import Size
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import local_path, read_content
+from relpos_jax.files import read_content
 
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our name, and that of TFDS
 _DOWNLOAD_FAILURES = (
@@ -114,7 +114,7 @@ def load_files(
     InputError: a file is missing or wrong, or there is no network.
   """
   if path:
-    content = functools.partial(upstream_content, kind, local_path(path))
+    content = functools.partial(upstream_content, kind, path)
     found = {split: map(function, of) for split, of in kind.read(content, config).items()}
   else:
     builder = prepare_files(kind, config)
@@ -185,14 +185,14 @@ def prepare(
   return builder
 
 
-def upstream_content(kind: type[FilesBuilder], folder: pathlib.Path, name: str) -> bytes:
+def upstream_content(kind: type[FilesBuilder], path: str, name: str) -> bytes:
   """Reads a user's copy of an upstream file: `name`, or that packed as `name`.gz.
 
   Raises:
     InputError: the file is missing or damaged, or is not that of upstream.
   """
-  file, read = folder / name, pathlib.Path.read_bytes
-  if os.path.exists(packed := folder / f"{name}.gz"):
+  file, read = pathlib.Path(path, name).expanduser(), pathlib.Path.read_bytes
+  if os.path.exists(packed := file.with_name(f"{name}.gz")):
     file, read = packed, read_content
   try:
     content = read(file)

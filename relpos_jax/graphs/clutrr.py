@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import json
+import pathlib
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +14,6 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from relpos_jax.data.builders import FilesBuilder, load_files
-from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 
 RELATIONS = (
@@ -48,7 +48,7 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   >>> load(path="ctp/data/clutrr-emnlp").splits["train"][0].labels  # doctest: +SKIP
   array([4, 1], dtype=int32)
   """
-  has_graphs = bool(path) and (local_path(path) / f"{_GRAPHS}.gz").exists()
+  has_graphs = bool(path) and (pathlib.Path(path).expanduser() / f"{_GRAPHS}.gz").exists()
   found = load_files(Clutrr, path, _graph, _GRAPHS if has_graphs else "")
   splits = {name: found[name] for name in SPLITS.values()}
   is_valid = [(graph, _hash(graph) < valid_share) for graph in splits["train"]]

@@ -11,7 +11,6 @@ import tensorflow_datasets as tfds
 
 from relpos_jax.data.builders import FilesBuilder, prepare_files, read_lazily, upstream_content
 from relpos_jax.errors import InputError
-from relpos_jax.files import local_path
 from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.typing import Bool, Int, Shaped
 
@@ -33,11 +32,11 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   """
   if f"{name}.zip" not in TU.FILES:
     if path:
-      return read_folder(local_path(path), name)
+      return read_folder(pathlib.Path(path).expanduser(), name)
     known = " or ".join(config.name for config in TU.BUILDER_CONFIGS)
     raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
   if path:
-    return _read_archive(functools.partial(upstream_content, TU, local_path(path)), name)
+    return _read_archive(functools.partial(upstream_content, TU, path), name)
   builder = prepare_files(TU, name)
   graph = lambda item: Graph.of(item["nodes"], item["edges"], target=item["target"])
   graphs = [*read_lazily(builder, "train", graph)]

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +15,6 @@ import tensorflow_datasets as tfds
 from relpos_jax.data.builders import FilesBuilder, load_files
 from relpos_jax.data.tokenizer import EOS, Ragged
 from relpos_jax.errors import InputError
-from relpos_jax.files import local_path
 from relpos_jax.music import performance, voices
 from relpos_jax.music.midi_files import Codec
 from relpos_jax.typing import Int
@@ -96,7 +96,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   """
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
-  folder = local_path(path)
+  folder = pathlib.Path(path).expanduser()
   if not os.path.isdir(folder):
     raise InputError(f"no folder {folder}: check the name")
   midi_files = lambda of: sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))

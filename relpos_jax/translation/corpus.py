@@ -12,7 +12,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from relpos_jax.data.builders import SPLITS, LazyPairs, prepare, read_lazily
 from relpos_jax.errors import InputError
-from relpos_jax.files import local_path, read_content
+from relpos_jax.files import read_content
 
 # The languages of each source, source-target; any for "pairs".
 LANGUAGES = {
@@ -96,7 +96,7 @@ def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
 
 def _read_pairs(files: str) -> list[tuple[str, str]]:
   """Reads all pairs of "source_file,target_file" or "file.tsv", also those with an empty side."""
-  paths = [local_path(name.strip()) for name in files.split(",")]
+  paths = [pathlib.Path(name.strip()).expanduser() for name in files.split(",")]
   if len(paths) > 2:
     raise InputError(f"{len(paths)} files in {files}: give source_file,target_file or file.tsv")
   sides = [read_lines(path) for path in paths]
