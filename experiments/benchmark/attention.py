@@ -2,6 +2,8 @@ r"""Times every implementation of attention and its peers against jax.nn's atten
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
+  python -m experiments.benchmark attention --implementations=pallas_gpu --peers=none \
+      --tiles=128x64x2,64x64x4 --name=tiles
   python -m experiments.benchmark attention --max_distance=128 --tokens=0 --implementations=none \
       --peers=chunked_keys,chunked_distances,dense_distances,chunked_dense
 
@@ -13,6 +15,9 @@ need the extra `benchmark`.
 
 Keys and values have relations, but see the peers in results/attention.md; float32 on CPUs, bfloat16
 elsewhere. --memory_lengths compiles one sequence of each length for its memory, and runs nothing.
+--tiles times each kernel of pallas_gpu in each of these tiles, the other kernels in their usual
+ones: forward that of the output, backward those of the gradients. --resume goes on where the same
+command was stopped.
 Writes OUT/attention/NAME.json with every time, a picture, and block NAME of OUT/attention.md.
 """
 
@@ -37,6 +42,7 @@ from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
+from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.pictures import CostPanel, cost_curves
 from relpos_jax.evaluation.tables import column_table, markdown_table, rewrite_blocks
@@ -55,6 +61,9 @@ FLAGS = dict(
   peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa,flex_attention"),
   masks=command.Flag("all", f"all, or one of {','.join(MASKS)}"),
   passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
+  tiles=command.Flag(
+    "", "of kernels: QUERIESxKEYSxPARTS for GPUs, such as 64x64x4, BLOCK for TPUs"
+  ),
   repetitions=command.Flag(20, "of every pair"),
   tokens=command.Flag(4096, "of a batch, whatever the length; 0: one sequence"),
   heads=command.Flag(8, "of queries, keys and values"),
@@ -62,6 +71,7 @@ FLAGS = dict(
   max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
   out=command.Flag("runs/benchmark", "the folder to write to"),
   name=command.Flag("", "of this machine's results; by default its device's"),
+  resume=command.Flag(False, "keep the cases that the results have"),
 )
 
 
@@ -93,18 +103,26 @@ def main(**values: Any) -> None:
   cases = _cases(values)
   implementations = _names("implementations", values["implementations"], IMPLEMENTATIONS)
   entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))
+  entrants |= _tile_entrants(values["tiles"].split(",") if values["tiles"] else [])
   compiled = {name: entrants[name] for name in entrants if name not in _NOT_COMPILED}
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
+  path, resume = folder / f"{values['name'] or device}.json", values.pop("resume")
   results = dict(environment=environment("torch"), settings=values, cases=[], memory=[])
   results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
+  if resume and path.exists():
+    results = json.loads(path.read_text(encoding="utf-8"))
+    if results["settings"] != values:
+      raise InputError(f"--resume: {path} has other settings: give them, or another --name")
   for part, case in cases:
+    if any(case._asdict().items() <= found.items() for found in results[part]):
+      continue
     print(f"{part}: T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
     runs = part == "cases"
     rows, functions = prepare(case, entrants if runs else compiled, runs)
     pairs = time_pairs(functions, pairs_of(list(functions)), values["repetitions"])
     results[part].append(case._asdict() | dict(contestants=rows, pairs=pairs))
-    write_whole(folder / f"{values['name'] or device}.json", json.dumps(results) + "\n")
+    write_whole(path, json.dumps(results) + "\n")
   write_page(folder.parent)
 
 
@@ -312,6 +330,33 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
     if name in BLOCKWISE:
       found[f"{name} (no relations)"] = Contestant("none", ours(choose=lambda *_: None))
   return found | {name: PEERS[name] for name in peers}
+
+
+def _tile_entrants(tiles: Sequence[str]) -> dict[str, Contestant]:
+  """Returns each kernel in each of the tiles."""
+  found = {}
+  for tile in tiles:
+    if not re.fullmatch(r"\d+(x\d+x\d+)?", tile):
+      raise InputError(f"--tiles: {tile!r} is none; want such as 64x64x4 for GPUs, 512 for TPUs")
+    sizes = tuple(map(int, tile.split("x")))
+    kernels, device = (("output", "d_query", "d_key"), "gpu") if sizes[1:] else (("block",), "tpu")
+    for kernel in kernels:
+      prepare = _compiled(_in_tiles, device, kernel=kernel, sizes=sizes)
+      found[f"{kernel} {tile}"] = Contestant("keys and values", prepare)
+  return found
+
+
+def _in_tiles(case, query, key, value, relations, *, kernel, sizes):
+  """Computes attention with other tiles of one kernel for GPUs, or of all for TPUs."""
+  from relpos_jax.attention import pallas_gpu, pallas_tpu  # slow
+
+  inputs = gather_inputs(query, key, value, relations=relations, is_causal=case.is_causal)
+  if kernel == "block":
+    return pallas_tpu.attention(inputs, block=sizes[0])
+  if case.backward == (kernel == "output"):
+    raise NotImplementedError("it is timed in the other pass")
+  blocks = pallas_gpu.default_blocks(inputs)._replace(**{kernel: sizes})
+  return pallas_gpu.attention_in_blocks(inputs, blocks, target_platform() != "gpu")
 
 
 # Measurement --------------------------------------------------------------------------------------

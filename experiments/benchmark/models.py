@@ -254,15 +254,15 @@ def step_block(results: timing.Record) -> str:
   """Returns the provenance and the table of one measurement of steps."""
   seconds, positions = (results[x] for x in ("seconds", "positions"))
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
-  cells = [[BASELINE, f"{1e3 * np.median(seconds[BASELINE]):.1f}", "", "", ""]]
+  cells = [[BASELINE, *_speed(results, BASELINE), "", "", ""]]
   for name, against in ((AGAIN, seconds[BASELINE]), (positions, baseline)):
     ratios = np.divide(seconds[name], against)
     low, median, high = timing.quartiles(ratios)
     samples = np.random.default_rng(12345).choice(ratios, (10_000, len(ratios)))  # a bootstrap
     interval = "{:.3f} to {:.3f}".format(*np.quantile(np.median(samples, axis=1), (0.025, 0.975)))
     ratio = [f"{median:.3f}", interval, f"{low:.3f} to {high:.3f}"]
-    cells.append([name, f"{1e3 * np.median(seconds[name]):.1f}", *ratio])
-  header = ["positions", "ms a step, median", "ratio, median", "its 95% interval", "quartiles"]
+    cells.append([name, *_speed(results, name), *ratio])
+  header = ["positions", *_SPEED, "ratio, median", "its 95% interval", "quartiles"]
   return _with_setting(results, markdown_table(header, cells))
 
 
@@ -270,15 +270,21 @@ def cost_block(results: timing.Record) -> str:
   """Returns the provenance and the table of one measurement of schemes of positions."""
   seconds, cells = results["seconds"], []
   for name, figures in results["models"].items():
-    median = np.median(seconds[name])
-    cost = f"{1e3 * median:,.1f}", f"{np.prod(results['shape']) / median:,.0f}"
     ratios = timing.quartiles(np.divide(seconds[name], seconds[BASELINE]))
     ratio = "" if name == BASELINE else "{1:.3f} ({0:.3f} to {2:.3f})".format(*ratios)
     memory = f"{figures['temporary_bytes'] / 2**20:,.1f} MiB"
-    cells.append([name, f"{figures['parameters']:,}", *cost, ratio, memory])
-  header = ["positions", "parameters", "ms a step, median", "tokens a second"]
+    cells.append([name, f"{figures['parameters']:,}", *_speed(results, name), ratio, memory])
+  header = ["positions", "parameters", *_SPEED]
   header += [f"ratio to {BASELINE} (quartiles)", "temporary memory"]
   return _with_setting(results, markdown_table(header, cells))
+
+
+_SPEED = "ms a step, median", "tokens a second"
+
+
+def _speed(results: timing.Record, name: str) -> tuple[str, str]:
+  median = np.median(results["seconds"][name])
+  return f"{1e3 * median:,.1f}", f"{np.prod(results['shape']) / median:,.0f}"
 
 
 def _with_setting(results: timing.Record, table: str) -> str:

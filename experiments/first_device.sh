@@ -1,0 +1,138 @@
+#!/bin/bash
+# Everything that waits for an accelerator, the most valuable first.
+#
+#   experiments/first_device.sh                     # all pieces that are not done yet
+#   experiments/first_device.sh attention table1    # these
+#   experiments/first_device.sh --out=runs/device   # writes there instead of to results/
+#   TOY=1 experiments/first_device.sh               # tries each piece on a CPU, in runs/toy
+#
+# A piece is stopped after LIMIT seconds (570; 0: never). It goes on at the next call, except the
+# tests and the timings of steps and decoding, which take a few minutes and start anew. A piece that
+# is done has left OUT/first_device/PIECE.log, any other PIECE.failed; after a failure the next piece
+# runs. The exit status is 0 when all are done.
+#
+# Before: pip install -e '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention on a GPU a torch
+# for its CUDA. DATA is a folder with multi30k/raw and jsb; without it the corpora are downloaded.
+# PARALLEL trainings share a GPU.
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+toy=${TOY:-} out=results
+[[ $toy ]] && out=runs/toy
+case ${1:-} in
+  --out=*) out=${1#--out=}; shift ;;
+  -*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+esac
+chosen=" $* " logs=$out/first_device names=() open=()
+mkdir -p "$logs" || exit 2
+trap 'kill "$!" 2>/dev/null; exit 130' INT TERM
+
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} XLA_PYTHON_CLIENT_PREALLOCATE=false
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/runs/compiled}
+if [[ $toy ]]; then
+  export JAX_PLATFORMS=cpu
+  export XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+fi
+{ read -r platform device; read -r environment; } < <(python - <<'END'
+import json, re, jax
+from relpos_jax.training.workdir import environment
+kind = jax.devices()[0].device_kind.lower()
+print(jax.default_backend(), re.sub("[^a-z0-9]+", "-", kind).strip("-"))
+print(json.dumps(environment("torch")))
+END
+)
+if [[ ${platform:-cpu} == cpu && ! $toy ]]; then
+  echo "JAX finds no accelerator; TOY=1 tries the pieces on a CPU" >&2
+  exit 2
+fi
+
+piece() {  # NAME COMMAND...: runs the command if the piece is asked for and not done
+  local log=$logs/$1 name=$1 status
+  shift
+  names+=("$name")
+  [[ $chosen == *[![:space:]]* && $chosen != *" $name "* ]] && return
+  [[ -e $log.log ]] && echo "$name: done before" && return
+  echo "$name: $(date +%T)"
+  printf '%s\n' "$environment" "$*" >"$log.failed"
+  timeout --kill-after=20 "${LIMIT:-570}" "$@" >>"$log.failed" 2>&1 </dev/null &
+  wait "$!" && mv "$log.failed" "$log.log" && return
+  status=$?
+  open+=("$name")
+  [[ $status == 124 || $status == 137 ]] && echo "$name: stopped, call again" && return
+  echo "$name: exit status $status, see $log.failed"
+  tail -n 3 "$log.failed"
+}
+
+tests() {  # NAME EXPRESSION
+  piece "$1" python -m pytest -o addopts= -W default -p no:cacheprovider -m device -rA \
+    -n "$workers" -k "$2" tests/attention/test_on_device.py
+}
+
+benchmark() {  # NAME COMMAND FLAG...
+  piece "$1" python -m experiments.benchmark "$2" --out="$out" "${@:3}"
+}
+
+sweep() {  # NAME CONFIG FLAG...: in toys the first cell of all
+  local words=(python -m experiments.sweep --config="configs/$2" --results="$out/runs" "${@:3}")
+  if [[ $toy ]]; then
+    words+=(--dry_run --seeds=1 --out="$out/sweeps" "${small[@]}" --config.training.num_steps=2)
+    words=(bash -o pipefail -c '"$@" | sed -n 1p | bash' - "${words[@]}")
+  fi
+  piece "$1" "${words[@]}"
+}
+
+# One process at a time may use a TPU.
+workers=8 parallel=${PARALLEL:-4} few=${PARALLEL:-2} kernel=pallas_$platform
+tiles=128x128x4,128x64x2,128x64x4,64x128x4,64x64x1,64x64x2,64x64x4,64x32x2,32x64x2,32x32x2
+[[ $platform == tpu ]] && workers=1 parallel=1 few=1 tiles=256,512,1024
+for folder in "${DATA:-}" shared/data ../shared/data; do
+  [[ -d $folder/multi30k/raw ]] && break
+done
+captions=() chorales=()
+[[ -d $folder/multi30k/raw ]] && captions=(--config.data.multi30k.path="$folder/multi30k/raw")
+[[ -d $folder/jsb ]] && chorales=(--config.data.chorales.path="$folder/jsb")
+cases="" lengths=(--lengths=256,512,1024,2048,4096,8192,16384 --tokens=16384 --repetitions=50)
+four=(--lengths=4096 --tokens=16384 --repetitions=50) step=(--length=32) decode=("${step[@]}")
+if [[ $toy ]]; then
+  workers=1 kernel=pallas_gpu cases=" and small and (both tables or k = 0)" tiles=16x16x1
+  small=(--config.model.width=16 --config.model.num_layers=1 --config.model.num_heads=2)
+  lengths=(--lengths=16,32 --tokens=32 --heads=2 --width=16 --max_distance=2 --repetitions=1)
+  four=("${lengths[@]}")
+  step=(--length=4 --repetitions=6 "${small[@]}" --config.batches.tokens=8)
+  step+=(--config.vocabulary.size=50)
+  decode=(--length=4 --repetitions=1 --sentences=2 "${small[@]}" --config.vocabulary.size=50)
+  decode+=(--config.decoding.extra_length=1)
+  for i in {1..40}; do printf 'dog %d sees me\tHund %d sieht mich\n' "$i" "$i"; done >"$out/toy.tsv"
+  captions=(--config.data.source=pairs --config.vocabulary.size=80 --config.batches.tokens=64)
+  captions+=(--config.batches.num_shapes=1 --config.data.pairs.{train,valid,test}="$out/toy.tsv")
+  captions+=(--config.decoding.{extra_length,beam_size,average_checkpoints}=1)
+  chorales+=(--config.batches.num_shapes=1 --config.model.max_distance=2)
+fi
+
+tests parity_bfloat16 "$kernel and bfloat16$cases"
+tests parity_float32 "$kernel and float32$cases"
+benchmark attention attention "${lengths[@]}" --implementations="$kernel,chunked,projected" \
+  --peers=cudnn,cudnn_dense_bias,torch_sdpa,flex_attention --resume
+benchmark tiles attention "${four[@]}" --implementations="$kernel" --peers=none --tiles=$tiles \
+  --name="$device-tiles" --resume
+tests parity_without_kernels "(chunked or projected)$cases"
+for table in table1 table2 table3 lengths sharing beyond; do
+  sweep $table $table.py:published --parallel="$parallel" "${captions[@]}"
+done
+sweep positions_multi30k positions.py:multi30k --parallel="$parallel" "${captions[@]}"
+sweep positions_chorales positions.py:chorales --parallel="$parallel" "${chorales[@]}"
+sweep music music.py:published --parallel="$few" "${chorales[@]}"
+for size in base big; do
+  benchmark step_$size step --config=configs/wmt14.py:$size,ende,relative "${step[@]}"
+done
+for config in multi30k.py:published wmt14.py:base; do
+  benchmark decode_${config%%.*} decode --config=configs/$config "${decode[@]}" --beam_sizes=1,4
+done
+
+for name in "$@"; do
+  [[ " ${names[*]} " == *" $name "* ]] || open+=("$name")
+done
+compgen -G "$out/runs/*.jsonl" >/dev/null && python -m experiments.report --results="$out"
+if [[ ${#open[@]} != 0 ]]; then
+  echo "not done: ${open[*]}; the pieces are ${names[*]}"
+  exit 1
+fi

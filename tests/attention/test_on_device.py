@@ -1,0 +1,114 @@
+"""Attention on the accelerator at hand, against the reference in float64 on its host's CPU.
+
+The cases are those of the interpreted kernels, with lengths and distances as many times longer as
+a device's tiles are larger. Without an accelerator the kernels are interpreted.
+
+  pytest -m device -n4 -o addopts= -W default tests/attention/test_on_device.py
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from kernel_calls import RELATIONS, arrays_of, attend, normal, output_and_gradients
+from test_pallas_gpu import CASES, SMALL
+from test_pallas_tpu import SHAPES
+
+from relpos_jax import LinearBias, RelativePositions
+from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu, projected, reference
+from relpos_jax.attention.choice import IMPLEMENTATIONS
+from relpos_jax.attention.pallas_gpu_kernels import Blocks
+from relpos_jax.attention.relations import tables
+
+EVERY_CASE = RELATIONS | CASES | SHAPES
+WIDTH = 64
+LARGEST_ERROR = dict(float32=1e-4, bfloat16=3e-2)
+
+
+def in_small_blocks(inputs):
+  """Computes attention with the smallest tiles of a GPU: parts of them have 16 rows."""
+  blocks = Blocks(*((8 * rows, 8 * columns, parts) for rows, columns, parts in SMALL))
+  return pallas_gpu.attention_in_blocks(inputs, blocks, jax.default_backend() != "gpu")
+
+
+# By name: the function, the implementation's name, how many times longer sequences are.
+ATTENTIONS = {
+  "pallas_gpu in small tiles": (in_small_blocks, "pallas_gpu", 8),
+  "pallas_gpu": (pallas_gpu.attention, "pallas_gpu", 32),
+  "pallas_tpu in small tiles": (
+    functools.partial(pallas_tpu.attention, block=256, lanes=128),
+    "pallas_tpu",
+    32,
+  ),
+  "pallas_tpu": (pallas_tpu.attention, "pallas_tpu", 64),
+  "chunked": (chunked.attention, "chunked", 32),
+  "projected": (projected.attention, "projected", 8),
+}
+
+
+def enlarge(sizes, options, factor):
+  """Returns a case with about `factor` times longer lengths and distances: never whole tiles."""
+  length = lambda x: np.maximum(factor * x - 1, 0)
+  rows = lambda x: max(factor * (x - 1) - 5, 1)  # as odd or even as before
+  left = lambda x: None if x is None else max(factor * x - 6, 0)
+
+  def relation(x):
+    if isinstance(x, LinearBias):
+      return dataclasses.replace(x, slopes=x.slopes / factor)
+    new = {n: normal(rows(len(table)), *table.shape[1:]) for n, table in tables(x).items()}
+    if isinstance(x, RelativePositions):
+      new = {name: normal(*table.shape[:-1], WIDTH) for name, table in new.items()}
+    elif hasattr(x, "query"):
+      new["query"] = normal(x.query.shape[0], length(x.query.shape[1]), *x.query.shape[2:])
+    return dataclasses.replace(x, left=left(x.left), **new)
+
+  sizes = dict(queries=20, keys=20, rows=5) | sizes | dict(width=WIDTH)
+  sizes |= {name: int(length(sizes[name])) for name in ("queries", "keys")}
+  sizes |= dict(rows=rows(sizes["rows"]), more=tuple(map(relation, sizes.get("more", ()))))
+  longer = dict(left=left, query_offset=lambda x: factor * x + 3)
+  longer |= dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), length)
+  longer["local_window_size"] = lambda window: tuple(factor * x + 3 for x in window)
+  for name in ("mask", "query_segment_ids", "key_segment_ids"):
+    longer[name] = lambda x: np.repeat(x, factor, axis=-1)[..., :-1]
+  return sizes, {name: longer.get(name, lambda x: x)(x) for name, x in options.items()}
+
+
+def errors(actual, wanted):
+  """Returns the root-mean-square error of each array, as a share of its numbers."""
+
+  def error(x, y):
+    x, y = np.asarray(x, np.float64), np.asarray(y)
+    rms = lambda x: float(np.sqrt(np.mean(x**2)))
+    return rms(x - y) / max(rms(y), 0.01)  # a sum over all keys may be zero
+
+  found = jax.tree.leaves_with_path(jax.tree.map(error, actual, wanted))
+  return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("name", EVERY_CASE)
+@pytest.mark.parametrize("dtype", LARGEST_ERROR)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_error_on_the_device(attention, dtype, name):
+  """Allows four times the largest error of the reference in the same dtype on the same device."""
+  function, implementation, factor = ATTENTIONS[attention]
+  known, platform = IMPLEMENTATIONS[implementation], jax.default_backend()
+  if platform != "cpu" and known.device not in (None, platform):
+    pytest.skip(f"it needs a {known.device.upper()}")
+  sizes, options = enlarge(*EVERY_CASE[name], factor)
+  compiled = lambda f: jax.jit(functools.partial(output_and_gradients, f, options=options))
+  with jax.enable_x64(False), jax.default_matmul_precision("highest"):
+    arrays = arrays_of(**sizes, dtype=dtype)
+    if reason := attend(arrays, known.unsupported, **options):
+      pytest.skip(reason)
+    results = [compiled(f)(arrays) for f in (function, reference.attention)]
+  with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    arrays = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
+    wanted = compiled(reference.attention)(arrays)
+  found, usual = (errors(result, wanted) for result in results)
+  allowed = min(4 * max(usual.values()), LARGEST_ERROR[dtype])
+  print(jax.devices()[0].device_kind, f"allowed {allowed:.1e}, errors (and the reference's):")
+  print(*(f"{name} {x:.1e} ({usual[name]:.1e})" for name, x in found.items()), sep=", ")
+  assert max(found.values()) <= allowed
