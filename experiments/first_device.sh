@@ -59,7 +59,7 @@ piece() {  # NAME COMMAND...: runs the command if the piece is asked for and not
   open+=("$name")
   [[ $status == 124 || $status == 137 ]] && echo "$name: stopped, call again" && return
   echo "$name: exit status $status, see $log.failed"
-  tail -n 3 "$log.failed"
+  tail -n 1 "$log.failed"
 }
 
 tests() {  # NAME EXPRESSION
@@ -81,7 +81,7 @@ sweep() {  # NAME CONFIG FLAG...: in toys the first cell of all
 }
 
 # One process at a time may use a TPU.
-workers=8 parallel=${PARALLEL:-4} few=${PARALLEL:-2} kernel=pallas_$platform
+workers=8 parallel=${PARALLEL:-4} few=${PARALLEL:-2} kernel=pallas_$platform others="chunked or projected"
 tiles=128x128x4,128x64x2,128x64x4,64x128x4,64x64x1,64x64x2,64x64x4,64x32x2,32x64x2,32x32x2
 [[ $platform == tpu ]] && workers=1 parallel=1 few=1 tiles=256,512,1024
 for folder in "${DATA:-}" shared/data ../shared/data; do
@@ -93,16 +93,16 @@ captions=() chorales=()
 cases="" lengths=(--lengths=256,512,1024,2048,4096,8192,16384 --tokens=16384 --repetitions=50)
 four=(--lengths=4096 --tokens=16384 --repetitions=50) step=(--length=32) decode=("${step[@]}")
 if [[ $toy ]]; then
-  workers=1 kernel=pallas_gpu cases=" and small and (both tables or k = 0)" tiles=16x16x1
+  workers=1 kernel=pallas_gpu others="projected and both" cases=" and small and both" tiles=16x16x1
   small=(--config.model.width=16 --config.model.num_layers=1 --config.model.num_heads=2)
   lengths=(--lengths=16,32 --tokens=32 --heads=2 --width=16 --max_distance=2 --repetitions=1)
   four=("${lengths[@]}")
-  step=(--length=4 --repetitions=6 "${small[@]}" --config.batches.tokens=8)
+  step=(--length=4 --repetitions=6 "${small[@]}" --config.batches.tokens=256)
   step+=(--config.vocabulary.size=50)
   decode=(--length=4 --repetitions=1 --sentences=2 "${small[@]}" --config.vocabulary.size=50)
   decode+=(--config.decoding.extra_length=1)
   for i in {1..40}; do printf 'dog %d sees me\tHund %d sieht mich\n' "$i" "$i"; done >"$out/toy.tsv"
-  captions=(--config.data.source=pairs --config.vocabulary.size=80 --config.batches.tokens=64)
+  captions=(--config.data.source=pairs --config.vocabulary.size=300 --config.batches.tokens=64)
   captions+=(--config.batches.num_shapes=1 --config.data.pairs.{train,valid,test}="$out/toy.tsv")
   captions+=(--config.decoding.{extra_length,beam_size,average_checkpoints}=1)
   chorales+=(--config.batches.num_shapes=1 --config.model.max_distance=2)
@@ -114,7 +114,7 @@ benchmark attention attention "${lengths[@]}" --implementations="$kernel,chunked
   --peers=cudnn,cudnn_dense_bias,torch_sdpa,flex_attention --resume
 benchmark tiles attention "${four[@]}" --implementations="$kernel" --peers=none --tiles=$tiles \
   --name="$device-tiles" --resume
-tests parity_without_kernels "(chunked or projected)$cases"
+tests parity_without_kernels "$others"
 for table in table1 table2 table3 lengths sharing beyond; do
   sweep $table $table.py:published --parallel="$parallel" "${captions[@]}"
 done
