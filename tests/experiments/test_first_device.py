@@ -1,0 +1,82 @@
+"""The script for the first accelerator: its pieces with a stand-in for Python, and as toys."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from experiments import command, sweep
+from experiments.benchmark.__main__ import COMMANDS
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "experiments" / "first_device.sh"
+
+# Describes a GPU to the script, and keeps the words of other commands; decoding fails, music hangs.
+PYTHON = """#!/bin/bash
+if [[ $1 == - ]]; then
+  printf 'gpu an-h100\\n{"devices": "1 x An H100"}\\n'
+  exit
+fi
+printf '%s\\n' "$@" >"$(mktemp "$RECORDS/XXXXXX")"
+[[ $* == *music.py* ]] && sleep 60
+[[ $* != *' decode '* ]]
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Returns a function that runs the script; it returns status, output, and commands by piece."""
+  (tmp_path / "python").write_text(PYTHON)
+  (tmp_path / "python").chmod(0o755)
+  env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", LIMIT="3")
+
+  def run(*words):
+    records = tmp_path / "records" / str(len([*tmp_path.glob("records/*")]))
+    records.mkdir(parents=True)
+    words = ["bash", SCRIPT, f"--out={tmp_path}/out", *words]
+    answer = subprocess.run(words, env=env | dict(RECORDS=str(records)), capture_output=True)
+    files = sorted(records.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    return answer.returncode, answer.stdout.decode(), [x.read_text().splitlines() for x in files]
+
+  return run
+
+
+def test_all_pieces_run_and_only_the_open_ones_again(run, tmp_path):
+  status, output, commands = run()
+  logs = {path.name for path in (tmp_path / "out" / "first_device").iterdir()}
+  assert status == 1 and "music: stopped" in output and "decode_wmt14: exit status 1" in output
+  assert {"parity_bfloat16.log", "attention.log", "table3.log", "step_big.log"} < logs
+  assert {x for x in logs if x.endswith(".failed")} == {
+    *("music.failed", "decode_multi30k.failed", "decode_wmt14.failed")
+  }
+  assert "An H100" in (tmp_path / "out" / "first_device" / "table1.log").read_text()
+  assert len(commands) == len(logs) == 18
+  for module, name, *flags in (words[1:] for words in commands):
+    if module == "experiments.benchmark":
+      values = command.parse(COMMANDS[name][1], flags)
+    elif module == "experiments.sweep":
+      values = command.parse(sweep.FLAGS, [name, *flags])
+      assert sweep.plan_cells(values["config"], 1, tmp_path)
+      assert values["seeds"] == 3 and values["results"] == f"{tmp_path}/out/runs"
+    else:
+      assert module == "pytest" and "device" in flags
+  status, output, commands = run()
+  assert status == 1 and "table1: done before" in output
+  assert [words[1] for words in commands] == ["experiments.sweep", *["experiments.benchmark"] * 2]
+
+
+def test_pieces_may_be_named(run):
+  status, output, commands = run("step_big", "tiles")
+  assert status == 0 and [words[2] for words in commands] == ["attention", "step"]
+  status, output, commands = run("tables")
+  assert (status, commands) == (1, []) and "not done: tables; the pieces are parity_" in output
+
+
+@pytest.mark.slow
+def test_every_piece_runs_at_toy_size(shared_data, tmp_path):
+  path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+  env = dict(os.environ, PATH=path, TOY="1", DATA=str(shared_data))
+  env["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "compiled")
+  answer = subprocess.run(["bash", SCRIPT, f"--out={tmp_path}/out"], env=env, capture_output=True)
+  assert answer.returncode == 0, answer.stdout
