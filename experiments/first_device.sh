@@ -6,13 +6,13 @@
 #   experiments/first_device.sh --out=runs/device   # writes there instead of to results/
 #   TOY=1 experiments/first_device.sh               # tries each piece on a CPU, in runs/toy
 #
-# A piece is stopped after LIMIT seconds (570; 0: never). It goes on at the next call, except the
-# tests and the timings of steps and decoding, which take a few minutes and start anew. A piece that
-# is done has left OUT/first_device/PIECE.log, any other PIECE.failed; after a failure the next piece
-# runs. The exit status is 0 when all are done.
+# A piece is stopped after LIMIT seconds (570; 0: never). It goes on at the next call; tests and
+# timings of steps and decoding, which take minutes, start anew. A piece that is done has left
+# OUT/first_device/PIECE.log, any other PIECE.failed; after it the next piece runs all the same. The
+# exit status is 0 when all are done.
 #
-# Before: pip install -e '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention on a GPU a torch
-# for its CUDA. DATA is a folder with multi30k/raw and jsb; without it the corpora are downloaded.
+# Before: pip install -e '.[test,gpu]' or '.[test,tpu]', and for PyTorch's attention a torch for the
+# GPU's CUDA. DATA is a folder with multi30k/raw and jsb; without it the corpora are downloaded.
 # PARALLEL trainings share a GPU.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -67,8 +67,9 @@ tests() {  # NAME EXPRESSION
     -n "$workers" -k "$2" tests/attention/test_on_device.py
 }
 
-benchmark() {  # NAME COMMAND FLAG...
-  piece "$1" python -m experiments.benchmark "$2" --out="$out" "${@:3}"
+benchmark() {  # NAME COMMAND FLAG...: compiles itself, since it reports memory too
+  piece "$1" env -u JAX_COMPILATION_CACHE_DIR \
+    python -m experiments.benchmark "$2" --out="$out" "${@:3}"
 }
 
 sweep() {  # NAME CONFIG FLAG...: in toys the first cell of all
@@ -81,7 +82,7 @@ sweep() {  # NAME CONFIG FLAG...: in toys the first cell of all
 }
 
 # One process at a time may use a TPU.
-workers=8 parallel=${PARALLEL:-4} few=${PARALLEL:-2} kernel=pallas_$platform others="chunked or projected"
+workers=8 parallel=${PARALLEL:-4} few=${PARALLEL:-2}
 tiles=128x128x4,128x64x2,128x64x4,64x128x4,64x64x1,64x64x2,64x64x4,64x32x2,32x64x2,32x32x2
 [[ $platform == tpu ]] && workers=1 parallel=1 few=1 tiles=256,512,1024
 for folder in "${DATA:-}" shared/data ../shared/data; do
@@ -90,17 +91,17 @@ done
 captions=() chorales=()
 [[ -d $folder/multi30k/raw ]] && captions=(--config.data.multi30k.path="$folder/multi30k/raw")
 [[ -d $folder/jsb ]] && chorales=(--config.data.chorales.path="$folder/jsb")
-cases="" lengths=(--lengths=256,512,1024,2048,4096,8192,16384 --tokens=16384 --repetitions=50)
+kernel=pallas_$platform others="chunked or projected" cases=""
+lengths=(--lengths=256,512,1024,2048,4096,8192,16384 --tokens=16384 --repetitions=50)
 four=(--lengths=4096 --tokens=16384 --repetitions=50) step=(--length=32) decode=("${step[@]}")
 if [[ $toy ]]; then
   workers=1 kernel=pallas_gpu others="projected and both" cases=" and small and both" tiles=16x16x1
   small=(--config.model.width=16 --config.model.num_layers=1 --config.model.num_heads=2)
   lengths=(--lengths=16,32 --tokens=32 --heads=2 --width=16 --max_distance=2 --repetitions=1)
   four=("${lengths[@]}")
-  step=(--length=4 --repetitions=6 "${small[@]}" --config.batches.tokens=256)
-  step+=(--config.vocabulary.size=50)
-  decode=(--length=4 --repetitions=1 --sentences=2 "${small[@]}" --config.vocabulary.size=50)
-  decode+=(--config.decoding.extra_length=1)
+  step=(--length=4 "${small[@]}" --config.vocabulary.size=50)
+  decode=("${step[@]}" --repetitions=1 --sentences=2 --config.decoding.extra_length=1)
+  step+=(--repetitions=6 --config.batches.tokens=256)
   for i in {1..40}; do printf 'dog %d sees me\tHund %d sieht mich\n' "$i" "$i"; done >"$out/toy.tsv"
   captions=(--config.data.source=pairs --config.vocabulary.size=300 --config.batches.tokens=64)
   captions+=(--config.batches.num_shapes=1 --config.data.pairs.{train,valid,test}="$out/toy.tsv")
