@@ -40,8 +40,8 @@ class Translator:
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
     extra_length: a translation has at most this many tokens more than its source.
-    token_budget: padded source tokens per batch; by default 2,048 / beam_size on a CPU, whose caches
-      hold no more, and 16,384 / beam_size elsewhere.
+    token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU, whose
+      caches hold no more, and 16,384 / beam_size elsewhere.
     track: wraps the lines as they are done, given their number, for example to show progress.
   """
 
@@ -61,7 +61,7 @@ class Translator:
     self.params = params
     self.tokenizers = tokenizers
     self._num_devices, self._track = mesh.size, track
-    default = (2048 if target_platform() == "cpu" else 16_384) // beam_size
+    default = (2560 if target_platform() == "cpu" else 16_384) // beam_size
     self._token_budget = default if token_budget is None else token_budget
 
     def start(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
