@@ -11,6 +11,7 @@ from relpos_jax.attention.edges import pair_features, sum_over_pairs
 from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
 from relpos_jax.models.layers import Layer, LayersConfig, last_norm
 from relpos_jax.nn.attention import kernel_init
+from relpos_jax.nn.blocks import drop
 from relpos_jax.nn.positions import init_table
 from relpos_jax.typing import Array, Float, Int
 
@@ -129,7 +130,7 @@ class NodeEmbedding(nnx.Module):
     self.features = (
       nnx.Linear(features, config.width, kernel_init=kernel_init, rngs=rngs) if features else None
     )
-    self.dropout = nnx.Dropout(config.embedding_dropout_rate)
+    self.dropout_rate = config.embedding_dropout_rate
     self.dtype = config.dtype
 
   def __call__(self, graphs, rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
@@ -139,7 +140,7 @@ class NodeEmbedding(nnx.Module):
     if self.places is not None:
       is_asked = jax.nn.one_hot(graphs.query, x.shape[1], dtype=x.dtype)  # [B, G, 2, T]
       x += jnp.einsum("BGPT,PD->BTD", is_asked, self.places.embedding[...])
-    return self.dropout(x.astype(self.dtype), deterministic=rngs is None, rngs=rngs)
+    return drop(x.astype(self.dtype), self.dropout_rate, rngs)
 
 
 class EdgeTables(nnx.Module):
@@ -185,7 +186,7 @@ class Head(nnx.Module):
     options = dict(kernel_init=kernel_init, dtype=config.dtype, rngs=rngs)
     width = config.width
     self.hidden = nnx.Linear(2 * width if config.head == "pair" else width, width, **options)
-    self.dropout = nnx.Dropout(config.dropout_rate)
+    self.dropout_rate = config.dropout_rate
     self.out = nnx.Linear(width, config.num_classes, **options)
     self.kind, self.readout = config.head, config.readout
 
@@ -205,7 +206,7 @@ class Head(nnx.Module):
         sums /= jnp.maximum(belongs.sum(1), 1)[..., None]
       x = sums.astype(x.dtype)
     hidden = jax.nn.relu(self.hidden(x))
-    return self.out(self.dropout(hidden, deterministic=rngs is None, rngs=rngs)).astype(jnp.float32)
+    return self.out(drop(hidden, self.dropout_rate, rngs)).astype(jnp.float32)
 
 
 class Edges(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
-from relpos_jax.nn.blocks import FeedForward, Residual, shard_leading
+from relpos_jax.nn.blocks import FeedForward, Residual, drop, shard_leading
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
 from relpos_jax.nn.schemes import (
   AlibiPositions,
@@ -161,7 +161,7 @@ class Embedding(nnx.Module):
     init = jax.nn.initializers.normal(config.width**-0.5)
     self.table = nnx.Param(init(rngs.params(), (vocab_size, config.width)))
     self.sinusoidal = config.positions in ("sinusoidal", "both")
-    self.dropout = nnx.Dropout(config.embedding_dropout_rate)
+    self.dropout_rate = config.embedding_dropout_rate
     self.dtype = config.dtype
 
   def __call__(
@@ -178,7 +178,7 @@ class Embedding(nnx.Module):
     if self.sinusoidal:
       positions = jnp.arange(tokens.shape[1]) if positions is None else positions
       x += sinusoids(positions, width)
-    return self.dropout(x.astype(self.dtype), deterministic=rngs is None, rngs=rngs)
+    return drop(x.astype(self.dtype), self.dropout_rate, rngs)
 
   def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
     """Returns float32 logits: products with the embedding of each token."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from relpos_jax.attention import dropout
 from relpos_jax.attention.partitioned import axes_in_context
 from relpos_jax.nn.attention import kernel_init
 from relpos_jax.typing import Array, Float
@@ -31,12 +32,12 @@ class FeedForward(nnx.Module):
   ):
     options = dict(kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.hidden = nnx.Linear(width, hidden_width, **options)
-    self.dropout = nnx.Dropout(dropout_rate)
+    self.dropout_rate = dropout_rate
     self.out = nnx.Linear(hidden_width, width, **options)
 
   def __call__(self, x: Float[Array, "*B D"], rngs: nnx.Rngs | None = None) -> Float[Array, "*B D"]:
     hidden = jax.nn.relu(self.hidden(x))
-    return self.out(self.dropout(hidden, deterministic=rngs is None, rngs=rngs))
+    return self.out(drop(hidden, self.dropout_rate, rngs))
 
 
 class Residual(nnx.Module):
@@ -61,7 +62,7 @@ class Residual(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.norm = nnx.LayerNorm(width, dtype=dtype, rngs=rngs)
-    self.dropout = nnx.Dropout(dropout_rate)
+    self.dropout_rate = dropout_rate
     self.pre_norm = norm == "pre"
 
   def before(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
@@ -72,8 +73,26 @@ class Residual(nnx.Module):
     self, x: Float[Array, "*B D"], y: Float[Array, "*B D"], rngs: nnx.Rngs | None = None
   ) -> Float[Array, "*B D"]:
     """Adds the sub-layer's output `y` to its input `x`."""
-    x = x + self.dropout(shard_leading(y, "BT"), deterministic=rngs is None, rngs=rngs)
+    x = x + drop(shard_leading(y, "BT"), self.dropout_rate, rngs)
     return x if self.pre_norm else self.norm(x)
+
+
+def drop(x: Float[Array, "*B D"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "*B D"]:
+  """Zeroes each number with probability `rate`, if `rngs` are given; divides others by 1 - rate.
+
+  A hash of a number's index decides. On a CPU, the random bits of flax's dropout take a fifth of a
+  training step.
+
+  >>> x = drop(jnp.ones((400, 500)), 0.1, nnx.Rngs(0))
+  >>> round(float((x == 0).mean()), 2), round(float(x.mean()), 2)
+  (0.1, 1.0)
+  """
+  if rngs is None or rate == 0:
+    return x
+  seed = jax.lax.bitcast_convert_type(jax.random.bits(rngs.dropout()), jnp.int32)
+  rows = jnp.arange(math.prod(x.shape[:-1])).reshape(*x.shape[:-1], 1)
+  kept = dropout.keep(seed, rows, jnp.arange(x.shape[-1]), rate)
+  return jnp.where(kept, x / (1 - rate), 0)
 
 
 def shard_leading(x: Array, letters: str) -> Array:

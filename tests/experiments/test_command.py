@@ -197,3 +197,23 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkey
   monkeypatch.setattr(command.os, "access", lambda path, mode: False)
   with pytest.raises(InputError, match=f"cannot write into {tmp_path}: give another --out"):
     command.make_folder(tmp_path, "out")
+
+
+def test_a_command_maps_its_memory_once():
+  program = """
+import resource
+import jax, jax.numpy as jnp
+from experiments import command
+
+def main():
+  double = jax.jit(lambda x: jnp.cumsum(jnp.cumsum(x[:, None] + x, 0), 1)[::7].sum())
+  faults = lambda: (double(jnp.ones(4096)).block_until_ready(), resource.getrusage(0).ru_minflt)[1]
+  for _ in range(3):
+    before = faults()
+  print(faults() - before)
+
+command.run(main, {}, [])
+"""
+  words = [sys.executable, "-c", program]
+  lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+  assert int(lines) < 1000  # of 4 KiB; a matrix of 4,096 x 4,096 has 16,384

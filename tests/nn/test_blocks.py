@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from relpos_jax.nn.blocks import FeedForward, Residual
+from relpos_jax.nn.blocks import FeedForward, Residual, drop
 
 RANDOM = np.random.default_rng(0)
 X = jnp.asarray(RANDOM.standard_normal((3, 5, 8)), jnp.float32)
@@ -17,6 +17,33 @@ RNGS = lambda: nnx.Rngs(dropout=jax.random.key(0))
 def standardized(x):
   x = np.asarray(x, np.float64)
   return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(400, 300), (20, 30, 200)])
+def test_a_share_of_the_numbers_is_dropped_each_on_its_own(shape):
+  dropped = jax.jit(lambda seed: drop(jnp.ones(shape), 0.2, nnx.Rngs(dropout=jax.random.key(seed))))
+  x, other = np.asarray(dropped(0)), np.asarray(dropped(1))
+  assert set(np.unique(x)) == {np.float32(0), np.float32(1.25)}
+  np.testing.assert_array_equal(x, dropped(0))
+  bound = 5 * 0.2 / np.sqrt(x.size)  # five deviations of the mean of a product of two
+  is_zero = (x == 0).reshape(-1, shape[-1])
+  assert abs(is_zero.mean() - 0.2) < 5 * 0.4 / np.sqrt(x.size)
+  pairs = [is_zero & (other == 0).reshape(is_zero.shape)]  # of keys, then of neighbours
+  pairs += [is_zero[1:] & is_zero[:-1], is_zero[:, 1:] & is_zero[:, :-1]]
+  for both in pairs:
+    assert abs(both.mean() - 0.04) < bound
+  rows = is_zero.mean(1), is_zero.mean(0)
+  for shares, number in zip(rows, is_zero.shape[::-1], strict=True):
+    np.testing.assert_allclose(shares.std(), 0.4 / np.sqrt(number), rtol=0.25)
+
+
+def test_gradients_are_dropped_like_the_numbers():
+  gradient = jax.jit(jax.grad(lambda x: drop(x, 0.3, RNGS()).sum()))(X)
+  np.testing.assert_array_equal(gradient, jax.jit(lambda x: drop(x, 0.3, RNGS()))(jnp.ones_like(X)))
+
+
+def test_nothing_is_dropped_without_rngs():
+  assert drop(X, 0.5, None) is X
 
 
 def test_feed_forward_is_two_linear_maps_around_a_relu():
