@@ -1,5 +1,6 @@
 """Tests that the examples of README and docs run, and that notebooks are stored without outputs."""
 
+import importlib
 import json
 import pathlib
 import re
@@ -13,11 +14,24 @@ PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page):
   text = page.read_text("utf-8")
-  blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-  assert blocks
   names = {}
-  for block in blocks:
+  for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
     exec(block, names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_exist(page):
+  commands = re.findall(r"python -m experiments\.(\w+)([^`\n]*)", page.read_text("utf-8"))
+  for name, arguments in commands:
+    module = importlib.import_module(f"experiments.{name}")
+    if hasattr(module, "__path__"):
+      module = importlib.import_module(f"experiments.{name}.__main__")
+    assert {*module.FLAGS} >= {*re.findall(r"--(\w+)", arguments)}, f"{name}{arguments}"
+    assert all((ROOT / file).exists() for file in re.findall(r"configs/\w+\.py", arguments))
+
+
+def test_some_pages_have_examples():
+  assert sum("```python" in page.read_text("utf-8") for page in PAGES) >= 5
 
 
 def test_notebooks_are_stored_without_outputs():
