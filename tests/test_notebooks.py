@@ -1,0 +1,45 @@
+"""Tests that notebooks install alike and are stored with clean outputs; nbmake runs them."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+PATHS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+SHOWS = re.compile(r"^(print|plt\.show|display|Image|Markdown|HTML|Audio)\(", re.MULTILINE)
+MACHINE = re.compile(r"/(work|tmp|root|home|Users|content|usr|var)/|site-packages")
+
+
+def code_cells(path):
+  cells = json.loads(path.read_text("utf-8"))["cells"]
+  return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def source(cell):
+  return "".join(cell["source"])
+
+
+def texts(output):
+  """Yields what an output says: base64 would hold any word."""
+  yield "".join(output.get("text", ""))
+  for kind, data in output.get("data", {}).items():
+    if kind.startswith("text/"):
+      yield re.sub(r"data:\w+/\w+;base64,[\w+/=]+", "", "".join(data))
+
+
+def test_all_install_in_the_same_way_apart_from_extras():
+  without_extras = lambda text: re.sub(r'(?<=EXTRAS = "\.\.", )"[\w,]+"', "", text)
+  first = [source(code_cells(path)[0]) for path in PATHS]
+  assert first and len({*map(without_extras, first)}) == 1 and "SOURCE, EXTRAS" in first[0]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_outputs_are_stored_and_name_neither_errors_nor_the_machine(path):
+  cells = code_cells(path)
+  assert not [source(x) for x in cells if SHOWS.search(source(x)) and not x["outputs"]]
+  outputs = [output for cell in cells for output in cell["outputs"]]
+  assert any("image/png" in output.get("data", {}) for output in outputs)
+  for output in outputs:
+    assert output["output_type"] != "error" and output.get("name") != "stderr"
+    assert not any(map(MACHINE.search, texts(output)))
