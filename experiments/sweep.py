@@ -123,6 +123,8 @@ def main(
     else:
       _train(waiting, parallel, lambda: collect_records(path, cells), report)
   print(f"{sweep}: {_count(states)}; {path}")
+  if not waiting:
+    print("nothing is left to train: to train anew, give other folders, --results and --out")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   if errors:
     sys.exit("\n".join(f"failed: {file}: {file.read_text().splitlines()[-1]}" for file in errors))

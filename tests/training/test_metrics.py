@@ -41,7 +41,7 @@ def run(workdir, steps, **options):
 
 
 def lines(workdir):
-  timed = ("time", "tokens_per_second")
+  timed = ("time", "tokens_per_second", "seconds_per_step")
   return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)]
 
 
