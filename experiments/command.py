@@ -52,14 +52,17 @@ class ConfigFile(NamedTuple):
 
 
 def run(
-  main: Callable[..., None], flags: Mapping[str, Flag], argv: Sequence[str] | None = None
+  main: Callable[..., None],
+  flags: Mapping[str, Flag],
+  argv: Sequence[str] | None = None,
+  keep_memory: bool = True,
 ) -> None:
   """Calls `main` with the values of `flags` by name, and exits.
 
   The exit status is 0; 2 after an `InputError`, which is printed in one line; 130 after Ctrl-C; 141
   if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
   `--help` prints the docstring of `main`'s module and the flags. `main` gets a `ConfigDict` for
-  `CONFIG` and a `ConfigFile` for `SWEEP`.
+  `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
   if {"--help", "-help", "-h"} & {*argv}:
@@ -72,7 +75,8 @@ def run(
   try:
     values = parse(flags, argv)
     _keep_compiled()
-    _keep_freed_memory()
+    if keep_memory:
+      _keep_freed_memory()
     main(**values)
   except InputError as error:
     print(f"error: {error}", file=sys.stderr)

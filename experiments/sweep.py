@@ -110,6 +110,9 @@ def main(
     records = (find_records if dry_run else collect_records)(path, cells)
     waiting = [cell for cell in cells if cell.key not in records]
     waiting = [cell for cell in waiting if not cell.file(".submitted").exists()]
+    if all(cell.key in records for cell in cells):
+      flags = "--results=FOLDER" + " --out=FOLDER" * any(cell.workdir.exists() for cell in cells)
+      print(f"every cell has a record: give {flags} to train anew", file=sys.stderr)
     if dry_run:
       for cell in waiting:
         print(shlex.join(words_of(cell)))
@@ -123,8 +126,6 @@ def main(
     else:
       _train(waiting, parallel, lambda: collect_records(path, cells), report)
   print(f"{sweep}: {_count(states)}; {path}")
-  if not waiting:
-    print("nothing is left to train: to train anew, give other folders, --results and --out")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   if errors:
     sys.exit("\n".join(f"failed: {file}: {file.read_text().splitlines()[-1]}" for file in errors))

@@ -46,7 +46,8 @@ def run(argv: list[str]) -> None:
     print(f"error: no command {name!r}: give {', '.join(COMMANDS)}", file=sys.stderr)
     sys.exit(2)
   main, known = COMMANDS[name]
-  command.run(main, known, flags)
+  # Attention is measured as in a program of one's own.
+  command.run(main, known, flags, keep_memory=name != "attention")
 
 
 if __name__ == "__main__":
