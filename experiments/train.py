@@ -10,9 +10,10 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
-Only one training at a time may use the folder. SIGTERM saves and exits with status 0, Ctrl-C saves
-and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded unless FOLDER
-holds them.
+It may be in a bucket, gs://BUCKET/RUN, which takes `pip install gcsfs`. Only one training at a time
+may use the folder; in a bucket nothing keeps a second one out. SIGTERM saves and exits with status
+0, Ctrl-C saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded
+unless FOLDER holds them.
 
 With several processes, start each with this command, as srun and mpirun do; experiments/launch/
 has recipes. Only the first process prints and writes.
@@ -21,7 +22,6 @@ has recipes. Only the first process prints and writes.
 import contextlib
 import functools
 import hashlib
-import pathlib
 import signal
 import sys
 from collections.abc import Iterator
@@ -47,6 +47,7 @@ from experiments.run import (
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path, in_bucket, to_path
 from relpos_jax.training import processes
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
@@ -77,7 +78,7 @@ FLAGS = dict(
 
 def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
-  workdir = pathlib.Path(workdir or f"runs/{config.name}")
+  workdir = to_path(workdir or f"runs/{config.name}")
   processes.join_processes(distributed)
   with processes.only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
     try:
@@ -97,7 +98,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
       ) from error
 
 
-def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: StopOnSignal) -> None:
+def _train_and_evaluate(config: ConfigDict, workdir: Path, stop: StopOnSignal) -> None:
   validate(config)
   # The config of an older run may hold retired keys: they must have the values still supported.
   if claim_workdir(workdir, config.to_dict() | RETIRED, defaults(config).to_dict() | RETIRED):
@@ -119,7 +120,7 @@ def _train_and_evaluate(config: ConfigDict, workdir: pathlib.Path, stop: StopOnS
     processes.wait_for_all("evaluated")
 
 
-def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
+def _check_checkpoints_exist(workdir: Path) -> None:
   """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
 
   A step after the first save, or an evaluation at it, is reported only once that save is complete.
@@ -129,7 +130,7 @@ def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
     return
   first = read_json(workdir / "config.json")["training"]["save_every"]
   is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
-  if not folder.is_dir() or any(map(is_past, lines)):
+  if not (in_bucket(folder) or folder.is_dir()) or any(map(is_past, lines)):
     raise InputError(
       f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
       f"bring that folder back, or delete {workdir} to start again"
@@ -137,12 +138,12 @@ def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(workdir: pathlib.Path) -> Iterator[None]:
+def _locked(workdir: Path) -> Iterator[None]:
   """Locks the folder in the first process; if another training holds it, all processes fail."""
   with contextlib.ExitStack() as stack:
     refusal = ""
     try:
-      if processes.is_first():
+      if processes.is_first() and not in_bucket(workdir):
         stack.enter_context(command.lock_folder(workdir, "workdir"))
     except InputError as error:
       refusal = str(error)
@@ -151,7 +152,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal) -> None:
+def run_training(run: Run, data: Any, workdir: Path, stop: StopOnSignal) -> None:
   """Trains as `config.training` says; writes nothing before all inputs are checked."""
   config = run.config.training
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
@@ -181,6 +182,11 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal)
     if lacks_evaluation:
       reporter.resume_after(start)
       evaluate_state(state)
+
+    def save(state: TrainState) -> None:
+      reporter.upload()  # no line before a checkpoint may be lost
+      checkpoints.save(int(state.step), state)
+
     if not stop.should_stop():
       state = train(
         state,
@@ -189,7 +195,7 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal)
         num_steps=config.num_steps,
         report=reporter.step,
         evaluate=evaluate_state,
-        save=lambda state: checkpoints.save(int(state.step), state),
+        save=save,
         should_stop=stop.should_stop,
         eval_every=config.eval_every,
         save_every=config.save_every,
@@ -200,7 +206,7 @@ def run_training(run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal)
       raise Stopped(f"at step {int(state.step)}")
 
 
-def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> bool:
+def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
   """Returns whether the run stopped after this step and before the evaluation due there."""
   if step == 0 or (step % config.eval_every and step < config.num_steps):
     return False
@@ -208,7 +214,7 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> b
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _digests(training_data: str, workdir: pathlib.Path) -> dict[str, str]:
+def _digests(training_data: str, workdir: Path) -> dict[str, str]:
   contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
   tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
   return tokenizer | {"training data": training_data}
