@@ -24,7 +24,6 @@ from relpos_jax.errors import InputError
 from relpos_jax.models.layers import Layer
 from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.training.task import Run
-from relpos_jax.translation.task import Translation
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
@@ -50,11 +49,7 @@ def main(workdir: str, format: str, out: str) -> None:
   folder = pathlib.Path(out)
   if folder.exists():
     raise InputError(f"{folder} exists already: give another --out, or delete it")
-  task = load_task(workdir)
-  if not isinstance(task, Translation):
-    raise InputError(
-      f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
-    )
+  task = load_task(workdir, "translation")
   if problem := foreign_value(task.config):
     raise InputError(problem)
   try:

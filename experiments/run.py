@@ -111,8 +111,11 @@ def plan_model(task: Task, vocabulary: Any) -> tuple[nnx.GraphDef, nnx.State]:
 
 def init_params(run: Run) -> nnx.State:
   """Initializes the parameters at random from `config.seed`."""
-  init = lambda key: nnx.state(run.task.make_model(run.vocabulary, nnx.Rngs(key)))
-  return put_parameters(jax.jit(init)(jax.random.key(run.config.seed)), run.mesh)
+
+  def init_params(key):
+    return nnx.state(run.task.make_model(run.vocabulary, nnx.Rngs(key)))
+
+  return put_parameters(jax.jit(init_params)(jax.random.key(run.config.seed)), run.mesh)
 
 
 def make_step(task: Task, graphdef: nnx.GraphDef):
@@ -124,6 +127,7 @@ def make_step(task: Task, graphdef: nnx.GraphDef):
     make_optimizer(config),
     num_microbatches=config.training.num_microbatches,
     dropout_key=jax.random.key(config.seed, impl=config.training.prng),
+    schedule=schedule(config),
   )
 
 
@@ -140,17 +144,19 @@ def schedule(config: ConfigDict) -> optax.Schedule:
   return inverse_sqrt(training.learning_rate, training.warmup_steps)
 
 
-def load_run(workdir: str | Path) -> Run:
+def load_run(workdir: str | Path, name: str = "") -> Run:
   """Loads a run on all devices, with its parameters averaged over the last checkpoints."""
-  task = load_task(workdir)
+  task = load_task(workdir, name)
   return with_average(plan_run(task, task.load_vocabulary(to_path(workdir))), workdir)
 
 
-def load_task(workdir: str | Path) -> Task:
-  """Loads the task of the run in a folder, on all devices."""
+def load_task(workdir: str | Path, name: str = "") -> Task:
+  """Loads the task of the run in a folder, on all devices; if named, it must be that task."""
   config = read_config(workdir)
   config.mesh = defaults(config).mesh
   validate(config, num_devices=1)  # the run's batches may suit another number of devices
+  if name not in ("", config.task):
+    raise InputError(f"--workdir={workdir} is a run of {config.task}: give a run of {name}")
   return make_task(config)
 
 

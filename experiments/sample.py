@@ -18,7 +18,7 @@ from experiments.run import load_run, load_task
 from relpos_jax.decoding.sampling import SamplingParams, check_sampling
 from relpos_jax.errors import InputError
 from relpos_jax.music.piano_roll import draw
-from relpos_jax.music.task import MusicTask, sample_pieces
+from relpos_jax.music.task import sample_pieces
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
@@ -62,9 +62,7 @@ def main(
     raise InputError(f"--num_tokens={num_tokens}: give at least 1")
   sampling = SamplingParams(temperature, top_k, top_p)
   check_sampling(sampling)
-  task = load_task(workdir)
-  if not isinstance(task, MusicTask):
-    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of music")
+  task = load_task(workdir, "music")
   begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
   # The begin token takes the room of the last new token, which is no input.
   if len(begun) + num_tokens > context:

@@ -110,6 +110,9 @@ def main(
     records = (find_records if dry_run else collect_records)(path, cells)
     waiting = [cell for cell in cells if cell.key not in records]
     waiting = [cell for cell in waiting if not cell.file(".submitted").exists()]
+    if all(cell.key in records for cell in cells):
+      flags = "--results=FOLDER" + " --out=FOLDER" * any(cell.workdir.exists() for cell in cells)
+      print(f"every cell has a record: give {flags} to train anew", file=sys.stderr)
     if dry_run:
       for cell in waiting:
         print(shlex.join(words_of(cell)))

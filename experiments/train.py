@@ -12,8 +12,12 @@ r"""Trains a model, scores it and draws what it learned.
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
 It may be in a bucket, gs://BUCKET/RUN, which takes `pip install gcsfs`. Only one training at a time
 may use the folder; in a bucket nothing keeps a second one out. SIGTERM saves and exits with status
-0, Ctrl-C saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded
+143, Ctrl-C saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded
 unless FOLDER holds them.
+
+TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
+Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,
+where the peak is known.
 
 With several processes, start each with this command, as srun and mpirun do; experiments/launch/
 has recipes. Only the first process prints and writes.
@@ -22,9 +26,13 @@ has recipes. Only the first process prints and writes.
 import contextlib
 import functools
 import hashlib
+import importlib.util
+import itertools
+import re
+import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -34,6 +42,7 @@ from ml_collections import ConfigDict
 from configs.default import RETIRED
 from experiments import command
 from experiments.evaluate import evaluate
+from experiments.plan import peak_operations
 from experiments.run import (
   defaults,
   init_params,
@@ -44,17 +53,18 @@ from experiments.run import (
   validate,
   with_average,
 )
+from relpos_jax.attention.choice import used_rules
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, in_bucket, to_path
+from relpos_jax.files import Path, growing, in_bucket, to_path, write_whole
 from relpos_jax.training import processes
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
 from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
 from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
 from relpos_jax.training.signals import StopOnSignal, Stopped
-from relpos_jax.training.step import TrainState, init_state, make_eval_step
+from relpos_jax.training.step import TrainState, count_operations, init_state, make_eval_step
 from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import (
   changed_data,
@@ -73,16 +83,22 @@ FLAGS = dict(
   config=command.CONFIG,
   workdir=command.Flag("", "the run's folder; runs/NAME with the config's name if not given"),
   distributed=command.Flag(False, "one of several processes that JAX finds: Cloud TPU VMs, GKE"),
+  profile_steps=command.Flag("", "the first and the last step to profile, such as 10:20"),
+  wandb=command.Flag("", "the project of Weights & Biases that gets the metrics too"),
 )
 
 
-def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
+def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = to_path(workdir or f"runs/{config.name}")
+  if options["wandb"] and not importlib.util.find_spec("wandb"):
+    raise InputError("--wandb needs its package: pip install wandb")
+  if not re.fullmatch(r"([1-9]\d*:[1-9]\d*)?", options["profile_steps"]):
+    raise InputError(f"--profile_steps={options['profile_steps']}: give two steps, such as 10:20")
   processes.join_processes(distributed)
   with processes.only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
     try:
-      _train_and_evaluate(config, workdir, stop)
+      _train_and_evaluate(config, workdir, stop, **options)
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
@@ -90,6 +106,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
       print(f"{done}: run the same command again to resume", flush=True)
       if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt from stopped
+      sys.exit(128 + stop.signal)
     except OSError as error:
       if not is_no_room(error):
         raise
@@ -98,7 +115,9 @@ def main(config: ConfigDict, workdir: str, distributed: bool) -> None:
       ) from error
 
 
-def _train_and_evaluate(config: ConfigDict, workdir: Path, stop: StopOnSignal) -> None:
+def _train_and_evaluate(
+  config: ConfigDict, workdir: Path, stop: StopOnSignal, **options: str
+) -> None:
   validate(config)
   # The config of an older run may hold retired keys: they must have the values still supported.
   if claim_workdir(workdir, config.to_dict() | RETIRED, defaults(config).to_dict() | RETIRED):
@@ -115,7 +134,7 @@ def _train_and_evaluate(config: ConfigDict, workdir: Path, stop: StopOnSignal) -
         "any: give --config.mesh.data=-1, for all"
       )
     with jax.set_mesh(run.mesh):
-      run_training(run, data, workdir, stop)
+      run_training(run, data, workdir, stop, **options)
     evaluate(with_average(run, workdir), data, workdir)
     processes.wait_for_all("evaluated")
 
@@ -152,9 +171,15 @@ def _locked(workdir: Path) -> Iterator[None]:
     yield
 
 
-def run_training(run: Run, data: Any, workdir: Path, stop: StopOnSignal) -> None:
+def run_training(
+  run: Run, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
+) -> None:
   """Trains as `config.training` says; writes nothing before all inputs are checked."""
-  config = run.config.training
+  config, kind = run.config.training, run.mesh.devices.flat[0].device_kind
+  axes = [f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1]
+  print(f"devices: {run.mesh.size} x {kind}, processes: {jax.process_count()}, mesh:", *axes or "1")
+  parameters, tokens = sum(x.size for x in jax.tree.leaves(run.params)), run.config.batches.tokens
+  print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   digest = _digest(jax.tree.leaves(train_batches.examples))
@@ -163,7 +188,10 @@ def run_training(run: Run, data: Any, workdir: Path, stop: StopOnSignal) -> None
   folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
   with (
     Checkpoints(folder, keep=config.keep_checkpoints, rename_damaged=True) as checkpoints,
-    Reporter(workdir, config.num_steps) if processes.is_first() else NoReporter() as reporter,
+    Reporter(workdir, config.num_steps, peak=run.mesh.size * peak_operations(kind))
+    if processes.is_first()
+    else NoReporter() as reporter,
+    contextlib.ExitStack() as stack,
   ):
     state = _first_state(run, checkpoints)
     start = int(state.step)
@@ -177,6 +205,8 @@ def run_training(run: Run, data: Any, workdir: Path, stop: StopOnSignal) -> None
       folder.mkdir(exist_ok=True)
       run.task.save_vocabulary(run.vocabulary, workdir)
       write_digests(workdir, _digests(digest, workdir))
+      if wandb:
+        reporter.log = stack.enter_context(_begin_wandb(run, workdir, wandb)).log
     check_shared(workdir)
     stop.deferred = True
     if lacks_evaluation:
@@ -188,10 +218,13 @@ def run_training(run: Run, data: Any, workdir: Path, stop: StopOnSignal) -> None
       checkpoints.save(int(state.step), state)
 
     if not stop.should_stop():
+      batches = map(put, prefetch(train_batches, start, config.num_steps))
+      if profile_steps:
+        batches = _profiled(batches, start, profile_steps, workdir / "tensorboard")
       state = train(
         state,
-        make_step(run.task, run.graphdef),
-        map(put, prefetch(train_batches, start, config.num_steps)),
+        _with_operations(make_step(run.task, run.graphdef)),
+        batches,
         num_steps=config.num_steps,
         report=reporter.step,
         evaluate=evaluate_state,
@@ -204,6 +237,48 @@ def run_training(run: Run, data: Any, workdir: Path, stop: StopOnSignal) -> None
     stop.deferred = False
     if stop.should_stop():
       raise Stopped(f"at step {int(state.step)}")
+
+
+def _begin_wandb(run: Run, workdir: Path, project: str) -> Any:
+  """Begins a run of Weights & Biases, or resumes that of the folder."""
+  import wandb
+
+  file = workdir / "wandb_id.txt"
+  if not file.exists():
+    write_whole(file, secrets.token_hex(8))
+  options = dict(name=run.config.name, config=run.config.to_dict())
+  return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
+
+
+def _profiled(batches: Iterator, start: int, steps: str, folder: Path) -> Iterator:
+  """Yields the batches of the steps after `start`, and profiles `steps`, such as 10:20."""
+  first, last = map(int, steps.split(":"))
+  yield from itertools.islice(batches, max(first - start - 1, 0))
+  with growing(folder) as local, jax.profiler.trace(str(local)):
+    # One more: while it is dispatched, the device may still compute the last one.
+    for step, batch in zip(range(max(first, start + 1), last + 2), batches, strict=False):
+      with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        yield batch
+  yield from batches
+
+
+def _with_operations(step: Callable) -> Callable:
+  """Adds the number of operations to a step's metrics, and prints the attention that it runs."""
+  operations = {}  # by the shapes of a batch
+
+  def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+    if shapes not in operations:
+      token = used_rules.set(rules := [])
+      traced = step.trace(state, batch)  # the call below does not trace again
+      used_rules.reset(token)
+      for name, reason, _ in dict.fromkeys(rules):
+        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {name}, because {reason}")
+      operations[shapes] = np.float64(count_operations(traced.jaxpr.jaxpr))
+    state, metrics = step(state, batch)
+    return state, metrics | dict(operations=operations[shapes])
+
+  return counted
 
 
 def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments import command
-from experiments.run import load_run, load_task
+from experiments.run import load_run
 from relpos_jax.errors import InputError
 from relpos_jax.training.metrics import track
 from relpos_jax.translation.corpus import read_lines
 from relpos_jax.translation.scores import draw_attention, join_lines
-from relpos_jax.translation.task import Translation, make_translator, normalize_input
+from relpos_jax.translation.task import make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
 
@@ -44,12 +44,7 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
   if plot and not is_picture:
     raise InputError(f"cannot write --plot={plot}: give a .png, .pdf or .svg file in a folder")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
-  task = load_task(workdir)
-  if not isinstance(task, Translation):
-    raise InputError(
-      f"--workdir={workdir} is a run of {task.config.task}: give a run of translation"
-    )
-  run = load_run(workdir)
+  run = load_run(workdir, "translation")
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="sentences")

@@ -6,6 +6,9 @@ import importlib.util
 import io
 import os
 import pathlib
+import re
+import tempfile
+import textwrap
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -16,7 +19,6 @@ from etils import epath
 from relpos_jax.errors import InputError
 
 _GZIP = b"\x1f\x8b"
-_PACKAGES = dict(gs="gcsfs")  # by scheme
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
 
@@ -25,17 +27,16 @@ def to_path(name: str | os.PathLike) -> Path:
   """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine.
 
   Raises:
-    InputError: the scheme is unknown, or the package that serves it is not installed.
+    InputError: the name has another scheme, or gcsfs, which serves buckets, is not installed.
   """
-  scheme, is_url, _ = os.fspath(name).partition("://")
-  if not is_url:
+  if not re.match("[a-z0-9]+:/", os.fspath(name)):
     return pathlib.Path(name)
-  package = _PACKAGES.get(scheme)
-  if not (package and importlib.util.find_spec(package)):
-    remedy = f"pip install {package}" if package else "give a local path, or one in gs://"
-    raise InputError(f"cannot use {name}: {remedy}")
+  if not os.fspath(name).startswith("gs://"):
+    raise InputError(f"cannot use {name}: give a local path, or one in a bucket, gs://BUCKET/RUN")
+  if not importlib.util.find_spec("gcsfs"):
+    raise InputError(f"cannot use {name}: pip install gcsfs")
   # TensorStore writes into the same folders, which makes a listing that is kept wrong.
-  fsspec.config.conf.setdefault(scheme, {})["use_listings_cache"] = False
+  fsspec.config.conf.setdefault("gs", {})["use_listings_cache"] = False
   os.environ.setdefault("EPATH_USE_TF", "false")  # the same code with and without TensorFlow
   return epath.Path(name)
 
@@ -45,10 +46,45 @@ def in_bucket(path: Path) -> bool:
   return isinstance(path, epath.Path)
 
 
-def upload(folder: pathlib.Path, target: epath.Path) -> None:
+@contextlib.contextmanager
+def checking_bucket(path: Path) -> Iterator[None]:
+  """Raises InputError for every error of a bucket, since each service has errors of its own."""
+  try:
+    yield
+  except Exception as error:
+    if not in_bucket(path) or isinstance(error, InputError):
+      raise
+    reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+    raise InputError(f"cannot use {path} ({reason}): see to the bucket and credentials") from error
+
+
+def check_readable(folder: Path) -> None:
+  """Raises InputError unless the files in a folder of a bucket can be read."""
+  with checking_bucket(folder):
+    fs, name = fsspec.url_to_fs(str(folder))
+    for file in (file for file, info in fs.find(name, detail=True).items() if info["size"]):
+      with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
+        fs.cat_file(file, end=1)
+
+
+def upload(folder: pathlib.Path, target: Path) -> None:
   """Copies the files of a local folder and its sub-folders into a folder of a bucket."""
-  fs, name = fsspec.url_to_fs(str(target))
-  fs.put(f"{folder}/", f"{name}/", recursive=True)
+  with checking_bucket(target):
+    fs, name = fsspec.url_to_fs(str(target))
+    fs.put(f"{folder}/", f"{name}/", recursive=True)
+
+
+@contextlib.contextmanager
+def growing(folder: Path) -> Iterator[pathlib.Path]:
+  """Yields a folder whose files can grow; for a bucket, a local one that is copied at the end."""
+  if not in_bucket(folder):
+    yield folder
+    return
+  with tempfile.TemporaryDirectory() as local:
+    try:
+      yield pathlib.Path(local)
+    finally:
+      upload(pathlib.Path(local), folder)
 
 
 @contextlib.contextmanager
@@ -62,7 +98,8 @@ def whole_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
   if in_bucket(path):
     content = io.BytesIO()
     yield content
-    path.write_bytes(content.getvalue())
+    with checking_bucket(path):
+      path.write_bytes(content.getvalue())
     return
   new = path.with_name(f".{path.name}.new")
   new.unlink(missing_ok=True)  # left by a killed process

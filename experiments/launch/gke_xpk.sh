@@ -2,17 +2,19 @@
 # TPUs of a GKE cluster, by xpk (https://github.com/AI-Hypercomputer/xpk).
 #
 #   CLUSTER=my-cluster ZONE=us-east5-a TPU_TYPE=v5litepod-16 bash experiments/launch/gke_xpk.sh \
-#     --config=configs/wmt14.py --workdir=/data/runs/wmt14
+#     --config=configs/wmt14.py --workdir=gs://my-bucket/runs/wmt14
 #
-# Before: `xpk cluster create`, and an image BASE_IMAGE with the packages of `.[tpu]`; the current
-# folder is copied on top of it. --workdir must be on storage that all pods mount: `xpk storage
-# attach`. xpk restarts a killed training RETRIES times. A run that received SIGTERM is saved; the
-# same command resumes it.
+# Before: `xpk cluster create`. The current folder is copied on top of BASE_IMAGE (python:3.12); an
+# image that has the packages of `.[tpu,experiments]` starts sooner. --workdir must be a bucket, or
+# on storage that all pods mount: `xpk storage attach`. After SIGTERM, which precedes a preemption,
+# and after a kill the training is started again and resumes, up to RETRIES times.
 set -eu
 : "${CLUSTER:?name of the cluster}" "${ZONE:?its zone}" "${TPU_TYPE:?such as v5litepod-16}"
 arguments=$(printf '%q ' "$@")
+# exec: xpk sends SIGTERM to the command alone. Its status, 143, is one that xpk restarts.
 exec xpk workload create --cluster="$CLUSTER" --zone="$ZONE" --tpu-type="$TPU_TYPE" \
   --workload="${WORKLOAD:-relpos-$(date +%m%d-%H%M%S)}" --num-slices="${SLICES:-1}" \
-  --base-docker-image="${BASE_IMAGE:?an image with this code}" --script-dir=. \
+  --base-docker-image="${BASE_IMAGE:-python:3.12}" --script-dir=. \
   --max-restarts="${RETRIES:-3}" --termination-grace-period-seconds=60 \
-  --command="python -m experiments.train --distributed $arguments"
+  --command="pip install --quiet -e '.[tpu,experiments]' && \
+exec python -m experiments.train --distributed $arguments"

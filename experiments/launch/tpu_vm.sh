@@ -1,17 +1,47 @@
 #!/bin/bash
-# Cloud TPU: runs the same command on all workers of a TPU VM or slice, from your own machine.
+# Cloud TPU: creates a TPU VM or slice and trains on all its workers, from your own machine.
 #
 #   TPU=my-tpu ZONE=us-east5-a bash experiments/launch/tpu_vm.sh \
-#     --config=configs/wmt14.py --workdir=gs-mounted/runs/wmt14
+#     --config=configs/wmt14.py --workdir=gs://my-bucket/runs/wmt14
 #
-# Before: gcloud compute tpus tpu-vm create $TPU --zone=$ZONE --accelerator-type=v5litepod-16
-#   --version=v2-alpha-tpuv5-lite, and the code and `pip install -e '.[tpu]'` on every worker:
-#   gcloud compute tpus tpu-vm ssh $TPU --zone=$ZONE --worker=all --command='...'
-# --workdir must be a folder that all workers share (Filestore, or a bucket mounted by gcsfuse).
-# SIGTERM, which precedes a preemption, saves the run; the same command resumes it.
+# TYPE (v5litepod-16) and VERSION (v2-alpha-tpuv5-lite; for v6e v2-alpha-tpuv6e) say what to create;
+# a spot VM unless SPOT=no. Without capacity it is tried again every minute. uv brings Python 3.12,
+# since images have older ones. --workdir must be a bucket or a folder that all workers share.
+# A preempted VM is replaced, and the training resumes. The VM is yours to delete.
 set -eu
-: "${TPU:?name of the TPU}" "${ZONE:?its zone}"
-arguments=$(printf '%q ' "$@")
-exec gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all \
-  --command="cd ${FOLDER:-relpos_jax} && python -m experiments.launch --retries=${RETRIES:-3} -- \
-    python -m experiments.train --distributed $arguments"
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+: "${TPU:?name of the TPU}" "${ZONE:?its zone}" "${WAIT:=60}"
+tpu() { gcloud compute tpus tpu-vm "$1" "${@:2}" --zone="$ZONE"; }
+spot=(--spot)
+[[ ${SPOT:-} != no ]] || spot=()
+code=$(mktemp) arguments=$(printf '%q ' "$@")
+trap 'rm -f "$code"' EXIT
+git ls-files -z | tar --create --gzip --null --files-from=- --file="$code"
+
+# shellcheck disable=SC2016  # the worker expands it
+install='mkdir -p relpos_jax && tar -xzf relpos_jax.tar.gz -C relpos_jax && cd relpos_jax &&
+  export PATH="$HOME/.local/bin:$PATH" &&
+  { command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh; } &&
+  uv venv --allow-existing --python=3.12 && uv pip install --quiet -e ".[tpu,experiments]"'
+train="cd relpos_jax && exec .venv/bin/python -m experiments.launch --retries=${RETRIES:-3} -- \
+  python -m experiments.train --distributed $arguments"
+
+while true; do
+  state=$(tpu describe "$TPU" --format='value(state)' || true)
+  case $state in
+    READY) ;;
+    PREEMPTED | TERMINATED) tpu delete "$TPU" --quiet && continue ;;
+    "")
+      tpu create "$TPU" --accelerator-type="${TYPE:-v5litepod-16}" \
+        --version="${VERSION:-v2-alpha-tpuv5-lite}" "${spot[@]}" || sleep "$WAIT"
+      continue ;;
+    *) sleep "$WAIT" && continue ;;
+  esac
+  status=0
+  tpu scp "$code" "$TPU:relpos_jax.tar.gz" --worker=all &&
+    tpu ssh "$TPU" --worker=all --command="$install" &&
+    tpu ssh "$TPU" --worker=all --command="$train" || status=$?
+  # 143: stopped by SIGTERM, as before a preemption; 255: the connection broke.
+  [[ $status == 143 || $status == 255 ]] || exit "$status"
+  sleep "$WAIT"
+done

@@ -48,6 +48,23 @@ CHIPS = {
 }
 
 
+# The kinds of JAX's devices.
+_TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+# Dense operations a second in bfloat16, of NVIDIA's data sheets.
+_GPUS = {"A100": 312e12, "H100 80GB HBM3": 989e12, "H200": 989e12, "B200": 2250e12}
+
+
+def peak_operations(device_kind: str) -> float:
+  """Returns the operations a second of a device in bfloat16, or 0 if it is not known.
+
+  >>> peak_operations("TPU v5 lite"), peak_operations("NVIDIA H100 80GB HBM3")
+  (197000000000000.0, 989000000000000.0)
+  """
+  if device_kind in _TPUS:
+    return CHIPS[_TPUS[device_kind]].flops
+  return next((peak for name, peak in _GPUS.items() if name in device_kind), 0.0)
+
+
 def parse(name: str, num_slices: int = 1) -> tuple[str, int]:
   """Reads the kind of chip and the number of chips from the topology of each slice.
 

@@ -1,5 +1,7 @@
 """The choice of the implementation: what each supports, and which is the fastest."""
 
+import collections
+import contextvars
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -97,6 +99,10 @@ RULES: tuple[Rule, ...] = (
   Rule("reference", "there are no relations", lambda inputs: not inputs.relations),
   Rule("projected", "it supports every call"),
 )
+
+
+# Set to a list, it collects the rules of the calls that are traced; the deque stays empty.
+used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxlen=0))  # noqa: B039
 
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import masks, projected, reference
-from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose
+from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose, used_rules
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.partitioned import with_automatic_axes
 from relpos_jax.attention.relations import Relations
@@ -93,7 +93,8 @@ def dot_product_attention(
 
   def attend(arguments, explicit):
     inputs = gather_inputs(**arguments)._replace(explicit=explicit)
-    name = choose(inputs, implementation).implementation
+    used_rules.get().append(rule := choose(inputs, implementation))
+    name = rule.implementation
     if not inputs.query.size or not inputs.key.size:
       return jnp.zeros(jnp.shape(query), inputs.value.dtype)
     output = _plain(inputs) if name == PLAIN else IMPLEMENTATIONS[name].attention(inputs)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, in_bucket, to_path
+from relpos_jax.files import Path, checking_bucket, in_bucket, to_path
 from relpos_jax.training import checkpoint_reader, manifest, processes, workdir
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
@@ -94,8 +94,9 @@ class Checkpoints:
     checkpoint_reader.silence_abandoned_requests()
     is_first = not workdir.list_steps(self.folder)
     with self._checking_room():
-      if not self._manager.save(step, args=items):
-        raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
+      is_saved = self._manager.save(step, args=items)
+    if not is_saved:
+      raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
     if is_first:  # a run whose first save fails can start again: nothing was reported after it
       self.steps()
 
@@ -105,7 +106,7 @@ class Checkpoints:
     In a bucket, raises it unless Orbax can use the bucket, whose properties it reads.
     """
     if in_bucket(self.folder):
-      with workdir.checking_bucket(self.folder):
+      with checking_bucket(self.folder):
         return self._manager and None
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
     workdir.check_room(self.folder, needed)
@@ -156,9 +157,13 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _checking_room(self) -> Iterator[None]:
-    """Raises InputError where the disk is full, and deletes the files of the failed save."""
+    """Raises InputError where the disk is full, and deletes the files of the failed save.
+
+    In a bucket, raises it for every error.
+    """
     try:
-      yield
+      with checking_bucket(self.folder):
+        yield
     except Exception as error:
       if not workdir.is_no_room(error):
         raise

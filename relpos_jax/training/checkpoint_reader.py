@@ -3,7 +3,6 @@
 Damage may be visible to one process only, so nothing here waits for other processes.
 """
 
-import contextlib
 import functools
 import logging
 import os
@@ -13,14 +12,13 @@ import textwrap
 import warnings
 from collections.abc import Mapping
 
-import fsspec
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, in_bucket
-from relpos_jax.training import manifest, workdir
+from relpos_jax.files import Path, check_readable, in_bucket
+from relpos_jax.training import manifest
 from relpos_jax.training.manifest import Damage, Entry
 
 # Read errors of checkpoints that may be good: these are not renamed as damaged.
@@ -108,12 +106,7 @@ def _read_item(path: Path, **item):
 def _check_access(path: Path) -> None:
   """Raises InputError for a file or folder without permission, for Orbax a missing file."""
   if in_bucket(path):
-    with workdir.checking_bucket(path):
-      fs, name = fsspec.url_to_fs(str(path))
-      for file, info in fs.find(name, detail=True).items():
-        with contextlib.suppress(FileNotFoundError):
-          fs.cat_file(file, end=1) if info["size"] else None
-    return
+    return check_readable(path)
   for file in (path, *path.rglob("*")):
     try:
       os.close(os.open(file, os.O_RDONLY))

@@ -6,12 +6,10 @@ import datetime
 import json
 import math
 import os
-import pathlib
 import re
 import socket
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -22,25 +20,27 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, in_bucket, to_path, upload, write_whole
+from relpos_jax.files import Path, growing, to_path, upload, write_whole
 
 _Item = TypeVar("_Item")
-_COMPILED = "/jax/core/compile/backend_compile_duration"  # a name of JAX
+# Names of JAX: a program was compiled; it is lowered, and will be compiled.
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 
 class Reporter:
   """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows the progress.
 
   Step, loss, tokens per second and time left are shown on stderr, on a terminal with a progress
-  bar. Steps during which something is compiled are not timed. The first step reported is where the
-  run resumes: lines that an interrupted run wrote for this step and later ones are dropped.
+  bar, and what is being compiled. Steps during which something is compiled are not timed. The first
+  step reported is where the run resumes: lines that an interrupted run wrote for this step and
+  later ones are dropped.
 
   A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
   name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
   as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
 
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as workdir:
+  >>>   >>> with tempfile.TemporaryDirectory() as workdir:
   ...   with Reporter(workdir, num_steps=2) as reporter:
   ...     reporter.step(1, dict(loss=4.0, num_tokens=900))
   ...     reporter.step(2, dict(loss=3.5, num_tokens=1000))
@@ -56,19 +56,22 @@ class Reporter:
     *,
     console: rich.console.Console | None = None,
     seconds: float = 5.0,
+    peak: float = 0.0,
   ):
     """Writes nothing before the first step.
 
     The progress is shown on `console`, by default stderr. Without a terminal it is a line every
-    `seconds` seconds, or every 1% of the elapsed time if that is longer.
+    `seconds` seconds, or every 1% of the elapsed time if that is longer. `peak` is the number of
+    operations a second that all devices can do, if known.
     """
+    self.log: Callable[..., None] = lambda values, step: None  # gets the values of metrics.jsonl
     self._workdir = self._folder = to_path(workdir)
     self._uploaded, self._exit = -math.inf, contextlib.ExitStack()
-    self._num_steps = num_steps
+    self._num_steps, self._peak = num_steps, peak
     self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
     self._last: float | None = None  # when the last step ended, if the next one is to be timed
-    self._timed = collections.deque(maxlen=100)  # seconds and tokens of the last steps
+    self._timed = collections.deque(maxlen=100)  # seconds, tokens, operations
     self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
     self._events: RecordWriter | None = None  # of TensorBoard
 
@@ -83,8 +86,7 @@ class Reporter:
     self._display.show_last_line()
     if self._events:
       self._events.close()
-    with self._exit:
-      self.upload()
+    self._exit.close()
 
   def resume_after(self, step: int) -> None:
     """Keeps the lines of this step, and drops those of later steps."""
@@ -93,21 +95,30 @@ class Reporter:
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
 
-    A step that was "skipped" is always written.
+    A step that was "skipped" is always written. Speeds are means over the last 100 timed steps;
+    "mfu" is the share of the peak that their "operations" took.
     """
     now, last = time.monotonic(), self._last
     self._last = now
     if last is not None and now > last:
-      self._timed.append((now - last, metrics["num_tokens"]))
-    seconds, num_tokens = map(sum, zip(*self._timed, strict=True)) if self._timed else (0, 0)
+      self._timed.append((now - last, metrics["num_tokens"], metrics.get("operations", 0)))
+    seconds, num_tokens, operations = map(sum, zip((0, 0, 0), *self._timed, strict=True))
+    speed = {}
+    if seconds:
+      speed |= dict(
+        tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / len(self._timed)
+      )
+    if seconds and self._peak:
+      speed |= dict(mfu=operations / seconds / self._peak)
     skipped = metrics.get("skipped", 0)
     self._num_skipped += skipped
     if step % self._log_every == 0 or step == self._num_steps or skipped:
-      speed = dict(tokens_per_second=num_tokens / seconds) if seconds else {}
       self._write(step, {**metrics, **speed})
     line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
     if seconds:
       line += f"  {num_tokens / seconds:,.0f} tokens/s"
+    if "mfu" in speed:
+      line += f"  {speed['mfu']:.1%} of peak"
     if len(self._timed) >= 5:
       line += f"  {_format((self._num_steps - step) * seconds / len(self._timed))} left"
     if self._num_skipped:
@@ -133,15 +144,18 @@ class Reporter:
     self._display.print_text(text)
     self._last = None
 
-  def _listen(self, event: str, seconds: float, **_) -> None:
+  def _listen(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
     if event == _COMPILED:
       self._last = None
+    elif event == _LOWERED and seconds > 0.2:  # what is lowered sooner is soon compiled
+      self._display.show_now(f"compiling {fun_name}")
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     self._open(step)
     finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
     with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
+    self.log(finite, step=step)
     for name, value in finite.items():
       if value is not None:
         self._add_event(step, summary=summary.scalar(name, value))
@@ -157,8 +171,7 @@ class Reporter:
   def _open(self, step: int) -> None:
     """Drops lines of `step` and later, and opens a new event file, before the first write."""
     if self._events is None:
-      if in_bucket(self._workdir):
-        self._folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
+      self._folder = self._exit.enter_context(growing(self._workdir))
       _copy_before(step, self._workdir, self._folder)
       folder = self._folder / "tensorboard"
       folder.mkdir(parents=True, exist_ok=True)
@@ -226,6 +239,11 @@ class _Display(rich.progress.Progress):
     if now - self._last_shown > max(self._seconds, 0.01 * (now - self._since)):
       self.show_last_line()
       self._last_shown = now
+
+  def show_now(self, line: str) -> None:
+    self._line = line
+    self.update(self._bar, description=line)
+    self.show_last_line()
 
   def show_last_line(self) -> None:
     if self._line and not self.console.is_terminal:

@@ -1,5 +1,6 @@
-"""One step of training: its state, gradients and learning rates."""
+"""One step of training: its state, gradients, learning rates and operations."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.extend import core
 
 from relpos_jax.training.loss import Loss
 from relpos_jax.training.sharding import constrain_sharding
@@ -33,13 +35,15 @@ def make_train_step(
   *,
   num_microbatches: int = 1,
   dropout_key: Key[Array, ""],
+  schedule: optax.Schedule | None = None,
 ):
   """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the state.
 
   `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the batch's tokens,
   for any number of microbatches. Dropout depends on `dropout_key` and the step alone. Metrics: loss
-  (nats per token), grad_norm, num_tokens, skipped. If the loss or the norm is not finite, the step
-  is skipped (1): its number is counted, and parameters and optimizer state do not change.
+  (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the optimizer's `schedule`
+  is given. If the loss or the norm is not finite, the step is skipped (1): its number is counted,
+  and parameters and optimizer state do not change.
   """
 
   def summed_loss(params, batch, key):
@@ -58,6 +62,9 @@ def make_train_step(
     metrics = dict(loss=total * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     metrics["skipped"] = 1 - finite.astype(jnp.int32)
+    if schedule:  # the optimizer counts no skipped steps
+      *_, (_, count) = optax.tree.get_all_with_path(state.opt_state, "count")
+      metrics["learning_rate"] = schedule(count)
     # optax.apply_if_finite would apply the update after too many skipped steps.
     choose = lambda new, old: jnp.where(finite, new, old)
     new, old = (params, opt_state), (state.params, state.opt_state)
@@ -69,7 +76,38 @@ def make_train_step(
 
 def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
   """Builds `eval_step(params, batch) -> Loss`, the training loss without dropout."""
-  return jax.jit(lambda params, batch: loss(nnx.merge(graphdef, params), batch))
+
+  def eval_step(params, batch):
+    return loss(nnx.merge(graphdef, params), batch)
+
+  return jax.jit(eval_step)
+
+
+def count_operations(jaxpr: core.Jaxpr) -> float:
+  """Counts the multiplications and additions of matrix products, on all devices together.
+
+  A `while` counts as one pass, and a Pallas kernel as its own estimate.
+
+  >>> product = jax.make_jaxpr(lambda x, y: x @ y)(jnp.ones((2, 3)), jnp.ones((3, 5)))
+  >>> count_operations(product.jaxpr)
+  60.0
+  """
+  total = 0.0
+  for eqn in jaxpr.eqns:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+      (contracted, _), _ = params["dimension_numbers"]
+      shape = eqn.invars[0].aval.shape
+      total += 2.0 * eqn.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
+    elif name == "pallas_call":
+      total += params["cost_estimate"].flops if params["cost_estimate"] else 0
+    else:
+      times = params.get("length", 1)
+      for axis in next((x for key, x in params.items() if key.endswith("manual_axes")), ()):
+        times *= params["mesh"].shape[axis]
+      inner = map(count_operations, core.jaxprs_in_params(params))
+      total += times * (max if name == "cond" else sum)(inner)
+  return total
 
 
 def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):

@@ -14,16 +14,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, in_bucket, to_path, write_whole
+from relpos_jax.files import Path, checking_bucket, in_bucket, to_path, write_whole
 from relpos_jax.training import processes
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
@@ -101,18 +100,6 @@ def check_writable(folder: Path, remedy: str = "give a --workdir that you may wr
       new.unlink(missing_ok=True)
   elif not os.access(folder, os.W_OK):
     raise InputError(f"cannot write into {folder}: {remedy}")
-
-
-@contextlib.contextmanager
-def checking_bucket(path: Path) -> Iterator[None]:
-  """Raises InputError for every error of a bucket, since each service has errors of its own."""
-  try:
-    yield
-  except Exception as error:
-    if not in_bucket(path):
-      raise
-    reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-    raise InputError(f"cannot use {path} ({reason}): see to the bucket and credentials") from error
 
 
 def list_folder(folder: Path) -> list[Path]:

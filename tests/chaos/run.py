@@ -12,7 +12,7 @@ from relpos_jax.training.manifest import abstract
 from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.workdir import list_steps, list_unfinished
 
-_TIMES = ("time", "tokens_per_second")  # metrics that differ between equal runs
+_TIMES = ("time", "tokens_per_second", "seconds_per_step")  # metrics that differ between equal runs
 
 
 class Run:

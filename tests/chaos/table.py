@@ -40,7 +40,7 @@ FAULTS = {
   ),
   "term": Fault(
     "SIGTERM in one process and in two",
-    f"the step reached is saved and good, exit status 0 in 10 s; then it ends with {_BITS}",
+    f"the step reached is saved and good, exit status 143 in 10 s; then it ends with {_BITS}",
     *(2, 20),
   ),
   "bits": Fault("one bit of the newest checkpoint flipped", _RIGHT, 20, 100),

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 
 import pytest
+from jax._src import clusters
 
 from experiments.launch.__main__ import run_with_retries
 
@@ -72,22 +74,153 @@ def test_a_killed_launcher_leaves_no_orphans(tmp_path):
   wait_until(lambda: not any(map(is_alive, children)))
 
 
+# --- recipes, with programs that note their arguments --------------------------------------------
+
+ARGUMENTS = ["--config=configs/quickstart.py", "--workdir=runs/with space"]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+  """Returns a function that runs a recipe and returns the calls of the programs on its PATH."""
+
+  def run(name, programs, **env):
+    for program, script in programs.items():
+      note = f'printf "%s\\0" {program} "$@" >> {tmp_path}/calls; echo >> {tmp_path}/calls\n'
+      (tmp_path / program).write_text(f"#!/bin/bash\n{note}{script}\n")
+      (tmp_path / program).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)} | env
+    words = ["bash", FOLDER / name, *ARGUMENTS]
+    status = subprocess.run(words, env=env, cwd=FOLDER.parents[1], timeout=60).returncode
+    calls = (tmp_path / "calls").read_text().split("\0\n")[:-1]
+    return status, [call.split("\0") for call in calls]
+
+  return run
+
+
+def options(words):
+  found = (word[2:].partition("=") for word in words if word.startswith("--"))
+  return {name: value for name, _, value in found}
+
+
+def test_gpus_starts_the_launcher_with_a_process_per_gpu(recipe):
+  status, (call,) = recipe("gpus.sh", dict(python=""), PROCESSES="8")
+  train = ["--", "python", "-m", "experiments.train", *ARGUMENTS]
+  wanted = ["python", "-m", "experiments.launch", "--processes=8", "--retries=3", *train]
+  assert (status, call) == (0, wanted)
+
+
+SLURM = dict(SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="8")
+
+
+def test_slurm_shows_each_task_the_gpu_that_jax_takes(recipe, monkeypatch):
+  text = (FOLDER / "slurm.sbatch").read_text()
+  job = options(re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE))
+  _, (call,) = recipe("slurm.sbatch", dict(srun=""), **SLURM)
+  step = job | options(call[: call.index("python")])
+  # SLURM binds tasks to GPUs, which are then numbered from 0, if asked for GPUs of a task.
+  num_gpus, num_tasks = int(step["gpus-per-node"]), int(step["ntasks-per-node"])
+  is_bound = "gpus-per-task" in step and step.get("gpu-bind") != "none"
+  assert step["gpu-bind"] == "none" and step["cpus-per-task"] == "8"
+  for task in range(num_tasks):
+    visible = [0] if is_bound else [*range(num_gpus)]
+    variables = dict(STEP_NODELIST="a[1-2]", NTASKS=16, PROCID=task, LOCALID=task, JOB_ID=7)
+    for name, value in variables.items():
+      monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, visible)))
+    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    *_, devices = detect(None, None, None, None, None, None)
+    assert devices == [task] and {*devices} <= {*range(len(visible))}
+
+
+def test_slurm_sends_sigterm_to_the_tasks_and_not_to_srun():
+  text = (FOLDER / "slurm.sbatch").read_text()
+  assert "#SBATCH --signal=TERM@120\n" in text and "#SBATCH --requeue\n" in text
+  assert "trap" not in text  # bash, signalled by scancel, ends and does not requeue
+
+
 @pytest.mark.parametrize(
-  "recipe, program",
+  "ends, restarts, is_requeued",
+  [(143, 9, True), (137, 0, True), (134, 2, True), (137, 3, False), (0, 0, False), (2, 0, False)],
+)
+def test_slurm_requeues_what_was_stopped_or_killed(recipe, ends, restarts, is_requeued):
+  programs = dict(srun=f"exit {ends}", scontrol="")
+  status, calls = recipe("slurm.sbatch", programs, **SLURM, SLURM_RESTART_COUNT=str(restarts))
+  assert calls[0][0] == "srun" and calls[0][-5:] == [
+    "python",
+    "-m",
+    "experiments.train",
+    *ARGUMENTS,
+  ]
+  assert (status, calls[1:]) == (ends, [["scontrol", "requeue", "7"]] if is_requeued else [])
+
+
+# A TPU that is there once it is created, and is preempted during the first training.
+GCLOUD = """
+state=$(dirname "$0")/state
+case "$*" in
+  *" describe "*) cat "$state" || exit 1 ;;
+  *" create "*) [[ -e $state.full ]] || { touch "$state.full"; exit 1; }; echo READY > "$state" ;;
+  *" delete "*) rm "$state" ;;
+  *experiments.train*) [[ -e $state.once ]] || { touch "$state.once"; END; } ;;
+esac
+"""
+FLAGS = {
+  "describe": {"zone", "format"},
+  "create": {"zone", "accelerator-type", "version"},
+  "delete": {"zone"},
+  "scp": {"zone", "worker"},
+  "ssh": {"zone", "worker", "command"},
+}
+
+
+@pytest.mark.parametrize(
+  "end, status, verbs",
   [
-    ("gpus.sh", "python"),
-    ("slurm.sbatch", "python"),
-    ("tpu_vm.sh", "gcloud"),
-    ("gke_xpk.sh", "xpk"),
+    (
+      "echo PREEMPTED > $state; exit 255",
+      0,
+      "describe create describe create describe scp ssh ssh "
+      "describe delete describe create describe scp ssh ssh",
+    ),
+    ("exit 143", 0, "describe create describe create describe scp ssh ssh describe scp ssh ssh"),
+    ("exit 2", 2, "describe create describe create describe scp ssh ssh"),
   ],
 )
-def test_a_recipe_runs_the_training_with_its_arguments(recipe, program, tmp_path):
-  (tmp_path / program).write_text('#!/bin/bash\nprintf "%s\\n" "$0" "$@"\n')
-  (tmp_path / program).chmod(0o755)
-  env = dict.fromkeys(("TPU", "ZONE", "CLUSTER", "TPU_TYPE", "BASE_IMAGE"), "given")
-  env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-  words = ["bash", FOLDER / recipe, "--config=configs/quickstart.py", "--workdir=runs/with space"]
-  output = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
-  assert output.startswith(f"{tmp_path}/{program}\n") and "experiments.train" in output
-  workdir = "runs/with space" if program == "python" else "runs/with\\ space"
-  assert f"--workdir={workdir}" in output
+def test_a_tpu_vm_is_created_and_a_preempted_one_replaced(recipe, end, status, verbs):
+  programs = dict(gcloud=GCLOUD.replace("END", end))
+  found, calls = recipe("tpu_vm.sh", programs, TPU="t", ZONE="z", WAIT="0")
+  assert (found, " ".join(call[4] for call in calls)) == (status, verbs)
+  for call in calls:
+    given = options(word for word in call if word not in ("--spot", "--quiet"))
+    assert call[:4] == ["gcloud", "compute", "tpus", "tpu-vm"] and given["zone"] == "z"
+    assert {*given} == FLAGS[call[4]] and ("--spot" in call) == (call[4] == "create")
+    assert "worker" not in given or given["worker"] == "all"
+  install, train = [options(call)["command"] for call in calls if call[4] == "ssh"][-2:]
+  assert "uv venv --allow-existing --python=3.12" in install and ".[tpu,experiments]" in install
+  assert "experiments.train --distributed" in train and "--workdir=runs/with\\ space" in train
+
+
+def test_xpk_passes_sigterm_on_and_restarts_on_its_status(recipe, tmp_path):
+  given = dict(CLUSTER="c", ZONE="z", TPU_TYPE="v5litepod-16")
+  status, (call,) = recipe("gke_xpk.sh", dict(xpk=""), **given)
+  assert (status, call[:4]) == (0, ["xpk", "workload", "create", "--cluster=c"])
+  flags = options(call)
+  names = "cluster zone tpu-type workload num-slices base-docker-image script-dir max-restarts"
+  assert {*flags} == {*names.split(), "termination-grace-period-seconds", "command"}
+  assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", flags["workload"])
+  assert len(flags["workload"]) <= 40
+  for program in ("pip", "python"):
+    (tmp_path / program).write_text("#!/bin/bash\n")
+    (tmp_path / program).chmod(0o755)
+  train = (
+    f"#!/bin/bash\ntrap 'exit 143' TERM; echo \"$@\" > {tmp_path}/up; while :; do sleep 0.1; done"
+  )
+  (tmp_path / "python").write_text(train)
+  # What xpk runs in a container, signalled as its trap does.
+  script = (
+    f"({flags['command']}) & until [ -s {tmp_path}/up ]; do sleep 0.1; done; kill $!; wait $!"
+  )
+  env = dict(PATH=f"{tmp_path}:{os.environ['PATH']}")
+  assert subprocess.run(["bash", "-c", script], env=env, timeout=60).returncode == 143
+  words = (tmp_path / "up").read_text()
+  assert words == f"-m experiments.train --distributed {' '.join(ARGUMENTS)}\n"

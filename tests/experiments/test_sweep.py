@@ -109,6 +109,16 @@ def refused(answer, words: str) -> None:
   assert all(word in answer.err for word in words.split()), answer.err
 
 
+def test_a_sweep_whose_records_came_with_the_clone_says_how_to_train_anew(room, swept):
+  assert "to train anew" not in swept().err
+  anew = "every cell has a record: give --results=FOLDER{} to train anew\n"
+  assert swept().err == anew.format(" --out=FOLDER") and len(names(room)) == 3
+  shutil.rmtree(room / "runs")
+  assert swept().err == anew.format("") and len(names(room)) == 3
+  assert anew.format("") in swept("--dry_run").err
+  assert swept(f"--results={room}/anew").status == 0 and len(names(room)) == 6
+
+
 CELLS = ["k-1-seed0", "k-2-seed0", "k-4-seed0"]
 RESULTS = [("k=1", 0), ("k=2", 0), ("k=4", 0)]
 

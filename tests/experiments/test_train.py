@@ -1,8 +1,11 @@
 """Tests the files that training writes, and that it resumes bit for bit."""
 
+import importlib.machinery
 import json
 import shutil
 import signal
+import sys
+import types
 from unittest import mock
 
 import jax
@@ -11,13 +14,14 @@ import PIL.Image
 import pytest
 
 from experiments import train as train_command
+from experiments.run import load_run, read_config, schedule
 from relpos_jax.training.metrics import read_metrics
 from relpos_jax.translation import task as translation_task
 
 
 def metrics(workdir):
   """Returns the lines of metrics.jsonl without times."""
-  timed = ("time", "tokens_per_second")
+  timed = ("time", "tokens_per_second", "seconds_per_step")
   return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)]
 
 
@@ -70,6 +74,77 @@ def test_the_output_has_the_data_the_scores_five_samples_and_the_pictures(traini
     assert sum(line.startswith(name) for line in answer.out.splitlines()) == 5
   assert f"{workdir}/learning_curves.png {workdir}/attention.png\n" in answer.out
   assert "step 12/12  loss" in answer.err
+
+
+def test_the_first_lines_say_what_runs(training):
+  workdir, answer = training
+  lines = answer.out.splitlines()
+  size = sum(x.size for x in jax.tree.leaves(load_run(workdir).params))
+  devices = lines.index("devices: 1 x cpu, processes: 1, mesh: 1")
+  assert lines[devices + 1] == f"parameters: {size:,}, tokens of a batch: 128 at most"
+  first = next(i for i, line in enumerate(lines) if line.startswith("attention, batches of 14x9: "))
+  assert devices < first and lines[first].endswith(
+    ": per_position, because keys are at most 64, and it gathers no more numbers than there are "
+    "weights"
+  )
+  assert not any("loss" in line for line in lines[:first])
+
+
+def test_a_step_has_its_rate_and_its_share_of_a_known_peak(
+  workdir, train, trainer, data, tmp_path, monkeypatch
+):
+  run = FakeWandb()
+  monkeypatch.setitem(sys.modules, "wandb", run)
+  run.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+  monkeypatch.setattr(train_command, "peak_operations", lambda kind: 1e9 * (kind == "cpu"))
+  monkeypatch.setattr(train_command, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  few = ("num_steps=5", "eval_every=5", "save_every=2")
+  again = [f"--config.training.{value}" for value in few]
+  assert train(tmp_path, *again, "--wandb=mine", "--profile_steps=2:3").status == 0
+  lines = [line for line in read_metrics(tmp_path) if "loss" in line]
+  rates = schedule(read_config(tmp_path))
+  for line in lines:
+    np.testing.assert_allclose(line["learning_rate"], rates(line["step"] - 1), rtol=1e-6)
+  assert len({line["operations"] for line in lines}) == 1
+  for line in lines[2:]:
+    share = line["operations"] / line["seconds_per_step"] / 1e9
+    np.testing.assert_allclose(line["mfu"], share, rtol=1e-6)
+  logged = [(step, values) for step, values in run.logged if "loss" in values]
+  assert logged == [(x["step"], {k: x[k] for k in x if k not in ("step", "time")}) for x in lines]
+  profiles = [*tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb")]
+  assert len(profiles) == 1 and b"train" in profiles[0].read_bytes()
+  more = ["--config.training.num_steps=6", "--wandb=mine"]
+  assert train(tmp_path, *again[1:], *more).status == 0
+  first, second = run.options
+  assert first["id"] == second["id"] and second["resume"] == "allow" and run.num_ended == 2
+
+
+class FakeWandb(types.ModuleType):
+  """A module like wandb, and its run."""
+
+  def __init__(self):
+    super().__init__("wandb")
+    self.options, self.logged, self.num_ended = [], [], 0
+
+  def init(self, **options):
+    self.options.append(options)
+    return self
+
+  def log(self, values, step):
+    self.logged.append((step, values))
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self.num_ended += 1
+
+
+def test_flags_that_cannot_be_met_are_refused(train, tmp_path):
+  for flag, words in (("--profile_steps=x", "10:20"), ("--wandb=mine", "pip install wandb")):
+    answer = train(tmp_path / "run", flag)
+    assert (answer.status, answer.err.count("\n")) == (2, 1) and words in answer.err
+  assert not (tmp_path / "run").exists()
 
 
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
@@ -172,7 +247,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
     patch.setattr(translation_task, "make_translator", lambda *_, **__: translate)
     answer = train(tmp_path, "--config.training.save_every=4")
   assert (answer.status, answer.out.splitlines()[-1]) == (
-    0,
+    143,
     "stopped by SIGTERM at step 6: run the same command again to resume",
   )
   assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"4", "6"}

@@ -41,7 +41,7 @@ def run(workdir, steps, **options):
 
 
 def lines(workdir):
-  timed = ("time", "tokens_per_second")
+  timed = ("time", "tokens_per_second", "seconds_per_step")
   return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(workdir)]
 
 
@@ -159,6 +159,27 @@ def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(tm
   lefts = {int(line[1]): line[2] for line in found}
   # Steps 3, 5, 6, 7 and 8 are timed.
   assert lefts == {s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)}
+
+
+def test_the_share_of_the_peak_is_that_of_the_timed_steps(tmp_path, clock):
+  reporter, output = make_reporter(tmp_path, num_steps=4, peak=2000.0, seconds=0.0)
+  with reporter:
+    for step, seconds, operations in ((1, 9.0, 7), (2, 0.5, 300), (3, 1.5, 700), (4, 2.0, 1400)):
+      clock.now += seconds
+      reporter.step(step, dict(loss=2.0, num_tokens=500, operations=operations))
+  speeds = [(line.get("seconds_per_step"), line.get("mfu")) for line in read_metrics(tmp_path)]
+  assert speeds == [(None, None), (0.5, 0.3), (1.0, 0.25), (4 / 3, 0.3)]
+  assert "375 tokens/s  30.0% of peak" in output.getvalue()
+
+
+def test_what_compiles_for_long_is_shown_before_it_is_done(tmp_path):
+  for terminal in (False, True):
+    reporter, output = make_reporter(tmp_path, terminal=terminal)
+    with reporter:
+      for seconds, name in ((1.0, "jit(train_step)"), (0.01, "jit(add)")):
+        event = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+        jax.monitoring.record_event_duration_secs(event, seconds, fun_name=name)
+    assert "compiling jit(train_step)" in output.getvalue() and "add" not in output.getvalue()
 
 
 def test_a_terminal_gets_a_bar_with_the_same_numbers(tmp_path, clock):

@@ -19,6 +19,7 @@ from relpos_jax.training.loss import cross_entropy
 from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
 from relpos_jax.training.step import (
   TrainState,
+  count_operations,
   init_state,
   inverse_sqrt,
   make_eval_step,
@@ -137,6 +138,62 @@ def test_metrics_are_of_the_gradient_and_the_batch(sgd_step, eval_step):
   loss = eval_step(start(SGD).params, batch)
   assert loss.num_tokens == metrics["num_tokens"]
   assert metrics["loss"] == pytest.approx(float(loss.sum) / int(loss.num_tokens), rel=1e-5)
+
+
+def test_the_gradient_norm_and_the_learning_rate_are_those_of_optax():
+  rates = inverse_sqrt(0.02, 3)
+  optimizer = optax.adam(rates, b2=0.98, eps=1e-9)
+  step = make_train_step(STILL, loss, optimizer, dropout_key=jax.random.key(0), schedule=rates)
+
+  @jax.jit
+  def norm(params, batch):
+    def mean(params):
+      total = loss(nnx.merge(STILL, params), batch)
+      return total.sum / total.num_tokens
+
+    return optax.tree.norm(jax.grad(mean)(params))
+
+  state = start(optimizer)
+  for number, count in enumerate((0, 1, 1, 2)):  # the optimizer does not count a skipped step
+    params = jax.tree.map(jnp.copy, state.params)
+    if number == 1:
+      state = state._replace(params=jax.tree.map(lambda x: x * jnp.nan, params))
+    wanted = norm(state.params, copy_task(number))
+    state, metrics = step(state, copy_task(number))
+    np.testing.assert_allclose(metrics["grad_norm"], wanted, rtol=1e-5)
+    np.testing.assert_allclose(metrics["learning_rate"], rates(count), rtol=1e-6)
+    assert metrics["skipped"] == (number == 1)
+    if number == 1:
+      state = state._replace(params=params)
+
+
+def test_operations_are_of_the_whole_batch_for_any_microbatches_and_mesh():
+  def operations(num_microbatches, num_devices):
+    mesh = make_mesh(num_devices)
+    with jax.set_mesh(mesh):
+      batch = put_batch(copy_task(0), mesh)
+      traced = make_sgd_step(num_microbatches).trace(start(SGD, num_devices), batch)
+    return count_operations(traced.jaxpr.jaxpr)
+
+  (whole,) = {operations(number, devices) for number, devices in ((1, 1), (4, 1), (1, 8))}
+  batch, state = copy_task(0), start(SGD)
+  compiler = make_sgd_step(1).lower(state, batch).cost_analysis()["flops"]  # of all arithmetic
+  assert 0.5 * compiler < whole < compiler
+  matrices = sum(x.size for x in jax.tree.leaves(state.params) if x.ndim > 1)
+  assert whole > 3 * 2 * 0.5 * matrices * batch.target.size  # forward and twice backward
+
+
+def test_operations_of_loops_branches_and_shards():
+  square = jnp.ones((3, 3))
+  count = lambda f, *x: count_operations(jax.make_jaxpr(f)(*x).jaxpr)
+  loop = lambda x: jax.lax.scan(lambda y, _: (y @ y, None), x, length=7)[0]
+  assert count(loop, square) == 7 * 54
+  assert (
+    count(lambda x: jax.lax.cond(x[0, 0] > 0, lambda y: y, lambda y: y @ (y @ y), x), square) == 108
+  )
+  sharded = dict(mesh=make_mesh(4), in_specs=(jax.P("data"), jax.P()), out_specs=jax.P("data"))
+  product = jax.shard_map(jnp.matmul, **sharded)
+  assert count(product, jnp.ones((8, 3)), jnp.ones((3, 5))) == 2 * 8 * 3 * 5
 
 
 def test_microbatches_sum_to_the_gradient_of_the_batch_though_one_is_padding(sgd_step):
