@@ -24,6 +24,7 @@ import jax
 
 from experiments import command
 from relpos_jax.errors import InputError
+from relpos_jax.files import in_bucket, to_path
 from relpos_jax.training.checkpoint_reader import examine
 from relpos_jax.training.manifest import Damage
 from relpos_jax.training.workdir import list_damaged, list_steps
@@ -39,6 +40,8 @@ def main(workdir: str, verify: bool, prune: int) -> None:
   """Lists checkpoints, and deletes old ones with --prune."""
   if prune < 0:
     raise InputError(f"--prune={prune}: give the number of good checkpoints to keep")
+  if in_bucket(to_path(workdir)):
+    raise InputError(f"{workdir} is in a bucket: copy it with gcloud storage cp -r {workdir} .")
   folder = pathlib.Path(workdir, "checkpoints")
   steps, renamed = list_steps(folder), list_damaged(folder)
   if not steps and not renamed:

@@ -175,6 +175,8 @@ def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
   Raises:
     InputError: the folder cannot be made or written.
   """
+  if re.match("[a-z0-9]+:/", os.fspath(folder)):
+    raise InputError(f"--{flag}={folder}: give a local folder")
   folder = pathlib.Path(folder)
   try:
     folder.mkdir(parents=True, exist_ok=True)

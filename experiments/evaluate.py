@@ -9,14 +9,13 @@ record.json, the run's line in the results of a sweep.
 """
 
 import json
-import pathlib
 from typing import Any
 
 from experiments import command
 from experiments.run import load_run, own_values, read_config
 from relpos_jax.evaluation.pictures import learning_curves
 from relpos_jax.evaluation.records import make_record, to_line
-from relpos_jax.files import write_whole
+from relpos_jax.files import Path, to_path, write_whole
 from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import check_writable, read_json
@@ -26,14 +25,14 @@ FLAGS = dict(workdir=command.Flag(None, "the folder of a training run"))
 
 def main(workdir: str) -> None:
   """Repeats the evaluation at the end of training."""
-  folder = pathlib.Path(workdir)
-  if folder.is_dir():
+  folder = to_path(workdir)
+  if folder.exists():
     check_writable(folder)
   run = load_run(folder)
   evaluate(run, run.task.load_data(), folder)
 
 
-def evaluate(run: Run, data: Any, workdir: pathlib.Path) -> None:
+def evaluate(run: Run, data: Any, workdir: Path) -> None:
   """Prints scores, samples and the paths of pictures; writes the results and the record."""
   found = run.task.evaluate(run, data, workdir)
   if found is None:  # in all processes but the first

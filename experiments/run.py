@@ -1,6 +1,5 @@
 """Checks configs, builds the parts of a run from them, and loads a run from its directory."""
 
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from ml_collections import ConfigDict
 from configs import default
 from relpos_jax.config import at_least, check_types, check_values, flatten
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path, to_path
 from relpos_jax.graphs.task import Graphs
 from relpos_jax.music.task import MusicTask
 from relpos_jax.training.checkpoint import Checkpoints
@@ -144,13 +144,13 @@ def schedule(config: ConfigDict) -> optax.Schedule:
   return inverse_sqrt(training.learning_rate, training.warmup_steps)
 
 
-def load_run(workdir: str | pathlib.Path, name: str = "") -> Run:
+def load_run(workdir: str | Path, name: str = "") -> Run:
   """Loads a run on all devices, with its parameters averaged over the last checkpoints."""
   task = load_task(workdir, name)
-  return with_average(plan_run(task, task.load_vocabulary(pathlib.Path(workdir))), workdir)
+  return with_average(plan_run(task, task.load_vocabulary(to_path(workdir))), workdir)
 
 
-def load_task(workdir: str | pathlib.Path, name: str = "") -> Task:
+def load_task(workdir: str | Path, name: str = "") -> Task:
   """Loads the task of the run in a folder, on all devices; if named, it must be that task."""
   config = read_config(workdir)
   config.mesh = defaults(config).mesh
@@ -160,13 +160,13 @@ def load_task(workdir: str | pathlib.Path, name: str = "") -> Task:
   return make_task(config)
 
 
-def read_config(workdir: str | pathlib.Path) -> ConfigDict:
+def read_config(workdir: str | Path) -> ConfigDict:
   """Reads the config of the run in a folder, with defaults for keys added since.
 
   Raises:
     InputError: the folder holds no run, or its config is damaged or needs an older version.
   """
-  path = pathlib.Path(workdir, "config.json")
+  path = to_path(workdir) / "config.json"
   if not path.is_file():
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
   values = read_json(path)
@@ -182,10 +182,10 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
   return config
 
 
-def with_average(run: Run, workdir: str | pathlib.Path) -> Run:
+def with_average(run: Run, workdir: str | Path) -> Run:
   """Averages the parameters over the last checkpoints, replicated on every device."""
   sharding = replicated(run.mesh)
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   num = run.config.decoding.average_checkpoints
-  with Checkpoints(pathlib.Path(workdir, "checkpoints")) as checkpoints:
+  with Checkpoints(to_path(workdir) / "checkpoints") as checkpoints:
     return run._replace(params=checkpoints.average(num, like=jax.tree.map(like, run.params)))

@@ -10,9 +10,10 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
-Only one training at a time may use the folder. SIGTERM saves and exits with status 143, Ctrl-C
-saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded unless
-FOLDER holds them.
+It may be in a bucket, gs://BUCKET/RUN, which takes `pip install gcsfs`. Only one training at a time
+may use the folder; in a bucket nothing keeps a second one out. SIGTERM saves and exits with status
+143, Ctrl-C saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded
+unless FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
 Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,
@@ -27,7 +28,6 @@ import functools
 import hashlib
 import importlib.util
 import itertools
-import pathlib
 import re
 import secrets
 import signal
@@ -57,6 +57,7 @@ from relpos_jax.attention.choice import used_rules
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path, growing, in_bucket, to_path, write_whole
 from relpos_jax.training import processes
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
@@ -89,7 +90,7 @@ FLAGS = dict(
 
 def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
-  workdir = pathlib.Path(workdir or f"runs/{config.name}")
+  workdir = to_path(workdir or f"runs/{config.name}")
   if options["wandb"] and not importlib.util.find_spec("wandb"):
     raise InputError("--wandb needs its package: pip install wandb")
   if not re.fullmatch(r"([1-9]\d*:[1-9]\d*)?", options["profile_steps"]):
@@ -115,7 +116,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) ->
 
 
 def _train_and_evaluate(
-  config: ConfigDict, workdir: pathlib.Path, stop: StopOnSignal, **options: str
+  config: ConfigDict, workdir: Path, stop: StopOnSignal, **options: str
 ) -> None:
   validate(config)
   # The config of an older run may hold retired keys: they must have the values still supported.
@@ -138,7 +139,7 @@ def _train_and_evaluate(
     processes.wait_for_all("evaluated")
 
 
-def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
+def _check_checkpoints_exist(workdir: Path) -> None:
   """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
 
   A step after the first save, or an evaluation at it, is reported only once that save is complete.
@@ -148,7 +149,7 @@ def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
     return
   first = read_json(workdir / "config.json")["training"]["save_every"]
   is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
-  if not folder.is_dir() or any(map(is_past, lines)):
+  if not (in_bucket(folder) or folder.is_dir()) or any(map(is_past, lines)):
     raise InputError(
       f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
       f"bring that folder back, or delete {workdir} to start again"
@@ -156,12 +157,12 @@ def _check_checkpoints_exist(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(workdir: pathlib.Path) -> Iterator[None]:
+def _locked(workdir: Path) -> Iterator[None]:
   """Locks the folder in the first process; if another training holds it, all processes fail."""
   with contextlib.ExitStack() as stack:
     refusal = ""
     try:
-      if processes.is_first():
+      if processes.is_first() and not in_bucket(workdir):
         stack.enter_context(command.lock_folder(workdir, "workdir"))
     except InputError as error:
       refusal = str(error)
@@ -171,7 +172,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def run_training(
-  run: Run, data: Any, workdir: pathlib.Path, stop: StopOnSignal, profile_steps: str, wandb: str
+  run: Run, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
 ) -> None:
   """Trains as `config.training` says; writes nothing before all inputs are checked."""
   config, kind = run.config.training, run.mesh.devices.flat[0].device_kind
@@ -211,10 +212,15 @@ def run_training(
     if lacks_evaluation:
       reporter.resume_after(start)
       evaluate_state(state)
+
+    def save(state: TrainState) -> None:
+      reporter.upload()  # no line before a checkpoint may be lost
+      checkpoints.save(int(state.step), state)
+
     if not stop.should_stop():
       batches = map(put, prefetch(train_batches, start, config.num_steps))
       if profile_steps:
-        batches = _profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
+        batches = _profiled(batches, start, profile_steps, workdir / "tensorboard")
       state = train(
         state,
         _with_operations(make_step(run.task, run.graphdef)),
@@ -222,7 +228,7 @@ def run_training(
         num_steps=config.num_steps,
         report=reporter.step,
         evaluate=evaluate_state,
-        save=lambda state: checkpoints.save(int(state.step), state),
+        save=save,
         should_stop=stop.should_stop,
         eval_every=config.eval_every,
         save_every=config.save_every,
@@ -233,22 +239,22 @@ def run_training(
       raise Stopped(f"at step {int(state.step)}")
 
 
-def _begin_wandb(run: Run, workdir: pathlib.Path, project: str) -> Any:
+def _begin_wandb(run: Run, workdir: Path, project: str) -> Any:
   """Begins a run of Weights & Biases, or resumes that of the folder."""
   import wandb
 
   file = workdir / "wandb_id.txt"
   if not file.exists():
-    file.write_text(secrets.token_hex(8))
+    write_whole(file, secrets.token_hex(8))
   options = dict(name=run.config.name, config=run.config.to_dict())
   return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
 
 
-def _profiled(batches: Iterator, start: int, steps: str, folder: str) -> Iterator:
+def _profiled(batches: Iterator, start: int, steps: str, folder: Path) -> Iterator:
   """Yields the batches of the steps after `start`, and profiles `steps`, such as 10:20."""
   first, last = map(int, steps.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
-  with jax.profiler.trace(folder):
+  with growing(folder) as local, jax.profiler.trace(str(local)):
     # One more: while it is dispatched, the device may still compute the last one.
     for step, batch in zip(range(max(first, start + 1), last + 2), batches, strict=False):
       with jax.profiler.StepTraceAnnotation("train", step_num=step):
@@ -275,7 +281,7 @@ def _with_operations(step: Callable) -> Callable:
   return counted
 
 
-def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> bool:
+def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
   """Returns whether the run stopped after this step and before the evaluation due there."""
   if step == 0 or (step % config.eval_every and step < config.num_steps):
     return False
@@ -283,7 +289,7 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: pathlib.Path) -> b
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _digests(training_data: str, workdir: pathlib.Path) -> dict[str, str]:
+def _digests(training_data: str, workdir: Path) -> dict[str, str]:
   contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
   tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
   return tokenizer | {"training data": training_data}

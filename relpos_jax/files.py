@@ -1,16 +1,90 @@
-"""Reads local files, and writes files atomically."""
+"""Reads local files, and writes files atomically, also in buckets."""
 
 import contextlib
 import gzip
+import importlib.util
+import io
 import os
 import pathlib
+import re
+import tempfile
+import textwrap
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
+import fsspec
+from etils import epath
+
 from relpos_jax.errors import InputError
 
 _GZIP = b"\x1f\x8b"
+
+Path = pathlib.Path | epath.Path  # local, or in a bucket
+
+
+def to_path(name: str | os.PathLike) -> Path:
+  """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine.
+
+  Raises:
+    InputError: the name has another scheme, or gcsfs, which serves buckets, is not installed.
+  """
+  if not re.match("[a-z0-9]+:/", os.fspath(name)):
+    return pathlib.Path(name)
+  if not os.fspath(name).startswith("gs://"):
+    raise InputError(f"cannot use {name}: give a local path, or one in a bucket, gs://BUCKET/RUN")
+  if not importlib.util.find_spec("gcsfs"):
+    raise InputError(f"cannot use {name}: pip install gcsfs")
+  # TensorStore writes into the same folders, which makes a listing that is kept wrong.
+  fsspec.config.conf.setdefault("gs", {})["use_listings_cache"] = False
+  os.environ.setdefault("EPATH_USE_TF", "false")  # the same code with and without TensorFlow
+  return epath.Path(name)
+
+
+def in_bucket(path: Path) -> bool:
+  """Returns whether a path is in a bucket, where files appear whole and do not grow."""
+  return isinstance(path, epath.Path)
+
+
+@contextlib.contextmanager
+def checking_bucket(path: Path) -> Iterator[None]:
+  """Raises InputError for every error of a bucket, since each service has errors of its own."""
+  try:
+    yield
+  except Exception as error:
+    if not in_bucket(path) or isinstance(error, InputError):
+      raise
+    reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+    raise InputError(f"cannot use {path} ({reason}): see to the bucket and credentials") from error
+
+
+def check_readable(folder: Path) -> None:
+  """Raises InputError unless the files in a folder of a bucket can be read."""
+  with checking_bucket(folder):
+    fs, name = fsspec.url_to_fs(str(folder))
+    for file in (file for file, info in fs.find(name, detail=True).items() if info["size"]):
+      with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
+        fs.cat_file(file, end=1)
+
+
+def upload(folder: pathlib.Path, target: Path) -> None:
+  """Copies the files of a local folder and its sub-folders into a folder of a bucket."""
+  with checking_bucket(target):
+    fs, name = fsspec.url_to_fs(str(target))
+    fs.put(f"{folder}/", f"{name}/", recursive=True)
+
+
+@contextlib.contextmanager
+def growing(folder: Path) -> Iterator[pathlib.Path]:
+  """Yields a folder whose files can grow; for a bucket, a local one that is copied at the end."""
+  if not in_bucket(folder):
+    yield folder
+    return
+  with tempfile.TemporaryDirectory() as local:
+    try:
+      yield pathlib.Path(local)
+    finally:
+      upload(pathlib.Path(local), folder)
 
 
 @contextlib.contextmanager
@@ -20,7 +94,13 @@ def whole_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
   If the block raises or the process is killed, `path` keeps its content. A link at `path` is
   replaced, not followed.
   """
-  path = pathlib.Path(path)
+  path = to_path(path)
+  if in_bucket(path):
+    content = io.BytesIO()
+    yield content
+    with checking_bucket(path):
+      path.write_bytes(content.getvalue())
+    return
   new = path.with_name(f".{path.name}.new")
   new.unlink(missing_ok=True)  # left by a killed process
   try:

@@ -41,7 +41,7 @@ MAY_IMPORT = {
 OUTSIDE = {
   "relpos_jax.typing": {"jax", "jaxtyping"},
   "relpos_jax.errors": set(),
-  "relpos_jax.files": set(),
+  "relpos_jax.files": {"etils", "fsspec"},
   "relpos_jax.attention": {"jax", "numpy"},
   "relpos_jax.nn": {"jax", "flax"},
   "relpos_jax.linen": {"jax", "flax"},
@@ -51,6 +51,7 @@ OUTSIDE = {
 # Third-party libraries that only these modules may import.
 BEHIND = {
   "orbax": {"relpos_jax.training.checkpoint", "relpos_jax.training.checkpoint_reader"},
+  "fsspec": {"relpos_jax.files"},
   "tensorboardX": {"relpos_jax.training.metrics"},
   "tokenizers": {"relpos_jax.data.tokenizer"},
   "grain": {"relpos_jax.data.batching"},
@@ -61,8 +62,16 @@ BEHIND = {
 # The packages that need the base install only, and the libraries that they may not import, not even
 # through others.
 BASE = {f"relpos_jax.{name}" for name in ("attention", "nn", "linen", "models", "decoding")}
-EXPERIMENTS = {"ml_collections", "tensorflow_datasets", "tokenizers", "sacrebleu", "grain", "mido"}
-EXPERIMENTS |= {"matplotlib", "scipy", "tensorboardX", "sacremoses", "requests", "array_record"}
+EXPERIMENTS = {"ml_collections", "tensorflow_datasets", "tokenizers", "sacrebleu", "grain"}
+EXPERIMENTS |= {
+  "matplotlib",
+  "scipy",
+  "tensorboardX",
+  "sacremoses",
+  "requests",
+  "array_record",
+  "fsspec",
+}
 
 
 def modules() -> dict[str, pathlib.Path]:

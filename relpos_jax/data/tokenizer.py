@@ -12,7 +12,6 @@ vocabulary, or spell a special token, are unknown.
 import dataclasses
 import functools
 import itertools
-import pathlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from tokenizers import (
 )
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import write_whole
+from relpos_jax.files import Path, write_whole
 from relpos_jax.typing import Array, Int, Integer
 
 KINDS = ("bpe", "wordpiece", "words")
@@ -245,14 +244,14 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
   return [token if token in _SPECIAL else text(token) for token in tokens]
 
 
-def save_tokenizers(tokenizers: Tokenizers, folder: pathlib.Path) -> None:
+def save_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:
   """Writes tokenizer.json (joint) or tokenizer.source.json and tokenizer.target.json."""
   names = _JOINT if tokenizers.source is tokenizers.target else _SEPARATE
   for name, tokenizer in zip(names, tokenizers, strict=False):
     write_whole(folder / name, tokenizer.to_str())
 
 
-def tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
+def tokenizer_files(folder: Path) -> list[Path]:
   """Returns the files that `save_tokenizers` wrote, or none if one of two is missing."""
   for names in (_JOINT, _SEPARATE):
     if all((folder / name).exists() for name in names):
@@ -260,7 +259,7 @@ def tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
   return []
 
 
-def load_tokenizers(folder: pathlib.Path) -> Tokenizers:
+def load_tokenizers(folder: Path) -> Tokenizers:
   """Reads the files that `save_tokenizers` wrote.
 
   Raises:
@@ -274,7 +273,7 @@ def load_tokenizers(folder: pathlib.Path) -> Tokenizers:
     )
   for path in paths:
     try:
-      tokenizers.append(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+      tokenizers.append(Tokenizer.from_str(path.read_bytes().decode()))
     except Exception as error:  # the type that HF tokenizers raises
       raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
   return Tokenizers(tokenizers[0], tokenizers[-1])

@@ -5,7 +5,6 @@ The suffix of a picture's path selects its format.
 
 import itertools
 import math
-import pathlib
 import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from relpos_jax.files import whole_file
+from relpos_jax.files import Path, to_path, whole_file
 from relpos_jax.typing import ArrayLike, Float
 
 _TRAIN, _VALID, GREY = "#4477aa", "#cc3311", "#666666"
@@ -57,8 +56,8 @@ class SpreadPanel(NamedTuple):
 
 
 def learning_curves(
-  metrics: Sequence[Mapping[str, Any]], path: str | pathlib.Path, score: str = "BLEU"
-) -> pathlib.Path:
+  metrics: Sequence[Mapping[str, Any]], path: str | Path, score: str = "BLEU"
+) -> Path:
   """Draws the losses, the score and the learning rate over the steps, and returns the path.
 
   Args:
@@ -115,8 +114,8 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 
 def cost_curves(
-  rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: str | pathlib.Path
-) -> pathlib.Path:
+  rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: str | Path
+) -> Path:
   """Draws measures over length on logarithmic axes, with one legend, and returns the path.
 
   Args:
@@ -151,7 +150,7 @@ def cost_curves(
   return _save_with_legend(figure, names, 2 * columns, path)
 
 
-def spread_curves(panels: Sequence[SpreadPanel], path: str | pathlib.Path) -> pathlib.Path:
+def spread_curves(panels: Sequence[SpreadPanel], path: str | Path) -> Path:
   """Draws panels side by side with one legend, and returns the path.
 
   Each curve is in a band from its lowest to its highest values. A name has the same colour in all
@@ -185,14 +184,14 @@ def _style(number: int, is_dashed: bool) -> dict[str, Any]:
   return dict(color=COLOURS[number % len(COLOURS)], marker=marker) | _MARKED | lines
 
 
-def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) -> pathlib.Path:
+def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) -> Path:
   lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
   handles = [lines[name] for name in names]
   figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
   return save(figure, path)
 
 
-def attention_heatmap(panels: Sequence[Panel], path: str | pathlib.Path) -> pathlib.Path:
+def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
   """Draws matrices of attention weights side by side on one colour scale, and returns the path.
 
   Up to three panels of five to forty words per axis are readable.
@@ -250,9 +249,9 @@ def clean(ax: Axes) -> None:
   ax.set_axisbelow(True)
 
 
-def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
+def save(figure: Figure, path: str | Path) -> Path:
   """Writes a picture and returns its path."""
-  path = pathlib.Path(path)
+  path = to_path(path)
   with warnings.catch_warnings():
     # The font lacks some scripts; it draws a box for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")

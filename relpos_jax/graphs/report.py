@@ -13,6 +13,7 @@ from relpos_jax.evaluation.pictures import SpreadPanel, spread_curves
 from relpos_jax.evaluation.records import Metric, Record
 from relpos_jax.evaluation.statistics import student_interval
 from relpos_jax.evaluation.tables import Rows
+from relpos_jax.files import Path
 from relpos_jax.training.task import Evaluation
 
 # Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4 relations:
@@ -44,7 +45,7 @@ def evaluation(
   source: str,
   rows: Mapping[str, Sequence[Row]],
   most_frequent: int,
-  workdir: pathlib.Path,
+  workdir: Path,
 ) -> Evaluation:
   """Returns the scores by split, and those of always predicting the most frequent class."""
   percent = lambda values: 100 * statistics.fmean(values)
@@ -71,9 +72,7 @@ def evaluation(
   return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, pictures)
 
 
-def _draw_lengths(
-  scores: Mapping[str, Mapping[int, Sequence[float]]], path: pathlib.Path
-) -> pathlib.Path:
+def _draw_lengths(scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> Path:
   """Draws accuracies by row and length, over the runs, beside those of CTP."""
   scores = {**scores, _CTP: {k: [accuracy] for k, accuracy in CTP.items()}}
   curves = {

@@ -3,7 +3,6 @@
 import collections
 import functools
 import json
-import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +16,7 @@ from ml_collections import ConfigDict
 from relpos_jax.config import at_least, check_values
 from relpos_jax.data.batching import bucket_boundaries, prefetch
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path
 from relpos_jax.graphs import report
 from relpos_jax.graphs.graph import (
   PAD,
@@ -77,17 +77,17 @@ class Graphs(tasks.Task):
     fold = self.config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
     return tu.split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
-  def learn_vocabulary(self, data: GraphData, workdir: pathlib.Path) -> GraphNames:
+  def learn_vocabulary(self, data: GraphData, workdir: Path) -> GraphNames:
     return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
 
-  def load_vocabulary(self, workdir: pathlib.Path) -> GraphNames:
+  def load_vocabulary(self, workdir: Path) -> GraphNames:
     path = workdir / _NAMES_FILE
     if not path.exists():
       raise InputError(f"no {path}: the run stopped before its first step; train it again")
     values = read_json(path)
     return GraphNames(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-  def save_vocabulary(self, vocabulary: GraphNames, workdir: pathlib.Path) -> None:
+  def save_vocabulary(self, vocabulary: GraphNames, workdir: Path) -> None:
     path = workdir / _NAMES_FILE
     if not path.exists():
       write_whole(path, json.dumps(vocabulary._asdict(), indent=2) + "\n")
@@ -158,7 +158,7 @@ class Graphs(tasks.Task):
 
     return compute
 
-  def evaluate(self, run: Run, data: GraphData, workdir: pathlib.Path) -> Evaluation | None:
+  def evaluate(self, run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
     """Computes accuracy and loss of every split but train."""
     _check_names(run.vocabulary, data)
     graphs = [(name, graph) for name, of in data.splits.items() if name != "train" for graph in of]

@@ -1,7 +1,6 @@
 """Piano rolls: the notes of a piece over time, and what the model attends to."""
 
 import functools
-import pathlib
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +11,7 @@ from flax import nnx
 from relpos_jax.data.tokenizer import BOS, PAD
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.evaluation.pictures import COLOURS, DPI, GREY, Axes, Figure, clean, save
+from relpos_jax.files import Path
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.music.midi_files import Codec, Span
 from relpos_jax.training.task import Run, own_copies
@@ -21,7 +21,7 @@ _VOICE_COLOURS = COLOURS[1:5]
 _MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
 
 
-def draw(run: Run, piece: np.ndarray, path: pathlib.Path, prime: int = 0) -> pathlib.Path:
+def draw(run: Run, piece: np.ndarray, path: Path, prime: int = 0) -> Path:
   """Draws a piece and what the model attends to at its end; see `piano_roll`."""
   tokens = jnp.asarray(np.concatenate([[BOS], piece]))[None]
   weights = last_weights(run.graphdef, own_copies(run.params), tokens)
@@ -52,9 +52,9 @@ def piano_roll(
   codec: Codec,
   piece: Int[np.ndarray, "L"],
   weights: Float[np.ndarray, "layers L_and_begin"],
-  path: pathlib.Path,
+  path: Path,
   prime: int = 0,
-) -> pathlib.Path:
+) -> Path:
   """Draws notes as bars, in the colours of their voices, and attention; returns the path.
 
   Below the notes, a row per layer shows the weights of the prediction after the last token, which

@@ -1,7 +1,6 @@
 """The music task: data, batches, model, loss, evaluation and samples of music."""
 
 import functools
-import pathlib
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -14,6 +13,7 @@ from relpos_jax.data.batching import Batches, Tokens
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged
 from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, sample
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.models.layers import decoding_model
 from relpos_jax.music import voices
@@ -71,7 +71,7 @@ class MusicTask(tasks.Task):
       )
     return music
 
-  def load_vocabulary(self, workdir: pathlib.Path) -> Codec:
+  def load_vocabulary(self, workdir: Path) -> Codec:
     return self.codec
 
   def mock_vocabulary(self) -> Codec:
@@ -118,7 +118,7 @@ class MusicTask(tasks.Task):
     smoothing = self.config.training.label_smoothing
     return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
-  def evaluate(self, run: Run, data: Music, workdir: pathlib.Path) -> Evaluation | None:
+  def evaluate(self, run: Run, data: Music, workdir: Path) -> Evaluation | None:
     """Computes the likelihood of complete pieces, and draws a piano roll of one."""
     nats_of = make_nats_of(run.graphdef, own_copies(run.params))
     options = dict(times=run.vocabulary.times, token_budget=self.config.batches.tokens)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path, checking_bucket, in_bucket, to_path
 from relpos_jax.training import checkpoint_reader, manifest, processes, workdir
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
@@ -40,7 +40,7 @@ class Checkpoints:
   [2, 3] 7
   """
 
-  def __init__(self, folder: str | pathlib.Path, keep: int = 5, *, rename_damaged: bool = False):
+  def __init__(self, folder: str | Path, keep: int = 5, *, rename_damaged: bool = False):
     """Writes nothing before the first save; raises InputError for a path that Orbax cannot use.
 
     Args:
@@ -48,7 +48,7 @@ class Checkpoints:
       keep: the number of checkpoints kept; older ones are deleted after each save.
       rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
     """
-    self.folder = pathlib.Path(folder)
+    self.folder = to_path(folder)
     workdir.check_path(self.folder)
     self._keep = keep
     self._rename_damaged = rename_damaged
@@ -94,13 +94,20 @@ class Checkpoints:
     checkpoint_reader.silence_abandoned_requests()
     is_first = not workdir.list_steps(self.folder)
     with self._checking_room():
-      if not self._manager.save(step, args=items):
-        raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
+      is_saved = self._manager.save(step, args=items)
+    if not is_saved:
+      raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
     if is_first:  # a run whose first save fails can start again: nothing was reported after it
       self.steps()
 
   def check_room(self, like: PyTree) -> None:
-    """Raises InputError unless the disk has room for one more checkpoint of such a state."""
+    """Raises InputError unless the disk has room for one more checkpoint of such a state.
+
+    In a bucket, raises it unless Orbax can use the bucket, whose properties it reads.
+    """
+    if in_bucket(self.folder):
+      with checking_bucket(self.folder):
+        return self._manager and None
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
     workdir.check_room(self.folder, needed)
 
@@ -145,13 +152,18 @@ class Checkpoints:
   def _manager(self) -> ocp.CheckpointManager:
     latest = ocp.checkpoint_managers.preservation_policy.LatestN(self._keep)
     options = ocp.CheckpointManagerOptions(preservation_policy=latest)
-    return ocp.CheckpointManager(self.folder.absolute(), options=options)
+    folder = self.folder if in_bucket(self.folder) else self.folder.absolute()
+    return ocp.CheckpointManager(folder, options=options)
 
   @contextlib.contextmanager
   def _checking_room(self) -> Iterator[None]:
-    """Raises InputError where the disk is full, and deletes the files of the failed save."""
+    """Raises InputError where the disk is full, and deletes the files of the failed save.
+
+    In a bucket, raises it for every error.
+    """
     try:
-      yield
+      with checking_bucket(self.folder):
+        yield
     except Exception as error:
       if not workdir.is_no_room(error):
         raise
@@ -180,14 +192,14 @@ class Checkpoints:
       "put back a good copy, or delete that folder to start again"
     )
 
-  def _read_or_skip(self, path: pathlib.Path, wanted: Mapping, field: str) -> Mapping | None:
+  def _read_or_skip(self, path: Path, wanted: Mapping, field: str) -> Mapping | None:
     for _ in range(2):  # file systems fail once, and the run may delete the step meanwhile
       found, problem = _in_all_processes(checkpoint_reader.read, path, wanted, field)
       if not problem:  # digests need the shards of all processes
         _, problem = _in_all_processes(manifest.check_digests, *found)
       if not problem:
         return found[0]
-    if not processes.any_process(path.is_dir()):
+    if not processes.any_process(path.exists()):
       return None
     outcome = "passed over"
     if self._rename_damaged:

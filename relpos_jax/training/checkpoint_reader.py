@@ -6,7 +6,6 @@ Damage may be visible to one process only, so nothing here waits for other proce
 import functools
 import logging
 import os
-import pathlib
 import re
 import sys
 import textwrap
@@ -18,18 +17,20 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path, check_readable, in_bucket
 from relpos_jax.training import manifest
 from relpos_jax.training.manifest import Damage, Entry
 
 # Read errors of checkpoints that may be good: these are not renamed as damaged.
 _NOT_DAMAGE = (MemoryError, PermissionError, jax.errors.JaxRuntimeError)
 _NOT_DAMAGE_WORDS = re.compile(
-  "PERMISSION_DENIED|RESOURCE_EXHAUSTED|Permission denied|Too many open files|Cannot allocate"
+  "PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|"
+  "Permission denied|Too many open files|Cannot allocate"
 )
 
 
 def read(
-  path: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct] | None = None, field: str = ""
+  path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct] | None = None, field: str = ""
 ) -> tuple[Mapping, dict[str, Entry]]:
   """Reads the arrays of a step by name, and their entries; digests are not compared yet.
 
@@ -63,7 +64,7 @@ def read(
   return arrays, entries
 
 
-def examine(path: pathlib.Path) -> str:
+def examine(path: Path) -> str:
   """Reads all arrays of a step and returns "good", or a note on a step without digests.
 
   Raises:
@@ -75,7 +76,7 @@ def examine(path: pathlib.Path) -> str:
   return "good" if has_digests else "readable; older than digests"
 
 
-def read_entries(path: pathlib.Path) -> dict[str, Entry]:
+def read_entries(path: Path) -> dict[str, Entry]:
   """Reads the manifest of a step; raises Damage if it is damaged or of another step."""
   content = _read_item(path, manifest=ocp.args.JsonRestore())
   return manifest.read_manifest(content, int(path.name))
@@ -88,11 +89,12 @@ def _checkpointer() -> ocp.Checkpointer:
   return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
 
 
-def _read_item(path: pathlib.Path, **item):
+def _read_item(path: Path, **item):
   (name,) = item
   silence_abandoned_requests()
+  full = path if in_bucket(path) else path.absolute()
   try:
-    return _checkpointer().restore(path.absolute(), args=ocp.args.Composite(**item))[name]
+    return _checkpointer().restore(full, args=ocp.args.Composite(**item))[name]
   except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
     _check_access(path)
     reason = _innermost(error)
@@ -101,8 +103,10 @@ def _read_item(path: pathlib.Path, **item):
     raise Damage(f"its {name} cannot be read ({reason})") from error
 
 
-def _check_access(path: pathlib.Path) -> None:
+def _check_access(path: Path) -> None:
   """Raises InputError for a file or folder without permission, for Orbax a missing file."""
+  if in_bucket(path):
+    return check_readable(path)
   for file in (path, *path.rglob("*")):
     try:
       os.close(os.open(file, os.O_RDONLY))

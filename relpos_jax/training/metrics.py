@@ -1,11 +1,11 @@
 """Reports metrics, samples and the progress of a run; reads the metrics back."""
 
 import collections
+import contextlib
 import datetime
 import json
 import math
 import os
-import pathlib
 import re
 import socket
 import time
@@ -20,7 +20,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import write_whole
+from relpos_jax.files import Path, growing, to_path, upload, write_whole
 
 _Item = TypeVar("_Item")
 # Names of JAX: a program was compiled; it is lowered, and will be compiled.
@@ -38,10 +38,9 @@ class Reporter:
 
   A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
   name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
-  as OSError.
+  as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
 
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as workdir:
+  >>>   >>> with tempfile.TemporaryDirectory() as workdir:
   ...   with Reporter(workdir, num_steps=2) as reporter:
   ...     reporter.step(1, dict(loss=4.0, num_tokens=900))
   ...     reporter.step(2, dict(loss=3.5, num_tokens=1000))
@@ -66,7 +65,8 @@ class Reporter:
     operations a second that all devices can do, if known.
     """
     self.log: Callable[..., None] = lambda values, step: None  # gets the values of metrics.jsonl
-    self._workdir = pathlib.Path(workdir)
+    self._workdir = self._folder = to_path(workdir)
+    self._uploaded, self._exit = -math.inf, contextlib.ExitStack()
     self._num_steps, self._peak = num_steps, peak
     self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
@@ -86,6 +86,7 @@ class Reporter:
     self._display.show_last_line()
     if self._events:
       self._events.close()
+    self._exit.close()
 
   def resume_after(self, step: int) -> None:
     """Keeps the lines of this step, and drops those of later steps."""
@@ -127,17 +128,19 @@ class Reporter:
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
+    self.upload()
     self._display.print_text(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
     self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
     """Reports and shows a text such as sample translations."""
     self._open(step)
-    with open(self._workdir / "samples.txt", "a", encoding="utf-8") as file:
+    with open(self._folder / "samples.txt", "a", encoding="utf-8") as file:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
     # TensorBoard renders Markdown, where indented lines are shown as they are.
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
     self._add_event(step, summary=summary.text(tag, indented))
+    self.upload()
     self._display.print_text(text)
     self._last = None
 
@@ -150,18 +153,27 @@ class Reporter:
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     self._open(step)
     finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
-    with open(self._workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
+    with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
     self.log(finite, step=step)
     for name, value in finite.items():
       if value is not None:
         self._add_event(step, summary=summary.scalar(name, value))
+    if time.monotonic() - self._uploaded > 60:
+      self.upload()
+
+  def upload(self) -> None:
+    """Copies what was written so far into the bucket, if the run directory is in one."""
+    if self._folder != self._workdir:
+      upload(self._folder, self._workdir)
+      self._uploaded = time.monotonic()
 
   def _open(self, step: int) -> None:
     """Drops lines of `step` and later, and opens a new event file, before the first write."""
     if self._events is None:
-      _drop_from(step, self._workdir)
-      folder = self._workdir / "tensorboard"
+      self._folder = self._exit.enter_context(growing(self._workdir))
+      _copy_before(step, self._workdir, self._folder)
+      folder = self._folder / "tensorboard"
       folder.mkdir(parents=True, exist_ok=True)
       # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name
       # keeps restarts within one second apart. START hides later steps of earlier files.
@@ -181,7 +193,7 @@ class NoReporter:
   def _ignore(self, *_) -> None: ...
 
   __enter__ = lambda self: self
-  __exit__ = resume_after = step = values = text = _ignore
+  __exit__ = resume_after = step = values = text = upload = _ignore
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
@@ -190,24 +202,24 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   Raises:
     InputError: another line is damaged.
   """
-  path = pathlib.Path(workdir, "metrics.jsonl")
+  path = to_path(workdir) / "metrics.jsonl"
   try:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
   except ValueError as error:
     raise InputError(f"damaged {path} ({error}): delete the lines that are not JSON") from error
 
 
-def _drop_from(step: int, workdir: pathlib.Path) -> None:
-  """Removes the metrics and samples of `step` and later ones."""
+def _copy_before(step: int, workdir: Path, target: Path) -> None:
+  """Copies the metrics and samples of the steps before `step`."""
   kept = [json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] < step]
-  write_whole(workdir / "metrics.jsonl", "".join(kept))
+  write_whole(target / "metrics.jsonl", "".join(kept))
   samples = workdir / "samples.txt"
   if samples.exists():
-    text = samples.read_text(encoding="utf-8")
+    text = samples.read_bytes().decode()
     headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
     later = (header.start() for header in headers if int(header[1]) >= step)
-    write_whole(samples, text[: next(later, len(text))])
+    write_whole(target / samples.name, text[: next(later, len(text))])
 
 
 class _Display(rich.progress.Progress):

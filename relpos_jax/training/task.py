@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
@@ -15,6 +14,7 @@ from ml_collections import ConfigDict
 from relpos_jax.config import at_least, rates
 from relpos_jax.data.batching import Batches, bucket_boundaries
 from relpos_jax.errors import InputError
+from relpos_jax.files import Path
 from relpos_jax.training.loss import Loss
 from relpos_jax.training.sharding import AnyMesh, num_rows_together
 from relpos_jax.typing import PyTree
@@ -39,14 +39,14 @@ class Task(Protocol):
   def load_data(self) -> Any:
     """Loads the data of `config.data`; raises InputError if they are invalid."""
 
-  def learn_vocabulary(self, data: Any, workdir: pathlib.Path) -> Any:
+  def learn_vocabulary(self, data: Any, workdir: Path) -> Any:
     """Loads the vocabulary in the run directory, or learns one from the training split."""
     return self.load_vocabulary(workdir)
 
-  def load_vocabulary(self, workdir: pathlib.Path) -> Any:
+  def load_vocabulary(self, workdir: Path) -> Any:
     """Loads the vocabulary in the run directory; raises InputError if there is none."""
 
-  def save_vocabulary(self, vocabulary: Any, workdir: pathlib.Path) -> None:
+  def save_vocabulary(self, vocabulary: Any, workdir: Path) -> None:
     """Writes the vocabulary into the run directory, if it is not there and not in the config."""
 
   def mock_vocabulary(self) -> Any:
@@ -77,7 +77,7 @@ class Task(Protocol):
     """Returns a function from parameters to values by name and a text, for the valid split."""
     return lambda params: ({}, "")
 
-  def evaluate(self, run: "Run", data: Any, workdir: pathlib.Path) -> "Evaluation | None":
+  def evaluate(self, run: "Run", data: Any, workdir: Path) -> "Evaluation | None":
     """Scores the trained model. Every process takes part; the first writes and has the result."""
 
 
@@ -103,7 +103,7 @@ class Evaluation(NamedTuple):
   results: Mapping[str, Any]  # by split, for results.json
   scores: Mapping[str, Any]  # by split, for `relpos_jax.evaluation.records`
   sentences: Mapping[str, list[list[int | float]]]  # likewise
-  pictures: tuple[pathlib.Path, ...] = ()  # image files
+  pictures: tuple[Path, ...] = ()  # image files
 
 
 def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs: PyTree) -> None:

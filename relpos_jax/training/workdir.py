@@ -22,7 +22,7 @@ import jax
 
 from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
-from relpos_jax.files import write_whole
+from relpos_jax.files import Path, checking_bucket, in_bucket, to_path, write_whole
 from relpos_jax.training import processes
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
@@ -31,6 +31,7 @@ MAY_CHANGE += ("training.num_steps", "training.eval_every", "training.save_every
 MAY_CHANGE += ("training.keep_checkpoints", "training.num_samples", "training.max_skipped")
 
 _DIGESTS = "digests.json"
+_COMPLETE = "commit_success.txt"  # the last file of a step that Orbax writes into a bucket
 _SHARED_SECONDS = 10  # until a file appears on a network file system
 
 _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -48,11 +49,12 @@ def claim_workdir(
     InputError: the folder holds a run with another config or other files, cannot be made or
       written, or has a path under which Orbax cannot keep checkpoints.
   """
-  workdir = pathlib.Path(workdir)
+  workdir = to_path(workdir)
   check_path(workdir)
   try:
-    nearest = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
-    files = sorted(path.name for path in nearest.iterdir() if not path.name.startswith("."))
+    paths = (workdir, *workdir.absolute().parents)
+    nearest = workdir if in_bucket(workdir) else next(path for path in paths if path.exists())
+    files = [path.name for path in list_folder(nearest) if not path.name.startswith(".")]
   except OSError as error:
     raise InputError(f"cannot use {workdir} ({error.strerror}): give another --workdir") from error
   check_writable(nearest)
@@ -76,13 +78,13 @@ def claim_workdir(
   return True
 
 
-def check_shared(workdir: pathlib.Path) -> None:
+def check_shared(workdir: Path) -> None:
   """Raises InputError unless each process sees what the first has written; all must call this."""
   processes.wait_for_all("written")
   until = time.monotonic() + _SHARED_SECONDS
   # Listing a folder asks the file server; looking up a file may use a stale cache.
-  names = lambda: os.listdir(workdir) if workdir.is_dir() else []
-  while not (is_seen := "config.json" in names()) and time.monotonic() < until:
+  found = lambda: workdir / "config.json" in list_folder(workdir)
+  while not (is_seen := found()) and time.monotonic() < until:
     time.sleep(0.1)
   if processes.any_process(not is_seen):
     raise InputError(
@@ -90,18 +92,27 @@ def check_shared(workdir: pathlib.Path) -> None:
     )
 
 
-def check_writable(
-  folder: pathlib.Path, remedy: str = "give a --workdir that you may write to"
-) -> None:
-  """Raises InputError unless the folder is writable."""
-  if not os.access(folder, os.W_OK):
+def check_writable(folder: Path, remedy: str = "give a --workdir that you may write to") -> None:
+  """Raises InputError unless the folder is writable; in a bucket, by writing a file."""
+  if in_bucket(folder):
+    with checking_bucket(folder):
+      (new := folder / f".{time.time_ns()}").write_bytes(b"")
+      new.unlink(missing_ok=True)
+  elif not os.access(folder, os.W_OK):
     raise InputError(f"cannot write into {folder}: {remedy}")
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
+def list_folder(folder: Path) -> list[Path]:
+  """Lists a folder, which may be missing; raises InputError if a bucket cannot be listed."""
+  with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
+    return sorted(path for path in folder.iterdir() if path != folder)  # a bucket's empty folder
+  return []
+
+
+def read_json(path: Path) -> dict[str, Any]:
   """Reads a JSON file of a run directory; raises InputError if it cannot be read."""
   try:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
       raise ValueError("not a JSON object")
     return content
@@ -113,13 +124,14 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> None:
   """Writes config.json and environment.json at each start of a run; makes the folder if needed."""
-  pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
+  workdir = to_path(workdir)
+  workdir.mkdir(parents=True, exist_ok=True)
   for name, content in (("config", config), ("environment", environment())):
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    write_whole(pathlib.Path(workdir, f"{name}.json"), text + "\n")
+    write_whole(workdir / f"{name}.json", text + "\n")
 
 
-def changed_data(workdir: pathlib.Path, digests: Mapping[str, str]) -> str:
+def changed_data(workdir: Path, digests: Mapping[str, str]) -> str:
   """Compares digests of a run's inputs with digests.json; returns an error message or "".
 
   Inputs without a recorded digest are not compared, since older runs have none.
@@ -135,7 +147,7 @@ def changed_data(workdir: pathlib.Path, digests: Mapping[str, str]) -> str:
   return ""
 
 
-def write_digests(workdir: pathlib.Path, digests: Mapping[str, str]) -> None:
+def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
   """Writes digests.json, which `changed_data` compares."""
   write_whole(workdir / _DIGESTS, json.dumps(digests, indent=2) + "\n")
 
@@ -143,43 +155,44 @@ def write_digests(workdir: pathlib.Path, digests: Mapping[str, str]) -> None:
 # The folder of checkpoints ------------------------------------------------------------------------
 
 
-def check_path(folder: pathlib.Path) -> None:
+def check_path(folder: Path) -> None:
   """Raises InputError for a path with one of `[*?\\`, where Orbax cannot read what it saves."""
-  if found := re.search(r"[*?\\\[]", str(folder.absolute())):
+  if found := re.search(r"[*?\\\[]", str(folder if in_bucket(folder) else folder.absolute())):
     raise InputError(
       f"cannot keep checkpoints in {folder}: its path holds {found[0]!r}: give another --workdir"
     )
 
 
-def list_steps(folder: pathlib.Path) -> list[int]:
-  """Returns the steps that have a folder, in order; links to folders do not count."""
+def list_steps(folder: Path) -> list[int]:
+  """Returns the steps that have a complete folder, in order; links to folders do not count."""
   names = (path.name for path in _folders(folder))
   return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
 
-def list_damaged(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+def list_damaged(folder: Path) -> dict[Path, str]:
   """Returns the folders that were renamed as damaged, each with its reason."""
   paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
-  read = lambda file: file.read_text("utf-8", "replace").strip() if file.exists() else "unknown"
-  return {path: read(path / "reason.txt") for path in paths}
+  read = lambda file: file.read_bytes() if file.exists() else b"unknown"
+  return {path: read(path / "reason.txt").decode(errors="replace").strip() for path in paths}
 
 
-def list_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
+def list_unfinished(folder: Path) -> list[Path]:
   """Returns the folders of saves that are in progress or were interrupted."""
   return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
 
 
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
-  paths = sorted(folder.iterdir()) if folder.is_dir() else []
-  return [path for path in paths if path.is_dir() and not path.is_symlink()]
+def _folders(folder: Path) -> list[Path]:
+  is_complete = lambda path: path / _COMPLETE in list_folder(path)
+  is_folder = lambda path: path.is_dir() and not path.is_symlink()
+  return list(filter(is_complete if in_bucket(folder) else is_folder, list_folder(folder)))
 
 
-def mark_damaged(path: pathlib.Path, reason: str) -> pathlib.Path:
+def mark_damaged(path: Path, reason: str) -> Path:
   """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path."""
   suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
   paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
   new = path.rename(next(path for path in paths if not path.exists()))
-  new.joinpath("reason.txt").write_text(f"{reason}\n", encoding="utf-8")
+  write_whole(new / "reason.txt", f"{reason}\n")
   return new
 
 

@@ -1,7 +1,6 @@
 """Evaluation of translations: BLEU, counts by sentence, samples and attention maps."""
 
 import functools
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from relpos_jax.evaluation.bleu import (
   sentence_statistics,
 )
 from relpos_jax.evaluation.pictures import Panel, attention_heatmap
-from relpos_jax.files import write_whole
+from relpos_jax.files import Path, write_whole
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.training.task import Evaluation, Run, own_copies
 from relpos_jax.typing import Array, Float, Int, PyTree
@@ -39,7 +38,7 @@ class Translated(NamedTuple):
   seconds: float
 
 
-def evaluate(run: Run, splits: Mapping[str, Translated], workdir: pathlib.Path) -> Evaluation:
+def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evaluation:
   """Scores the translations of each split, writes them, and draws the attention of one.
 
   A row of `sentences` is a sentence's length in tokens without the end mark, that of the longer
@@ -162,7 +161,7 @@ def _weights(
   return encoder, jnp.mean(jnp.stack(cross), axis=0)
 
 
-def draw_attention(run: Run, source: str, translation: str, path: str | pathlib.Path):
+def draw_attention(run: Run, source: str, translation: str, path: str | Path):
   """Draws the attention between a sentence and its translation; returns the path."""
   model = nnx.merge(run.graphdef, own_copies(run.params))
   return attention_heatmap(attention_panels(model, run.vocabulary, source, translation), path)

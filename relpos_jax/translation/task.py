@@ -1,7 +1,6 @@
 """Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
 
 import functools
-import pathlib
 import re
 import time
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from relpos_jax.data.tokenizer import (
 )
 from relpos_jax.errors import InputError
 from relpos_jax.evaluation.bleu import corpus_bleu, join_subwords
+from relpos_jax.files import Path
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 from relpos_jax.training import task as tasks
 from relpos_jax.training.loss import Loss, cross_entropy, shift_right
@@ -103,7 +103,7 @@ class Translation(tasks.Task):
       corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
     return corpus
 
-  def learn_vocabulary(self, data: Corpus, workdir: pathlib.Path) -> Tokenizers:
+  def learn_vocabulary(self, data: Corpus, workdir: Path) -> Tokenizers:
     """Reads the tokenizers of the run directory, or trains them.
 
     One of two files, left by a killed process, does not count if there is no checkpoint.
@@ -124,10 +124,10 @@ class Translation(tasks.Task):
       return Tokenizers(joint, joint)
     return Tokenizers(*(learn(pair[side] for pair in train) for side in (0, 1)))
 
-  def load_vocabulary(self, workdir: pathlib.Path) -> Tokenizers:
+  def load_vocabulary(self, workdir: Path) -> Tokenizers:
     return load_tokenizers(workdir)
 
-  def save_vocabulary(self, vocabulary: Tokenizers, workdir: pathlib.Path) -> None:
+  def save_vocabulary(self, vocabulary: Tokenizers, workdir: Path) -> None:
     if not tokenizer_files(workdir):
       save_tokenizers(vocabulary, workdir)
 
@@ -177,7 +177,7 @@ class Translation(tasks.Task):
 
     return report
 
-  def evaluate(self, run: Run, data: Corpus, workdir: pathlib.Path) -> Evaluation | None:
+  def evaluate(self, run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
     """Translates and scores the test splits; writes the translations into the run directory."""
     progress = dict(track=functools.partial(track, what="sentences")) if is_first() else {}
     translate = make_translator(run, **progress)

@@ -1,0 +1,192 @@
+"""A server of Google Cloud Storage's JSON API on this machine, with what gcsfs and TensorStore use.
+
+An object is visible once its last byte has arrived, and each write gives it a new generation.
+Reads and writes with a condition on the generation fail as in the real store.
+"""
+
+import contextlib
+import http.server
+import itertools
+import json
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator
+
+_OBJECTS = r"(?:/upload|/download)?/storage/v1/b/([^/]+)/o"
+
+
+class Server(http.server.ThreadingHTTPServer):
+  """Serves one bucket, named "bucket"; `refuse` may return a status for a method and a name."""
+
+  daemon_threads = True
+  disable_nagle_algorithm = True
+
+  def __init__(self):
+    super().__init__(("127.0.0.1", 0), _Handler)
+    self.objects: dict[str, tuple[int, bytes]] = {}
+    self.generations = itertools.count(1)
+    self.lock = threading.Lock()
+    self.refuse = lambda method, name: 0
+
+  @property
+  def env(self) -> dict[str, str]:
+    """The variables that lead gcsfs, google-cloud-storage and TensorStore to this server."""
+    url = f"http://127.0.0.1:{self.server_address[1]}"
+    return dict(
+      STORAGE_EMULATOR_HOST=url,
+      TENSORSTORE_GCS_HTTP_URL=url,
+      GOOGLE_AUTH_TOKEN_FOR_TESTING="token",
+      GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",
+      NO_PROXY="127.0.0.1",
+    )
+
+  def names(self, folder: str = "") -> list[str]:
+    return sorted(name.removeprefix(folder) for name in self.objects if name.startswith(folder))
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Server]:
+  with Server() as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = "HTTP/1.1"
+  log_message = lambda *_: None
+
+  def handle_request(self) -> None:
+    url = urllib.parse.urlsplit(self.path)
+    query = dict(urllib.parse.parse_qsl(url.query))
+    body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    if "chunked" in self.headers.get("Transfer-Encoding", ""):
+      while size := int(self.rfile.readline(), 16):
+        body += self.rfile.read(size)
+        self.rfile.readline()
+      self.rfile.readline()
+    path = url.path.replace("//", "/")
+    bucket = re.match(r"(?:/upload|/download)?/storage/v1/b/([^/]+)", path)
+    name = path.partition("/o/")[2] or query.get("name", "")
+    name = urllib.parse.unquote(name)
+    if bucket and bucket[1] != "bucket":
+      self.answer(404, dict(error=dict(message="The specified bucket does not exist.")))
+    elif status := self.server.refuse(self.command, name):
+      self.answer(status, dict(error=dict(message="refused", code=status)))
+    elif not re.match(_OBJECTS, path):
+      self.answer(200, dict(name="bucket", kind="storage#bucket"))
+    else:
+      with self.server.lock:
+        self.serve_object(path, name, query, body)
+
+  do_GET = do_POST = do_PUT = do_DELETE = handle_request
+
+  def serve_object(self, path: str, name: str, query: dict, body: bytes) -> None:
+    objects = self.server.objects
+    generation, content = objects.get(name, (0, b""))
+    wanted, unwanted = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
+    if wanted is not None and int(wanted) != generation:
+      self.answer(412, dict(error=dict(message="conditionNotMet")))
+    elif unwanted is not None and int(unwanted) == generation:
+      self.answer(304, b"")
+    elif path.startswith("/upload"):
+      self.upload(name, query, body)
+    elif "/rewriteTo/" in path:
+      source, target = name.split("/rewriteTo/b/bucket/o/")
+      self.answer(200, dict(done=True, resource=self.put(target, objects[source][1])))
+    elif "/moveTo/o/" in path:
+      source, target = name.split("/moveTo/o/")
+      resource = self.put(target, objects[source][1])
+      del objects[source]
+      self.answer(200, resource)
+    elif not name:
+      self.answer(200, self.listing(query))
+    elif not generation:
+      self.answer(404, dict(error=dict(message="No such object")))
+    elif self.command == "DELETE":
+      del objects[name]
+      self.answer(204, b"")
+    elif query.get("alt") == "media":
+      self.download(generation, content)
+    else:
+      self.answer(200, self.resource(name))
+
+  def upload(self, name: str, query: dict, body: bytes) -> None:
+    if "upload_id" in query:  # a chunk of a resumable upload
+      parts = self.server.__dict__.setdefault("parts", {}).setdefault(
+        query["upload_id"], bytearray()
+      )
+      parts += body
+      if self.headers["Content-Range"].endswith("*"):
+        self.answer(308, b"", Range=f"bytes=0-{len(parts) - 1}")
+      else:
+        self.answer(200, self.put(name, bytes(parts)))
+    elif query["uploadType"] == "resumable":
+      name = name or json.loads(body)["name"]
+      number = next(self.server.generations)
+      quoted = urllib.parse.quote(name, safe="")
+      host = f"http://{self.headers['Host']}{urllib.parse.urlsplit(self.path).path}"
+      location = f"{host}?uploadType=resumable&name={quoted}&upload_id={number}"
+      self.answer(200, b"", Location=location)
+    elif query["uploadType"] == "multipart":
+      boundary = re.search('boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
+      _, metadata, content, _ = re.split(b"\r?\n?--" + re.escape(boundary), body)
+      split = lambda part: re.split(b"\r?\n\r?\n", part, maxsplit=1)[1]
+      self.answer(200, self.put(json.loads(split(metadata))["name"], split(content)))
+    else:
+      self.answer(200, self.put(name, body))
+
+  def download(self, generation: int, content: bytes) -> None:
+    headers = {"x-goog-generation": str(generation)}
+    status, span = 200, re.match(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+    if span and span[1]:
+      start, stop = int(span[1]), int(span[2] or len(content) - 1) + 1
+      headers["Content-Range"] = f"bytes {start}-{min(stop, len(content)) - 1}/{len(content)}"
+      status = 206 if start < len(content) else 416
+      content = content[start:stop]
+    self.answer(status, content, **headers)
+
+  def put(self, name: str, content: bytes) -> dict:
+    self.server.objects[name] = next(self.server.generations), content
+    return self.resource(name)
+
+  def resource(self, name: str) -> dict:
+    generation, content = self.server.objects[name]
+    time = "2026-01-01T00:00:00.000Z"
+    return dict(
+      name=name,
+      bucket="bucket",
+      size=str(len(content)),
+      generation=str(generation),
+      timeCreated=time,
+      updated=time,
+      contentType="application/octet-stream",
+    )
+
+  def listing(self, query: dict) -> dict:
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+    items, prefixes = [], set()
+    for name in self.server.names():
+      is_before = name < query.get("startOffset", "") or name >= query.get(
+        "endOffset", "\U0010ffff"
+      )
+      if not name.startswith(prefix) or is_before:
+        continue
+      head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+      if found:
+        prefixes.add(f"{prefix}{head}{delimiter}")
+      else:
+        items.append(self.resource(name))
+    return dict(kind="storage#objects", items=items, prefixes=sorted(prefixes))
+
+  def answer(self, status: int, content: dict | bytes, **headers) -> None:
+    is_json = isinstance(content, dict)
+    content = json.dumps(content).encode() if is_json else content
+    self.send_response(status)
+    headers = {"Content-Length": str(len(content)), "Content-Type": "application/json"} | headers
+    for key, value in headers.items():
+      self.send_header(key, value)
+    with contextlib.suppress(ConnectionError):  # gcsfs leaves the slower of two requests
+      self.end_headers()
+      self.wfile.write(content)
