@@ -68,20 +68,22 @@ def attention(
   pad = lambda x, axis: _pad(x, plan.block, axis)
   first = inputs.query_offset % plan.block  # the number of the first query in its block
   pad_queries = lambda x, axis: _roll(_pad(x, plan.num_blocks[0] * plan.block, axis), first, axis)
-  floats = dict(query=pad_queries(inputs.query.swapaxes(1, 2), 2))
-  floats |= {x: pad(getattr(inputs, x).swapaxes(1, 2), 2) for x in ("key", "value")} | relative
+  last = lambda x: jnp.moveaxis(x, 1, 3)
+  floats = dict(query=pad_queries(last(inputs.query), 3))
+  floats |= {x: pad(last(getattr(inputs, x)), 3) for x in ("key", "value")} | relative
   if "content" in floats:
-    floats["content"] = pad_queries(floats["content"].swapaxes(1, 2), 2)
+    floats["content"] = pad_queries(last(floats["content"]), 3)
   masks = dict(key_visible=_visible_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
-  masks = {name: pad(x.astype(jnp.int32), 1) for name, x in masks.items() if x is not None}
+  masks = {x: pad(y.astype(jnp.int32), 1)[..., None] for x, y in masks.items() if y is not None}
   if inputs.query_segment_ids is not None:
-    masks["query_segments"] = pad_queries(inputs.query_segment_ids, 1)
+    masks["query_segments"] = pad_queries(inputs.query_segment_ids, 1)[:, None]
   if inputs.dropout_seeds is not None:
     seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
     masks["seeds"] = seeds[:, :, None, None]
   if plan.first_block is None:
     masks["first_block"] = (inputs.query_offset // plan.block)[None]
-  output = _roll(_attend(plan, floats, masks), -first, 2)[:, :, :length].swapaxes(1, 2)
+  output = _roll(_attend(plan, floats, masks), -first, 3)[..., :length]
+  output = jnp.moveaxis(output, 3, 1)
   real = inputs.real_queries()
   return output if real is None else jnp.where(jnp.moveaxis(real, 1, 2), output, 0)
 
@@ -102,13 +104,13 @@ def plan_of(
   first, last, period, arrays = 0, 0, 0, {}
   if table is not None:
     first, last = table.first, table.first + table.num_diagonals
-    period = _up(last - first + 2, lanes)
+    period = _up(last - first + 2, tiles.height(lanes))
     for name, rows in table.tables._asdict().items():
       if rows is not None:
         left = table.left.value if name == "value" else jnp.zeros_like(rows[0])
         arrays[f"{name}_table"] = _periodic(rows, left, first, period)
     if "bias_table" in arrays:
-      arrays["bias_table"] = arrays["bias_table"][:, None]
+      arrays["bias_table"] = arrays["bias_table"][..., None]
     if table.content is not None:
       arrays["content"] = table.content
   if (slopes := band.slopes(inputs)) is not None:
@@ -177,20 +179,19 @@ Arrays = dict[str, Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: TpuPlan, floats: Arrays, masks: Arrays) -> Float[Array, "B N T H"]:
-  """Computes attention of operands in `tiles.AXES`; the masks lack their axis of size 1."""
+def _attend(plan: TpuPlan, floats: Arrays, masks: Arrays) -> Float[Array, "B N H T"]:
+  """Computes attention of operands in `tiles.AXES`."""
   return _forward(plan, floats, masks)[0]
 
 
 def _forward(plan: TpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, tuple]:
-  operands = floats | _two_dimensional(masks, queries_along=1)
   kernel = lambda part, first: forward(plan, _add_first_block(plan, part, first))
-  outputs = over_devices(kernel, tiles.AXES[1], operands, plan.shards, tile=plan.block)
+  outputs = over_devices(kernel, tiles.AXES, floats | masks, plan.shards, tile=plan.block)
   return outputs["output"], (floats, masks, outputs)
 
 
 def _backward(
-  plan: TpuPlan, residuals: tuple, d_output: Float[Array, "B N T H"]
+  plan: TpuPlan, residuals: tuple, d_output: Float[Array, "B N H T"]
 ) -> tuple[Arrays, None]:
   floats, masks, outputs = residuals
   wide = outputs["maximum"].dtype
@@ -198,13 +199,11 @@ def _backward(
   if "output_rest" in outputs:
     output += outputs["output_rest"].astype(wide)
   # As precise as the products inside the kernels, whatever the default.
-  delta = jnp.einsum("BNTH,BNTH->BNT", d_output.astype(wide), output, precision="highest")
-  delta = delta[:, :, None]
+  delta = (d_output.astype(wide) * output).sum(2, keepdims=True)
   rows = {name: x for name, x in outputs.items() if name not in ("output", "output_rest")}
-  operands = floats | _two_dimensional(masks, queries_along=2) | rows
-  operands |= dict(d_output=d_output, delta=delta)
+  operands = floats | masks | rows | dict(d_output=d_output, delta=delta)
   kernel = functools.partial(_backward_in_parts, plan)
-  gradients = over_devices(kernel, tiles.AXES[2], operands, plan.shards, tile=plan.block)
+  gradients = over_devices(kernel, tiles.AXES, operands, plan.shards, tile=plan.block)
   gradients = {name: gradients[f"d_{name}"] for name in floats}
   for name in tiles.TABLES:
     if name in floats:
@@ -217,13 +216,6 @@ def _backward(
 _attend.defvjp(_forward, _backward)
 
 
-def _two_dimensional(masks: Arrays, queries_along: int) -> Arrays:
-  """Returns the masks with queries along axis 1 or 2 and keys along the other."""
-  axes = dict(key_visible=queries_along, key_segments=queries_along)
-  axes["query_segments"] = 3 - queries_along
-  return {name: jnp.expand_dims(x, axes[name]) if name in axes else x for name, x in masks.items()}
-
-
 def _add_first_block(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) -> Arrays:
   """Adds the number of the first block of queries if a device has a part of them."""
   if isinstance(first_query, int):
@@ -234,7 +226,7 @@ def _add_first_block(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) ->
 
 def _backward_in_parts(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes the gradients with at most `KEYS_A_CALL` keys per call; the calls add up."""
-  dtype, num_keys = operands["query"].dtype, operands["key"].shape[2]
+  dtype, num_keys = operands["query"].dtype, operands["key"].shape[3]
   operands = _add_first_block(plan, operands, first_query)
   step = _up(KEYS_A_CALL, plan.block)
   wide = dtype if num_keys <= step else jnp.promote_types(dtype, jnp.float32)
@@ -242,16 +234,16 @@ def _backward_in_parts(plan: TpuPlan, operands: Arrays, first_query: ArrayLike) 
   for start in range(0, num_keys, step):
     part = dict(operands)
     for name, x in operands.items():
-      if (axis := tiles.AXES[2].get(name, "").find("S")) >= 0:
+      if (axis := tiles.AXES.get(name, "").find("S")) >= 0:
         part[name] = jax.lax.slice_in_dim(x, start, min(start + step, num_keys), axis=axis)
     gradients = backward(plan._replace(key_block=start // plan.block), part, dtype=wide)
     of_keys.append([gradients.pop(name) for name in ("d_key", "d_value")])
     total = {name: total.get(name, 0) + x for name, x in gradients.items()}
     # One call after the other, so that only one gradient of the queries is in memory.
     operands, total = jax.lax.optimization_barrier((operands, total))
-    if "sums" in operands:  # They are of all keys, and count once.
-      operands["sums"] = jnp.zeros_like(operands["sums"])
-  d_key, d_value = (jnp.concatenate(parts, 2) for parts in zip(*of_keys, strict=True))
+    for name in operands.keys() & {"sums", "right_sums"}:  # They are of all keys, and count once.
+      operands[name] = jnp.zeros_like(operands[name])
+  d_key, d_value = (jnp.concatenate(parts, 3) for parts in zip(*of_keys, strict=True))
   if isinstance(first_query, int):  # otherwise rounded after the sum over devices
     d_key, d_value = d_key.astype(dtype), d_value.astype(dtype)
   total |= {name: total[name].astype(dtype) for name in ("d_query", "d_content") if name in total}

@@ -1,8 +1,6 @@
 """The backward kernel for TPUs: every gradient in one pass over the tiles.
 
-Tiles have their keys along sublanes and their queries along lanes: one number per query is then a
-row, and only the query's gradient needs a transposed product. The gradients of keys and values stay
-on the chip until all queries are done.
+The gradients of keys and values stay on the chip until all queries are done.
 """
 
 import functools
@@ -25,8 +23,8 @@ def backward(
 ) -> dict[str, jax.Array]:
   """Returns all gradients: query and content in `dtype`, the tables per sequence and head."""
   query, key = operands["query"], operands["key"]
-  batch, heads, length, width = query.shape
-  key_heads, num_keys = key.shape[1:3]
+  batch, heads, width, length = query.shape
+  key_heads, num_keys = key.shape[1], key.shape[3]
   grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
   wide = jnp.promote_types(query.dtype, jnp.float32)
   # The gradients of several devices are summed wide.
@@ -39,18 +37,17 @@ def backward(
       of_heads = batch, heads, *operands[name].shape[1:]
       outputs[f"d_{name}"] = jax.ShapeDtypeStruct(of_heads, wide)
   band, row = (plan.period, plan.block), (1, plan.block)
-  scratch = dict(query=(width, plan.block), key=(num_keys, width), value=(num_keys, width))
+  scratch = dict(query=(width, plan.block), key=(width, num_keys), value=(width, num_keys))
   if tiles.has_logits(operands):
     scratch |= dict(key_band=band, key_right=row, band_d_logits=band, right_d_logits=row)
   if "value_table" in operands:
-    scratch |= dict(value_band=band, value_right=row, band_weights=band, right_weights=row)
-    scratch |= dict(value_left=row)
+    scratch |= dict(value_band=band, value_right=row, value_left=row, band_weights=band)
   if "slopes" in operands:
     scratch |= dict(slopes=row)
   # A device with a part of the queries does not know their numbers here, nor a traced offset.
   known = plan.is_causal and "first_block" not in operands
   # The gradients of all keys stay on the chip.
-  axes = tiles.AXES[2] | dict(d_key="BKsh", d_value="BKsh")
+  axes = tiles.AXES | dict.fromkeys(("d_key", "d_value"), "BKhs")
 
   def index(b, m, g, i, step):
     """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
@@ -58,7 +55,7 @@ def backward(
     keys = jnp.clip(i - (plan.key_block - plan.first_block), 0, j) if known else j
     return dict(B=b, N=m * grid[2] + g, K=m, T=i, S=keys)
 
-  specs = lambda arrays: tiles.block_specs(axes, arrays, plan.block, index)
+  specs = lambda arrays: tiles.block_specs(arrays, plan.block, index, axes)
   return pl.pallas_call(
     functools.partial(_kernel, plan),
     grid=grid,
@@ -106,20 +103,20 @@ def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
 
 def _start(plan: TpuPlan, operands, scratch) -> None:
   """Computes the terms of a block's queries, and of its cotangents, by row of the tables."""
-  sums = "band_d_logits", "band_weights", "right_d_logits", "right_weights", "slopes"
+  sums = "band_d_logits", "band_weights", "right_d_logits", "slopes"
   for name in ("query", *sums):
     if name in scratch:
       scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
   if tiles.has_logits(operands):
-    band = tiles.band_logits(plan, operands, keys=0)
+    band = tiles.band_logits(plan, operands)
     scratch["key_right"][...] = band[plan.last_row, None]
-    scratch["key_band"][...] = tiles.skew_keys(plan, band, 1)
+    scratch["key_band"][...] = tiles.skew(plan, band)
   if "value_table" in operands:
     d_output, table = operands["d_output"][0, 0], operands["value_table"][0]
-    band = tiles.precise_product(table, d_output, (1, 1), d_output.dtype)
+    band = tiles.precise_product(table, d_output, (1, 0), d_output.dtype)
     scratch["value_right"][...] = band[plan.last_row, None]
     scratch["value_left"][...] = band[plan.left_row, None]
-    scratch["value_band"][...] = tiles.skew_keys(plan, band, 1)
+    scratch["value_band"][...] = tiles.skew(plan, band)
 
 
 def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_right) -> None:
@@ -128,7 +125,7 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
   )
   weights = _weights(plan, operands, scratch, query, key, offset, is_right)
-  d_weights = tiles.product(value, d_output, (1, 1))
+  d_weights = tiles.product(value, d_output, (0, 0))
   d_weights = _relative(plan, scratch, "value", d_weights, offset)
   # The weights' gradient has this term for all keys of the tile.
   common = scratch["value_right"][...] if is_right and "value_right" in scratch else 0
@@ -137,81 +134,79 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
   delta = operands["delta"][0, 0]
   if plan.dropout_rate:
     global_block, seed = plan.key_block + key_block, operands["seeds"][0, 0]
-    kept = tiles.keep(plan, seed, query_block, global_block, keys=0)
+    kept = tiles.keep(plan, seed, query_block, global_block)
     factor = jnp.where(kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
     d_logits = weights * ((d_weights + common) * factor - delta)
     weights = weights * factor
   else:
     d_logits = weights * (d_weights - (delta - common))
-  for name, sums, collected in (("value", "weights", weights), ("key", "d_logits", d_logits)):
-    if f"{name}_band" in scratch:
-      refs = scratch[f"band_{sums}"], scratch[f"right_{sums}"]
-      _collect(plan, collected, offset, is_right, *refs)
+  _collect(plan, scratch, "weights", weights, offset, is_right)
+  _collect(plan, scratch, "d_logits", d_logits, offset, is_right)
   if "slopes" in scratch:
-    distance = tiles.all_distances(plan, offset, keys=0)
+    distance = tiles.all_distances(plan, offset)
     steps = jnp.abs(distance).astype(d_logits.dtype)
     scratch["slopes"][...] -= (d_logits * steps).sum(0, keepdims=True)
   low_weights, low_d_logits = (x.astype(query.dtype) for x in (weights, d_logits))
   keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
-  scratch["value"][keys] += tiles.product(low_weights, d_output, (1, 0))
-  scratch["key"][keys] += tiles.product(low_d_logits, query, (1, 0))
-  scratch["query"][...] += tiles.product(key, low_d_logits, (0, 0))
+  scratch["value"][:, keys] += tiles.product(d_output, low_weights, (1, 1))
+  scratch["key"][:, keys] += tiles.product(query, low_d_logits, (1, 1))
+  scratch["query"][...] += tiles.product(key, low_d_logits, (1, 0))
 
 
 def _weights(plan: TpuPlan, operands, scratch, query, key, offset, is_right):
-  logits = tiles.product(key, query, (1, 1)) * plan.scale
-  logits = tiles.add_slopes(plan, logits, offset, operands, keys=0)
+  logits = tiles.product(key, query, (0, 0)) * plan.scale
+  logits = tiles.add_slopes(plan, logits, offset, operands)
   logits = _relative(plan, scratch, "key", logits, offset)
-  logits = tiles.hide(plan, logits, offset, operands, keys=0)
-  far = "far_" if is_right and "far_maximum" in operands else ""
-  maximum, inverse_total = (operands[far + x][0, 0] for x in ("maximum", "inverse_total"))
-  return jnp.exp(logits - maximum) * inverse_total
+  logits = tiles.hide(plan, logits, offset, operands)
+  maximum = operands["maximum"][0, 0]
+  if is_right and "key_right" in scratch:  # the logits lack it, too
+    maximum -= scratch["key_right"][...]
+  return jnp.exp(logits - maximum) * operands["inverse_total"][0, 0]
 
 
 def _relative(plan: TpuPlan, scratch, name: str, tile, offset):
   """Adds the relative term; tiles right of the diagonal's lack what all their keys share."""
   if f"{name}_band" not in scratch or not isinstance(offset, int):
     return tile
-  band, right = scratch[f"{name}_band"], scratch[f"{name}_right"]
-  return tiles.add_band(plan, tile, offset, band, right, keys=0)
+  return tiles.add_band(plan, tile, offset, scratch[f"{name}_band"], scratch[f"{name}_right"])
 
 
-def _collect(plan: TpuPlan, tile, offset, is_right: bool, band, right) -> None:
+def _collect(plan: TpuPlan, scratch, name: str, tile, offset, is_right: bool) -> None:
   """Adds a tile to the skewed sums of the band, and to the sums right of it."""
+  right, band = (scratch.get(f"{place}_{name}") for place in ("right", "band"))
   if not isinstance(offset, int):
-    if is_right:
+    if is_right and right is not None:
       right[...] += tile.sum(0, keepdims=True)
     return
-  for piece, inside in tiles.crossing(plan, offset, keys=0):
-    band[piece.band] += jnp.where(inside, tile[piece.rows, piece.columns], 0)
-  if offset >= 0 and plan.sees_right():
-    for queries, part in tiles.right_of_band(plan, tile, offset, keys=0):
-      right[:, queries] += part.sum(0, keepdims=True)
+  if band is not None:
+    for piece, inside in tiles.crossing(plan, offset):
+      band[piece.band] += jnp.where(inside, tile[piece.keys, piece.queries], 0)
+  if right is not None and offset >= 0 and plan.sees_right():
+    right[...] += tiles.sum_right(plan, tile, offset)
 
 
 def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   d_query = scratch["query"][...]
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
-  number = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
-  product = lambda x, y, axes: tiles.product(x.astype(y.dtype), y, axes)
+  row = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
+  product = lambda x, y: tiles.product(x.astype(y.dtype), y, (1, 1))
   if tiles.has_logits(operands):
-    d_logits = tiles.skew_keys(plan, scratch["band_d_logits"][...], -1)
-    d_logits = jnp.where(number == plan.last_row, scratch["right_d_logits"][...], d_logits)
+    d_logits = tiles.skew(plan, scratch["band_d_logits"][...], -1)
+    d_logits = jnp.where(row == plan.last_row, scratch["right_d_logits"][...], d_logits)
     if "key_table" in operands:
       d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
-      outputs["d_key_table"][0, 0] += product(d_logits, query, (1, 0)) * plan.scale
+      outputs["d_key_table"][0, 0] += product(d_logits, query) * plan.scale
     if "content_table" in operands:
       content, table = operands["content"][0, 0], operands["content_table"][0]
       d_content = tiles.precise_product(table, d_logits, (0, 0), content.dtype)
-      outputs["d_content"][0, 0] = d_content.T.astype(outputs["d_content"].dtype)
-      outputs["d_content_table"][0, 0] += product(d_logits, content, (1, 0))
+      outputs["d_content"][0, 0] = d_content.astype(outputs["d_content"].dtype)
+      outputs["d_content_table"][0, 0] += product(d_logits, content)
     if "bias_table" in operands:
-      outputs["d_bias_table"][0, 0] += d_logits.T.sum(0, keepdims=True)
+      outputs["d_bias_table"][0, 0] += d_logits.sum(1, keepdims=True)
   if "slopes" in operands:
     outputs["d_slopes"][0, 0] += scratch["slopes"][...].sum(1, keepdims=True)
   if "value_table" in operands:
-    weights = tiles.skew_keys(plan, scratch["band_weights"][...], -1)
-    weights = jnp.where(number == plan.last_row, scratch["right_weights"][...], weights)
-    weights = jnp.where(number == plan.left_row, operands["sums"][0, 0], weights)
-    outputs["d_value_table"][0, 0] += product(weights, d_output, (1, 0))
-  outputs["d_query"][0, 0] = (d_query * plan.scale).T.astype(outputs["d_query"].dtype)
+    weights = tiles.skew(plan, scratch["band_weights"][...], -1)
+    sums = (operands[name][0, 0] for name in ("sums", "right_sums"))
+    outputs["d_value_table"][0, 0] += product(tiles.place_sums(plan, weights, *sums), d_output)
+  outputs["d_query"][0, 0] = (d_query * plan.scale).astype(outputs["d_query"].dtype)

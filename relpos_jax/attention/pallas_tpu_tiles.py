@@ -1,14 +1,17 @@
 """The tiles of the fused kernels for TPUs: their part of the band, their masks, specs and cost.
 
 A tile is `block` queries by `block` keys, `offset` blocks right of the diagonal, split into
-sub-tiles `height` by `lanes`. With j - i = d, a sub-tile is all left of the band (d < first: no
-relative term), all right of it (d >= last: the same one for all keys), or crosses it. Only the last
-kind costs anything: about (2k + block) / S of all.
+sub-tiles `height` keys by `lanes` queries. With j - i = d, a sub-tile is all left of the band
+(d < first: no relative term), all right of it (d >= last: the same one for all keys), or crosses
+it. Only the last kind costs anything: about (2k + block) / S of all.
 
-The band is stored in a *skewed* array `[block, period]` per block of queries: the entry of query i
-(counted from its block's start) and distance d is in column `(i + d) % period`. That is a plain
-column of some sub-tile: adding it there, or collecting it from there, is a select. It is skewed and
-unskewed once per block of queries, by a rotation whose shift grows with the row.
+Keys are along sublanes and queries along lanes, of tiles and of arrays in memory: heads narrower
+than a vector waste none of it, and one number per query is a row.
+
+The band is stored in a *skewed* array `[period, block]` per block of queries: the entry of query i
+(counted from its block's start) and distance d is in row `(i + d) % period`. That is a plain row of
+some sub-tile: adding it there, or collecting it from there, is a select. It is skewed and unskewed
+once per block of queries, by a rotation whose shift grows with the column.
 """
 
 import functools
@@ -26,27 +29,22 @@ from jax.experimental.pallas import tpu as pltpu
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.partitioned import Shards
 
-# A letter for each axis of each array, see `over_devices`: AXES[1] in the forward kernel, where
-# queries are along axis 1 of the masks, AXES[2] in the backward kernel.
+# A letter for each axis of each array, see `over_devices`.
 #
 # A weight is exp(logit - maximum) * inverse_total: in a logsumexp float32 would lose the total
-# beside a large maximum. The "far" ones are those of tiles right of the diagonal's, whose logits
-# all lack the same relative term.
-_AXES = dict(key_table="Nwh", value_table="Nwh", content_table="Nwp", bias_table="Now")
-_AXES |= dict(slopes="Nop")
+# beside a large maximum.
+AXES = dict(key_table="Nwh", value_table="Nwh", content_table="Nwp", bias_table="Nwo")
+AXES |= dict(slopes="Nop")
 # All sequences share these, and heads may; the kernel's gradients are per sequence and head.
-TABLES = tuple(_AXES)
+TABLES = tuple(AXES)
 LOGIT_TABLES = ("key_table", "content_table", "bias_table")
-_AXES |= {f"d_{name}": "B" + axes for name, axes in _AXES.items()}
-_AXES |= dict(content="BNTp", d_content="BNTp")
-_AXES |= dict.fromkeys(("query", "d_output", "output", "output_rest", "d_query"), "BNTh")
-_AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKSh")
-_AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "delta"), "BNoT")
-_AXES |= dict(far_maximum="BNoT", far_inverse_total="BNoT", seeds="BNop", first_block="oB")
-AXES = {
-  1: _AXES | dict(key_visible="BoS", query_segments="BTo", key_segments="BoS"),
-  2: _AXES | dict(key_visible="BSo", query_segments="BoT", key_segments="BSo"),
-}
+AXES |= {f"d_{name}": "B" + axes for name, axes in AXES.items()}
+AXES |= dict(content="BNpT", d_content="BNpT")
+AXES |= dict.fromkeys(("query", "d_output", "output", "output_rest", "d_query"), "BNhT")
+AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKhS")
+AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "right_sums", "delta"), "BNoT")
+AXES |= dict(seeds="BNop", first_block="oB")
+AXES |= dict(key_visible="BSo", query_segments="BoT", key_segments="BSo")
 
 VMEM_BYTES = 56 * 2**20  # what a kernel may use, if it needs more than the default
 
@@ -65,7 +63,7 @@ class TpuPlan(NamedTuple):
     scale: of the logits.
     first: the distance of the band's first diagonal, at most 1.
     last: the distance from which on the relative term is the same, at least 0.
-    period: columns of a skewed band: more than last - first + 1; 0 without relations.
+    period: rows of a skewed band: more than last - first + 1; 0 without relations.
     key_block: the number of the first block of keys, if keys are split over several calls.
     interpret: whether to run as plain XLA, without a TPU.
     shards: the mesh axes that shard the query, see `over_devices`.
@@ -134,59 +132,60 @@ class TpuPlan(NamedTuple):
 
   @property
   def height(self) -> int:
-    """Returns the height of a sub-tile: low, so that a narrow band crosses few of them."""
-    return self.lanes // 8 if self.lanes >= 64 else self.lanes // 2
+    """Returns the keys of a sub-tile."""
+    return height(self.lanes)
 
   def sees_right(self) -> bool:
     """Returns whether any key right of the band may be visible."""
     return not self.is_causal or self.last == 0
 
 
+def height(lanes: int) -> int:
+  """Returns the keys of a sub-tile: few, so that a narrow band crosses few of them."""
+  return lanes // 8 if lanes >= 64 else lanes // 2
+
+
 class Piece(NamedTuple):
-  """A sub-tile, `height` by `lanes`.
+  """A sub-tile, `height` keys by `lanes` queries.
 
   Attributes:
-    rows, columns: its slices of the tile.
-    queries: its slice of the tile's queries.
+    keys, queries: its slices of the tile.
     where: "left" of the band, "right" of it, or "band" if it crosses it.
     distance: of its first key from its first query.
     band: its slices of a skewed band.
   """
 
-  rows: slice
-  columns: slice
+  keys: slice
   queries: slice
   where: str
   distance: int
   band: tuple[slice, slice]
 
 
-def pieces(plan: TpuPlan, offset: int, keys: int) -> list[list[Piece]]:
-  """Returns the sub-tiles of a tile, row by row; its keys are along axis `keys`."""
+def pieces(plan: TpuPlan, offset: int) -> list[list[Piece]]:
+  """Returns the sub-tiles of a tile, row by row."""
 
-  def piece(row: slice, column: slice) -> Piece:
-    of_queries, of_keys = (row, column) if keys else (column, row)
-    start, stop = (offset * plan.block + x for x in (of_keys.start, of_keys.stop))
+  def piece(keys: slice, queries: slice) -> Piece:
+    start, stop = (offset * plan.block + x for x in (keys.start, keys.stop))
     where = "band"
-    if stop - of_queries.start <= plan.first:
+    if stop - queries.start <= plan.first:
       where = "left"
-    if start - of_queries.stop >= plan.last - 1:
+    if start - queries.stop >= plan.last - 1:
       where = "right"
-    of_band = slice(start % plan.period, start % plan.period + stop - start)
-    band = (of_queries, of_band) if keys else (of_band, of_queries)
-    return Piece(row, column, of_queries, where, start - of_queries.start, band)
+    rows = slice(start % plan.period, start % plan.period + plan.height)
+    return Piece(keys, queries, where, start - queries.start, (rows, queries))
 
-  rows, columns = (
+  keys, queries = (
     [slice(start, start + size) for start in range(0, plan.block, size)]
     for size in (plan.height, plan.lanes)
   )
-  return [[piece(row, column) for column in columns] for row in rows]
+  return [[piece(row, column) for column in queries] for row in keys]
 
 
-def distances(plan: TpuPlan, piece: Piece, keys: int) -> jax.Array:
-  """Returns j - i in a sub-tile whose keys are along axis `keys`."""
+def distances(plan: TpuPlan, piece: Piece) -> jax.Array:
+  """Returns j - i in a sub-tile."""
   iota = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (plan.height, plan.lanes), axis)
-  return iota(keys) - iota(1 - keys) + piece.distance
+  return iota(0) - iota(1) + piece.distance
 
 
 def in_band(plan: TpuPlan, distance: jax.Array) -> jax.Array:
@@ -194,60 +193,28 @@ def in_band(plan: TpuPlan, distance: jax.Array) -> jax.Array:
   return (distance >= plan.first) & (distance < plan.last)
 
 
-def split(tile: jax.Array, size: int, axis: int) -> list[jax.Array]:
-  """Returns the slices of `size` along an axis."""
-  starts = range(0, tile.shape[axis], size)
-  return [jax.lax.slice_in_dim(tile, start, start + size, axis=axis) for start in starts]
-
-
-def skew(plan: TpuPlan, x: jax.Array) -> jax.Array:
-  """Moves column d of row i to column (i + d) % period."""
-  return pltpu.roll(x, 0, 1, stride=1, stride_axis=0)
-
-
-def unskew(plan: TpuPlan, x: jax.Array) -> jax.Array:
-  """Moves column (i + d) % period of row i to column d.
-
-  A lookup along lanes covers one vector only. In longer rows no rotation to the left can grow with
-  the row: the eight rows of a vector are rotated by 0 to 7, in steps of 1, 2 and 4, then together.
-  """
-  if plan.period == plan.lanes:
-    row, column = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (0, 1))
-    return jnp.take_along_axis(x, (row + column) & (plan.period - 1), axis=1)
-  eight = (min(8, x.shape[0]), x.shape[1])
-  row = jax.lax.broadcasted_iota(jnp.int32, eight, 0)
-
-  def rotate(number, y):
-    for shift in (1, 2, 4):
-      y = jnp.where(row & shift != 0, pltpu.roll(y, plan.period - shift, 1), y)
-    return pltpu.roll(y, -8 * number % plan.period, 1)
-
-  return jnp.concatenate([rotate(*pair) for pair in enumerate(split(x, eight[0], 0))], 0)
-
-
-def skew_keys(plan: TpuPlan, x: jax.Array, sign: int) -> jax.Array:
-  """Applies `skew`, or `unskew` if `sign` is -1, to a `[period, block]` array, queries along lanes.
+def skew(plan: TpuPlan, x: jax.Array, sign: int = 1) -> jax.Array:
+  """Moves row d of column i to row (i + d) % period, or the other way if `sign` is -1.
 
   Rotates by 1, 2, 4, ... rows the columns whose number has that bit.
   """
-  columns = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+  columns = jnp.remainder(jax.lax.broadcasted_iota(jnp.int32, x.shape, 1), plan.period)
   shift = 1
-  while shift < x.shape[1]:
-    if rows := sign * shift % plan.period:
-      x = jnp.where(columns & shift != 0, pltpu.roll(x, rows, 0), x)
+  while shift < plan.period:
+    x = jnp.where(columns & shift != 0, pltpu.roll(x, sign * shift % plan.period, 0), x)
     shift *= 2
   return x
 
 
-def all_distances(plan: TpuPlan, offset, keys: int) -> jax.Array:
-  """Returns j - i in a tile whose keys are along axis `keys`."""
-  positions = functools.partial(jax.lax.broadcasted_iota, jnp.int32, (plan.block, plan.block))
-  return offset * plan.block + positions(keys) - positions(1 - keys)
+def all_distances(plan: TpuPlan, offset) -> jax.Array:
+  """Returns j - i in a tile."""
+  iota = functools.partial(jax.lax.broadcasted_iota, jnp.int32, (plan.block, plan.block))
+  return offset * plan.block + iota(0) - iota(1)
 
 
-def hide(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
-  """Sets the logits `[block, block]` of hidden pairs to LOWEST; keys along axis `keys`."""
-  hidden, distance = [], all_distances(plan, offset, keys)
+def hide(plan: TpuPlan, logits, offset, operands):
+  """Sets the logits of a tile's hidden pairs to LOWEST."""
+  hidden, distance = [], all_distances(plan, offset)
   if plan.is_causal and isinstance(offset, int) and offset == 0:
     hidden.append(distance > 0)
   if plan.window is not None:
@@ -266,69 +233,74 @@ def has_logits(operands: Mapping) -> bool:
   return any(name in operands for name in LOGIT_TABLES)
 
 
-def band_logits(plan: TpuPlan, operands, keys: int) -> jax.Array:
-  """Returns the relative term of a block's queries by table row, the rows along axis `keys`."""
+def band_logits(plan: TpuPlan, operands) -> jax.Array:
+  """Returns the relative term of a block's queries, `[period, block]`."""
   terms = []
   for factor, name in (("query", "key_table"), ("content", "content_table")):
     if name in operands:
-      x, table = operands[factor][0, 0], operands[name][0]
-      pair = (x, table) if keys else (table, x)
-      term = precise_product(*pair, (1, 1), x.dtype)
+      x = operands[factor][0, 0]
+      term = precise_product(operands[name][0], x, (1, 0), x.dtype)
       terms.append(term * plan.scale if factor == "query" else term)
   if "bias_table" in operands:
-    bias = jnp.broadcast_to(operands["bias_table"][0], (plan.block, plan.period))
-    terms.append(bias if keys else bias.T)
+    terms.append(jnp.broadcast_to(operands["bias_table"][0], (plan.period, plan.block)))
   return sum(terms[1:], terms[0])
 
 
-def add_slopes(plan: TpuPlan, logits, offset, operands, keys: int) -> jax.Array:
+def add_slopes(plan: TpuPlan, logits, offset, operands):
   """Subtracts slope * abs(j - i), if there are slopes."""
   if "slopes" not in operands:
     return logits
-  steps = jnp.abs(all_distances(plan, offset, keys))
-  return logits - operands["slopes"][0] * steps.astype(logits.dtype)
+  return logits - operands["slopes"][0] * jnp.abs(all_distances(plan, offset)).astype(logits.dtype)
 
 
-def add_band(plan: TpuPlan, tile, offset: int, band, right, keys: int):
-  """Adds a skewed band `[block, period]`, and `right` to all keys right of it.
+def add_band(plan: TpuPlan, tile, offset: int, band, right):
+  """Adds a skewed band, and `right` to all keys right of it.
 
   In tiles right of the diagonal's `right` is subtracted everywhere, and the caller adds it.
-  With keys along axis 0 band and `right` are transposed.
   """
 
   def add(piece: Piece):
-    part = tile[piece.rows, piece.columns]
-    of_right = right[piece.queries] if keys else right[:, piece.queries]
+    part, of_right = tile[piece.keys, piece.queries], right[:, piece.queries]
     if piece.where == "right" and offset <= 0:
       return part + of_right
     if piece.where != "band":
       return part
-    distance = distances(plan, piece, keys)
+    distance = distances(plan, piece)
     outside = 0 if offset > 0 else jnp.where(distance >= plan.last, of_right, 0)
     inside = band[piece.band] - of_right if offset > 0 else band[piece.band]
     return part + jnp.where(in_band(plan, distance), inside, outside)
 
-  strips = [[add(piece) for piece in strip] for strip in pieces(plan, offset, keys)]
+  strips = [[add(piece) for piece in strip] for strip in pieces(plan, offset)]
   return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
 
 
-def crossing(plan: TpuPlan, offset: int, keys: int) -> list[tuple[Piece, jax.Array]]:
+def crossing(plan: TpuPlan, offset: int) -> list[tuple[Piece, jax.Array]]:
   """Returns the sub-tiles that cross the band, with True on the band."""
-  found = itertools.chain(*pieces(plan, offset, keys))
-  inside = lambda piece: in_band(plan, distances(plan, piece, keys))
+  found = itertools.chain(*pieces(plan, offset))
+  inside = lambda piece: in_band(plan, distances(plan, piece))
   return [(piece, inside(piece)) for piece in found if piece.where == "band"]
 
 
-def right_of_band(plan: TpuPlan, tile, offset: int, keys: int) -> list[tuple[slice, jax.Array]]:
-  """Returns slices of queries, each with a sub-tile that is zero except right of the band."""
-  parts = []
-  for piece in itertools.chain(*pieces(plan, offset, keys)):
-    part = tile[piece.rows, piece.columns]
-    if piece.where == "band":
-      part = jnp.where(distances(plan, piece, keys) >= plan.last, part, 0)
-    if piece.where != "left":
-      parts.append((piece.queries, part))
-  return parts
+def sum_right(plan: TpuPlan, tile, offset: int) -> jax.Array:
+  """Returns each query's sum of a tile over the keys right of the band, `[1, block]`."""
+
+  def part(piece: Piece):
+    x = tile[piece.keys, piece.queries]
+    return x if piece.where == "right" else jnp.where(distances(plan, piece) >= plan.last, x, 0)
+
+  sums = []
+  for strip in zip(*pieces(plan, offset), strict=True):
+    parts = [part(piece) for piece in strip if piece.where != "left"]
+    zeros = jnp.zeros((plan.height, plan.lanes), tile.dtype)
+    sums.append(sum(parts, zeros).sum(0, keepdims=True))
+  return jnp.concatenate(sums, 1)
+
+
+def place_sums(plan: TpuPlan, band, left, right):
+  """Places the sums of weights by row of the value table in the band's, unskewed."""
+  row = jax.lax.broadcasted_iota(jnp.int32, band.shape, 0)
+  band = jnp.where(row == plan.last_row, right, band)
+  return jnp.where(row == plan.left_row, left, band)
 
 
 def first_block(plan: TpuPlan, operands: dict) -> jax.Array | int:
@@ -339,12 +311,14 @@ def first_block(plan: TpuPlan, operands: dict) -> jax.Array | int:
   return numbers[0, pl.program_id(0) if numbers.shape[1] > 1 else 0]
 
 
-def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block, keys: int) -> jax.Array:
+def keep(plan: TpuPlan, seed: jax.Array, query_block, key_block) -> jax.Array:
   """Returns the dropout mask of a tile, True where a weight is kept."""
   shapes = (plan.block, 1), (1, plan.block)
-  count = lambda axis: jax.lax.broadcasted_iota(jnp.int32, shapes[axis], axis)
-  rows, columns = query_block * plan.block + count(1 - keys), key_block * plan.block + count(keys)
-  return dropout.keep(seed, rows, columns, plan.dropout_rate)
+  keys, queries = (
+    block * plan.block + jax.lax.broadcasted_iota(jnp.int32, shapes[axis], axis)
+    for axis, block in enumerate((key_block, query_block))
+  )
+  return dropout.keep(seed, queries, keys, plan.dropout_rate)
 
 
 def product(x: jax.Array, y: jax.Array, contract: tuple[int, int]) -> jax.Array:
@@ -370,8 +344,8 @@ def precise_product(
     return [high] if z.dtype == dtype else [high, (z - high.astype(z.dtype)).astype(dtype)]
 
   xs, ys = parts(x), parts(y)
-  if len(xs) > len(ys) and contract == (1, 1) and x.shape[1] <= 64:
-    return product(jnp.concatenate(xs, 1), jnp.concatenate(ys * 2, 1), contract)
+  if len(xs) > len(ys) and contract == (1, 0) and x.shape[1] <= 64:
+    return product(jnp.concatenate(xs, 1), jnp.concatenate(ys * 2, 0), contract)
   pairs = [(a, b) for i, a in enumerate(xs) for j, b in enumerate(ys) if i + j < 2]
   return sum(product(a, b, contract) for a, b in pairs)
 
@@ -398,7 +372,10 @@ def dispatch(plan: TpuPlan, offset, tile, *, by_side: bool = False) -> None:
 
 
 def block_specs(
-  axes: Mapping[str, str], arrays: Shapes, block: int, index: Callable[..., dict[str, jax.Array]]
+  arrays: Shapes,
+  block: int,
+  index: Callable[..., dict[str, jax.Array]],
+  axes: Mapping[str, str] = AXES,
 ) -> dict[str, pl.BlockSpec]:
   """Returns the block of each array that a step of the grid reads or writes.
 
@@ -429,8 +406,8 @@ def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) ->
   queries it is the cost of the last one, which in a causal call has the most visible keys. With a
   traced offset, it is that of the last queries.
   """
-  batch, heads, length, width = operands["query"].shape
-  num_keys = operands["key"].shape[2]
+  batch, heads, width, length = operands["query"].shape
+  num_keys = operands["key"].shape[3]
   first = plan.first_block
   if first is None:
     first = plan.num_blocks[1] - plan.num_blocks[0]

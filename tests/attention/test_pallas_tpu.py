@@ -198,7 +198,7 @@ def test_tiles_with_a_visible_pair_cost_time(options):
   plans = []
   gather = lambda x: plans.append(pallas_tpu.plan_of(gather_inputs(x, x, x, **options), True)[0])
   jax.eval_shape(gather, array)
-  operands = dict.fromkeys(("query", "key", "value"), array.update(shape=(BATCH, 1, 64, WIDTH)))
+  operands = dict.fromkeys(("query", "key", "value"), array.update(shape=(BATCH, 1, WIDTH, 64)))
   found = cost(plans[0], operands, dict(output=operands["query"]), num_products=2)
   i, j = np.ogrid[:64, :64]
   left, right = options.get("local_window_size", (64, 64))

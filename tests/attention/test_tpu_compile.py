@@ -31,9 +31,9 @@ from relpos_jax.attention.inputs import gather_inputs
 pytestmark = pytest.mark.tpu
 
 HEADS, K = 8, 16
-# Temporary bytes of forward and backward together, for each query and head: recorded are at most
-# 2947 (v5e, width 64, T = 32768), and 3074 at twice that length.
-BUDGET = 3300
+# Temporary bytes of forward and backward together, for each query and head, by the heads' width:
+# recorded are at most 904 and 2215 (v5p, T = 32768).
+BUDGET = {64: 1000, 128: 2400}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,7 +85,7 @@ def _compile(
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiles_in_memory_linear_in_the_length(chip, width, length):
   compiled = _compile(chip, length, width)
-  assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET * HEADS * length
+  assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET[width] * HEADS * length
   assert not re.search(rf"{length},{length}\]", compiled.as_text())
 
 

@@ -71,6 +71,16 @@ def test_long_sequences_take_several_calls_whose_tiles_add_up():
     tpu_bundles.count(plan, "forward", [kernel])
 
 
+@pytest.mark.parametrize("writes", [[], [21, 21]])
+def test_a_block_of_queries_is_written_once_to_an_output_on_the_chip(writes):
+  tiles, plan = {"0": 1003, "-1": 1007, "others": 1013}, tpu_bundles.plan_of(4096, True, True)
+  sizes = [101, *tiles.values(), 103, *writes]
+  kernel = text_of(*itertools.chain(*(branch(n, *straight(x)) for n, x in enumerate(sizes, 3))))
+  of_tiles = np.dot([*tiles.values()], [8, 7, 21]) + 64 * (20 + 6 * len(sizes))
+  count = tpu_bundles.count(plan, "forward", [kernel])
+  assert count == of_tiles + 8 * (101 + 103 + sum(writes))
+
+
 def test_the_command_keeps_its_counts_and_their_table(call, monkeypatch, tmp_path):
   calls = itertools.product([1024], (False, True), (False, True))
   monkeypatch.setattr(
