@@ -62,16 +62,9 @@ BEHIND = {
 # The packages that need the base install only, and the libraries that they may not import, not even
 # through others.
 BASE = {f"relpos_jax.{name}" for name in ("attention", "nn", "linen", "models", "decoding")}
-EXPERIMENTS = {"ml_collections", "tensorflow_datasets", "tokenizers", "sacrebleu", "grain"}
-EXPERIMENTS |= {
-  "matplotlib",
-  "scipy",
-  "tensorboardX",
-  "sacremoses",
-  "requests",
-  "array_record",
-  "fsspec",
-}
+EXPERIMENTS = {"ml_collections", "tensorflow_datasets", "tokenizers", "sacrebleu", "grain", "mido"}
+EXPERIMENTS |= {"matplotlib", "scipy", "tensorboardX", "sacremoses", "requests", "array_record"}
+EXPERIMENTS |= {"fsspec"}
 
 
 def modules() -> dict[str, pathlib.Path]:
