@@ -220,7 +220,8 @@ def run_training(
     if not stop.should_stop():
       batches = map(put, prefetch(train_batches, start, config.num_steps))
       if profile_steps:
-        batches = _profiled(batches, start, profile_steps, workdir / "tensorboard")
+        profiled = _profiled(batches, start, profile_steps, workdir / "tensorboard")
+        batches = stack.enter_context(contextlib.closing(profiled))
       state = train(
         state,
         _with_operations(make_step(run.task, run.graphdef)),

@@ -40,7 +40,8 @@ class Reporter:
   name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
   as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
 
-  >>>   >>> with tempfile.TemporaryDirectory() as workdir:
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as workdir:
   ...   with Reporter(workdir, num_steps=2) as reporter:
   ...     reporter.step(1, dict(loss=4.0, num_tokens=900))
   ...     reporter.step(2, dict(loss=3.5, num_tokens=1000))

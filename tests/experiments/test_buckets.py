@@ -13,6 +13,8 @@ from test_train import _interrupt_at, metrics, results
 
 from experiments import train as train_command
 from relpos_jax.files import to_path
+from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.workdir import list_damaged, list_steps
 
 
@@ -27,7 +29,14 @@ def bucket():
 @pytest.fixture(scope="module")
 def run(bucket, train):
   """Returns the folder of a run that was stopped after step 7 and resumed."""
+  save = Checkpoints.save
+
+  def save_after_metrics(self, step, state):
+    assert read_metrics("gs://bucket/runs/stopped")[-1]["step"] == step
+    save(self, step, state)
+
   with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(Checkpoints, "save", save_after_metrics)
     interrupt = lambda: signal.raise_signal(signal.SIGTERM)
     patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train("gs://bucket/runs/stopped")
@@ -90,12 +99,13 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
       flipped = bytearray(content)
       flipped[::101] = (octet ^ 4 for octet in flipped[::101])
       bucket.objects[name] = generation, bytes(flipped)
-  answer = train(damaged)
+  answer = train(damaged, "--profile_steps=11:11")
   assert answer.status == 0, answer.err
   assert f"checkpoint {damaged}/checkpoints/12 is damaged: " in answer.err
   assert "renamed to damaged-12" in answer.err
   assert [path.name for path in list_damaged(damaged / "checkpoints")] == ["damaged-12"]
   check_equal(damaged)
+  assert any(name.endswith(".xplane.pb") for name in bucket.names("runs/damaged/tensorboard/"))
 
 
 def test_an_interrupted_upload_is_no_checkpoint_and_the_run_goes_on_before_it(
