@@ -57,7 +57,7 @@ from relpos_jax.attention.choice import used_rules
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, growing, in_bucket, to_path, write_whole
+from relpos_jax.files import Path, in_bucket, to_path, write_whole
 from relpos_jax.training import processes
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.loop import NonFiniteError, train
@@ -95,6 +95,8 @@ def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) ->
     raise InputError("--wandb needs its package: pip install wandb")
   if not re.fullmatch(r"([1-9]\d*:[1-9]\d*)?", options["profile_steps"]):
     raise InputError(f"--profile_steps={options['profile_steps']}: give two steps, such as 10:20")
+  if options["profile_steps"] and in_bucket(workdir):
+    raise InputError("--profile_steps writes no profile into a bucket: give a local --workdir")
   processes.join_processes(distributed)
   with processes.only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
     try:
@@ -220,7 +222,8 @@ def run_training(
     if not stop.should_stop():
       batches = map(put, prefetch(train_batches, start, config.num_steps))
       if profile_steps:
-        batches = _profiled(batches, start, profile_steps, workdir / "tensorboard")
+        profiled = _profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
+        batches = stack.enter_context(contextlib.closing(profiled))
       state = train(
         state,
         _with_operations(make_step(run.task, run.graphdef)),
@@ -250,11 +253,11 @@ def _begin_wandb(run: Run, workdir: Path, project: str) -> Any:
   return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
 
 
-def _profiled(batches: Iterator, start: int, steps: str, folder: Path) -> Iterator:
+def _profiled(batches: Iterator, start: int, steps: str, folder: str) -> Iterator:
   """Yields the batches of the steps after `start`, and profiles `steps`, such as 10:20."""
   first, last = map(int, steps.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
-  with growing(folder) as local, jax.profiler.trace(str(local)):
+  with jax.profiler.trace(folder):
     # One more: while it is dispatched, the device may still compute the last one.
     for step, batch in zip(range(max(first, start + 1), last + 2), batches, strict=False):
       with jax.profiler.StepTraceAnnotation("train", step_num=step):

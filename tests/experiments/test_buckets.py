@@ -13,6 +13,8 @@ from test_train import _interrupt_at, metrics, results
 
 from experiments import train as train_command
 from relpos_jax.files import to_path
+from relpos_jax.training.checkpoint import Checkpoints
+from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.workdir import list_damaged, list_steps
 
 
@@ -27,7 +29,14 @@ def bucket():
 @pytest.fixture(scope="module")
 def run(bucket, train):
   """Returns the folder of a run that was stopped after step 7 and resumed."""
+  save = Checkpoints.save
+
+  def save_after_metrics(self, step, state):
+    assert read_metrics("gs://bucket/runs/stopped")[-1]["step"] == step
+    save(self, step, state)
+
   with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(Checkpoints, "save", save_after_metrics)
     interrupt = lambda: signal.raise_signal(signal.SIGTERM)
     patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train("gs://bucket/runs/stopped")
@@ -129,6 +138,7 @@ def test_what_is_not_there_is_one_line_before_anything_is_compiled(
 
   refused(train("s3://bucket/run"), "s3://bucket/run", "gs://BUCKET/RUN")
   refused(train("gs:/bucket/run"), "gs:/bucket/run", "gs://BUCKET/RUN")
+  refused(train("gs://bucket/run", "--profile_steps=1:2"), "--profile_steps", "local")
   refused(train("gs://missing/run"), "gs://missing/run", "bucket")
   refused(call("evaluate", "--workdir=gs://bucket/nothing"), "no training run")
   refused(call("checkpoints", f"--workdir={run}"), "gcloud storage cp")
