@@ -105,9 +105,11 @@ def _keep_freed_memory() -> None:
   """Has glibc's malloc keep freed memory for the next step, on machines without accelerators.
 
   On a CPU, XLA allocates the temporary memory of each call. Pages that malloc has given back must
-  be mapped again, which takes a third of a training step.
+  be mapped again, which takes a third of a training step. If a variable such as MALLOC_ARENA_MAX
+  sets options of malloc, it is left as it is.
   """
-  if any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu")):
+  has_options = any(name.startswith("MALLOC_") for name in os.environ)
+  if has_options or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))):
     return
   with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
     mallopt = ctypes.CDLL(None).mallopt

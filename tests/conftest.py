@@ -19,6 +19,7 @@ from compiling import QUICK
 jax.config.update("jax_num_cpu_devices", 8)
 # Commands, here and in processes of their own, neither use nor fill a person's folder.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+os.environ["MALLOC_ARENA_MAX"] = "0"  # the default; commands leave the tests' memory as it is
 hypothesis.settings.register_profile("same every time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same every time")
 # Collecting garbage more often takes 6% of the time: most of what tracing leaves is in use.

@@ -199,7 +199,8 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkey
     command.make_folder(tmp_path, "out")
 
 
-def test_a_command_maps_its_memory_once():
+def test_a_command_maps_its_memory_once(monkeypatch):
+  monkeypatch.delenv("MALLOC_ARENA_MAX")
   program = """
 import resource
 import jax, jax.numpy as jnp
