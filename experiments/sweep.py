@@ -199,7 +199,7 @@ def submission(template: str, sweep: str, cell: Cell) -> list[str]:
 
 def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
   """Writes the records of a sweep to its results file and returns them; see `find_records`."""
-  path.parent.mkdir(parents=True, exist_ok=True)
+  command.make_folder(path.parent, "results")
   with filelock.FileLock(path.with_name(".lock")):  # other processes may write the same file
     if records := find_records(path, cells):
       write_whole(path, "".join(map(to_line, records.values())))

@@ -10,10 +10,9 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
-It may be in a bucket, gs://BUCKET/RUN, which takes `pip install gcsfs`. Only one training at a time
-may use the folder; in a bucket nothing keeps a second one out. SIGTERM saves and exits with status
-143, Ctrl-C saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded
-unless FOLDER holds them.
+It may be in a bucket, gs://BUCKET/RUN. Only one training at a time may use the folder; in a bucket
+nothing keeps a second one out. SIGTERM saves and exits with status 143, Ctrl-C saves and exits with
+status 130, and a second Ctrl-C exits at once. Data are downloaded unless FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
 Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,
@@ -253,13 +252,14 @@ def _begin_wandb(run: Run, workdir: Path, project: str) -> Any:
   return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
 
 
-def _profiled(batches: Iterator, start: int, steps: str, folder: str) -> Iterator:
-  """Yields the batches of the steps after `start`, and profiles `steps`, such as 10:20."""
-  first, last = map(int, steps.split(":"))
+def _profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
+  """Yields the batches of the steps after `start`, and profiles those `asked`, such as 10:20."""
+  first, last = map(int, asked.split(":"))
   yield from itertools.islice(batches, max(first - start - 1, 0))
-  with jax.profiler.trace(folder):
+  steps = range(max(first, start + 1), last + 2)
+  with jax.profiler.trace(folder) if len(steps) > 1 else contextlib.nullcontext():
     # One more: while it is dispatched, the device may still compute the last one.
-    for step, batch in zip(range(max(first, start + 1), last + 2), batches, strict=False):
+    for step, batch in zip(steps, batches, strict=False):
       with jax.profiler.StepTraceAnnotation("train", step_num=step):
         yield batch
   yield from batches

@@ -1,7 +1,6 @@
 r"""Runs a command in one or several processes on this machine, with retries.
 
   python -m experiments.launch --processes=2 -- python -m experiments.train --config=...
-  python -m experiments.launch --retries=5 -- srun python -m experiments.train --config=...
 
 With --processes above 1, each process gets the coordinator's address, its number, and one GPU. A
 single process can use all GPUs and is simpler; several can load data faster. If one fails, the

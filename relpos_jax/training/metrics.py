@@ -161,13 +161,17 @@ class Reporter:
       if value is not None:
         self._add_event(step, summary=summary.scalar(name, value))
     if time.monotonic() - self._uploaded > 60:
-      self.upload()
+      try:
+        self.upload()
+      except InputError as error:  # before a checkpoint it would be raised
+        self._uploaded = time.monotonic()
+        self._display.print_text(str(error))
 
   def upload(self) -> None:
     """Copies what was written so far into the bucket, if the run directory is in one."""
     if self._folder != self._workdir:
       upload(self._folder, self._workdir)
-      self._uploaded = time.monotonic()
+      self._uploaded, self._last = time.monotonic(), None  # not the time of a step
 
   def _open(self, step: int) -> None:
     """Drops lines of `step` and later, and opens a new event file, before the first write."""

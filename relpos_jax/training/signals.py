@@ -27,7 +27,9 @@ class Stopped(BaseException):
 
 
 class StopOnSignal:
-  """Handles SIGTERM and SIGINT inside a `with` block; a second signal of the same kind kills.
+  """Handles SIGTERM and SIGINT inside a `with` block; a second SIGINT kills.
+
+  A second SIGTERM is ignored: at a shutdown both a launcher and the system send one.
 
   A signal raises `Stopped` at once, unless `deferred` is true: then `should_stop` returns True
   from the next call on, at the same call in all processes. Signals that are ignored stay ignored,
@@ -101,7 +103,7 @@ class StopOnSignal:
       self.deferred = before
 
   def _receive(self, number: int, _) -> None:
-    signal.signal(number, signal.SIG_DFL)
+    signal.signal(number, _AT_EXIT[number])
     if self._received:  # the other signal came before, as when a launcher passes Ctrl-C on
       return
     self._received, self.signal = True, signal.Signals(number)
