@@ -104,7 +104,7 @@ def test_two_steps_keep_the_shapes_of_the_state(number, argument):
   with use_abstract_mesh(CHIPS):
     once, _ = jax.eval_shape(step, state, batch_of(config, shape, CHIPS))
     twice, metrics = jax.eval_shape(step, once, batch_of(config, shape, CHIPS))
-  assert {*metrics} == {"loss", "grad_norm", "num_tokens", "skipped"}
+  assert {*metrics} == {"loss", "grad_norm", "num_tokens", "skipped", "learning_rate"}
   assert all(value.shape == () for value in metrics.values())
   like = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
   assert jax.tree.all(jax.tree.map(like, state, twice))
