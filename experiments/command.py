@@ -20,6 +20,7 @@ from ml_collections import ConfigDict, config_flags
 
 from relpos_jax.config import flatten, unknown_key
 from relpos_jax.errors import InputError
+from relpos_jax.files import in_bucket, to_path
 from relpos_jax.training.workdir import check_writable
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
@@ -177,9 +178,9 @@ def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
   Raises:
     InputError: the folder cannot be made or written.
   """
-  if re.match("[a-z0-9]+:/", os.fspath(folder)):
+  folder = to_path(folder)
+  if in_bucket(folder):
     raise InputError(f"--{flag}={folder}: give a local folder")
-  folder = pathlib.Path(folder)
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
