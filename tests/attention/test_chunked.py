@@ -122,7 +122,7 @@ CASES = {
 }
 
 
-def assert_exact(call, block=8, num_heads=4, num_stretches=2):
+def assert_exact(call, block=8, group=2, num_heads=4, num_stretches=2):
   """Checks a call against the reference, with at most `num_heads` heads at a time.
 
   A window allows more heads, because a block computes few keys.
@@ -138,7 +138,8 @@ def assert_exact(call, block=8, num_heads=4, num_stretches=2):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(chunked, "_STRETCHES", num_stretches)
     patch.setattr(chunked, "_PAIRS", num_heads * min(block, call["T"]) * call["S"])
-    actual = results(arrays, functools.partial(chunked.attention, block=block), **options)
+    attention = functools.partial(chunked.attention, block=block, group=group)
+    actual = results(arrays, attention, **options)
   wanted = results(arrays, reference.attention, **options)
   for name, x in wanted.items():
     if x is not None:
@@ -193,11 +194,12 @@ def calls(draw):
 @given(
   call=calls(),
   block=st.integers(1, 9),
+  group=st.integers(1, 9),
   num_heads=st.integers(1, 6),
   num_stretches=st.integers(1, 3),
 )
-def test_any_call_equals_the_reference(call, block, num_heads, num_stretches):
-  assert_exact(call, block, num_heads, num_stretches)
+def test_any_call_equals_the_reference(call, block, group, num_heads, num_stretches):
+  assert_exact(call, block, group, num_heads, num_stretches)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

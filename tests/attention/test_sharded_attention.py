@@ -88,7 +88,7 @@ def call(attention, arrays, **options):
 
 
 def in_blocks(*args, **options):
-  return chunked.attention(gather_inputs(*args, **options), block=8)
+  return chunked.attention(gather_inputs(*args, **options), block=8, group=2)
 
 
 def in_tiles(*args, **options):
