@@ -1,7 +1,9 @@
-"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and NVIDIA GPUs.
+r"""Exports a trained translator for CTranslate2, which translates in C++ on CPUs and NVIDIA GPUs.
 
   pip install -e '.[export]'
-  python -m experiments.export --workdir=runs/quickstart --out=translator
+  python -m experiments.train --config=configs/quickstart.py --workdir=runs/shared \
+      --config.model.tables_per_head=False
+  python -m experiments.export --workdir=runs/shared --out=translator
   ct2-translator --model translator --beam_size 4 < tokens.en > tokens.de
 
 The vocabulary is in the model; tokenizer.json of the run's folder splits lines into its tokens, to

@@ -16,7 +16,7 @@ status 130, and a second Ctrl-C exits at once. Data are downloaded unless FOLDER
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
 Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,
-where the peak is known.
+where the peak is known. Products that the backward pass computes anew count each time.
 
 With several processes, start each with this command, as srun and mpirun do; experiments/launch/
 has recipes. Only the first process prints and writes.

@@ -29,5 +29,15 @@ def test_the_commands_of_a_page_exist(page):
     assert all((ROOT / file).exists() for file in re.findall(r"configs/\w+\.py", arguments))
 
 
+@pytest.mark.parametrize(
+  "page, name",
+  dict(operator="relpos_jax", nn="relpos_jax.nn", linen="relpos_jax.linen").items(),
+)
+def test_a_page_of_the_api_lists_all_public_names(page, name):
+  text = (ROOT / f"docs/api/{page}.md").read_text("utf-8")
+  members = text[text.index("members:") :]
+  assert {*re.findall(r"\w+", members)} - {"members"} == {*importlib.import_module(name).__all__}
+
+
 def test_some_pages_have_examples():
   assert sum("```python" in page.read_text("utf-8") for page in PAGES) >= 5

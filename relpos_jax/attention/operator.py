@@ -70,9 +70,9 @@ def dot_product_attention(
     dropout_rate: the share of weights dropped, for v_j and aV_ij alike.
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
     implementation: a name, or None to choose one; see `explain`. None never chooses a kernel,
-      because none was measured on a device yet. The kernels, and "chunked", which None may choose
-      for 128 keys or more, have first reverse-mode derivatives only. For jvp or second derivatives
-      name "projected" or "skew".
+      because none was measured on a device yet. The kernels, and "chunked", which None chooses for
+      long sequences (on CPUs from 128 keys on), have first reverse-mode derivatives only. For jvp
+      or second derivatives name "projected" or "skew".
 
   Returns:
     `[B, T, N, H]`, in the value's dtype. Softmax and sums of weights are in float32, or in

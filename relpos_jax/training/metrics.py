@@ -97,7 +97,8 @@ class Reporter:
     """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
 
     A step that was "skipped" is always written. Speeds are means over the last 100 timed steps;
-    "mfu" is the share of the peak that their "operations" took.
+    "mfu" is the share of the peak that their "operations" took, those that the backward pass
+    computes anew included.
     """
     now, last = time.monotonic(), self._last
     self._last = now
