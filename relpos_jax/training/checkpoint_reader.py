@@ -17,12 +17,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, check_readable, in_bucket
+from relpos_jax.files import Path, check_readable, in_bucket, local_copy, needs_copy
 from relpos_jax.training import manifest
 from relpos_jax.training.manifest import Damage, Entry
 
 # Read errors of checkpoints that may be good: these are not renamed as damaged.
-_NOT_DAMAGE = (MemoryError, PermissionError, jax.errors.JaxRuntimeError)
+_NOT_DAMAGE = (InputError, MemoryError, PermissionError, jax.errors.JaxRuntimeError)
 _NOT_DAMAGE_WORDS = re.compile(
   "PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|"
   "Permission denied|Too many open files|Cannot allocate"
@@ -92,8 +92,11 @@ def _checkpointer() -> ocp.Checkpointer:
 def _read_item(path: Path, **item):
   (name,) = item
   silence_abandoned_requests()
-  full = path if in_bucket(path) else path.absolute()
   try:
+    if needs_copy(path):
+      with local_copy(path, name) as copy:
+        return _checkpointer().restore(copy, args=ocp.args.Composite(**item))[name]
+    full = path if in_bucket(path) else path.absolute()
     return _checkpointer().restore(full, args=ocp.args.Composite(**item))[name]
   except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
     _check_access(path)
