@@ -65,10 +65,13 @@ def needs_copy(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def local_copy(folder: Path, name: str) -> Iterator[pathlib.Path]:
-  """Yields a local folder with a copy of one sub-folder of a folder in a bucket."""
+def reading(folder: Path, name: str) -> Iterator[Path]:
+  """Yields a folder that Orbax can read; for s3://, a local one with a copy of one sub-folder."""
+  if not needs_copy(folder):
+    yield folder if in_bucket(folder) else folder.absolute()
+    return
   with tempfile.TemporaryDirectory() as local:
-    # A run deletes old checkpoints meanwhile.
+    # The run may delete the checkpoint meanwhile.
     with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
       fs, source = fsspec.url_to_fs(str(folder / name))
       fs.get(f"{source}/", f"{local}/{name}/", recursive=True)

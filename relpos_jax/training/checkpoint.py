@@ -55,9 +55,9 @@ class Checkpoints:
     self._keep = keep
     self._rename_damaged = rename_damaged
     self._exit = contextlib.ExitStack()
-    self._saved = self.folder  # where Orbax saves
+    self._orbax_folder = self.folder  # where Orbax saves
     if needs_copy(self.folder):
-      self._saved = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
+      self._orbax_folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -115,9 +115,9 @@ class Checkpoints:
     if in_bucket(self.folder):
       with checking_bucket(self.folder):
         _ = self._manager
-    if not in_bucket(self._saved):
+    if not in_bucket(self._orbax_folder):
       needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-      workdir.check_room(self._saved, needed)
+      workdir.check_room(self._orbax_folder, needed)
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """Restores the state at `step`, or the newest good one.
@@ -160,17 +160,17 @@ class Checkpoints:
   def _manager(self) -> ocp.CheckpointManager:
     latest = ocp.checkpoint_managers.preservation_policy.LatestN
     options = dict(preservation_policy=latest(self._keep))
-    if self._saved != self.folder:
+    if self._orbax_folder != self.folder:
       if jax.process_count() > 1:
         raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
       copied = ocp.AsyncOptions(post_finalization_callback=self._copy_to_bucket)
       options = dict(preservation_policy=latest(1), async_options=copied)
-    folder = self._saved if in_bucket(self._saved) else self._saved.absolute()
+    folder = self._orbax_folder if in_bucket(self._orbax_folder) else self._orbax_folder.absolute()
     return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**options))
 
   def _copy_to_bucket(self) -> None:
     """Copies the checkpoint that Orbax is about to rename, and deletes old ones in the bucket."""
-    (new,) = workdir.list_unfinished(self._saved)
+    (new,) = workdir.list_unfinished(self._orbax_folder)
     path = self.folder / new.name.partition(".")[0]
     path.rmtree(missing_ok=True)  # half a copy, by a killed run
     upload(new, path)

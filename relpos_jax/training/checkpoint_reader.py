@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, check_readable, in_bucket, local_copy, needs_copy
+from relpos_jax.files import Path, check_readable, in_bucket, reading
 from relpos_jax.training import manifest
 from relpos_jax.training.manifest import Damage, Entry
 
@@ -93,11 +93,8 @@ def _read_item(path: Path, **item):
   (name,) = item
   silence_abandoned_requests()
   try:
-    if needs_copy(path):
-      with local_copy(path, name) as copy:
-        return _checkpointer().restore(copy, args=ocp.args.Composite(**item))[name]
-    full = path if in_bucket(path) else path.absolute()
-    return _checkpointer().restore(full, args=ocp.args.Composite(**item))[name]
+    with reading(path, name) as folder:
+      return _checkpointer().restore(folder, args=ocp.args.Composite(**item))[name]
   except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
     _check_access(path)
     reason = _innermost(error)
