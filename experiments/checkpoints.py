@@ -41,7 +41,7 @@ def main(workdir: str, verify: bool, prune: int) -> None:
   if prune < 0:
     raise InputError(f"--prune={prune}: give the number of good checkpoints to keep")
   if in_bucket(to_path(workdir)):
-    raise InputError(f"{workdir} is in a bucket: copy it with gcloud storage cp -r {workdir} .")
+    raise InputError(f"{workdir} is in a bucket: copy it to a local folder, and give that")
   folder = pathlib.Path(workdir, "checkpoints")
   steps, renamed = list_steps(folder), list_damaged(folder)
   if not steps and not renamed:

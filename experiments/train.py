@@ -10,9 +10,10 @@ r"""Trains a model, scores it and draws what it learned.
       --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
-It may be in a bucket, gs://BUCKET/RUN. Only one training at a time may use the folder; in a bucket
-nothing keeps a second one out. SIGTERM saves and exits with status 143, Ctrl-C saves and exits with
-status 130, and a second Ctrl-C exits at once. Data are downloaded unless FOLDER holds them.
+It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a
+time may use the folder; in a bucket nothing keeps a second one out. SIGTERM saves and exits with
+status 143, Ctrl-C saves and exits with status 130, and a second Ctrl-C exits at once. Data are
+downloaded unless FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
 Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,

@@ -24,19 +24,20 @@ Path = pathlib.Path | epath.Path  # local, or in a bucket
 
 
 def to_path(name: str | os.PathLike) -> Path:
-  """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine.
+  """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine or s3://bucket/mine.
 
   Raises:
-    InputError: the name has another scheme, or gcsfs, which serves buckets, is not installed.
+    InputError: the name has another scheme, or the package that serves it is not installed.
   """
-  if not re.match("[a-z0-9]+:/", os.fspath(name)):
+  if not (scheme := re.match("([a-z0-9]+):/", os.fspath(name))):
     return pathlib.Path(name)
-  if not os.fspath(name).startswith("gs://"):
-    raise InputError(f"cannot use {name}: give a local path, or one in a bucket, gs://BUCKET/RUN")
-  if not importlib.util.find_spec("gcsfs"):
-    raise InputError(f"cannot use {name}: pip install gcsfs")
-  # TensorStore writes into the same folders, which makes a listing that is kept wrong.
-  fsspec.config.conf.setdefault("gs", {})["use_listings_cache"] = False
+  package = dict(gs="gcsfs", s3="s3fs").get(scheme[1])
+  if not package or not os.fspath(name).startswith(f"{scheme[1]}://"):
+    raise InputError(f"cannot use {name}: give a local path, gs://BUCKET/RUN or s3://BUCKET/RUN")
+  if not importlib.util.find_spec(package):
+    raise InputError(f"cannot use {name}: pip install {package}")
+  # Others write into the same folders, which makes a listing that is kept wrong.
+  fsspec.config.conf.setdefault(scheme[1], {})["use_listings_cache"] = False
   os.environ.setdefault("EPATH_USE_TF", "false")  # the same code with and without TensorFlow
   return epath.Path(name)
 
@@ -58,6 +59,25 @@ def checking_bucket(path: Path) -> Iterator[None]:
     raise InputError(f"cannot use {path} ({reason}): see to the bucket and credentials") from error
 
 
+def needs_copy(folder: Path) -> bool:
+  """Returns whether Orbax, which knows gs:// but not s3://, works on a local copy of a folder."""
+  return str(folder).startswith("s3://")
+
+
+@contextlib.contextmanager
+def reading(folder: Path, name: str) -> Iterator[Path]:
+  """Yields a folder that Orbax can read; for s3://, a local one with a copy of one sub-folder."""
+  if not needs_copy(folder):
+    yield folder if in_bucket(folder) else folder.absolute()
+    return
+  with tempfile.TemporaryDirectory() as local:
+    # The run may delete the checkpoint meanwhile.
+    with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
+      fs, source = fsspec.url_to_fs(str(folder / name))
+      fs.get(f"{source}/", f"{local}/{name}/", recursive=True)
+    yield pathlib.Path(local)
+
+
 def check_readable(folder: Path) -> None:
   """Raises InputError unless the files in a folder of a bucket can be read."""
   with checking_bucket(folder):
@@ -72,6 +92,18 @@ def upload(folder: pathlib.Path, target: Path) -> None:
   with checking_bucket(target):
     fs, name = fsspec.url_to_fs(str(target))
     fs.put(f"{folder}/", f"{name}/", recursive=True)
+
+
+def rename(folder: Path, new: Path) -> None:
+  """Renames a folder; in a bucket, copies its files and then deletes them."""
+  if not in_bucket(folder):
+    folder.rename(new)
+    return
+  with checking_bucket(folder):
+    fs, name = fsspec.url_to_fs(str(folder))
+    files = fs.find(name)
+    fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
+    fs.rm(name, recursive=True)
 
 
 @contextlib.contextmanager

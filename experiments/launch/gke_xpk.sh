@@ -5,7 +5,7 @@
 #     --config=configs/wmt14.py --workdir=gs://my-bucket/runs/wmt14
 #
 # Before: `xpk cluster create`. The current folder is copied on top of BASE_IMAGE (python:3.12); an
-# image that has the packages of `.[tpu,experiments]` starts sooner. --workdir must be a bucket, or
+# image that has the packages of `.[tpu,experiments]` starts sooner. --workdir must be in gs://, or
 # on storage that all pods mount: `xpk storage attach`. After SIGTERM, which precedes a preemption,
 # and after a kill the training is started again and resumes, up to RETRIES times.
 set -eu

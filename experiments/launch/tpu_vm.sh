@@ -6,7 +6,7 @@
 #
 # TYPE (v5litepod-16) and VERSION (v2-alpha-tpuv5-lite; for v6e v2-alpha-tpuv6e) say what to create;
 # a spot VM unless SPOT=no. Creation is tried again every minute. uv brings Python 3.12,
-# since images have older ones. --workdir must be a bucket or a folder that all workers share.
+# since images have older ones. --workdir must be in gs:// or a folder that all workers share.
 # A preempted VM is replaced, and the training resumes. Ctrl-C here does not stop it there. The VM is
 # yours to delete.
 set -eu

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import itertools
+import pathlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, checking_bucket, in_bucket, to_path
+from relpos_jax.files import Path, checking_bucket, in_bucket, needs_copy, to_path, upload
 from relpos_jax.training import checkpoint_reader, manifest, processes, workdir
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
@@ -52,6 +54,10 @@ class Checkpoints:
     workdir.check_path(self.folder)
     self._keep = keep
     self._rename_damaged = rename_damaged
+    self._exit = contextlib.ExitStack()
+    self._orbax_folder = self.folder  # where Orbax saves
+    if needs_copy(self.folder):
+      self._orbax_folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -61,9 +67,10 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits for the last save, and raises its error if it failed."""
-    if "_manager" in vars(self):  # a new manager would wait for the other processes
-      with self._checking_room():
-        self._manager.close()
+    with self._exit:
+      if "_manager" in vars(self):  # a new manager would wait for the other processes
+        with self._checking_room():
+          self._manager.close()
 
   def steps(self) -> list[int]:
     """Waits for a save in progress and returns the steps in order, damaged ones included."""
@@ -107,9 +114,10 @@ class Checkpoints:
     """
     if in_bucket(self.folder):
       with checking_bucket(self.folder):
-        return self._manager and None
-    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-    workdir.check_room(self.folder, needed)
+        _ = self._manager
+    if not in_bucket(self._orbax_folder):
+      needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+      workdir.check_room(self._orbax_folder, needed)
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """Restores the state at `step`, or the newest good one.
@@ -150,10 +158,26 @@ class Checkpoints:
 
   @functools.cached_property
   def _manager(self) -> ocp.CheckpointManager:
-    latest = ocp.checkpoint_managers.preservation_policy.LatestN(self._keep)
-    options = ocp.CheckpointManagerOptions(preservation_policy=latest)
-    folder = self.folder if in_bucket(self.folder) else self.folder.absolute()
-    return ocp.CheckpointManager(folder, options=options)
+    latest = ocp.checkpoint_managers.preservation_policy.LatestN
+    options = dict(preservation_policy=latest(self._keep))
+    if self._orbax_folder != self.folder:
+      if jax.process_count() > 1:
+        raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
+      copied = ocp.AsyncOptions(post_finalization_callback=self._copy_to_bucket)
+      options = dict(preservation_policy=latest(1), async_options=copied)
+    folder = self._orbax_folder if in_bucket(self._orbax_folder) else self._orbax_folder.absolute()
+    return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**options))
+
+  def _copy_to_bucket(self) -> None:
+    """Copies the checkpoint that Orbax is about to rename, and deletes old ones in the bucket."""
+    (new,) = workdir.list_unfinished(self._orbax_folder)
+    path = self.folder / new.name.partition(".")[0]
+    path.rmtree(missing_ok=True)  # half a copy, by a killed run
+    upload(new, path)
+    (path / workdir.COMPLETE).write_bytes(b"")
+    for step in workdir.list_steps(self.folder)[: -self._keep]:
+      (self.folder / str(step) / workdir.COMPLETE).unlink()
+      (self.folder / str(step)).rmtree()
 
   @contextlib.contextmanager
   def _checking_room(self) -> Iterator[None]:

@@ -17,12 +17,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, check_readable, in_bucket
+from relpos_jax.files import Path, check_readable, in_bucket, reading
 from relpos_jax.training import manifest
 from relpos_jax.training.manifest import Damage, Entry
 
 # Read errors of checkpoints that may be good: these are not renamed as damaged.
-_NOT_DAMAGE = (MemoryError, PermissionError, jax.errors.JaxRuntimeError)
+_NOT_DAMAGE = (InputError, MemoryError, PermissionError, jax.errors.JaxRuntimeError)
 _NOT_DAMAGE_WORDS = re.compile(
   "PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|"
   "Permission denied|Too many open files|Cannot allocate"
@@ -92,9 +92,9 @@ def _checkpointer() -> ocp.Checkpointer:
 def _read_item(path: Path, **item):
   (name,) = item
   silence_abandoned_requests()
-  full = path if in_bucket(path) else path.absolute()
   try:
-    return _checkpointer().restore(full, args=ocp.args.Composite(**item))[name]
+    with reading(path, name) as folder:
+      return _checkpointer().restore(folder, args=ocp.args.Composite(**item))[name]
   except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
     _check_access(path)
     reason = _innermost(error)

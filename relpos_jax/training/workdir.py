@@ -22,7 +22,7 @@ import jax
 
 from relpos_jax.config import flatten
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, checking_bucket, in_bucket, to_path, write_whole
+from relpos_jax.files import Path, checking_bucket, in_bucket, rename, to_path, write_whole
 from relpos_jax.training import processes
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
@@ -31,7 +31,7 @@ MAY_CHANGE += ("training.num_steps", "training.eval_every", "training.save_every
 MAY_CHANGE += ("training.keep_checkpoints", "training.num_samples", "training.max_skipped")
 
 _DIGESTS = "digests.json"
-_COMPLETE = "commit_success.txt"  # the last file of a step that Orbax writes into a bucket
+COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
 _SHARED_SECONDS = 10  # until a file appears on a network file system
 
 _PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -182,7 +182,7 @@ def list_unfinished(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-  is_complete = lambda path: path / _COMPLETE in list_folder(path)
+  is_complete = lambda path: path / COMPLETE in list_folder(path)
   is_folder = lambda path: path.is_dir() and not path.is_symlink()
   return list(filter(is_complete if in_bucket(folder) else is_folder, list_folder(folder)))
 
@@ -191,7 +191,7 @@ def mark_damaged(path: Path, reason: str) -> Path:
   """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path."""
   suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
   paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
-  new = path.rename(next(path for path in paths if not path.exists()))
+  rename(path, new := next(path for path in paths if not path.exists()))
   write_whole(new / "reason.txt", f"{reason}\n")
   return new
 

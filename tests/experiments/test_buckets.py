@@ -1,49 +1,57 @@
-"""Tests runs in a bucket of Google Cloud Storage, served on this machine."""
+"""Tests runs in buckets, gs:// and s3://, served on this machine."""
 
 import importlib.util
+import itertools
 import signal
 
+import bucket_server
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-
-pytest.importorskip("gcsfs")
-
-import gcs_server
 from test_train import _interrupt_at, metrics, results
 
 from experiments import train as train_command
+from relpos_jax.errors import InputError
 from relpos_jax.files import to_path
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.metrics import read_metrics
-from relpos_jax.training.workdir import list_damaged, list_steps
+from relpos_jax.training.workdir import COMPLETE, list_damaged, list_steps
 
 
 @pytest.fixture(scope="module")
 def bucket():
-  with gcs_server.serve() as server, pytest.MonkeyPatch.context() as patch:
+  with bucket_server.serve() as server, pytest.MonkeyPatch.context() as patch:
     for name, value in server.env.items():
       patch.setenv(name, value)
     yield server
 
 
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def root(bucket, request):
+  """Returns the folder of a bucket that holds the runs, gs://bucket/gs or s3://bucket/s3."""
+  pytest.importorskip(dict(gs="gcsfs", s3="s3fs")[request.param])
+  return f"{request.param}://bucket/{request.param}"
+
+
 @pytest.fixture(scope="module")
-def run(bucket, train):
+def run(root, train):
   """Returns the folder of a run that was stopped after step 7 and resumed."""
   save = Checkpoints.save
 
   def save_after_metrics(self, step, state):
-    assert read_metrics("gs://bucket/runs/stopped")[-1]["step"] == step
+    assert read_metrics(f"{root}/stopped")[-1]["step"] == step
     save(self, step, state)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Checkpoints, "save", save_after_metrics)
     interrupt = lambda: signal.raise_signal(signal.SIGTERM)
     patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
-    answer = train("gs://bucket/runs/stopped")
+    answer = train(f"{root}/stopped")
   assert answer.status == 128 + signal.SIGTERM, answer.err
-  answer = train("gs://bucket/runs/stopped")
+  answer = train(f"{root}/stopped")
   assert answer.status == 0, answer.err
-  return to_path("gs://bucket/runs/stopped")
+  return to_path(f"{root}/stopped")
 
 
 @pytest.fixture
@@ -58,11 +66,17 @@ def check_equal(workdir, parameters):
   return check_equal
 
 
-def copy(bucket, folder: str):
-  """Copies the run's objects into another folder."""
-  for name in bucket.names("runs/stopped"):
-    bucket.objects[folder + name] = bucket.objects["runs/stopped" + name]
-  return to_path(f"gs://bucket/{folder}")
+def in_bucket(path) -> str:
+  """Returns the name of a path in its bucket."""
+  return str(path).partition("://bucket/")[2]
+
+
+def copy(bucket, run, name: str):
+  """Copies the run's objects into a folder of another name."""
+  copied = run.with_name(name)
+  for name in bucket.names(in_bucket(run)):
+    bucket.objects[in_bucket(copied) + name] = bucket.objects[in_bucket(run) + name]
+  return copied
 
 
 def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(
@@ -71,8 +85,9 @@ def test_a_run_that_was_stopped_and_resumed_has_all_of_a_local_one(
   check_equal(run)
   files = {str(path.relative_to(workdir)) for path in workdir.rglob("*") if path.is_file()}
   is_same = lambda name: not name.startswith(("checkpoints/", "tensorboard/"))
-  names = bucket.names("runs/stopped/")
+  names = bucket.names(f"{in_bucket(run)}/")
   assert set(filter(is_same, names)) == set(filter(is_same, files))
+  assert list_steps(run / "checkpoints") == [8, 9, 12]
   assert sum(name.startswith("tensorboard/") for name in names) == 2  # one for each start
   assert (run / "samples.txt").read_bytes() == (workdir / "samples.txt").read_bytes()
 
@@ -92,9 +107,9 @@ def test_evaluate_and_translate_read_it(call, run, workdir, check_equal):
 def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
   bucket, run, train, check_equal
 ):
-  damaged = copy(bucket, "runs/damaged")
+  damaged = copy(bucket, run, "damaged")
   for name in bucket.names():
-    if name.startswith("runs/damaged/checkpoints/12/") and "/d/" in name:
+    if name.startswith(in_bucket(damaged / "checkpoints/12/")) and "/d/" in name:
       generation, content = bucket.objects[name]
       flipped = bytearray(content)
       flipped[::101] = (octet ^ 4 for octet in flipped[::101])
@@ -108,48 +123,82 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
 
 
 def test_an_interrupted_upload_is_no_checkpoint_and_the_run_goes_on_before_it(
-  bucket, train, check_equal
+  bucket, root, train, check_equal
 ):
-  folder = "runs/interrupted/checkpoints/9/"
+  interrupted = to_path(f"{root}/interrupted")
+  folder = in_bucket(interrupted / "checkpoints/9") + "/"
   bucket.refuse = lambda method, name: (
     403 * (method in ("POST", "PUT") and name == f"{folder}commit_success.txt")
   )
   try:
-    answer = train("gs://bucket/runs/interrupted")
+    answer = train(interrupted)
   finally:
     bucket.refuse = lambda method, name: 0
-  assert (answer.status, answer.err.splitlines()[-1].count("cannot use gs://")) == (2, 1), (
+  assert (answer.status, answer.err.splitlines()[-1].count(f"cannot use {root}")) == (2, 1), (
     answer.err
   )
   assert bucket.names(folder) and "commit_success.txt" not in bucket.names(folder)
-  interrupted = to_path("gs://bucket/runs/interrupted")
   assert list_steps(interrupted / "checkpoints") == [3, 6]
   answer = train(interrupted)
   assert answer.status == 0 and "is trained to step 6\n" in answer.out, answer.err
   check_equal(interrupted)
 
 
-def test_what_is_not_there_is_one_line_before_anything_is_compiled(
-  bucket, train, call, run, monkeypatch
-):
+@pytest.mark.parametrize("num_written", [0, 1, 8, None])
+def test_a_half_copied_checkpoint_is_none(bucket, num_written):
+  pytest.importorskip("s3fs")
+  folder = to_path(f"s3://bucket/small/{num_written}")
+  like = dict(params=dict(kernel=jnp.ones((2, 3))))
+  with Checkpoints(folder) as checkpoints:
+    checkpoints.save(1, like)
+  written = itertools.count()
+  marker = in_bucket(folder / "2" / COMPLETE)
+  is_late = lambda name: name == marker if num_written is None else next(written) >= num_written
+  bucket.refuse = lambda method, name: 403 * (method == "PUT" and is_late(name))
+  try:
+    with pytest.raises(InputError, match="cannot use s3://"), Checkpoints(folder) as checkpoints:
+      checkpoints.save(2, jax.tree.map(jnp.zeros_like, like))
+  finally:
+    bucket.refuse = lambda method, name: 0
+  with Checkpoints(folder, keep=1) as checkpoints:
+    assert bool(bucket.names(in_bucket(folder / "2"))) == (num_written != 0)
+    assert checkpoints.steps() == [1]
+    np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
+    checkpoints.save(2, like)
+    assert checkpoints.steps() == [2] and not bucket.names(in_bucket(folder / "1"))
+    np.testing.assert_array_equal(checkpoints.restore(like=like)["params"]["kernel"], 1)
+
+
+def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
+  pytest.importorskip("s3fs")
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  with (
+    pytest.raises(InputError, match="several processes cannot save in s3://bucket/run: use gs://"),
+    Checkpoints("s3://bucket/run") as checkpoints,
+  ):
+    checkpoints.check_room({})
+
+
+def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, call, monkeypatch):
   def refused(answer, *words):
     assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
     assert all(word in answer.err for word in words), answer.err
 
-  refused(train("s3://bucket/run"), "s3://bucket/run", "gs://BUCKET/RUN")
-  refused(train("gs:/bucket/run"), "gs:/bucket/run", "gs://BUCKET/RUN")
-  refused(train("gs://bucket/run", "--profile_steps=1:2"), "--profile_steps", "local")
-  refused(train("gs://missing/run"), "gs://missing/run", "bucket")
-  refused(call("evaluate", "--workdir=gs://bucket/nothing"), "no training run")
-  refused(call("checkpoints", f"--workdir={run}"), "gcloud storage cp")
+  scheme, package = (root[:2], dict(gs="gcsfs", s3="s3fs")[root[:2]])
+  refused(train("az://bucket/run"), "az://bucket/run", "gs://BUCKET/RUN or s3://BUCKET/RUN")
+  refused(train(f"{scheme}:/bucket/run"), f"{scheme}:/bucket/run", "gs://BUCKET/RUN")
+  refused(train(f"{root}/run", "--profile_steps=1:2"), "--profile_steps", "local")
+  refused(train(f"{scheme}://missing/run"), f"{scheme}://missing/run", "bucket")
+  refused(call("evaluate", f"--workdir={root}/nothing"), "no training run")
+  refused(call("checkpoints", f"--workdir={root}/run"), "copy it to a local folder")
   find = importlib.util.find_spec
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "gcsfs" and find(name))
-  refused(train("gs://bucket/run"), "pip install gcsfs")
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != package and find(name))
+  refused(train(f"{root}/run"), f"pip install {package}")
 
 
 def test_a_run_without_its_checkpoints_does_not_start_again(bucket, run, train):
-  lost = copy(bucket, "runs/lost")
-  for name in bucket.names("runs/lost/checkpoints/"):
-    del bucket.objects[f"runs/lost/checkpoints/{name}"]
+  lost = copy(bucket, run, "lost")
+  for name in bucket.names(folder := in_bucket(lost / "checkpoints")):
+    del bucket.objects[folder + name]
   answer = train(lost)
   assert answer.status == 2 and "are gone" in answer.err, answer.err
