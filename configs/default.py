@@ -198,6 +198,3 @@ _GRAPHS = dict(
   training=dict(label_smoothing=0.0),
 )
 TASKS = dict(translation=_TRANSLATION, music=_MUSIC, graphs=_GRAPHS)
-
-# Removed keys of older runs; the value of each that means what is done now.
-RETIRED = {"data.embedded.seed": 0}

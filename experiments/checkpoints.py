@@ -38,8 +38,6 @@ FLAGS = dict(
 
 def main(workdir: str, verify: bool, prune: int) -> None:
   """Lists checkpoints, and deletes old ones with --prune."""
-  if prune < 0:
-    raise InputError(f"--prune={prune}: give the number of good checkpoints to keep")
   if in_bucket(to_path(workdir)):
     raise InputError(f"{workdir} is in a bucket: copy it to a local folder, and give that")
   folder = pathlib.Path(workdir, "checkpoints")
@@ -48,7 +46,7 @@ def main(workdir: str, verify: bool, prune: int) -> None:
     raise InputError(f"no checkpoints in {folder}: give the --workdir of a run")
   jax.config.update("jax_platforms", "cpu")  # The run may be using the accelerators.
   states = _examine(folder, steps, prune or (len(steps) if verify else 0))
-  num_good = sum(not state.startswith(("not read", "damaged")) for state in states.values())
+  num_good = [*states.values()].count("good")
   if num_good < prune:
     print(f"{num_good} good: fewer than {prune}, none of them is deleted")
   elif prune:
@@ -72,7 +70,8 @@ def _examine(folder: pathlib.Path, steps: list[int], num_good: int) -> dict[path
     states[path] = "not read"
     if num_good:
       try:
-        states[path] = examine(path)
+        examine(path)
+        states[path] = "good"
         num_good -= 1
       except Damage as damage:
         states[path] = f"damaged: {damage}"

@@ -9,7 +9,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
-from relpos_jax.config import at_least, check_types, check_values, flatten
+from relpos_jax.config import at_least, check_values, flatten, unknown_key
 from relpos_jax.errors import InputError
 from relpos_jax.files import Path, to_path
 from relpos_jax.graphs.task import Graphs
@@ -52,7 +52,13 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   `num_devices` is for the mesh; by default that of this machine. Raises InputError, which names
   the first wrong value and the remedy.
   """
-  check_types(config, defaults(config))
+  known = defaults(config)
+  for name in flatten(config).keys() - flatten(known).keys():
+    raise unknown_key(name, known)
+  try:
+    known.update(config)
+  except TypeError as error:
+    raise InputError(f"config: {error}") from error
   check_values(config, _CHOICES, _NUMBERS)
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
@@ -164,18 +170,12 @@ def read_config(workdir: str | Path) -> ConfigDict:
   """Reads the config of the run in a folder, with defaults for keys added since.
 
   Raises:
-    InputError: the folder holds no run, or its config is damaged or needs an older version.
+    InputError: the folder holds no run, or its config is damaged.
   """
   path = to_path(workdir) / "config.json"
   if not path.is_file():
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
   values = read_json(path)
-  # Older runs have a seed of the embedded corpus, which is now that of seed 0.
-  if seed := values.get("data", {}).get("embedded", {}).pop("seed", 0):
-    raise InputError(
-      f"config.data.embedded.seed is {seed}, and only 0 is supported: use the commit in the run's "
-      "environment.json"
-    )
   config = defaults(values)
   with config.ignore_type():
     config.update(values)

@@ -26,7 +26,6 @@ FLAGS = dict(
   prime=command.Flag("", "a MIDI file to continue; without one, a new piece begins"),
   prime_tokens=command.Flag(0, "number of tokens of the prime to read; 0 reads all"),
   num_tokens=command.Flag(512, "largest number of new tokens"),
-  context=command.Flag(2048, "largest number of tokens of a piece, prime included"),
   temperature=command.Flag(1.0, "below 1 favours likely tokens; 0 takes the likeliest"),
   top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all"),
   top_p=command.Flag(1.0, "samples from the likeliest tokens of this total probability"),
@@ -40,7 +39,6 @@ def main(
   prime: str,
   prime_tokens: int,
   num_tokens: int,
-  context: int,
   temperature: float,
   top_k: int,
   top_p: float,
@@ -56,20 +54,10 @@ def main(
   for written in (path, picture):
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
-  if prime_tokens < 0 or (prime_tokens and not prime):
-    raise InputError(f"--prime_tokens={prime_tokens}: give 0, or a number and a --prime")
-  if num_tokens < 1:
-    raise InputError(f"--num_tokens={num_tokens}: give at least 1")
   sampling = SamplingParams(temperature, top_k, top_p)
   check_sampling(sampling)
   task = load_task(workdir, "music")
   begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
-  # The begin token takes the room of the last new token, which is no input.
-  if len(begun) + num_tokens > context:
-    raise InputError(
-      f"the prime has {len(begun)} tokens and {num_tokens} are to follow, the context is {context} "
-      "tokens: ask for fewer, give a shorter prime, or a larger context"
-    )
   run = load_run(workdir)
   options = dict(num_tokens=num_tokens, seed=seed, sampling=sampling)
   (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)

@@ -147,9 +147,6 @@ def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> l
     if all(key in changes for _, changes in rows):
       raise InputError(f"--config.{key} has no effect: every row of {file.name} sets it")
   folder, seeds = out / slug(file.config.name), range(first, first + num_seeds)
-  for row, changes in rows:
-    if "seed" in changes:
-      raise InputError(f"row {row!r} sets the seed: give --config.seed or --seeds")
   cells = [_make_cell(file, folder, row, changes, seed) for seed in seeds for row, changes in rows]
   if len({x.workdir for x in cells}) < len(cells) or len({x.digest for x in cells}) < len(cells):
     raise InputError(f"two rows of {file.name} have the same name or config: make them differ")

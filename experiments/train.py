@@ -39,7 +39,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs.default import RETIRED
 from experiments import command
 from experiments.evaluate import evaluate
 from experiments.plan import peak_operations
@@ -121,8 +120,7 @@ def _train_and_evaluate(
   config: ConfigDict, workdir: Path, stop: StopOnSignal, **options: str
 ) -> None:
   validate(config)
-  # The config of an older run may hold retired keys: they must have the values still supported.
-  if claim_workdir(workdir, config.to_dict() | RETIRED, defaults(config).to_dict() | RETIRED):
+  if claim_workdir(workdir, config.to_dict(), defaults(config).to_dict()):
     _check_checkpoints_exist(workdir)
   with _locked(workdir):
     task = make_task(config)

@@ -2,15 +2,12 @@
 
   echo "The old teacher reads a book." | python -m experiments.translate --workdir=runs/quickstart
   python -m experiments.translate --workdir=runs/multi30k --input=captions.en > captions.de
-  python -m experiments.translate --workdir=runs/quickstart --input=FILE --plot=attention.png
 
-The text is UTF-8, and in subwords if the model was trained on them. The last command also draws the
-attention of the first sentence.
+The text is UTF-8, and in subwords if the model was trained on them.
 """
 
 import functools
 import itertools
-import os
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -21,7 +18,7 @@ from experiments.run import load_run
 from relpos_jax.errors import InputError
 from relpos_jax.training.metrics import track
 from relpos_jax.translation.corpus import read_lines
-from relpos_jax.translation.scores import draw_attention, join_lines
+from relpos_jax.translation.scores import join_lines
 from relpos_jax.translation.task import make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
@@ -31,18 +28,11 @@ FLAGS = dict(
   input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
   beam_size=command.Flag(0, "hypotheses per sentence; 0: as in the run's config, 1: greedy"),
   max_source_length=command.Flag(1024, "tokens; longer lines are truncated, with a warning"),
-  plot=command.Flag("", "draws the first sentence's attention into this file: .png, .pdf or .svg"),
 )
 
 
-def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot: str) -> None:
+def main(workdir: str, input: str, beam_size: int, max_source_length: int) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
-  if beam_size < 0 or max_source_length < 1:
-    raise InputError("--beam_size must be 0 or more, --max_source_length 1 or more")
-  picture = pathlib.Path(plot)
-  is_picture = picture.suffix in (".png", ".pdf", ".svg") and os.access(picture.parent, os.W_OK)
-  if plot and not is_picture:
-    raise InputError(f"cannot write --plot={plot}: give a .png, .pdf or .svg file in a folder")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   run = load_run(workdir, "translation")
   changes = dict(beam_size=beam_size) if beam_size else {}
@@ -54,12 +44,7 @@ def main(workdir: str, input: str, beam_size: int, max_source_length: int, plot:
   while chunk := list(itertools.islice(lines, size)):
     numbered = zip(normalize_input(run.config, chunk), numbers, strict=False)
     chunk = [_truncate(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
-    translations = translate(chunk)
-    print(*join_lines(run.config, translations), sep="\n", flush=True)
-    first = next((pair for pair in zip(chunk, translations, strict=True) if pair[0].strip()), None)
-    if plot and first:
-      print(f"drew {draw_attention(run, *first, plot)}", file=sys.stderr)
-      plot = ""
+    print(*join_lines(run.config, translate(chunk)), sep="\n", flush=True)
 
 
 def _truncate(line: str, number: int, tokenizer: Any, longest: int) -> str:

@@ -1,4 +1,4 @@
-"""Checks of configs: types, choices and ranges of values by dotted key."""
+"""Checks of configs: keys, choices and ranges of values by dotted key."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -45,38 +45,14 @@ def check_values(
         raise InputError(f"config.{name} is {values[name]}: give a number {wanted}")
 
 
-def check_types(config: ConfigDict, defaults: ConfigDict) -> None:
-  """Checks the keys of `config` and the types of its values against `defaults`.
-
-  An int is accepted as a float, but not a bool as an int.
-
-  Raises InputError for a key that is unknown, missing or of another type.
-
-  >>> defaults = ConfigDict(dict(model=dict(width=512, rate=0.1)))
-  >>> check_types(ConfigDict(dict(model=dict(width=128, rate=0))), defaults)
-  >>> check_types(ConfigDict(dict(model=dict(width=True, rate=0.1))), defaults)
-  Traceback (most recent call last):
-  ...
-  relpos_jax.errors.InputError: config.model.width must be of type int, not True (bool)
-  """
-  values, wanted = flatten(config), flatten(defaults)
-  for name in values:
-    if name not in wanted:
-      raise unknown_key(name, defaults)
-  for name, example in wanted.items():
-    if name not in values:
-      raise InputError(f"config.{name} is missing: start from the values of configs/default.py")
-    value, kind = values[name], type(example)
-    if type(value) is not kind and not (kind is float and type(value) is int):
-      found = f"{value!r} ({type(value).__name__})"
-      raise InputError(f"config.{name} must be of type {kind.__name__}, not {found}")
-
-
 def unknown_key(name: str, config: ConfigDict) -> InputError:
   """Returns the error for an unknown key; it suggests one with the same last part, or like it.
 
-  >>> print(unknown_key("model.widht", ConfigDict(dict(model=dict(width=512)))))
+  >>> config = ConfigDict(dict(seed=0, model=dict(width=512)))
+  >>> print(unknown_key("model.widht", config))
   unknown config.model.widht: did you mean config.model.width?
+  >>> print(unknown_key("data.width", config))
+  unknown config.data.width: did you mean config.model.width?
   """
   names = list(flatten(config))
   similar = [known for known in names if known.split(".")[-1] == name.split(".")[-1]]

@@ -144,8 +144,6 @@ def time_decoding(
 ) -> None:
   """Translates the same sentences with each beam size in turns."""
   _check(config, "translation")
-  if min(length - 1, sentences, repetitions) < 1:
-    raise InputError("give --length of at least 2, --sentences and --repetitions of at least 1")
   beams = timing.parse_lengths("beam_sizes", beam_sizes)
   folder = command.make_folder(pathlib.Path(out, "decode"), "out") if out else None
   size = config.vocabulary.size

@@ -64,16 +64,9 @@ def read(
   return arrays, entries
 
 
-def examine(path: Path) -> str:
-  """Reads all arrays of a step and returns "good", or a note on a step without digests.
-
-  Raises:
-    Damage: the step is damaged, partial or unreadable.
-  """
-  arrays, entries = read(path)
-  manifest.check_digests(arrays, entries)
-  has_digests = all(entry.digest for entry in entries.values())
-  return "good" if has_digests else "readable; older than digests"
+def examine(path: Path) -> None:
+  """Reads all arrays of a step; raises Damage if it is damaged, partial or unreadable."""
+  manifest.check_digests(*read(path))
 
 
 def read_entries(path: Path) -> dict[str, Entry]:

@@ -29,7 +29,7 @@ class Entry(NamedTuple):
   """The manifest's entry of an array."""
 
   kind: str  # as `describe` writes it
-  digest: str | None = None  # None in checkpoints older than digests
+  digest: str
 
 
 def make_manifest(arrays: Mapping, step: int) -> dict:
@@ -45,15 +45,11 @@ def make_manifest(arrays: Mapping, step: int) -> dict:
 def read_manifest(content: object, step: int) -> dict[str, Entry]:
   """Returns the entries by name of a manifest in the folder of a step.
 
-  Manifests of earlier versions have no step, or no digests either.
-
   Raises:
     Damage: the manifest is invalid, changed, or of another step.
   """
   try:
-    if content and all(isinstance(kind, str) for kind in content.values()):
-      return {name: Entry(describe(abstract(kind))) for name, kind in content.items()}
-    if (saved := content.get("step", step)) != step:
+    if (saved := content["step"]) != step:
       raise Damage(f"it is of step {saved}: another step's folder was renamed or copied")
     if _seal(content["arrays"]) == content["digest"]:
       return {name: Entry(*entry) for name, entry in content["arrays"].items()}
@@ -72,12 +68,11 @@ def check_kinds(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
 
 
 def check_digests(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
-  """Raises Damage unless arrays have the digests of their entries, where those have one.
+  """Raises Damage unless arrays have the digests of their entries.
 
   All processes that hold shards of an array must call this.
   """
-  known = {name: array for name, array in arrays.items() if entries[name].digest is not None}
-  for name, found in digests(known).items():
+  for name, found in digests(arrays).items():
     if found != entries[name].digest:
       raise Damage(f"{name} is not what was saved: digest {found}, not {entries[name].digest}")
 

@@ -125,12 +125,6 @@ def test_traced_labels_are_clamped():
   assert_equal(run(jnp.full((T, S), 9)), run(jnp.full((T, S), 2 * K)))
 
 
-@pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
-def test_the_others_refuse_edges_by_name(name):
-  with pytest.raises(NotImplementedError, match=f"'{name}' cannot do this call: it takes no Edge"):
-    by_pairs(functools.partial(EdgeLabels, np.clip(ROWS, 0, 2 * K)), name, ())
-
-
 @pytest.mark.parametrize(
   "terms, batch, tables", [("both", (2,), (4,)), ("keys", (), (4,)), ("values", (2,), ())]
 )

@@ -56,17 +56,9 @@ WRONG = {
   "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
   "want both query_segment_ids and key_segment": dict(query_segment_ids=np.ones((2, 5), int)),
   "query_positions goes from 0 to 4294967296": dict(query_positions=np.arange(5) << 30),
-  "relations has neither a key nor a value table": dict(relations=RelativePositions(None, None)),
-  "relations.key is float32 of shape (5, 6); want floating numbers of shape [R, 8]": dict(
-    relations=RelativePositions(TABLE[:, :6], None)
-  ),
   "relations.key and relations.value have shapes (5, 8) and (3, 8)": dict(
     relations=RelativePositions(TABLE, TABLE[:3])
   ),
-  "relations has 4 rows; want an odd number, 2k + 1, or give left=": dict(
-    relations=RelativePositions(TABLE[:4], None)
-  ),
-  "relations.beyond is 'wrap'; want": dict(relations=RelativePositions(TABLE, None, "wrap")),
   "relations.labels go from 0 to 34; want 0 to 4, or -1": dict(
     relations=EdgeLabels(LABELS, TABLE, None)
   ),

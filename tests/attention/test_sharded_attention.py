@@ -31,8 +31,10 @@ HEADS_TOO = dict(B="rows", N="megatron", K="megatron")
 BATCH_ALONE = dict(B=("megatron", "rows"))
 
 
-def check_eight_devices_equal_one(attend, axes, along, stays=True, kind="auto"):
-  """Checks `attend` of a dict of arrays with these axes, and returns the compiled text.
+def check_eight_devices_equal_one(attend, attention, axes, along, stays=True, kind="auto"):
+  """Checks `attend(attention, arrays)` of arrays with these axes, and returns the compiled text.
+
+  One device has `reference`, whose numbers all implementations give and which compiles fastest.
 
   `along` has the mesh axes of a letter; if the arrays stay, devices exchange nothing but sums.
   The mesh is in context if its axes are "explicit", "named", or "constrained" in the program alone;
@@ -52,7 +54,8 @@ def check_eight_devices_equal_one(attend, axes, along, stays=True, kind="auto"):
   spec = lambda letters: PartitionSpec(*map(along.get, letters))
   place = lambda letters: NamedSharding(mesh, spec(letters))
   places = {name: place(letters) for name, letters in axes.items()}
-  wanted = quickly(functools.partial(output_and_gradients, attend))(arrays)
+  wanted, attend = functools.partial(attend, REFERENCE), functools.partial(attend, attention)
+  wanted = quickly(functools.partial(output_and_gradients, wanted))(arrays)
   context = contextlib.nullcontext()
   specs = {name: spec(letters) for name, letters in axes.items()}
   if kind == "constrained":
@@ -87,6 +90,12 @@ def call(attention, arrays, **options):
   return attention(**arrays, relations=relations, **options)
 
 
+REFERENCE, PROJECTED, SKEW, CHUNKED, ON_GPUS, ON_TPUS = (
+  functools.partial(dot_product_attention, implementation=name)
+  for name in ("reference", "projected", "skew", "chunked", "pallas_gpu", "pallas_tpu")
+)
+
+
 def in_blocks(*args, **options):
   return chunked.attention(gather_inputs(*args, **options), block=8, group=2)
 
@@ -101,26 +110,23 @@ def test_eight_devices_equal_one(implementation, kind):
   axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table="RH", value_table="RNH")
   if IMPLEMENTATIONS[implementation].device is None:  # the kernels take none
     axes |= dict(bias="1NTS")
-  options = dict(is_causal=True, implementation=implementation)
-  attend = lambda arrays: call(dot_product_attention, arrays, **options)
-  check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
+  attend = functools.partial(call, is_causal=True)
+  attention = functools.partial(dot_product_attention, implementation=implementation)
+  check_eight_devices_equal_one(attend, attention, axes, HEADS_TOO, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["explicit", "named", "constrained"])
 @pytest.mark.parametrize("along", [HEADS_TOO, BATCH_ALONE])
 def test_the_shards_are_the_querys_whatever_the_axes_are_called(along, kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
-  attend = lambda arrays: call(in_tiles, arrays, is_causal=True)
-  if kind == "explicit":
-    attend = lambda arrays: call(dot_product_attention, arrays, implementation="pallas_tpu")
-  check_eight_devices_equal_one(attend, axes, along, kind=kind)
+  attention = ON_TPUS if kind == "explicit" else in_tiles
+  check_eight_devices_equal_one(call, attention, axes, along, kind=kind)
 
 
 def test_tpus_follow_explicit_axes_and_usual_names_and_warn_of_others(monkeypatch):
   monkeypatch.setattr(partitioned, "target_platform", lambda: "tpu")
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
-  attend = lambda arrays: call(dot_product_attention, arrays, implementation="chunked")
-  check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind="explicit")
+  check_eight_devices_equal_one(call, CHUNKED, axes, HEADS_TOO, kind="explicit")
   x = jax.ShapeDtypeStruct((8, 32, 2, 16), jnp.float32)
   for names in (("fsdp", "tp"), ("fsdp", "megatron")):
     mesh = jax.make_mesh((4, 2), names, axis_types=(AxisType.Auto,) * 2)
@@ -155,8 +161,8 @@ def test_some_axes_may_be_manual():
 def test_each_device_has_the_offsets_of_its_sequences(kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
   options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(0))
-  attend = lambda arrays: call(in_tiles, arrays, query_offset=jnp.arange(-8, 24, 4), **options)
-  check_eight_devices_equal_one(attend, axes, HEADS_TOO, kind=kind)
+  attend = functools.partial(call, query_offset=jnp.arange(-8, 24, 4), **options)
+  check_eight_devices_equal_one(attend, in_tiles, axes, HEADS_TOO, kind=kind)
 
 
 def test_no_axis_of_a_mesh_is_left_to_the_compiler():
@@ -182,20 +188,20 @@ def test_each_device_has_its_part_of_a_bias(bias, heads, along):
   if heads == "K":
     mask = np.random.default_rng(1).random([SIZES[letter] for letter in "BNTS"]) < 0.8
     options = dict(mask=mask, dropout_rate=0.3, dropout_key=jax.random.key(0))
-  attend = lambda arrays: call(in_blocks, arrays, **options)
-  check_eight_devices_equal_one(attend, axes, along)
+  attend = functools.partial(call, **options)
+  check_eight_devices_equal_one(attend, in_blocks, axes, along)
 
 
 def test_a_sum_over_an_uneven_batch_counts_nothing_else():
   # Six sequences on four devices: the last one has two of padding.
   axes = dict(query="BTNH", key="BSNH", value="BSNH", bias="11TS", key_table="RH", value_table="RH")
 
-  def attend(arrays):
+  def attend(attention, arrays):
     six = {name: arrays[name][:6] for name in ("query", "key", "value")}
-    output = call(in_blocks, arrays | six)
+    output = call(attention, arrays | six)
     return jnp.pad(output, ((0, 2), (0, 0), (0, 0), (0, 0)), constant_values=1)
 
-  check_eight_devices_equal_one(attend, axes, HEADS_TOO, stays=False)
+  check_eight_devices_equal_one(attend, in_blocks, axes, HEADS_TOO, stays=False)
 
 
 ALONG_A_SEQUENCE = dict(T="tokens", S="tokens", N="megatron", K="megatron")
@@ -224,19 +230,13 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
     options |= dict(query_segment_ids=jnp.arange(24) // 7, key_segment_ids=jnp.arange(24) // 7)
   if heads == "K":
     options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
-  attend = lambda arrays: call(attention, arrays, **options)
-  text = check_eight_devices_equal_one(attend, axes, ALONG_A_SEQUENCE, stays=False, kind=kind)
+  attend, along = functools.partial(call, **options), ALONG_A_SEQUENCE
+  text = check_eight_devices_equal_one(attend, attention, axes, along, stays=False, kind=kind)
   moved = lambda name: re.findall(rf"= f32\[([\d,]+)\]\S* {name}(?:-start)?\(", text)
   sizes = lambda shape: sorted(map(int, shape.split(",")))
   keys = sorted([SIZES["B"], SIZES["S"], SIZES[heads] // 2, SIZES["H"]])
   assert all(sizes(shape) == keys for shape in moved("all-gather"))
   assert len(moved("reduce-scatter")) == 2 and not moved("all-to-all")
-
-
-PROJECTED, SKEW, ON_GPUS = (
-  functools.partial(dot_product_attention, implementation=name)
-  for name in ("projected", "skew", "pallas_gpu")
-)
 
 
 @pytest.mark.parametrize(
@@ -255,36 +255,37 @@ def test_a_sum_of_relations(attention, along, kind):
   axes |= dict(table="RH", bias="RN", slopes="N", key_table="RNH")
   is_kernel = attention in (ON_GPUS, in_tiles)
 
-  def attend(arrays):
+  def attend(attention, arrays):
     query, key, value, content, table, bias, slopes, key_table = map(arrays.get, axes)
     relations = ContentBias(content, table), DistanceBias(bias, left=2), LinearBias(slopes)
     relations += () if is_kernel else (KeyBias(key_table),)
     return attention(query, key, value, relations=relations, is_causal=is_kernel)
 
-  check_eight_devices_equal_one(attend, axes, along, stays=along is HEADS_TOO, kind=kind)
+  stays = along is HEADS_TOO
+  check_eight_devices_equal_one(attend, attention, axes, along, stays, kind)
 
 
 def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
   axes = dict(query="BTNH", key="BSNH", value="BSNH", key_table="RNH", value_table="RH")
 
-  def attend(arrays):
+  def attend(attention, arrays):
     fewer = {name: arrays[name][:, :21] for name in ("key", "value")}
-    return call(in_blocks, arrays | fewer)
+    return call(attention, arrays | fewer)
 
-  check_eight_devices_equal_one(attend, axes, dict(T="tokens", N="megatron"), stays=False)
+  along = dict(T="tokens", N="megatron")
+  check_eight_devices_equal_one(attend, in_blocks, axes, along, stays=False)
 
 
-@pytest.mark.parametrize("implementation", ["skew", "chunked"])
-def test_callers_may_shard_a_sequence_themselves(implementation):
+@pytest.mark.parametrize("attention", [SKEW, CHUNKED])
+def test_callers_may_shard_a_sequence_themselves(attention):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
 
-  def attend(arrays):
+  def attend(attention, arrays):
     offset = jax.lax.axis_index("tokens") * 6 if arrays["query"].shape[1] == 6 else 0
-    options = dict(implementation=implementation, is_causal=True, query_offset=offset)
-    return call(dot_product_attention, arrays, **options)
+    return call(attention, arrays, is_causal=True, query_offset=offset)
 
   along = dict(T="tokens", N="megatron", K="megatron")
-  check_eight_devices_equal_one(attend, axes, along, kind="manual")
+  check_eight_devices_equal_one(attend, attention, axes, along, kind="manual")
 
 
 def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_lacks():

@@ -76,6 +76,17 @@ def test_every_config_is_valid(name):
   validate(load(name))
 
 
+def test_unknown_keys_and_values_of_another_type_are_named():
+  for value, message in (
+    (dict(widht=3), "did you mean config.model.width"),
+    (dict(width="3"), "3"),
+  ):
+    config = default.get_config()
+    with config.ignore_type(), pytest.raises(InputError, match=message):
+      config.model.update(value)
+      validate(config)
+
+
 def test_no_two_experiments_share_a_folder():
   files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
   files += [f"music.py:{x}" for x in MUSIC]
@@ -135,16 +146,6 @@ def test_parameters_are_those_of_the_paper(size, extra):
   assert num_parameters(relative) == total + extra
   if size == "base":
     assert num_parameters(load("wmt14.py:v2")) == total + extra + 2 * norm  # of each stack's end
-
-
-def test_multi30k_has_the_recipe_of_the_published_baseline():
-  config = load("multi30k.py:sinusoidal,published")
-  model = config.model
-  assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (4, 128, 4, 256)
-  assert model.norm == "post" and model.dropout_rate == model.embedding_dropout_rate == 0.3
-  assert (config.batches.tokens, config.training.num_steps) == (8192, 8000)
-  assert rates(config, 1000, 2000, 8000) == pytest.approx([0.0025, 0.005, 0.0025])
-  assert (config.decoding.beam_size, config.decoding.average_checkpoints) == (5, 10)
 
 
 @pytest.mark.parametrize("change, left", [("seed=0", None), ("model.left=1024", 1024)])

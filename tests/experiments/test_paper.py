@@ -4,7 +4,6 @@
 """
 
 import functools
-import itertools
 import math
 
 import jax
@@ -15,7 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 
 from experiments import command
 from experiments.plan.__main__ import batch_of, first_state
-from experiments.run import make_optimizer, make_step, plan_model
+from experiments.run import make_optimizer, make_step
 from relpos_jax.data.batching import Batch
 from relpos_jax.training.sharding import AXES
 from relpos_jax.training.step import init_state
@@ -32,47 +31,6 @@ def load(argument: str, *changes: str):
   """Returns the config of one of the paper's trainings, as the commands parse it."""
   arguments = [f"--config=configs/wmt14.py:{argument}", *(f"--config.{x}" for x in changes)]
   return command.parse(dict(config=command.CONFIG), arguments)["config"]
-
-
-def plan(config):
-  """Returns the model of a config and its parameters' shapes."""
-  task = Translation(config)
-  return plan_model(task, task.mock_vocabulary())
-
-
-# Per head at k = 16, and shared by the heads at k = 8.
-TABLES = dict(base=(33, 8, 64), big=(17, 64))
-
-
-@pytest.mark.parametrize("argument", ["base,relative", "big,relative"])
-def test_each_self_attention_has_two_tables_and_cross_attention_none(argument):
-  size = argument.partition(",")[0]
-  params = nnx.to_flat_state(plan(load(argument))[1])
-  tables = {path: leaf.shape for path, leaf in params if "tables" in path}
-  paths = {
-    (stack, "layers", layer, "self_attention", "tables", name)
-    for stack, layer, name in itertools.product(("encoder", "decoder"), range(6), ("key", "value"))
-  }
-  assert tables == dict.fromkeys(paths, TABLES[size])
-
-
-@pytest.mark.parametrize("size, limit", [("base", 0.105), ("big", 0.272)])
-def test_tables_start_in_the_glorot_range(size, limit):
-  config = load(f"{size},relative", ONE_LAYER)
-  task = Translation(config)
-
-  @jax.jit  # drops all but the tables
-  def draw(key):
-    model = task.make_model(task.mock_vocabulary(), nnx.Rngs(key))
-    return [leaf for path, leaf in jax.tree.leaves_with_path(nnx.state(model)) if _is_table(path)]
-
-  tables = np.stack(draw(jax.random.key(0)))
-  assert tables.shape == (4, *TABLES[size]) and len({*tables.reshape(4, -1)[:, 0].tolist()}) == 4
-  rows, *columns = TABLES[size]
-  exact = math.sqrt(6 / (rows + math.prod(columns)))
-  assert limit == round(exact, 3)
-  assert 0.999 * exact < np.abs(tables).max() <= exact
-  np.testing.assert_allclose(tables.std(), exact / 3**0.5, rtol=0.03)
 
 
 def _is_table(path) -> bool:

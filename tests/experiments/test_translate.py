@@ -100,17 +100,6 @@ def test_the_beam_size_is_as_given(translate, workdir, fast):
     assert greedy == make_translator(load_run(workdir), beam_size=1)(LINES[:1])
 
 
-def test_a_plot_shows_the_first_sentence(call, workdir, tmp_path, monkeypatch):
-  drawn = []
-  draw = lambda run, *sentence_and_path: drawn.append(sentence_and_path) or "attention.png"
-  monkeypatch.setattr(translate_command, "draw_attention", draw)
-  picture, stdin = f"{tmp_path}/attention.png", b"\nthe dog\na cat\n"
-  answer = call("translate", f"--workdir={workdir}", f"--plot={picture}", stdin=stdin)
-  empty, translation, _ = answer.out.split("\n")[:-1]
-  assert (answer.status, empty) == (0, "") and "drew attention.png\n" in answer.err
-  assert drawn == [("the dog", translation, picture)]
-
-
 def test_input_is_normalised_as_in_training(workdir):
   config = load_run(workdir).config
   config.data.update(moses=True, lowercase=True)

@@ -43,9 +43,3 @@ def test_a_causal_model_needs_no_rows_on_the_right():
   assert model.layers[0].self_attention.tables().key.shape == (4, 2, 8)
   logits = quickly(lambda model, tokens: model(tokens))
   np.testing.assert_allclose(logits(model, TOKENS), logits(symmetric, TOKENS), rtol=0, atol=1e-5)
-
-
-def test_music_transformers_tables_are_of_keys_alone_and_of_each_head():
-  state = nnx.to_flat_state(nnx.state(make(**KINDS["Music Transformer"])))
-  tables = [(path[-1], leaf.shape) for path, leaf in state if "tables" in path]
-  assert tables == [("key", (7, 2, 8))] * 2

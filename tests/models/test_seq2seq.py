@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,6 @@ from flax import nnx
 from relpos_jax.models.seq2seq import PAD, Transformer, TransformerConfig
 from relpos_jax.nn.positions import sinusoids
 
-BASE = TransformerConfig(32_768, 32_768)
-BIG = dataclasses.replace(
-  BASE, width=1024, num_heads=16, feed_forward=4096, max_distance=8, tables_per_head=False
-)
 TINY = TransformerConfig(
   13, 17, num_layers=1, width=16, num_heads=2, feed_forward=24, max_distance=2,
   share_embeddings=False,
@@ -35,10 +30,6 @@ def shapes(config: TransformerConfig):
   return dict(nnx.to_flat_state(nnx.state(model)))
 
 
-def count(config: TransformerConfig) -> int:
-  return sum(math.prod(leaf.shape) for leaf in shapes(config).values())
-
-
 @functools.cache
 def make(config: TransformerConfig) -> Transformer:
   return randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)), 0.3)
@@ -51,12 +42,6 @@ def compiled(config: TransformerConfig, method: str = "__call__"):
 
 SOURCE = np.random.default_rng(0).integers(1, 13, (2, 6))
 TARGET = np.random.default_rng(1).integers(1, 13, (2, 5))
-
-
-@pytest.mark.parametrize("config, extra", [(BASE, 405_504), (BIG, 26_112)], ids=["base", "big"])
-def test_relative_positions_cost_as_many_parameters_as_in_the_paper(config, extra):
-  sinusoidal = dataclasses.replace(config, positions="sinusoidal")
-  assert count(config) - count(sinusoidal) == extra
 
 
 def tables(config: TransformerConfig) -> dict:
