@@ -131,16 +131,6 @@ def test_a_foreign_checkpoint(train_refused, refused, run_copy):
     refused(run_copy, words.replace("12", ""), name, f"--workdir={run_copy}")
 
 
-def test_a_run_on_a_corpus_that_is_gone(train_refused, refused, run_copy):
-  config = json.loads((run_copy / "config.json").read_text())
-  config["data"]["embedded"]["seed"] = 3
-  (run_copy / "config.json").write_text(json.dumps(config))
-  train_refused("another config: data.embedded.seed 3 there 0 here another --workdir")
-  words = "config.data.embedded.seed 3, only 0 supported environment.json"
-  for name in ("evaluate", "translate"):
-    refused(run_copy, words, name, f"--workdir={run_copy}")
-
-
 def test_checkpoints_that_are_all_damaged(train_refused, refused, run_copy):
   for path in (run_copy / "checkpoints").iterdir():
     path.rename(path.with_name(f"damaged-{path.name}"))
@@ -187,11 +177,8 @@ def test_a_config_that_is_damaged_or_was_edited(refused, run_copy):
 @pytest.mark.parametrize(
   "arguments, words",
   [
-    (["--beam_size=-1"], "--beam_size 0 or more"),
     (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
     (["--input=TMP/latin1.txt"], "invalid UTF-8 latin1.txt, line 2"),
-    (["--plot=TMP/nowhere/a.png"], "cannot write --plot= nowhere/a.png"),
-    (["--plot=TMP/a.docx"], "cannot write --plot= a.docx .png"),
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words):
