@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
     PLAIN,
-    "there are neither relations nor dropout nor a soft cap",
+    "there are neither relations (cross-attention has none) nor dropout nor a soft cap",
     lambda x: not x.relations and x.dropout_seeds is None and x.soft_cap is None,
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),

@@ -28,9 +28,10 @@ class _Batch(NamedTuple):
 
 
 class Translator:
-  """Translates lines by beam search; compiles once for each power of two of source length.
+  """Translates lines by beam search.
 
-  Lines of about the same length share a batch. Once an eighth of its rows are done, the next lines
+  Lines of about the same length share a batch, which compiles once for each length of
+  `_padded_length`. Once an eighth of its rows are done, the next lines
   take them.
 
   Args:
@@ -127,7 +128,7 @@ class Translator:
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     lengths = sources.lengths.tolist()
-    padded_length = lambda i: max(_SHORTEST, 1 << (lengths[i] - 1).bit_length())
+    padded_length = lambda i: _padded_length(lengths[i])
     filled = [i for i, line in enumerate(lines) if line.strip()]
     # The longest of a batch come first, so that none is left to be searched for alone.
     filled.sort(key=lambda i: (padded_length(i), -lengths[i]))
@@ -170,6 +171,13 @@ class Translator:
       if is_full.any():
         room *= 2
         batch = _move(batch, make_empty(room=room))
+
+
+def _padded_length(length: int) -> int:
+  """Returns the least of 16, 32, 48, 64, 96, 128, 192, ... that is not below a length."""
+  power = max(_SHORTEST, 1 << (length - 1).bit_length())
+  between = power * 3 // 4
+  return between if length <= between and between > 2 * _SHORTEST else power
 
 
 @jax.jit
