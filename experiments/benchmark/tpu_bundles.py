@@ -4,9 +4,9 @@ r"""Counts the instructions that a TPU would run: the kernel with relations agai
   python -m experiments.benchmark tpu_bundles --lengths=4096,16384 --chip=v5e --out=results
 
 Needs no TPU: the TPU's compiler writes the bundles of instructions, one for each cycle without
-stalls. The kernels of `pallas_tpu` are a loop over tiles with branches for each kind of tile, and
-for the start and the end of a block of queries. The count of a call is the sum over its tiles of
-the bundles of the branches taken, for one head. It is a count, not a time.
+stalls. In each step the kernels of `pallas_tpu` have loops over plain tiles, a branch for each tile
+near the diagonal, and the start and the end of a block of queries. The count of a call is the sum
+over its steps of the bundles that run, for one head. It is a count, not a time.
 
 Prints a table. With --out it also writes OUT/tpu_bundles.json and block `bundles` of
 OUT/tpu_bundles.md.

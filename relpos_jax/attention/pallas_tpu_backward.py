@@ -53,7 +53,7 @@ def backward(
   axes = tiles.AXES | dict.fromkeys(("d_key", "d_value"), "BKhs")
 
   def index(b, m, g, i, step):
-    """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
+    """Returns the blocks of a step, keys from right to left; a hidden one reads no new ones."""
     keys = num_steps - 1 - step
     if known:
       last = i - (plan.key_block - plan.first_block)

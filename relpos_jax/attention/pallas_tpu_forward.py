@@ -52,7 +52,7 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   known = plan.is_causal and "first_block" not in operands
 
   def index(b, n, i, step):
-    """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
+    """Returns the blocks of a step, keys from right to left; a hidden one reads no new ones."""
     keys = grid[3] - 1 - step
     if known:
       keys = jnp.clip(jax.lax.div(i + plan.first_block, np.int32(num_tiles)), 0, keys)
