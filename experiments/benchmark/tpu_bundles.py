@@ -4,9 +4,9 @@ r"""Counts the instructions that a TPU would run: the kernel with relations agai
   python -m experiments.benchmark tpu_bundles --lengths=4096,16384 --chip=v5e --out=results
 
 Needs no TPU: the TPU's compiler writes the bundles of instructions, one for each cycle without
-stalls. The kernels of `pallas_tpu` are a loop over tiles with branches for each kind of tile, and
-for the start and the end of a block of queries. The count of a call is the sum over its tiles of
-the bundles of the branches taken, for one head. It is a count, not a time.
+stalls. In each step the kernels of `pallas_tpu` have loops over plain tiles, a branch for each tile
+near the diagonal, and the start and the end of a block of queries. The count of a call is the sum
+over its steps of the bundles that run, for one head. It is a count, not a time.
 
 Prints a table. With --out it also writes OUT/tpu_bundles.json and block `bundles` of
 OUT/tpu_bundles.md.
@@ -38,6 +38,7 @@ from relpos_jax.training.workdir import environment, write_whole
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 DIRECTIONS = ("forward", "backward")
+WIDTH = 64
 _BLOCK = pallas_tpu.BLOCK
 # A line: its number, what begins there, a sign for each loop it is in, its instructions.
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})?: +>* *\{(.*)", re.M)
@@ -106,8 +107,8 @@ def plan_of(length: int, is_causal: bool, has_relations: bool) -> TpuPlan:
 
 def _inputs(length: int, is_causal: bool, has_relations: bool) -> tuple:
   """Returns a function from query, key, value and tables to a call's inputs, and their shapes."""
-  tokens = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
-  table = jax.ShapeDtypeStruct((2 * 16 + 1, 64), jnp.float32)
+  tokens = jax.ShapeDtypeStruct((1, length, 8, WIDTH), jnp.bfloat16)
+  table = jax.ShapeDtypeStruct((2 * 16 + 1, WIDTH), jnp.float32)
 
   def gather(query, key, value, *tables) -> Inputs:
     relations = RelativePositions(*tables) if tables else None
@@ -127,68 +128,63 @@ def count(plan: TpuPlan, direction: str, texts: Sequence[str]) -> int:
   """
   num_queries, num_keys = plan.num_blocks
   most = pallas_tpu.KEYS_A_CALL // plan.block if direction == "backward" else num_keys
-  # Calls differ in their keys, not in the kinds of tiles that they have branches for.
-  kinds = [_kind(plan, direction, offset) for offset in range(num_keys - 1, -num_queries, -1)]
-  special = [str(offset) for offset in plan.special_offsets()]
-  kinds = [*special, *dict.fromkeys(kind for kind in kinds if kind and kind not in special)]
-  names = ["start", *kinds, "end"]
-  if direction == "backward":
-    names = ["clear keys", *["clear tables"] * (plan.period > 0), *names, "write keys"]
-  writes = ["write output"] * (1 + (plan.period > 0 and direction == "forward"))
+  # Calls differ in their keys, not in the kinds of tiles that they have code for.
+  kinds = {offset: _kind(plan, offset) for offset in range(num_keys - 1, -num_queries, -1)}
   total = 0
   for first, text in zip(range(0, num_keys, most), texts, strict=True):
-    every_step, sizes = branches(text)
-    # An output of queries, forward with its rounding error, may lie on the chip as a whole.
-    if len(sizes) == len(names + writes):
-      names = names + writes
+    keys = range(first, min(first + most, num_keys))
+    key = jax.ShapeDtypeStruct((1, 1, WIDTH, len(keys) * plan.block), jnp.bfloat16)
+    num_steps = len(keys) // pallas_tpu_tiles.tiles_a_step(plan, dict(key=key))
+    names = list(dict.fromkeys(kind for kind in kinds.values() if kind))
+    if plan.period and num_steps > 1:  # otherwise they are no branches, or small
+      names = ["start", *names, "end"]
+    if direction == "backward":
+      names = ["clear keys", *names, "write keys"]
+    every_step, of_queries, sizes = branches(text)
     if len(sizes) != len(names):
       raise ValueError(f"the text has branches of {sizes} bundles; want {', '.join(names)}")
-    tiles = itertools.product(range(num_queries), range(first, min(first + most, num_keys)))
-    runs = collections.Counter(_kind(plan, direction, j - i) for i, j in tiles)
-    once = dict.fromkeys(names, 1)
-    of_queries = dict.fromkeys(("start", "end", "write output"), num_queries)
-    times = once | dict.fromkeys(kinds, 0) | runs | of_queries
-    of_branches = sum(size * times[name] for name, size in zip(names, sizes, strict=True))
-    total += runs.total() * every_step + of_branches
+    runs = collections.Counter(kinds[j - i] for i in range(num_queries) for j in keys)
+    times = dict.fromkeys(names, 1) | dict.fromkeys(kinds.values(), 0) | runs
+    times |= dict(start=num_queries, end=num_queries)
+    total += num_queries * (num_steps * every_step + of_queries)
+    total += sum(size * times[name] for name, size in zip(names, sizes, strict=True))
   return total
 
 
-def _kind(plan: TpuPlan, direction: str, offset: int) -> str | None:
+def _kind(plan: TpuPlan, offset: int) -> str | None:
   """Returns the kind of the tile at an offset, by the kernel's own dispatch; None if none runs."""
-  sides = []
-  by_side = direction == "backward" and plan.period > 0
-  tile = lambda offset, is_right: sides.append("right" if is_right else "left")
-  pallas_tpu_tiles.dispatch(plan, offset, tile, by_side=by_side)
-  if not sides:
-    return None
-  if offset in plan.special_offsets():
-    return str(offset)
-  return f"others {sides[0]}" if by_side else "others"
+  found = []
+
+  def tile(_operands, _number, _offset, is_right):
+    is_special = offset in plan.special_offsets()
+    found.append(str(offset) if is_special else f"others {'right' if is_right else 'left'}")
+
+  with jax.disable_jit():
+    pallas_tpu_tiles.for_tiles(plan, {}, offset, 1, tile)
+  return found[0] if found else None
 
 
-def branches(text: str) -> tuple[int, list[int]]:
-  """Counts the bundles that run in every step of the grid, and those of its branches, in order.
+def branches(text: str) -> tuple[int, int, list[int]]:
+  """Counts the bundles of every step of the grid, of small branches, and of each large one.
 
-  A branch always taken leaves no jump: it is the long stretch between two others.
+  The body of a loop over tiles is a large branch. The small ones run once per block of queries.
   """
-  bundles = [bundle[1] for bundle in _BUNDLE.finditer(text)]
-  jumps = _jumps(bundles)
-  first, last = max(jumps, key=lambda jump: jump[1] - jump[0])
-  sizes, every_step, here = [], len(bundles) - (last - first), first
-  for start, end in [*jumps, (last, last)]:
-    if start < here or start == first:
+  jumps = _jumps(bundles := _BUNDLE.findall(text))
+  first, _ = max(jumps, key=lambda jump: jump[1] - jump[0])
+  small, large, here = 0, [], first
+  for start, end in sorted(tuple(sorted(jump)) for jump in jumps):
+    if start < here or start == first or end - start <= 8:
       continue
-    for size, least in ((start - here, 100), (end - start, 8)):
-      if size > least:
-        sizes.append(size)
-      else:
-        every_step += size
+    if end - start < 100:
+      small += end - start
+    else:
+      large.append(end - start)
     here = end
-  return every_step, sizes
+  return len(bundles) - small - sum(large), small, large
 
 
 def _jumps(bundles: Sequence[str]) -> list[tuple[int, int]]:
-  """Returns the first bundle that each jump ahead leaves out, and the first after those."""
+  """Returns the bundle after each jump that is not taken, and the one where it leads."""
   starts = {
     region: number
     for number, bundle in enumerate(bundles)
@@ -196,8 +192,7 @@ def _jumps(bundles: Sequence[str]) -> list[tuple[int, int]]:
   }
   found = []
   for number, bundle in enumerate(bundles):
-    jump = re.search(r"sbr\.rel \(!?%p\w+\) target = \$region(\d+)", bundle)
-    if jump and starts[jump[1]] > number:
+    if jump := re.search(r"sbr\.rel \(!?%p\w+\) target = \$region(\d+)", bundle):
       found.append((number + 1 + _DELAY, starts[jump[1]]))
   return found
 

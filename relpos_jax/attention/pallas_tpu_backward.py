@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -25,7 +26,9 @@ def backward(
   query, key = operands["query"], operands["key"]
   batch, heads, width, length = query.shape
   key_heads, num_keys = key.shape[1], key.shape[3]
-  grid = (batch, key_heads, heads // key_heads, length // plan.block, num_keys // plan.block)
+  num_tiles = tiles.tiles_a_step(plan, operands)
+  num_steps = num_keys // (plan.block * num_tiles)
+  grid = (batch, key_heads, heads // key_heads, length // plan.block, num_steps)
   wide = jnp.promote_types(query.dtype, jnp.float32)
   # The gradients of several devices are summed wide.
   of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
@@ -50,14 +53,16 @@ def backward(
   axes = tiles.AXES | dict.fromkeys(("d_key", "d_value"), "BKhs")
 
   def index(b, m, g, i, step):
-    """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
-    j = grid[4] - 1 - step
-    keys = jnp.clip(i - (plan.key_block - plan.first_block), 0, j) if known else j
+    """Returns the blocks of a step, keys from right to left; a hidden one reads no new ones."""
+    keys = num_steps - 1 - step
+    if known:
+      last = i - (plan.key_block - plan.first_block)
+      keys = jnp.clip(jax.lax.div(last, np.int32(num_tiles)), 0, keys)
     return dict(B=b, N=m * grid[2] + g, K=m, T=i, S=keys)
 
-  specs = lambda arrays: tiles.block_specs(arrays, plan.block, index, axes)
+  specs = lambda arrays: tiles.block_specs(arrays, plan.block, num_tiles, index, axes)
   return pl.pallas_call(
-    functools.partial(_kernel, plan),
+    functools.partial(_kernel, plan, num_tiles),
     grid=grid,
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
@@ -72,10 +77,11 @@ def backward(
   )(operands)
 
 
-def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
+def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
   group, query_step, step = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_step = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
-  query_block, key_block = query_step + tiles.first_block(plan, operands), last_step - step
+  query_block = query_step + tiles.first_block(plan, operands)
+  first = (last_step - step) * num_tiles
 
   @pl.when((group == 0) & (query_step == 0) & (step == 0))
   def _():
@@ -90,9 +96,8 @@ def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
         of_table[...] = jnp.zeros(of_table.shape, of_table.dtype)
 
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
-  tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
-  offset = plan.key_block + key_block - query_block
-  tiles.dispatch(plan, offset, tile, by_side=plan.period > 0)
+  tile = functools.partial(_tile, plan, scratch, query_block, first)
+  tiles.for_tiles(plan, operands, plan.key_block + first - query_block, num_tiles, tile)
   pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch))
 
   @pl.when((group == last_group) & (query_step == last_query) & (step == last_step))
@@ -119,7 +124,7 @@ def _start(plan: TpuPlan, operands, scratch) -> None:
     scratch["value_band"][...] = tiles.skew(plan, band)
 
 
-def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_right) -> None:
+def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, is_right) -> None:
   """Adds a tile's terms to all gradients; `offset` is static if the tile touches the band."""
   query, key, value, d_output = (
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
@@ -133,7 +138,7 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
     common = common + scratch["value_left"][...]
   delta = operands["delta"][0, 0]
   if plan.dropout_rate:
-    global_block, seed = plan.key_block + key_block, operands["seeds"][0, 0]
+    global_block, seed = plan.key_block + first + number, operands["seeds"][0, 0]
     kept = tiles.keep(plan, seed, query_block, global_block)
     factor = jnp.where(kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
     d_logits = weights * ((d_weights + common) * factor - delta)
@@ -147,7 +152,7 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, is_r
     steps = jnp.abs(distance).astype(d_logits.dtype)
     scratch["slopes"][...] -= (d_logits * steps).sum(0, keepdims=True)
   low_weights, low_d_logits = (x.astype(query.dtype) for x in (weights, d_logits))
-  keys = pl.ds(pl.multiple_of(key_block * plan.block, plan.block), plan.block)
+  keys = pl.ds(pl.multiple_of((first + number) * plan.block, plan.block), plan.block)
   scratch["value"][:, keys] += tiles.product(d_output, low_weights, (1, 1))
   scratch["key"][:, keys] += tiles.product(query, low_d_logits, (1, 1))
   scratch["query"][...] += tiles.product(key, low_d_logits, (1, 0))

@@ -30,7 +30,8 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   """
   query, key = operands["query"], operands["key"]
   batch, heads, width, length = query.shape
-  grid = (batch, heads, length // plan.block, key.shape[3] // plan.block)
+  num_tiles = tiles.tiles_a_step(plan, operands)
+  grid = (batch, heads, length // plan.block, key.shape[3] // (plan.block * num_tiles))
   wide = jnp.promote_types(query.dtype, jnp.float32)
   of_query = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
   outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype))
@@ -51,25 +52,22 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   known = plan.is_causal and "first_block" not in operands
 
   def index(b, n, i, step):
-    """Returns the blocks of a step, keys from right to left; a hidden tile reads no new ones."""
-    j = grid[3] - 1 - step
-    keys = j
+    """Returns the blocks of a step, keys from right to left; a hidden one reads no new ones."""
+    keys = grid[3] - 1 - step
     if known:
-      keys = jnp.clip(i + plan.first_block, 0, j) if plan.first_block else jnp.minimum(i, j)
+      keys = jnp.clip(jax.lax.div(i + plan.first_block, np.int32(num_tiles)), 0, keys)
     return dict(B=b, N=n, K=jax.lax.div(n, np.int32(heads // key.shape[1])), T=i, S=keys)
 
-  specs = lambda arrays: tiles.block_specs(arrays, plan.block, index)
+  specs = lambda arrays: tiles.block_specs(arrays, plan.block, num_tiles, index)
   return pl.pallas_call(
-    functools.partial(_kernel, plan),
+    functools.partial(_kernel, plan, num_tiles),
     grid=grid,
     in_specs=[specs(operands)],
     out_specs=specs(outputs),
     out_shape=shapes_like(query, outputs),
     scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
-    # The default is too little for a content and as many rows as a call takes.
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=SEMANTICS,
-      vmem_limit_bytes=tiles.VMEM_BYTES if "content" in operands else None,
+      dimension_semantics=SEMANTICS, vmem_limit_bytes=tiles.VMEM_BYTES
     ),
     cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),
     interpret=plan.interpret,
@@ -77,15 +75,17 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   )(operands)
 
 
-def _kernel(plan: TpuPlan, operands, outputs, scratch) -> None:
+def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
   query_block, step = pl.program_id(2) + tiles.first_block(plan, operands), pl.program_id(3)
-  key_block = pl.num_programs(3) - 1 - step
+  last_step = pl.num_programs(3) - 1
+  first = (last_step - step) * num_tiles
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
-  tile = functools.partial(_tile, plan, operands, scratch, query_block, key_block)
-  tiles.dispatch(plan, key_block - query_block, tile)
+  tile = functools.partial(_tile, plan, scratch, query_block, first)
+  tiles.for_tiles(plan, operands, first - query_block, num_tiles, tile)
   if plan.has_earlier_queries:
-    pl.when((key_block == 0) & (query_block < 0))(lambda: _pass_diagonal(plan, scratch))
-  pl.when(key_block == 0)(lambda: _finish(plan, operands, outputs, scratch, query_block))
+    is_earlier = (step == last_step) & (query_block < 0)
+    pl.when(is_earlier)(lambda: _pass_diagonal(plan, scratch))
+  pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch, query_block))
 
 
 def _start(plan: TpuPlan, operands, scratch) -> None:
@@ -101,7 +101,7 @@ def _start(plan: TpuPlan, operands, scratch) -> None:
     scratch["key_right"][...] = logits[plan.last_row, None]
 
 
-def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -> None:
+def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, _) -> None:
   """Adds a tile to the online softmax; `offset` is static if the tile touches the band."""
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
   # Right of the diagonal's tile they lack c_i.
@@ -124,7 +124,7 @@ def _tile(plan: TpuPlan, operands, scratch, query_block, key_block, offset, _) -
   before = kept_sums[...] * correction
   if plan.dropout_rate:
     scratch["sums"][...] = scratch["sums"][...] * correction + weights.sum(0, keepdims=True)
-    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, key_block)
+    kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, first + number)
     weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
   kept_sums[...] = before + weights.sum(0, keepdims=True)
   added = tiles.product(value, weights.astype(value.dtype), (1, 0))

@@ -46,7 +46,8 @@ AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "right_sums", "delta"
 AXES |= dict(seeds="BNop", first_block="oB")
 AXES |= dict(key_visible="BSo", query_segments="BoT", key_segments="BSo")
 
-VMEM_BYTES = 56 * 2**20  # what a kernel may use, if it needs more than the default
+VMEM_BYTES = 56 * 2**20  # what a kernel may use; the default is too little
+STEP_BYTES = 2**19  # of the keys of several tiles that are one step of the grid
 
 Shapes = Mapping[str, jax.Array | jax.ShapeDtypeStruct]
 
@@ -142,7 +143,7 @@ class TpuPlan(NamedTuple):
 
 def height(lanes: int) -> int:
   """Returns the keys of a sub-tile: few, so that a narrow band crosses few of them."""
-  return lanes // 8 if lanes >= 64 else lanes // 2
+  return lanes // 16 if lanes >= 64 else lanes // 2
 
 
 class Piece(NamedTuple):
@@ -196,14 +197,15 @@ def in_band(plan: TpuPlan, distance: jax.Array) -> jax.Array:
 def skew(plan: TpuPlan, x: jax.Array, sign: int = 1) -> jax.Array:
   """Moves row d of column i to row (i + d) % period, or the other way if `sign` is -1.
 
-  Rotates by 1, 2, 4, ... rows the columns whose number has that bit.
+  Rotates by 1, 2, 4, ... rows the columns of a vector whose number has that bit.
   """
-  columns = jnp.remainder(jax.lax.broadcasted_iota(jnp.int32, x.shape, 1), plan.period)
-  shift = 1
-  while shift < plan.period:
-    x = jnp.where(columns & shift != 0, pltpu.roll(x, sign * shift % plan.period, 0), x)
-    shift *= 2
-  return x
+  columns, vectors = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.lanes), 1), []
+  for start in range(0, plan.block, plan.lanes):
+    y = pltpu.roll(x[:, start : start + plan.lanes], sign * start % plan.period, 0)
+    for shift in [2**bit for bit in range((plan.lanes - 1).bit_length())]:
+      y = jnp.where(columns & shift != 0, pltpu.roll(y, sign * shift % plan.period, 0), y)
+    vectors.append(y)
+  return jnp.concatenate(vectors, 1)
 
 
 def all_distances(plan: TpuPlan, offset) -> jax.Array:
@@ -303,6 +305,16 @@ def place_sums(plan: TpuPlan, band, left, right):
   return jnp.where(row == plan.left_row, left, band)
 
 
+def tiles_a_step(plan: TpuPlan, operands: Shapes) -> int:
+  """Returns how many tiles beside each other are a step of the grid, which reads all their keys."""
+  key = operands["key"]
+  num_tiles = key.shape[3] // plan.block
+  # A mask is as large as keys of a vector's width.
+  per_key = max(key.shape[2] * key.dtype.itemsize, plan.lanes)
+  most = max(1, STEP_BYTES // (plan.block * per_key))
+  return max(x for x in range(1, min(most, num_tiles) + 1) if num_tiles % x == 0)
+
+
 def first_block(plan: TpuPlan, operands: dict) -> jax.Array | int:
   """Returns the number of the first block of queries, of a sequence and a device."""
   if "first_block" not in operands:
@@ -335,8 +347,8 @@ def precise_product(
 ) -> jax.Array:
   """Computes the product of arrays wider than `dtype` from their rounding to it and the rest.
 
-  For tables: their rounding errors would be the same for every query. A narrow table leaves half of
-  the matrix unit empty, so as the left factor both parts cost one product.
+  For tables: their rounding errors would be the same for every query. All parts that fit the matrix
+  unit cost one product.
   """
 
   def parts(z):
@@ -344,45 +356,54 @@ def precise_product(
     return [high] if z.dtype == dtype else [high, (z - high.astype(z.dtype)).astype(dtype)]
 
   xs, ys = parts(x), parts(y)
-  if len(xs) > len(ys) and contract == (1, 0) and x.shape[1] <= 64:
-    return product(jnp.concatenate(xs, 1), jnp.concatenate(ys * 2, 0), contract)
   pairs = [(a, b) for i, a in enumerate(xs) for j, b in enumerate(ys) if i + j < 2]
+  if len(pairs) * x.shape[contract[0]] <= 128:
+    sides = zip(zip(*pairs, strict=True), contract, strict=True)
+    return product(*(jnp.concatenate(parts, axis) for parts, axis in sides), contract)
   return sum(product(a, b, contract) for a, b in pairs)
 
 
-def dispatch(plan: TpuPlan, offset, tile, *, by_side: bool = False) -> None:
-  """Runs `tile(offset, is_right)`, with a static offset if the tile has specialised code.
+def for_tiles(plan: TpuPlan, operands: dict, first, num_tiles: int, tile) -> None:
+  """Runs `tile(operands, number, offset, is_right)` for the tiles of a step, from right to left.
 
-  `is_right` is static; for plain tiles it is False unless `by_side`.
+  `first` is the offset of tile 0. `is_right` is static, and the offset of specialised code.
   """
-  special, runs = plan.special_offsets(), plan.runs(offset)
+  special, (lowest, highest), stop = plan.special_offsets(), plan.offsets, first + num_tiles
+
+  def run(offset, is_right: bool):
+    number = offset - first
+    keys = pl.ds(pl.multiple_of(number * plan.block, plan.block), plan.block)
+    index = lambda name: tuple(keys if letter == "S" else slice(None) for letter in AXES[name])
+    views = {name: x.at[index(name)] for name, x in operands.items() if "S" in AXES[name]}
+    tile(operands | views, number, offset, is_right)
+
+  def plain(start, stop, is_right: bool):
+    visible = lambda offset, _: pl.when(plan.runs(offset))(lambda: run(offset, is_right))
+    jax.lax.fori_loop(start, stop, visible, None)
+
+  if special and highest > special[0] and not plan.is_causal:
+    plain(jnp.maximum(first, special[0] + 1), stop, True)
   for static in special:
-    pl.when(runs & (offset == static))(functools.partial(tile, static, static > 0))
-  (lowest, highest), right, left, has_right, has_left = plan.offsets, False, True, False, True
-  if special:
-    right, left = offset > special[0], offset < special[-1]
-    has_right = not plan.is_causal and highest > special[0]
-    has_left = lowest < special[-1]
-  if by_side and has_right:
-    pl.when(runs & right)(functools.partial(tile, offset, True))
-  elif has_right:
-    left |= right
-  if has_left or (has_right and not by_side):
-    pl.when(runs & left)(functools.partial(tile, offset, False))
+    here = plan.runs(static) & (first <= static) & (static < stop)
+    pl.when(here)(functools.partial(run, static, static > 0))
+  if not special or lowest < special[-1]:
+    plain(first, jnp.minimum(stop, special[-1]) if special else stop, False)
 
 
 def block_specs(
   arrays: Shapes,
   block: int,
+  num_tiles: int,
   index: Callable[..., dict[str, jax.Array]],
   axes: Mapping[str, str] = AXES,
 ) -> dict[str, pl.BlockSpec]:
   """Returns the block of each array that a step of the grid reads or writes.
 
-  A block has one of the batch (B) and of heads (N, K), `block` queries (T) or keys (S), and all of
-  the other axes. `index` maps a step's indices in the grid to those of the blocks by letter.
+  A block has one of the batch (B) and of heads (N, K), `block` queries (T) or the keys of
+  `num_tiles` tiles (S), and all of the other axes. `index` maps a step's indices in the grid to
+  those of the blocks by letter.
   """
-  sizes = dict(B=1, N=1, K=1, T=block, S=block)
+  sizes = dict(B=1, N=1, K=1, T=block, S=block * num_tiles)
 
   def spec(name):
     if name == "first_block":
@@ -402,9 +423,9 @@ def block_specs(
 def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) -> pl.CostEstimate:
   """Estimates a call's cost from `num_products` products of [block, H] by [block, block] per tile.
 
-  Keys and values are read for every block of queries, all other arrays once. If devices share the
-  queries it is the cost of the last one, which in a causal call has the most visible keys. With a
-  traced offset, it is that of the last queries.
+  Keys and values are read for every block of queries, unless they are one step; all other arrays
+  once. If devices share the queries it is the cost of the last one, which in a causal call has the
+  most visible keys. With a traced offset, it is that of the last queries.
   """
   batch, heads, width, length = operands["query"].shape
   num_keys = operands["key"].shape[3]
@@ -417,8 +438,12 @@ def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) ->
   count = lambda condition: int(np.broadcast_to(condition, offsets.shape).sum())
   num_pairs = batch * heads * count(plan.runs(offsets)) * plan.block**2
   # As in the kernels' block specs.
-  known = plan.is_causal and "first_block" not in operands
-  fetched = batch * heads * count(offsets <= 0 if known else True) * plan.block
+  num_tiles = tiles_a_step(plan, operands)
+  steps = np.arange(num_keys // (plan.block * num_tiles))[::-1]
+  if plan.is_causal and "first_block" not in operands:
+    steps = np.clip((queries - plan.key_block) // num_tiles, 0, steps)
+  num_reads = 1 + int(np.count_nonzero(np.diff((steps + 0 * queries).ravel())))
+  fetched = batch * heads * num_reads * num_tiles * plan.block
   once = [x for name, x in (operands | outputs).items() if name not in ("key", "value")]
   per_key = 2 * width * operands["key"].dtype.itemsize
   return pl.CostEstimate(

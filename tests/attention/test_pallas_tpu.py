@@ -29,13 +29,19 @@ from relpos_jax import (
   dot_product_attention,
   explain,
 )
-from relpos_jax.attention import pallas_tpu
+from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import cost
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 TINY = dict(block=8, lanes=4)
+
+
+@pytest.fixture(autouse=True)
+def at_most_two_tiles_a_step(monkeypatch):
+  """Three or five blocks of keys are as many steps, four are two."""
+  monkeypatch.setattr(pallas_tpu_tiles, "STEP_BYTES", 2 * TINY["block"] * WIDTH * 8)
 
 
 def in_tiles(**tiny):
@@ -193,8 +199,14 @@ def test_bfloat16_lowers_for_a_tpu_whatever_the_default_precision():
 
 
 @pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(local_window_size=(17, 0))])
-def test_tiles_with_a_visible_pair_cost_time(options):
+@pytest.mark.parametrize(
+  ("tiles_a_step", "read", "read_if_causal"), [(1, 1, 10 / 16), (2, 1, 5 / 8), (4, 1 / 4, 1 / 4)]
+)
+def test_tiles_with_a_visible_pair_cost_time(
+  options, tiles_a_step, read, read_if_causal, monkeypatch
+):
   block, array = 16, jax.ShapeDtypeStruct((BATCH, 64, 1, WIDTH), np.float32)
+  monkeypatch.setattr(pallas_tpu_tiles, "STEP_BYTES", tiles_a_step * block * WIDTH * 4)
   plans = []
   gather = lambda x: plans.append(pallas_tpu.plan_of(gather_inputs(x, x, x, **options), True)[0])
   jax.eval_shape(gather, array)
@@ -206,6 +218,7 @@ def test_tiles_with_a_visible_pair_cost_time(options):
   num_tiles = seen.reshape(4, block, 4, block).any((1, 3)).sum()
   assert found.transcendentals == BATCH * num_tiles * block**2
   assert found.flops == 2 * 2 * WIDTH * found.transcendentals
-  # A hidden tile of a causal call reads no keys; one outside of the window does.
-  read = num_tiles / 16 if "is_causal" in options else 1
+  # A hidden step of a causal call reads no keys; one outside of the window does. A single step
+  # reads them once for all queries.
+  read = read_if_causal if "is_causal" in options else read
   assert found.bytes_accessed == (2 + 2 * 4 * read) * 4 * BATCH * 64 * WIDTH

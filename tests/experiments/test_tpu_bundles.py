@@ -33,6 +33,12 @@ def branch(region: int, *body: str) -> list[str]:
   return [jump, *straight(4), *body, f"{{}} /* End region 8 :: Start/End empty region {region} */"]
 
 
+def loop(region: int, *body: str) -> list[str]:
+  """Returns six bundles besides its body: its start, the jump back and four after it."""
+  jump = f"{{ %9 = sbr.rel (!%p{region}) target = $region{region} }}"
+  return [f"{{}} /* Start region {region} */", *body, jump, *straight(4)]
+
+
 def text_of(*body: str) -> str:
   """Returns the text of a loop, which has 20 bundles besides its body."""
   first, last = "{} /* Start region 1 */", "{ %9 = sbr.rel (!%p1) target = $region1 }"
@@ -40,45 +46,43 @@ def text_of(*body: str) -> str:
   return "".join(f"  {number:#x} LB: > {line}\n" for number, line in enumerate(lines))
 
 
-def test_jumps_ahead_are_read_in_a_compilers_text():
-  bundles = [bundle[1] for bundle in tpu_bundles._BUNDLE.finditer(SAMPLE)]
+def test_jumps_are_read_in_a_compilers_text():
+  bundles = tpu_bundles._BUNDLE.findall(SAMPLE)
   assert len(bundles) == 10
-  assert tpu_bundles._jumps(bundles) == [(2 + 5, 6), (3 + 5, 4), (5 + 5, 6)]
+  assert tpu_bundles._jumps(bundles) == [(2 + 5, 6), (3 + 5, 4), (5 + 5, 6), (7 + 5, 1)]
 
 
 def test_branches_are_what_jumps_leave_out():
-  nested = branch(4, *straight(20), *branch(5, *straight(30)), *straight(7))
+  nested = branch(4, *straight(120), *branch(5, *straight(130)), *straight(7))
   text = text_of(*branch(3, *straight(40)), *nested, *branch(6, *straight(8)))
-  assert tpu_bundles.branches(text) == (20 + 6 + 6 + 6 + 8, [40, 20 + 36 + 7])
+  assert tpu_bundles.branches(text) == (20 + 6 + 6 + 6 + 8, 40, [120 + 136 + 7])
 
 
-def test_a_stretch_that_always_runs_between_branches_is_one_too():
-  text = text_of(*branch(3, *straight(40)), *straight(200), *branch(4, *straight(50)))
-  every_step, sizes = tpu_bundles.branches(text)
-  assert sizes == [40, 1 + 200 + 5, 50] and every_step == 20 + 5 + 1
+def test_the_body_of_a_loop_is_a_branch():
+  text = text_of(*branch(3, *loop(4, *straight(200))), *straight(150), *loop(5, *straight(300)))
+  assert tpu_bundles.branches(text) == (20 + 6 + 150, 0, [206, 306])
 
 
 def test_long_sequences_take_several_calls_whose_tiles_add_up():
-  tiles = {"1": 1003, "0": 1007, "-1": 1013, "others right": 1019, "others left": 1031}
-  sizes, plan = [11, 12, 101, *tiles.values(), 103, 13], tpu_bundles.plan_of(16384, False, True)
+  tiles = {"others right": 1019, "1": 1003, "0": 1007, "-1": 1013, "others left": 1031}
+  sizes, plan = [111, 12, 101, *tiles.values(), 103, 113], tpu_bundles.plan_of(16384, False, True)
   kernel = text_of(*itertools.chain(*(branch(n, *straight(x)) for n, x in enumerate(sizes, 3))))
-  every_step = 20 + 6 * len(sizes)
-  of_tiles = np.dot([*tiles.values()], [31, 32, 31, 465, 465])
-  of_blocks = 32 * (101 + 103) + 11 + 12 + 13
-  count = tpu_bundles.count(plan, "backward", [kernel] * 2)
-  assert count == of_tiles + 2 * of_blocks + 32 * 32 * every_step
-  with pytest.raises(ValueError, match="want start, 1, 0, -1, others, end"):
+  of_tiles = np.dot([*tiles.values()], [465, 31, 32, 31, 465])
+  of_call = 32 * (12 + 101 + 103) + 111 + 113 + 32 * 2 * (20 + 6 * len(sizes))
+  assert tpu_bundles.count(plan, "backward", [kernel] * 2) == of_tiles + 2 * of_call
+  with pytest.raises(ValueError, match="want start, others right, 1, 0, -1, others left, end"):
     tpu_bundles.count(plan, "forward", [kernel])
 
 
 @pytest.mark.parametrize("writes", [[], [21, 21]])
 def test_a_block_of_queries_is_written_once_to_an_output_on_the_chip(writes):
-  tiles, plan = {"0": 1003, "-1": 1007, "others": 1013}, tpu_bundles.plan_of(4096, True, True)
-  sizes = [101, *tiles.values(), 103, *writes]
-  kernel = text_of(*itertools.chain(*(branch(n, *straight(x)) for n, x in enumerate(sizes, 3))))
-  of_tiles = np.dot([*tiles.values()], [8, 7, 21]) + 64 * (20 + 6 * len(sizes))
-  count = tpu_bundles.count(plan, "forward", [kernel])
-  assert count == of_tiles + 8 * (101 + 103 + sum(writes))
+  tiles, plan = {"0": 1003, "-1": 1007, "others left": 1013}, tpu_bundles.plan_of(4096, True, True)
+  sizes = [*tiles.values(), *writes]
+  branches = itertools.chain(*(branch(n, *straight(x)) for n, x in enumerate(sizes, 3)))
+  kernel = text_of(*straight(101), *branches, *straight(103))
+  of_blocks = 8 * (20 + 6 * len(sizes) + 101 + 103 + sum(writes))
+  of_tiles = np.dot([*tiles.values()], [8, 7, 21])
+  assert tpu_bundles.count(plan, "forward", [kernel]) == of_tiles + of_blocks
 
 
 def test_the_command_keeps_its_counts_and_their_table(call, monkeypatch, tmp_path):
