@@ -108,11 +108,6 @@ class TpuPlan(NamedTuple):
     """Returns whether any block of queries may be before all keys."""
     return self.offsets[1] >= self.num_blocks[1]
 
-  @property
-  def has_later_queries(self) -> bool:
-    """Returns whether any block of queries may be after all keys."""
-    return -self.offsets[0] >= self.num_blocks[1]
-
   def special_offsets(self) -> list[int]:
     """Returns the offsets of the tiles with specialised code, from right to left."""
     if not self.period:
