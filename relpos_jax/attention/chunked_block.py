@@ -119,7 +119,7 @@ def mark_right(tile: Tile, x: Float[Array, "N C W"]) -> Float[Array, "N C W"]:
   """Writes into the last elements of all keys or values which are right of each group."""
   if not tile.plan.num_groups:
     return x
-  is_right = jnp.arange(x.shape[1])[:, None] >= tile.ends
+  is_right = jnp.arange(x.shape[1])[:, None] >= tile.ends[None]
   return x.at[:, :, -tile.plan.num_groups :].set(is_right.astype(x.dtype))
 
 
@@ -240,13 +240,13 @@ def _scores(
   """Computes k_j . q_i, plus `right` for keys right of the query's group."""
   if groups := keys.shape[2] - queries.shape[2]:
     right = jnp.broadcast_to(jnp.asarray(right, queries.dtype), queries.shape[:2])
-    of_groups = jnp.where(_is_of_group(queries.shape[1], groups), right[..., None], 0)
+    of_groups = jnp.where(_is_of_group(queries.shape[1], groups)[None], right[..., None], 0)
     queries = jnp.concatenate([queries, of_groups], axis=-1)
   return jnp.einsum("NSW,NTW->NST", keys, queries)
 
 
 def _is_of_group(num_queries: int, groups: int) -> Bool[Array, "T G"]:
-  return jnp.arange(num_queries)[:, None] // (num_queries // groups) == jnp.arange(groups)
+  return jnp.arange(num_queries)[:, None] // (num_queries // groups) == jnp.arange(groups)[None]
 
 
 def _sum_over_keys(
@@ -256,7 +256,7 @@ def _sum_over_keys(
   sums_NWT = jnp.einsum("NSW,NST->NWT", keys, weights)
   right = sums_NWT[:, width:]
   if groups := right.shape[1]:
-    right = jnp.where(_is_of_group(right.shape[2], groups).T, right, 0)
+    right = jnp.where(_is_of_group(right.shape[2], groups).T[None], right, 0)
   return sums_NWT[:, :width].swapaxes(1, 2), right.sum(1)
 
 
@@ -278,18 +278,19 @@ def _add_near(
   key = first_key + jnp.arange(size)
   column = tile.columns[0] + key
   query = jnp.clip(column - tile.rows[0] - high - plan.group_size + 1, 0, block - width)
-  index = (num_keys * jnp.arange(heads)[:, None] + key) * block + query
-  query = query[:, None] + jnp.arange(width)
+  index = (num_keys * jnp.arange(heads)[:, None] + key[None]) * block + query[None]
+  query = query[:, None] + jnp.arange(width)[None]
   distance = column[:, None] - tile.rows[0] - query
   added = jnp.zeros((1, size, width), x.dtype)
   if rows is not None:
     row = jnp.clip(distance - plan.first, 0, plan.num_diagonals)
     numbers = rows[:, row, jnp.minimum(query, rows.shape[2] - 1)]
-    added = jnp.where(distance >= plan.first, numbers, 0)
+    added = jnp.where(distance[None] >= plan.first, numbers, 0)
   if plan.is_causal:
-    added = jnp.where(distance > 0, hidden, added)
+    added = jnp.where(distance[None] > 0, hidden, added)
   end = tile.rows[0] + (query // plan.group_size + 1) * plan.group_size + high
-  added = jnp.broadcast_to(jnp.where(column[:, None] < end, added, 0), (heads, size, width))
+  added = jnp.where((column[:, None] < end)[None], added, 0)
+  added = jnp.broadcast_to(added, (heads, size, width))
   by_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
   flat = x.reshape(-1), index.reshape(-1, 1), added.reshape(-1, width)
   return jax.lax.scatter_add(*flat, by_key, mode="promise_in_bounds").reshape(x.shape)
@@ -309,8 +310,8 @@ def _sum_by_row(
       first = jnp.clip(rows[0] + plan.right - tile.columns[0], 0, num_keys - size)
       part = jax.lax.dynamic_slice(x, (0, first, row), (heads, size, plan.group_size))
       column = tile.columns[0] + first + jnp.arange(size)[:, None]
-      is_counted = (column - rows >= plan.right) & (column < tile.ends[group])
-      near.append(jnp.where(is_counted, part, 0).sum(1))
+      is_counted = (column - rows[None] >= plan.right) & (column < tile.ends[group])
+      near.append(jnp.where(is_counted[None], part, 0).sum(1))
     right += jnp.concatenate(near, axis=1)
   return jnp.concatenate([_sum_by_diagonal(tile, x), right[:, None]], axis=1)
 
