@@ -55,6 +55,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   known = defaults(config)
   for name in flatten(config).keys() - flatten(known).keys():
     raise unknown_key(name, known)
+  for name in flatten(known).keys() - flatten(config).keys():
+    raise InputError(f"config.{name} is missing: start from the values of configs/default.py")
   try:
     known.update(config)
   except TypeError as error:

@@ -31,8 +31,7 @@ class Translator:
   """Translates lines by beam search.
 
   Lines of about the same length share a batch, which compiles once for each length of
-  `_padded_length`. Once an eighth of its rows are done, the next lines
-  take them.
+  `_padded_length`. Once an eighth of its rows are done, the next lines take them.
 
   Args:
     graphdef, params: the model, split.

@@ -87,6 +87,13 @@ def test_unknown_keys_and_values_of_another_type_are_named():
       validate(config)
 
 
+def test_a_missing_key_is_named():
+  config = default.get_config()
+  del config.model["width"]
+  with pytest.raises(InputError, match=r"config\.model\.width is missing"):
+    validate(config)
+
+
 def test_no_two_experiments_share_a_folder():
   files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
   files += [f"music.py:{x}" for x in MUSIC]
