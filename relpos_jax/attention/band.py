@@ -2,14 +2,14 @@
 
 A relation with clipped distances adds a number t_i(r) to a logit of query i, by the row r of its
 pair, and only the diagonals within the table need a lookup: the *band*. The far field costs
-nothing. Let t'_i(r) = t_i(r) - t_i(0), where row 0 is "everything further left".
+nothing: left of the band each logit of a query gets the same number t_i(0), right of it t_i(-1). So
+the softmax of such a part is that of plain logits, and its number is added to their maximum when
+parts are merged. It may be as low as -inf, which hides the part: a number is never subtracted from
+the logits of other parts, where float32 would lose their digits. `KeyBias` has a number by key.
 
-Logits: a softmax ignores a constant per query, so subtracting t_i(0) changes nothing. The term is
-then zero left of the band, and the same t'_i(-1) for every key right of it. (A soft cap does not
-ignore it, so t_i(0) is then added to all logits of query i before the cap.) `KeyBias` has a number
-by key instead: the product of its row 0 and the key is that of the key and a longer query.
 Values: the weights of a query sum to one, so z_i = w_0 + sum_j p_ij v_j + sum_r P_ir w'_r, with
-P_ir the weight of query i on row r. (With dropout w_0 is multiplied by the sum of the weights.)
+P_ir the weight of query i on row r, and w'_r = w_r - w_0. (With dropout w_0 is multiplied by the
+sum of the weights.)
 
 Several relations share one band, from the leftmost of their rows to the rightmost. `LinearBias` has
 no rows: its term is computed from the distance, near and far.
@@ -45,13 +45,13 @@ class Tables(NamedTuple):
 
 
 class Band(NamedTuple):
-  """The band of a call, with tables minus row 0.
+  """The band of a call.
 
   Row r < R - 1 is distance `first + r`, row R - 1 all further right; R is at least 1.
   """
 
-  tables: Tables
-  left: Tables  # the rows 0, without an axis R
+  tables: Tables  # that of the values is relative to its row left of the band
+  left: Tables  # the rows left of the band, without an axis R
   content: Float[Array, "B T N P"] | None  # the queries of every `ContentBias`, side by side
   first: int  # the distance j - i of the first diagonal
   num_diagonals: int  # R - 1
@@ -124,10 +124,10 @@ def band_of(inputs: Inputs) -> Band | None:
     by_key=add(rows(KeyBias, "table")),
   )
   queries = [relation.query for relation in inputs.relations if isinstance(relation, ContentBias)]
-  shift, first = lambda table: table[1:] - table[:1], lambda table: table[0]
+  rest, left = (jax.tree.map(part, all_rows) for part in (lambda x: x[1:], lambda x: x[0]))
   return Band(
-    tables=jax.tree.map(shift, all_rows),
-    left=jax.tree.map(first, all_rows),
+    tables=rest if left.value is None else rest._replace(value=rest.value - left.value),
+    left=left,
     content=beside(queries),
     first=low + 1,
     num_diagonals=high - low - 1,
