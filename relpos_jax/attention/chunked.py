@@ -47,9 +47,9 @@ _FLOATS = dict(
   bias="BNTS",
   content="BTNP",
   slopes="BN",
-  left_logits="BNT",  # the numbers of row 0, if a soft cap does not ignore them
-  right_logits="BNS",  # what a `KeyBias` adds to keys right of the band
-  row_logits="BNRT",  # what it adds within the band
+  left_logits="BNS",  # what a `KeyBias` adds to keys left of the band
+  right_logits="BNS",  # to those right of it
+  row_logits="BNRT",  # and within the band
   bias_table="BNR",
   content_table="BNRP",
   key_table="BNRH",
@@ -130,51 +130,45 @@ def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
     slopes=None if slopes is None else slopes[None],
   )
-  return _not_none(**floats | (_of_band(inputs, band, floats["query"]) if band else {}))
+  return _not_none(**floats | (_of_band(inputs, band) if band else {}))
 
 
-def _of_band(inputs: Inputs, band: bands.Band, query: Float[Array, "B T N H"]) -> Arrays:
-  """Returns the arrays of the relations by distance, among them the query that keys multiply."""
-  tables, left = band.tables, band.left
-  content = None if band.content is None else band.content.astype(query.dtype)
-  value_table, bias_table, arrays = tables.value, tables.bias, {}
-  if value_table is not None:
+def _of_band(inputs: Inputs, band: bands.Band) -> Arrays:
+  """Returns the arrays of the relations by distance; tables of logits begin with the left's row."""
+  arrays = {}
+  for name in ("key", "content", "bias"):
+    if (rows := getattr(band.tables, name)) is not None:
+      arrays[f"{name}_table"] = jnp.concatenate([getattr(band.left, name)[None], rows])
+  if (rows := band.tables.value) is not None:
     # The last row times the sum of all weights: one product with those by row.
-    value_table = jnp.concatenate([value_table, left.value[None]])
-  if inputs.soft_cap is not None:
-    products = (query, left.key), (content, left.content)
-    terms = [jnp.einsum("BTNH,NH->BNT", x, row) for x, row in products if row is not None]
-    terms += [] if left.bias is None else [left.bias[None, :, None]]
-    arrays["left_logits"] = sum(terms, zeros((1, 1, 1), query))
-  if tables.by_key is not None:
-    scale = jnp.asarray(inputs.scale, query.dtype)
-    arrays |= _key_bias(inputs, band, scale * tables.by_key)
-    query += scale * left.by_key
-    if tables.key is not None:  # its products are with the query alone
-      bias_table = 0 if bias_table is None else bias_table
-      bias_table -= jnp.einsum("NH,RNH->RN", scale * left.by_key, tables.key)
-  by_row = dict(bias=bias_table, content=tables.content, key=tables.key, value=value_table)
-  heads_first = lambda table: jnp.swapaxes(table, 0, 1)[None]
-  arrays |= {f"{name}_table": heads_first(x) for name, x in _not_none(**by_row).items()}
-  return arrays | _not_none(query=query, content=content)
+    arrays["value_table"] = jnp.concatenate([rows, band.left.value[None]])
+  arrays = {name: jnp.swapaxes(table, 0, 1)[None] for name, table in arrays.items()}
+  if band.content is not None:
+    wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+    arrays["content"] = band.content.astype(wide)
+  if band.tables.by_key is not None:
+    arrays |= _key_bias(inputs, band)
+  return arrays
 
 
-def _key_bias(inputs: Inputs, band: bands.Band, table: Float[Array, "R #N H"]) -> Arrays:
-  """Returns what a `KeyBias` adds: for queries by row of the band, and for keys right of it."""
+def _key_bias(inputs: Inputs, band: bands.Band) -> Arrays:
+  """Returns what a `KeyBias` adds: for queries by row of the band, and for keys beside it."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys, key_heads = inputs.key.shape[1:3]
+  table = jnp.concatenate([band.left.by_key[None], band.tables.by_key])
+  table *= jnp.asarray(inputs.scale, table.dtype)
   key = inputs.key.astype(table.dtype).repeat(heads // key_heads, 2)
   products = jnp.einsum("BSNH,RNH->BNRS", key, table)
   # By row from the key of the first query, so that a skew finds that of each query; 0 without one.
   size = num_queries + band.num_diagonals
-  padded = jnp.pad(products[:, :, :-1], [(0, 0)] * 3 + [(size, size)])
+  padded = jnp.pad(products[:, :, 1:-1], [(0, 0)] * 3 + [(size, size)])
   start = jnp.clip(jnp.asarray(inputs.query_offset) + band.first + size, 0, num_keys + size)
   start = jnp.broadcast_to(start, (batch,)) if start.ndim else start
   read = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size, axis=-1)
   by_key = jax.vmap(read, (0, 0 if start.ndim else None))(padded, start)
   by_query = skew(by_key[:, :, ::-1], num_queries)[:, :, ::-1]
-  row_logits = jnp.pad(by_query, [(0, 0), (0, 0), (0, 1), (0, 0)])
-  return dict(row_logits=row_logits, right_logits=products[:, :, -1])
+  row_logits = jnp.pad(by_query, [(0, 0), (0, 0), (1, 1), (0, 0)])
+  return dict(left_logits=products[:, :, 0], right_logits=products[:, :, -1], row_logits=row_logits)
 
 
 def _not_none(**arrays: Array | None) -> Arrays:

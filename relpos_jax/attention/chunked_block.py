@@ -1,8 +1,8 @@
 """Attention of a block of queries to its keys, and its gradients.
 
-It is plain attention but for the terms by distance. Keys left of the band (band.py) have none. Keys
-right of it all have one number per query: the logit of the band's last row, or a very low one in
-causal attention, which hides them.
+It is plain attention but for the terms by distance. Keys left of the band (band.py) all have one
+number per query, which is added pair by pair. So do keys right of it: the logit of the band's last
+row, or a very low one in causal attention, which hides them.
 
 A block has a few groups of queries. Keys that are right of the band for a whole group get their
 numbers in the product with the queries: every key has one more element for each group, 1 if it is
@@ -16,8 +16,9 @@ Weights are [N, S, T], queries last: sums over keys then vectorise, and no produ
 transposed copy of them.
 
 Letters: N heads, T queries of the block, S keys that it reads, W their width H + G, G groups, D
-diagonals of the band, R its rows: one more, for the right. A value table has one more row, which is
-weighted by the sum of all weights of a query. There is one table per head, or one [1, R, H] shared
+diagonals of the band, R its rows: one more, for the right. Tables of logits have one row more, the
+first, for the left; a value table a last one, which is weighted by the sum of all weights of a
+query. There is one table per head, or one [1, R, H] shared
 by all. P is the width of the queries of a `ContentBias`.
 """
 
@@ -98,9 +99,14 @@ class Tile(NamedTuple):
     return self.columns[:, None] - self.rows[None]
 
   @property
+  def is_left(self) -> Bool[Array, "S T"]:
+    """Returns True for the pairs left of the band."""
+    return self.columns[:, None] < self.rows[None] + self.plan.first
+
+  @property
   def is_right(self) -> Bool[Array, "S T"]:
     """Returns True for the pairs right of the band."""
-    return self.distances >= self.plan.right
+    return self.columns[:, None] >= self.rows[None] + self.plan.right
 
   @property
   def ends(self) -> Int[Array, " G"]:
@@ -178,7 +184,10 @@ def differentiate(
     pairs = lambda x, name=name: jnp.broadcast_to(_added({name: x}, tile)[name], d_logits.shape)
     (of_block[f"d_{name}"],) = jax.linear_transpose(pairs, block[name])(d_logits)
   if terms is not None:
-    d_terms = _sum_by_row(tile, d_logits, right)
+    by_row = _sum_by_row(tile, d_logits, right)
+    # Of all keys: zero, as the weights sum to one, unless a soft cap changes it.
+    total = 0 if tile.plan.soft_cap is None else d_logits.sum(1, keepdims=True)
+    d_terms = jnp.concatenate([total - by_row.sum(1, keepdims=True), by_row], axis=1)
     for table, queries in _PRODUCTS.items():
       if table in block:
         d_queries = jnp.einsum("NRT,NRH->NTH", d_terms, block[table])
@@ -223,7 +232,7 @@ def _project(block: Arrays, table: str, queries: str) -> Float[Array, "N R T"]:
 
 
 def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
-  """Returns the logits of the block's queries by row of the band; None if no relation has any."""
+  """Returns the logits of the block's queries, by row, the left's first; None if there are none."""
   terms = [_project(block, *pair) for pair in _PRODUCTS.items() if pair[0] in block]
   if "bias_table" in block:
     terms.append(block["bias_table"][..., None])
@@ -335,11 +344,16 @@ def _sum_by_diagonal(tile: Tile, x: Float[Array, "N S T"]) -> Float[Array, "N D 
 def _logits(
   tile: Tile, block: Arrays, key: Float[Array, "N S W"], terms: Float[Array, "#N R #T"] | None
 ) -> Float[Array, "N S T"]:
-  """Computes logits with the relative terms by row of the band; very low ones for hidden pairs."""
-  right = 0.0 if terms is None else terms[:, -1]
+  """Computes logits with the relative terms by row; very low ones for hidden pairs."""
+  left, rows, right = 0.0, None, 0.0
+  if terms is not None:
+    left, rows = terms[:, 0], terms[:, 1:]
+    right = jnp.maximum(rows[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
   logits = _scores(key, block["query"], masks.LOWEST if tile.plan.is_causal else right)
   if tile.plan.num_groups:
-    logits = _add_near(tile, logits, terms, hidden=masks.LOWEST)
+    logits = _add_near(tile, logits, rows, hidden=masks.LOWEST)
+  if terms is not None:
+    logits += jnp.where(tile.is_left, left[:, None], 0)
   for term in _added(block, tile).values():
     logits += term
   logits = masks.cap(logits, tile.plan.soft_cap)
@@ -350,7 +364,7 @@ def _logits(
 def _added(arrays: Arrays, tile: Tile) -> dict[str, Float[Array, "#N #S #T"]]:
   """Returns the terms of a tile's logits that are linear in one array and have no row, by name."""
   terms = dict(
-    left_logits=lambda x: x[:, None],
+    left_logits=lambda x: jnp.where(tile.is_left, x[:, tile.columns, None], 0),
     right_logits=lambda x: jnp.where(tile.is_right, x[:, tile.columns, None], 0),
     slopes=lambda x: -x[:, None, None] * jnp.abs(tile.distances),
     bias=lambda x: _slice_keys(x, tile),

@@ -126,7 +126,7 @@ def results(arrays, relations, options, implementation="reference"):
   def both(floats):
     output, pull_back = jax.vjp(call, floats)
     cotangent = np.random.default_rng(7).normal(size=output.shape)
-    return output, pull_back(jnp.asarray(cotangent))[0]
+    return output, pull_back(jnp.asarray(cotangent, output.dtype))[0]
 
   output, gradients = quickly(both)(floats)
   zeros = [jnp.zeros(()) for _ in leaves]
@@ -176,6 +176,39 @@ def test_lookups_by_products_are_lookups(kinds):
   with mock.patch.object(projected, "look_up", by_products):
     found = results(*call, "projected")
   assert_close(found, results(*call))
+
+
+# Law 15.
+LOWEST = [-1e3, -1e9, -1e30, float(np.finfo(np.float32).min), -np.inf]
+
+
+@pytest.mark.parametrize("lowest", LOWEST)
+@pytest.mark.parametrize("rows", ["left", "within", "right", "both ends"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rows_that_hide_distances_cost_no_digits(rows, lowest, is_causal, monkeypatch):
+  """Compares float32 with float64; a table has other rows, slopes and a value table beside it."""
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  arrays = {name: normal(1, 40, 2, 4) for name in ("query", "key", "value")}
+  hidden = dict(left=[0], within=[2, 4], right=[8], **{"both ends": [0, 1, 8]})[rows]
+  relations = (
+    DistanceBias(normal(9, 2).at[jnp.array(hidden)].set(lowest)),
+    RelativePositions(normal(5, 4), normal(5, 2, 4)),
+    LinearBias(jnp.float32([0.1, 0.5])),
+  )
+  monkeypatch.setattr(chunked, "_default_block", lambda inputs: 16)
+  low = dict(is_causal=is_causal, mask=jnp.arange(40)[None, None, None] % 7 != 3)
+  for options in (low, low | dict(query_offset=jnp.array([2]), logits_soft_cap=3.0)):
+    if "logits_soft_cap" in options and lowest > -1e38:
+      continue  # a soft cap bounds a number that does not hide
+    wide = jax.tree.map(lambda x: x.astype(float), (arrays, relations))
+    wanted = results(*wide, options)
+    for name in ("reference", "skew", "projected", "per_position", "chunked"):
+      found = results(arrays, relations, options, name)
+      jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-5, err_msg=name),
+        *(found, wanted),
+      )
 
 
 # Law 12.
