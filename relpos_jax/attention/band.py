@@ -91,7 +91,7 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   if isinstance(offset, int):  # the distances that occur; distance 0 stays
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
     high = min(high, max(inputs.key.shape[1] - offset, 0))
-  high = min(high, 1) if inputs.is_causal else high
+  high = 1 if inputs.is_causal else high  # the row of distance 0 is on the band, all right is hidden
   return low, max(high, low + 1)
 
 

@@ -1,8 +1,7 @@
 """Attention of a block of queries to its keys, and its gradients.
 
 It is plain attention but for the terms by distance. Keys left of the band (band.py) all have one
-number per query, which is added pair by pair. So do keys right of it: the logit of the band's last
-row, or a very low one in causal attention, which hides them.
+number per query, which is added pair by pair. So do keys right of it, which causality hides.
 
 A block has a few groups of queries. Keys that are right of the band for a whole group get their
 numbers in the product with the queries: every key has one more element for each group, 1 if it is
@@ -61,21 +60,16 @@ class ChunkPlan(NamedTuple):
     return self.first + self.num_diagonals
 
   @property
-  def near(self) -> tuple[int, int]:
-    """Returns the lowest distance of near keys, and the highest for the last query of a group."""
-    return (min(self.first, 0), 0) if self.is_causal else (self.first, self.right - 1)
-
-  @property
   def num_groups(self) -> int:
-    """Returns the number of groups, of equal sizes; 0 if no key differs from those on the left."""
-    if not self.has_band and not self.is_causal:
+    """Returns the number of groups, of equal sizes; 0 if no key right of the band is visible."""
+    if not self.has_band or self.is_causal:
       return 0
     at_most = max(self.block // self.group, 1)
     return max(n for n in range(1, at_most + 1) if self.block % n == 0)
 
   @property
   def group_size(self) -> int:
-    return self.block // self.num_groups
+    return self.block // self.num_groups if self.num_groups else 1
 
   @property
   def num_read(self) -> int:
@@ -111,7 +105,7 @@ class Tile(NamedTuple):
   @property
   def ends(self) -> Int[Array, " G"]:
     """Returns the position that follows the last near key of each group."""
-    return self.rows[self.plan.group_size - 1 :: self.plan.group_size] + self.plan.near[1] + 1
+    return self.rows[self.plan.group_size - 1 :: self.plan.group_size] + self.plan.right
 
 
 def tile_at(plan: ChunkPlan, row: Int[Array, ""]) -> Tile:
@@ -270,15 +264,15 @@ def _sum_over_keys(
 
 
 def _add_near(
-  tile: Tile, x: Float[Array, "N S T"], rows: Float[Array, "#N R #T"] | None, hidden: float = 0.0
+  tile: Tile, x: Float[Array, "N S T"], rows: Float[Array, "#N R #T"]
 ) -> Float[Array, "N S T"]:
-  """Adds to near pairs the numbers of their rows, and `hidden` to those that causality hides.
+  """Adds to near pairs the numbers of their rows.
 
   The queries near a key follow one another, and their numbers are added at once: on a CPU this
   costs a tenth of adding them one by one.
   """
   plan, (heads, num_keys, block) = tile.plan, x.shape
-  low, high = plan.near
+  low, high = plan.first, plan.right - 1
   size = min(block + high - low, num_keys)
   width = min(plan.group_size + high - low, block)
   if not size * width:
@@ -290,15 +284,10 @@ def _add_near(
   index = (num_keys * jnp.arange(heads)[:, None] + key[None]) * block + query[None]
   query = query[:, None] + jnp.arange(width)[None]
   distance = column[:, None] - tile.rows[0] - query
-  added = jnp.zeros((1, size, width), x.dtype)
-  if rows is not None:
-    row = jnp.clip(distance - plan.first, 0, plan.num_diagonals)
-    numbers = rows[:, row, jnp.minimum(query, rows.shape[2] - 1)]
-    added = jnp.where(distance[None] >= plan.first, numbers, 0)
-  if plan.is_causal:
-    added = jnp.where(distance[None] > 0, hidden, added)
+  row = jnp.clip(distance - low, 0, plan.num_diagonals)
+  numbers = rows[:, row, jnp.minimum(query, rows.shape[2] - 1)]
   end = tile.rows[0] + (query // plan.group_size + 1) * plan.group_size + high
-  added = jnp.where((column[:, None] < end)[None], added, 0)
+  added = jnp.where(((distance >= low) & (column[:, None] < end))[None], numbers, 0)
   added = jnp.broadcast_to(added, (heads, size, width))
   by_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
   flat = x.reshape(-1), index.reshape(-1, 1), added.reshape(-1, width)
@@ -310,8 +299,8 @@ def _sum_by_row(
 ) -> Float[Array, "N R T"]:
   """Returns the sums of x over the keys of each row; `right` is over those right of the group."""
   plan, (heads, num_keys, _) = tile.plan, x.shape
-  size = min(plan.group_size + plan.near[1] - plan.right, num_keys)
-  if size > 0:
+  size = min(plan.group_size - 1, num_keys)
+  if size:
     near = []
     for group in range(plan.num_groups):
       row = group * plan.group_size
@@ -349,11 +338,9 @@ def _logits(
   if terms is not None:
     left, rows = terms[:, 0], terms[:, 1:]
     right = jnp.maximum(rows[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
-  logits = _scores(key, block["query"], masks.LOWEST if tile.plan.is_causal else right)
-  if tile.plan.num_groups:
-    logits = _add_near(tile, logits, rows, hidden=masks.LOWEST)
+  logits = _scores(key, block["query"], right)
   if terms is not None:
-    logits += jnp.where(tile.is_left, left[:, None], 0)
+    logits = _add_near(tile, logits, rows) + jnp.where(tile.is_left, left[:, None], 0)
   for term in _added(block, tile).values():
     logits += term
   logits = masks.cap(logits, tile.plan.soft_cap)
@@ -373,11 +360,13 @@ def _added(arrays: Arrays, tile: Tile) -> dict[str, Float[Array, "#N #S #T"]]:
 
 
 def _visible(block: Arrays, tile: Tile) -> Bool[Array, "... #S #T"] | None:
-  """Returns the mask of a tile but for causality, None if all are visible."""
+  """Returns the mask of a tile, None if all are visible."""
   names = "mask", "real_queries", "real_keys"
   visible = [_slice_keys(block[name], tile) for name in names if name in block]
   if "query_segments" in block:
     visible.append(block["key_segments"][tile.columns, None] == block["query_segments"][None])
+  if tile.plan.is_causal:
+    visible.append(tile.columns[:, None] <= tile.rows[None])
   if tile.plan.window is not None:
     left, right = tile.plan.window
     visible += [tile.distances >= -left, tile.distances <= right]

@@ -119,7 +119,8 @@ def attention_weights(
   logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
   if visible is not None:
     logits = jnp.where(visible, logits, masks.LOWEST)
-  sees_none = logits.max(-1, keepdims=True) <= masks.LOWEST / 2  # False for a NaN
+  # Not from their maximum, in which XLA may drop a NaN on a CPU.
+  sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
   return jnp.where(sees_none, 0, jax.nn.softmax(logits))
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import projected, reference
+from relpos_jax.attention import masks, projected, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
 from relpos_jax.attention.relations import ByDistance, KeyBias, LinearBias, RelativePositions
@@ -44,6 +44,9 @@ def relative_values(
 ) -> Float[Array, "B T N H"]:
   """Computes sum_j p_ij aV_ij."""
   table = relation.value
+  if inputs.is_causal:  # where a skew has entries of other rows; the weights of a NaN row are NaN
+    visible = masks.causal(inputs.query_positions, inputs.key_positions)
+    weights = jnp.where(visible, weights, 0)
   sums = zeros((*weights.shape[:3], len(table)), weights)
   (sums_BNTR,) = jax.linear_transpose(lambda x: _by_key(x, inputs, relation), sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)
