@@ -42,6 +42,8 @@ class Flag(NamedTuple):
 CONFIG = Flag(None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes one value")
 SWEEP = Flag(None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells")
 
+AVERAGE = Flag(0, "largest number of checkpoints averaged; 0: as in the run's config")
+
 
 class ConfigFile(NamedTuple):
   """The value of a `SWEEP` flag: FILE.py[:ARGUMENT], its module, its config, the changed keys."""

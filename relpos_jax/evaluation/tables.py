@@ -123,7 +123,9 @@ def run_facts(rows: Rows, facts: Mapping[str, object]) -> str:
     "updates": each(lambda r: f"{r['budget']['updates']:,}"),
     "tokens or nodes per update": each(lambda r: f"{r['budget']['tokens_per_update']:,}"),
     "minutes per run (median)": f"{minutes:.1f}",
-    "checkpoints averaged": each(lambda r: r["config"]["decoding.average_checkpoints"]),
+    "checkpoints averaged": each(
+      lambda r: len(r.get("checkpoints", ())) or r["config"]["decoding.average_checkpoints"]
+    ),
     "hardware": each(lambda r: r["hardware"]),
     "date": each(lambda r: r["date"][:10]),
     "commit": each(lambda r: re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", r["commit"] or "unknown")),

@@ -42,7 +42,7 @@ def get_config():
   config.training.update(num_steps=12, schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
   config.training.update(eval_every=6, save_every=3, keep_checkpoints=3, num_samples=2)
   config.mesh.data = 1
-  config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=2)
+  config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=3)
   return config
 '''
 
