@@ -215,7 +215,8 @@ def with_average(run: Run, workdir: str | Path) -> Run:
   sharding = replicated(run.mesh)
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   num = run.config.decoding.average_checkpoints
-  every = run.config.training.save_every
-  with Checkpoints(to_path(workdir) / "checkpoints", save_every=every) as checkpoints:
-    params, steps = checkpoints.average(num, like=jax.tree.map(like, run.params))
+  training, shapes = run.config.training, jax.tree.map(like, run.params)
+  folder = to_path(workdir) / "checkpoints"
+  with Checkpoints(folder, save_every=training.save_every) as checkpoints:
+    params, steps = checkpoints.average(num, like=shapes, since=training.warmup_steps)
   return run._replace(params=params, steps=tuple(steps))

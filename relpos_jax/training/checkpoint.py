@@ -149,19 +149,22 @@ class Checkpoints:
     others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
     raise InputError(f"checkpoint {self.folder / str(step)} {found}: there are {others}")
 
-  def average(self, num: int, *, like: PyTree, part: float = 0.25) -> tuple[PyTree, list[int]]:
+  def average(
+    self, num: int, *, like: PyTree, part: float = 0.2, since: int = 0
+  ) -> tuple[PyTree, list[int]]:
     """Averages `params` over the last good checkpoints; returns the average and their steps.
 
-    At most `num` are averaged, and none before the last `part` of the newest one's steps: the mean
-    of parameters that are far apart is worse than the last. A step between two saves counts only
-    while it is the newest. Vaswani et al. 2017, section 6.1; Izmailov et al. 2018, last quarter.
+    At most `num` are averaged: those in the last `part` of the steps of the newest, from step
+    `since` on, or the newest alone. Parameters that still change fast have a mean worse than the
+    last. A step between two saves counts only while it is the newest. Vaswani et al. 2017, section
+    6.1.
 
     Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
     result in the dtypes of `like`. Errors are as for `restore`.
     """
     total, averaged = None, []
     for step in reversed(self._regular(self.steps())):
-      if len(averaged) == num or (averaged and step < (1 - part) * averaged[0]):
+      if len(averaged) == num or (averaged and step < max(since, (1 - part) * averaged[0])):
         break
       for params in self._good_states([step], like, "params"):
         total = _add(total, params) if averaged else params
@@ -172,7 +175,7 @@ class Checkpoints:
     if count < num:
       processes.print_once(
         f"averages {', '.join(map(str, averaged))} alone: {self.folder} has fewer than {num} good "
-        f"checkpoints in the last {part:.0%} of the steps"
+        f"checkpoints in the last {part:.0%} of the steps, after the warmup"
       )
     mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
     return jax.jit(lambda total: jax.tree.map(mean, total, like))(total), averaged

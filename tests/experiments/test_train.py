@@ -240,9 +240,9 @@ def _interrupt_at(step, interrupt):
 
 
 def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
-  workdir, train, parameters, tmp_path, monkeypatch
+  longer, train, parameters, tmp_path, monkeypatch
 ):
-  straight, handler = workdir, signal.getsignal(signal.SIGTERM)
+  straight, handler = longer, signal.getsignal(signal.SIGTERM)
   with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
     translate = lambda *_: signal.raise_signal(signal.SIGTERM) or pytest.fail("evaluation goes on")
     patch.setattr(translation_task, "make_translator", lambda *_, **__: translate)
@@ -256,16 +256,16 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
 
   with monkeypatch.context() as patch:
     interrupt = lambda: signal.raise_signal(signal.SIGINT)
-    patch.setattr(train_command.Reporter, "step", _interrupt_at(10, interrupt))
-    answer = train(tmp_path)
-  last = "stopped by SIGINT at step 11: run the same command again to resume"
+    patch.setattr(train_command.Reporter, "step", _interrupt_at(13, interrupt))
+    answer = train(tmp_path, "--config.training.num_steps=15")
+  last = "stopped by SIGINT at step 14: run the same command again to resume"
   assert (answer.status, answer.out.splitlines()[-1]) == (130, last)
-  assert metrics(tmp_path)[-1]["step"] == 11 and not (tmp_path / "record.json").exists()
+  assert metrics(tmp_path)[-1]["step"] == 14 and not (tmp_path / "record.json").exists()
 
-  assert train(tmp_path).status == 0
+  assert train(tmp_path, "--config.training.num_steps=15").status == 0
   assert signal.getsignal(signal.SIGTERM) == handler
   assert list_steps(tmp_path / "checkpoints") == list_steps(straight / "checkpoints")
-  for ours, theirs in zip(parameters(tmp_path, 12), parameters(straight, 12), strict=True):
+  for ours, theirs in zip(parameters(tmp_path, 15), parameters(straight, 15), strict=True):
     np.testing.assert_array_equal(ours, theirs)
   averages = (jax.tree.leaves(load_run(folder).params) for folder in (tmp_path, straight))
   for ours, theirs in zip(*averages, strict=True):

@@ -113,10 +113,11 @@ def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
     for step, kept in ((40, [40]), (47, [40, 47]), (50, [40, 50]), (54, [40, 50, 54])):
       checkpoints.save(step, make_state(step))
       assert checkpoints.steps() == kept and checkpoints.restore(like=make_state()).step == step
-    assert checkpoints.average(3, like=make_state().params)[1] == [50, 54]  # a quarter of 54
+    assert checkpoints.average(3, like=make_state().params)[1] == [50, 54]
     checkpoints.save(60, make_state(60))
     assert checkpoints.steps() == [40, 50, 60]
-    assert checkpoints.average(3, like=make_state().params)[1] == [50, 60]
+    for since, averaged in ((0, [50, 60]), (51, [60]), (70, [60])):
+      assert checkpoints.average(3, like=make_state().params, since=since)[1] == averaged
 
 
 def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
