@@ -144,6 +144,7 @@ def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(fast):
   assert others in (0, 4 * 500 * 64, 2 * 4 * 500 * 64)
   # A step that does not fit is a row with the compiler's words.
   refused = dict(rows=1, length=8, refused="Used 20G of 15.75G hbm")
+  found["environment"]["packages"]["libtpu"] = "0.0.42.1"
   blocks = tables.blocks([found | dict(name="small", steps=[refused, step])])
   assert f"| 1 x 8 | {num:,} | - | - | Used 20G of 15.75G hbm | 16 GB |" in blocks["memory"]
   assert blocks["work"].count("\n") == 2 and "scaling" not in blocks
