@@ -42,6 +42,8 @@ class Flag(NamedTuple):
 CONFIG = Flag(None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes one value")
 SWEEP = Flag(None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells")
 
+AVERAGE = Flag(0, "largest number of checkpoints averaged; 0: as in the run's config")
+
 
 class ConfigFile(NamedTuple):
   """The value of a `SWEEP` flag: FILE.py[:ARGUMENT], its module, its config, the changed keys."""
@@ -106,17 +108,22 @@ def _keep_freed_memory() -> None:
   """Has glibc's malloc keep freed memory for the next step, on machines without accelerators.
 
   On a CPU, XLA allocates the temporary memory of each call. Pages that malloc has given back must
-  be mapped again, which takes a third of a training step. If a variable such as MALLOC_ARENA_MAX
-  sets options of malloc, it is left as it is.
+  be mapped again. If a variable such as MALLOC_ARENA_MAX sets options of malloc, it is left as it
+  is. Call it before JAX starts its threads: they keep the arenas that they have.
   """
-  has_options = any(name.startswith("MALLOC_") for name in os.environ)
-  if has_options or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))):
+  if has_accelerator() or any(name.startswith("MALLOC_") for name in os.environ):
     return
   with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(-8, 1)  # M_ARENA_MAX: other arenas map large blocks whatever the next option says
     mallopt(-4, 0)  # M_MMAP_MAX: no large block is a mapping of its own
     mallopt(-1, -1)  # M_TRIM_THRESHOLD: the end of the heap is not given back
+
+
+def has_accelerator() -> bool:
+  """Returns whether the machine has a device file of a GPU or TPU."""
+  names = "nvidia[0-9]*", "kfd", "dxg", "accel[0-9]*", "vfio/[0-9]*"
+  return any(any(pathlib.Path("/dev").glob(name)) for name in names)
 
 
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:

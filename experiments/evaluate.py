@@ -4,11 +4,12 @@
 
 Prints a table and samples, and draws the learning curves. For translation, the scores are BLEU by
 sacreBLEU and as in the paper, and an attention map is drawn. Writes results.json, the pictures and
-the translations of each split into the run directory. If the training is finished, also writes
-record.json, the run's line in the results of a sweep.
+the translations of each split into the run directory. If the training is finished and its last
+checkpoint is good, also writes record.json, the run's line in the results of a sweep.
 """
 
 import json
+import sys
 from typing import Any
 
 from experiments import command
@@ -20,15 +21,18 @@ from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.task import Run
 from relpos_jax.training.workdir import check_writable, read_json
 
-FLAGS = dict(workdir=command.Flag(None, "the folder of a training run"))
+FLAGS = dict(
+  workdir=command.Flag(None, "the folder of a training run"),
+  average_checkpoints=command.AVERAGE,
+)
 
 
-def main(workdir: str) -> None:
+def main(workdir: str, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training."""
   folder = to_path(workdir)
   if folder.exists():
     check_writable(folder)
-  run = load_run(folder)
+  run = load_run(folder, average_checkpoints=average_checkpoints)
   evaluate(run, run.task.load_data(), folder)
 
 
@@ -43,15 +47,25 @@ def evaluate(run: Run, data: Any, workdir: Path) -> None:
   print("pictures:", curves, *found.pictures)
   if not found.results:
     return
-  write_whole(workdir / "results.json", json.dumps(found.results, indent=2) + "\n")
+  results = {split: dict(row, checkpoints=run.steps) for split, row in found.results.items()}
+  write_whole(workdir / "results.json", json.dumps(results, indent=2) + "\n")
   config, last = read_config(workdir), metrics[-1] if metrics else {}
+  config.decoding.update(run.config.decoding)
+  num_steps = config.training.num_steps
   # A finished training ends with an evaluation.
-  if last.get("step") == config.training.num_steps and "valid_loss" in last:
+  if last.get("step") == num_steps and "valid_loss" in last:
+    if run.steps[-1] != num_steps:
+      print(
+        f"scored is step {run.steps[-1]}, not {num_steps}: record.json is left as it is; train "
+        "with the same command to make the last checkpoint again",
+        file=sys.stderr,
+      )
+      return
     environment = read_json(workdir / "environment.json")
     values = config.to_dict(), own_values(config), environment, metrics
-    record = make_record(*values, found.scores, found.sentences)
+    record = make_record(*values, found.scores, found.sentences, run.steps)
     write_whole(workdir / "record.json", to_line(record))
-  elif last.get("step", 0) <= config.training.num_steps:
+  elif last.get("step", 0) <= num_steps:
     (workdir / "record.json").unlink(missing_ok=True)  # of a shorter training
 
 

@@ -1,15 +1,18 @@
 """Checks configs, builds the parts of a run from them, and loads a run from its directory."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
 from relpos_jax.config import at_least, check_values, flatten, unknown_key
+from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.files import Path, to_path
 from relpos_jax.graphs.task import Graphs
@@ -24,7 +27,7 @@ from relpos_jax.training.sharding import (
 )
 from relpos_jax.training.step import inverse_sqrt, make_train_step, paper_schedule
 from relpos_jax.training.task import Run, Task
-from relpos_jax.training.workdir import read_json
+from relpos_jax.training.workdir import changed_data, read_json
 from relpos_jax.translation.task import Translation
 
 _TASKS = dict(translation=Translation, music=MusicTask, graphs=Graphs)
@@ -152,16 +155,39 @@ def schedule(config: ConfigDict) -> optax.Schedule:
   return inverse_sqrt(training.learning_rate, training.warmup_steps)
 
 
-def load_run(workdir: str | Path, name: str = "") -> Run:
-  """Loads a run on all devices, with its parameters averaged over the last checkpoints."""
-  task = load_task(workdir, name)
+def load_run(workdir: str | Path, name: str = "", average_checkpoints: int = 0) -> Run:
+  """Loads a run on all devices, with its parameters averaged over the last checkpoints.
+
+  At most `average_checkpoints` of them, 0: as in its config. Raises InputError if the tokenizer is
+  not the one that the run was trained with.
+  """
+  task = load_task(workdir, name, average_checkpoints)
+  if changed := changed_data(to_path(workdir), tokenizer_digest(to_path(workdir))):
+    raise InputError(changed)
   return with_average(plan_run(task, task.load_vocabulary(to_path(workdir))), workdir)
 
 
-def load_task(workdir: str | Path, name: str = "") -> Task:
+def tokenizer_digest(workdir: Path) -> dict[str, str]:
+  """Returns the digest of the tokenizers in a run directory, by name; nothing if it has none."""
+  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
+  return dict(tokenizer=digest_arrays(contents)) if contents else {}
+
+
+def digest_arrays(arrays: list[np.ndarray]) -> str:
+  """Returns the SHA-256 of arrays with their dtypes and shapes."""
+  found = hashlib.sha256()
+  for array in arrays:
+    found.update(f"{array.dtype}{array.shape}".encode())
+    found.update(np.ascontiguousarray(array))
+  return found.hexdigest()
+
+
+def load_task(workdir: str | Path, name: str = "", average_checkpoints: int = 0) -> Task:
   """Loads the task of the run in a folder, on all devices; if named, it must be that task."""
   config = read_config(workdir)
   config.mesh = defaults(config).mesh
+  if average_checkpoints:
+    config.decoding.average_checkpoints = average_checkpoints
   validate(config, num_devices=1)  # the run's batches may suit another number of devices
   if name not in ("", config.task):
     raise InputError(f"--workdir={workdir} is a run of {config.task}: give a run of {name}")
@@ -189,5 +215,8 @@ def with_average(run: Run, workdir: str | Path) -> Run:
   sharding = replicated(run.mesh)
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   num = run.config.decoding.average_checkpoints
-  with Checkpoints(to_path(workdir) / "checkpoints") as checkpoints:
-    return run._replace(params=checkpoints.average(num, like=jax.tree.map(like, run.params)))
+  training, shapes = run.config.training, jax.tree.map(like, run.params)
+  folder = to_path(workdir) / "checkpoints"
+  with Checkpoints(folder, save_every=training.save_every) as checkpoints:
+    params, steps = checkpoints.average(num, like=shapes, since=training.warmup_steps)
+  return run._replace(params=params, steps=tuple(steps))

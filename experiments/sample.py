@@ -30,6 +30,7 @@ FLAGS = dict(
   top_k=command.Flag(0, "samples from the k likeliest tokens; 0 from all"),
   top_p=command.Flag(1.0, "samples from the likeliest tokens of this total probability"),
   seed=command.Flag(0, "seed of the samples"),
+  average_checkpoints=command.AVERAGE,
 )
 
 
@@ -43,6 +44,7 @@ def main(
   top_k: int,
   top_p: float,
   seed: int,
+  average_checkpoints: int,
 ) -> None:
   """Samples a piece, writes it and draws it."""
   path = pathlib.Path(out)
@@ -58,7 +60,7 @@ def main(
   check_sampling(sampling)
   task = load_task(workdir, "music")
   begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
-  run = load_run(workdir)
+  run = load_run(workdir, average_checkpoints=average_checkpoints)
   options = dict(num_tokens=num_tokens, seed=seed, sampling=sampling)
   (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)
   run.vocabulary.write(piece, path)

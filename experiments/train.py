@@ -25,7 +25,6 @@ has recipes. Only the first process prints and writes.
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import itertools
 import re
@@ -44,17 +43,18 @@ from experiments.evaluate import evaluate
 from experiments.plan import peak_operations
 from experiments.run import (
   defaults,
+  digest_arrays,
   init_params,
   make_optimizer,
   make_step,
   make_task,
   plan_run,
+  tokenizer_digest,
   validate,
   with_average,
 )
 from relpos_jax.attention.choice import used_rules
 from relpos_jax.data.batching import prefetch
-from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.files import Path, in_bucket, to_path, write_whole
 from relpos_jax.training import processes
@@ -182,12 +182,14 @@ def run_training(
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  digest = _digest(jax.tree.leaves(train_batches.examples))
+  digest = digest_arrays(jax.tree.leaves(train_batches.examples))
   if refusal := processes.first_message(changed_data(workdir, _digests(digest, workdir))):
     raise InputError(refusal)
   folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
   with (
-    Checkpoints(folder, keep=config.keep_checkpoints, rename_damaged=True) as checkpoints,
+    Checkpoints(
+      folder, config.keep_checkpoints, save_every=config.save_every, rename_damaged=True
+    ) as checkpoints,
     Reporter(workdir, config.num_steps, peak=run.mesh.size * peak_operations(kind))
     if processes.is_first()
     else NoReporter() as reporter,
@@ -292,18 +294,7 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
 
 
 def _digests(training_data: str, workdir: Path) -> dict[str, str]:
-  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
-  tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
-  return tokenizer | {"training data": training_data}
-
-
-def _digest(arrays: list[np.ndarray]) -> str:
-  """Returns the SHA-256 of arrays with their dtypes and shapes."""
-  found = hashlib.sha256()
-  for array in arrays:
-    found.update(f"{array.dtype}{array.shape}".encode())
-    found.update(np.ascontiguousarray(array))
-  return found.hexdigest()
+  return tokenizer_digest(workdir) | {"training data": training_data}
 
 
 def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:

@@ -28,13 +28,16 @@ FLAGS = dict(
   input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
   beam_size=command.Flag(0, "hypotheses per sentence; 0: as in the run's config, 1: greedy"),
   max_source_length=command.Flag(1024, "tokens; longer lines are truncated, with a warning"),
+  average_checkpoints=command.AVERAGE,
 )
 
 
-def main(workdir: str, input: str, beam_size: int, max_source_length: int) -> None:
+def main(
+  workdir: str, input: str, beam_size: int, max_source_length: int, average_checkpoints: int
+) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
-  run = load_run(workdir, "translation")
+  run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}
   if not sys.stdout.isatty():
     changes["track"] = functools.partial(track, what="sentences")

@@ -17,7 +17,7 @@ Keys and values have relations, but see the peers in results/attention.md; float
 elsewhere. --memory_lengths compiles one sequence of each length for its memory, and runs nothing.
 --tiles times each kernel of pallas_gpu in each of these tiles, the other kernels in their usual
 ones: forward that of the output, backward those of the gradients. --resume goes on where the same
-command was stopped.
+command of the same commit was stopped.
 Writes OUT/attention/NAME.json with every time, a picture, and block NAME of OUT/attention.md.
 """
 
@@ -111,7 +111,7 @@ def main(**values: Any) -> None:
   results = dict(environment=environment("torch"), settings=values, cases=[], memory=[])
   results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
   if resume and path.exists():
-    results = json.loads(path.read_text(encoding="utf-8"))
+    results = timing.read_unfinished(path, results["environment"], "name")
     if results["settings"] != values:
       raise InputError(f"--resume: {path} has other settings: give them, or another --name")
   for part, case in cases:

@@ -7,7 +7,7 @@ Needs no TPU: the figures are those that the compiler for v5e states, and no tim
 pass of each loop; the figures of `chunked` are multiplied by the number of passes, and those of
 `pallas_tpu` are the kernel's own estimate. "gathers" is `projected` as CPUs run it, "T5" has T5's
 bias per distance and head instead of the tables. Writes OUT/tpu_costs.json, which a later run
-completes, and block `costs` of OUT/tpu_costs.md.
+of the same commit completes, and block `costs` of OUT/tpu_costs.md.
 """
 
 import itertools
@@ -58,8 +58,10 @@ SLOW_TO_COMPILE = ("skew", "gathers")  # minutes for more than 512 tokens
 def main(lengths: str, out: str) -> None:
   """Compiles the calls that are missing, writes the figures after each, and the page."""
   file = command.make_folder(out, "out") / "tpu_costs.json"
-  rows = json.loads(file.read_text())["rows"] if file.exists() else []
-  results = dict(environment=environment("libtpu"), rows=rows)
+  results = dict(environment=environment("libtpu"), rows=[])
+  if file.exists():
+    results = timing.read_unfinished(file, results["environment"], "out")
+  rows = results["rows"]
   use_compiler()
   calls = timing.parse_lengths("lengths", lengths), (False, True), (False, True), CONTESTANTS
   for call in itertools.product(*calls):

@@ -79,8 +79,8 @@ def _is_long(inputs: Inputs) -> bool:
 # they are right and faster on a kind of device. The lengths on CPUs are from times, forward and
 # backward: results/attention.md. Elsewhere nothing is timed, and the rules follow the compiler for
 # TPUs: results/tpu_costs.md. There `projected` moves the fewest bytes, except at 32 tokens, where
-# `per_position` moves 3% less. With 1 GiB of weights it takes 3.6 to 4.6 GiB of temporary memory,
-# forward and backward, of the 16 GB of a v5e chip, and with 4 GiB more than it has.
+# `per_position` moves 3% less. Forward and backward it takes three times the weights in temporary
+# memory: with 1 GiB of them 3 of the 16 GB of a v5e chip.
 RULES: tuple[Rule, ...] = (
   # jax.nn would transpose the keys and the values.
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),

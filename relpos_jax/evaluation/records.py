@@ -9,6 +9,7 @@ A record is a dict of
   commit, date        of the code, and of the last start of the run
   hardware, packages  a description of the machine, and versions by name
   budget              updates, tokens_per_update, minutes, tokens_per_second
+  checkpoints         steps of the checkpoints averaged, which were scored; old records have none
   scores              by split: sacrebleu, paper_bleu and signatures for translation; the first is
                       the main score of the task
   sentences           by split. Translation, a row per sentence: length (the longer of source and
@@ -68,6 +69,7 @@ def make_record(
   metrics: Iterable[Mapping[str, Any]],
   scores: Mapping[str, Any],
   sentences: Mapping[str, list[list[int | float]]],
+  checkpoints: Sequence[int],
 ) -> dict[str, Any]:
   """Returns the record of a single run.
 
@@ -75,6 +77,7 @@ def make_record(
     config, environment, metrics: the contents of the run's config.json and other files.
     changes: the values by dotted key that differ from the defaults.
     scores, sentences: by split, as in the record.
+    checkpoints: the steps averaged.
   """
   metrics = [*metrics]
   speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
@@ -89,12 +92,13 @@ def make_record(
     hardware=hardware(environment),
     packages=dict(python=environment["python"], **environment["packages"]),
     budget=dict(
-      updates=metrics[-1]["step"],
+      updates=checkpoints[-1],
       tokens_per_update=config["batches"]["tokens"],
       # From the first step to the last evaluation, pauses included.
       minutes=round((metrics[-1]["time"] - metrics[0]["time"]) / 60, 2),
       tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
     ),
+    checkpoints=[*checkpoints],
     scores=dict(scores),
     sentences=dict(sentences),
     curve=[[line["step"], line["valid_loss"], score(line)] for line in evaluations],

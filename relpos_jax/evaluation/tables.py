@@ -123,7 +123,9 @@ def run_facts(rows: Rows, facts: Mapping[str, object]) -> str:
     "updates": each(lambda r: f"{r['budget']['updates']:,}"),
     "tokens or nodes per update": each(lambda r: f"{r['budget']['tokens_per_update']:,}"),
     "minutes per run (median)": f"{minutes:.1f}",
-    "checkpoints averaged": each(lambda r: r["config"]["decoding.average_checkpoints"]),
+    "checkpoints averaged": each(
+      lambda r: len(r.get("checkpoints", ())) or r["config"]["decoding.average_checkpoints"]
+    ),
     "hardware": each(lambda r: r["hardware"]),
     "date": each(lambda r: r["date"][:10]),
     "commit": each(lambda r: re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", r["commit"] or "unknown")),
@@ -133,12 +135,9 @@ def run_facts(rows: Rows, facts: Mapping[str, object]) -> str:
 
 
 def mean_column(
-  rows: Rows,
-  value: Callable[[Record], float | None],
-  digits: int = 2,
-  mean: Callable[[Sequence[float], int], str] = mean_and_interval,
+  rows: Rows, value: Callable[[Record], float | None], digits: int = 2
 ) -> dict[str, str]:
-  """Returns the mean of the finite values over the runs of each row.
+  """Returns the mean of the finite values over the runs of each row, and its interval.
 
   >>> rows = dict(both=[dict(loss=2.0), dict(loss=None)])
   >>> mean_column(rows, lambda run: run["loss"])
@@ -148,17 +147,15 @@ def mean_column(
   for row, runs in rows.items():
     values = [x for x in map(value, runs) if x is not None and math.isfinite(x)]
     lost = f" ({len(runs) - len(values)} not finite)" if len(values) < len(runs) else ""
-    cells[row] = mean(values, digits) + lost
+    cells[row] = mean_and_interval(values, digits) + lost
   return cells
 
 
-def seed_columns(
-  rows: Rows, mean: Callable[[Sequence[float], int], str] = mean_and_interval
-) -> dict[str, dict[str, str]]:
+def seed_columns(rows: Rows) -> dict[str, dict[str, str]]:
   """Returns the first columns of every table of a sweep: seeds, and the last valid loss."""
   return {
     "seeds": {row: ", ".join(str(run["seed"]) for run in runs) for row, runs in rows.items()},
-    "valid loss": mean_column(rows, lambda run: run["curve"][-1][1], 3, mean),
+    "valid loss": mean_column(rows, lambda run: run["curve"][-1][1], 3),
   }
 
 

@@ -94,22 +94,10 @@ def blocks(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> dict[str, str]:
   return found
 
 
-def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
-  """Formats a mean and the standard deviation of two or more values.
-
-  >>> _mean_and_deviation([1.0, 2.0, 3.0]), _mean_and_deviation([1.0]), _mean_and_deviation([])
-  ('2.0 ± 1.0', '1.0', '-')
-  """
-  if not values:
-    return "-"
-  deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-  return f"{statistics.fmean(values):.{digits}f}{deviation}"
-
-
 def _column(rows: Rows, guesses: Sequence[Record], score: _Score) -> dict[str, str]:
   """Returns the accuracy of each row, and of the most frequent class in the runs `guesses`."""
-  ours = tables.mean_column(rows, lambda run: score(run, "accuracy"), 1, _mean_and_deviation)
-  guess = _mean_and_deviation([score(run, "majority") for run in guesses])
+  ours = tables.mean_column(rows, lambda run: score(run, "accuracy"), 1)
+  guess = tables.mean_and_interval([score(run, "majority") for run in guesses], 1)
   return ours | {_GUESS: guess.replace("nan", "-")}
 
 
@@ -136,7 +124,7 @@ def _split(*splits: str) -> _Score:
 def _chains(sweep: str, rows: Rows, first: Record, folder: pathlib.Path) -> list[str]:
   longest, longer = LONGEST_TRAINED, [k for k in CTP if k > LONGEST_TRAINED]
   column = lambda score: _column(rows, [first], score)
-  columns = tables.seed_columns(rows, _mean_and_deviation) | {
+  columns = tables.seed_columns(rows) | {
     "valid": column(_split("valid")),
     f"valid, {longest}": column(_valid_longest),
     f"test, {longest}": column(_split(f"test_{longest}")),

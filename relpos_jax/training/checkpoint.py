@@ -2,10 +2,10 @@
 
 import contextlib
 import functools
-import itertools
 import pathlib
 import shutil
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,17 +42,26 @@ class Checkpoints:
   [2, 3] 7
   """
 
-  def __init__(self, folder: str | Path, keep: int = 5, *, rename_damaged: bool = False):
+  def __init__(
+    self,
+    folder: str | Path,
+    keep: int = 5,
+    *,
+    save_every: int = 1,
+    rename_damaged: bool = False,
+  ):
     """Writes nothing before the first save; raises InputError for a path that Orbax cannot use.
 
     Args:
       folder: holds the checkpoints of this run alone.
       keep: the number of checkpoints kept; older ones are deleted after each save.
+      save_every: the interval of the saves. A step between, saved because a signal came, is deleted
+        after the next save, so that the others are those of a run without signals.
       rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
     """
     self.folder = to_path(folder)
     workdir.check_path(self.folder)
-    self._keep = keep
+    self._keep, self._save_every = keep, save_every
     self._rename_damaged = rename_damaged
     self._exit = contextlib.ExitStack()
     self._orbax_folder = self.folder  # where Orbax saves
@@ -140,31 +149,54 @@ class Checkpoints:
     others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
     raise InputError(f"checkpoint {self.folder / str(step)} {found}: there are {others}")
 
-  def average(self, num: int, *, like: PyTree) -> PyTree:
-    """Averages `params` over the last `num` good checkpoints, or over all if there are fewer.
+  def average(
+    self, num: int, *, like: PyTree, part: float = 0.2, since: int = 0
+  ) -> tuple[PyTree, list[int]]:
+    """Averages `params` over the last good checkpoints; returns the average and their steps.
+
+    At most `num` are averaged: those in the last `part` of the steps of the newest, from step
+    `since` on, or the newest alone. Parameters that still change fast have a mean worse than the
+    last. A step between two saves counts only while it is the newest. Vaswani et al. 2017, section
+    6.1.
 
     Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
-    result in the dtypes of `like`. Vaswani et al. 2017, section 6.1. Errors are as for `restore`.
+    result in the dtypes of `like`. Errors are as for `restore`.
     """
-    total, count = None, 0
-    for part in itertools.islice(self._good_states(self.steps(), like, "params"), num):
-      total, count = part if total is None else _add(total, part), count + 1
-    if not count:
+    total, averaged = None, []
+    for step in reversed(self._regular(self.steps())):
+      if len(averaged) == num or (averaged and step < max(since, (1 - part) * averaged[0])):
+        break
+      for params in self._good_states([step], like, "params"):
+        total = _add(total, params) if averaged else params
+        averaged.append(step)
+    if not averaged:
       raise self._none_good()
+    averaged, count = averaged[::-1], len(averaged)
     if count < num:
-      processes.print_once(f"{self.folder} has {count} good checkpoints: averages these, not {num}")
+      processes.print_once(
+        f"averages {', '.join(map(str, averaged))} alone: {self.folder} has fewer than {num} good "
+        f"checkpoints in the last {part:.0%} of the steps, after the warmup"
+      )
     mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
-    return jax.jit(lambda total: jax.tree.map(mean, total, like))(total)
+    return jax.jit(lambda total: jax.tree.map(mean, total, like))(total), averaged
+
+  def _regular(self, steps: list[int]) -> list[int]:
+    """Returns the newest step, and those that an undisturbed run saves too."""
+    return [step for step in steps if step % self._save_every == 0 or step == steps[-1]]
 
   @functools.cached_property
   def _manager(self) -> ocp.CheckpointManager:
-    latest = ocp.checkpoint_managers.preservation_policy.LatestN
-    options = dict(preservation_policy=latest(self._keep))
+    def should_preserve(checkpoints, *, context):
+      steps = [checkpoint.step for checkpoint in checkpoints]
+      return [step in self._regular(steps)[-self._keep :] for step in steps]
+
+    options = dict(preservation_policy=types.SimpleNamespace(should_preserve=should_preserve))
     if self._orbax_folder != self.folder:
       if jax.process_count() > 1:
         raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
+      latest = ocp.checkpoint_managers.preservation_policy.LatestN(1)
       copied = ocp.AsyncOptions(post_finalization_callback=self._copy_to_bucket)
-      options = dict(preservation_policy=latest(1), async_options=copied)
+      options = dict(preservation_policy=latest, async_options=copied)
     folder = self._orbax_folder if in_bucket(self._orbax_folder) else self._orbax_folder.absolute()
     return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**options))
 
@@ -175,7 +207,8 @@ class Checkpoints:
     path.rmtree(missing_ok=True)  # half a copy, by a killed run
     upload(new, path)
     (path / workdir.COMPLETE).write_bytes(b"")
-    for step in workdir.list_steps(self.folder)[: -self._keep]:
+    steps = workdir.list_steps(self.folder)
+    for step in {*steps} - {*self._regular(steps)[-self._keep :]}:
       (self.folder / str(step) / workdir.COMPLETE).unlink()
       (self.folder / str(step)).rmtree()
 

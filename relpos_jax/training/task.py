@@ -89,6 +89,7 @@ class Run(NamedTuple):
   mesh: jax.sharding.Mesh
   graphdef: nnx.GraphDef
   params: nnx.State  # arrays, or their shapes
+  steps: tuple[int, ...] = ()  # of the checkpoints whose average the parameters are
 
   @property
   def config(self) -> ConfigDict:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import errno
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -251,11 +252,14 @@ def _cpu_model() -> str:
 
 
 def _git_commit() -> str | None:
-  """Returns the commit of this package's checkout, marked as dirty if files differ from it."""
-  folder = pathlib.Path(__file__).parents[2]
-  command = ["git", f"--git-dir={folder}/.git", f"--work-tree={folder}", "describe", "--always"]
-  command += ["--dirty", "--abbrev=40"]
+  """Returns the commit of this package's checkout, marked as dirty if files differ from it.
+
+  Those in results/ may differ: commands write there.
+  """
+  git = ["git", "-C", pathlib.Path(__file__).parents[2], "--git-dir=.git"]
+  run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
   with contextlib.suppress(OSError, subprocess.SubprocessError):
-    result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    return result.stdout.strip()
+    commit = run([*git, "describe", "--always", "--abbrev=40"]).stdout.strip()
+    changed = run([*git, "diff", "--name-only", "HEAD", "--", ".", ":!results"]).stdout
+    return commit + "-dirty" * bool(changed)
   return None

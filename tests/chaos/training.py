@@ -10,9 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from chaos.run import Run, digests, kept, metrics
+from chaos.run import Run, digests, metrics
 from experiments.launch import dying_with_this_process
 from experiments.launch.__main__ import environments
+from relpos_jax.training.workdir import list_steps
 from relpos_jax.translation.corpus import load_embedded
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -96,9 +97,10 @@ class Training:
     return self.messages(run)
 
   def check_end(self, workdir: pathlib.Path, *flags: str, processes: int = 1) -> None:
-    """Asserts that metrics and final state are, to the bit, those of the undisturbed run."""
+    """Asserts that metrics and final state are those of the undisturbed run, and the steps kept."""
     other = self.undisturbed(*flags, processes=processes)
-    assert kept(workdir) == NUM_STEPS
+    steps, wanted = (list_steps(run / "checkpoints") for run in (workdir, other))
+    assert steps == wanted, "other checkpoints are kept, and averaged"
     assert digests(workdir, NUM_STEPS) == digests(other, NUM_STEPS), "the final states differ"
     assert metrics(workdir) == metrics(other), "the metrics differ"
 

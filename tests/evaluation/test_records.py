@@ -53,7 +53,7 @@ MOLECULES = {"task": "graphs", "data.source": "tu", "data.tu.path": "/my/data"}
 
 def record(changes=CHANGES):
   sentences = dict(test=[[7, 4, 4, 3, 2, 1, 0]])
-  return make_record(CONFIG, changes, ENVIRONMENT, METRICS, SCORES, sentences)
+  return make_record(CONFIG, changes, ENVIRONMENT, METRICS, SCORES, sentences, [5, 10])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_digest_of_a_users_folder_depends_on_its_path(name):
 def test_a_record_describes_the_run_and_the_machine():
   made = record()
   assert set(made["config"]) == {*CHANGES} - {"name", "data.multi30k.path"}
-  assert (made["row"], made["seed"]) == ("mine", 1)
+  assert (made["row"], made["seed"], made["checkpoints"]) == ("mine", 1, [5, 10])
   assert made["digest"] == digest(CHANGES) == digest(made["config"])
   assert made["hardware"] == "1 x cpu, 4 cores of AMD EPYC"
   assert made["packages"] == dict(python="3.11.7", jax="0.10.2")

@@ -7,6 +7,7 @@ import io
 import itertools
 import pathlib
 import random
+import shutil
 import sys
 from typing import NamedTuple
 from unittest import mock
@@ -42,7 +43,7 @@ def get_config():
   config.training.update(num_steps=12, schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
   config.training.update(eval_every=6, save_every=3, keep_checkpoints=3, num_samples=2)
   config.mesh.data = 1
-  config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=2)
+  config.decoding.update(beam_size=2, extra_length=4, average_checkpoints=3)
   return config
 '''
 
@@ -185,6 +186,14 @@ def training(train, tmp_path_factory) -> tuple[pathlib.Path, Answer]:
 @pytest.fixture(scope="session")
 def workdir(training) -> pathlib.Path:
   return training[0]
+
+
+@pytest.fixture(scope="session")
+def longer(workdir, train, tmp_path_factory) -> pathlib.Path:
+  """Returns the folder of the run trained to step 15, of whose steps 12 and 15 are averaged."""
+  folder = shutil.copytree(workdir, tmp_path_factory.mktemp("longer") / "run")
+  assert train(folder, "--config.training.num_steps=15").status == 0
+  return folder
 
 
 @pytest.fixture(scope="session")

@@ -190,6 +190,7 @@ def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words)
 def test_invalid_utf8_on_stdin(call, workdir, monkeypatch):
   monkeypatch.setattr(translate, "_LINES_AT_ONCE", 2)
   text = b"\n\n\na caf\xe9\n"
-  status, out, err, _ = call("translate", f"--workdir={workdir}", stdin=text)
+  arguments = f"--workdir={workdir}", "--average_checkpoints=1"
+  status, out, err, _ = call("translate", *arguments, stdin=text)
   assert (status, out) == (2, "\n\n")
   assert err == "error: invalid UTF-8 in line 4 of stdin: convert it to UTF-8\n"

@@ -72,6 +72,11 @@ def test_the_same_command_measures_only_the_cases_that_are_missing(call, monkeyp
   assert run().status == 0 and measured[4:] == measured[3:4]
   answer = run("--repetitions=4")
   assert (answer.status, len(measured)) == (2, 5) and "other settings" in answer.err
+  elsewhere = dict(results["environment"], git_commit="8ffa67b")
+  file.write_text(text := json.dumps(results | dict(cases=[], environment=elsewhere)))
+  answer = run()
+  assert (answer.status, answer.err.count("\n")) == (2, 1) and "another commit" in answer.err
+  assert len(measured) == 5 and file.read_text() == text
 
 
 @pytest.mark.parametrize("kernel, sizes", [("output", (32, 16, 1)), ("block", (16,))])

@@ -195,8 +195,11 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkey
     command.make_folder(tmp_path, "out")
 
 
-def test_a_command_maps_its_memory_once(monkeypatch):
+@pytest.mark.skipif(command.has_accelerator(), reason="memory is kept on CPUs alone")
+def test_a_command_maps_its_memory_once_whatever_plugins_are_installed(tmp_path, monkeypatch):
   monkeypatch.delenv("MALLOC_ARENA_MAX")
+  (tmp_path / "jax_plugins").mkdir()
+  monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{pathlib.Path(command.__file__).parents[1]}")
   program = """
 import resource
 import jax, jax.numpy as jnp

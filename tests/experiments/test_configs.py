@@ -275,6 +275,19 @@ def test_the_examples_of_help_parse(call, name):
   assert examples and all(command.parse(flags, shlex.split(example)) for example in examples)
 
 
+_AVERAGING = ("multi30k.py", "multi30k.py:brief", "multi30k.py:published")
+_AVERAGING += ("music.py", "music.py:published", "wmt14.py:big")
+
+
+@pytest.mark.parametrize("name", _AVERAGING)
+def test_the_checkpoints_that_a_recipe_averages_are_in_the_last_fifth(name):
+  config = load(name)
+  training, num = config.training, config.decoding.average_checkpoints
+  assert num > 1 and training.num_steps % training.save_every == 0
+  first = training.num_steps - (num - 1) * training.save_every
+  assert first >= max(0.8 * training.num_steps, training.warmup_steps)
+
+
 RESULTS = pathlib.Path(__file__).parents[2] / "results" / "runs"
 
 

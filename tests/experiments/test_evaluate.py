@@ -51,9 +51,9 @@ def test_results_are_the_scores_of_the_translations(workdir, evaluated, data):
   assert "tok:moses-de+hyphens" in row["paper_bleu"]["signature"]
 
 
-def test_the_mean_of_the_last_checkpoints_is_scored(workdir, parameters):
-  mean = load_run(workdir).params
-  last_two = zip(parameters(workdir, 9), parameters(workdir, 12), strict=True)
+def test_the_mean_of_the_checkpoints_of_the_last_fifth_is_scored(longer, parameters):
+  mean = load_run(longer).params
+  last_two = zip(parameters(longer, 12), parameters(longer, 15), strict=True)
   for ours, (a, b) in zip(jax.tree.leaves(mean), last_two, strict=True):
     np.testing.assert_allclose(ours, (a + b) / 2, rtol=1e-6, atol=1e-8)
     assert not np.array_equal(a, b)
@@ -95,6 +95,25 @@ def test_the_records_sentences_are_those_of_the_test_split(workdir, data):
   assert math.isclose(bleu.score, record["scores"]["test"]["sacrebleu"])
 
 
+def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_path):
+  copy = shutil.copytree(longer, tmp_path / "run")
+  file, damaged = copy / "record.json", copy / "checkpoints" / "15" / "manifest" / "metadata"
+
+  def scored(*flags):
+    answer = call("evaluate", f"--workdir={copy}", *flags)
+    assert answer.status == 0, answer.err
+    (row,) = json.loads((copy / "results.json").read_text()).values()
+    return row["checkpoints"], json.loads(file.read_text("utf-8")), answer.err
+
+  steps, record, _ = scored()
+  assert steps == record["checkpoints"] == [12, 15] and record["budget"]["updates"] == 15
+  steps, last, _ = scored("--average_checkpoints=1")
+  assert steps == last["checkpoints"] == [15] and last["digest"] != record["digest"]
+  damaged.write_text("{}")
+  steps, kept, err = scored()
+  assert steps == [12] and kept == last and "scored is step 12, not 15" in err
+
+
 @pytest.mark.parametrize("num_kept, num_steps", [(None, 12), (-1, 12), (None, 1000)])
 def test_only_a_finished_run_gets_a_record(workdir, tmp_path, num_kept, num_steps):
   shutil.copy(workdir / "environment.json", tmp_path)
@@ -105,6 +124,7 @@ def test_only_a_finished_run_gets_a_record(workdir, tmp_path, num_kept, num_step
   (tmp_path / "metrics.jsonl").write_text("".join(lines[:num_kept]), encoding="utf-8")
   found = Evaluation("", dict(test={}), scores={}, sentences={}, pictures=())
   task = types.SimpleNamespace(evaluate=lambda *_: found, score="BLEU")
-  evaluate.evaluate(types.SimpleNamespace(task=task), None, tmp_path)
+  run = types.SimpleNamespace(task=task, steps=(num_steps,), config=ConfigDict(config))
+  evaluate.evaluate(run, None, tmp_path)
   is_finished = num_kept is None and num_steps == 12
   assert (tmp_path / "record.json").exists() == is_finished

@@ -100,6 +100,7 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (sample(f"--out={tmp_path}/nowhere/new.mid"), "--out no folder"),
     (sample(out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(out, "--top_p=0"), "top_p is 0"),
+    (sample(out, "--average_checkpoints=9"), "average_checkpoints is 9 8"),
     (sample(f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
     (sample(f"--out={tmp_path}/drawn.mid"), "drawn.png exists another --out"),
     (call("sample", f"--workdir={workdir}", out), "translation music"),

@@ -6,7 +6,6 @@ pip install -e '.[tpu,test]' && pytest -m tpu -n0
 import importlib.util
 import json
 import pathlib
-import shutil
 
 import pytest
 
@@ -143,22 +142,12 @@ def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(fast):
   assert {*step["collectives"]} == {"all-reduce"}
   others = step["collectives"]["all-reduce"]["num_bytes"] - 4 * num - 2 * 4
   assert others in (0, 4 * 500 * 64, 2 * 4 * 500 * 64)
-
-
-def test_a_step_that_does_not_fit_is_a_row_with_the_compilers_words():
-  each = json.loads((ROOT / "results/plans/scaling-long-v5e-4x4.json").read_text())
+  # A step that does not fit is a row with the compiler's words.
   refused = dict(rows=1, length=8, refused="Used 20G of 15.75G hbm")
-  blocks = tables.blocks([each | dict(steps=[refused, *each["steps"]])])
-  assert "| 1 x 8 | 8,739,328 | - | - | Used 20G of 15.75G hbm | 16 GB |" in blocks["memory"]
+  found["environment"]["packages"]["libtpu"] = "0.0.42.1"
+  blocks = tables.blocks([found | dict(name="small", steps=[refused, step])])
+  assert f"| 1 x 8 | {num:,} | - | - | Used 20G of 15.75G hbm | 16 GB |" in blocks["memory"]
   assert blocks["work"].count("\n") == 2 and "scaling" not in blocks
-
-
-@pytest.mark.parametrize("title", ["scaling", "wmt14"])
-def test_the_committed_pages_are_those_of_the_plans(title, tmp_path):
-  shutil.copytree(ROOT / "results" / "plans", tmp_path / "plans")
-  shutil.copy(ROOT / "results" / f"{title}.md", tmp_path)
-  tables.main(str(tmp_path))
-  assert (tmp_path / f"{title}.md").read_text() == (ROOT / "results" / f"{title}.md").read_text()
 
 
 @pytest.mark.parametrize(

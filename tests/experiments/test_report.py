@@ -141,10 +141,6 @@ def interval(values, digits: int = 2) -> str:
   return f"{np.mean(values):.{digits}f} ± {half_width:.{digits}f}"
 
 
-def deviation(values) -> str:
-  return f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
-
-
 class TestTranslation:
   def test_numbers_are_those_of_the_seeds(self, tmp_path):
     records = make_translations("table1")
@@ -205,10 +201,10 @@ class TestGraphs:
     )
     for row in CHAINS:
       cells = tables["graph-clutrr"][row]
-      assert cells["valid, 4"] == deviation(of_row(records, row, longest))
-      assert cells["test, 5 to 10"] == deviation(of_row(records, row, longer))
+      assert cells["valid, 4"] == interval(of_row(records, row, longest), 1)
+      assert cells["test, 5 to 10"] == interval(of_row(records, row, longer), 1)
       six = of_row(records, row, lambda r: r["scores"]["test_6"]["accuracy"])
-      assert tables["test, relations (graphs)"][row]["6 (26; 105)"] == deviation(six)
+      assert tables["test, relations (graphs)"][row]["6 (26; 105)"] == interval(six, 1)
     assert tables["test, relations (graphs)"]["CTP, published"]["6 (26; 105)"] == f"{CTP[6]:.1f}"
     guess = tables["graph-clutrr"]["most frequent class in training"]
     assert (guess["valid"], guess["valid, 4"]) == ("7.0", "-")
@@ -314,3 +310,10 @@ def test_figures_in_the_text_of_a_page_occur_in_its_tables(name, own):
   figures = re.findall(r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)", blocks.sub("", text))
   tables = "".join(match[0] for match in blocks.finditer(text))
   assert [figure for figure in figures if figure not in tables and figure not in own] == []
+
+
+def test_the_intervals_of_the_readme_are_those_of_the_results():
+  text = (RESULTS.parent / "README.md").read_text("utf-8").partition("## Results")[2]
+  figures = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
+  tables = "".join(page.read_text("utf-8") for page in RESULTS.glob("*.md"))
+  assert len(figures) > 10 and [x for x in figures if x not in tables] == []

@@ -1,4 +1,7 @@
-"""Counting bundles: branches in a compiler's text, and the tiles of a kernel."""
+"""What the TPU's compiler states: bundles in its text, and the costs of a call.
+
+pip install -e '.[tpu,test]' && pytest -m tpu -n0
+"""
 
 import itertools
 import json
@@ -6,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.benchmark import tpu_bundles
+from experiments.benchmark import tpu_bundles, tpu_costs
 
 # Lines of libtpu 0.0.42.1's text of a forward kernel, with the instructions left out but for jumps.
 SAMPLE = """total scheduled bundles: 420
@@ -105,3 +108,22 @@ def test_a_mistake_is_one_line(call, flag, remedy):
   answer = call("benchmark.__main__", "tpu_bundles", flag)
   assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0)
   assert flag in answer.err and remedy in answer.err
+
+
+@pytest.mark.tpu
+def test_all_passes_of_the_loops_of_chunked_are_counted():
+  pytest.importorskip("libtpu")
+  tpu_costs.use_compiler()
+  names = "jax.nn", "chunked", "projected"
+  figures = [tpu_costs.cost(name, 64, is_causal=False, backward=False) for name in names]
+  for part in ("flops", "hbm_bytes"):
+    assert figures[0][part] < figures[1][part], part
+  assert figures[1]["flops"] < figures[2]["flops"]  # of lookups as products
+
+
+def test_costs_of_another_commit_are_not_completed(call, tmp_path):
+  elsewhere = dict(tpu_costs.environment("libtpu"), git_commit="8ffa67b")
+  (tmp_path / "tpu_costs.json").write_text(text := json.dumps(dict(environment=elsewhere, rows=[])))
+  answer = call("benchmark.__main__", "tpu_costs", f"--out={tmp_path}", "--lengths=")
+  assert (answer.status, answer.err.count("\n")) == (2, 1) and "another commit" in answer.err
+  assert (tmp_path / "tpu_costs.json").read_text() == text

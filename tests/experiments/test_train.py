@@ -16,6 +16,7 @@ import pytest
 from experiments import train as train_command
 from experiments.run import load_run, read_config, schedule
 from relpos_jax.training.metrics import read_metrics
+from relpos_jax.training.workdir import list_steps
 from relpos_jax.translation import task as translation_task
 
 
@@ -176,23 +177,26 @@ def test_a_run_older_than_a_key_is_scored_translates_and_goes_on(workdir, call, 
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
-  data, workdir, trainer, tmp_path
+  data, workdir, trainer, call, tmp_path
 ):
   folder, run = shutil.copytree(data, tmp_path / "data"), tmp_path / "run"
   train = trainer(f"{folder}/tiny.py", "training.eval_every=2")
   assert train(run, "--config.training.num_steps=2").status == 0
 
-  def refused(what, path, change):
+  def refused(what, path, change, *commands):
     before = path.read_text(encoding="utf-8")
     path.write_text(change(before), encoding="utf-8")
     assert before != path.read_text(encoding="utf-8")
-    answer = train(run, "--config.training.num_steps=3")
+    answers = [train(run, "--config.training.num_steps=3")]
+    answers += [call(name, f"--workdir={run}") for name in commands]
     path.write_text(before, encoding="utf-8")
-    assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
-    assert f"the {what} of {run} changed since" in answer.err and "restore" in answer.err
+    for answer in answers:
+      assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
+      assert f"the {what} of {run} changed since" in answer.err and "restore" in answer.err
 
   refused("training data", folder / "train.de", lambda text: text.replace("Katze", "Tatze"))
-  refused("tokenizer", run / "tokenizer.json", _with_two_entries_swapped)
+  swap = _with_two_entries_swapped
+  refused("tokenizer", run / "tokenizer.json", swap, "evaluate", "translate")
 
   (run / "digests.json").unlink()  # as of a run from before there were any
   answer = train(run, "--config.training.num_steps=3")
@@ -236,9 +240,9 @@ def _interrupt_at(step, interrupt):
 
 
 def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
-  workdir, train, parameters, tmp_path, monkeypatch
+  longer, train, parameters, tmp_path, monkeypatch
 ):
-  straight, handler = workdir, signal.getsignal(signal.SIGTERM)
+  straight, handler = longer, signal.getsignal(signal.SIGTERM)
   with monkeypatch.context() as patch:  # while it evaluates, at a step that is not saved otherwise
     translate = lambda *_: signal.raise_signal(signal.SIGTERM) or pytest.fail("evaluation goes on")
     patch.setattr(translation_task, "make_translator", lambda *_, **__: translate)
@@ -252,15 +256,19 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
 
   with monkeypatch.context() as patch:
     interrupt = lambda: signal.raise_signal(signal.SIGINT)
-    patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
-    answer = train(tmp_path)
-  last = "stopped by SIGINT at step 8: run the same command again to resume"
+    patch.setattr(train_command.Reporter, "step", _interrupt_at(13, interrupt))
+    answer = train(tmp_path, "--config.training.num_steps=15")
+  last = "stopped by SIGINT at step 14: run the same command again to resume"
   assert (answer.status, answer.out.splitlines()[-1]) == (130, last)
-  assert metrics(tmp_path)[-1]["step"] == 8 and not (tmp_path / "record.json").exists()
+  assert metrics(tmp_path)[-1]["step"] == 14 and not (tmp_path / "record.json").exists()
 
-  assert train(tmp_path).status == 0
+  assert train(tmp_path, "--config.training.num_steps=15").status == 0
   assert signal.getsignal(signal.SIGTERM) == handler
-  for ours, theirs in zip(parameters(tmp_path, 12), parameters(straight, 12), strict=True):
+  assert list_steps(tmp_path / "checkpoints") == list_steps(straight / "checkpoints")
+  for ours, theirs in zip(parameters(tmp_path, 15), parameters(straight, 15), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+  averages = (jax.tree.leaves(load_run(folder).params) for folder in (tmp_path, straight))
+  for ours, theirs in zip(*averages, strict=True):
     np.testing.assert_array_equal(ours, theirs)
   assert metrics(tmp_path) == metrics(straight) and results(tmp_path) == results(straight)
   assert (tmp_path / "samples.txt").read_bytes() == (straight / "samples.txt").read_bytes()

@@ -100,6 +100,14 @@ def test_the_beam_size_is_as_given(translate, workdir, fast):
     assert greedy == make_translator(load_run(workdir), beam_size=1)(LINES[:1])
 
 
+def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
+  translate = lambda *flags: call("translate", f"--workdir={longer}", *flags)
+  assert "averages 12, 15 alone" in translate().err
+  assert translate("--average_checkpoints=1").err == ""
+  answer = translate("--average_checkpoints=4")
+  assert answer.status == 2 and "average_checkpoints is 4, but only 3 are kept" in answer.err
+
+
 def test_input_is_normalised_as_in_training(workdir):
   config = load_run(workdir).config
   config.data.update(moses=True, lowercase=True)

@@ -85,7 +85,7 @@ def save_or_restore(folder: str, what: str) -> None:
         checkpoints.save(step, sharded(step))
       return
     restored = checkpoints.restore(like=sharded(0))
-    average = checkpoints.average(2, like=restored["params"])
+    average, _ = checkpoints.average(2, like=restored["params"])
   found = dict(element=restored["params"], average=average)
   print(json.dumps({name: float(jax.jit(jnp.max)(x)) / 39_999 for name, x in found.items()}))
 

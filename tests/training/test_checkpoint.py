@@ -108,6 +108,18 @@ def test_the_last_ones_are_kept(tmp_path):
     assert checkpoints.steps() == [10, 20] and checkpoints.latest_step() == 20
 
 
+def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
+  with Checkpoints(tmp_path, keep=3, save_every=10) as checkpoints:
+    for step, kept in ((40, [40]), (47, [40, 47]), (50, [40, 50]), (54, [40, 50, 54])):
+      checkpoints.save(step, make_state(step))
+      assert checkpoints.steps() == kept and checkpoints.restore(like=make_state()).step == step
+    assert checkpoints.average(3, like=make_state().params)[1] == [50, 54]
+    checkpoints.save(60, make_state(60))
+    assert checkpoints.steps() == [40, 50, 60]
+    for since, averaged in ((0, [50, 60]), (51, [60]), (70, [60])):
+      assert checkpoints.average(3, like=make_state().params, since=since)[1] == averaged
+
+
 def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
   shutil.copytree(copied / "3", copied / "4.orbax-checkpoint-tmp")
   with Checkpoints(copied) as checkpoints:
@@ -142,7 +154,8 @@ def test_the_shardings_are_those_of_like(checkpoints, many_first):
 @pytest.mark.parametrize("num, steps", [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3])])
 def test_average_is_the_mean_of_the_last_parameters(saved, num, steps):
   params = [make_state(step).params for step in steps]
-  average = Checkpoints(saved).average(num, like=params[0])
+  average, averaged = Checkpoints(saved).average(num, like=params[0], part=1.0)
+  assert averaged == steps
   assert jax.tree.structure(average) == jax.tree.structure(params[0])
   wanted = jax.tree.map(lambda *x: np.mean(np.asarray(x, np.float64), axis=0), *params)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8), average, wanted)
@@ -155,7 +168,7 @@ def test_average_sums_in_float32(checkpoints):
   values = [1.0, 2.0**-8, 2.0**-8, 2.0**-8]  # in bfloat16 1 + 2**-8 is 1
   for step, value in enumerate(values):
     checkpoints.save(step, dict(params=jnp.full(3, value, jnp.bfloat16)))
-  average = checkpoints.average(4, like=jnp.zeros(3, jnp.bfloat16))
+  average, _ = checkpoints.average(4, like=jnp.zeros(3, jnp.bfloat16), part=1.0)
   assert average.dtype == jnp.bfloat16
   np.testing.assert_array_equal(average, jnp.asarray(np.mean(values), jnp.bfloat16))
 
@@ -229,11 +242,11 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   flip(copied, 3)
   checkpoints = Checkpoints(copied)
   assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
-  average = checkpoints.average(3, like=make_state().params)
+  average, _ = checkpoints.average(3, like=make_state().params, part=1.0)
   *lines, last = capsys.readouterr().err.splitlines()
   assert len(lines) == 2 and all(line.endswith(": passed over") for line in lines)
   assert all(f"checkpoint {copied / '3'} is damaged: " in line for line in lines)
-  assert "has 2 good checkpoints: averages these, not 3" in last
+  assert "averages 1, 2 alone" in last and "fewer than 3 good checkpoints" in last
   kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 2)]
   np.testing.assert_allclose(average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8)
   text = refusal(lambda: checkpoints.restore(3, like=make_state()))
@@ -276,7 +289,7 @@ def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
       examine(copied / str(step))
   with Checkpoints(copied, rename_damaged=True) as checkpoints:
     assert_same_bits(checkpoints.restore(like=make_state()), make_state(1))
-    assert_same_bits(checkpoints.average(3, like=make_state().params), make_state(1).params)
+    assert_same_bits(checkpoints.average(3, like=make_state().params)[0], make_state(1).params)
   lines = capsys.readouterr().err.splitlines()
   assert len(lines) == 3 and lines[0].endswith(": renamed to damaged-3")
   assert names(copied) == ["1", "damaged-2", "damaged-3"]

@@ -67,7 +67,7 @@ def test_scores_and_samples_during_training_are_of_words(run):
 def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(translate_module, "load_run", lambda *_: run)
   (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
-  translate_module.main("", str(tmp_path / "a.en"), 0, max_source_length=99)
+  translate_module.main("", str(tmp_path / "a.en"), 0, max_source_length=99, average_checkpoints=0)
   assert capsys.readouterr().out.splitlines() == WORDS
 
 
