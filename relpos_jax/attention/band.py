@@ -77,6 +77,9 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
     return "a soft cap is given"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
+  segments = inputs.query_segment_ids, inputs.key_segment_ids
+  if wide := [x for x in segments if x is not None and x.dtype != jnp.int32]:
+    return f"segment ids are {wide[0].dtype}; it needs int32"
   return unsupported(inputs, (RelativePositions, DistanceBias, ContentBias, LinearBias))
 
 
@@ -91,7 +94,9 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   if isinstance(offset, int):  # the distances that occur; distance 0 stays
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
     high = min(high, max(inputs.key.shape[1] - offset, 0))
-  high = 1 if inputs.is_causal else high  # the row of distance 0 is on the band, all right is hidden
+  high = (
+    1 if inputs.is_causal else high
+  )  # the row of distance 0 is on the band, all right is hidden
   return low, max(high, low + 1)
 
 

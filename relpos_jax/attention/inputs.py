@@ -155,7 +155,7 @@ def gather_inputs(
       query_offset = min(max(int(query_offset), -_FAR), _FAR)
       query_positions += query_offset
     else:
-      query_offset = offsets.clip(-_FAR, _FAR)
+      query_offset = offsets.clip(-_FAR, _FAR).astype(jnp.int32)
       query_positions += query_offset[:, None]
   seeds = None
   if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
@@ -192,7 +192,10 @@ def is_symbolic(*arrays: Array) -> bool:
 
 
 def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) -> Array | None:
-  """Returns an optional argument as a checked array with a batch; integers become int32."""
+  """Returns an optional argument as a checked array with a batch.
+
+  Integers become int32, unless they are traced in 64 bits: then their values are not checked.
+  """
   if x is None:
     return None
   x = validation.as_array(name, x)
@@ -200,7 +203,8 @@ def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) 
     validation.check_logits_like(name, x, *shapes)
     return _batched(x, ndim)
   validation.check_array(name, x, jnp.integer, *shapes)
-  return _batched(x.astype(jnp.int32), ndim)
+  is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
+  return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), ndim)
 
 
 def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:

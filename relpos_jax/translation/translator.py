@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged, Tokenizers, decode, encode
@@ -36,7 +36,7 @@ class Translator:
   Args:
     graphdef, params: the model, split.
     tokenizers: those of source and target.
-    mesh: the rows of a batch are sharded over all its devices.
+    mesh: the rows of a batch are sharded over all its devices, whatever the types of its axes.
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
     extra_length: a translation has at most this many tokens more than its source.
@@ -58,6 +58,8 @@ class Translator:
     token_budget: int | None = None,
     track: Callable[[Iterable, int], Iterable] = lambda lines, number: lines,
   ):
+    automatic = (AxisType.Auto,) * len(mesh.axis_names)
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
     self.params = params
     self.tokenizers = tokenizers
     self._num_devices, self._track = mesh.size, track

@@ -81,8 +81,8 @@ class Case:
       options["query_positions"] = jnp.asarray(random.integers(-9, 9, queries))
       options["key_positions"] = jnp.asarray(random.integers(-9, 9, keys))
     if self.segmented:
-      options["query_segment_ids"] = jnp.asarray(random.integers(0, 2, queries))
-      options["key_segment_ids"] = jnp.asarray(random.integers(0, 2, keys))
+      options["query_segment_ids"] = jnp.asarray(random.integers(0, 2, queries), jnp.int32)
+      options["key_segment_ids"] = jnp.asarray(random.integers(0, 2, keys), jnp.int32)
     given = dict(local_window_size=self.window, scale=self.scale, logits_soft_cap=self.soft_cap)
     options |= {name: x for name, x in given.items() if x is not None}
     return options
@@ -383,6 +383,22 @@ def test_positions_and_offsets_near_the_ends_of_32_bits(first, is_causal, implem
     ends = {name: first + jnp.arange(5, dtype=jnp.int32) for name in POSITIONS}
     wanted = results_of("reference", arrays, case.options())
     assert_close(results_of(implementation, arrays, case.options() | ends), wanted)
+
+
+@pytest.mark.parametrize("implementation", [name for name in ALL if "pallas" not in str(name)])
+def test_traced_integers_of_64_bits_do_not_wrap(implementation):
+  """Adds 2**32, which 32 bits do not hold: to some segments, a length, an offset, positions."""
+  arrays, far = Case().arrays(), 2**32
+  segments = np.array([0, 0, 1, 1, 2])
+  way = lambda name, x: results_of(implementation, arrays, {name: jnp.asarray(x)})
+  both = lambda x: {name: jnp.asarray(x) for name in ("query_segment_ids", "key_segment_ids")}
+  run = lambda options: results_of(implementation, arrays, options)
+  assert_close(run(both(np.where(segments == 2, far, segments))), run(both(segments)))
+  assert_close(way("key_value_seq_lengths", [far, far + 5]), run({}))
+  wanted = results_of("reference", arrays, dict(query_offset=jnp.asarray(100)))
+  assert_close(way("query_offset", far), wanted)
+  if implementation in ANY_POSITIONS:
+    assert_close(way("query_positions", far + np.arange(5)), wanted)
 
 
 # Law 5.

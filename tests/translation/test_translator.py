@@ -95,6 +95,11 @@ def test_eight_devices_translate_as_one(model, translations):
   assert translator(SHORT) == translations
 
 
+def test_explicit_axes_of_a_mesh_translate_alike(model, translations):
+  explicit = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
+  assert Translator(*model, TOKENIZERS, explicit, **OPTIONS)(SHORT) == translations
+
+
 def test_other_parameters_can_take_the_place_of_the_translators(model, translator, translations):
   others = jax.tree.map(lambda x: x[::-1], model[1])
   assert all(a != b for a, b in zip(translator(SHORT, others), translations, strict=True))
