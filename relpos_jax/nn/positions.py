@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -26,8 +27,8 @@ def table_shape(
 ) -> tuple[int, ...]:
   """Returns `[R, H]` or `[R, N, H]`: a row for each distance from -left to max_distance."""
   left = max_distance if left is None else left
-  if min(left, max_distance) < 0:
-    raise ValueError(f"max_distance is {max_distance}, left {left}; want 0 or more")
+  if not all(isinstance(x, int | np.integer) and x >= 0 for x in (left, max_distance)):
+    raise ValueError(f"max_distance is {max_distance!r}, left {left!r}; want integers from 0 on")
   return left + 1 + max_distance, *([] if num_heads is None else [num_heads]), head_width
 
 
