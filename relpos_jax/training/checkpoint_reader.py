@@ -129,10 +129,17 @@ def silence_abandoned_requests() -> None:
   logging.getLogger("asyncio").setLevel(logging.CRITICAL)
   warnings.filterwarnings("ignore", _ABANDONED, RuntimeWarning)
   if not hasattr(before := sys.unraisablehook, "silences_orbax"):
-    hook = lambda args: None if re.search(_ABANDONED, str(args.exc_value)) else before(args)
+
+    def hook(args) -> None:
+      # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
+      is_orbax = "orbax" in getattr(getattr(args.object, "cr_code", None), "co_filename", "")
+      if not is_orbax and not re.search(_ABANDONED, str(args.exc_value)):
+        before(args)
+
     hook.silences_orbax = True
     sys.unraisablehook = hook
 
 
+silence_abandoned_requests()  # here too, below the hooks that commands set and take back
 # Orbax logs every phase of every save.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)

@@ -1,9 +1,11 @@
 """What is saved comes back bit for bit, and what cannot come back is refused in one line."""
 
 import functools
+import gc
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import tempfile
@@ -253,6 +255,22 @@ def test_the_manifest_itself_is_verified(copied, capsys, entry):
   file.write_text(json.dumps(content))
   assert Checkpoints(copied).restore(like=make_state()).step == 2
   assert "its manifest has another digest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "name, old, new",
+  [
+    ("_METADATA", r'\[{"key": "step", "key_type": 2}\]', "[]"),
+    ("array_metadatas/process_0", ".*", "null"),  # found while arrays are read
+  ],
+)
+def test_damaged_metadata_of_orbax_are_damage_and_one_line(copied, capfd, name, old, new):
+  file = copied / "3" / "state" / name
+  file.write_text(re.sub(old, new, file.read_text(), count=1))
+  for _ in range(9):
+    assert Checkpoints(copied).restore(like=make_state()).step == 2
+  gc.collect()
+  assert capfd.readouterr().err.count("\n") == 9
 
 
 @pytest.mark.parametrize("content", [None, [], {}, {"w": "hello"}, {"w": "flot32[3]"}, {"w": 3}])
