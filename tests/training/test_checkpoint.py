@@ -1,5 +1,6 @@
 """What is saved comes back bit for bit, and what cannot come back is refused in one line."""
 
+import errno
 import functools
 import gc
 import json
@@ -9,6 +10,8 @@ import re
 import resource
 import shutil
 import tempfile
+import threading
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -356,27 +359,33 @@ def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path, name):
   assert not names(tmp_path)
 
 
-# A full disk -------------------------------------------------------------------------------------
+# A disk that takes no more -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_file_above_64_kb():
+@pytest.fixture(params=["File too large", "Read-only file system"])
+def reason(request, monkeypatch):
+  if "Read-only" in request.param:
+    error = OSError(errno.EROFS, request.param)
+    monkeypatch.setattr(os, "mkdir", unittest.mock.Mock(side_effect=error))
+    yield request.param
+    return
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
-  yield
+  yield request.param
   resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("then", [Checkpoints.close, Checkpoints.steps])
-def test_a_write_that_fails_for_lack_of_room_is_one_line(copied, no_file_above_64_kb, then):
+def test_a_write_that_the_disk_refuses_is_one_line_and_nothing_waits(copied, reason, then):
   large = make_state()._replace(params=jax.random.normal(jax.random.key(0), (256, 256)))
-  checkpoints = Checkpoints(copied)
+  checkpoints, threads = Checkpoints(copied), {*threading.enumerate()}
 
   def save():
     checkpoints.save(4, large)
     then(checkpoints)
 
   text = refusal(save)
-  assert f"no room for a checkpoint in {copied}: free disk space" in text
+  assert f"cannot write a checkpoint in {copied} ({reason}): " in text
+  assert not [x for x in {*threading.enumerate()} - threads if "Signaling" in type(x).__name__]
   assert names(copied) == ["1", "2", "3"]
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))
