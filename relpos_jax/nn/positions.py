@@ -1,11 +1,11 @@
 """Positions of a layer: trained tables of relative positions, and sinusoids."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -27,7 +27,7 @@ def table_shape(
 ) -> tuple[int, ...]:
   """Returns `[R, H]` or `[R, N, H]`: a row for each distance from -left to max_distance."""
   left = max_distance if left is None else left
-  if not all(isinstance(x, int | np.integer) and x >= 0 for x in (left, max_distance)):
+  if not all(isinstance(x, numbers.Integral) and x >= 0 for x in (left, max_distance)):
     raise ValueError(f"max_distance is {max_distance!r}, left {left!r}; want integers from 0 on")
   return left + 1 + max_distance, *([] if num_heads is None else [num_heads]), head_width
 

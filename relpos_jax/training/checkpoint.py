@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import itertools
-import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +12,15 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, checking_bucket, in_bucket, needs_copy, to_path, upload
+from relpos_jax.files import (
+  Path,
+  checking_bucket,
+  in_bucket,
+  local_folder,
+  needs_copy,
+  to_path,
+  upload,
+)
 from relpos_jax.training import checkpoint_reader, manifest, processes, workdir
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
@@ -57,7 +63,7 @@ class Checkpoints:
     self._exit = contextlib.ExitStack()
     self._orbax_folder = self.folder  # where Orbax saves
     if needs_copy(self.folder):
-      self._orbax_folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
+      self._orbax_folder = self._exit.enter_context(local_folder())
 
   def __enter__(self) -> "Checkpoints":
     return self
