@@ -231,7 +231,7 @@ class Checkpoints:
         _, problem = _in_all_processes(manifest.check_digests, *found)
       if not problem:
         return found[0]
-    if not processes.any_process(path.exists()):
+    if not processes.any_process(not checkpoint_reader.is_deleted(path)):
       return None
     outcome = "passed over"
     if self._rename_damaged:

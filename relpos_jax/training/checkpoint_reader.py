@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 import warnings
 from collections.abc import Mapping
 
@@ -67,6 +68,15 @@ def read(
 def examine(path: Path) -> None:
   """Reads all arrays of a step; raises Damage if it is damaged, partial or unreadable."""
   manifest.check_digests(*read(path))
+
+
+def is_deleted(path: Path) -> bool:
+  """Returns whether the run has deleted a step, after waiting while its files become fewer."""
+  before, now = -1, 0
+  while now != before:
+    time.sleep(0.2)
+    before, now = now, sum(len(files) for *_, files in os.walk(path))
+  return not path.exists()
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
