@@ -16,6 +16,7 @@ and may run during training.
 
 import contextlib
 import datetime
+import os
 import pathlib
 import shutil
 import sys
@@ -25,7 +26,7 @@ import jax
 from experiments import command
 from relpos_jax.errors import InputError
 from relpos_jax.files import in_bucket, to_path
-from relpos_jax.training.checkpoint_reader import examine
+from relpos_jax.training.checkpoint_reader import examine, is_deleted
 from relpos_jax.training.manifest import Damage
 from relpos_jax.training.workdir import list_damaged, list_steps
 
@@ -51,9 +52,12 @@ def main(workdir: str, verify: bool, prune: int) -> None:
     print(f"{num_good} good: fewer than {prune}, none of them is deleted")
   elif prune:
     for path in [path for path, state in states.items() if state == "not read"]:
-      print(f"deleted {path} ({_num_bytes(path):,} bytes)")
-      shutil.rmtree(path)
+      with contextlib.suppress(FileNotFoundError):
+        path.rename(folder / f"deleted-{path.name}")  # so that the run does not delete it as well
       del states[path]
+    for path in folder.glob("deleted-*"):
+      print(f"deleted {folder / path.name[8:]} ({_num_bytes(path):,} bytes)")
+      shutil.rmtree(path)
   states |= {path: f"damaged: {reason}" for path, reason in renamed.items()}
   for path, state in states.items():
     with contextlib.suppress(FileNotFoundError):  # The run deleted it meanwhile.
@@ -75,11 +79,13 @@ def _examine(folder: pathlib.Path, steps: list[int], num_good: int) -> dict[path
         num_good -= 1
       except Damage as damage:
         states[path] = f"damaged: {damage}"
+        if is_deleted(path):
+          del states[path]
   return states
 
 
 def _num_bytes(path: pathlib.Path) -> int:
-  return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+  return sum(os.stat(f"{folder}/{name}").st_size for folder, _, x in os.walk(path) for name in x)
 
 
 if __name__ == "__main__":

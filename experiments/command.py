@@ -11,7 +11,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import filelock
 import jax
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict, config_flags
 from relpos_jax.config import flatten, unknown_key
 from relpos_jax.errors import InputError
 from relpos_jax.files import in_bucket, to_path
-from relpos_jax.training.workdir import check_writable
+from relpos_jax.training.workdir import check_writable, write_refusal
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFINE = {
@@ -62,12 +62,13 @@ def run(
 ) -> None:
   """Calls `main` with the values of `flags` by name, and exits.
 
-  The exit status is 0; 2 after an `InputError`, which is printed in one line; 130 after Ctrl-C; 141
+  The exit status is 0; 2 after an `InputError` or a full disk, in one line; 130 after Ctrl-C; 141
   if the reader of stdout, such as `head`, has closed it. Other exceptions keep their traceback.
   `--help` prints the docstring of `main`'s module and the flags. `main` gets a `ConfigDict` for
   `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
+  sys.stderr = sys.stderr or io.StringIO()  # closed: print would write on stdout
   if {"--help", "-help", "-h"} & {*argv}:
     print(_help(main, flags))
     sys.exit(0)
@@ -81,16 +82,35 @@ def run(
     if keep_memory:
       _keep_freed_memory()
     main(**values)
+    if sys.stdout:
+      sys.stdout.flush()
   except InputError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+    _fail(error)
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     sys.exit(130)
   except BrokenPipeError:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+    _drop_stdout()
     sys.exit(141)
+  except OSError as error:
+    if not (refusal := write_refusal(error, error.filename or "the output")):
+      raise
+    _drop_stdout()
+    _fail(refusal)
   sys.exit(0)
+
+
+def _fail(error: InputError) -> NoReturn:
+  print(f"error: {error}", file=sys.stderr)
+  sys.exit(2)
+
+
+def _drop_stdout() -> None:
+  """Drops what stdout still holds if it cannot be written; Python flushes it at exit."""
+  try:
+    sys.stdout.flush()
+  except OSError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _keep_compiled() -> None:
@@ -216,7 +236,8 @@ def lock_folder(folder: pathlib.Path, flag: str) -> Iterator[None]:
   try:
     yield
   finally:
-    pathlib.Path(lock.lock_file).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # on a disk that is read-only by now
+      os.unlink(lock.lock_file)
     lock.release()
     if is_new:
       with contextlib.suppress(OSError):  # it is not empty

@@ -14,6 +14,7 @@ another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6
 """
 
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,11 @@ def main(workdir: str, format: str, out: str) -> None:
     raise InputError("CTranslate2 is not installed: pip install -e '.[export]'") from None
   spec = ctranslate2_spec(load_run(workdir))
   command.make_folder(folder, "out")
-  spec.save(str(folder))
+  try:
+    spec.save(str(folder))
+  except BaseException:
+    shutil.rmtree(folder)
+    raise
   print(f"wrote {folder}")
 
 

@@ -78,8 +78,12 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _read(file: pathlib.Path, records: Sequence[Record]) -> tuple[str, tables.Rows]:
   """Returns the task of a file's records, and the records by row with complete configs."""
-  task = records[0]["config"].get("task", "translation")
-  rows = group_rows(file, records, _SYSTEMS[task].METRIC)
+  try:
+    task = records[0]["config"].get("task", "translation")
+    metric = _SYSTEMS[task].METRIC
+  except (AttributeError, LookupError, TypeError):
+    raise InputError(f"{file} has no record of a known task: restore or delete it") from None
+  rows = group_rows(file, records, metric)
   values = flatten(default.get_config(task))
   complete = lambda record: record | dict(config=values | record["config"])
   return task, {row: [*map(complete, runs)] for row, runs in rows.items()}

@@ -69,12 +69,12 @@ from relpos_jax.training.workdir import (
   changed_data,
   check_shared,
   claim_workdir,
-  is_no_room,
   list_damaged,
   list_steps,
   list_unfinished,
   read_json,
   write_digests,
+  write_refusal,
   write_run_files,
 )
 
@@ -109,11 +109,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) ->
         raise KeyboardInterrupt from stopped
       sys.exit(128 + stop.signal)
     except OSError as error:
-      if not is_no_room(error):
-        raise
-      raise InputError(
-        f"no room in {workdir} ({error.strerror}): free disk space and run the same command again"
-      ) from error
+      raise (write_refusal(error, workdir) or error) from None
 
 
 def _train_and_evaluate(

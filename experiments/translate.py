@@ -36,6 +36,8 @@ def main(
   workdir: str, input: str, beam_size: int, max_source_length: int, average_checkpoints: int
 ) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
+  if sys.stdout is None or (input == "-" and sys.stdin is None):
+    raise InputError("stdin or stdout is closed: give both, such as < lines.en > lines.de")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}

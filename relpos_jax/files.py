@@ -1,12 +1,14 @@
 """Reads local files, and writes files atomically, also in buckets."""
 
 import contextlib
+import fcntl
 import gzip
 import importlib.util
 import io
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 import textwrap
 import zlib
@@ -19,6 +21,7 @@ from etils import epath
 from relpos_jax.errors import InputError
 
 _GZIP = b"\x1f\x8b"
+_COPIES = "relpos_jax-copies-"  # the names of temporary folders begin so
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
 
@@ -65,17 +68,38 @@ def needs_copy(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
+def local_folder() -> Iterator[pathlib.Path]:
+  """Makes a folder for copies of a bucket's files, and deletes those that killed processes left."""
+  for old in pathlib.Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
+    with contextlib.suppress(OSError), _held(old):
+      shutil.rmtree(old)
+  with tempfile.TemporaryDirectory(prefix=_COPIES) as name, _held(name):
+    yield pathlib.Path(name)
+
+
+@contextlib.contextmanager
+def _held(folder: str | os.PathLike) -> Iterator[None]:
+  """Locks a folder until the process ends, at the latest; raises OSError if it is locked."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    yield
+  finally:
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
 def reading(folder: Path, name: str) -> Iterator[Path]:
   """Yields a folder that Orbax can read; for s3://, a local one with a copy of one sub-folder."""
   if not needs_copy(folder):
     yield folder if in_bucket(folder) else folder.absolute()
     return
-  with tempfile.TemporaryDirectory() as local:
+  with local_folder() as local:
     # The run may delete the checkpoint meanwhile.
     with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
       fs, source = fsspec.url_to_fs(str(folder / name))
       fs.get(f"{source}/", f"{local}/{name}/", recursive=True)
-    yield pathlib.Path(local)
+    yield local
 
 
 def check_readable(folder: Path) -> None:
@@ -112,11 +136,11 @@ def growing(folder: Path) -> Iterator[pathlib.Path]:
   if not in_bucket(folder):
     yield folder
     return
-  with tempfile.TemporaryDirectory() as local:
+  with local_folder() as local:
     try:
-      yield pathlib.Path(local)
+      yield local
     finally:
-      upload(pathlib.Path(local), folder)
+      upload(local, folder)
 
 
 @contextlib.contextmanager

@@ -108,7 +108,19 @@ class RelativeAttention(nn.Module):
       object.__setattr__(self, "parent", None)
     super().__post_init__()
 
-  @nn.compact
+  def setup(self) -> None:
+    is_module, has_distance = isinstance(self.positions, nn.Module), self.max_distance is not None
+    if self.positions is not None and (has_distance or not is_module):
+      raise ValueError(
+        f"positions is {self.positions!r:.60} and max_distance {self.max_distance}; want None for "
+        "one of them, and positions such as flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"
+      )
+    if self.positions is None:
+      names = [field.name for field in dataclasses.fields(RelativePositionTables)]
+      options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
+      self.tables = RelativePositionTables(**options)
+
+  # Not compact: flax would refuse a call by an NNX layer before it gets here.
   def __call__(
     self,
     query: Float[Array, "*B T N H"],
@@ -126,22 +138,20 @@ class RelativeAttention(nn.Module):
     precision: object = None,
     qk_attn_weights_einsum: object = None,
     attn_weights_value_einsum: object = None,
+    **options,
   ) -> Float[Array, "*B T N H"]:
     """Attends as flax's `dot_product_attention`; bias and mask broadcast to [*B, N, T, S].
 
     If `module` is given, sows the weights before dropout as its `attention_weights`. (Linen passes
     only arguments that the signature names, so it names all that change the result.)
     """
-    is_module, has_distance = isinstance(self.positions, nn.Module), self.max_distance is not None
-    if self.positions is not None and (has_distance or not is_module):
-      raise ValueError(
-        f"positions is {self.positions!r:.60} and max_distance {self.max_distance}; want None for "
-        "one of them, and positions such as flax.nnx.bridge.to_linen(AlibiPositions, num_heads)"
+    if self.scope is None:
+      raise TypeError(
+        "relpos_jax.linen.RelativeAttention was called outside of a Linen model: give an NNX layer "
+        "relpos_jax.nn.RelativeAttention, or call it by init or apply"
       )
     if self.positions is None:
-      names = [field.name for field in dataclasses.fields(RelativePositionTables)]
-      options = {name: getattr(self, name) for name in names if name not in ("parent", "name")}
-      relations = RelativePositionTables(**options, name="tables")(query.shape[-1])
+      relations = self.tables(query.shape[-1])
       arguments = lambda query, key, *_: dict(query=query, key=key, relations=relations)
     else:
       arguments = functools.partial(self.positions, nnx_method="arguments")
@@ -169,4 +179,5 @@ class RelativeAttention(nn.Module):
       precision=precision,
       qk_attn_weights_einsum=qk_attn_weights_einsum,
       attn_weights_value_einsum=attn_weights_value_einsum,
+      **options,
     )

@@ -182,6 +182,15 @@ def test_unknown_positions_are_refused():
     RelativeAttention(K).init(jax.random.key(0), q, kv, kv)
 
 
+def test_a_layer_of_the_other_kind_is_refused():
+  own = relpos_jax.nn.RelativeAttention(K, H, rngs=nnx.Rngs(0))
+  with pytest.raises(TypeError, match=r"would not train: give it relpos_jax\.linen\.Rel"):
+    nn.MultiHeadDotProductAttention(N, attention_fn=own).init(jax.random.key(0), X)
+  options = dict(attention_fn=RelativeAttention(K), decode=False, rngs=nnx.Rngs(0))
+  with pytest.raises(TypeError, match=r"give an NNX layer relpos_jax\.nn\.RelativeAttention"):
+    nnx.MultiHeadAttention(N, D, **options)(jnp.asarray(X))
+
+
 def test_other_einsums_are_refused():
   layer = make_layer(qk_attn_weights_einsum_cls=lambda: jnp.einsum)
   with pytest.raises(NotImplementedError, match=r"qk_attn_weights_einsum is .* wants None"):

@@ -1,8 +1,10 @@
 """Tests that notebooks install alike and are stored with clean outputs; nbmake runs them."""
 
+import configparser
 import json
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -32,6 +34,18 @@ def test_all_install_in_the_same_way_apart_from_extras():
   without_extras = lambda text: re.sub(r'(?<=EXTRAS = "\.\.", )"[\w,]+"', "", text)
   first = [source(code_cells(path)[0]) for path in PATHS]
   assert first and len({*map(without_extras, first)}) == 1 and "SOURCE, EXTRAS" in first[0]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_what_the_others_import(path):
+  setup = configparser.ConfigParser()
+  setup.read(path.parents[1] / "setup.cfg")
+  extra = setup["options.extras_require"]["experiments"]
+  installed = re.findall(r"^[\w-]+", setup["options"]["install_requires"] + extra, re.MULTILINE)
+  known = {name.replace("-", "_") for name in installed} | sys.stdlib_module_names
+  text = "\n".join(map(source, code_cells(path)))
+  imported = {*re.findall(r"^ *(?:import|from) (\w+)", text, re.MULTILINE)}
+  assert imported <= known | {"relpos_jax", "experiments", "configs", "IPython"}
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

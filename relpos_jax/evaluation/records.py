@@ -118,15 +118,17 @@ def to_line(record: Mapping[str, Any]) -> str:
 def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the records of a results file, one per line; none if there is no file.
 
-  Raises InputError: a line is not JSON.
+  Raises InputError: a line is no record.
   """
   path, records = pathlib.Path(path), []
   lines = path.read_bytes().splitlines() if path.exists() else []
   for number, line in enumerate(lines, start=1):
     try:
-      records.append(json.loads(line))
-    except ValueError as error:
-      problem = f"{path}, line {number}: half-written or no JSON"
+      records.append(record := json.loads(line))
+      if [type(record[name]) for name in ("row", "seed", "digest")] != [str, int, str]:
+        raise ValueError
+    except (LookupError, TypeError, ValueError) as error:
+      problem = f"{path}, line {number}: half-written or no record"
       raise InputError(f"{problem}: restore or delete that line") from error
   return records
 
@@ -169,7 +171,7 @@ def group_rows(
         first, expected = seen.setdefault(key, (number, value))
         if value != expected:
           raise ValueError(f"not the same {key[0]} as line {first}, so not in one table")
-    except (LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
       raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
     rows.setdefault(row, []).append(record)
   return {row: sorted(runs, key=lambda run: run["seed"]) for row, runs in rows.items()}

@@ -84,8 +84,18 @@ class Graphs(tasks.Task):
     path = workdir / _NAMES_FILE
     if not path.exists():
       raise InputError(f"no {path}: the run stopped before its first step; train it again")
-    values = read_json(path)
-    return GraphNames(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    values = read_json(path).items()
+    try:
+      names = GraphNames(**{k: tuple(x) if isinstance(x, list) else x for k, x in values})
+      if not all(isinstance(x, tuple) and {*map(type, x)} <= {str} for x in names[:3]):
+        raise TypeError("names are lists of strings")
+      if not all(type(x) is int and x >= 0 for x in names[3:]):
+        raise TypeError("widths are integers")
+    except TypeError as error:
+      raise InputError(
+        f"{path} is damaged ({error}): restore it or train in a new folder"
+      ) from None
+    return names
 
   def save_vocabulary(self, vocabulary: GraphNames, workdir: Path) -> None:
     path = workdir / _NAMES_FILE

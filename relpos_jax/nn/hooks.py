@@ -116,13 +116,19 @@ class RelativeAttention(nnx.Module):
     mask: ArrayLike | None = None,
     *,
     module: nnx.Module | None = None,
+    qk_attn_weights_einsum: object = ...,
     **options,
   ) -> Float[Array, "*B T N H"]:
     """Attends as `nnx.dot_product_attention`; bias and mask broadcast to [*B, N, T, S].
 
     Further options are those of `attend_as_flax`. If `module` is given, sows the weights before
-    dropout as its `attention_weights`.
+    dropout as its `attention_weights`. Raises TypeError if called by a Linen layer.
     """
+    if qk_attn_weights_einsum is not ...:  # only Linen's layers have it
+      raise TypeError(
+        "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would not train: "
+        "give it relpos_jax.linen.RelativeAttention"
+      )
     sow = None if module is None else functools.partial(module.sow, nnx.Intermediate)
     at = self.tables.arguments
     return attend_as_flax(self, at, query, key, value, bias, mask, sow=sow, **options)

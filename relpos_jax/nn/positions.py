@@ -1,5 +1,6 @@
 """Positions of a layer: trained tables of relative positions, and sinusoids."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,8 @@ def table_shape(
 ) -> tuple[int, ...]:
   """Returns `[R, H]` or `[R, N, H]`: a row for each distance from -left to max_distance."""
   left = max_distance if left is None else left
-  if min(left, max_distance) < 0:
-    raise ValueError(f"max_distance is {max_distance}, left {left}; want 0 or more")
+  if not all(isinstance(x, numbers.Integral) and x >= 0 for x in (left, max_distance)):
+    raise ValueError(f"max_distance is {max_distance!r}, left {left!r}; want integers from 0 on")
   return left + 1 + max_distance, *([] if num_heads is None else [num_heads]), head_width
 
 

@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import pathlib
 import shutil
-import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +12,15 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from relpos_jax.errors import InputError
-from relpos_jax.files import Path, checking_bucket, in_bucket, needs_copy, to_path, upload
+from relpos_jax.files import (
+  Path,
+  checking_bucket,
+  in_bucket,
+  local_folder,
+  needs_copy,
+  to_path,
+  upload,
+)
 from relpos_jax.training import checkpoint_reader, manifest, processes, workdir
 from relpos_jax.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
@@ -66,7 +72,7 @@ class Checkpoints:
     self._exit = contextlib.ExitStack()
     self._orbax_folder = self.folder  # where Orbax saves
     if needs_copy(self.folder):
-      self._orbax_folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
+      self._orbax_folder = self._exit.enter_context(local_folder())
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -78,13 +84,13 @@ class Checkpoints:
     """Waits for the last save, and raises its error if it failed."""
     with self._exit:
       if "_manager" in vars(self):  # a new manager would wait for the other processes
-        with self._checking_room():
+        with self._checking_disk():
           self._manager.close()
 
   def steps(self) -> list[int]:
     """Waits for a save in progress and returns the steps in order, damaged ones included."""
     if "_manager" in vars(self):
-      with self._checking_room():
+      with self._checking_disk():
         self._manager.wait_until_finished()
     return workdir.list_steps(self.folder)
 
@@ -99,7 +105,8 @@ class Checkpoints:
     """Saves in the background, but for the first save; `state` may be donated after the call.
 
     Raises:
-      InputError: the disk is full, now or during the save before; older checkpoints stay good.
+      InputError: the disk is full or read-only, now or during the save before; older checkpoints
+        stay good.
       ValueError: `step` is not after all saved steps.
     """
     arrays = by_name(state)
@@ -109,7 +116,7 @@ class Checkpoints:
     )
     checkpoint_reader.silence_abandoned_requests()
     is_first = not workdir.list_steps(self.folder)
-    with self._checking_room():
+    with self._checking_disk():
       is_saved = self._manager.save(step, args=items)
     if not is_saved:
       raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
@@ -190,15 +197,18 @@ class Checkpoints:
       steps = [checkpoint.step for checkpoint in checkpoints]
       return [step in self._regular(steps)[-self._keep :] for step in steps]
 
-    options = dict(preservation_policy=types.SimpleNamespace(should_preserve=should_preserve))
+    policy = types.SimpleNamespace(should_preserve=should_preserve)
+    is_remote = in_bucket(self._orbax_folder)
+    # Where a folder made in the background cannot be made, Orbax's threads wait for it for minutes.
+    options = ocp.AsyncOptions(create_directories_asynchronously=is_remote)
     if self._orbax_folder != self.folder:
       if jax.process_count() > 1:
         raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
-      latest = ocp.checkpoint_managers.preservation_policy.LatestN(1)
-      copied = ocp.AsyncOptions(post_finalization_callback=self._copy_to_bucket)
-      options = dict(preservation_policy=latest, async_options=copied)
-    folder = self._orbax_folder if in_bucket(self._orbax_folder) else self._orbax_folder.absolute()
-    return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**options))
+      policy = ocp.checkpoint_managers.preservation_policy.LatestN(1)
+      options.post_finalization_callback = self._copy_to_bucket
+    options = ocp.CheckpointManagerOptions(preservation_policy=policy, async_options=options)
+    folder = self._orbax_folder if is_remote else self._orbax_folder.absolute()
+    return ocp.CheckpointManager(folder, options=options)
 
   def _copy_to_bucket(self) -> None:
     """Copies the checkpoint that Orbax is about to rename, and deletes old ones in the bucket."""
@@ -213,8 +223,8 @@ class Checkpoints:
       (self.folder / str(step)).rmtree()
 
   @contextlib.contextmanager
-  def _checking_room(self) -> Iterator[None]:
-    """Raises InputError where the disk is full, and deletes the files of the failed save.
+  def _checking_disk(self) -> Iterator[None]:
+    """Raises InputError where the disk is full or read-only, and deletes files of the failed save.
 
     In a bucket, raises it for every error.
     """
@@ -222,14 +232,11 @@ class Checkpoints:
       with checking_bucket(self.folder):
         yield
     except Exception as error:
-      if not workdir.is_no_room(error):
+      if not (refusal := workdir.write_refusal(error, f"a checkpoint in {self.folder}")):
         raise
       for unfinished in workdir.list_unfinished(self.folder):
         shutil.rmtree(unfinished, ignore_errors=True)
-      raise InputError(
-        f"no room for a checkpoint in {self.folder}: free disk space and run the same command "
-        "again; the checkpoints there are intact"
-      ) from error
+      raise InputError(f"{refusal}; the checkpoints there are intact") from error
 
   def _good_states(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
     """Yields the states of the good steps among `steps`, newest first."""
@@ -256,7 +263,7 @@ class Checkpoints:
         _, problem = _in_all_processes(manifest.check_digests, *found)
       if not problem:
         return found[0]
-    if not processes.any_process(path.exists()):
+    if not processes.any_process(not checkpoint_reader.is_deleted(path)):
       return None
     outcome = "passed over"
     if self._rename_damaged:

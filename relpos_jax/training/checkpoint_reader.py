@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 import warnings
 from collections.abc import Mapping
 
@@ -67,6 +68,15 @@ def read(
 def examine(path: Path) -> None:
   """Reads all arrays of a step; raises Damage if it is damaged, partial or unreadable."""
   manifest.check_digests(*read(path))
+
+
+def is_deleted(path: Path) -> bool:
+  """Returns whether the run has deleted a step, after waiting while its files become fewer."""
+  before, now = -1, 0
+  while now != before:
+    time.sleep(0.2)
+    before, now = now, sum(len(files) for *_, files in os.walk(path))
+  return not path.exists()
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
@@ -129,10 +139,17 @@ def silence_abandoned_requests() -> None:
   logging.getLogger("asyncio").setLevel(logging.CRITICAL)
   warnings.filterwarnings("ignore", _ABANDONED, RuntimeWarning)
   if not hasattr(before := sys.unraisablehook, "silences_orbax"):
-    hook = lambda args: None if re.search(_ABANDONED, str(args.exc_value)) else before(args)
+
+    def hook(args) -> None:
+      # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
+      is_orbax = "orbax" in getattr(getattr(args.object, "cr_code", None), "co_filename", "")
+      if not is_orbax and not re.search(_ABANDONED, str(args.exc_value)):
+        before(args)
+
     hook.silences_orbax = True
     sys.unraisablehook = hook
 
 
+silence_abandoned_requests()  # here too, below the hooks that commands set and take back
 # Orbax logs every phase of every save.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)

@@ -61,8 +61,9 @@ def read_manifest(content: object, step: int) -> dict[str, Entry]:
 def check_kinds(arrays: Mapping, entries: Mapping[str, Entry]) -> None:
   """Raises Damage unless arrays have the dtypes and shapes of their entries."""
   for name, entry in entries.items():
-    array = arrays.get(name)  # no array where Orbax's metadata are damaged
-    found = describe(array) if hasattr(array, "dtype") else type(array).__name__
+    array = arrays.get(name)  # else, where Orbax's metadata are damaged, what was asked for
+    is_array = isinstance(array, jax.Array | np.ndarray)
+    found = describe(array) if is_array else type(array).__name__
     if found != entry.kind:
       raise Damage(f"{name} is {found}; {entry.kind} was saved")
 

@@ -207,11 +207,14 @@ def check_room(folder: pathlib.Path, needed: int) -> None:
     )
 
 
-def is_no_room(error: BaseException) -> bool:
-  """Returns whether a write failed because the disk or the user's quota is full."""
-  codes = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-  words = "No space left on device|Disk quota exceeded|File too large"  # in Orbax's messages
-  return getattr(error, "errno", None) in codes or bool(re.search(words, str(error)))
+def write_refusal(error: BaseException, what: object) -> InputError | None:
+  """Returns the error of a write to a disk that is full or read-only; None for another error."""
+  remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space")
+  for code, remedy in (remedies | {errno.EROFS: "make the disk writable"}).items():
+    if getattr(error, "errno", None) == code or os.strerror(code) in str(error):  # as Orbax says it
+      reason = f"cannot write {what} ({os.strerror(code)})"
+      return InputError(f"{reason}: {remedy} and run the same command again")
+  return None
 
 
 # The environment of a process ---------------------------------------------------------------------

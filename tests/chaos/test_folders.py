@@ -79,7 +79,7 @@ def test_disk(number, training, tmp_path, rng, begin):
   begin(f"full after step {max(steps, default=0)}")
   assert status == 2, run.err()
   messages = training.messages(run)
-  assert len(messages) == 1 and messages[0].startswith("error: no room for a checkpoint in "), (
+  assert len(messages) == 1 and messages[0].startswith("error: cannot write a checkpoint in "), (
     messages
   )
   assert steps and all(digests(workdir, step) for step in steps)

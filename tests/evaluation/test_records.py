@@ -119,7 +119,7 @@ def test_lines_round_trip(tmp_path):
   assert to_line(record()).count("\n") == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"sweep":"table1","row":"rel', b"\xff"])
+@pytest.mark.parametrize("damage", [b"", b'{"row":"rel', b"\xff", b"null", b"[1]", b'{"row":1}'])
 def test_a_damaged_line_is_refused(tmp_path, damage):
   file = tmp_path / "table1.jsonl"
   file.write_bytes(to_line(record()).encode() + damage + b"\n")

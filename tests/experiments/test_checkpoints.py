@@ -2,11 +2,14 @@
 
 import re
 import shutil
+import threading
 
 import numpy as np
 import pytest
 
+from experiments import checkpoints as checkpoints_command
 from experiments import train as train_command
+from relpos_jax.training import checkpoint_reader
 
 
 @pytest.fixture
@@ -63,6 +66,24 @@ def test_pruning_keeps_the_newest_good_ones_and_the_damaged(call, run_copy):
   found = states(answer)
   assert found["9"] == "good" and found["12"].startswith("damaged: ")
   assert found["damaged-12"] == "damaged: lightning"
+
+
+@pytest.mark.parametrize("flag, left", [("--verify", {"12", "9"}), ("--prune=1", {"12"})])
+def test_a_step_that_the_training_deletes_meanwhile_is_no_damage(
+  call, run_copy, monkeypatch, flag, left
+):
+  oldest = run_copy / "checkpoints" / "6"
+
+  def examine(path):
+    shutil.rmtree(oldest / "state", ignore_errors=True)
+    delete = lambda: shutil.rmtree(oldest, ignore_errors=True)
+    threading.Timer(0.1, delete).start() if path == oldest else flag == "--prune=1" and delete()
+    checkpoint_reader.examine(path)
+
+  monkeypatch.setattr(checkpoints_command, "examine", examine)
+  answer = call("checkpoints", f"--workdir={run_copy}", flag)
+  assert (answer.status, answer.err) == (0, "")
+  assert states(answer) == dict.fromkeys(left, "good") and {*names(run_copy)} == left
 
 
 def test_damaged_ones_are_passed_over_and_training_resumes_before_them_to_the_same_end(

@@ -1,5 +1,7 @@
 """Tests flags, help, one-line errors and locks."""
 
+import contextlib
+import errno
 import os
 import pathlib
 import subprocess
@@ -17,6 +19,8 @@ FLAGS = dict(
   penalty=command.Flag(0.6, "of length"),
   plot=command.Flag(False, "draw the attention"),
 )
+
+FULL = "No space left on device): free disk space and run the same command again"
 
 CONFIG_FILE = '''"""A small model.
 
@@ -146,6 +150,7 @@ def test_a_required_flag_is_named_with_its_meaning(capsys):
   [
     (InputError("empty file train.en"), 2, "error: empty file train.en\n"),
     (KeyboardInterrupt(), 130, "interrupted\n"),
+    (OSError(errno.ENOSPC, "", "a.bin"), 2, f"error: cannot write a.bin ({FULL}\n"),
   ],
 )
 def test_input_errors_and_interrupts_are_one_line_and_bugs_have_a_traceback(
@@ -155,6 +160,9 @@ def test_input_errors_and_interrupts_are_one_line_and_bugs_have_a_traceback(
     raise error
 
   assert run(capsys, main, flags={}) == (status, "", err)
+  with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+    answer = 2, "", f"error: cannot write the output ({FULL}\n"
+    assert run(capsys, lambda: print("a line"), flags={}) == answer
   with pytest.raises(ZeroDivisionError):
     command.run(lambda: 1 / 0, {}, [])
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -132,6 +133,16 @@ def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
   assert not (tmp_path / "run").exists()
   answer = call("translate", f"--workdir={run[0]}")
   assert answer.status == 2 and "graphs" in answer.err
+
+
+@pytest.mark.parametrize("change", [dict(more=1), dict(classes=3), dict(num_edge_features=None)])
+def test_names_of_another_shape_are_one_line(run, call, tmp_path, change):
+  copied = pathlib.Path(shutil.copytree(run[0], tmp_path / "run"))
+  values = json.loads((copied / "graphs.json").read_text())
+  (copied / "graphs.json").write_text(json.dumps(values | change))
+  answer = call("evaluate", f"--workdir={copied}")
+  assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
+  assert f"{copied}/graphs.json is damaged" in answer.err
 
 
 def test_a_model_is_not_scored_on_graphs_with_other_names(run):

@@ -237,6 +237,7 @@ class TestMusic:
     (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
     (lambda r: r["scores"]["test"].update(sacrebleu=12.25), "not 12.25"),
     (lambda r: r["sentences"].pop("test"), "different splits"),
+    (lambda r: r.update(config=[]), "no attribute"),
     (lambda r: _shift(r), "not the same data as line 1"),
     (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
     (lambda r: r["scores"]["test"].update(signatures={}), "not the same signatures as line 1"),
@@ -286,6 +287,12 @@ def test_folders_without_records_are_one_line(call, workdir, tmp_path):
   refused(call("report", f"--results={tmp_path}"), f"no records in {tmp_path}")
   answer = call("report", f"--workdirs={workdir},{tmp_path}")
   refused(answer, f"no {tmp_path}/record.json")
+  record = json.loads((workdir / "record.json").read_text("utf-8"))
+  for content in ("", json.dumps(record | dict(config=None)), json.dumps(dict(config={"task": 1}))):
+    (tmp_path / "record.json").write_text(content)
+    refused(
+      call("report", f"--workdirs={tmp_path}"), f"{tmp_path}/record.json", "restore or delete"
+    )
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):

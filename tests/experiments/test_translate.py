@@ -1,6 +1,7 @@
 """Tests that the command translate writes one line for every line, in order."""
 
 import gzip
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from configs import quickstart
 from experiments import translate as translate_command
 from experiments.run import load_run
 from relpos_jax.data.tokenizer import decode, encode, load_tokenizers
+from relpos_jax.errors import InputError
 from relpos_jax.training.sharding import make_mesh
 from relpos_jax.translation.corpus import Corpus
 from relpos_jax.translation.task import Translation, make_translator
@@ -92,6 +94,13 @@ def test_lines_are_translated_and_counted_in_portions(
   stdin = b"a cat\n" * 4 + b"the dog sees the house.\n"
   answer = call("translate", f"--workdir={workdir}", "--max_source_length=3", stdin=stdin)
   assert answer.status == 0 and "line 5 has " in answer.err
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout"])
+def test_a_closed_stream_is_named(workdir, monkeypatch, name):
+  monkeypatch.setattr(sys, name, None)
+  with pytest.raises(InputError, match="stdin or stdout is closed"):
+    translate_command.main(str(workdir), "-", 1, 9, 0)
 
 
 def test_the_beam_size_is_as_given(translate, workdir, fast):

@@ -1,5 +1,7 @@
 """The distance tables' shapes and initial ranges, and the sinusoids' formula."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from flax import nnx
 
 from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.nn.positions import RelativePositionTables, sinusoids
+from relpos_jax.nn.positions import RelativePositionTables, sinusoids, table_shape
 
 
 @pytest.mark.parametrize(
@@ -63,10 +65,10 @@ def test_pretrained_tables_in_half_precision_are_trained_in_float32():
   assert isinstance(table, jax.Array) and table.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("distances", [(-1, None), (3, -1)])
-def test_negative_distances_are_refused(distances):
-  with pytest.raises(ValueError, match=r"max_distance is .* want 0 or more"):
-    RelativePositionTables(distances[0], 4, left=distances[1], rngs=nnx.Rngs(0))
+@pytest.mark.parametrize("distances", [(-1, None), (3, -1), ("16", None), (16.0, None)])
+def test_distances_are_integers_from_0_on(distances):
+  with pytest.raises(ValueError, match=r"max_distance is .* want integers from 0 on"):
+    inspect.unwrap(table_shape)(*distances, None, 4)  # not the tests' types, which users lack
 
 
 def tensor2tensor_signal(length: int, channels: int) -> np.ndarray:

@@ -1,12 +1,17 @@
 """What is saved comes back bit for bit, and what cannot come back is refused in one line."""
 
+import errno
 import functools
+import gc
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import tempfile
+import threading
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -268,6 +273,22 @@ def test_the_manifest_itself_is_verified(copied, capsys, entry):
   assert "its manifest has another digest" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+  "name, old, new",
+  [
+    ("_METADATA", r'\[{"key": "step", "key_type": 2}\]', "[]"),
+    ("array_metadatas/process_0", ".*", "null"),  # found while arrays are read
+  ],
+)
+def test_damaged_metadata_of_orbax_are_damage_and_one_line(copied, capfd, name, old, new):
+  file = copied / "3" / "state" / name
+  file.write_text(re.sub(old, new, file.read_text(), count=1))
+  for _ in range(9):
+    assert Checkpoints(copied).restore(like=make_state()).step == 2
+  gc.collect()
+  assert capfd.readouterr().err.count("\n") == 9
+
+
 @pytest.mark.parametrize("content", [None, [], {}, {"w": "hello"}, {"w": "flot32[3]"}, {"w": 3}])
 def test_what_is_no_manifest_is_damage(content):
   with pytest.raises(Damage, match="its manifest cannot be understood"):
@@ -351,27 +372,33 @@ def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path, name):
   assert not names(tmp_path)
 
 
-# A full disk -------------------------------------------------------------------------------------
+# A disk that takes no more -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_file_above_64_kb():
+@pytest.fixture(params=["File too large", "Read-only file system"])
+def reason(request, monkeypatch):
+  if "Read-only" in request.param:
+    error = OSError(errno.EROFS, request.param)
+    monkeypatch.setattr(os, "mkdir", unittest.mock.Mock(side_effect=error))
+    yield request.param
+    return
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
-  yield
+  yield request.param
   resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("then", [Checkpoints.close, Checkpoints.steps])
-def test_a_write_that_fails_for_lack_of_room_is_one_line(copied, no_file_above_64_kb, then):
+def test_a_write_that_the_disk_refuses_is_one_line_and_nothing_waits(copied, reason, then):
   large = make_state()._replace(params=jax.random.normal(jax.random.key(0), (256, 256)))
-  checkpoints = Checkpoints(copied)
+  checkpoints, threads = Checkpoints(copied), {*threading.enumerate()}
 
   def save():
     checkpoints.save(4, large)
     then(checkpoints)
 
   text = refusal(save)
-  assert f"no room for a checkpoint in {copied}: free disk space" in text
+  assert f"cannot write a checkpoint in {copied} ({reason}): " in text
+  assert not [x for x in {*threading.enumerate()} - threads if "Signaling" in type(x).__name__]
   assert names(copied) == ["1", "2", "3"]
   assert_same_bits(Checkpoints(copied).restore(like=make_state()), make_state(3))

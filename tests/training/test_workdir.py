@@ -3,6 +3,7 @@
 import errno
 import importlib.metadata
 import json
+import os
 import pathlib
 import shlex
 import subprocess
@@ -145,3 +146,23 @@ def test_a_folder_without_what_the_first_process_wrote_is_not_shared(tmp_path, m
       check_shared(folder)
   write_run_files(tmp_path, CONFIG)
   check_shared(tmp_path)
+
+
+def test_copies_of_a_killed_process_are_deleted_and_those_of_another_are_kept(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+  code = "from relpos_jax.files import local_folder\nwith local_folder() as folder: "
+  code += "(folder / 'copy').touch(), print(flush=True), __import__('time').sleep(60)"
+  with subprocess.Popen(
+    [sys.executable, "-c", code], env=dict(os.environ, TMPDIR=str(tmp_path)), stdout=subprocess.PIPE
+  ) as other:
+    other.stdout.readline()
+    (theirs,) = tmp_path.iterdir()
+    with files.local_folder() as ours:
+      assert {*tmp_path.iterdir()} == {ours, theirs}
+    other.kill()
+  assert (theirs / "copy").exists()
+  with files.local_folder() as ours:
+    assert [*tmp_path.iterdir()] == [ours]
+  assert not [*tmp_path.iterdir()]
