@@ -107,8 +107,7 @@ def plan_of(
     period = _up(last - first + 2, tiles.height(lanes))
     for name, rows in table.tables._asdict().items():
       if rows is not None:
-        left = table.left.value if name == "value" else jnp.zeros_like(rows[0])
-        arrays[f"{name}_table"] = _periodic(rows, left, first, period)
+        arrays[f"{name}_table"] = _periodic(rows, getattr(table.left, name), first, period)
     if "bias_table" in arrays:
       arrays["bias_table"] = arrays["bias_table"][..., None]
     if table.content is not None:
