@@ -207,6 +207,8 @@ def _backward(
   for name in tiles.TABLES:
     if name in floats:
       of_heads = gradients[name].sum(0)
+      if name in tiles.LOGIT_TABLES:  # the row left of the band is zero: all add up to zero
+        of_heads = of_heads.at[:, plan.left_row].set(-of_heads.sum(1))
       is_shared = len(floats[name]) == 1
       gradients[name] = of_heads.sum(0, keepdims=True) if is_shared else of_heads
   return gradients, None

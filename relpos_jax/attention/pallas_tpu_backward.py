@@ -193,17 +193,19 @@ def _collect(plan: TpuPlan, scratch, name: str, tile, offset, side: str | None) 
 def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   d_query = scratch["query"][...]
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
+  row = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
   product = lambda x, y: tiles.product(x.astype(y.dtype), y, (1, 1))
   if tiles.has_logits(operands):
     d_logits = tiles.skew(plan, scratch["band_d_logits"][...], -1)
-    right = scratch["right_d_logits"][...]
-    # Those of a query sum to zero.
-    d_logits = tiles.place_sums(plan, d_logits, -(d_logits.sum(0, keepdims=True) + right), right)
+    d_logits = jnp.where(row == plan.last_row, scratch["right_d_logits"][...], d_logits)
+    # The gradients of a query's logits sum to zero: that left of the band is minus the others.
+    relative = lambda table: table - table[plan.left_row, None]
     if "key_table" in operands:
-      d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
+      table = relative(operands["key_table"][0])
+      d_query += tiles.precise_product(table, d_logits, (0, 0), query.dtype)
       outputs["d_key_table"][0, 0] += product(d_logits, query) * plan.scale
     if "content_table" in operands:
-      content, table = operands["content"][0, 0], operands["content_table"][0]
+      content, table = operands["content"][0, 0], relative(operands["content_table"][0])
       d_content = tiles.precise_product(table, d_logits, (0, 0), content.dtype)
       outputs["d_content"][0, 0] = d_content.astype(outputs["d_content"].dtype)
       outputs["d_content_table"][0, 0] += product(d_logits, content)

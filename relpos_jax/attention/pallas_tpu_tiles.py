@@ -290,7 +290,7 @@ def sum_right(plan: TpuPlan, tile, offset: int) -> jax.Array:
 
 
 def place_sums(plan: TpuPlan, band, left, right):
-  """Places the sums of a row left of the band and of that right of it in an unskewed band."""
+  """Places the sums of weights by row of the value table in the band's, unskewed."""
   row = jax.lax.broadcasted_iota(jnp.int32, band.shape, 0)
   band = jnp.where(row == plan.last_row, right, band)
   return jnp.where(row == plan.left_row, left, band)
