@@ -260,8 +260,8 @@ def add_band(plan: TpuPlan, tile, offset: int, band, right, left=None):
     if piece.where != "band":
       return part + (of_left if piece.where == "left" else of_right)
     distance = distances(plan, piece)
-    term = jnp.where(distance < plan.first, of_left, band[piece.band])
-    return part + jnp.where(distance >= plan.last, of_right, term)
+    x = jnp.where(distance < plan.first, part + of_left, part + band[piece.band])
+    return jnp.where(distance >= plan.last, part + of_right, x)
 
   strips = [[add(piece) for piece in strip] for strip in pieces(plan, offset)]
   return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
