@@ -121,9 +121,9 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
   if side and f"key_{side}" in scratch:
     of_side = scratch[f"{side}_maximum"]
     of_side[...] = jnp.maximum(of_side[...], of_tile)
-    number = scratch[f"key_{side}"][...]
-    new_maximum = jnp.maximum(maximum, of_tile + number)
-    shift = jnp.maximum(maximum - number, of_tile)
+    term = scratch[f"key_{side}"][...]
+    new_maximum = jnp.maximum(maximum, of_tile + term)
+    shift = jnp.maximum(maximum - term, of_tile)
   else:
     shift = new_maximum = jnp.maximum(maximum, of_tile)
   correction = jnp.exp(maximum - new_maximum)
@@ -179,8 +179,8 @@ def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
   output = scratch["output"][...] * inverse_total
   rows = dict(maximum=maximum, inverse_total=inverse_total)
   for side in ("left", "right") if "key_band" in scratch else ():
-    number, of_side = scratch[f"key_{side}"][...], scratch[f"{side}_maximum"][...]
-    rows[f"{side}_shift"] = jnp.maximum(maximum - number, of_side)
+    term, of_side = scratch[f"key_{side}"][...], scratch[f"{side}_maximum"][...]
+    rows[f"{side}_shift"] = jnp.maximum(maximum - term, of_side)
   if "value_table" in operands:
     kept = scratch["dropped_sums"][...] if plan.dropout_rate else sums
     correction = jnp.exp(scratch["right_sums_maximum"][...] - maximum)
