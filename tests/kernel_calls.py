@@ -61,13 +61,43 @@ def output_and_gradients(attention, arrays, options):
   return dict(output=output, **pull_back(jnp.asarray(cotangent, output.dtype))[0])
 
 
-def assert_exact(kernel, arrays, options):
-  """Checks the output and the gradient of every array against the reference."""
-  run = lambda attention: quickly(lambda x: output_and_gradients(attention, x, options))(arrays)
-  actual = run(kernel)
-  for name, wanted in run(reference.attention).items():
-    same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-10, err_msg=name)
-    jax.tree.map(same, actual[name], wanted)
+def assert_exact(kernel, arrays, options, tolerance=1e-10):
+  """Checks the output and the gradient of every array against the reference in float64."""
+  run = lambda attention: quickly(lambda x: output_and_gradients(attention, x, options))
+  actual = run(kernel)(arrays)
+  wide = jax.tree.map(lambda x: x.astype(np.float64), arrays)
+  for name, wanted in run(reference.attention)(wide).items():
+    same = functools.partial(np.testing.assert_allclose, rtol=0, err_msg=name)
+    within = lambda x, y, same=same: same(x, y, atol=tolerance * max(1, np.abs(y).max()))
+    jax.tree.map(within, actual[name], wanted)
+
+
+LOW = -1e3, -1e9, -1e30, np.finfo(np.float32).min, -np.inf
+# By name: the first and last hidden row of 7, and the options of a call.
+HIDDEN = {
+  "left end": (0, 2, {}),
+  "left end, causal": (0, 0, dict(is_causal=True)),
+  "right end, lengths": (5, 6, dict(key_value_seq_lengths=np.array([20, 18]))),
+  "within, an offset": (2, 4, dict(query_offset=4)),
+}
+
+
+def assert_low_rows_hide(kernel, where):
+  """Checks float32 with tables whose rows hide keys: each head has another number there."""
+  first, last, options = HIDDEN[where]
+  table = normal(7, len(LOW))
+  table[first : last + 1] = LOW
+  arrays = arrays_of(heads=len(LOW), key_heads=1, more=(DistanceBias(table),), dtype=np.float32)
+  assert_exact(kernel, arrays, options, tolerance=2e-6)
+
+
+def assert_finite_where_only_low_rows_are_seen(kernel):
+  """Checks that a query with cotangent zero has gradients of zero, and poisons no others."""
+  arrays = arrays_of(more=(DistanceBias(jnp.array([-1e9, 0.0, 0.0])),), dtype=np.float32)
+  arrays["query"] *= 100
+  options = dict(query_seq_lengths=np.array([9, 20]), key_value_seq_lengths=np.array([9, 2]))
+  results = output_and_gradients(kernel, arrays, options)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
 
 
 # By name: the sizes of arrays, and the options of a call.

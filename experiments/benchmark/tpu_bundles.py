@@ -155,9 +155,8 @@ def _kind(plan: TpuPlan, offset: int) -> str | None:
   """Returns the kind of the tile at an offset, by the kernel's own dispatch; None if none runs."""
   found = []
 
-  def tile(_operands, _number, _offset, is_right):
-    is_special = offset in plan.special_offsets()
-    found.append(str(offset) if is_special else f"others {'right' if is_right else 'left'}")
+  def tile(_operands, _number, _offset, side):
+    found.append(f"others {side}" if side else str(offset))
 
   with jax.disable_jit():
     pallas_tpu_tiles.for_tiles(plan, {}, offset, 1, tile)

@@ -135,8 +135,10 @@ def _has_logits(band: bands.Band | None) -> bool:
 
 
 def _band_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
-  """Returns the relative term of each query by row of the tables."""
-  key, _, content, bias, _ = band.tables
+  """Returns the relative term of each query by row of the tables, at last that left of the band."""
+  key, _, content, bias, _ = jax.tree.map(
+    lambda rows, left: jnp.concatenate([rows, left[None]]), band.tables, band.left
+  )
   batch, length, heads, _ = inputs.query.shape
   terms = []
   if key is not None:

@@ -1,12 +1,13 @@
 """The kernels for GPUs: the output, the gradient of queries and band, that of keys and values.
 
 For a block of queries the keys fall into three runs of tiles. The distance j - i is right of the
-band in all of a tile, or left of it in all, or the tile is *mixed*. Tiles right of the band have
-one relative logit c_i per query, and backward c_i and delta_i - dSums_i; left ones are plain.
+band in all of a tile, or left of it in all, or the tile is *mixed*. Tiles left and right of the band
+have one relative logit per query, and right ones delta_i - dSums_i.
 
 In a mixed tile the pair (i, j) has column j - i - first of [T, R], gathered through a reference.
 Every (i, r) of the band has one j, so gradients by rows of the table are scattered there without
-atomics; the last row, all keys further right, is summed.
+atomics; the last row, all keys further right, is summed. Logits have one more column, of all keys
+left of the band; the gradients of a query's logits sum to zero, which gives its own.
 
 A hidden pair has a very low logit, so that nothing is ever infinite. A weight is
 exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses a small
@@ -153,13 +154,16 @@ def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
   wide = jnp.promote_types(query.dtype, jnp.float32)
   shapes = dict(d_query=jax.ShapeDtypeStruct(query.shape, query.dtype if band is None else wide))
   if band is not None:
+    band = band[..., :-1]
     shapes["d_band_logits"] = jax.ShapeDtypeStruct(band.shape, wide)
   if "slopes" in operands:
     shapes["d_slopes"] = jax.ShapeDtypeStruct(operands["delta"].shape, wide)
   gradients = _call(_d_query_kernel, plan, "t", plan.blocks.d_query, operands, shapes)
   if band is not None:
     written = _is_written(plan, operands, band)
-    gradients["d_band_logits"] = jnp.where(written, gradients["d_band_logits"], 0.0)
+    d_band = jnp.where(written, gradients["d_band_logits"], 0.0)
+    left = -d_band.sum(-1, keepdims=True)
+    gradients["d_band_logits"] = jnp.concatenate([d_band, left], -1)
   batch, _, heads, width = query.shape
   dtype = key.dtype if heads == key.shape[2] else wide
   of_keys = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), dtype)
@@ -396,12 +400,13 @@ def _position(operands: Arrays, query: Array) -> Array:
 
 
 def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
-  """Computes a tile's logits; right of the band the relative term is one number per query."""
+  """Computes a tile's logits; off the band the relative term is one number per query."""
   logits = _dot(query, key, 1, 1) * plan.scale
   if tile.side == "mixed" and "band_logits" in operands:
     logits += _gather(plan, operands["band_logits"], tile)
-  if tile.side == "right" and "band_logits" in operands:
-    logits += operands["band_logits"][tile.queries, plan.num_diagonals][:, None]
+  elif "band_logits" in operands:
+    column = plan.num_diagonals + (tile.side == "left")
+    logits += operands["band_logits"][tile.queries, column][:, None]
   if "slopes" in operands:
     logits -= operands["slopes"][...] * jnp.abs(tile.distances).astype(logits.dtype)
   conditions = []
@@ -425,9 +430,9 @@ def _keep(plan: GpuPlan, operands: Arrays, tile: _Tile) -> Bool[Array, "Q S"]:
 
 
 def _gather(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:
-  """Reads each pair's entry of [T, R]; 0 left of the band."""
-  in_table = tile.distances >= plan.first
-  return plgpu.load(reference.at[_indices(plan, tile)], mask=in_table, other=0.0)
+  """Reads each pair's entry of [T, R]; left of the band that of one more column, or 0 if none."""
+  rows, columns = _indices(plan, tile)
+  return plgpu.load(reference.at[rows, columns], mask=columns < reference.shape[1], other=0.0)
 
 
 def _scatter(plan: GpuPlan, reference: Any, tile: _Tile, x: Array) -> None:
@@ -438,9 +443,9 @@ def _scatter(plan: GpuPlan, reference: Any, tile: _Tile, x: Array) -> None:
 
 
 def _indices(plan: GpuPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
-  """Returns indices into [T, R]: off the band the last column, to which nothing is scattered."""
+  """Returns indices into [T, R]: column R - 1 right of the band, R left of it."""
   columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
-  columns = jnp.where(columns < 0, plan.num_diagonals, columns)
+  columns = jnp.where(columns < 0, plan.num_diagonals + 1, columns)
   rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
   return jnp.broadcast_to(rows, tile.size), columns
 

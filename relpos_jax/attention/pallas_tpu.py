@@ -107,8 +107,7 @@ def plan_of(
     period = _up(last - first + 2, tiles.height(lanes))
     for name, rows in table.tables._asdict().items():
       if rows is not None:
-        left = table.left.value if name == "value" else jnp.zeros_like(rows[0])
-        arrays[f"{name}_table"] = _periodic(rows, left, first, period)
+        arrays[f"{name}_table"] = _periodic(rows, getattr(table.left, name), first, period)
     if "bias_table" in arrays:
       arrays["bias_table"] = arrays["bias_table"][..., None]
     if table.content is not None:
@@ -208,6 +207,8 @@ def _backward(
   for name in tiles.TABLES:
     if name in floats:
       of_heads = gradients[name].sum(0)
+      if name in tiles.LOGIT_TABLES:  # the row left of the band is zero: all add up to zero
+        of_heads = of_heads.at[:, plan.left_row].set(-of_heads.sum(1))
       is_shared = len(floats[name]) == 1
       gradients[name] = of_heads.sum(0, keepdims=True) if is_shared else of_heads
   return gradients, None

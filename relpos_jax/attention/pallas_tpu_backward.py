@@ -42,7 +42,8 @@ def backward(
   band, row = (plan.period, plan.block), (1, plan.block)
   scratch = dict(query=(width, plan.block), key=(width, num_keys), value=(width, num_keys))
   if tiles.has_logits(operands):
-    scratch |= dict(key_band=band, key_right=row, band_d_logits=band, right_d_logits=row)
+    scratch |= dict(key_band=band, key_left=row, key_right=row)
+    scratch |= dict(band_d_logits=band, right_d_logits=row)
   if "value_table" in operands:
     scratch |= dict(value_band=band, value_right=row, value_left=row, band_weights=band)
   if "slopes" in operands:
@@ -114,6 +115,7 @@ def _start(plan: TpuPlan, operands, scratch) -> None:
       scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
   if tiles.has_logits(operands):
     band = tiles.band_logits(plan, operands)
+    scratch["key_left"][...] = band[plan.left_row, None]
     scratch["key_right"][...] = band[plan.last_row, None]
     scratch["key_band"][...] = tiles.skew(plan, band)
   if "value_table" in operands:
@@ -124,18 +126,21 @@ def _start(plan: TpuPlan, operands, scratch) -> None:
     scratch["value_band"][...] = tiles.skew(plan, band)
 
 
-def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, is_right) -> None:
-  """Adds a tile's terms to all gradients; `offset` is static if the tile touches the band."""
+def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, side) -> None:
+  """Adds the terms of a tile to all gradients: of a plain one, or one that touches the band."""
   query, key, value, d_output = (
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
   )
-  weights = _weights(plan, operands, scratch, query, key, offset, is_right)
+  weights = _weights(plan, operands, scratch, query, key, offset, side)
   d_weights = tiles.product(value, d_output, (0, 0))
-  d_weights = _relative(plan, scratch, "value", d_weights, offset)
-  # The weights' gradient has this term for all keys of the tile.
-  common = scratch["value_right"][...] if is_right and "value_right" in scratch else 0
+  common = 0  # The weights' gradient has this term for all keys of the tile.
   if "value_table" in operands:
-    common = common + scratch["value_left"][...]
+    common = scratch["value_left"][...]
+    if side == "right":
+      common += scratch["value_right"][...]
+    if not side:
+      terms = (scratch[f"value_{name}"] for name in ("band", "right"))
+      d_weights = tiles.add_band(plan, d_weights, offset, *terms)
   delta = operands["delta"][0, 0]
   if plan.dropout_rate:
     global_block, seed = plan.key_block + first + number, operands["seeds"][0, 0]
@@ -145,8 +150,8 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
     weights = weights * factor
   else:
     d_logits = weights * (d_weights - (delta - common))
-  _collect(plan, scratch, "weights", weights, offset, is_right)
-  _collect(plan, scratch, "d_logits", d_logits, offset, is_right)
+  _collect(plan, scratch, "weights", weights, offset, side)
+  _collect(plan, scratch, "d_logits", d_logits, offset, side)
   if "slopes" in scratch:
     distance = tiles.all_distances(plan, offset)
     steps = jnp.abs(distance).astype(d_logits.dtype)
@@ -158,29 +163,24 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
   scratch["query"][...] += tiles.product(key, low_d_logits, (1, 0))
 
 
-def _weights(plan: TpuPlan, operands, scratch, query, key, offset, is_right):
+def _weights(plan: TpuPlan, operands, scratch, query, key, offset, side):
   logits = tiles.product(key, query, (0, 0)) * plan.scale
   logits = tiles.add_slopes(plan, logits, offset, operands)
-  logits = _relative(plan, scratch, "key", logits, offset)
+  shift = "maximum"
+  if "key_band" in scratch and side:
+    shift = f"{side}_shift"
+  elif "key_band" in scratch:
+    terms = (scratch[f"key_{name}"] for name in ("band", "right", "left"))
+    logits = tiles.add_band(plan, logits, offset, *terms)
   logits = tiles.hide(plan, logits, offset, operands)
-  maximum = operands["maximum"][0, 0]
-  if is_right and "key_right" in scratch:  # the logits lack it, too
-    maximum -= scratch["key_right"][...]
-  return jnp.exp(logits - maximum) * operands["inverse_total"][0, 0]
+  return jnp.exp(logits - operands[shift][0, 0]) * operands["inverse_total"][0, 0]
 
 
-def _relative(plan: TpuPlan, scratch, name: str, tile, offset):
-  """Adds the relative term; tiles right of the diagonal's lack what all their keys share."""
-  if f"{name}_band" not in scratch or not isinstance(offset, int):
-    return tile
-  return tiles.add_band(plan, tile, offset, scratch[f"{name}_band"], scratch[f"{name}_right"])
-
-
-def _collect(plan: TpuPlan, scratch, name: str, tile, offset, is_right: bool) -> None:
+def _collect(plan: TpuPlan, scratch, name: str, tile, offset, side: str | None) -> None:
   """Adds a tile to the skewed sums of the band, and to the sums right of it."""
   right, band = (scratch.get(f"{place}_{name}") for place in ("right", "band"))
-  if not isinstance(offset, int):
-    if is_right and right is not None:
+  if side:
+    if side == "right" and right is not None:
       right[...] += tile.sum(0, keepdims=True)
     return
   if band is not None:
@@ -198,11 +198,14 @@ def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   if tiles.has_logits(operands):
     d_logits = tiles.skew(plan, scratch["band_d_logits"][...], -1)
     d_logits = jnp.where(row == plan.last_row, scratch["right_d_logits"][...], d_logits)
+    # The gradients of a query's logits sum to zero: that left of the band is minus the others.
+    relative = lambda table: table - table[plan.left_row, None]
     if "key_table" in operands:
-      d_query += tiles.precise_product(operands["key_table"][0], d_logits, (0, 0), query.dtype)
+      table = relative(operands["key_table"][0])
+      d_query += tiles.precise_product(table, d_logits, (0, 0), query.dtype)
       outputs["d_key_table"][0, 0] += product(d_logits, query) * plan.scale
     if "content_table" in operands:
-      content, table = operands["content"][0, 0], operands["content_table"][0]
+      content, table = operands["content"][0, 0], relative(operands["content_table"][0])
       d_content = tiles.precise_product(table, d_logits, (0, 0), content.dtype)
       outputs["d_content"][0, 0] = d_content.astype(outputs["d_content"].dtype)
       outputs["d_content_table"][0, 0] += product(d_logits, content)

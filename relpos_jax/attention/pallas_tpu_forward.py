@@ -1,9 +1,10 @@
 """The forward kernel for TPUs: an online softmax from right to left.
 
-For each block of queries: the plain tiles right of the band, all of whose logits lack the same
-c_i, the term of the tables' last row; then `m += c` at the diagonal, once; the tiles of the band;
-the plain tiles left of it. Every query has one key on each of the band's diagonals: their logits
-are stored, and become weights at the end of the block.
+For each block of queries: the plain tiles right of the band, the tiles of the band, the plain tiles
+left of it. All logits of a query in a plain tile lack the same number, the tables' term. It is added
+to their maximum, and what is subtracted from them, the *shift*, lacks it too: it is at least their
+maximum, even if the number is -inf. Every query has one key on each of the band's diagonals: their
+logits are stored, and become weights at the end of the block.
 """
 
 import functools
@@ -43,9 +44,11 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
   row, band = (1, plan.block), (plan.period, plan.block)
   scratch = dict(output=(width, plan.block), maximum=row, sums=row)
   if tiles.has_logits(operands):
-    scratch |= dict(key_band=band, key_right=row)
+    scratch |= dict(key_band=band, key_left=row, key_right=row)
+    scratch |= dict(left_maximum=row, right_maximum=row)
+    outputs |= dict(left_shift=of_query, right_shift=of_query)
   if "value_table" in operands:
-    scratch |= dict(band_logits=band, right_sums=row, right_maximum=row)
+    scratch |= dict(band_logits=band, right_sums=row, right_sums_maximum=row)
   if plan.dropout_rate:
     scratch |= dict(dropped_sums=row)
   # A device with a part of the queries does not know their numbers here, nor a traced offset.
@@ -82,7 +85,7 @@ def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, scratch, query_block, first)
   tiles.for_tiles(plan, operands, first - query_block, num_tiles, tile)
-  if plan.has_earlier_queries:
+  if plan.has_earlier_queries and "right_sums" in scratch:
     is_earlier = (step == last_step) & (query_block < 0)
     pl.when(is_earlier)(lambda: _pass_diagonal(plan, scratch))
   pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch, query_block))
@@ -91,34 +94,40 @@ def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
 def _start(plan: TpuPlan, operands, scratch) -> None:
   lowest = jnp.asarray(masks.LOWEST, scratch["output"].dtype)
   clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
-  clear |= dict(right_sums=0, right_maximum=lowest)
+  clear |= dict(right_sums=0, right_sums_maximum=lowest, left_maximum=lowest, right_maximum=lowest)
   for name, number in clear.items():  # not a set: its order would vary between runs
     if name in scratch:
       scratch[name][...] = jnp.full(scratch[name].shape, number, scratch[name].dtype)
   if tiles.has_logits(operands):
     logits = tiles.band_logits(plan, operands)
     scratch["key_band"][...] = tiles.skew(plan, logits)
+    scratch["key_left"][...] = logits[plan.left_row, None]
     scratch["key_right"][...] = logits[plan.last_row, None]
 
 
-def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, _) -> None:
-  """Adds a tile to the online softmax; `offset` is static if the tile touches the band."""
+def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, side) -> None:
+  """Adds a tile to the online softmax: a plain one of a side, or one that touches the band."""
   query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
-  # Right of the diagonal's tile they lack c_i.
   logits = tiles.product(key, query, (0, 0)) * plan.scale
   logits = tiles.add_slopes(plan, logits, offset, operands)
-  if isinstance(offset, int) and tiles.has_logits(operands):
-    logits = tiles.add_band(plan, logits, offset, scratch["key_band"], scratch["key_right"])
+  if not side and "key_band" in scratch:
+    terms = (scratch[f"key_{name}"] for name in ("band", "right", "left"))
+    logits = tiles.add_band(plan, logits, offset, *terms)
   logits = tiles.hide(plan, logits, offset, operands)
-  by_row = isinstance(offset, int) and "value_table" in operands
+  by_row = not side and "value_table" in operands
   if by_row:
     _store_band_logits(plan, scratch, logits, offset)
-  maximum = scratch["maximum"][...]
-  if isinstance(offset, int) and offset == 0 and "key_right" in scratch and not plan.is_causal:
-    maximum += scratch["key_right"][...]
-  new_maximum = jnp.maximum(maximum, logits.max(0, keepdims=True))
+  maximum, of_tile = scratch["maximum"][...], logits.max(0, keepdims=True)
+  if side and f"key_{side}" in scratch:
+    of_side = scratch[f"{side}_maximum"]
+    of_side[...] = jnp.maximum(of_side[...], of_tile)
+    term = scratch[f"key_{side}"][...]
+    new_maximum = jnp.maximum(maximum, of_tile + term)
+    shift = jnp.maximum(maximum - term, of_tile)
+  else:
+    shift = new_maximum = jnp.maximum(maximum, of_tile)
   correction = jnp.exp(maximum - new_maximum)
-  weights = jnp.exp(logits - new_maximum)
+  weights = jnp.exp(logits - shift)
   scratch["maximum"][...] = new_maximum
   kept_sums = scratch["dropped_sums" if plan.dropout_rate else "sums"]
   before = kept_sums[...] * correction
@@ -131,17 +140,14 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
   scratch["output"][...] = scratch["output"][...] * correction + added
   if by_row and offset >= 0 and plan.sees_right():
     _sum_right(plan, scratch, weights, correction, before, offset)
-    scratch["right_maximum"][...] = new_maximum
+    scratch["right_sums_maximum"][...] = new_maximum
 
 
 def _store_band_logits(plan: TpuPlan, scratch, logits, offset) -> None:
-  """Stores the logits of the band, skewed, with c_i added where they lack it."""
+  """Stores the logits of the band, skewed."""
   stored = scratch["band_logits"]
   for piece, inside in tiles.crossing(plan, offset):
-    part = logits[piece.keys, piece.queries]
-    if offset > 0 and "key_right" in scratch:
-      part += scratch["key_right"][:, piece.queries]
-    stored[piece.band] = jnp.where(inside, part, stored[piece.band])
+    stored[piece.band] = jnp.where(inside, logits[piece.keys, piece.queries], stored[piece.band])
 
 
 def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> None:
@@ -162,25 +168,22 @@ def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> N
 
 def _pass_diagonal(plan: TpuPlan, scratch) -> None:
   """Moves the sums of queries before all keys to the right of the band, as the diagonal would."""
-  if "key_right" in scratch and not plan.is_causal:
-    scratch["maximum"][...] += scratch["key_right"][...]
-  if "right_sums" in scratch:
-    scratch["right_sums"][...] += scratch["dropped_sums" if plan.dropout_rate else "sums"][...]
-    scratch["right_maximum"][...] = scratch["maximum"][...]
+  scratch["right_sums"][...] += scratch["dropped_sums" if plan.dropout_rate else "sums"][...]
+  scratch["right_sums_maximum"][...] = scratch["maximum"][...]
 
 
 def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:
   """Divides by the sum of weights, adds the value table's term, and writes the outputs."""
   maximum, sums = scratch["maximum"][...], scratch["sums"][...]
-  inverse_total = 1 / sums
-  hides = plan.window is not None or (plan.is_causal and plan.has_earlier_queries)
-  if hides or operands.keys() & {"key_visible", "query_segments"}:
-    inverse_total = jnp.where(maximum > masks.LOWEST / 2, inverse_total, 0)
+  inverse_total = jnp.where(maximum <= masks.LOWEST / 2, 0, 1 / sums)
   output = scratch["output"][...] * inverse_total
   rows = dict(maximum=maximum, inverse_total=inverse_total)
+  for side in ("left", "right") if "key_band" in scratch else ():
+    term, of_side = scratch[f"key_{side}"][...], scratch[f"{side}_maximum"][...]
+    rows[f"{side}_shift"] = jnp.maximum(maximum - term, of_side)
   if "value_table" in operands:
     kept = scratch["dropped_sums"][...] if plan.dropout_rate else sums
-    correction = jnp.exp(scratch["right_maximum"][...] - maximum)
+    correction = jnp.exp(scratch["right_sums_maximum"][...] - maximum)
     right = scratch["right_sums"][...] * correction * inverse_total
     rows |= dict(sums=kept * inverse_total, right_sums=right)
     band = jnp.exp(scratch["band_logits"][...] - maximum) * inverse_total

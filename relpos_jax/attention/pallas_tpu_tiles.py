@@ -42,7 +42,8 @@ AXES |= {f"d_{name}": "B" + axes for name, axes in AXES.items()}
 AXES |= dict(content="BNpT", d_content="BNpT")
 AXES |= dict.fromkeys(("query", "d_output", "output", "output_rest", "d_query"), "BNhT")
 AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKhS")
-AXES |= dict.fromkeys(("maximum", "inverse_total", "sums", "right_sums", "delta"), "BNoT")
+AXES |= dict.fromkeys(("maximum", "inverse_total", "left_shift", "right_shift"), "BNoT")
+AXES |= dict.fromkeys(("sums", "right_sums", "delta"), "BNoT")
 AXES |= dict(seeds="BNop", first_block="oB")
 AXES |= dict(key_visible="BSo", query_segments="BoT", key_segments="BSo")
 
@@ -92,7 +93,7 @@ class TpuPlan(NamedTuple):
 
   @property
   def left_row(self) -> int:
-    """Returns the row of a periodic table for every key, the value table's row 0."""
+    """Returns the row of a periodic table for all keys left of the band."""
     return (self.first - 1) % self.period
 
   @property
@@ -250,22 +251,17 @@ def add_slopes(plan: TpuPlan, logits, offset, operands):
   return logits - operands["slopes"][0] * jnp.abs(all_distances(plan, offset)).astype(logits.dtype)
 
 
-def add_band(plan: TpuPlan, tile, offset: int, band, right):
-  """Adds a skewed band, and `right` to all keys right of it.
-
-  In tiles right of the diagonal's `right` is subtracted everywhere, and the caller adds it.
-  """
+def add_band(plan: TpuPlan, tile, offset: int, band, right, left=None):
+  """Adds a skewed band, `right` to all keys right of it, and `left` to those left of it."""
 
   def add(piece: Piece):
     part, of_right = tile[piece.keys, piece.queries], right[:, piece.queries]
-    if piece.where == "right" and offset <= 0:
-      return part + of_right
+    of_left = 0 if left is None else left[:, piece.queries]
     if piece.where != "band":
-      return part
+      return part + (of_left if piece.where == "left" else of_right)
     distance = distances(plan, piece)
-    outside = 0 if offset > 0 else jnp.where(distance >= plan.last, of_right, 0)
-    inside = band[piece.band] - of_right if offset > 0 else band[piece.band]
-    return part + jnp.where(in_band(plan, distance), inside, outside)
+    x = jnp.where(distance < plan.first, part + of_left, part + band[piece.band])
+    return jnp.where(distance >= plan.last, part + of_right, x)
 
   strips = [[add(piece) for piece in strip] for strip in pieces(plan, offset)]
   return jnp.concatenate([jnp.concatenate(strip, 1) for strip in strips], 0)
@@ -359,30 +355,31 @@ def precise_product(
 
 
 def for_tiles(plan: TpuPlan, operands: dict, first, num_tiles: int, tile) -> None:
-  """Runs `tile(operands, number, offset, is_right)` for the tiles of a step, from right to left.
+  """Runs `tile(operands, number, offset, side)` for the tiles of a step, from right to left.
 
-  `first` is the offset of tile 0. `is_right` is static, and the offset of specialised code.
+  `first` is the offset of tile 0. A plain tile is on a `side` of the band, "left" or "right"; of
+  the others it is None, and the offset is static.
   """
   special, (lowest, highest), stop = plan.special_offsets(), plan.offsets, first + num_tiles
 
-  def run(offset, is_right: bool):
+  def run(offset, side: str | None = None):
     number = offset - first
     keys = pl.ds(pl.multiple_of(number * plan.block, plan.block), plan.block)
     index = lambda name: tuple(keys if letter == "S" else slice(None) for letter in AXES[name])
     views = {name: x.at[index(name)] for name, x in operands.items() if "S" in AXES[name]}
-    tile(operands | views, number, offset, is_right)
+    tile(operands | views, number, offset, side)
 
-  def plain(start, stop, is_right: bool):
-    visible = lambda offset, _: pl.when(plan.runs(offset))(lambda: run(offset, is_right))
+  def plain(start, stop, side: str):
+    visible = lambda offset, _: pl.when(plan.runs(offset))(lambda: run(offset, side))
     jax.lax.fori_loop(start, stop, visible, None)
 
   if special and highest > special[0] and not plan.is_causal:
-    plain(jnp.maximum(first, special[0] + 1), stop, True)
+    plain(jnp.maximum(first, special[0] + 1), stop, "right")
   for static in special:
     here = plan.runs(static) & (first <= static) & (static < stop)
-    pl.when(here)(functools.partial(run, static, static > 0))
+    pl.when(here)(functools.partial(run, static))
   if not special or lowest < special[-1]:
-    plain(first, jnp.minimum(stop, special[-1]) if special else stop, False)
+    plain(first, jnp.minimum(stop, special[-1]) if special else stop, "left")
 
 
 def block_specs(

@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
-from kernel_calls import DROPOUT, LENGTHS, RELATIONS, arrays_of, assert_exact, attend
+from kernel_calls import (
+  DROPOUT,
+  HIDDEN,
+  LENGTHS,
+  RELATIONS,
+  arrays_of,
+  assert_exact,
+  assert_finite_where_only_low_rows_are_seen,
+  assert_low_rows_hide,
+  attend,
+)
 
 from relpos_jax import (
   ContentBias,
@@ -70,6 +80,17 @@ def in_small_blocks(inputs):
 def test_it_is_exact(name):
   sizes, options = CASES[name]
   assert_exact(in_small_blocks, arrays_of(**sizes), options)
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+@pytest.mark.usefixtures("float64")
+def test_low_rows_of_tables_hide(where):
+  assert_low_rows_hide(in_small_blocks, where)
+
+
+@pytest.mark.usefixtures("float64")
+def test_queries_that_see_only_low_rows():
+  assert_finite_where_only_low_rows_are_seen(in_small_blocks)
 
 
 @pytest.mark.usefixtures("float64")

@@ -12,10 +12,13 @@ import pytest
 from kernel_calls import (
   BATCH,
   DROPOUT,
+  HIDDEN,
   RELATIONS,
   WIDTH,
   arrays_of,
   assert_exact,
+  assert_finite_where_only_low_rows_are_seen,
+  assert_low_rows_hide,
   attend,
   normal,
 )
@@ -100,6 +103,15 @@ SHAPES = RELATIONS | {
 def test_exact(case):
   shape, options = SHAPES[case]
   assert_exact(in_tiles(**TINY), arrays_of(**shape), options)
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+def test_low_rows_of_tables_hide(where):
+  assert_low_rows_hide(in_tiles(**TINY), where)
+
+
+def test_queries_that_see_only_low_rows():
+  assert_finite_where_only_low_rows_are_seen(in_tiles(**TINY))
 
 
 @pytest.mark.parametrize("rows", [5, 2 * 7 + 1])
