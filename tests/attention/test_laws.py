@@ -423,7 +423,9 @@ def test_hidden_keys_have_no_effect_and_no_gradient(way, implementation, relativ
   hidden = jnp.arange(6) >= 4
   options = dict(mask=~hidden[None, None, None])
   if way == "segments":
-    options = dict(query_segment_ids=jnp.zeros(4, int), key_segment_ids=hidden.astype(int))
+    options = dict(
+      query_segment_ids=jnp.zeros(4, jnp.int32), key_segment_ids=hidden.astype(jnp.int32)
+    )
   arrays = case.arrays()
   noisy = arrays | {
     name: jnp.where(hidden[:, None, None], 1e3, arrays[name]) for name in ("key", "value")

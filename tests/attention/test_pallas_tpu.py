@@ -136,8 +136,8 @@ def test_exact_behind_masks_of_every_kind():
   random = np.random.default_rng(2)
   options = dict(
     mask=jnp.asarray(random.random((BATCH, 1, 1, 20)) < 0.6),
-    query_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20))),
-    key_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20))),
+    query_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20)), jnp.int32),
+    key_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20)), jnp.int32),
     query_seq_lengths=jnp.array([3, 17]),
     key_value_seq_lengths=jnp.array([19, 9]),
     local_window_size=(9, 3),

@@ -227,7 +227,8 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
   if implementation == "chunked":
     axes |= dict(bias="BNTP")
   elif heads == "K":
-    options |= dict(query_segment_ids=jnp.arange(24) // 7, key_segment_ids=jnp.arange(24) // 7)
+    ids = jnp.arange(24, dtype=jnp.int32) // 7
+    options |= dict(query_segment_ids=ids, key_segment_ids=ids)
   if heads == "K":
     options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
   attend, along = functools.partial(call, **options), ALONG_A_SEQUENCE
