@@ -32,7 +32,7 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -53,6 +53,7 @@ from experiments.run import (
   with_average,
 )
 from relpos_jax.attention.choice import used_rules
+from relpos_jax.config import flatten
 from relpos_jax.data.batching import prefetch
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
@@ -69,6 +70,7 @@ from relpos_jax.training.workdir import (
   changed_data,
   check_shared,
   claim_workdir,
+  code_version,
   is_no_room,
   list_damaged,
   list_steps,
@@ -119,15 +121,19 @@ def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) ->
 def _train_and_evaluate(
   config: ConfigDict, workdir: Path, stop: StopOnSignal, **options: str
 ) -> None:
-  validate(config)
-  if claim_workdir(workdir, config.to_dict(), defaults(config).to_dict()):
-    _check_checkpoints_exist(workdir)
-  with _locked(workdir):
-    task = make_task(config)
-    data = task.load_data()
-    for note in data.notes:
-      print(note)
-    run = plan_run(task, task.learn_vocabulary(data, workdir))
+  processes.check_same({f"config.{key}": x for key, x in flatten(config).items()} | code_version())
+  with contextlib.ExitStack() as stack:
+    with processes.failing_together():
+      validate(config)
+      if processes.is_first():
+        stack.enter_context(command.lock_folder(workdir, "workdir"))
+      if claim_workdir(workdir, config.to_dict(), defaults(config).to_dict()):
+        _check_checkpoints_exist(workdir)
+      task = make_task(config)
+      data = task.load_data()
+      for note in data.notes:
+        print(note)
+      run = plan_run(task, task.learn_vocabulary(data, workdir))
     if {d.process_index for d in run.mesh.devices.flat} != {*range(jax.process_count())}:
       raise InputError(
         f"a mesh of {run.mesh.size} devices leaves some of {jax.process_count()} processes without "
@@ -156,21 +162,6 @@ def _check_checkpoints_exist(workdir: Path) -> None:
     )
 
 
-@contextlib.contextmanager
-def _locked(workdir: Path) -> Iterator[None]:
-  """Locks the folder in the first process; if another training holds it, all processes fail."""
-  with contextlib.ExitStack() as stack:
-    refusal = ""
-    try:
-      if processes.is_first() and not in_bucket(workdir):
-        stack.enter_context(command.lock_folder(workdir, "workdir"))
-    except InputError as error:
-      refusal = str(error)
-    if refusal := processes.first_message(refusal):
-      raise InputError(refusal)
-    yield
-
-
 def run_training(
   run: Run, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
 ) -> None:
@@ -182,8 +173,9 @@ def run_training(
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  digest = _digest(jax.tree.leaves(train_batches.examples))
-  if refusal := processes.first_message(changed_data(workdir, _digests(digest, workdir))):
+  digests = _data_digests(run.config, data, train_batches.examples)
+  processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
+  if refusal := processes.first_message(changed_data(workdir, digests | _tokenizer(workdir))):
     raise InputError(refusal)
   folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
   with (
@@ -196,15 +188,14 @@ def run_training(
     state = _first_state(run, checkpoints)
     start = int(state.step)
     evaluate_state = _make_evaluate(run, data, valid_batches, reporter, stop)
-    # Each process reads the file, but all must agree on what follows.
+    # Each process reads the file, but all must agree on what follows. Also waits, before the first
+    # process writes.
     lacks_evaluation = processes.any_process(_lacks_evaluation(config, start, workdir))
-    # Also waits, before the first process writes.
-    processes.check_same("the first batch", train_batches[0])
     if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
       folder.mkdir(exist_ok=True)
       run.task.save_vocabulary(run.vocabulary, workdir)
-      write_digests(workdir, _digests(digest, workdir))
+      write_digests(workdir, digests | _tokenizer(workdir))
       if wandb:
         reporter.log = stack.enter_context(_begin_wandb(run, workdir, wandb)).log
     check_shared(workdir)
@@ -291,16 +282,28 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _digests(training_data: str, workdir: Path) -> dict[str, str]:
-  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
-  tokenizer = dict(tokenizer=_digest(contents)) if contents else {}
-  return tokenizer | {"training data": training_data}
+def _data_digests(config: ConfigDict, data: Any, examples: Any) -> dict[str, str]:
+  """Returns the digests of the training examples and of the other splits of the data."""
+  digests = {"training data": _digest(jax.tree.leaves(examples))}
+  for split in data.splits.keys() - {"train"}:
+    name = dict(valid="validation").get(split, split)
+    # The files to test on may be changed, but not their content.
+    files = config.data.pairs.test if split == "test" and config.data.source == "pairs" else ""
+    digests[f"{name} data {files}".strip()] = _digest(jax.tree.leaves([*data.splits[split]]))
+  return digests
 
 
-def _digest(arrays: list[np.ndarray]) -> str:
-  """Returns the SHA-256 of arrays with their dtypes and shapes."""
+def _tokenizer(workdir: Path) -> dict[str, str]:
+  contents = [file.read_bytes() for file in tokenizer_files(workdir)]
+  return dict(tokenizer=_digest(contents)) if contents else {}
+
+
+def _digest(items: Iterable[np.ndarray | str | bytes]) -> str:
+  """Returns the SHA-256 of arrays, with their dtypes and shapes, and of texts, with their sizes."""
   found = hashlib.sha256()
-  for array in arrays:
+  for item in items:
+    content = item.encode() if isinstance(item, str) else item
+    array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     found.update(f"{array.dtype}{array.shape}".encode())
     found.update(np.ascontiguousarray(array))
   return found.hexdigest()
@@ -311,7 +314,7 @@ def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
   init = lambda: init_state(init_params(run), make_optimizer(run.config))
   like = shapes_on(run.mesh, jax.eval_shape(init))
   folder = checkpoints.folder
-  processes.check_same(f"the list of checkpoints in {folder}", [np.array(list_steps(folder))])
+  processes.check_same({"the list of checkpoints in --workdir": list_steps(folder)})
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
     return put_parameters(init(), run.mesh)
