@@ -1,7 +1,7 @@
 """Checks configs, builds the parts of a run from them, and loads a run from its directory."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
-from relpos_jax.config import at_least, check_values, flatten, unknown_key
+from relpos_jax.config import LARGEST, MOST_STEPS, between, check_types, check_values, flatten
 from relpos_jax.data.tokenizer import tokenizer_files
 from relpos_jax.errors import InputError
 from relpos_jax.files import Path, to_path
@@ -37,9 +37,10 @@ _CHOICES = {
 }
 _NUMBERS = (
   ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("seed",)),
-  at_least(1, "training.num_steps", "training.warmup_steps", "training.num_microbatches"),
-  at_least(1, "training.eval_every", "training.save_every", "training.keep_checkpoints"),
-  at_least(1, "training.max_skipped", "decoding.average_checkpoints"),
+  between(1, MOST_STEPS, "training.num_steps", "training.warmup_steps", "training.eval_every"),
+  between(1, MOST_STEPS, "training.save_every", "training.max_skipped"),
+  between(1, MOST_STEPS, "training.keep_checkpoints", "decoding.average_checkpoints"),
+  between(1, LARGEST, "training.num_microbatches"),
   ("above 0", lambda x: 0 < x < float("inf"), ("training.learning_rate",)),
 )
 
@@ -56,14 +57,9 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
   the first wrong value and the remedy.
   """
   known = defaults(config)
-  for name in flatten(config).keys() - flatten(known).keys():
-    raise unknown_key(name, known)
+  check_types(config, known)
   for name in flatten(known).keys() - flatten(config).keys():
     raise InputError(f"config.{name} is missing: start from the values of configs/default.py")
-  try:
-    known.update(config)
-  except TypeError as error:
-    raise InputError(f"config: {error}") from error
   check_values(config, _CHOICES, _NUMBERS)
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
@@ -80,7 +76,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
   """Returns the values of `configs/default.py` for the task of a config, by default translation."""
   task = config.get("task", "translation")
-  if task not in default.TASKS:
+  if task not in [*default.TASKS]:  # which needs no hash
     raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
   return default.get_config(task)
 
@@ -169,14 +165,16 @@ def load_run(workdir: str | Path, name: str = "", average_checkpoints: int = 0) 
 
 def tokenizer_digest(workdir: Path) -> dict[str, str]:
   """Returns the digest of the tokenizers in a run directory, by name; nothing if it has none."""
-  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
-  return dict(tokenizer=digest_arrays(contents)) if contents else {}
+  contents = [file.read_bytes() for file in tokenizer_files(workdir)]
+  return dict(tokenizer=digest_of(contents)) if contents else {}
 
 
-def digest_arrays(arrays: list[np.ndarray]) -> str:
-  """Returns the SHA-256 of arrays with their dtypes and shapes."""
+def digest_of(items: Iterable[np.ndarray | str | bytes]) -> str:
+  """Returns the SHA-256 of arrays, with their dtypes and shapes, and of texts, with their sizes."""
   found = hashlib.sha256()
-  for array in arrays:
+  for item in items:
+    content = item.encode() if isinstance(item, str) else item
+    array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     found.update(f"{array.dtype}{array.shape}".encode())
     found.update(np.ascontiguousarray(array))
   return found.hexdigest()
@@ -204,7 +202,7 @@ def read_config(workdir: str | Path) -> ConfigDict:
   if not path.is_file():
     raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
   values = read_json(path)
-  config = defaults(values)
+  check_types(values, config := defaults(values))
   with config.ignore_type():
     config.update(values)
   return config

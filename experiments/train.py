@@ -43,7 +43,7 @@ from experiments.evaluate import evaluate
 from experiments.plan import peak_operations
 from experiments.run import (
   defaults,
-  digest_arrays,
+  digest_of,
   init_params,
   make_optimizer,
   make_step,
@@ -54,6 +54,7 @@ from experiments.run import (
   with_average,
 )
 from relpos_jax.attention.choice import used_rules
+from relpos_jax.config import flatten
 from relpos_jax.data.batching import prefetch
 from relpos_jax.errors import InputError
 from relpos_jax.files import Path, in_bucket, to_path, write_whole
@@ -69,6 +70,7 @@ from relpos_jax.training.workdir import (
   changed_data,
   check_shared,
   claim_workdir,
+  code_version,
   list_damaged,
   list_steps,
   list_unfinished,
@@ -115,15 +117,19 @@ def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) ->
 def _train_and_evaluate(
   config: ConfigDict, workdir: Path, stop: StopOnSignal, **options: str
 ) -> None:
-  validate(config)
-  if claim_workdir(workdir, config.to_dict(), defaults(config).to_dict()):
-    _check_checkpoints_exist(workdir)
-  with _locked(workdir):
-    task = make_task(config)
-    data = task.load_data()
-    for note in data.notes:
-      print(note)
-    run = plan_run(task, task.learn_vocabulary(data, workdir))
+  processes.check_same({f"config.{key}": x for key, x in flatten(config).items()} | code_version())
+  with contextlib.ExitStack() as stack:
+    with processes.failing_together():
+      validate(config)
+      if processes.is_first():
+        stack.enter_context(command.lock_folder(workdir, "workdir"))
+      if claim_workdir(workdir, config.to_dict(), defaults(config).to_dict()):
+        _check_checkpoints_exist(workdir)
+      task = make_task(config)
+      data = task.load_data()
+      for note in data.notes:
+        print(note)
+      run = plan_run(task, task.learn_vocabulary(data, workdir))
     if {d.process_index for d in run.mesh.devices.flat} != {*range(jax.process_count())}:
       raise InputError(
         f"a mesh of {run.mesh.size} devices leaves some of {jax.process_count()} processes without "
@@ -152,21 +158,6 @@ def _check_checkpoints_exist(workdir: Path) -> None:
     )
 
 
-@contextlib.contextmanager
-def _locked(workdir: Path) -> Iterator[None]:
-  """Locks the folder in the first process; if another training holds it, all processes fail."""
-  with contextlib.ExitStack() as stack:
-    refusal = ""
-    try:
-      if processes.is_first() and not in_bucket(workdir):
-        stack.enter_context(command.lock_folder(workdir, "workdir"))
-    except InputError as error:
-      refusal = str(error)
-    if refusal := processes.first_message(refusal):
-      raise InputError(refusal)
-    yield
-
-
 def run_training(
   run: Run, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
 ) -> None:
@@ -178,8 +169,9 @@ def run_training(
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  digest = digest_arrays(jax.tree.leaves(train_batches.examples))
-  if refusal := processes.first_message(changed_data(workdir, _digests(digest, workdir))):
+  digests = _data_digests(run.config, data, train_batches.examples)
+  processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
+  if refusal := processes.first_message(changed_data(workdir, digests | tokenizer_digest(workdir))):
     raise InputError(refusal)
   folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
   with (
@@ -194,15 +186,14 @@ def run_training(
     state = _first_state(run, checkpoints)
     start = int(state.step)
     evaluate_state = _make_evaluate(run, data, valid_batches, reporter, stop)
-    # Each process reads the file, but all must agree on what follows.
+    # Each process reads the file, but all must agree on what follows. Also waits, before the first
+    # process writes.
     lacks_evaluation = processes.any_process(_lacks_evaluation(config, start, workdir))
-    # Also waits, before the first process writes.
-    processes.check_same("the first batch", train_batches[0])
     if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
       folder.mkdir(exist_ok=True)
       run.task.save_vocabulary(run.vocabulary, workdir)
-      write_digests(workdir, _digests(digest, workdir))
+      write_digests(workdir, digests | tokenizer_digest(workdir))
       if wandb:
         reporter.log = stack.enter_context(_begin_wandb(run, workdir, wandb)).log
     check_shared(workdir)
@@ -289,8 +280,15 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _digests(training_data: str, workdir: Path) -> dict[str, str]:
-  return tokenizer_digest(workdir) | {"training data": training_data}
+def _data_digests(config: ConfigDict, data: Any, examples: Any) -> dict[str, str]:
+  """Returns the digests of the training examples and of the other splits of the data."""
+  digests = {"training data": digest_of(jax.tree.leaves(examples))}
+  for split in data.splits.keys() - {"train"}:
+    name = dict(valid="validation").get(split, split)
+    # The files to test on may be changed, but not their content.
+    files = config.data.pairs.test if split == "test" and config.data.source == "pairs" else ""
+    digests[f"{name} data {files}".strip()] = digest_of(jax.tree.leaves([*data.splits[split]]))
+  return digests
 
 
 def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
@@ -298,7 +296,7 @@ def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
   init = lambda: init_state(init_params(run), make_optimizer(run.config))
   like = shapes_on(run.mesh, jax.eval_shape(init))
   folder = checkpoints.folder
-  processes.check_same(f"the list of checkpoints in {folder}", [np.array(list_steps(folder))])
+  processes.check_same({"the list of checkpoints in --workdir": list_steps(folder)})
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
     return put_parameters(init(), run.mesh)

@@ -19,7 +19,7 @@ from relpos_jax.errors import InputError
 from relpos_jax.training.metrics import track
 from relpos_jax.translation.corpus import read_lines
 from relpos_jax.translation.scores import join_lines
-from relpos_jax.translation.task import make_translator, normalize_input
+from relpos_jax.translation.task import MAX_BEAM_SIZE, make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
 
@@ -38,6 +38,8 @@ def main(
   """Writes the translation of each line; an empty line gives an empty line."""
   if sys.stdout is None or (input == "-" and sys.stdin is None):
     raise InputError("stdin or stdout is closed: give both, such as < lines.en > lines.de")
+  if not 0 <= beam_size <= MAX_BEAM_SIZE:
+    raise InputError(f"--beam_size={beam_size}: give a number from 0 to {MAX_BEAM_SIZE}")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}

@@ -1,6 +1,7 @@
 """Checks of configs: keys, choices and ranges of values by dotted key."""
 
 import difflib
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -12,9 +13,14 @@ from relpos_jax.errors import InputError
 Numbers = tuple[str, Callable[[float], bool], Collection[str]]
 
 
-def at_least(least: int, *names: str) -> Numbers:
-  """Allows finite numbers from `least` on."""
-  return f"at least {least}", lambda x: least <= x < float("inf"), names
+# The largest number of steps, in an int32, and the largest size of an axis.
+MOST_STEPS, LARGEST = 2**31 - 1, 2**24
+_TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+def between(least: int, most: int, *names: str) -> Numbers:
+  """Allows numbers from `least` to `most`."""
+  return f"from {least} to {most:,}", lambda x: least <= x <= most, names
 
 
 def rates(*names: str) -> Numbers:
@@ -30,10 +36,10 @@ def check_values(
   Raises InputError for a wrong value; the message names its key and the allowed values.
 
   >>> config = ConfigDict(dict(model=dict(width=0)))
-  >>> check_values(config, {}, [at_least(1, "model.width")])
+  >>> check_values(config, {}, [between(1, 64, "model.width")])
   Traceback (most recent call last):
   ...
-  relpos_jax.errors.InputError: config.model.width is 0: give a number at least 1
+  relpos_jax.errors.InputError: config.model.width is 0: give a number from 1 to 64
   """
   values = flatten(config)
   for name, known in choices.items():
@@ -43,6 +49,25 @@ def check_values(
     for name in names:
       if not fits(values[name]):
         raise InputError(f"config.{name} is {values[name]}: give a number {wanted}")
+
+
+def check_types(values: Mapping[str, Any] | ConfigDict, known: ConfigDict) -> None:
+  """Raises InputError for a key or a group that is not known, or a value of another type.
+
+  >>> check_types(dict(model=dict(width=True)), ConfigDict(dict(model=dict(width=512))))
+  Traceback (most recent call last):
+  ...
+  relpos_jax.errors.InputError: config.model.width is true: give an integer
+  """
+  types = {name: type(value) for name, value in flatten(known).items()}
+  for name, value in flatten(values).items():
+    wanted = types.get(name, dict)
+    fits = isinstance(value, (int, float) if wanted is float else wanted)
+    if name not in types and not any(key.startswith(f"{name}.") for key in types):
+      raise unknown_key(name, known)
+    if not fits or isinstance(value, bool) > (wanted is bool):
+      problem = f"config.{name} is {json.dumps(value, default=str)}"
+      raise InputError(f"{problem}: give {_TYPES.get(wanted, 'its keys')}")
 
 
 def unknown_key(name: str, config: ConfigDict) -> InputError:

@@ -1,8 +1,8 @@
 """The kernels for GPUs: the output, the gradient of queries and band, that of keys and values.
 
 For a block of queries the keys fall into three runs of tiles. The distance j - i is right of the
-band in all of a tile, or left of it in all, or the tile is *mixed*. Tiles left and right of the band
-have one relative logit per query, and right ones delta_i - dSums_i.
+band in all of a tile, or left of it in all, or the tile is *mixed*. Tiles left and right of the
+band have one relative logit per query, and right ones delta_i - dSums_i.
 
 In a mixed tile the pair (i, j) has column j - i - first of [T, R], gathered through a reference.
 Every (i, r) of the band has one j, so gradients by rows of the table are scattered there without

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from relpos_jax.config import at_least, check_values
+from relpos_jax.config import LARGEST, between, check_values
 from relpos_jax.data.batching import bucket_boundaries, prefetch
 from relpos_jax.errors import InputError
 from relpos_jax.files import Path
@@ -41,8 +41,8 @@ _NAMES_FILE = "graphs.json"
 _NUMBERS = (
   *tasks.LAYER_CHECKS,
   ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
-  at_least(3, "data.tu.num_folds"),
-  at_least(-1, "data.tu.fold"),
+  between(3, LARGEST, "data.tu.num_folds"),
+  between(-1, LARGEST, "data.tu.fold"),
 )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from relpos_jax.config import at_least, check_values
+from relpos_jax.config import LARGEST, between, check_values
 from relpos_jax.data.batching import Batches, Tokens
 from relpos_jax.data.tokenizer import BOS, EOS, PAD, Ragged
 from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, sample
@@ -33,8 +33,8 @@ _CHOICES = {
   "data.midi.codec": (*CODECS,),
 } | tasks.model_choices(LanguageModelConfig)
 _NUMBERS = (
-  ("from 0 to 127", lambda x: 0 <= x <= 127, ("data.transpose",)),  # MIDI has 128 pitches
-  at_least(1, "batches.valid_length"),
+  between(0, 127, "data.transpose"),  # MIDI has 128 pitches
+  between(1, LARGEST, "batches.valid_length"),
 )
 _TOKENS_DRAWN = 512  # of a piece in a picture
 

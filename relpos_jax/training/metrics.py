@@ -210,10 +210,14 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """
   path = to_path(workdir) / "metrics.jsonl"
   try:
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = [json.loads(text) for text in texts if text.endswith(b"\n")]
+    for number, line in enumerate(lines, 1):
+      if not isinstance(line, dict) or type(line.get("step")) is not int:
+        raise ValueError(f"line {number} is no object with a step")
+    return lines
   except ValueError as error:
-    raise InputError(f"damaged {path} ({error}): delete the lines that are not JSON") from error
+    raise InputError(f"damaged {path} ({error}): delete the lines that are damaged") from error
 
 
 def _copy_before(step: int, workdir: Path, target: Path) -> None:

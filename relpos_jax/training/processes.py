@@ -1,10 +1,11 @@
 """Runs in several processes: joining, agreeing and printing."""
 
 import contextlib
+import json
 import os
 import sys
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,6 @@ from jax.experimental import multihost_utils
 from relpos_jax.errors import InputError
 
 _HEARTBEAT_SECONDS = 10  # without a heartbeat; then the other processes end with status 134
-_MESSAGE_BYTES = 512  # messages between processes are truncated to this length
 # The variables by which JAX finds the tasks of a SLURM step.
 _SLURM = {f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")}
 
@@ -68,12 +68,29 @@ def wait_for_all(name: str) -> None:
     multihost_utils.sync_global_devices(name)
 
 
-def check_same(what: str, arrays: Sequence[np.ndarray]) -> None:
-  """Waits for all processes; raises InputError unless these arrays are the same in each."""
-  if jax.process_count() > 1:
-    digest = zlib.crc32(b"".join(array.tobytes() for array in arrays))
-    if len({*multihost_utils.process_allgather(np.uint32(digest)).tolist()}) > 1:
-      raise InputError(f"{what} is not the same in all processes: give all the same files")
+def check_same(values: Mapping[str, Any]) -> None:
+  """Waits for all processes; raises InputError unless these JSON values are the same in each."""
+  first, *others = map(json.loads, _gather(json.dumps(values)))
+  for number, other in enumerate(others, 1):
+    for name in first | other:
+      ours, theirs = (json.dumps(of[name]) if name in of else "absent" for of in (first, other))
+      if ours != theirs:
+        raise InputError(
+          f"{name} is {ours} in process 0 and {theirs} in process {number}: start all processes "
+          "with the same command, code and files"
+        )
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+  """Raises the `InputError` of one process in all, once all have left the block."""
+  message = ""
+  try:
+    yield
+  except InputError as error:
+    message = str(error)
+  if message := first_message(message):
+    raise InputError(message)
 
 
 def any_process(flag: bool) -> bool:
@@ -85,11 +102,17 @@ def any_process(flag: bool) -> bool:
 
 def first_message(message: str) -> str:
   """Returns the message of the first process that has one, after all processes have called this."""
+  return next(filter(None, _gather(message)), "")
+
+
+def _gather(text: str) -> list[str]:
+  """Returns the text of each process, in order, after all processes have called this."""
   if jax.process_count() == 1:
-    return message
-  own = np.frombuffer(message.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
-  rows = multihost_utils.process_allgather(own)
-  return next(filter(None, (row.tobytes().decode(errors="replace").strip() for row in rows)), "")
+    return [text]
+  own = text.encode()
+  longest = int(multihost_utils.process_allgather(np.int32(len(own))).max())
+  rows = multihost_utils.process_allgather(np.frombuffer(own.ljust(longest, b"\0"), np.uint8))
+  return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
 def print_once(line: str) -> None:

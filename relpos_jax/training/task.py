@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from relpos_jax.config import at_least, rates
+from relpos_jax.config import LARGEST, between, rates
 from relpos_jax.data.batching import Batches, bucket_boundaries
 from relpos_jax.errors import InputError
 from relpos_jax.files import Path
@@ -141,19 +141,26 @@ def model_choices(kind: type) -> dict[str, tuple]:
 
 def model_values(config: ConfigDict) -> dict[str, Any]:
   """Returns the values of `config.model` as arguments of a model's config."""
+  width, num_heads = config.model.width, config.model.num_heads
+  if width % num_heads:
+    raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
   none = dict(implementation="", left=-1)  # what stands for None
   return {key: None if none.get(key) == x else x for key, x in config.model.items()}
 
 
 # Checks of the values of layers and batches.
 LAYER_CHECKS = (
-  at_least(1, "batches.tokens", "batches.max_length", "batches.num_shapes"),
-  ("from 1 to 1000", lambda x: 1 <= x <= 1000, ("model.num_layers",)),  # each layer is traced
-  at_least(1, "model.width", "model.num_heads", "model.feed_forward"),
+  between(1, LARGEST, "batches.tokens", "batches.max_length", "batches.num_shapes"),
+  between(1, 1000, "model.num_layers"),  # each layer is traced
+  between(1, LARGEST, "model.width", "model.num_heads", "model.feed_forward"),
   rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
   rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
 )
-TOKEN_CHECKS = (*LAYER_CHECKS, at_least(0, "model.max_distance"), at_least(-1, "model.left"))
+TOKEN_CHECKS = (
+  *LAYER_CHECKS,
+  between(0, LARGEST, "model.max_distance"),
+  between(-1, LARGEST, "model.left"),
+)
 
 
 def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:

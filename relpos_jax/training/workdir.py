@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import errno
 import functools
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -235,6 +236,15 @@ def environment(*packages: str) -> dict[str, Any]:
     devices=f"{len(devices)} x {devices[0].device_kind}",
     processes=jax.process_count(),
   )
+
+
+def code_version() -> dict[str, str | None]:
+  """Returns the versions of packages, and a digest of the sources of this one."""
+  root = pathlib.Path(__file__).parents[2]
+  files = (sorted((root / name).rglob("*.py")) for name in ("relpos_jax", "experiments"))
+  sources = b"".join(file.read_bytes() for file in itertools.chain(*files))
+  versions = {f"the version of {name}": _version(name) for name in _PACKAGES}
+  return versions | {"the digest of relpos_jax": hashlib.sha256(sources).hexdigest()[:12]}
 
 
 def short_commit(commit: str | None) -> str:

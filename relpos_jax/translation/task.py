@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from relpos_jax.config import at_least, check_values
+from relpos_jax.config import LARGEST, between, check_values
 from relpos_jax.data.batching import Batch, Batches, pair_lengths
 from relpos_jax.data.tokenizer import (
   BOS,
@@ -50,6 +50,7 @@ from relpos_jax.translation.corpus import (
 from relpos_jax.translation.translator import Translator
 from relpos_jax.typing import PyTree
 
+MAX_BEAM_SIZE = 1024
 _CHOICES = {
   "data.source": tuple(LANGUAGES),
   "vocabulary.kind": KINDS,
@@ -58,9 +59,10 @@ _CHOICES = {
 } | model_choices(TransformerConfig)
 _NUMBERS = (
   *tasks.TOKEN_CHECKS,
-  at_least(1, "training.num_samples", "decoding.beam_size"),
-  at_least(0, "decoding.length_penalty", "decoding.extra_length"),
-  at_least(UNK + 2, "vocabulary.size"),  # the special tokens and one word
+  between(1, LARGEST, "training.num_samples", "data.embedded.train_size"),
+  between(1, MAX_BEAM_SIZE, "decoding.beam_size"),
+  between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
+  between(UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
 )
 _LOADERS = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs, multi30k=multi30k.load)
 

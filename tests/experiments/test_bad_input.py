@@ -7,6 +7,8 @@ import shutil
 import pytest
 
 from experiments import command, translate
+from experiments.run import load_run
+from relpos_jax.errors import InputError
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def run_copy(workdir, tmp_path):
     ),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
-    ("training.num_steps=0", "config.training.num_steps is 0 at least 1"),
+    ("training.num_steps=0", "config.training.num_steps is 0 from 1 to"),
     ("training.schedule=cosine", "config.training.schedule 'cosine' paper, inverse_sqrt"),
     ("decoding.average_checkpoints=4", "average_checkpoints is 4 3 training.keep_checkpoints"),
     ("seed=-1", "config.seed is -1 from 0"),
@@ -163,15 +165,40 @@ def test_an_incomplete_run(refused, run_copy, name):
   refused(run_copy, "no checkpoints run/checkpoints --workdir", "checkpoints", folder)
 
 
-def test_a_config_that_is_damaged_or_was_edited(refused, run_copy):
+def test_a_config_that_is_damaged(refused, run_copy):
+  (run_copy / "config.json").write_text('{"model": ')
+  for name in ("evaluate", "translate"):
+    words = "cannot read config.json"
+    refused(run_copy, words, name, f"--workdir={run_copy}", stdin=b"a cat\n")
+
+
+@pytest.mark.parametrize(
+  "key, value, words",
+  [
+    ("model.positions", "foo", "config.model.positions is 'foo' choose one of relative"),
+    ("task", ["a"], "config.task is ['a'] choose one of translation, music, graphs"),
+    ("model", None, "config.model is null its keys"),
+    ("model.width", None, "config.model.width is null an integer"),
+    ("model.width", True, "config.model.width is true an integer"),
+    ("model.width", {}, "config.model.width is {} an integer"),
+    ("model.width", 1, "config.model width is 1 multiple num_heads, 2"),
+    ("model.dropout_rate", True, "config.model.dropout_rate is true a number"),
+    ("model.max_distance", 10**18, "config.model.max_distance is 1000000000000000000 from 0 to"),
+    ("training.num_steps", 2**31, "config.training.num_steps from 1 to 2,147,483,647"),
+    ("decoding.beam_size", 10**9, "config.decoding.beam_size from 1 to"),
+  ],
+)
+def test_a_config_that_was_edited(run_copy, key, value, words):
   file = run_copy / "config.json"
-  config = json.loads(file.read_text())
-  config["model"]["positions"] = "foo"
-  edited = json.dumps(config), "config.model.positions is 'foo' choose one of relative"
-  for text, words in (('{"model": ', "cannot read config.json"), edited):
-    file.write_text(text)
-    for name in ("evaluate", "translate"):
-      refused(run_copy, words, name, f"--workdir={run_copy}", stdin=b"a cat\n")
+  config = group = json.loads(file.read_text())
+  *groups, last = key.split(".")
+  for name in groups:
+    group = group[name]
+  group[last] = value
+  file.write_text(json.dumps(config))
+  with pytest.raises(InputError) as error:
+    load_run(run_copy)
+  assert not [word for word in words.split() if word not in str(error.value)], error.value
 
 
 @pytest.mark.parametrize(
@@ -179,6 +206,7 @@ def test_a_config_that_is_damaged_or_was_edited(refused, run_copy):
   [
     (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
     (["--input=TMP/latin1.txt"], "invalid UTF-8 latin1.txt, line 2"),
+    (["--beam_size=1000000000"], "--beam_size=1000000000 from"),
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words):

@@ -162,7 +162,7 @@ def test_tables_may_have_more_rows_on_one_side(change, left):
   task = MusicTask(config)
   model = nnx.eval_shape(lambda: task.make_model(task.codec, nnx.Rngs(0)))
   assert model.layers[0].self_attention.tables.left == left
-  with pytest.raises(InputError, match=r"config\.model\.left is -2: give a number at least -1"):
+  with pytest.raises(InputError, match=r"config\.model\.left is -2: give a number from -1 to"):
     validate(load("music.py", "model.left=-2"))
 
 

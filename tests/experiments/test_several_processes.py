@@ -17,13 +17,15 @@ pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def launch(processes, workdir, data, *changes, devices=1):
-  """Trains the tiny config; each process expands variables in the name of its folder."""
+def launch(processes, workdir, data, *changes, devices=1, first=":"):
+  """Trains the tiny config after another command; each process expands variables in both."""
   launcher = [sys.executable, "-m", "experiments.launch", f"--processes={processes}", "--"]
-  train = f"exec python -m experiments.train --config={data}/tiny.py --workdir={workdir}"
+  train = f"{first}; exec python -m experiments.train --config={data}/tiny.py --workdir={workdir}"
   return subprocess.run(
     [*launcher, "bash", "-c", " ".join((train, *changes))],
-    env=dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(devices)),
+    env=dict(
+      os.environ, PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(devices)
+    ),
     cwd=ROOT,
     capture_output=True,
     text=True,
@@ -52,6 +54,41 @@ def test_two_processes_and_then_four_train_as_one_does_and_the_first_alone_print
   assert {path.name for path in run.iterdir()} == {path.name for path in workdir.iterdir()}
 
 
+def test_processes_with_other_configs_code_or_data_are_refused_by_all(data, tmp_path):
+  run, everywhere, own = tmp_path / "run", "--config.mesh.data=-1", tmp_path / "$JAX_PROCESS_ID"
+  for process in ("0", "1"):
+    shutil.copytree(data, tmp_path / process)
+    shutil.copytree(ROOT / "relpos_jax", tmp_path / f"code{process}" / "relpos_jax")
+  shutil.copy(data / "train.en", tmp_path / "0" / "own.en")
+  with open(tmp_path / "code1" / "relpos_jax" / "errors.py", "a") as file:
+    file.write("# another version")
+  splits = dict(train="training", valid="validation", test="test")
+  for split in splits:
+    first, second, *others = (data / f"{split}.en").read_text().splitlines(keepends=True)
+    (tmp_path / "1" / f"{split}.en").write_text("".join((second, first, *others)))
+  pair = lambda split: f"--config.data.pairs.{split}={split}.en,{data}/{split}.de"
+  answers = {
+    "config.training.learning_rate is 0.01 in process 0 and 0.02 in process 1: start all": launch(
+      2, run, data, everywhere, "--config.training.learning_rate=0.0$((JAX_PROCESS_ID+1))"
+    ),
+    "the digest of relpos_jax is ": launch(
+      2, run, data, everywhere, first=f"cd {tmp_path}/code$JAX_PROCESS_ID"
+    ),
+    "no file own.en": launch(
+      2, run, data, f"--config.data.pairs.train=own.en,{data}/train.de", first=f"cd {own}"
+    ),
+  } | {
+    f"the digest of the {name} data": launch(
+      2, run, data, everywhere, pair(split), first=f"cd {own}"
+    )
+    for split, name in splits.items()
+  }
+  for message, answer in answers.items():
+    assert answer.returncode == 2 and answer.stderr.count(message) == 2, answer.stderr
+    assert "Traceback" not in answer.stderr and "compiling" not in answer.stderr
+  assert not run.exists()
+
+
 def test_wrong_folders_and_meshes_are_refused_by_all(data, tmp_path):
   run, own, everywhere = tmp_path / "run", tmp_path / "$JAX_PROCESS_ID", "--config.mesh.data=-1"
   answers = [launch(2, run, data), launch(2, own, data, everywhere)]
@@ -64,7 +101,7 @@ def test_wrong_folders_and_meshes_are_refused_by_all(data, tmp_path):
   messages = (
     "a mesh of 1 devices leaves some of 2 processes without any",
     "is not one folder for all processes",
-    "checkpoints is not the same in all",
+    "the list of checkpoints in --workdir is [3, 6] in process 0 and [] in process 1",
     f"another command is using {run}",
   )
   for answer, message in zip(answers, messages, strict=True):

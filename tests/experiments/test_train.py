@@ -194,13 +194,21 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(
       assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer
       assert f"the {what} of {run} changed since" in answer.err and "restore" in answer.err
 
-  refused("training data", folder / "train.de", lambda text: text.replace("Katze", "Tatze"))
+  other_word = lambda text: text.replace(text.split()[1], "Tatze")
+  refused("training data", folder / "train.de", other_word)
+  refused("validation data", folder / "valid.de", other_word)
+  refused(f"test data {folder}/test.en,{folder}/test.de", folder / "test.de", other_word)
   swap = _with_two_entries_swapped
   refused("tokenizer", run / "tokenizer.json", swap, "evaluate", "translate")
 
-  (run / "digests.json").unlink()  # as of a run from before there were any
-  answer = train(run, "--config.training.num_steps=3")
-  assert answer.status == 0 and (run / "digests.json").exists()
+  digests = json.loads((run / "digests.json").read_text())
+  for old in ({}, {"training data": digests["training data"]}):  # as of runs from before the others
+    (run / "digests.json").write_text(json.dumps(old))
+    test = f"--config.data.pairs.test={data}/test.en,{data}/test.de"
+    for new in ((), (test,)):
+      assert train(run, "--config.training.num_steps=3", *new).status == 0
+    (added,) = json.loads((run / "digests.json").read_text()).items() - digests.items()
+    assert added[0].startswith("test data") and added[1] in digests.values()
 
 
 def _with_two_entries_swapped(text):

@@ -109,13 +109,12 @@ def test_no_room_is_an_error_and_nobody_waits(tmp_path):
 
 def test_a_damaged_line_is_named_but_not_one_cut_short(tmp_path):
   run(tmp_path, range(1, 4))
-  with open(tmp_path / "metrics.jsonl", "ab") as file:
-    file.write(b'{"step": 4, "lo')
+  good = (path := tmp_path / "metrics.jsonl").read_bytes()
+  path.write_bytes(good + b'{"step": 4, "lo')
   assert len(read_metrics(tmp_path)) == 3
-  for damage in (b"\n", b"\xff\n"):
-    with open(tmp_path / "metrics.jsonl", "ab") as file:
-      file.write(damage)
-    with pytest.raises(InputError, match=r"damaged .*metrics\.jsonl \(.*\): delete the lines"):
+  for damage in (b'{"step": 4, "lo', b"\xff", b"null", b"[]", b'{"step": "x"}', b'{"step": true}'):
+    path.write_bytes(good + damage + b"\n")
+    with pytest.raises(InputError, match=r"damaged .*metrics\.jsonl \(.*\): delete the line"):
       read_metrics(tmp_path)
 
 
