@@ -2,9 +2,9 @@
 
 For each block of queries: the plain tiles right of the band, the tiles of the band, the plain tiles
 left of it. All logits of a query in a plain tile lack the same number, the tables' term. It is
-added to their maximum, and what is subtracted from them, the *shift*, lacks it too: it is at least their
-maximum, even if the number is -inf. Every query has one key on each of the band's diagonals: their
-logits are stored, and become weights at the end of the block.
+added to their maximum, and what is subtracted from them, the *shift*, lacks it too: it is at least
+their maximum, even if the number is -inf. Every query has one key on each of the band's diagonals:
+their logits are stored, and become weights at the end of the block.
 """
 
 import functools
