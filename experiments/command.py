@@ -20,7 +20,8 @@ from ml_collections import ConfigDict, config_flags
 
 from relpos_jax.config import flatten, unknown_key
 from relpos_jax.errors import InputError
-from relpos_jax.files import in_bucket, to_path
+from relpos_jax.files import Path, in_bucket, to_path
+from relpos_jax.training.bucket_lock import lock_in_bucket
 from relpos_jax.training.workdir import check_writable, write_refusal
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
@@ -217,14 +218,19 @@ def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: pathlib.Path, flag: str) -> Iterator[None]:
+def lock_folder(folder: Path, flag: str) -> Iterator[None]:
   """Locks the folder that a flag names; makes it if missing, and removes it if left empty.
 
-  The lock is released when its process ends, even if it is killed.
+  The lock is released when its process ends, even if it is killed; in a bucket, see
+  `lock_in_bucket`.
 
   Raises:
     InputError: another process holds the lock, or the folder cannot be written.
   """
+  if in_bucket(folder):
+    with lock_in_bucket(folder, flag):
+      yield
+    return
   is_new = not folder.exists()
   lock = filelock.FileLock(make_folder(folder, flag) / ".lock", timeout=0)
   try:

@@ -11,16 +11,16 @@ r"""Trains a model, scores it and draws what it learned.
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
 It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a
-time may use the folder; in a bucket nothing keeps a second one out. SIGTERM saves and exits with
-status 143, Ctrl-C saves and exits with status 130, and a second Ctrl-C exits at once. Data are
-downloaded unless FOLDER holds them.
+time may use the folder: a second one is refused. SIGTERM saves and exits with status 143, Ctrl-C
+saves and exits with status 130, and a second Ctrl-C exits at once. Data are downloaded unless
+FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
 Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,
 where the peak is known. Products that the backward pass computes anew count each time.
 
 With several processes, start each with this command, as srun and mpirun do; experiments/launch/
-has recipes. Only the first process prints and writes.
+has recipes. All need the same config, code and data. Only the first process prints and writes.
 """
 
 import contextlib

@@ -2,7 +2,11 @@
 
 import importlib.util
 import itertools
+import json
+import os
 import signal
+import threading
+import time
 
 import bucket_server
 import jax
@@ -11,9 +15,11 @@ import numpy as np
 import pytest
 from test_train import _interrupt_at, metrics, results
 
+from experiments import command
 from experiments import train as train_command
 from relpos_jax.errors import InputError
 from relpos_jax.files import to_path
+from relpos_jax.training import bucket_lock
 from relpos_jax.training.checkpoint import Checkpoints
 from relpos_jax.training.metrics import read_metrics
 from relpos_jax.training.workdir import COMPLETE, list_damaged, list_steps
@@ -35,12 +41,13 @@ def root(bucket, request):
 
 
 @pytest.fixture(scope="module")
-def run(root, train):
+def run(bucket, root, train):
   """Returns the folder of a run that was stopped after step 7 and resumed."""
   save = Checkpoints.save
 
   def save_after_metrics(self, step, state):
     assert read_metrics(f"{root}/stopped")[-1]["step"] == step
+    assert ".lock" in bucket.names(f"{root[-2:]}/stopped/")
     save(self, step, state)
 
   with pytest.MonkeyPatch.context() as patch:
@@ -49,6 +56,7 @@ def run(root, train):
     patch.setattr(train_command.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train(f"{root}/stopped")
   assert answer.status == 128 + signal.SIGTERM, answer.err
+  assert ".lock" not in bucket.names(f"{root[-2:]}/stopped/")
   answer = train(f"{root}/stopped")
   assert answer.status == 0, answer.err
   return to_path(f"{root}/stopped")
@@ -194,6 +202,65 @@ def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, 
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != package and find(name))
   refused(train(f"{root}/run"), f"pip install {package}")
+
+
+@pytest.fixture
+def lock(bucket, root, monkeypatch):
+  """Returns a folder, and a function to its lock's content and to change it, renewed quickly."""
+  monkeypatch.setattr(bucket_lock, "_RENEW_SECONDS", 0.1)
+  monkeypatch.setattr(bucket_lock, "_STALE_SECONDS", 1.0)
+  folder = to_path(f"{root}/locked")
+
+  def content(new: dict | None = None) -> dict:
+    if new:
+      (folder / ".lock").write_text(json.dumps(new))
+    return json.loads(bucket.objects[in_bucket(folder / ".lock")][1])
+
+  yield folder, content
+  assert not bucket.names(in_bucket(folder))
+
+
+def test_a_second_training_in_a_folder_is_refused(lock, train):
+  folder, _ = lock
+  with command.lock_folder(folder, "workdir"):
+    answer = train(folder, "--config.training.learning_rate=0.5")
+  assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer.err
+  words = (f"another command is using {folder} (", f"process {os.getpid()})", "another --workdir")
+  assert all(word in answer.err for word in words), answer.err
+
+
+def test_a_lock_is_renewed_and_that_of_a_killed_process_is_taken_over_by_one(lock, capsys):
+  folder, content = lock
+  content(killed := dict(holder="someone", time="long ago", token="1"))
+  ends = []
+
+  def take() -> None:
+    try:
+      with command.lock_folder(folder, "workdir"):
+        contents = [content(), time.sleep(3), content()]
+        ends.append((contents[0]["token"], contents[0]["time"] < contents[2]["time"]))
+    except InputError as error:
+      ends.append(str(error))
+
+  takers = [threading.Thread(target=take) for _ in range(3)]
+  for taker in takers:
+    taker.start()
+  for taker in takers:
+    taker.join()
+  *refused, (token, is_renewed) = ends
+  assert token != killed["token"] and is_renewed
+  assert len(refused) == 2 and all("another command is using" in text for text in refused), ends
+  assert "is locked by someone, last at long ago" in capsys.readouterr().err
+
+
+def test_a_process_that_lost_its_lock_ends(lock, monkeypatch, capsys):
+  (folder, content), ended = lock, threading.Event()
+  monkeypatch.setattr(os, "_exit", lambda status: status == 2 and ended.set())
+  with command.lock_folder(folder, "workdir"):
+    other = content(dict(holder="someone", time="now", token="1"))
+    assert ended.wait(10)
+  assert content() == other and f"error: someone has taken over {folder}" in capsys.readouterr().err
+  (folder / ".lock").unlink()
 
 
 def test_a_run_without_its_checkpoints_does_not_start_again(bucket, run, train):
