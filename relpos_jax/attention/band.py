@@ -131,7 +131,7 @@ def band_of(inputs: Inputs) -> Band | None:
   queries = [relation.query for relation in inputs.relations if isinstance(relation, ContentBias)]
   rest, left = (jax.tree.map(part, all_rows) for part in (lambda x: x[1:], lambda x: x[0]))
   return Band(
-    tables=rest if left.value is None else rest._replace(value=rest.value - left.value),
+    tables=rest if left.value is None else rest._replace(value=rest.value - left.value[None]),
     left=left,
     content=beside(queries),
     first=low + 1,
