@@ -136,6 +136,7 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
     kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, first + number)
     weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
   kept_sums[...] = before + weights.sum(0, keepdims=True)
+  # An error of delta is multiplied by the distance, which may be large for all keys of a query.
   if "slopes" in operands:
     added = tiles.precise_product(value, weights, (1, 0), value.dtype)
   else:
