@@ -285,7 +285,11 @@ def _attend(
     kept = kept * correction + weights.sum(1)
   if right is not None:
     right = right * correction + jnp.where(tile.distances >= plan.right, weights, 0).sum(1)
-  output = state.output * correction[:, None] + _dot(weights.astype(value.dtype), value, 1, 0)
+  output, low = state.output * correction[:, None], weights.astype(value.dtype)
+  output += _dot(low, value, 1, 0)
+  if "slopes" in operands and low.dtype != weights.dtype:
+    # An error of delta is multiplied by the distance, which may be large for all keys of a query.
+    output += _dot((weights - low.astype(weights.dtype)).astype(low.dtype), value, 1, 0)
   return _State(maximum, total, kept, right, output)
 
 

@@ -136,7 +136,11 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
     kept = tiles.keep(plan, operands["seeds"][0, 0], query_block, first + number)
     weights = jnp.where(kept, weights / (1 - plan.dropout_rate), 0)
   kept_sums[...] = before + weights.sum(0, keepdims=True)
-  added = tiles.product(value, weights.astype(value.dtype), (1, 0))
+  # An error of delta is multiplied by the distance, which may be large for all keys of a query.
+  if "slopes" in operands:
+    added = tiles.precise_product(value, weights, (1, 0), value.dtype)
+  else:
+    added = tiles.product(value, weights.astype(value.dtype), (1, 0))
   scratch["output"][...] = scratch["output"][...] * correction + added
   if by_row and offset >= 0 and plan.sees_right():
     _sum_right(plan, scratch, weights, correction, before, offset)

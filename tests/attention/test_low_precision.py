@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from compiling import fusing, quickly
 
-from relpos_jax import ContentBias, RelativePositions, dot_product_attention
+from relpos_jax import ContentBias, LinearBias, RelativePositions, dot_product_attention
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 
@@ -22,6 +22,8 @@ def _errors(seed, implementation=None, kind="tables"):
   arrays = dict(zip("qkv", random(size=(3, 2, 48, 4, 32)), strict=True))
   if implementation and kind == "tables":
     arrays |= dict(zip(["key table", "value table"], random(size=(2, 17, 32)), strict=True))
+  elif kind == "slopes":
+    arrays["slopes"] = random(size=4)
   elif implementation:
     arrays |= {"content": random(size=(2, 48, 4, 8)), "content table": random(size=(17, 4, 8))}
   # Rounded first: the inputs' own rounding is nobody's error.
@@ -38,13 +40,15 @@ def _rms(x):
 
 def _output_and_gradients(arrays, implementation):
   def run(arrays):
-    relations = None
+    relations, offset = None, 0
     if "key table" in arrays:
       relations = RelativePositions(arrays["key table"], arrays["value table"])
     elif "content" in arrays:
       relations = ContentBias(arrays["content"], arrays["content table"])
-    qkv = (arrays[name] for name in "qkv")
-    return dot_product_attention(*qkv, relations=relations, implementation=implementation)
+    elif "slopes" in arrays:  # queries far from all keys, whose distances are all large
+      relations, offset = LinearBias(arrays["slopes"] / 16), 500
+    options = dict(relations=relations, query_offset=offset, implementation=implementation)
+    return dot_product_attention(*(arrays[name] for name in "qkv"), **options)
 
   output, pull_back = jax.vjp(run, arrays)
   cotangent = np.random.default_rng(7).normal(size=output.shape)
@@ -57,7 +61,7 @@ _low = fusing(_output_and_gradients, static_argnums=1)
 _high = quickly(_output_and_gradients, static_argnums=1)
 
 
-@pytest.mark.parametrize("kind", ["tables", "content"])
+@pytest.mark.parametrize("kind", ["tables", "content", "slopes"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_error_in_bfloat16(implementation, kind):
   """Allows tables, which plain attention lacks, the largest error of plain attention."""
