@@ -33,7 +33,10 @@ from relpos_jax.attention.pallas_gpu_kernels import Blocks
 SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))
 RANDOM = np.random.default_rng(0)
 KEY_MASK = RANDOM.random((2, 1, 1, 20)) < 0.6
-SEGMENTS = {name: RANDOM.integers(0, 2, 20) for name in ("query_segment_ids", "key_segment_ids")}
+SEGMENTS = {
+  name: RANDOM.integers(0, 2, 20).astype(np.int32)
+  for name in ("query_segment_ids", "key_segment_ids")
+}
 
 # T = S = 20: blocks of queries with tiles to the right, on the band and to the left, and padding.
 CASES = RELATIONS | {
