@@ -304,5 +304,8 @@ def test_a_documented_sweep_finds_its_committed_records(file):
   records = {(record["row"], record["seed"]): record["digest"] for record in read_records(file)}
   seeds = {seed for _, seed in records}
   cells = plan(documented_sweeps()[file.stem], seeds=len(seeds))
-  assert {(cell.row, cell.seed): cell.digest for cell in cells} == records
+  # A sweep trains the cells that have no record.
+  assert (
+    records and records.items() <= {(cell.row, cell.seed): cell.digest for cell in cells}.items()
+  )
   assert all(record["digest"] == digest(record["config"]) for record in read_records(file))
