@@ -24,11 +24,11 @@ import sys
 import jax
 
 from experiments import command
-from relpos_jax.errors import InputError
-from relpos_jax.files import in_bucket, to_path
-from relpos_jax.training.checkpoint_reader import examine, is_deleted
-from relpos_jax.training.manifest import Damage
-from relpos_jax.training.workdir import list_damaged, list_steps
+from experiments.errors import InputError
+from experiments.files import in_bucket, to_path
+from experiments.training.checkpoint_reader import examine, is_deleted
+from experiments.training.manifest import Damage
+from experiments.training.workdir import list_damaged, list_steps
 
 FLAGS = dict(
   workdir=command.Flag(None, "the run's folder"),

@@ -18,11 +18,11 @@ import jax
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
-from relpos_jax.config import flatten, unknown_key
-from relpos_jax.errors import InputError
-from relpos_jax.files import Path, in_bucket, to_path
-from relpos_jax.training.bucket_lock import lock_in_bucket
-from relpos_jax.training.workdir import check_writable, write_refusal
+from experiments.config import flatten, unknown_key
+from experiments.errors import InputError
+from experiments.files import Path, in_bucket, to_path
+from experiments.training.bucket_lock import lock_in_bucket
+from experiments.training.workdir import check_writable, write_refusal
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFINE = {

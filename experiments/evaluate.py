@@ -13,13 +13,13 @@ import sys
 from typing import Any
 
 from experiments import command
+from experiments.evaluation.pictures import learning_curves
+from experiments.evaluation.records import make_record, to_line
+from experiments.files import Path, to_path, write_whole
 from experiments.run import load_run, own_values, read_config
-from relpos_jax.evaluation.pictures import learning_curves
-from relpos_jax.evaluation.records import make_record, to_line
-from relpos_jax.files import Path, to_path, write_whole
-from relpos_jax.training.metrics import read_metrics
-from relpos_jax.training.task import Run
-from relpos_jax.training.workdir import check_writable, read_json
+from experiments.training.metrics import read_metrics
+from experiments.training.task import Run
+from experiments.training.workdir import check_writable, read_json
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),

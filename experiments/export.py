@@ -22,11 +22,11 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments import command
+from experiments.errors import InputError
 from experiments.run import load_run, load_task
-from relpos_jax.errors import InputError
+from experiments.training.task import Run
 from relpos_jax.models.layers import Layer
 from relpos_jax.nn.attention import MultiHeadAttention
-from relpos_jax.training.task import Run
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 
 from configs import default
 from experiments import command
-from relpos_jax.config import flatten
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation import tables
-from relpos_jax.evaluation.records import Record, group_rows, read_records
-from relpos_jax.graphs import report as graphs
-from relpos_jax.music import report as music
-from relpos_jax.translation import report as translation
+from experiments.config import flatten
+from experiments.errors import InputError
+from experiments.evaluation import tables
+from experiments.evaluation.records import Record, group_rows, read_records
+from experiments.graphs import report as graphs
+from experiments.music import report as music
+from experiments.translation import report as translation
 
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages"),

@@ -11,24 +11,24 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
-from relpos_jax.config import LARGEST, MOST_STEPS, between, check_types, check_values, flatten
-from relpos_jax.data.tokenizer import tokenizer_files
-from relpos_jax.errors import InputError
-from relpos_jax.files import Path, to_path
-from relpos_jax.graphs.task import Graphs
-from relpos_jax.music.task import MusicTask
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import (
+from experiments.config import LARGEST, MOST_STEPS, between, check_types, check_values, flatten
+from experiments.data.tokenizer import tokenizer_files
+from experiments.errors import InputError
+from experiments.files import Path, to_path
+from experiments.graphs.task import Graphs
+from experiments.music.task import MusicTask
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.sharding import (
   make_mesh,
   mesh_sizes,
   put_parameters,
   replicated,
   shapes_on,
 )
-from relpos_jax.training.step import inverse_sqrt, make_train_step, paper_schedule
-from relpos_jax.training.task import Run, Task
-from relpos_jax.training.workdir import changed_data, read_json
-from relpos_jax.translation.task import Translation
+from experiments.training.step import inverse_sqrt, make_train_step, paper_schedule
+from experiments.training.task import Run, Task
+from experiments.training.workdir import changed_data, read_json
+from experiments.translation.task import Translation
 
 _TASKS = dict(translation=Translation, music=MusicTask, graphs=Graphs)
 _CHOICES = {

@@ -14,11 +14,11 @@ import pathlib
 import numpy as np
 
 from experiments import command
+from experiments.errors import InputError
+from experiments.music.piano_roll import draw
+from experiments.music.task import sample_pieces
 from experiments.run import load_run, load_task
-from relpos_jax.decoding.sampling import SamplingParams, check_sampling
-from relpos_jax.errors import InputError
-from relpos_jax.music.piano_roll import draw
-from relpos_jax.music.task import sample_pieces
+from relpos_jax.decoding.sampling import SamplingParams
 
 FLAGS = dict(
   workdir=command.Flag(None, "the folder of a training run"),
@@ -47,6 +47,12 @@ def main(
   average_checkpoints: int,
 ) -> None:
   """Samples a piece, writes it and draws it."""
+  if not 0 <= temperature < float("inf"):
+    raise InputError(f"--temperature={temperature}: give 0, for the most probable, or more")
+  if top_k < 0:
+    raise InputError(f"--top_k={top_k}: give a number of tokens, or 0 for all")
+  if not 0 < top_p <= 1:
+    raise InputError(f"--top_p={top_p}: give a probability above 0, at most 1")
   path = pathlib.Path(out)
   picture = path.with_suffix(".png")
   if path.suffix not in (".mid", ".midi"):
@@ -57,7 +63,6 @@ def main(
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
   sampling = SamplingParams(temperature, top_k, top_p)
-  check_sampling(sampling)
   task = load_task(workdir, "music")
   begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)
   run = load_run(workdir, average_checkpoints=average_checkpoints)

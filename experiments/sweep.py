@@ -41,12 +41,12 @@ import filelock
 import jax
 
 from experiments import command
+from experiments.config import flatten
+from experiments.errors import InputError
+from experiments.evaluation.records import digest, read_records, to_line
+from experiments.files import write_whole
 from experiments.launch import dying_with_this_process
 from experiments.run import own_values, validate
-from relpos_jax.config import flatten
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation.records import digest, read_records, to_line
-from relpos_jax.files import write_whole
 
 FLAGS = dict(
   config=command.SWEEP,

@@ -39,7 +39,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import command
+from experiments.config import flatten
+from experiments.data.batching import prefetch
+from experiments.errors import InputError
 from experiments.evaluate import evaluate
+from experiments.files import Path, in_bucket, to_path, write_whole
 from experiments.plan import peak_operations
 from experiments.run import (
   defaults,
@@ -53,20 +57,15 @@ from experiments.run import (
   validate,
   with_average,
 )
-from relpos_jax.attention.choice import used_rules
-from relpos_jax.config import flatten
-from relpos_jax.data.batching import prefetch
-from relpos_jax.errors import InputError
-from relpos_jax.files import Path, in_bucket, to_path, write_whole
-from relpos_jax.training import processes
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.loop import NonFiniteError, train
-from relpos_jax.training.metrics import NoReporter, Reporter, read_metrics
-from relpos_jax.training.sharding import put_batch, put_parameters, shapes_on
-from relpos_jax.training.signals import StopOnSignal, Stopped
-from relpos_jax.training.step import TrainState, count_operations, init_state, make_eval_step
-from relpos_jax.training.task import Run
-from relpos_jax.training.workdir import (
+from experiments.training import processes
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.loop import NonFiniteError, train
+from experiments.training.metrics import NoReporter, Reporter, read_metrics
+from experiments.training.sharding import put_batch, put_parameters, shapes_on
+from experiments.training.signals import StopOnSignal, Stopped
+from experiments.training.step import TrainState, count_operations, init_state, make_eval_step
+from experiments.training.task import Run
+from experiments.training.workdir import (
   changed_data,
   check_shared,
   claim_workdir,
@@ -79,6 +78,7 @@ from relpos_jax.training.workdir import (
   write_refusal,
   write_run_files,
 )
+from relpos_jax.attention.choice import used_rules
 
 FLAGS = dict(
   config=command.CONFIG,

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments import command
+from experiments.errors import InputError
 from experiments.run import load_run
-from relpos_jax.errors import InputError
-from relpos_jax.training.metrics import track
-from relpos_jax.translation.corpus import read_lines
-from relpos_jax.translation.scores import join_lines
-from relpos_jax.translation.task import MAX_BEAM_SIZE, make_translator, normalize_input
+from experiments.training.metrics import track
+from experiments.translation.corpus import read_lines
+from experiments.translation.scores import join_lines
+from experiments.translation.task import MAX_BEAM_SIZE, make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
 

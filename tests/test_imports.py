@@ -1,6 +1,6 @@
-"""Tests that imports point one way: systems import the library, and never one another.
+"""Tests of the wall: the library needs four packages and never imports what is run.
 
-`experiments` may import everything; nothing but tests imports them.
+Inside the library and inside `experiments`, imports point one way.
 """
 
 import ast
@@ -12,64 +12,60 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-FOUNDATION = {"relpos_jax.typing", "relpos_jax.errors"}
-ATTENTION = FOUNDATION | {"relpos_jax.attention"}
-NN = ATTENTION | {"relpos_jax.nn"}
-MODELS = NN | {"relpos_jax.models"}
-DATA = FOUNDATION | {"relpos_jax.files", "relpos_jax.config", "relpos_jax.data"}
-LIBRARY = MODELS | DATA | {f"relpos_jax.{name}" for name in ("training", "decoding", "evaluation")}
-SYSTEMS = {"relpos_jax.translation", "relpos_jax.music", "relpos_jax.graphs"}
-# The packages of this project that each package may import besides itself.
-MAY_IMPORT = {
+# The packages of this project that each package may import besides itself, one layer a line.
+LAYERS = {
   "relpos_jax.typing": set(),
-  "relpos_jax.errors": set(),
-  "relpos_jax.files": FOUNDATION,
-  "relpos_jax.config": FOUNDATION,
-  "relpos_jax.attention": FOUNDATION,
-  "relpos_jax.nn": ATTENTION,
+  "relpos_jax.attention": {"relpos_jax.typing"},
+  "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
+  "relpos_jax.nn": {"relpos_jax.typing", "relpos_jax.attention"},
+}
+NN = {"relpos_jax.typing", "relpos_jax.attention", "relpos_jax.nn"}
+FOUNDATION = {"relpos_jax.typing", "experiments.errors", "experiments.files", "experiments.config"}
+SHARED = {"experiments.data", "experiments.training", "experiments.evaluation"}
+SYSTEMS = {"experiments.translation", "experiments.music", "experiments.graphs"}
+MAY_IMPORT = LAYERS | {
   "relpos_jax.linen": NN,
   "relpos_jax.models": NN,
-  "relpos_jax.decoding": MODELS,
-  "relpos_jax.data": DATA,
-  "relpos_jax.training": DATA | {"relpos_jax.nn"},
-  "relpos_jax.evaluation": DATA,
-  **dict.fromkeys(sorted(SYSTEMS), LIBRARY),
-  "relpos_jax": {"relpos_jax.attention"},  # the public names, nothing else
+  "relpos_jax.decoding": NN,
   "configs": set(),
+  "experiments.errors": set(),
+  "experiments.files": {"experiments.errors"},
+  "experiments.config": {"experiments.errors"},
+  "experiments.data": FOUNDATION,
+  "experiments.evaluation": FOUNDATION | {"experiments.data"},
+  "experiments.training": FOUNDATION | {"experiments.data", "relpos_jax.nn"},
+  **dict.fromkeys(
+    sorted(SYSTEMS), FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"}
+  ),
 }
-# The third-party libraries that the pure packages may import.
-OUTSIDE = {
-  "relpos_jax.typing": {"jax", "jaxtyping"},
-  "relpos_jax.errors": set(),
-  "relpos_jax.files": {"etils", "fsspec"},
-  "relpos_jax.attention": {"jax", "numpy"},
-  "relpos_jax.nn": {"jax", "flax"},
-  "relpos_jax.linen": {"jax", "flax"},
-  "relpos_jax.models": {"jax", "flax"},
-  "configs": {"ml_collections"},
-}
+COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch", "plan")}
+LIBRARY = {name for name in MAY_IMPORT if name.startswith("relpos_jax")}
 # Third-party libraries that only these modules may import.
 BEHIND = {
-  "orbax": {"relpos_jax.training.checkpoint", "relpos_jax.training.checkpoint_reader"},
-  "fsspec": {"relpos_jax.files"},
-  "tensorboardX": {"relpos_jax.training.metrics"},
-  "tokenizers": {"relpos_jax.data.tokenizer"},
-  "grain": {"relpos_jax.data.batching"},
-  "sacrebleu": {"relpos_jax.evaluation.bleu"},
-  "mido": {"relpos_jax.music.midi_files"},
-  "matplotlib": {"relpos_jax.evaluation.pictures"},
+  "orbax": {"experiments.training.checkpoint", "experiments.training.checkpoint_reader"},
+  "fsspec": {"experiments.files"},
+  "tensorboardX": {"experiments.training.metrics"},
+  "tokenizers": {"experiments.data.tokenizer"},
+  "grain": {"experiments.data.batching"},
+  "sacrebleu": {"experiments.evaluation.bleu"},
+  "mido": {"experiments.music.midi_files"},
+  "matplotlib": {"experiments.evaluation.pictures"},
 }
-# The packages that need the base install only, and the libraries that they may not import, not even
-# through others.
-BASE = {f"relpos_jax.{name}" for name in ("attention", "nn", "linen", "models", "decoding")}
-EXPERIMENTS = {"ml_collections", "tensorflow_datasets", "tokenizers", "sacrebleu", "grain", "mido"}
-EXPERIMENTS |= {"matplotlib", "scipy", "tensorboardX", "sacremoses", "requests", "array_record"}
-EXPERIMENTS |= {"fsspec"}
+
+
+def package(name: str) -> str:
+  """Returns two parts of a module's name: relpos_jax.nn, experiments.data; one of configs."""
+  parts = name.split(".")
+  is_ours = parts[0] in ("relpos_jax", "experiments") and parts[1:2] != ["__init__"]
+  return ".".join(parts[:2]) if is_ours else parts[0]
 
 
 def modules() -> dict[str, pathlib.Path]:
   paths = [path for folder in ("relpos_jax", "configs") for path in (ROOT / folder).rglob("*.py")]
-  return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+  paths += (ROOT / "experiments").glob("*/*.py")
+  paths += [ROOT / f"{name.replace('.', '/')}.py" for name in FOUNDATION if "experiments" in name]
+  names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+  return {name: path for name, path in names.items() if package(name) not in COMMANDS}
 
 
 MODULES = modules()
@@ -85,13 +81,6 @@ def imports(path: pathlib.Path) -> set[str]:
       assert not node.level, f"{path}: imports are absolute"
       names |= {f"{node.module}.{alias.name}" for alias in node.names}
   return names
-
-
-def package(name: str) -> str:
-  """Returns two parts of a module's name in relpos_jax, otherwise one: relpos_jax.nn, configs."""
-  parts = name.split(".")
-  is_ours = parts[0] == "relpos_jax" and len(parts) > 1 and parts[1] != "__init__"
-  return ".".join(parts[:2]) if is_ours else parts[0]
 
 
 PROJECT = {"relpos_jax", "configs", "experiments", "tests"}
@@ -110,16 +99,21 @@ def test_imports_point_one_way(own):
   assert not wrong
 
 
-def test_every_package_is_listed_and_the_library_imports_no_system():
+def test_every_package_is_listed_and_the_library_imports_nothing_that_is_run():
   assert {package(name) for name in MODULES} == {*MAY_IMPORT}
-  assert not SYSTEMS & LIBRARY and not SYSTEMS & set().union(*MAY_IMPORT.values())
+  assert set().union(*(MAY_IMPORT[name] for name in LIBRARY)) < LIBRARY
 
 
-@pytest.mark.parametrize("own", OUTSIDE)
-def test_the_pure_packages_need_few_libraries(own):
+@pytest.mark.parametrize("own", sorted(LIBRARY))
+def test_the_library_needs_four_packages(own):
   modules = [name for name in MODULES if package(name) == own]
   tops = {imported.split(".")[0] for name in modules for imported in IMPORTS[name]}
-  assert modules and tops - PROJECT - sys.stdlib_module_names <= OUTSIDE[own]
+  assert modules and tops - PROJECT - sys.stdlib_module_names <= {
+    "jax",
+    "flax",
+    "numpy",
+    "jaxtyping",
+  }
 
 
 @pytest.mark.parametrize("library, modules", BEHIND.items())
@@ -137,19 +131,3 @@ print([name for name in sys.modules if name.startswith("jax.experimental.pallas"
 """
   answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
   assert (answer.stdout, answer.returncode) == ("[]\n", 0), answer.stderr
-
-
-def test_the_library_needs_the_base_install_only():
-  """Refuses the libraries of the extra `experiments` in an import hook."""
-  program = f"""
-import importlib.abc, sys
-class Refuse(importlib.abc.MetaPathFinder):
-  def find_spec(self, name, path=None, target=None):
-    if name.partition(".")[0] in {sorted(EXPERIMENTS)}:
-      raise ModuleNotFoundError(f"{{name}} is not in the base install")
-sys.meta_path.insert(0, Refuse())
-import relpos_jax, relpos_jax.linen, relpos_jax.nn
-{"".join(f"import {name}{chr(10)}" for name in MODULES if package(name) in BASE)}
-"""
-  answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-  assert answer.returncode == 0, answer.stderr

@@ -38,15 +38,15 @@ import numpy as np
 from experiments import command
 from experiments.benchmark import timing
 from experiments.benchmark.timing import Program, Record, parse_lengths
+from experiments.errors import InputError
+from experiments.evaluation.pictures import CostPanel, cost_curves
+from experiments.evaluation.tables import column_table, markdown_table, rewrite_blocks
+from experiments.training.workdir import environment, write_whole
 from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.partitioned import target_platform
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation.pictures import CostPanel, cost_curves
-from relpos_jax.evaluation.tables import column_table, markdown_table, rewrite_blocks
-from relpos_jax.training.workdir import environment, write_whole
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights

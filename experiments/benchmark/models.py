@@ -36,6 +36,10 @@ from ml_collections import ConfigDict
 from configs.positions import sweep
 from experiments import command
 from experiments.benchmark import timing
+from experiments.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizers, encode, train_tokenizer
+from experiments.errors import InputError
+from experiments.evaluation.records import digest
+from experiments.evaluation.tables import markdown_table, rewrite_blocks
 from experiments.export import ctranslate2_spec, foreign_value
 from experiments.run import (
   init_params,
@@ -46,14 +50,10 @@ from experiments.run import (
   plan_run,
   validate,
 )
-from relpos_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizers, encode, train_tokenizer
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation.records import digest
-from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.training.step import init_state
-from relpos_jax.training.task import Run
-from relpos_jax.training.workdir import environment, write_whole
-from relpos_jax.translation.task import Translation, make_translator
+from experiments.training.step import init_state
+from experiments.training.task import Run
+from experiments.training.workdir import environment, write_whole
+from experiments.translation.task import Translation, make_translator
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 _ORDERS = 6  # of three models

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation.records import hardware
-from relpos_jax.training.workdir import short_commit
+from experiments.errors import InputError
+from experiments.evaluation.records import hardware
+from experiments.training.workdir import short_commit
 
 Record = Mapping[str, Any]
 

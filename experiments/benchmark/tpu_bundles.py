@@ -27,14 +27,14 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmark import timing
+from experiments.errors import InputError
+from experiments.evaluation.tables import markdown_table, rewrite_blocks
 from experiments.plan import chips, use_compiler
+from experiments.training.workdir import environment, write_whole
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.training.workdir import environment, write_whole
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 DIRECTIONS = ("forward", "backward")

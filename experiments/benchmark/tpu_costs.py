@@ -22,12 +22,12 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments import command
 from experiments.benchmark import timing
+from experiments.evaluation.tables import column_table, rewrite_blocks
 from experiments.plan import chips, use_compiler
+from experiments.training.workdir import environment, write_whole
 from relpos_jax import DistanceBias, RelativePositions
 from relpos_jax.attention import choice, pallas_tpu, projected
 from relpos_jax.attention.inputs import Inputs, gather_inputs
-from relpos_jax.evaluation.tables import column_table, rewrite_blocks
-from relpos_jax.training.workdir import environment, write_whole
 
 BATCH, HEADS, WIDTH, K, DTYPE = 8, 8, 64, 16, "bfloat16"
 FLAGS = dict(

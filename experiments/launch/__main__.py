@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments import command
+from experiments.errors import InputError
 from experiments.launch import dying_with_this_process
-from relpos_jax.errors import InputError
 
 FLAGS = dict(
   processes=command.Flag(1, "number of processes; if several, each has one GPU"),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from relpos_jax.errors import InputError
+from experiments.errors import InputError
 
 # Makes libtpu and JAX, which read these when they are loaded, look for no TPU.
 NO_TPU = dict(

@@ -27,12 +27,12 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments import command
+from experiments.errors import InputError
 from experiments.plan import ACROSS, chips, parse, tables, use_compiler
 from experiments.run import make_optimizer, make_step, make_task, plan_model, validate
-from relpos_jax.errors import InputError
-from relpos_jax.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
-from relpos_jax.training.step import TrainState, init_state
-from relpos_jax.training.workdir import environment, write_whole
+from experiments.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
+from experiments.training.step import TrainState, init_state
+from experiments.training.workdir import environment, write_whole
 
 FLAGS = dict(
   config=command.CONFIG,

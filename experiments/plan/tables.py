@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments import command
+from experiments.evaluation.tables import markdown_table, rewrite_blocks
 from experiments.plan import ACROSS, CHIPS, Chip
-from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.training.workdir import short_commit
+from experiments.training.workdir import short_commit
 
 Plan = Mapping[str, Any]
 Step = Mapping[str, Any]

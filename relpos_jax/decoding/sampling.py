@@ -6,7 +6,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.errors import InputError
 from relpos_jax.typing import Array, Bool, Float, Int, Key, PyTree
 
 # Maps M more tokens and the cache to the logits after each, and the new cache.
@@ -29,17 +28,6 @@ class SamplingParams(NamedTuple):
 
 
 UNCHANGED = SamplingParams()
-
-
-def check_sampling(sampling: SamplingParams) -> None:
-  """Raises InputError for a value out of range."""
-  temperature, top_k, top_p = sampling
-  if not 0 <= temperature < float("inf"):
-    raise InputError(f"temperature is {temperature}: give 0, for the most probable, or more")
-  if top_k < 0:
-    raise InputError(f"top_k is {top_k}: give a number of tokens, or 0 for all")
-  if not 0 < top_p <= 1:
-    raise InputError(f"top_p is {top_p}: give a probability above 0, at most 1")
 
 
 def sample(

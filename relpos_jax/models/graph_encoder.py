@@ -66,22 +66,45 @@ class GraphEncoderConfig(LayersConfig):
     return self.num_edge_labels * self.num_directions + 1
 
 
+class GraphBatch(NamedTuple):
+  """B rows of up to G graphs, padded with -1 to T nodes and M edges; features padded with 0.
+
+  Attributes:
+    nodes: the label of each node.
+    segment_ids: the number, within its row, of each node's graph.
+    senders, receivers: the numbers, within their row, of the source and target node of each edge.
+    labels: the label of each edge; -1 for an edge without one.
+    query: the two nodes of each graph's query; -1 if graphs or nodes are classified.
+    target: the class of each graph or query, [B, G]; or of each node, [B, T].
+  """
+
+  nodes: Int[Array, "B T"]
+  segment_ids: Int[Array, "B T"]
+  node_features: Float[Array, "B T features"]
+  senders: Int[Array, "B M"]
+  receivers: Int[Array, "B M"]
+  labels: Int[Array, "B M"]
+  edge_features: Float[Array, "B M F"]
+  query: Int[Array, "B G 2"]
+  target: Int[Array, "B X"]
+
+
 class GraphEncoder(nnx.Module):
   """Maps graphs to logits of each graph, each node, or each graph's query.
 
-  Takes the arrays of a `relpos_jax.graphs.graph.GraphBatch`, in which -1 is padding: B rows of
-  one or several (packed) graphs of T nodes and M edges. Padding and the other graphs of a row have
-  no effect and get no gradient. Permuting the nodes of a graph permutes their logits. Dropout is
-  applied if `rngs` are given.
+  Padding and the other graphs of a row have no effect and get no gradient. Permuting the nodes of a
+  graph permutes their logits. Dropout is applied if `rngs` are given.
 
-  >>> from relpos_jax.graphs.graph import Graph, GraphBatches
-  >>> graph = Graph.of([0, 0, 1], [(0, 1, 3), (1, 2, 0)], target=5, query=(0, 2))
-  >>> batches = GraphBatches([graph], boundaries=(4,), node_budget=8, seed=0)
   >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",
   ...                             num_layers=1, width=16, num_heads=2, feed_forward=16)
+  >>> graphs = GraphBatch(  # one graph of three nodes and two edges, and a pair of nodes to classify
+  ...   nodes=jnp.zeros((1, 3), int), segment_ids=jnp.zeros((1, 3), int),
+  ...   node_features=jnp.zeros((1, 3, 0)), senders=jnp.array([[0, 1]]),
+  ...   receivers=jnp.array([[1, 2]]), labels=jnp.array([[3, 0]]),
+  ...   edge_features=jnp.zeros((1, 2, 0)), query=jnp.array([[[0, 2]]]), target=jnp.array([[5]]))
   >>> model = nnx.jit(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))()
-  >>> nnx.jit(lambda model, graphs: model(graphs))(model, batches[0]).shape
-  (2, 1, 6)
+  >>> nnx.jit(lambda model, graphs: model(graphs))(model, graphs).shape
+  (1, 1, 6)
   """
 
   def __init__(self, config: GraphEncoderConfig, *, rngs: nnx.Rngs):
@@ -96,7 +119,7 @@ class GraphEncoder(nnx.Module):
     self.norm = last_norm(config, rngs)
     self.head = Head(config, rngs=rngs)
 
-  def __call__(self, graphs, rngs: nnx.Rngs | None = None) -> Float[Array, "B X C"]:
+  def __call__(self, graphs: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B X C"]:
     """Returns float32 logits of G graphs or queries, or of T nodes, in every row."""
     x = self.embedding(graphs, rngs)
     options = self._options(complete(graphs, self.config), graphs.segment_ids)
@@ -133,7 +156,7 @@ class NodeEmbedding(nnx.Module):
     self.dropout_rate = config.embedding_dropout_rate
     self.dtype = config.dtype
 
-  def __call__(self, graphs, rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+  def __call__(self, graphs: GraphBatch, rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
     x = self.table(jnp.maximum(graphs.nodes, 0))
     if self.features is not None:
       x += self.features(graphs.node_features)
@@ -191,7 +214,7 @@ class Head(nnx.Module):
     self.kind, self.readout = config.head, config.readout
 
   def __call__(
-    self, x: Float[Array, "B T D"], graphs, rngs: nnx.Rngs | None = None
+    self, x: Float[Array, "B T D"], graphs: GraphBatch, rngs: nnx.Rngs | None = None
   ) -> Float[Array, "B X C"]:
     """Returns float32 logits; X is G for graphs and for queries, T for nodes."""
     rows, num_graphs, _ = graphs.query.shape
@@ -218,7 +241,7 @@ class Edges(NamedTuple):
   features: Float[Array, "B M F"]
 
 
-def complete(graphs, config: GraphEncoderConfig) -> Edges:
+def complete(graphs: GraphBatch, config: GraphEncoderConfig) -> Edges:
   """Adds an edge from each node to itself and, if asked for, reversed edges.
 
   M edges of T nodes become M + T, or 2 M + T with reversed edges. A reversed edge with a label of

@@ -16,10 +16,10 @@ from unittest import mock
 import numpy as np
 
 from experiments import command, train
-from relpos_jax.data.batching import Batch, Batches
-from relpos_jax.data.tokenizer import PAD
-from relpos_jax.training.processes import is_first
-from relpos_jax.translation.task import Translation
+from experiments.data.batching import Batch, Batches
+from experiments.data.tokenizer import PAD
+from experiments.training.processes import is_first
+from experiments.translation.task import Translation
 
 FLAGS = train.FLAGS | dict(
   nan=command.Flag("", "the batches whose loss is to be NaN, counted from 0"),

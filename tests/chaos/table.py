@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from relpos_jax.evaluation.tables import markdown_table, rewrite_blocks
-from relpos_jax.files import write_whole
-from relpos_jax.training.workdir import environment
+from experiments.evaluation.tables import markdown_table, rewrite_blocks
+from experiments.files import write_whole
+from experiments.training.workdir import environment
 
 _BITS = "the bits of the undisturbed run"
 _RIGHT = (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chaos.run import kept, shapes
-from relpos_jax.training.checkpoint import Checkpoints
+from experiments.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.chaos
 

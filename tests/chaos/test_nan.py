@@ -8,7 +8,7 @@ import pytest
 
 from chaos.run import kept, metrics, shapes, state_digests
 from chaos.training import DISTURBED
-from relpos_jax.training.checkpoint import Checkpoints
+from experiments.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.chaos
 

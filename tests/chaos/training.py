@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from chaos.run import Run, digests, metrics
 from experiments.launch import dying_with_this_process
 from experiments.launch.__main__ import environments
-from relpos_jax.training.workdir import list_steps
-from relpos_jax.translation.corpus import load_embedded
+from experiments.training.workdir import list_steps
+from experiments.translation.corpus import load_embedded
 
 ROOT = pathlib.Path(__file__).parents[2]
 DISTURBED = (str(pathlib.Path(__file__).with_name("disturbed.py")),)

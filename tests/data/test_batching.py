@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relpos_jax.data.batching import Batches, bucket_boundaries, prefetch
-from relpos_jax.data.tokenizer import Ragged
-from relpos_jax.errors import InputError
+from experiments.data.batching import Batches, bucket_boundaries, prefetch
+from experiments.data.tokenizer import Ragged
+from experiments.errors import InputError
 
 BOUNDARIES = (3, 5, 8)
 

@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models
 
-from relpos_jax.data import tokenizer as tok
-from relpos_jax.errors import InputError
+from experiments.data import tokenizer as tok
+from experiments.errors import InputError
 
 LINES = [
   "Ein kleiner Mann schläft in der Küche .",

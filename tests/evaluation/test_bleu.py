@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relpos_jax.evaluation.bleu import (
+from experiments.evaluation.bleu import (
   bleu_of_counts,
   corpus_bleu,
   join_subwords,

@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from relpos_jax.evaluation.pictures import (
+from experiments.evaluation.pictures import (
   CostPanel,
   Panel,
   SpreadPanel,
@@ -86,7 +86,7 @@ def test_a_band_reaches_from_the_lowest_to_the_highest(tmp_path):
 
 
 def test_pyplot_is_not_imported():
-  code = "import relpos_jax.evaluation.pictures, sys; sys.exit('matplotlib.pyplot' in sys.modules)"
+  code = "import experiments.evaluation.pictures, sys; sys.exit('matplotlib.pyplot' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

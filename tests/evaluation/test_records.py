@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation.records import (
+from experiments.errors import InputError
+from experiments.evaluation.records import (
   digest,
   make_record,
   read_records,
   to_line,
 )
-from relpos_jax.graphs import tu
+from experiments.graphs import tu
 
 CONFIG = dict(
   name="mine",

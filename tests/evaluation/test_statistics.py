@@ -6,8 +6,8 @@ import sacrebleu
 import scipy.stats
 from sacrebleu.significance import PairedTest
 
-from relpos_jax.evaluation.bleu import sentence_counts, sentence_statistics
-from relpos_jax.evaluation.statistics import (
+from experiments.evaluation.bleu import sentence_counts, sentence_statistics
+from experiments.evaluation.statistics import (
   Comparison,
   Interval,
   compare_scores,

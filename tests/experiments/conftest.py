@@ -19,8 +19,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import command
 from experiments.run import load_run
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.sharding import shapes_on
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.sharding import shapes_on
 
 CONFIG_FILE = '''"""A model that compiles quickly and learns little."""
 

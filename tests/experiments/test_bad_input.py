@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from experiments import command, translate
+from experiments.errors import InputError
 from experiments.run import load_run
-from relpos_jax.errors import InputError
 
 
 @pytest.fixture

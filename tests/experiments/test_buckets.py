@@ -17,12 +17,12 @@ from test_train import _interrupt_at, metrics, results
 
 from experiments import command
 from experiments import train as train_command
-from relpos_jax.errors import InputError
-from relpos_jax.files import to_path
-from relpos_jax.training import bucket_lock
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.metrics import read_metrics
-from relpos_jax.training.workdir import COMPLETE, list_damaged, list_steps
+from experiments.errors import InputError
+from experiments.files import to_path
+from experiments.training import bucket_lock
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.metrics import read_metrics
+from experiments.training.workdir import COMPLETE, list_damaged, list_steps
 
 
 @pytest.fixture(scope="module")

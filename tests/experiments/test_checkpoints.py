@@ -9,7 +9,7 @@ import pytest
 
 from experiments import checkpoints as checkpoints_command
 from experiments import train as train_command
-from relpos_jax.training import checkpoint_reader
+from experiments.training import checkpoint_reader
 
 
 @pytest.fixture

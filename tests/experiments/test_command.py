@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from experiments import command
-from relpos_jax.errors import InputError
+from experiments.errors import InputError
 
 FLAGS = dict(
   config=command.CONFIG,

@@ -16,14 +16,14 @@ from flax import nnx
 from configs import default
 from experiments import command
 from experiments import sweep as cells_module
+from experiments.data.batching import pair_lengths
+from experiments.data.tokenizer import encode_pairs
+from experiments.errors import InputError
+from experiments.evaluation.records import digest, read_records
+from experiments.music.task import MusicTask
 from experiments.run import changes, schedule, validate
-from relpos_jax.data.batching import pair_lengths
-from relpos_jax.data.tokenizer import encode_pairs
-from relpos_jax.errors import InputError
-from relpos_jax.evaluation.records import digest, read_records
+from experiments.translation.task import Translation, transformer_config
 from relpos_jax.models.seq2seq import Transformer
-from relpos_jax.music.task import MusicTask
-from relpos_jax.translation.task import Translation, transformer_config
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 

@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 
 from configs import default
 from experiments import evaluate
+from experiments.data.tokenizer import encode, load_tokenizers
+from experiments.evaluation.bleu import corpus_bleu
+from experiments.evaluation.records import digest
 from experiments.run import changes, load_run
-from relpos_jax.data.tokenizer import encode, load_tokenizers
-from relpos_jax.evaluation.bleu import corpus_bleu
-from relpos_jax.evaluation.records import digest
-from relpos_jax.training.metrics import read_metrics
-from relpos_jax.training.task import Evaluation
+from experiments.training.metrics import read_metrics
+from experiments.training.task import Evaluation
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 
 from configs import multi30k
 from experiments import export
+from experiments.data.tokenizer import Tokenizers, decode, encode, train_tokenizer
 from experiments.run import init_params, make_task, plan_run
-from relpos_jax.data.tokenizer import Tokenizers, decode, encode, train_tokenizer
-from relpos_jax.translation.task import make_translator
+from experiments.translation.task import make_translator
 
 WORDS = [f"w{number}" for number in range(40)]
 

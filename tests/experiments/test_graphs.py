@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from experiments import command
+from experiments.errors import InputError
+from experiments.graphs.graph import Graph, GraphData
 from experiments.run import load_run, make_task
-from relpos_jax.errors import InputError
-from relpos_jax.graphs.graph import Graph, GraphData
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 

@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
+from experiments.music import piano_roll, voices
+from experiments.music.report import likelihood, make_nats_of
 from experiments.run import load_run
-from relpos_jax.music import piano_roll, voices
-from relpos_jax.music.report import likelihood, make_nats_of
-from relpos_jax.training.task import own_copies
+from experiments.training.task import own_copies
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -99,7 +99,9 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (sample(f"--out={tmp_path}/new.wav"), "--out .mid"),
     (sample(f"--out={tmp_path}/nowhere/new.mid"), "--out no folder"),
     (sample(out, "--prime=nothing.mid"), "nothing.mid"),
-    (sample(out, "--top_p=0"), "top_p is 0"),
+    (sample(out, "--top_p=0"), "top_p=0 give"),
+    (sample(out, "--top_k=-1"), "top_k=-1 give"),
+    (sample(out, "--temperature=-1"), "temperature=-1 give"),
     (sample(out, "--average_checkpoints=9"), "average_checkpoints is 9 8"),
     (sample(f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
     (sample(f"--out={tmp_path}/drawn.mid"), "drawn.png exists another --out"),

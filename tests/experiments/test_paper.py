@@ -13,12 +13,12 @@ from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from experiments import command
+from experiments.data.batching import Batch
 from experiments.plan.__main__ import batch_of, first_state
 from experiments.run import make_optimizer, make_step
-from relpos_jax.data.batching import Batch
-from relpos_jax.training.sharding import AXES
-from relpos_jax.training.step import init_state
-from relpos_jax.translation.task import Translation
+from experiments.training.sharding import AXES
+from experiments.training.step import init_state
+from experiments.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 

@@ -13,7 +13,7 @@ from experiments import command
 from experiments.plan import ACROSS, Chip, tables
 from experiments.plan import __main__ as plan
 from experiments.plan.__main__ import Collective, by_kind, find
-from relpos_jax.training.sharding import make_mesh
+from experiments.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
 WMT14, LONG = f"--config={ROOT}/configs/wmt14.py", f"--config={ROOT}/configs/long.py"

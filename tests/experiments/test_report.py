@@ -11,11 +11,11 @@ import pytest
 import sacrebleu
 
 from experiments import report
-from relpos_jax.evaluation.records import digest
-from relpos_jax.graphs import report as graphs
-from relpos_jax.graphs.report import CTP
-from relpos_jax.music import report as music
-from relpos_jax.translation import report as translation
+from experiments.evaluation.records import digest
+from experiments.graphs import report as graphs
+from experiments.graphs.report import CTP
+from experiments.music import report as music
+from experiments.translation import report as translation
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 STUDENT = {3: 4.30265, 2: 12.7062}  # 95% of Student's t, by the number of seeds

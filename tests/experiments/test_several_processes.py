@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import command
-from relpos_jax.training.metrics import read_metrics
+from experiments.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from experiments import command, sweep, train
+from experiments.evaluation.records import read_records
 from experiments.sweep import collect_records, plan_cells
-from relpos_jax.evaluation.records import read_records
 
 CONFIG_FILE = """from configs import quickstart
 

@@ -15,9 +15,9 @@ import pytest
 
 from experiments import train as train_command
 from experiments.run import load_run, read_config, schedule
-from relpos_jax.training.metrics import read_metrics
-from relpos_jax.training.workdir import list_steps
-from relpos_jax.translation import task as translation_task
+from experiments.training.metrics import read_metrics
+from experiments.training.workdir import list_steps
+from experiments.translation import task as translation_task
 
 
 def metrics(workdir):

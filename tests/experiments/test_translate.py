@@ -8,12 +8,12 @@ import pytest
 
 from configs import quickstart
 from experiments import translate as translate_command
+from experiments.data.tokenizer import decode, encode, load_tokenizers
+from experiments.errors import InputError
 from experiments.run import load_run
-from relpos_jax.data.tokenizer import decode, encode, load_tokenizers
-from relpos_jax.errors import InputError
-from relpos_jax.training.sharding import make_mesh
-from relpos_jax.translation.corpus import Corpus
-from relpos_jax.translation.task import Translation, make_translator
+from experiments.training.sharding import make_mesh
+from experiments.translation.corpus import Corpus
+from experiments.translation.task import Translation, make_translator
 
 LINES = [
   "a man sees a tree.",

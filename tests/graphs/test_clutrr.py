@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
-from relpos_jax.errors import InputError
-from relpos_jax.graphs import clutrr
+from experiments.errors import InputError
+from experiments.graphs import clutrr
 
 pytestmark = pytest.mark.usefixtures("data_dir")
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_jax.data.batching import prefetch
-from relpos_jax.graphs.graph import Graph, GraphBatches
+from experiments.data.batching import prefetch
+from experiments.graphs.graph import Graph, GraphBatches
 
 BOUNDARIES = (2, 5, 8)
 

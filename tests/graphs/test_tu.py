@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relpos_jax.errors import InputError
-from relpos_jax.graphs import tu
-from relpos_jax.graphs.graph import Graph, GraphData, GraphNames
+from experiments.errors import InputError
+from experiments.graphs import tu
+from experiments.graphs.graph import Graph, GraphData, GraphNames
 
 pytestmark = pytest.mark.usefixtures("data_dir")
 

@@ -7,8 +7,8 @@ import pytest
 from compiling import quickly, randomly
 from flax import nnx
 
+from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from relpos_jax.attention.edges import pair_features
-from relpos_jax.graphs.graph import Graph, GraphBatch, GraphBatches
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig, complete
 
 LABELS, CLASSES = 3, 5

@@ -8,9 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from relpos_jax.errors import InputError
-from relpos_jax.music import data as music_data
-from relpos_jax.music import voices
+from experiments.errors import InputError
+from experiments.music import data as music_data
+from experiments.music import voices
 
 pytestmark = pytest.mark.usefixtures("data_dir")
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_jax.data.batching import Batches, Tokens
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.errors import InputError
-from relpos_jax.music import data, performance, voices
-from relpos_jax.music.data import MusicRows
+from experiments.data.batching import Batches, Tokens
+from experiments.data.tokenizer import BOS, EOS, PAD
+from experiments.errors import InputError
+from experiments.music import data, performance, voices
+from experiments.music.data import MusicRows
 
 EPOCHS = range(4)
 codecs = st.sampled_from([voices.CODEC, performance.CODEC])

@@ -4,8 +4,8 @@ import mido
 import numpy as np
 import pytest
 
-from relpos_jax.errors import InputError
-from relpos_jax.music.midi_files import Note, Part, Score, read_score, write_score
+from experiments.errors import InputError
+from experiments.music.midi_files import Note, Part, Score, read_score, write_score
 
 
 def save(path, *tracks, **options):

@@ -7,10 +7,10 @@ import pytest
 import scipy.special
 from flax import nnx
 
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
+from experiments.data.tokenizer import BOS, EOS, PAD
+from experiments.music import voices
+from experiments.music.report import likelihood, make_nats_of, token_nats
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-from relpos_jax.music import voices
-from relpos_jax.music.report import likelihood, make_nats_of, token_nats
 
 VOCABULARY = 12
 PIECES = [np.random.default_rng(n).integers(3, VOCABULARY, 4 * n) for n in (2, 12, 5, 40, 1)]

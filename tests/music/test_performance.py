@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.music import performance
-from relpos_jax.music.midi_files import Note, Part, Score
-from relpos_jax.music.performance import NOTE_OFF, NOTE_ON, TIME_SHIFT, VELOCITY, VOCAB_SIZE
+from experiments.data.tokenizer import BOS, EOS, PAD
+from experiments.music import performance
+from experiments.music.midi_files import Note, Part, Score
+from experiments.music.performance import NOTE_OFF, NOTE_ON, TIME_SHIFT, VELOCITY, VOCAB_SIZE
 
 _PITCHES = st.integers(58, 61) | st.integers(0, 127)
 scores = st.lists(

@@ -8,10 +8,10 @@ import scipy.special
 from flax import nnx
 from matplotlib.text import Text
 
+from experiments.music import piano_roll as module
+from experiments.music import voices
+from experiments.music.piano_roll import last_weights, piano_roll
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
-from relpos_jax.music import piano_roll as module
-from relpos_jax.music import voices
-from relpos_jax.music.piano_roll import last_weights, piano_roll
 
 PIECE = voices.encode(np.array([[67, -1, -1, 48]] * 4 + [[65, -1, -1, 48]] * 4))
 TOKENS = np.array([[1, 5, 7, 3, 5, 8]])

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from relpos_jax.data.tokenizer import BOS, EOS, PAD
-from relpos_jax.errors import InputError
-from relpos_jax.music import voices
-from relpos_jax.music.midi_files import Note, Part, Score, write_score
+from experiments.data.tokenizer import BOS, EOS, PAD
+from experiments.errors import InputError
+from experiments.music import voices
+from experiments.music.midi_files import Note, Part, Score, write_score
 
 grids = arrays.arrays(
   np.int64, st.tuples(st.integers(0, 9), st.just(4)), elements=st.integers(-1, 127)

@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.loop import train
-from relpos_jax.training.processes import check_same, join_processes
-from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
-from relpos_jax.training.signals import StopOnSignal
-from relpos_jax.training.step import TrainState
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.loop import train
+from experiments.training.processes import check_same, join_processes
+from experiments.training.sharding import make_mesh, put_batch, put_parameters
+from experiments.training.signals import StopOnSignal
+from experiments.training.step import TrainState
 
 
 class Rows(NamedTuple):

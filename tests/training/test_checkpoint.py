@@ -22,12 +22,12 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from relpos_jax.errors import InputError
-from relpos_jax.training import manifest
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.checkpoint_reader import examine
-from relpos_jax.training.manifest import Damage
-from relpos_jax.training.step import init_state
+from experiments.errors import InputError
+from experiments.training import manifest
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint_reader import examine
+from experiments.training.manifest import Damage
+from experiments.training.step import init_state
 
 
 def make_state(seed=0):

@@ -9,8 +9,8 @@ import pytest
 from compiling import AS_USERS_DO
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from relpos_jax.training import manifest
-from relpos_jax.training.manifest import device_sums, digests
+from experiments.training import manifest
+from experiments.training.manifest import device_sums, digests
 
 DTYPES = ("float32", "bfloat16", "float16", "uint32", "int32", "int8", "bool", "complex64")
 

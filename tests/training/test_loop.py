@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relpos_jax.data.batching import Batch
-from relpos_jax.training.loop import NonFiniteError, train
-from relpos_jax.training.step import TrainState
+from experiments.data.batching import Batch
+from experiments.training.loop import NonFiniteError, train
+from experiments.training.step import TrainState
 
 
 def numbered_batches(start: int = 0):

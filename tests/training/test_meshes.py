@@ -11,15 +11,15 @@ import pytest
 from flax import nnx
 
 from configs import default
-from relpos_jax.data.batching import Batch
-from relpos_jax.data.tokenizer import EOS, PAD
-from relpos_jax.graphs.graph import Graph, GraphBatch, GraphBatches
-from relpos_jax.graphs.task import Graphs
+from experiments.data.batching import Batch
+from experiments.data.tokenizer import EOS, PAD
+from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
+from experiments.graphs.task import Graphs
+from experiments.training.sharding import AXES, make_mesh, put_batch, put_parameters
+from experiments.training.step import init_state, make_train_step
+from experiments.translation.task import Translation
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.sharding import AXES, make_mesh, put_batch, put_parameters
-from relpos_jax.training.step import init_state, make_train_step
-from relpos_jax.translation.task import Translation
 
 SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
 MESHES = [(8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (2, 2, 2, 1), (1, 2, 2, 2)]

@@ -10,9 +10,9 @@ import pytest
 import rich.console
 from tensorboardX.proto.event_pb2 import Event
 
-from relpos_jax.errors import InputError
-from relpos_jax.training import metrics
-from relpos_jax.training.metrics import Reporter, read_metrics, track
+from experiments.errors import InputError
+from experiments.training import metrics
+from experiments.training.metrics import Reporter, read_metrics, track
 
 
 @pytest.fixture

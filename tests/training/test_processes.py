@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from relpos_jax.errors import InputError
-from relpos_jax.training.processes import is_one_of_several, join_processes
+from experiments.errors import InputError
+from experiments.training.processes import is_one_of_several, join_processes
 from tests.training import small_run
 
 ROOT = pathlib.Path(__file__).parents[2]

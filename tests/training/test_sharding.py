@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from relpos_jax.errors import InputError
+from experiments.errors import InputError
+from experiments.training.sharding import _arranged, make_mesh, parameter_sharding, put_batch
+from experiments.training.step import init_state, inverse_sqrt
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.sharding import _arranged, make_mesh, parameter_sharding, put_batch
-from relpos_jax.training.step import init_state, inverse_sqrt
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ import pytest
 from flax import nnx
 
 from configs import default
-from relpos_jax.data.batching import Batch
-from relpos_jax.data.tokenizer import EOS, PAD
-from relpos_jax.graphs.graph import Graph, GraphBatches
-from relpos_jax.graphs.task import Graphs
-from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
-from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.checkpoint import Checkpoints
-from relpos_jax.training.loss import cross_entropy
-from relpos_jax.training.sharding import make_mesh, put_batch, put_parameters
-from relpos_jax.training.step import (
+from experiments.data.batching import Batch
+from experiments.data.tokenizer import EOS, PAD
+from experiments.graphs.graph import Graph, GraphBatches
+from experiments.graphs.task import Graphs
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.loss import cross_entropy
+from experiments.training.sharding import make_mesh, put_batch, put_parameters
+from experiments.training.step import (
   TrainState,
   count_operations,
   init_state,
@@ -26,8 +24,10 @@ from relpos_jax.training.step import (
   make_train_step,
   paper_schedule,
 )
-from relpos_jax.translation import task as translation_task
-from relpos_jax.translation.task import Translation
+from experiments.translation import task as translation_task
+from experiments.translation.task import Translation
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
 RATES = (
   "dropout_rate",

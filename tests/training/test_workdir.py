@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from relpos_jax import files
-from relpos_jax.errors import InputError
-from relpos_jax.training import workdir as workdir_module
-from relpos_jax.training.workdir import check_shared, claim_workdir, write_run_files
+from experiments import files
+from experiments.errors import InputError
+from experiments.training import workdir as workdir_module
+from experiments.training.workdir import check_shared, claim_workdir, write_run_files
 
 CONFIG = dict(
   seed=0,
@@ -109,7 +109,7 @@ def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
 
 def test_a_result_that_is_written_leaves_the_commit_clean_and_code_does_not(tmp_path, monkeypatch):
   git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True)
-  code, result = tmp_path / "relpos_jax/training/workdir.py", tmp_path / "results/a.json"
+  code, result = tmp_path / "experiments/training/workdir.py", tmp_path / "results/a.json"
   for file in (code, result):
     file.parent.mkdir(parents=True)
     file.write_text("1")
@@ -152,7 +152,7 @@ def test_copies_of_a_killed_process_are_deleted_and_those_of_another_are_kept(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
-  code = "from relpos_jax.files import local_folder\nwith local_folder() as folder: "
+  code = "from experiments.files import local_folder\nwith local_folder() as folder: "
   code += "(folder / 'copy').touch(), print(flush=True), __import__('time').sleep(60)"
   with subprocess.Popen(
     [sys.executable, "-c", code], env=dict(os.environ, TMPDIR=str(tmp_path)), stdout=subprocess.PIPE

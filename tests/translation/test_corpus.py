@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relpos_jax.data import builders
-from relpos_jax.data.builders import LazyPairs
-from relpos_jax.errors import InputError
-from relpos_jax.translation import corpus as module
-from relpos_jax.translation.corpus import Corpus, load_embedded, normalize_corpus, normalize_lines
+from experiments.data import builders
+from experiments.data.builders import LazyPairs
+from experiments.errors import InputError
+from experiments.translation import corpus as module
+from experiments.translation.corpus import Corpus, load_embedded, normalize_corpus, normalize_lines
 
 SHA256 = {
   "train": "a61596f2318cf4e374c7f2aa8eada7e1bc8f5e565a03fb81bdf7f91dab1e157f",

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from relpos_jax.errors import InputError
-from relpos_jax.translation import multi30k
-from relpos_jax.translation.corpus import LANGUAGES
+from experiments.errors import InputError
+from experiments.translation import multi30k
+from experiments.translation.corpus import LANGUAGES
 
 pytestmark = pytest.mark.usefixtures("data_dir")
 

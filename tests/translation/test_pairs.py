@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relpos_jax.errors import InputError
-from relpos_jax.translation.corpus import load_pairs, read_lines
+from experiments.errors import InputError
+from experiments.translation.corpus import load_pairs, read_lines
 
 LETTERS = st.sampled_from("a\u2028\u2029\x85\x0b\x0c\x1c\r")  # str.splitlines ends lines at some
 LINES = st.lists(

@@ -9,17 +9,17 @@ from flax import nnx
 
 from configs import multi30k
 from experiments import translate as translate_module
+from experiments.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
+from experiments.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
+from experiments.training.task import Run
+from experiments.translation import scores
+from experiments.translation import task as translation_task
+from experiments.translation.corpus import Corpus
+from experiments.translation.scores import attention_panels
+from experiments.translation.task import Translation
 from relpos_jax import attention_weights
-from relpos_jax.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
-from relpos_jax.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
 from relpos_jax.models.layers import Memory
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.task import Run
-from relpos_jax.translation import scores
-from relpos_jax.translation import task as translation_task
-from relpos_jax.translation.corpus import Corpus
-from relpos_jax.translation.scores import attention_panels
-from relpos_jax.translation.task import Translation
 
 PAIRS = [
   ("a man li@@ kes &apos; a dog", "ein mann m@@ ag &apos; ein@@ en hund"),

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from relpos_jax.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
+from experiments.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
+from experiments.training.sharding import make_mesh, put_parameters
+from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
-from relpos_jax.training.sharding import make_mesh, put_parameters
-from relpos_jax.translation.translator import Translator
 
 WORDS = ["ein", "eine", "Mann", "Hund", "Haus", "geht", "sieht", "schläft", "und", "aber", "dort"]
 OPTIONS = dict(extra_length=6, token_budget=64)

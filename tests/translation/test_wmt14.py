@@ -5,10 +5,10 @@ import importlib.util
 import pytest
 import tensorflow_datasets as tfds
 
-from relpos_jax.data import builders
-from relpos_jax.data.builders import LazyPairs
-from relpos_jax.errors import InputError
-from relpos_jax.translation.corpus import LANGUAGES, load_wmt14
+from experiments.data import builders
+from experiments.data.builders import LazyPairs
+from experiments.errors import InputError
+from experiments.translation.corpus import LANGUAGES, load_wmt14
 
 
 @pytest.fixture(autouse=True)

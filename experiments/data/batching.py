@@ -1,0 +1,252 @@
+"""Batches of examples of similar size, each a function of the seed and the step alone."""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, SupportsIndex
+
+import grain
+import numpy as np
+
+from experiments.data.tokenizer import PAD, Ragged
+from experiments.errors import InputError
+from relpos_jax.typing import Array, Int
+
+
+class Batch(NamedTuple):
+  """Token ids of B sentence pairs, padded to L tokens; the target ends in EOS."""
+
+  source: Int[Array | np.ndarray, "B L"]
+  target: Int[Array | np.ndarray, "B L"]
+
+
+class Tokens(NamedTuple):
+  """Token ids of B sequences, padded to L tokens."""
+
+  tokens: Int[Array | np.ndarray, "B L"]
+
+
+class Schedule:
+  """An endless sequence of batches of examples of similar size: `schedule[step]`, step >= 0.
+
+  An example goes into the bucket of the smallest boundary that holds it, and a bucket's batches
+  have budget // boundary examples (Vaswani et al. 2017, section 5.1). Each epoch has every example
+  once, shuffled within its bucket, and the batches of all buckets in random order. May be read from
+  several threads.
+
+  Attributes:
+    num_per_epoch: batches per epoch, the same in every epoch.
+    shapes: rows per batch and boundary of each bucket that is not empty.
+    buckets: the examples of each bucket, in the order of `shapes`.
+    dropped: the number of examples larger than the last boundary, which are left out.
+    cells: the size of all batches of an epoch, with padding.
+
+  >>> schedule = Schedule(np.array([2, 4, 1, 9]), boundaries=(2, 4), budget=4, seed=None)
+  >>> print(schedule)
+  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 1
+  >>> [(examples.tolist(), bucket) for examples, bucket in (schedule[0], schedule[1])]
+  [([0, 2], 0), ([1], 1)]
+  """
+
+  def __init__(
+    self,
+    sizes: Int[np.ndarray, "examples"],
+    *,
+    boundaries: Sequence[int],
+    budget: int,
+    multiple_of: int = 1,
+    seed: int | None,
+  ):
+    """Sorts the examples into buckets.
+
+    Args:
+      sizes: the size of each example, in tokens or nodes.
+      boundaries: increasing; the examples of a bucket are padded to its boundary.
+      budget: the largest size of a batch, over all devices and microbatches.
+      multiple_of: devices times microbatches, of which the number of rows is a multiple. The
+        examples of a step are the same for any.
+      seed: determines the order. None keeps the order of buckets and examples.
+
+    Raises:
+      ValueError: the boundaries do not increase.
+      InputError: the budget is too small for one multiple of rows, or no example is small enough.
+    """
+    if list(boundaries) != sorted({*boundaries}):
+      raise ValueError(f"boundaries {boundaries}: want increasing ones")
+    self._seed, self._longest = seed, boundaries[-1]
+    _check_any(sizes, self._longest)
+    bucket_of = np.searchsorted(boundaries, sizes)
+    self.buckets, self._batches, shapes = [], [], []
+    for index, boundary in enumerate(boundaries):
+      num_rows = budget // boundary
+      if num_rows < multiple_of:
+        raise InputError(
+          f"boundary {boundary} with a budget of {budget} leaves no room for {multiple_of} rows: "
+          f"raise the budget to {boundary * multiple_of} or lower the boundary"
+        )
+      examples = np.flatnonzero(bucket_of == index).astype(np.int32)
+      if len(examples):
+        starts = range(0, len(examples), num_rows)
+        self._batches += [(len(shapes), slice(start, start + num_rows)) for start in starts]
+        shapes.append((math.ceil(num_rows / multiple_of) * multiple_of, boundary))
+        self.buckets.append(examples)
+    self.shapes, self.num_per_epoch = tuple(shapes), len(self._batches)
+    self.dropped = len(sizes) - sum(map(len, self.buckets))
+    self.cells = sum(math.prod(shapes[bucket]) for bucket, _ in self._batches)
+    self._plan = functools.lru_cache(maxsize=1)(self._shuffled)
+
+  def __getitem__(self, step: SupportsIndex) -> tuple[Int[np.ndarray, "examples"], int]:
+    """Returns the examples of a step's batch, and their bucket."""
+    epoch, index = divmod(operator.index(step), self.num_per_epoch)
+    examples, order = self._plan(epoch)
+    bucket, part = self._batches[order[index]]
+    return examples[bucket][part], bucket
+
+  def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns the examples of each bucket and the batches, in the order of an epoch."""
+    if self._seed is None:
+      return self.buckets, np.arange(self.num_per_epoch)
+    key = np.array([self._seed % 2**64, epoch], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    examples = [generator.permutation(examples) for examples in self.buckets]
+    return examples, generator.permutation(self.num_per_epoch)
+
+  def __str__(self) -> str:
+    shapes = " ".join(f"{rows}x{boundary}" for rows, boundary in self.shapes)
+    dropped = f"dropped (above {self._longest}): {self.dropped:,}"
+    return f"shapes {shapes}, batches per epoch: {self.num_per_epoch:,}, {dropped}"
+
+
+class Batches:
+  """An endless sequence of batches: `batches[step]` for any step >= 0.
+
+  Examples are sentence pairs, or have any other number of sides, and are scheduled by their longest
+  side: see `Schedule`. Rows of padding fill the last batch of a bucket, and every batch up to a
+  multiple of rows.
+
+  Attributes:
+    num_per_epoch, shapes, dropped: as in `Schedule`. A step is compiled once for each shape.
+
+  >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
+  ...                   boundaries=(2, 4), token_budget=4, seed=0)
+  >>> print(batches)
+  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 12%
+  >>> sorted(batches[step].target.tolist() for step in range(2))
+  [[[5, 2], [7, 2]], [[6, 2, 0, 0]]]
+  """
+
+  def __init__(
+    self,
+    *sides: Any,
+    kind: Callable[..., Any] = Batch,
+    boundaries: Sequence[int],
+    token_budget: int,
+    multiple_of: int = 1,
+    seed: int | None,
+  ):
+    """Schedules the examples; the other arguments and errors are those of `Schedule`.
+
+    Args:
+      sides: sources and targets, with the same number of rows. Each is a sequence of integer rows,
+        or an object with `in_epoch(epoch)`, the rows of an epoch as `Ragged`, and `lengths`, the
+        largest of each row in any epoch.
+      kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
+      token_budget: the largest number of tokens per batch, examples times boundary.
+    """
+    self._sides = [side if hasattr(side, "in_epoch") else Ragged.of(side) for side in sides]
+    self._kind = kind
+    self._schedule = Schedule(
+      pair_lengths(*self._sides),
+      boundaries=boundaries,
+      budget=token_budget,
+      multiple_of=multiple_of,
+      seed=seed,
+    )
+    self.num_per_epoch = self._schedule.num_per_epoch
+    self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
+
+  def __getitem__(self, step: SupportsIndex) -> Any:
+    rows, bucket = self._schedule[step]
+    sides = [side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides]
+    return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
+
+  @property
+  def examples(self) -> list[np.ndarray]:
+    """Returns the rows of all sides in the first epoch, before they are batched."""
+    return [x for side in self._sides for x in (side.in_epoch(0).values, side.in_epoch(0).offsets)]
+
+  @property
+  def padding(self) -> float:
+    """Returns the fraction of padding in the tokens of an epoch, over all sides."""
+    lengths = [side.in_epoch(0).lengths for side in self._sides]
+    tokens = sum(side[pairs].sum() for side in lengths for pairs in self._schedule.buckets)
+    return float(1 - tokens / (self._schedule.cells * len(lengths)))
+
+  def __str__(self) -> str:
+    return f"{self._schedule}, padding: {self.padding:.0%}"
+
+
+def pair_lengths(*sides: Any) -> Int[np.ndarray, "pairs"]:
+  """Returns the length of each pair: max(source, target).
+
+  >>> pair_lengths(Ragged.of([[5, 2], [2]]), Ragged.of([[2], [5, 6, 2]]))
+  array([2, 3])
+  """
+  return np.maximum.reduce([side.lengths for side in sides])
+
+
+def bucket_boundaries(
+  lengths: Int[np.ndarray, "examples"],
+  number: int,
+  *,
+  max_length: int | None = None,
+  multiple_of: int = 1,
+) -> tuple[int, ...]:
+  """Computes the boundaries, at most `number`, that need the least padding.
+
+  The solution is exact, by dynamic programming over the distinct lengths.
+
+  Args:
+    lengths: the length of each example, in tokens or nodes.
+    number: the largest number of boundaries.
+    max_length: examples longer than this are ignored.
+    multiple_of: every boundary is a multiple of this (8 suits TPUs).
+
+  Raises:
+    InputError: every example is longer than max_length.
+
+  >>> bucket_boundaries(np.array([3, 3, 3, 4, 9, 10]), 2)
+  (4, 10)
+  """
+  max_length = max_length or int(lengths.max(initial=0))
+  _check_any(lengths, max_length)
+  short = lengths[lengths <= max_length]
+  ends, counts = np.unique(-(-short // multiple_of) * multiple_of, return_counts=True)
+  ends, examples = np.concatenate([[0], ends]), np.concatenate([[0], np.cumsum(counts)])
+  # cells[j]: the fewest tokens, with padding, of the examples up to length ends[j]. Each iteration
+  # adds a bucket, which holds the lengths i + 1 to j.
+  cells, previous = np.where(examples, np.inf, 0.0), []
+  none = np.tri(len(ends), dtype=bool)
+  for _ in range(min(number, len(counts))):
+    table_ij = np.where(none, np.inf, cells[:, None] + (examples - examples[:, None]) * ends)
+    cells = table_ij.min(0)
+    previous.append(table_ij.argmin(0))
+  boundaries, j = [], len(counts)
+  for bucket in reversed(previous):
+    boundaries.append(int(ends[j]))
+    j = bucket[j]
+  return tuple(reversed(boundaries))
+
+
+def _check_any(sizes: Int[np.ndarray, "examples"], longest: int) -> None:
+  if not (sizes <= longest).any():
+    raise InputError(
+      f"none of {len(sizes)} examples is at most {longest} long: give other data or raise the limit"
+    )
+
+
+def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:
+  """Yields `batches[start]` to `batches[stop - 1]`, made ahead in a thread."""
+  steps = grain.MapDataset.range(start, stop).map(batches.__getitem__)
+  return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

@@ -1,0 +1,285 @@
+"""Vocabularies: text to token ids and back.
+
+The subword kinds, bpe and wordpiece, work on bytes, so no text is unknown and none is lost.
+Encoding adds a space before a line and decoding removes it: a word is the same token at the start
+of a line as inside it. Tokens do not cross from letters to digits, signs or white space, so text
+that spells a special token ("</s>") becomes ordinary tokens.
+
+The kind "words" is for text in tokens separated by white space. Those that are not in the
+vocabulary, or spell a special token, are unknown.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import (
+  Regex,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  processors,
+  trainers,
+)
+
+from experiments.errors import InputError
+from experiments.files import Path, write_whole
+from relpos_jax.typing import Array, Int, Integer
+
+KINDS = ("bpe", "wordpiece", "words")
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+_SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+# GPT-2's split, with accents kept with their letter and a limit to the length of words, without
+# which WordPiece takes cubic time and fails on long ones.
+_LONGEST_WORD = 64
+_WORDS = (
+  r"'(?:s|t|re|ve|m|ll|d)(?![\p{L}\p{M}])"
+  r"| ?[\p{L}\p{M}]{1,N}| ?\p{N}{1,N}| ?[^\s\p{L}\p{M}\p{N}]{1,N}|\s{1,N}(?!\S)|\s"
+).replace("1,N", f"1,{_LONGEST_WORD}")
+_LINES_AT_ONCE = 16_384
+_END = processors.TemplateProcessing(
+  single=f"$A {_SPECIAL[EOS]}", special_tokens=[(_SPECIAL[EOS], EOS)]
+)
+_JOINT = ("tokenizer.json",)
+_SEPARATE = ("tokenizer.source.json", "tokenizer.target.json")
+
+_Ids = Integer[Array | np.ndarray, "L"] | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ragged(Sequence):
+  """Rows of unequal length in one array, so that millions of sentences fit into memory.
+
+  Row i is `values[offsets[i] : offsets[i + 1]]` as int32.
+  """
+
+  values: Integer[np.ndarray, "tokens"]
+  offsets: Int[np.ndarray, "rows_and_one"]
+
+  @classmethod
+  def of(cls, rows: Iterable[Sequence[int] | np.ndarray]) -> "Ragged":
+    """Concatenates rows."""
+    arrays = [np.asarray(row, np.int32) for row in rows]
+    return cls.joined(np.concatenate([np.empty(0, np.int32), *arrays]), [*map(len, arrays)])
+
+  @classmethod
+  def joined(
+    cls, values: Integer[np.ndarray, "tokens"], lengths: Sequence | np.ndarray
+  ) -> "Ragged":
+    """Splits values into rows of these lengths."""
+    return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+  @property
+  def lengths(self) -> Int[np.ndarray, "rows"]:
+    return np.diff(self.offsets)
+
+  def in_epoch(self, epoch: int) -> "Ragged":
+    """Returns itself: the rows are the same in every epoch."""
+    return self
+
+  def __len__(self) -> int:
+    return len(self.offsets) - 1
+
+  def __getitem__(self, index: int) -> Int[np.ndarray, "tokens"]:
+    row = range(len(self))[index]
+    return self.values[self.offsets[row] : self.offsets[row + 1]].astype(np.int32)
+
+  def padded(
+    self, rows: Int[np.ndarray, "rows"], shape: tuple[int, int], padding: int
+  ) -> Int[np.ndarray, "B L"]:
+    """Returns an int32 array of the chosen rows, padded to a shape.
+
+    >>> Ragged.of([[5, 6, 2], [2], [7, 2]]).padded(np.array([2, 0]), (3, 4), 0)
+    array([[7, 2, 0, 0],
+           [5, 6, 2, 0],
+           [0, 0, 0, 0]], dtype=int32)
+    """
+    result = np.full(shape, padding, np.int32)
+    starts, ends = self.offsets[rows, None], self.offsets[rows + 1, None]
+    positions = starts + np.arange(shape[1])
+    real = positions < ends
+    result[: len(rows)][real] = self.values[positions[real]]
+    return result
+
+
+class Tokenizers(NamedTuple):
+  """The tokenizers of source and target; a joint vocabulary is one object."""
+
+  source: Tokenizer
+  target: Tokenizer
+
+
+def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
+  """Learns a vocabulary, deterministically; for "words" in any order of the lines.
+
+  Args:
+    lines: the text; that of both languages for a joint vocabulary.
+    kind: "bpe" (Sennrich et al. 2016: merges in the order learned), "wordpiece" (Schuster and
+      Nakajima 2012, as in HF tokenizers: the same training, then longest match first) or "words"
+      (the most frequent words, and of equally frequent ones the first by code points).
+    size: the largest number of entries, with the special tokens and, for subwords, the 256 bytes.
+
+  Raises:
+    InputError: the size is too small for the special tokens and the bytes or one word.
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
+  >>> pieces(tokenizer, encode(tokenizer, ["ein Mann"])[0])
+  ['▁ein', '▁Mann', '</s>']
+  """
+  others, what = (1, "one word") if kind == "words" else (len(_ALPHABET), "the bytes")
+  if size < (smallest := len(_SPECIAL) + others):
+    raise InputError(
+      f"vocabulary size {size}: choose at least {smallest}, the special tokens and {what}"
+    )
+  if kind == "words":
+    return _train_words(lines, size)
+  make_trainer = functools.partial(
+    dict(bpe=trainers.BpeTrainer, wordpiece=trainers.WordPieceTrainer)[kind],
+    vocab_size=size,
+    min_frequency=2,
+    show_progress=False,
+    special_tokens=_SPECIAL,
+    initial_alphabet=_ALPHABET,
+  )
+  if kind == "bpe":
+    model, trainer = models.BPE(), make_trainer()
+  else:
+    longest = 4 * _LONGEST_WORD + 1  # bytes of UTF-8 and the space
+    model = models.WordPiece(unk_token=_SPECIAL[UNK], max_input_chars_per_word=longest)
+    # With a prefix for continuations, training would depend on the order of a hash table.
+    trainer = make_trainer(continuing_subword_prefix="")
+  learner = _pipeline(model)
+  learner.train_from_iterator(lines, trainer)
+  # A new pipeline: the trained one would find special tokens in text.
+  return _pipeline(learner.model)
+
+
+def _pipeline(model: models.Model) -> Tokenizer:
+  tokenizer = Tokenizer(model)
+  tokenizer.normalizer = normalizers.Prepend(" ")
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  tokenizer.post_processor = _END
+  tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+  return tokenizer
+
+
+def _train_words(lines: Iterable[str], size: int) -> Tokenizer:
+  counter = Tokenizer(models.WordLevel())
+  counter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  # Trained without special tokens, because one that occurs as a word would lose its id.
+  counter.train_from_iterator(
+    lines, trainers.WordLevelTrainer(vocab_size=size, show_progress=False)
+  )
+  ids = counter.get_vocab()
+  entries = [*_SPECIAL, *(word for word in sorted(ids, key=ids.get) if word not in _SPECIAL)]
+  vocabulary = {entry: i for i, entry in enumerate(entries[:size])}
+  tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL[UNK]))
+  special = Regex(rf"(?<!\S)(?:{'|'.join(_SPECIAL)})(?!\S)")
+  tokenizer.normalizer = normalizers.Replace(special, _SPECIAL[UNK])
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  tokenizer.post_processor = _END
+  return tokenizer
+
+
+def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Ragged:
+  """Returns the token ids of each line, with EOS and without BOS.
+
+  Lines are read lazily, and stored in two bytes per token (four if the vocabulary has more than
+  65,536 entries). Runs on all cores unless TOKENIZERS_PARALLELISM=false.
+  """
+  dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32
+  values, lengths = [np.empty(0, dtype)], [np.empty(0, np.int64)]
+  remaining = iter(lines)
+  while chunk := list(itertools.islice(remaining, _LINES_AT_ONCE)):
+    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(chunk)]
+    lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+    values.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, lengths[-1].sum()))
+  return Ragged.joined(np.concatenate(values), np.concatenate(lengths))
+
+
+def encode_pairs(tokenizers: Tokenizers, pairs: Iterable[tuple[str, str]]) -> tuple[Ragged, Ragged]:
+  """Returns the token ids of both sides, without the white space around lines."""
+  return tuple(
+    encode(tokenizer, (pair[side].strip() for pair in pairs))
+    for side, tokenizer in enumerate(tokenizers)
+  )
+
+
+def decode(tokenizer: Tokenizer, ids: _Ids) -> str:
+  """Returns the text of the tokens before the first EOS, without PAD and BOS.
+
+  For subwords, decoding inverts encoding, including all spaces. Bytes that form no character become
+  U+FFFD. Words are joined by one space.
+  """
+  until_eos = itertools.takewhile(lambda token: token != EOS, np.asarray(ids).tolist())
+  text = [token for token in until_eos if token not in (PAD, BOS)]
+  return tokenizer.decode(text, skip_special_tokens=False)
+
+
+def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
+  """Returns the text of each token, for labels of plots; a space becomes "▁".
+
+  Tokens that are parts of a character become "�". Those of the kind "words" are returned as they
+  are.
+
+  >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann"], "bpe", size=300)
+  >>> pieces(tokenizer, encode(tokenizer, ["ein Mann, müde"])[0])
+  ['▁ein', '▁Mann', ',', '▁', 'm', '�', '�', 'd', 'e', '</s>']
+  """
+  tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
+  if isinstance(tokenizer.model, models.WordLevel):
+    return tokens
+  text = lambda token: decoders.ByteLevel().decode([token]).replace(" ", "▁")
+  return [token if token in _SPECIAL else text(token) for token in tokens]
+
+
+def save_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:
+  """Writes tokenizer.json (joint) or tokenizer.source.json and tokenizer.target.json."""
+  names = _JOINT if tokenizers.source is tokenizers.target else _SEPARATE
+  for name, tokenizer in zip(names, tokenizers, strict=False):
+    write_whole(folder / name, tokenizer.to_str())
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+  """Returns the files that `save_tokenizers` wrote, or none if one of two is missing."""
+  for names in (_JOINT, _SEPARATE):
+    if all((folder / name).exists() for name in names):
+      return [folder / name for name in names]
+  return []
+
+
+def load_tokenizers(folder: Path) -> Tokenizers:
+  """Reads the files that `save_tokenizers` wrote.
+
+  Raises:
+    InputError: a file is missing or damaged.
+  """
+  paths, tokenizers = tokenizer_files(folder), []
+  if not paths:
+    raise InputError(
+      f"no {_JOINT[0]} in {folder}: restore it, or both of {' and '.join(_SEPARATE)}, or name the "
+      "folder of a training run"
+    )
+  for path in paths:
+    try:
+      tokenizer = Tokenizer.from_str(path.read_bytes().decode())
+      # With another end or other special tokens, HF tokenizers would panic when it is used.
+      is_end = tokenizer.post_processor.__getstate__() == _END.__getstate__()
+      if not is_end or [*map(tokenizer.token_to_id, _SPECIAL)] != [PAD, BOS, EOS, UNK]:
+        raise ValueError("other special tokens")
+      encode(tokenizer, ["a 1 <unk>"])
+      tokenizers.append(tokenizer)
+    except Exception as error:  # the type that HF tokenizers raises
+      raise InputError(f"{path} is damaged: restore it, or train again in a new folder") from error
+  return Tokenizers(tokenizers[0], tokenizers[-1])

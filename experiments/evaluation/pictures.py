@@ -1,0 +1,260 @@
+"""Pictures: learning curves, costs and scores over length, attention.
+
+The suffix of a picture's path selects its format.
+"""
+
+import itertools
+import math
+import textwrap
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from experiments.files import Path, to_path, whole_file
+from relpos_jax.typing import ArrayLike, Float
+
+_TRAIN, _VALID, GREY = "#4477aa", "#cc3311", "#666666"
+_MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
+# Paul Tol's "bright" and "vibrant", which colour-blind readers can distinguish, as do the markers.
+COLOURS = (
+  *("#000000", "#4477aa", "#ee6677", "#228833", "#ccbb44"),
+  *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
+)
+_MARKERS = "osD^vPX<>*d"
+DPI = 150
+
+
+class CostPanel(NamedTuple):
+  """A measure, such as milliseconds, over the length T: a curve of (T, measure) for each name."""
+
+  title: str
+  measure: str
+  curves: Mapping[str, Sequence[tuple[float, float]]]
+
+
+class Panel(NamedTuple):
+  """A matrix, and the labels of its rows and columns (for attention weights, queries and keys)."""
+
+  title: str
+  weights: Float[ArrayLike, "T S"]
+  rows: Sequence[str]
+  columns: Sequence[str]
+
+
+class SpreadPanel(NamedTuple):
+  """Curves with their spread: points (x, lowest, mean, highest) for each name."""
+
+  x: str
+  y: str
+  curves: Mapping[str, Sequence[tuple[float, float, float, float]]]
+  mark: tuple[float, str] | None = None  # a dotted line at this x, and its label
+
+
+def learning_curves(
+  metrics: Sequence[Mapping[str, Any]], path: str | Path, score: str = "BLEU"
+) -> Path:
+  """Draws the losses, the score and the learning rate over the steps, and returns the path.
+
+  Args:
+    metrics: the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
+      "learning_rate", and "valid_" with the name of the score in lower case.
+    path: the picture's file.
+    score: the name of a score, such as BLEU; higher is better.
+  """
+  names = ("loss", "valid_loss", f"valid_{score.lower()}", "learning_rate")
+  loss, valid_loss, scores, rate = (_series(metrics, name) for name in names)
+  heights = [2.6] + [1.8] * bool(scores) + [1.1] * bool(rate)
+  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=DPI, layout="constrained")
+  axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+  if loss:
+    smooth = _smooth(loss[1])
+    axes[0].plot(*loss, color=_TRAIN, alpha=0.35, linewidth=0.8)
+    label = f"training, last {smooth[-1]:.2f}"
+    axes[0].plot(loss[0], smooth, color=_TRAIN, linewidth=1.8, label=label)
+  if valid_loss:
+    label = f"validation, last {valid_loss[1][-1]:.2f}"
+    axes[0].plot(*valid_loss, "o-", color=_VALID, label=label, **_MARKED)
+  axes[0].set_ylabel("loss (nats)")
+  if loss or valid_loss:
+    axes[0].legend(frameon=False)
+  if scores:
+    step, best = max(zip(*scores, strict=True), key=lambda point: point[1])
+    label = f"validation, best {best:.3g} at step {step:,.0f}"
+    axes[1].plot(*scores, "o-", color=_VALID, label=label, **_MARKED)
+    axes[1].set(ylabel=score, ylim=(0, 1.15 * best or 1.0))
+    axes[1].legend(frameon=False, loc="lower right")
+  if rate:
+    axes[-1].plot(*rate, color=GREY, linewidth=1.5)
+    axes[-1].set(ylabel="learning rate", ylim=(0, None))
+  for ax in axes:
+    clean(ax)
+  axes[-1].set_xlabel("step")
+  axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+  axes[-1].xaxis.set_major_formatter("{x:,.0f}")
+  figure.align_ylabels(axes)
+  return save(figure, path)
+
+
+def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns the steps and values of the records with a finite number of this name."""
+  values = [(record["step"], record.get(name)) for record in metrics]
+  pairs = [(step, value) for step, value in values if value is not None and np.isfinite(value)]
+  return tuple(np.array(pairs, float).T) if pairs else None
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+  """Computes a centred running mean over a thirtieth of the curve, less at the ends."""
+  window = np.ones(len(values) // 30 + 1)
+  return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
+
+
+def cost_curves(
+  rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: str | Path
+) -> Path:
+  """Draws measures over length on logarithmic axes, with one legend, and returns the path.
+
+  Args:
+    rows: rows of panels side by side.
+    dashed: names of the baselines, whose curves are dashed. "a (b)" has the colour of "a".
+    path: the picture's file.
+  """
+  names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
+  kind = lambda name: name.partition(" (")[0]
+  kinds = list(dict.fromkeys(map(kind, names)))
+  styles = {name: _style(kinds.index(kind(name)), name in dashed) for name in names}
+  columns = max(map(len, rows))
+  size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
+  figure = Figure(size, dpi=DPI, layout="constrained")
+  grid = figure.subplots(len(rows), columns, squeeze=False)
+  for ax, panel in itertools.chain.from_iterable(map(itertools.zip_longest, grid, rows)):
+    if panel is None:
+      ax.set_visible(False)
+      continue
+    for name, points in panel.curves.items():
+      ax.plot(*zip(*points, strict=True), label=name, **styles[name])
+    ax.set(xscale="log", yscale="log", xlabel="T", ylabel=panel.measure)
+    ax.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
+    lengths = sorted({length for points in panel.curves.values() for length, _ in points})
+    # At most about five ticks, the last length among them.
+    ax.set_xticks(lengths[:: -math.ceil(len(lengths) / 5)])
+    ax.minorticks_off()
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:,.10g}")
+    clean(ax)
+  return _save_with_legend(figure, names, 2 * columns, path)
+
+
+def spread_curves(panels: Sequence[SpreadPanel], path: str | Path) -> Path:
+  """Draws panels side by side with one legend, and returns the path.
+
+  Each curve is in a band from its lowest to its highest values. A name has the same colour in all
+  panels.
+  """
+  names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+  size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
+  figure = Figure(size, dpi=DPI, layout="constrained")
+  for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for name, points in panel.curves.items():
+      style = _style(names.index(name), is_dashed=False)
+      x, low, mean, high = np.array(points, float).reshape(-1, 4).T
+      ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+      ax.plot(x, mean, label=name, **style)
+    if panel.mark:
+      x, text = panel.mark
+      at: dict[str, Any] = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
+      ax.axvline(x, color=GREY, linestyle=":", linewidth=1.2, zorder=1)
+      ax.annotate(text, (x, 1), xytext=(4, -2), va="top", color=GREY, fontsize=8, **at)
+    ax.set(xlabel=panel.x, ylabel=panel.y)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    clean(ax)
+  rows = math.ceil(len(names) / (3 * len(panels)))
+  return _save_with_legend(figure, names, math.ceil(len(names) / rows), path)
+
+
+def _style(number: int, is_dashed: bool) -> dict[str, Any]:
+  lines = dict(linestyle="--", markerfacecolor="white", zorder=2) if is_dashed else dict(zorder=3)
+  marker = _MARKERS[number % len(_MARKERS)]
+  return dict(color=COLOURS[number % len(COLOURS)], marker=marker) | _MARKED | lines
+
+
+def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) -> Path:
+  lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
+  handles = [lines[name] for name in names]
+  figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+  return save(figure, path)
+
+
+def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
+  """Draws matrices of attention weights side by side on one colour scale, and returns the path.
+
+  Up to three panels of five to forty words per axis are readable.
+  """
+  longest = max(max(len(panel.rows), len(panel.columns)) for panel in panels)
+  cell = float(np.clip(8.0 / longest, 0.09, 0.45))
+  fontsize = min(11.0, 0.6 * cell * 72)  # a point is 1/72 inch
+  widths = [len(panel.columns) * cell for panel in panels]
+  # Inches of the cells, the labels and a margin; a letter is 0.6 of the font size wide.
+  letter = 0.6 * fontsize / 72
+  inches = lambda words, others: len(words) * cell + max(map(len, others)) * letter
+  size = (
+    1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
+    1.0 + max(inches(panel.rows, panel.columns) for panel in panels),
+  )
+  figure = Figure(size, dpi=DPI, layout="constrained")
+  axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
+  highest = float(max(np.max(panel.weights) for panel in panels))
+  for ax, panel, width in zip(axes, panels, widths, strict=True):
+    image = _draw_weights(ax, panel, highest, fontsize)
+    title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
+    ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
+  # panchor=False keeps the panels aligned at the top.
+  bar = figure.colorbar(
+    image, ax=list(axes), anchor=(0, 1), panchor=False, shrink=0.6, aspect=25, pad=0.02
+  )
+  bar.set_label("attention weight")
+  bar.outline.set_visible(False)
+  return save(figure, path)
+
+
+def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
+  _, weights, rows, columns = panel
+  image = ax.pcolormesh(
+    np.asarray(weights), cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
+  )
+  # Dollar signs in words do not start formulas.
+  text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
+  ax.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)
+  ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **text)
+  ax.tick_params(length=0)
+  ax.xaxis.tick_top()
+  ax.invert_yaxis()
+  ax.set_aspect("equal", anchor="N")
+  ax.spines[:].set_visible(False)
+  ax.set_ylabel("query", color=GREY)
+  ax.set_xlabel("key", color=GREY)
+  return image
+
+
+def clean(ax: Axes) -> None:
+  """Removes the box around curves and draws a pale grid behind them."""
+  ax.spines[["top", "right"]].set_visible(False)
+  ax.grid(color="#dddddd", linewidth=0.6)
+  ax.set_axisbelow(True)
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+  """Writes a picture and returns its path."""
+  path = to_path(path)
+  with warnings.catch_warnings():
+    # The font lacks some scripts; it draws a box for a missing glyph.
+    warnings.filterwarnings("ignore", "Glyph .* missing from")
+    with whole_file(path) as file:
+      figure.savefig(file, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.15)
+  return path

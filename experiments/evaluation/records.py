@@ -1,0 +1,202 @@
+"""Records of finished runs: one line of JSON each, the source of all tables and curves.
+
+A record is a dict of
+
+  sweep, row, seed    the cell of the sweep; for a single run, "" and the name of its config
+  digest              of `config`
+  config              the values by dotted key that differ from configs/default.py for the task,
+                      and the task if it is not translation
+  commit, date        of the code, and of the last start of the run
+  hardware, packages  a description of the machine, and versions by name
+  budget              updates, tokens_per_update, minutes, tokens_per_second
+  checkpoints         steps of the checkpoints averaged, which were scored; old records have none
+  scores              by split: sacrebleu, paper_bleu and signatures for translation; the first is
+                      the main score of the task
+  sentences           by split. Translation, a row per sentence: length (the longer of source and
+                      reference in vocabulary tokens, without the end mark), hyp_len, ref_len and
+                      the matches c1 to c4 of `bleu.sentence_statistics`. Graphs, a row per graph:
+                      size (nodes, or relations of a chain), and 1 if classified right. Music, a row
+                      per piece: tokens, and the nats of these and of the end
+  curve               rows of step, valid_loss and valid score, null if none
+
+The rows of sentences determine BLEU of any selection of them. A record holds no text of the data.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.errors import InputError
+
+# Excluded from the digest: the name of a run, and folders of data with verified checksums.
+_EXCLUDED = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
+_ARCHIVES = ("MUTAG", "Mutagenicity")  # verified data sets of `data.tu`; the first is the default
+Record = Mapping[str, Any]
+
+
+def digest(changes: Mapping[str, Any]) -> str:
+  """Returns 12 hex digits of the SHA-256 of the config's values that differ from the defaults.
+
+  Independent of names, of folders of data with verified checksums, and of the order of keys. A new
+  key whose default keeps the old behaviour does not change the digests of old records.
+
+  >>> digest({"name": "a", "model.rate": 0.0})
+  'b52a29831b1c'
+  >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
+  True
+  """
+  # 0 and 0.0 are the same value.
+  values = {key: float(x) if type(x) is int else x for key, x in _without_folders(changes).items()}
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _without_folders(changes: Mapping[str, Any]) -> dict[str, Any]:
+  checked = changes.get("data.tu.name", _ARCHIVES[0]) in _ARCHIVES
+  excluded = {*_EXCLUDED, *["data.tu.path"] * checked}
+  return {key: value for key, value in changes.items() if key not in excluded}
+
+
+def make_record(
+  config: Mapping[str, Any],
+  changes: Mapping[str, Any],
+  environment: Mapping[str, Any],
+  metrics: Iterable[Mapping[str, Any]],
+  scores: Mapping[str, Any],
+  sentences: Mapping[str, list[list[int | float]]],
+  checkpoints: Sequence[int],
+) -> dict[str, Any]:
+  """Returns the record of a single run.
+
+  Args:
+    config, environment, metrics: the contents of the run's config.json and other files.
+    changes: the values by dotted key that differ from the defaults.
+    scores, sentences: by split, as in the record.
+    checkpoints: the steps averaged.
+  """
+  metrics = [*metrics]
+  speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
+  evaluations = [line for line in metrics if "valid_loss" in line]
+  is_score = lambda name: name.startswith("valid_") and name != "valid_loss"
+  score = lambda line: next((line[name] for name in line if is_score(name)), None)
+  return dict(
+    **dict(sweep="", row=config["name"], seed=config["seed"], digest=digest(changes)),
+    config=_without_folders(changes),
+    commit=environment["git_commit"],
+    date=environment["date"],
+    hardware=hardware(environment),
+    packages=dict(python=environment["python"], **environment["packages"]),
+    budget=dict(
+      updates=checkpoints[-1],
+      tokens_per_update=config["batches"]["tokens"],
+      # From the first step to the last evaluation, pauses included.
+      minutes=round((metrics[-1]["time"] - metrics[0]["time"]) / 60, 2),
+      tokens_per_second=round(statistics.median(speeds), 1) if speeds else None,
+    ),
+    checkpoints=[*checkpoints],
+    scores=dict(scores),
+    sentences=dict(sentences),
+    curve=[[line["step"], line["valid_loss"], score(line)] for line in evaluations],
+  )
+
+
+def hardware(environment: Mapping[str, Any]) -> str:
+  """Describes the machine of a run from its environment.json."""
+  return "{devices}, {cpu_cores} cores of {cpu}".format_map(environment)
+
+
+def to_line(record: Mapping[str, Any]) -> str:
+  """Returns a record as a line of a results file."""
+  return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
+  """Returns the records of a results file, one per line; none if there is no file.
+
+  Raises InputError: a line is no record.
+  """
+  path, records = pathlib.Path(path), []
+  lines = path.read_bytes().splitlines() if path.exists() else []
+  for number, line in enumerate(lines, start=1):
+    try:
+      records.append(record := json.loads(line))
+      if [type(record[name]) for name in ("row", "seed", "digest")] != [str, int, str]:
+        raise ValueError
+    except (LookupError, TypeError, ValueError) as error:
+      problem = f"{path}, line {number}: half-written or no record"
+      raise InputError(f"{problem}: restore or delete that line") from error
+  return records
+
+
+class Metric(NamedTuple):
+  """Computes the score of a split from the rows of its sentences.
+
+  Attributes:
+    name: of the score in a record.
+    compute: takes the rows, an array of a row per sentence.
+    tolerance: between the score computed and the one recorded.
+    fixed: the columns that depend on the data alone, not on the model.
+    differs_by_seed: whether seeds have different data, such as folds.
+  """
+
+  name: str
+  compute: Callable[[np.ndarray], float]
+  tolerance: float
+  fixed: tuple[int, ...]
+  differs_by_seed: bool = False
+
+
+def group_rows(
+  path: str | os.PathLike, records: Sequence[Record], metric: Metric
+) -> dict[str, list[Record]]:
+  """Checks the records of a results file, and groups them by row in the order of seeds.
+
+  Raises InputError: a record's seed, digest or score does not match its config and sentences, two
+  records have the same row and seed, or runs of one table or row differ in what they share.
+  """
+  rows: dict[str, list[Record]] = {}
+  seen: dict[Any, tuple[int, Any]] = {}
+  for number, record in enumerate(records, start=1):
+    row, seed = record["row"], record["seed"]
+    try:
+      _check(record, metric)
+      if seed in [run["seed"] for run in rows.get(row, [])]:
+        raise ValueError(f"a second record of {row!r}, seed {seed}")
+      for key, value in _shared(record, metric).items():
+        first, expected = seen.setdefault(key, (number, value))
+        if value != expected:
+          raise ValueError(f"not the same {key[0]} as line {first}, so not in one table")
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+      raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
+    rows.setdefault(row, []).append(record)
+  return {row: sorted(runs, key=lambda run: run["seed"]) for row, runs in rows.items()}
+
+
+def _check(record: Record, metric: Metric) -> None:
+  config = record["config"]
+  for name, own in (("seed", config.get("seed", 0)), ("digest", digest(config))):
+    if record[name] != own:
+      raise ValueError(f"its {name} is {record[name]!r}, its config has {own!r}")
+  if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
+    raise ValueError("its scores and its sentences are of different splits")
+  for split, scores in record["scores"].items():
+    value, recorded = metric.compute(np.array(record["sentences"][split])), scores[metric.name]
+    if not np.isclose(value, recorded, rtol=0, atol=metric.tolerance, equal_nan=True):
+      raise ValueError(f"its sentences of {split} give {metric.name} {value:.4f}, not {recorded}")
+
+
+def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
+  """Returns the values that all runs of a table, of a row, or of a seed share."""
+  budget, splits = record["budget"], record["sentences"].items()
+  seed = record["seed"] if metric.differs_by_seed else None
+  return {
+    ("budget",): (budget["updates"], budget["tokens_per_update"]),
+    ("signatures",): [scores.get("signatures") for scores in record["scores"].values()],
+    ("data", seed): {split: np.array(of)[:, metric.fixed].tolist() for split, of in splits},
+    ("config", record["row"]): {k: x for k, x in record["config"].items() if k != "seed"},
+  }

@@ -1,0 +1,221 @@
+"""Labelled directed graphs: the types, data sets and batches."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+
+from experiments.data.batching import Schedule
+from relpos_jax.models.graph_encoder import GraphBatch
+from relpos_jax.typing import Float, Int
+
+PAD = -1
+
+
+class Graph(NamedTuple):
+  """A directed graph of n nodes and m edges, with the classes to predict.
+
+  Edges are a set of (sender, receiver, label, features). A pair of nodes may have several edges
+  with different labels or features: attention averages the features in each direction. An edge may
+  connect a node to itself.
+
+  Attributes:
+    nodes: the label of each node.
+    senders, receivers: the source and target node of each edge.
+    labels: edge labels; -1 for an edge without a label.
+    node_features, edge_features: real-valued features; width 0 if there are none.
+    target: the class of the graph or of its query, []; or of each node, [n].
+    query: the pair of nodes to classify; -1 if the graph itself is classified.
+  """
+
+  nodes: Int[np.ndarray, " n"]
+  senders: Int[np.ndarray, " m"]
+  receivers: Int[np.ndarray, " m"]
+  labels: Int[np.ndarray, " m"]
+  node_features: Float[np.ndarray, "n features"]
+  edge_features: Float[np.ndarray, "m F"]
+  target: Int[np.ndarray, "*n"]
+  query: Int[np.ndarray, "2"]
+
+  @classmethod
+  def of(
+    cls, nodes, edges, *, target, query=(-1, -1), node_features=None, edge_features=None
+  ) -> "Graph":
+    """Builds a graph from rows of (sender, receiver, label) and of features.
+
+    Edges with equal rows and equal features become one edge. Raises ValueError for shapes that do
+    not fit the nodes.
+
+    >>> graph = Graph.of([0, 0, 1], [(0, 1, 4), (1, 2, 4), (0, 1, 4), (0, 1, 5)], target=1)
+    >>> graph.senders, graph.receivers, graph.labels
+    (array([0, 1, 0], dtype=int32), array([1, 2, 1], dtype=int32), array([4, 4, 5], dtype=int32))
+    """
+    nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
+    floats = lambda x, rows: np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
+    edge_features = floats(edge_features, len(edges))
+    node_features, target = floats(node_features, len(nodes)), np.asarray(target, np.int32)
+    if not len(nodes) or len(node_features) != len(nodes) or target.shape not in ((), nodes.shape):
+      shapes = f"node_features {node_features.shape} and target {target.shape}"
+      raise ValueError(f"{len(nodes)} nodes with {shapes}; want a row or a target for each")
+    rows = np.column_stack([edges, edge_features])
+    first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
+    return cls(
+      nodes,
+      *edges[first].T,
+      node_features=node_features,
+      edge_features=edge_features[first],
+      target=target,
+      query=np.asarray(query, np.int32),
+    )
+
+
+class GraphNames(NamedTuple):
+  """The vocabulary of a graph data set, which fixes the sizes of a model.
+
+  Attributes:
+    node_labels, edge_labels, classes: names, in the order of their numbers.
+    num_node_features, num_edge_features: widths.
+  """
+
+  node_labels: tuple[str, ...]
+  edge_labels: tuple[str, ...]
+  classes: tuple[str, ...]
+  num_node_features: int = 0
+  num_edge_features: int = 0
+
+
+class GraphData(NamedTuple):
+  """Graphs by split (train, valid, test, ...), the names of their labels, and notes for the log."""
+
+  splits: Mapping[str, Sequence[Graph]]
+  names: GraphNames
+  notes: tuple[str, ...] = ()
+
+
+class GraphBatches:
+  """An endless sequence of batches, each determined by the seed and the step: `batches[step]`.
+
+  A row holds one graph, in the bucket of the smallest boundary that holds its nodes; the batches of
+  a bucket have node_budget // boundary rows. With `packed`, a row holds as many graphs as fit into
+  the last boundary (the largest graph first, into the first row with room), and rows are shuffled
+  rather than graphs. Each epoch shows every graph once. Rows of padding fill the last batch of a
+  bucket, and round the number of rows up to `multiple_of`. A seed of None keeps the order of
+  buckets and graphs, for evaluation.
+
+  Raises InputError if the budget is too small for `multiple_of` rows, or no graph is small enough.
+
+  Attributes:
+    examples: the graphs before batching.
+    num_per_epoch: batches per epoch, the same in every epoch.
+    shapes: all (rows, nodes, edges, graphs) that occur, one compilation of a training step each.
+    dropped: the number of graphs with more nodes than the last boundary; they are left out.
+    padding: the share of padding in the nodes of an epoch.
+
+  >>> triangle = Graph.of([0, 0, 0], [(0, 1, 0), (1, 2, 0), (2, 0, 1)], target=1)
+  >>> single = Graph.of([0], [], target=0)
+  >>> batches = GraphBatches([triangle, single], boundaries=(2, 4), node_budget=4, seed=0)
+  >>> print(batches)
+  shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 50%
+  >>> packed = GraphBatches([triangle, single], boundaries=(4,), node_budget=4, seed=0, packed=True)
+  >>> packed[0].segment_ids.tolist(), packed[0].target.tolist()
+  ([[0, 0, 0, 1]], [[1, 0]])
+  """
+
+  def __init__(
+    self,
+    graphs: Sequence[Graph],
+    *,
+    boundaries: Sequence[int],
+    node_budget: int,
+    multiple_of: int = 1,
+    packed: bool = False,
+    seed: int | None,
+  ):
+    self.examples = graphs
+    sizes = np.array([len(graph.nodes) for graph in graphs], int)
+    self._rows = _packed(sizes, boundaries[-1]) if packed else [[i] for i in range(len(sizes))]
+    sizes_of_rows = np.array([sizes[row].sum() for row in self._rows], int)
+    self._schedule = Schedule(
+      sizes_of_rows,
+      boundaries=boundaries,
+      budget=node_budget,
+      multiple_of=multiple_of,
+      seed=seed,
+    )
+    buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
+    self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
+    num_edges = lambda row: sum(len(graphs[graph].senders) for graph in row)
+    self.shapes = tuple(  # at least one edge: no array has size zero
+      (*shape, max(1, *map(num_edges, bucket)), max(map(len, bucket)))
+      for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
+    )
+    nodes = sum(sizes_of_rows[bucket].sum() for bucket in self._schedule.buckets)
+    self.padding = float(1 - nodes / self._schedule.cells)
+
+  def __getitem__(self, step: SupportsIndex) -> GraphBatch:
+    chosen, bucket = self._schedule[step]
+    first = self.examples[self._rows[chosen[0]][0]]
+    widths = first.node_features.shape[1], first.edge_features.shape[1]
+    per_node = bool(first.target.ndim)
+    batch = empty_batch(self.shapes[bucket], widths, per_node)
+    for row, graphs in enumerate(self._rows[index] for index in chosen):
+      node = edge = 0
+      for number, graph in enumerate(self.examples[index] for index in graphs):
+        nodes, edges = slice(node, node + len(graph.nodes)), slice(edge, edge + len(graph.senders))
+        batch.nodes[row, nodes] = graph.nodes
+        batch.segment_ids[row, nodes] = number
+        batch.node_features[row, nodes] = graph.node_features
+        batch.senders[row, edges] = graph.senders + node
+        batch.receivers[row, edges] = graph.receivers + node
+        batch.labels[row, edges] = graph.labels
+        batch.edge_features[row, edges] = graph.edge_features
+        batch.query[row, number] = np.where(graph.query < 0, PAD, graph.query + node)
+        batch.target[row, nodes if per_node else number] = graph.target
+        node, edge = nodes.stop, edges.stop
+    return batch
+
+  def order(self, step: SupportsIndex) -> list[int]:
+    """Returns the indices of the graphs in a step's batch, row by row."""
+    return [graph for row in self._schedule[step][0] for graph in self._rows[row]]
+
+  def __str__(self) -> str:
+    return f"{self._schedule}, padding: {self.padding:.0%}"
+
+
+def empty_batch(
+  shape: tuple[int, ...], widths: tuple[int, int] = (0, 0), per_node: bool = False
+) -> GraphBatch:
+  """Returns a batch of shape (rows, nodes, edges, graphs) that is all padding.
+
+  `widths` are those of the features of nodes and edges; `per_node`: targets are classes of nodes.
+
+  >>> empty_batch((2, 3, 5, 1)).target.tolist()
+  [[-1], [-1]]
+  """
+  rows, nodes, edges, graphs = shape
+  full = lambda *shape: np.full((rows, *shape), PAD, np.int32)
+  return GraphBatch(
+    nodes=full(nodes),
+    segment_ids=full(nodes),
+    node_features=np.zeros((rows, nodes, widths[0]), np.float32),
+    senders=full(edges),
+    receivers=full(edges),
+    labels=full(edges),
+    edge_features=np.zeros((rows, edges, widths[1]), np.float32),
+    query=full(graphs, 2),
+    target=full(nodes if per_node else graphs),
+  )
+
+
+def _packed(sizes: Int[np.ndarray, "graphs"], capacity: int) -> list[list[int]]:
+  """Assigns graphs to rows: first fit, largest first; a graph above capacity has its own row."""
+  rows: list[list[int]] = []
+  room: list[int] = []
+  for graph in np.argsort(-sizes, kind="stable").tolist():
+    row = next((row for row, free in enumerate(room) if sizes[graph] <= free), len(rows))
+    if row == len(rows):
+      rows.append([])
+      room.append(capacity)
+    rows[row].append(graph)
+    room[row] -= int(sizes[graph])
+  return rows

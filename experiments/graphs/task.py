@@ -1,0 +1,224 @@
+"""The task of classifying labelled directed graphs, or pairs of their nodes."""
+
+import collections
+import functools
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.config import LARGEST, between, check_values
+from experiments.data.batching import bucket_boundaries, prefetch
+from experiments.errors import InputError
+from experiments.files import Path
+from experiments.graphs import report
+from experiments.graphs.graph import (
+  PAD,
+  Graph,
+  GraphBatch,
+  GraphBatches,
+  GraphData,
+  GraphNames,
+  empty_batch,
+)
+from experiments.training import task as tasks
+from experiments.training.loss import Loss, cross_entropy
+from experiments.training.processes import is_first
+from experiments.training.sharding import AnyMesh, num_rows_together, put_batch
+from experiments.training.task import Evaluation, Run
+from experiments.training.workdir import read_json, write_whole
+from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
+from relpos_jax.typing import PyTree
+
+_HEADS = dict(clutrr="pair", tu="graph")  # the encoder's head for each data source
+_NAMES_FILE = "graphs.json"
+_NUMBERS = (
+  *tasks.LAYER_CHECKS,
+  ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
+  between(3, LARGEST, "data.tu.num_folds"),
+  between(-1, LARGEST, "data.tu.fold"),
+)
+
+
+class Graphs(tasks.Task):
+  """The `Task` of classifying graphs, or pairs of their nodes."""
+
+  score = "accuracy"
+
+  def check(self, sizes: Mapping[str, int]) -> None:
+    choices = tasks.model_choices(GraphEncoderConfig) | {"data.source": (*_HEADS,)}
+    check_values(self.config, choices, _NUMBERS)
+    folds = self.config.data.tu
+    if folds.fold >= folds.num_folds:
+      raise InputError(
+        f"config.data.tu.fold is {folds.fold}: give 0 to {folds.num_folds - 1}, or -1 for the seed"
+      )
+    if sizes["sequence"] > 1:
+      raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
+    tasks.check_batches(self.config, sizes)
+    make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
+    tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
+
+  def load_data(self) -> GraphData:
+    """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
+    data = self.config.data
+    if data.source == "clutrr":
+      from experiments.graphs import clutrr
+
+      return clutrr.load(**data.clutrr)
+    from experiments.graphs import tu
+
+    fold = self.config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
+    return tu.split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
+
+  def learn_vocabulary(self, data: GraphData, workdir: Path) -> GraphNames:
+    return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
+
+  def load_vocabulary(self, workdir: Path) -> GraphNames:
+    path = workdir / _NAMES_FILE
+    if not path.exists():
+      raise InputError(f"no {path}: the run stopped before its first step; train it again")
+    values = read_json(path).items()
+    try:
+      names = GraphNames(**{k: tuple(x) if isinstance(x, list) else x for k, x in values})
+      if not all(isinstance(x, tuple) and {*map(type, x)} <= {str} for x in names[:3]):
+        raise TypeError("names are lists of strings")
+      if not all(type(x) is int and x >= 0 for x in names[3:]):
+        raise TypeError("widths are integers")
+    except TypeError as error:
+      raise InputError(
+        f"{path} is damaged ({error}): restore it or train in a new folder"
+      ) from None
+    return names
+
+  def save_vocabulary(self, vocabulary: GraphNames, workdir: Path) -> None:
+    path = workdir / _NAMES_FILE
+    if not path.exists():
+      write_whole(path, json.dumps(vocabulary._asdict(), indent=2) + "\n")
+
+  def mock_vocabulary(self) -> GraphNames:
+    """Returns as many names as CLUTRR has."""
+    return GraphNames(*(tuple(map(str, range(number))) for number in (1, 14, 18)))
+
+  def make_batches(
+    self, data: GraphData, vocabulary: GraphNames, mesh: AnyMesh
+  ) -> tuple[GraphBatches, GraphBatches]:
+    _check_names(vocabulary, data)
+    train, valid = data.splits["train"], data.splits["valid"]
+    boundaries = self._boundaries([*train, *valid], self.config.batches.max_length)
+    make = functools.partial(self._batches, boundaries=boundaries, mesh=mesh)
+    return make(train, seed=self.config.seed), make(valid)
+
+  def _boundaries(self, graphs: Sequence[Graph], longest: int | None = None) -> tuple[int, ...]:
+    sizes = np.array([len(graph.nodes) for graph in graphs])
+    return bucket_boundaries(sizes, self.config.batches.num_shapes, max_length=longest)
+
+  def _batches(self, graphs, boundaries, mesh: AnyMesh, seed: int | None = None) -> GraphBatches:
+    rows = num_rows_together(mesh.shape) * self.config.training.num_microbatches
+    return GraphBatches(
+      graphs,
+      boundaries=boundaries,
+      node_budget=max(self.config.batches.tokens, boundaries[-1] * rows),
+      multiple_of=rows,
+      packed=self.config.batches.packed,
+      seed=seed,
+    )
+
+  def mock_batches(self, mesh: AnyMesh) -> GraphBatches:
+    """Returns batches of invented chains, as long as a graph may be."""
+    longest = self.config.batches.max_length
+    edges = [(node, node + 1, 0) for node in range(longest - 1)]
+    graph = Graph.of([0] * longest, edges, target=0, query=(0, longest - 1))
+    graphs = [graph] * max(1, self.config.batches.tokens // longest)
+    return self._batches(graphs, (longest,), mesh, self.config.seed)
+
+  def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
+    return empty_batch(shape)
+
+  def make_model(self, vocabulary: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
+    return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
+
+  def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
+    """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
+    smoothing = self.config.training.label_smoothing
+    return cross_entropy(model(batch, rngs), batch.target, smoothing=smoothing, pad=PAD)
+
+  def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
+    """Returns a function of the parameters that computes the accuracy on the valid split."""
+
+    @jax.jit
+    def count(params, batch: GraphBatch):
+      answers, is_target = jnp.argmax(nnx.merge(run.graphdef, params)(batch), -1), batch.target >= 0
+      return jnp.sum((answers == batch.target) & is_target), jnp.sum(is_target)
+
+    def compute(params: PyTree) -> tuple[dict[str, float], str]:
+      # Wait for each batch: on CPUs, concurrent sums over processes may deadlock.
+      counts = [
+        jax.block_until_ready(count(params, put_batch(batch, mesh=run.mesh)))
+        for batch in prefetch(batches, 0, batches.num_per_epoch)
+      ]
+      right, number = np.sum(counts, axis=0)
+      return dict(valid_accuracy=float(100 * right / number)), ""
+
+    return compute
+
+  def evaluate(self, run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
+    """Computes accuracy and loss of every split but train."""
+    _check_names(run.vocabulary, data)
+    graphs = [(name, graph) for name, of in data.splits.items() if name != "train" for graph in of]
+    predictions = self._predict(run, [graph for _, graph in graphs])
+    if not is_first():
+      return None
+    source = self.config.data.source
+    rows: dict[str, list[report.Row]] = collections.defaultdict(list)
+    for (name, graph), prediction in zip(graphs, predictions, strict=True):
+      size = len(graph.senders if source == "clutrr" else graph.nodes)
+      rows[name].append(report.Row(size, int(graph.target), *prediction))
+    most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
+    return report.evaluation(source, rows, most_frequent, workdir)
+
+  def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
+    """Returns the predicted class of each graph, and the cross entropy of its target in nats."""
+
+    @jax.jit
+    def predict(params, batch: GraphBatch):
+      logits = nnx.merge(run.graphdef, params)(batch)
+      cross_entropies = optax.softmax_cross_entropy_with_integer_labels
+      return jnp.argmax(logits, -1), cross_entropies(logits, jnp.maximum(batch.target, 0))
+
+    batches = self._batches(graphs, self._boundaries(graphs), run.mesh)
+    params, found = tasks.own_copies(run.params), {}
+    for step in range(batches.num_per_epoch):
+      batch = batches[step]
+      found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
+      found |= zip(batches.order(step), zip(*found_in_batch, strict=True), strict=True)
+    return [found[number] for number in range(len(graphs))]
+
+
+def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
+  """Returns the config of the encoder for `config.model` and these labels and classes."""
+  return GraphEncoderConfig(
+    num_node_labels=len(names.node_labels),
+    num_edge_labels=len(names.edge_labels),
+    num_classes=len(names.classes),
+    num_node_features=names.num_node_features,
+    num_edge_features=names.num_edge_features,
+    head=_HEADS[config.data.source],
+    **tasks.model_values(config),
+  )
+
+
+def _check_names(names: GraphNames, data: GraphData) -> None:
+  """Raises InputError if the data have other labels or classes than the trained model."""
+  for kind, ours, theirs in zip(GraphNames._fields, names, data.names, strict=True):
+    if ours != theirs:
+      raise InputError(
+        f"the data have {kind} {theirs}, the trained model {ours}: give the data it was trained "
+        "on, or another --workdir"
+      )

@@ -1,0 +1,196 @@
+"""Pieces as tokens, by split: Bach's chorales, a folder of MIDI files, and rows for training."""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from experiments.data.builders import FilesBuilder, load_files
+from experiments.data.tokenizer import EOS, Ragged
+from experiments.errors import InputError
+from experiments.music import performance, voices
+from experiments.music.midi_files import Codec
+from relpos_jax.typing import Int
+
+CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
+SPLITS = ("train", "valid", "test")
+
+_CHORALES = "Jsb16thSeparated.json"
+
+# Batches are shuffled with the same key: the counter keeps the two random streams apart.
+_COUNTER = np.array([0, 0, 0, 1], np.uint64)
+
+
+class Music(NamedTuple):
+  """Pieces by split, as tokens without begin and end, and notes for the log."""
+
+  splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
+  notes: tuple[str, ...] = ()
+
+
+def load_chorales(path: str = "") -> Music:
+  """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al. 2012's splits.
+
+  `experiments.music.voices` writes them as tokens; upstream's order is kept. They are from the
+  upstream repository, 1.7 MB, or from a copy of its file in the folder `path`: see `load_files`.
+
+  Raises InputError: a file is missing or wrong, or there is no network.
+
+  >>> music = load_chorales("JSB-Chorales-dataset")  # doctest: +SKIP
+  >>> music.splits["train"][0][:8]  # doctest: +SKIP
+  array([78, 74, 69, 62, 78, 74, 69, 62])
+  """
+  return Music(load_files(JsbChorales, path, lambda item: voices.encode(np.array(item["grid"]))))
+
+
+class JsbChorales(FilesBuilder):
+  """The TFDS builder of the chorales."""
+
+  KEY = "chorales"
+  UPSTREAM = f"{_CHORALES} of github.com/czhuang/JSB-Chorales-dataset"
+  URL = (
+    "https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
+    "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/"
+  )
+  FILES = {  # noqa: RUF012
+    _CHORALES: (1_666_444, "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7")
+  }
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    return self._about(
+      features=tfds.features.FeaturesDict(
+        {"grid": tfds.features.Tensor(shape=(None, 4), dtype=np.int64)}
+      ),
+      license="None stated; the scores are in the public domain.",
+      citation="Boulanger-Lewandowski et al. 2012, arXiv:1206.6392; Huang et al. 2017, Coconet.",
+    )
+
+  @classmethod
+  def read(cls, content: Callable[[str], bytes], config: str) -> dict[str, list[dict]]:
+    pieces = json.loads(content(_CHORALES))
+    names = dict(train="train", validation="valid", test="test")
+    return {split: [dict(grid=grid) for grid in pieces[of]] for split, of in names.items()}
+
+
+def load_midi_folder(path: str = "", codec: str = "events") -> Music:
+  """Loads the .mid and .midi files of a folder and its sub-folders, one piece per file, by name.
+
+  `codec` is "events" (`experiments.music.performance`) for any music, or "voices"
+  (`experiments.music.voices`) for four-part music on a grid of 16th notes.
+
+  Sub-folders train, valid and test are the splits. A folder without them is split by a hash of each
+  file's name, on average 80, 10 and 10 %: adding or removing files moves no other file to another
+  split. Splits without files are left out.
+
+  Raises InputError: the folder is missing or has no file for training, or a file is bad.
+
+  >>> load_midi_folder("maestro").splits["train"][0]  # doctest: +SKIP
+  array([372,  67, 265, ...])
+  """
+  if not path:
+    raise InputError("no folder of MIDI files: give --config.data.midi.path")
+  folder = pathlib.Path(path).expanduser()
+  if not os.path.isdir(folder):
+    raise InputError(f"no folder {folder}: check the name")
+  midi_files = lambda of: sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
+  if any(os.path.isdir(folder / split) for split in SPLITS):
+    found = {split: midi_files(folder / split) for split in SPLITS}
+  else:
+    files = midi_files(folder)
+    found = {split: [file for file in files if split_of(file.name) == split] for split in SPLITS}
+  if not found["train"]:
+    raise InputError(f"no MIDI file to train on: put .mid or .midi files into {folder / 'train'}")
+  found = {split: files for split, files in found.items() if files}
+  splits = {split: [CODECS[codec].read(file) for file in files] for split, files in found.items()}
+  counts = ", ".join(f"{len(files):,} {split}" for split, files in found.items())
+  return Music(splits, (f"MIDI files of {path}: {counts}",))
+
+
+def split_of(name: str) -> str:
+  """Returns the split of a file name."""
+  percent = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 100
+  return "train" if percent < 80 else "valid" if percent < 90 else "test"
+
+
+class MusicRows:
+  """The rows of each epoch, a function of the seed and the epoch alone: `rows.in_epoch(3)`.
+
+  A piece and its end are sliced into as few rows as possible, at multiples of `alignment`; the rows
+  of an epoch, concatenated, are the pieces. Safe to read from several threads.
+
+  Attributes:
+    lengths: the largest number of tokens of each row in any epoch.
+
+  >>> rows = MusicRows([np.arange(40, 45)], longest=5, alignment=2, random_slices=True,
+  ...                  transpose=np.add, semitones=3, seed=0)
+  >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
+  [[[42, 43], [44, 45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
+  """
+
+  def __init__(
+    self,
+    pieces: Sequence[Int[np.ndarray, "_"]],
+    *,
+    longest: int,
+    alignment: int,
+    random_slices: bool = False,
+    transpose: Callable[[np.ndarray, int], np.ndarray] | None = None,
+    semitones: int = 0,
+    seed: int = 0,
+  ):
+    """Computes the rows' lengths.
+
+    Args:
+      pieces: tokens, without begin and end.
+      longest: the largest number of tokens of a row, the end included.
+      alignment, transpose: of the codec.
+      random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
+        piece but the last are full.
+      semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
+      seed: of slices and transpositions.
+    """
+    self._pieces, self._seed = pieces, seed
+    self._transpose, self._semitones = transpose, semitones
+    self._size, self._alignment = longest // alignment * alignment, alignment
+    self._random_slices = random_slices
+    lengths = [self._slice(len(piece), 0.0) for piece in pieces]
+    if random_slices:
+      lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
+    self.lengths = np.concatenate(lengths)
+    self._lock = threading.Lock()
+    self._rows = functools.lru_cache(maxsize=2)(self._make)
+
+  def in_epoch(self, epoch: int) -> Ragged:
+    """Returns the rows of an epoch; their number is the same in each."""
+    with self._lock:
+      return self._rows(epoch)
+
+  def _make(self, epoch: int) -> Ragged:
+    key = np.array([self._seed % 2**64, epoch], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
+    moves = generator.integers(-self._semitones, self._semitones + 1, len(self._pieces))
+    phases = generator.random(len(self._pieces)) * float(self._random_slices)
+    tokens, lengths = [], []
+    for piece, semitones, phase in zip(self._pieces, moves.tolist(), phases.tolist(), strict=True):
+      moved = self._transpose(piece, semitones) if self._transpose and semitones else piece
+      tokens += [moved, [EOS]]
+      lengths.append(self._slice(len(piece), phase))
+    return Ragged.joined(np.concatenate(tokens).astype(np.int32), np.concatenate(lengths))
+
+  def _slice(self, num_tokens: int, phase: float) -> Int[np.ndarray, "_"]:
+    """Returns the lengths of a piece's rows; `phase` in [0, 1) shortens the first row.
+
+    The last row is shorter by what the first one holds more.
+    """
+    length = num_tokens + 1
+    number = -(-length // self._size)
+    free = (number * self._size - length) // self._alignment
+    shift = int(phase * (free + 1)) * self._alignment
+    return np.diff(np.clip(np.arange(number + 1) * self._size - shift, 0, length))

@@ -1,0 +1,129 @@
+"""Piano rolls: the notes of a piece over time, and what the model attends to."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from experiments.data.tokenizer import BOS, PAD
+from experiments.evaluation.pictures import COLOURS, DPI, GREY, Axes, Figure, clean, save
+from experiments.files import Path
+from experiments.music.midi_files import Codec, Span
+from experiments.training.task import Run, own_copies
+from relpos_jax.decoding.sampling import prefill
+from relpos_jax.models.layers import decoding_model
+from relpos_jax.typing import Array, Float, Int, PyTree
+
+_VOICE_COLOURS = COLOURS[1:5]
+_MAX_COLUMNS = 400  # of a row of weights: narrower ones are indistinguishable
+
+
+def draw(run: Run, piece: np.ndarray, path: Path, prime: int = 0) -> Path:
+  """Draws a piece and what the model attends to at its end; see `piano_roll`."""
+  tokens = jnp.asarray(np.concatenate([[BOS], piece]))[None]
+  weights = last_weights(run.graphdef, own_copies(run.params), tokens)
+  return piano_roll(run.vocabulary, piece, np.asarray(weights), path, prime)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def last_weights(
+  graphdef: nnx.GraphDef, params: PyTree, tokens: Int[Array, "1 L"]
+) -> Float[Array, "layers L"]:
+  """Computes the attention weights of the last token on all, by layer, as means over heads.
+
+  The model decodes the last token with a cache of the others, so that memory is linear in L.
+  """
+  model = decoding_model(graphdef, params)
+  before, last = tokens[:, :-1], tokens[:, -1:]
+  cache = model.init_cache(*tokens.shape)
+  if before.size:
+    _, cache = prefill(model.decode, cache, before, pad=PAD)
+  model.set_attributes(sow_weights=True, raise_if_not_found=False)
+  _, sown = nnx.capture(model.decode, nnx.Intermediate)(last, cache)
+  layers = sown["layers"]
+  weights = [layers[n]["self_attention"]["weights"][0] for n in range(len(layers))]
+  return jnp.stack([jnp.mean(weights_1N1L[0, :, 0], axis=0) for weights_1N1L in weights])
+
+
+def piano_roll(
+  codec: Codec,
+  piece: Int[np.ndarray, "L"],
+  weights: Float[np.ndarray, "layers L_and_begin"],
+  path: Path,
+  prime: int = 0,
+) -> Path:
+  """Draws notes as bars, in the colours of their voices, and attention; returns the path.
+
+  Below the notes, a row per layer shows the weights of the prediction after the last token, which
+  is at the dashed line; darker is more. On the right are the distances that hold half and nine
+  tenths of the weight. The first `prime` tokens have a grey background.
+  """
+  spans, times = codec.spans(piece), codec.times(piece)
+  heights = [3.4, 0.4 + 0.2 * len(weights)]
+  figure = Figure(figsize=(10, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
+  notes, below = figure.subplots(2, sharex=True, height_ratios=heights)
+  _draw_notes(notes, spans)
+  # At least one step, for an empty piece.
+  end = max([1.0, times[-1], *(span.end for span in spans)])
+  notes.set_xlim(0, end)
+  if begun := times[prime]:
+    notes.axvspan(0, begun, color="#eeeeee", zorder=0)
+    for text, side in (("prime ", "right"), (" model", "left")):
+      options = dict(ha=side, va="bottom", color=GREY, fontsize=9)
+      notes.text(begun, 1.01, text, transform=notes.get_xaxis_transform(), **options)
+  _draw_attention(below, weights, times, end)
+  for ax in (notes, below):
+    ax.axvline(times[-1], color="black", linestyle="--", linewidth=1)
+  below.set_xlabel(f"time ({codec.step})")
+  return save(figure, path)
+
+
+def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
+  starts, ends, pitches, voices = np.array(spans, int).reshape(-1, 4).T
+  ax.barh(
+    pitches,
+    ends - starts,
+    left=starts,
+    height=0.85,
+    color=[_VOICE_COLOURS[voice] for voice in voices],
+    edgecolor="white",
+    linewidth=0.4,
+    zorder=2,
+  )
+  clean(ax)
+  pitches = pitches if pitches.size else np.array([60])
+  lowest, highest = pitches.min() - 2, pitches.max() + 2
+  ax.set_ylim(lowest, highest)
+  cs = [pitch for pitch in range(0, 128, 12) if lowest <= pitch <= highest]
+  ax.set_yticks(cs, [f"C{pitch // 12 - 1}" for pitch in cs])
+  ax.set_ylabel("pitch")
+
+
+def _draw_attention(ax: Axes, weights_of: np.ndarray, times: np.ndarray, end: float) -> None:
+  """Draws a row per layer, the first on top, each scaled to its own maximum."""
+  edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
+  layers, now = len(weights_of), times[-1]
+  at = np.append(0.0, times[:-1])  # the begin token is at the first step
+  for layer, weights in enumerate(weights_of):
+    sums, _ = np.histogram(at, edges, weights=weights)
+    # Square roots make small weights visible.
+    ax.pcolormesh(edges, [layer - 0.45, layer + 0.45], np.sqrt(sums)[None], cmap="Greys", vmin=0)
+    order = np.argsort(-at, kind="stable")
+    held = np.cumsum(weights[order])
+    last = np.minimum(np.searchsorted(held, (0.5, 0.9)), len(held) - 1)
+    half, most = now - at[order[last]]
+    options = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=GREY)
+    ax.text(1.005, layer, f"{half:,.0f} / {most:,.0f}", **options)
+  ax.set_ylim(layers - 0.5, -0.5)
+  ax.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=8)
+  ax.set_ylabel("layer")
+  ax.spines[["top", "right"]].set_visible(False)
+  ax.set_title(
+    "attention of the prediction at the dashed line;"
+    " right: distances that hold 50% / 90% of the weight",
+    loc="left",
+    fontsize=9,
+  )

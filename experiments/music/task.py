@@ -1,0 +1,181 @@
+"""The music task: data, batches, model, loss, evaluation and samples of music."""
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from experiments.config import LARGEST, between, check_values
+from experiments.data.batching import Batches, Tokens
+from experiments.data.tokenizer import BOS, EOS, PAD, Ragged
+from experiments.errors import InputError
+from experiments.files import Path
+from experiments.music import voices
+from experiments.music.data import CODECS, Music, MusicRows, load_chorales, load_midi_folder
+from experiments.music.midi_files import Codec
+from experiments.music.piano_roll import draw
+from experiments.music.report import likelihood, make_nats_of, table
+from experiments.training import task as tasks
+from experiments.training.loss import Loss, cross_entropy, shift_right
+from experiments.training.processes import is_first
+from experiments.training.sharding import AnyMesh
+from experiments.training.task import Evaluation, Run, own_copies
+from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, sample
+from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
+from relpos_jax.models.layers import decoding_model
+from relpos_jax.typing import Int, PyTree
+
+_CHOICES = {
+  "data.source": ("chorales", "midi"),
+  "data.midi.codec": (*CODECS,),
+} | tasks.model_choices(LanguageModelConfig)
+_NUMBERS = (
+  between(0, 127, "data.transpose"),  # MIDI has 128 pitches
+  between(1, LARGEST, "batches.valid_length"),
+)
+_TOKENS_DRAWN = 512  # of a piece in a picture
+
+
+class MusicTask(tasks.Task):
+  """The `Task` of predicting the next token of a piece."""
+
+  score = "NLL"
+
+  @property
+  def codec(self) -> Codec:
+    """Returns the codec of `config.data`; it is the vocabulary."""
+    data = self.config.data
+    return voices.CODEC if data.source == "chorales" else CODECS[data.midi.codec]
+
+  def check(self, sizes: Mapping[str, int]) -> None:
+    check_values(self.config, _CHOICES, (*tasks.TOKEN_CHECKS, *_NUMBERS))
+    tasks.check_batches(self.config, sizes)
+    tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
+    tasks.check_model(LanguageModel, self._model_config, tokens)
+
+  def load_data(self) -> Music:
+    data = self.config.data
+    if data.source == "chorales":
+      return load_chorales(**data.chorales)
+    music = load_midi_folder(**data.midi)
+    if "valid" not in music.splits:
+      raise InputError(
+        f"no valid pieces in {data.midi.path}: put some files into its sub-folder valid, and the "
+        "others into train"
+      )
+    return music
+
+  def load_vocabulary(self, workdir: Path) -> Codec:
+    return self.codec
+
+  def mock_vocabulary(self) -> Codec:
+    return self.codec
+
+  def make_batches(self, data: Music, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
+    """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
+    batches, seed = self.config.batches, self.config.seed
+    longest_valid = max(batches.max_length, batches.valid_length)
+    make_rows = functools.partial(MusicRows, alignment=vocabulary.alignment)
+    train = make_rows(
+      data.splits["train"],
+      longest=batches.max_length,
+      random_slices=batches.cut_anew,
+      transpose=vocabulary.transpose,
+      semitones=self.config.data.transpose,
+      seed=seed,
+    )
+    valid = make_rows(data.splits["valid"], longest=longest_valid)
+    make = tasks.batch_maker(self.config, train.lengths, mesh)
+    make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
+    return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)
+
+  def mock_batches(self, mesh: AnyMesh) -> Batches:
+    """Returns batches of rows of the largest length."""
+    longest = self.config.batches.max_length
+    rows = max(1, self.config.batches.tokens // longest)
+    pieces = Ragged.of([np.full(longest, EOS)] * rows)
+    make = tasks.batch_maker(self.config, pieces.lengths, mesh)
+    return make(pieces, kind=Tokens, seed=self.config.seed)
+
+  def empty_batch(self, shape: tuple[int, ...]) -> Tokens:
+    return Tokens(np.zeros(shape, np.int32))
+
+  def make_model(self, vocabulary: Codec, rngs: nnx.Rngs) -> LanguageModel:
+    return LanguageModel(self._model_config(), rngs=rngs)
+
+  def _model_config(self) -> LanguageModelConfig:
+    return LanguageModelConfig(self.codec.vocab_size, **tasks.model_values(self.config))
+
+  def loss(self, model: LanguageModel, batch: Tokens, rngs: nnx.Rngs | None = None) -> Loss:
+    """Computes the cross-entropy of each token given the tokens before it."""
+    logits = model(shift_right(batch.tokens, BOS), rngs=rngs)
+    smoothing = self.config.training.label_smoothing
+    return cross_entropy(logits, batch.tokens, smoothing=smoothing)
+
+  def evaluate(self, run: Run, data: Music, workdir: Path) -> Evaluation | None:
+    """Computes the likelihood of complete pieces, and draws a piano roll of one."""
+    nats_of = make_nats_of(run.graphdef, own_copies(run.params))
+    options = dict(times=run.vocabulary.times, token_budget=self.config.batches.tokens)
+    pieces = {name: data.splits[name] for name in ("valid", "test") if name in data.splits}
+    found = {split: likelihood(nats_of, of, **options) for split, of in pieces.items()}
+    if not is_first():
+      return None
+    scores = {split: of.scores for split, of in found.items()}
+    results = {
+      split: dict(pieces=len(of), tokens=sum(map(len, of)), **scores[split])
+      for split, of in pieces.items()
+    }
+    row = lambda piece, nats: [len(piece), round(nats, 3)]
+    rows = {split: [*map(row, pieces[split], of.of_pieces.tolist())] for split, of in found.items()}
+    picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
+    text = table(found, with_published=self.config.data.source == "chorales")
+    return Evaluation(text, results, scores, rows, (picture,))
+
+
+def sample_pieces(
+  graphdef: nnx.GraphDef,
+  params: PyTree,
+  primes: Sequence[Sequence[int] | np.ndarray],
+  *,
+  num_tokens: int | Sequence[int],
+  seed: int,
+  sampling: SamplingParams = UNCHANGED,
+) -> list[Int[np.ndarray, "_"]]:
+  """Returns each prime with up to `num_tokens` new tokens, fewer if the end token is drawn.
+
+  Row i depends on the seed, not on the other rows or their number. The model, a `LanguageModel`,
+  decodes all of them in one compiled program with a key-value cache.
+  """
+  limits = np.broadcast_to(num_tokens, len(primes))
+  begun = Ragged.of([np.concatenate([[BOS], prime]) for prime in primes])
+  # Rounding lengths saves compilations: padding takes slots of the cache, but no position.
+  shape = (len(primes), _round_up(int(begun.lengths.max())))
+  tokens = _draw(
+    graphdef,
+    params,
+    begun.padded(np.arange(len(primes)), shape, PAD),
+    limits.astype(np.int32),
+    jax.random.key(seed),
+    jax.tree.map(jnp.asarray, sampling),
+    max_length=_round_up(int(limits.max())),
+  )
+  return [
+    np.concatenate([np.asarray(prime, int), row[~np.isin(row, (PAD, EOS))]])
+    for prime, row in zip(primes, np.asarray(tokens), strict=True)
+  ]
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "max_length"))
+def _draw(graphdef, params, primes, limits, key, sampling, *, max_length):
+  model = decoding_model(graphdef, params)
+  cache = model.init_cache(len(primes), primes.shape[1] + max_length)
+  options = dict(sampling=sampling, max_length=max_length, eos=EOS, pad=PAD, never=(BOS,))
+  return sample(model.decode, cache, primes, limits, key, **options)
+
+
+def _round_up(length: int) -> int:
+  """Rounds up to a power of two, at least 16."""
+  return max(16, 1 << (length - 1).bit_length())

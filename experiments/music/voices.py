@@ -1,0 +1,143 @@
+"""Codec of four voices on a grid of 16th notes, such as chorales.
+
+A grid is [steps, 4]: MIDI pitches, soprano to bass, -1 for silence. Consecutive equal pitches are
+one note: the grid does not distinguish held from repeated notes.
+
+The tokens are the four voices of each step in turn (Huang et al. 2018, section 4.1): 0 padding, 1
+begin, 2 end, 3 silence, and 4 + p for MIDI pitch p. All 128 pitches have tokens, not only those of
+the chorales (36 to 81), so that any piece can be encoded and transposed.
+"""
+
+import itertools
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.errors import InputError
+from experiments.music.midi_files import (
+  Codec,
+  Note,
+  Part,
+  Score,
+  Span,
+  clip_transposition,
+  read_score,
+  strip_special,
+  write_score,
+)
+from relpos_jax.typing import Float, Int, Integer
+
+VOICES = ("Soprano", "Alto", "Tenor", "Bass")
+SILENCE = 3
+FIRST_PITCH = 4
+VOCAB_SIZE = FIRST_PITCH + 128
+
+_STEPS_PER_QUARTER = 4
+_TICKS_PER_STEP = 120
+
+
+def encode(grid: Integer[np.ndarray, "steps 4"]) -> Int[np.ndarray, "L"]:
+  """Returns the tokens of a grid, four per step.
+
+  >>> encode(np.array([[67, 64, 60, 48], [67, 65, -1, 50]]))
+  array([71, 68, 64, 52, 71, 69,  3, 54])
+  """
+  return np.where(grid < 0, SILENCE, grid + FIRST_PITCH).reshape(-1).astype(int)
+
+
+def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
+  """Returns the grid of tokens; `decode(encode(grid))` equals `grid`.
+
+  Skips begin, end and padding around the piece, and an incomplete last step.
+
+  >>> decode([1, 71, 68, 64, 52, 71, 69, 3, 54, 71, 2, 0]).tolist()
+  [[67, 64, 60, 48], [67, 65, -1, 50]]
+  """
+  row = strip_special(tokens)
+  steps = row[: len(row) // len(VOICES) * len(VOICES)].reshape(-1, len(VOICES))
+  return np.where(steps == SILENCE, -1, steps - FIRST_PITCH)
+
+
+def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
+  """Returns the notes of tokens for a piano roll, voice by voice, in 16th notes."""
+  found, grid = [], decode(tokens)
+  for voice, pitches in enumerate(grid.T):
+    starts = np.flatnonzero(np.diff(pitches, prepend=-2)).tolist()
+    for start, end in itertools.pairwise([*starts, len(grid)]):
+      if pitches[start] >= 0:
+        found.append(Span(start, end, int(pitches[start]), voice))
+  return found
+
+
+def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
+  """Returns the step of each token and of the token after the last, in 16th notes.
+
+  >>> times([71, 68, 64, 52, 71]).tolist()
+  [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+  """
+  return (np.arange(len(tokens) + 1) // len(VOICES)).astype(float)
+
+
+def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
+  """Transposes tokens, as far as all pitches stay within 0 to 127."""
+  row = np.asarray(tokens, int)
+  is_pitch = row >= FIRST_PITCH
+  return row + is_pitch * clip_transposition(semitones, row[is_pitch] - FIRST_PITCH)
+
+
+def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
+  """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
+  parts = [Part(name, []) for name in VOICES]
+  for start, end, pitch, voice in spans(encode(grid)):
+    note = Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80)
+    parts[voice].notes.append(note)
+  return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
+
+
+def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]:
+  """Rounds a score of four parts to a grid; `grid_of(score(grid))` equals `grid`.
+
+  Silence at the end is lost. Parts named after `VOICES` are these voices, and missing voices are
+  silent; otherwise the four parts are ordered by mean pitch, the highest first. A note lasts at
+  least one step. Of two notes that sound together in a voice, the later one is kept.
+
+  Raises InputError, with `name` in the message: the score has not four parts, nor named ones.
+  """
+  parts = [part for part in score.parts if part.notes]
+  by_name = {part.name.strip().capitalize(): part for part in parts}
+  if parts and {*by_name} <= {*VOICES} and len(by_name) == len(parts):
+    parts = [by_name.get(voice, Part(voice, [])) for voice in VOICES]
+  elif len(parts) == len(VOICES):
+    parts = sorted(parts, key=lambda part: -np.mean([note.pitch for note in part.notes]))
+  else:
+    raise InputError(
+      f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice; train on "
+      "other music with --config.data.midi.codec=events"
+    )
+  step = lambda tick: int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))
+  notes = [
+    (voice, step(start), max(step(end), step(start) + 1), pitch)
+    for voice, part in enumerate(parts)
+    for start, end, pitch, _ in sorted(part.notes)
+  ]
+  grid = np.full((max(end for _, _, end, _ in notes), len(VOICES)), -1)
+  for voice, start, end, pitch in notes:
+    grid[start:end, voice] = pitch
+  return grid
+
+
+def read(path: str | os.PathLike) -> Int[np.ndarray, "L"]:
+  """Reads a MIDI file of four voices as tokens, rounded to the grid.
+
+  Raises InputError as `read_score` and `grid_of` do.
+  """
+  return encode(grid_of(read_score(path), str(path)))
+
+
+def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
+  """Writes the MIDI file of tokens, one track per voice."""
+  write_score(score(decode(tokens)), path)
+
+
+CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "16th notes", len(VOICES), transpose)

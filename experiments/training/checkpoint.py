@@ -1,0 +1,296 @@
+"""Saves, restores and averages the checkpoints of a run."""
+
+import contextlib
+import functools
+import shutil
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from experiments.errors import InputError
+from experiments.files import (
+  Path,
+  checking_bucket,
+  in_bucket,
+  local_folder,
+  needs_copy,
+  to_path,
+  upload,
+)
+from experiments.training import checkpoint_reader, manifest, processes, workdir
+from experiments.training.manifest import Damage, by_name
+from relpos_jax.typing import PyTree
+
+
+class Checkpoints:
+  """The checkpoints of one run: a folder with one numbered sub-folder per step.
+
+  A state is any pytree of arrays. It is stored as arrays by name (`params.encoder.kernel`) with a
+  manifest of their shapes, dtypes and digests. It is restored bit for bit in the structure and with
+  the shardings of `like`, whatever shardings it was saved with. Saving runs in the background and
+  is atomic.
+
+  Restored arrays are compared with their digests. A step that is damaged, partial, unreadable or
+  in the folder of another step is reported in one line on stderr, and the step before is restored.
+  The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`.
+
+  >>> import tempfile
+  >>> state = dict(params=dict(kernel=jnp.ones((2, 3))), step=jnp.int32(7))
+  >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder, keep=2) as checkpoints:
+  ...   for step in (1, 2, 3):
+  ...     checkpoints.save(step, state)
+  ...   restored = checkpoints.restore(like=state)
+  ...   print(checkpoints.steps(), restored["step"])
+  [2, 3] 7
+  """
+
+  def __init__(
+    self,
+    folder: str | Path,
+    keep: int = 5,
+    *,
+    save_every: int = 1,
+    rename_damaged: bool = False,
+  ):
+    """Writes nothing before the first save; raises InputError for a path that Orbax cannot use.
+
+    Args:
+      folder: holds the checkpoints of this run alone.
+      keep: the number of checkpoints kept; older ones are deleted after each save.
+      save_every: the interval of the saves. A step between, saved because a signal came, is deleted
+        after the next save, so that the others are those of a run without signals.
+      rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
+    """
+    self.folder = to_path(folder)
+    workdir.check_path(self.folder)
+    self._keep, self._save_every = keep, save_every
+    self._rename_damaged = rename_damaged
+    self._exit = contextlib.ExitStack()
+    self._orbax_folder = self.folder  # where Orbax saves
+    if needs_copy(self.folder):
+      self._orbax_folder = self._exit.enter_context(local_folder())
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Waits for the last save, and raises its error if it failed."""
+    with self._exit:
+      if "_manager" in vars(self):  # a new manager would wait for the other processes
+        with self._checking_disk():
+          self._manager.close()
+
+  def steps(self) -> list[int]:
+    """Waits for a save in progress and returns the steps in order, damaged ones included."""
+    if "_manager" in vars(self):
+      with self._checking_disk():
+        self._manager.wait_until_finished()
+    return workdir.list_steps(self.folder)
+
+  def latest_step(self) -> int | None:
+    """Returns the last step, None if none was ever saved; raises InputError if all are damaged."""
+    steps = self.steps()
+    if not steps and workdir.list_damaged(self.folder):
+      raise self._none_good()
+    return max(steps, default=None)
+
+  def save(self, step: int, state: PyTree) -> None:
+    """Saves in the background, but for the first save; `state` may be donated after the call.
+
+    Raises:
+      InputError: the disk is full or read-only, now or during the save before; older checkpoints
+        stay good.
+      ValueError: `step` is not after all saved steps.
+    """
+    arrays = by_name(state)
+    items = ocp.args.Composite(
+      state=ocp.args.PyTreeSave(arrays),
+      manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
+    )
+    checkpoint_reader.silence_abandoned_requests()
+    is_first = not workdir.list_steps(self.folder)
+    with self._checking_disk():
+      is_saved = self._manager.save(step, args=items)
+    if not is_saved:
+      raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
+    if is_first:  # a run whose first save fails can start again: nothing was reported after it
+      self.steps()
+
+  def check_room(self, like: PyTree) -> None:
+    """Raises InputError unless the disk has room for one more checkpoint of such a state.
+
+    In a bucket, raises it unless Orbax can use the bucket, whose properties it reads.
+    """
+    if in_bucket(self.folder):
+      with checking_bucket(self.folder):
+        _ = self._manager
+    if not in_bucket(self._orbax_folder):
+      needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+      workdir.check_room(self._orbax_folder, needed)
+
+  def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
+    """Restores the state at `step`, or the newest good one.
+
+    Args:
+      step: the step; by default damaged steps are passed over until one is good.
+      like: arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes. The result
+        has their shardings, or is on the first device where they have none.
+      field: the name of a field of the state; only that field is read, and `like` is like it.
+
+    Raises:
+      InputError: there is no such checkpoint, no good one, or it is of another model.
+    """
+    steps = self.steps()
+    for state in self._good_states([s for s in steps if step in (None, s)], like, field):
+      return state
+    if step is None:
+      raise self._none_good()
+    found = "is damaged" if step in steps else "does not exist"
+    others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
+    raise InputError(f"checkpoint {self.folder / str(step)} {found}: there are {others}")
+
+  def average(
+    self, num: int, *, like: PyTree, part: float = 0.2, since: int = 0
+  ) -> tuple[PyTree, list[int]]:
+    """Averages `params` over the last good checkpoints; returns the average and their steps.
+
+    At most `num` are averaged: those in the last `part` of the steps of the newest, from step
+    `since` on, or the newest alone. Parameters that still change fast have a mean worse than the
+    last. A step between two saves counts only while it is the newest. Vaswani et al. 2017, section
+    6.1.
+
+    Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
+    result in the dtypes of `like`. Errors are as for `restore`.
+    """
+    total, averaged = None, []
+    for step in reversed(self._regular(self.steps())):
+      if len(averaged) == num or (averaged and step < max(since, (1 - part) * averaged[0])):
+        break
+      for params in self._good_states([step], like, "params"):
+        total = _add(total, params) if averaged else params
+        averaged.append(step)
+    if not averaged:
+      raise self._none_good()
+    averaged, count = averaged[::-1], len(averaged)
+    if count < num:
+      processes.print_once(
+        f"averages {', '.join(map(str, averaged))} alone: {self.folder} has fewer than {num} good "
+        f"checkpoints in the last {part:.0%} of the steps, after the warmup"
+      )
+    mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
+    return jax.jit(lambda total: jax.tree.map(mean, total, like))(total), averaged
+
+  def _regular(self, steps: list[int]) -> list[int]:
+    """Returns the newest step, and those that an undisturbed run saves too."""
+    return [step for step in steps if step % self._save_every == 0 or step == steps[-1]]
+
+  @functools.cached_property
+  def _manager(self) -> ocp.CheckpointManager:
+    def should_preserve(checkpoints, *, context):
+      steps = [checkpoint.step for checkpoint in checkpoints]
+      return [step in self._regular(steps)[-self._keep :] for step in steps]
+
+    policy = types.SimpleNamespace(should_preserve=should_preserve)
+    is_remote = in_bucket(self._orbax_folder)
+    # Where a folder made in the background cannot be made, Orbax's threads wait for it for minutes.
+    options = ocp.AsyncOptions(create_directories_asynchronously=is_remote)
+    if self._orbax_folder != self.folder:
+      if jax.process_count() > 1:
+        raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
+      policy = ocp.checkpoint_managers.preservation_policy.LatestN(1)
+      options.post_finalization_callback = self._copy_to_bucket
+    options = ocp.CheckpointManagerOptions(preservation_policy=policy, async_options=options)
+    folder = self._orbax_folder if is_remote else self._orbax_folder.absolute()
+    return ocp.CheckpointManager(folder, options=options)
+
+  def _copy_to_bucket(self) -> None:
+    """Copies the checkpoint that Orbax is about to rename, and deletes old ones in the bucket."""
+    (new,) = workdir.list_unfinished(self._orbax_folder)
+    path = self.folder / new.name.partition(".")[0]
+    path.rmtree(missing_ok=True)  # half a copy, by a killed run
+    upload(new, path)
+    (path / workdir.COMPLETE).write_bytes(b"")
+    steps = workdir.list_steps(self.folder)
+    for step in {*steps} - {*self._regular(steps)[-self._keep :]}:
+      (self.folder / str(step) / workdir.COMPLETE).unlink()
+      (self.folder / str(step)).rmtree()
+
+  @contextlib.contextmanager
+  def _checking_disk(self) -> Iterator[None]:
+    """Raises InputError where the disk is full or read-only, and deletes files of the failed save.
+
+    In a bucket, raises it for every error.
+    """
+    try:
+      with checking_bucket(self.folder):
+        yield
+    except Exception as error:
+      if not (refusal := workdir.write_refusal(error, f"a checkpoint in {self.folder}")):
+        raise
+      for unfinished in workdir.list_unfinished(self.folder):
+        shutil.rmtree(unfinished, ignore_errors=True)
+      raise InputError(f"{refusal}; the checkpoints there are intact") from error
+
+  def _good_states(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
+    """Yields the states of the good steps among `steps`, newest first."""
+    wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
+    for step in reversed(steps):
+      arrays = self._read_or_skip(self.folder / str(step), wanted, field)
+      if arrays is not None:
+        yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+  def _none_good(self) -> InputError:
+    damaged = [path.name for path in workdir.list_damaged(self.folder)]
+    damaged += map(str, self.steps())
+    if not damaged:
+      return InputError(f"no checkpoint in {self.folder}: train first, or give another --workdir")
+    return InputError(
+      f"no good checkpoint in {self.folder}: damaged are {', '.join(damaged)}: "
+      "put back a good copy, or delete that folder to start again"
+    )
+
+  def _read_or_skip(self, path: Path, wanted: Mapping, field: str) -> Mapping | None:
+    for _ in range(2):  # file systems fail once, and the run may delete the step meanwhile
+      found, problem = _in_all_processes(checkpoint_reader.read, path, wanted, field)
+      if not problem:  # digests need the shards of all processes
+        _, problem = _in_all_processes(manifest.check_digests, *found)
+      if not problem:
+        return found[0]
+    if not processes.any_process(not checkpoint_reader.is_deleted(path)):
+      return None
+    outcome = "passed over"
+    if self._rename_damaged:
+      if processes.is_first():
+        outcome = f"renamed to {workdir.mark_damaged(path, problem).name}"
+      processes.wait_for_all("damaged checkpoint renamed")
+      if "_manager" in vars(self):
+        self._manager.reload()
+    processes.print_once(f"checkpoint {path} is damaged: {problem}: {outcome}")
+    return None
+
+
+def _in_all_processes(function: Callable, *args) -> tuple[Any, str]:
+  """Returns a function's result, and the damage that it found in any of the calling processes."""
+  result, problem = None, ""
+  try:
+    result = function(*args)
+  except Damage as damage:
+    problem = str(damage)
+  return result, processes.first_message(problem)
+
+
+@jax.jit
+def _add(total: PyTree, part: PyTree) -> PyTree:
+  return jax.tree.map(lambda t, x: t.astype(jnp.float32) + x.astype(jnp.float32), total, part)
+
+
+def _abstract(leaf) -> jax.ShapeDtypeStruct:
+  sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

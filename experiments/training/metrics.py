@@ -1,0 +1,285 @@
+"""Reports metrics, samples and the progress of a run; reads the metrics back."""
+
+import collections
+import contextlib
+import datetime
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import jax
+import rich.console
+import rich.progress
+from tensorboardX import summary
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import RecordWriter
+
+from experiments.errors import InputError
+from experiments.files import Path, growing, to_path, upload, write_whole
+
+_Item = TypeVar("_Item")
+# Names of JAX: a program was compiled; it is lowered, and will be compiled.
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+
+
+class Reporter:
+  """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows the progress.
+
+  Step, loss, tokens per second and time left are shown on stderr, on a terminal with a progress
+  bar, and what is being compiled. Steps during which something is compiled are not timed. The first
+  step reported is where the run resumes: lines that an interrupted run wrote for this step and
+  later ones are dropped.
+
+  A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
+  name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
+  as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
+
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as workdir:
+  ...   with Reporter(workdir, num_steps=2) as reporter:
+  ...     reporter.step(1, dict(loss=4.0, num_tokens=900))
+  ...     reporter.step(2, dict(loss=3.5, num_tokens=1000))
+  ...     reporter.values(2, dict(valid_loss=3.75))
+  ...   [(line["step"], line.get("loss"), line.get("valid_loss")) for line in read_metrics(workdir)]
+  [(1, 4.0, None), (2, 3.5, None), (2, None, 3.75)]
+  """
+
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    num_steps: int,
+    *,
+    console: rich.console.Console | None = None,
+    seconds: float = 5.0,
+    peak: float = 0.0,
+  ):
+    """Writes nothing before the first step.
+
+    The progress is shown on `console`, by default stderr. Without a terminal it is a line every
+    `seconds` seconds, or every 1% of the elapsed time if that is longer. `peak` is the number of
+    operations a second that all devices can do, if known.
+    """
+    self.log: Callable[..., None] = lambda values, step: None  # gets the values of metrics.jsonl
+    self._workdir = self._folder = to_path(workdir)
+    self._uploaded, self._exit = -math.inf, contextlib.ExitStack()
+    self._num_steps, self._peak = num_steps, peak
+    self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
+    self._num_skipped = 0  # since this start
+    self._last: float | None = None  # when the last step ended, if the next one is to be timed
+    self._timed = collections.deque(maxlen=100)  # seconds, tokens, operations
+    self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
+    self._events: RecordWriter | None = None  # of TensorBoard
+
+  def __enter__(self) -> "Reporter":
+    self._display.start()
+    jax.monitoring.register_event_duration_secs_listener(self._listen)
+    return self
+
+  def __exit__(self, *_) -> None:
+    jax.monitoring.unregister_event_duration_listener(self._listen)
+    self._display.stop()
+    self._display.show_last_line()
+    if self._events:
+      self._events.close()
+    self._exit.close()
+
+  def resume_after(self, step: int) -> None:
+    """Keeps the lines of this step, and drops those of later steps."""
+    self._open(step + 1)
+
+  def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
+    """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
+
+    A step that was "skipped" is always written. Speeds are means over the last 100 timed steps;
+    "mfu" is the share of the peak that their "operations" took, those that the backward pass
+    computes anew included.
+    """
+    now, last = time.monotonic(), self._last
+    self._last = now
+    if last is not None and now > last:
+      self._timed.append((now - last, metrics["num_tokens"], metrics.get("operations", 0)))
+    seconds, num_tokens, operations = map(sum, zip((0, 0, 0), *self._timed, strict=True))
+    speed = {}
+    if seconds:
+      speed |= dict(
+        tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / len(self._timed)
+      )
+    if seconds and self._peak:
+      speed |= dict(mfu=operations / seconds / self._peak)
+    skipped = metrics.get("skipped", 0)
+    self._num_skipped += skipped
+    if step % self._log_every == 0 or step == self._num_steps or skipped:
+      self._write(step, {**metrics, **speed})
+    line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
+    if seconds:
+      line += f"  {num_tokens / seconds:,.0f} tokens/s"
+    if "mfu" in speed:
+      line += f"  {speed['mfu']:.1%} of peak"
+    if len(self._timed) >= 5:
+      line += f"  {_format((self._num_steps - step) * seconds / len(self._timed))} left"
+    if self._num_skipped:
+      line += f"  {self._num_skipped} skipped"
+    self._display.show(step, line)
+
+  def values(self, step: int, values: Mapping[str, float | int]) -> None:
+    """Reports and shows values such as those of an evaluation."""
+    self._write(step, values)
+    self.upload()
+    self._display.print_text(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
+    self._last = None
+
+  def text(self, step: int, tag: str, text: str) -> None:
+    """Reports and shows a text such as sample translations."""
+    self._open(step)
+    with open(self._folder / "samples.txt", "a", encoding="utf-8") as file:
+      file.write(f"=== step {step}, {tag}\n{text}\n\n")
+    # TensorBoard renders Markdown, where indented lines are shown as they are.
+    indented = re.sub("^", "    ", text, flags=re.MULTILINE)
+    self._add_event(step, summary=summary.text(tag, indented))
+    self.upload()
+    self._display.print_text(text)
+    self._last = None
+
+  def _listen(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
+    if event == _COMPILED:
+      self._last = None
+    elif event == _LOWERED and seconds > 0.2:  # what is lowered sooner is soon compiled
+      self._display.show_now(f"compiling {fun_name}")
+
+  def _write(self, step: int, values: Mapping[str, float | int]) -> None:
+    self._open(step)
+    finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
+    with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+      file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
+    self.log(finite, step=step)
+    for name, value in finite.items():
+      if value is not None:
+        self._add_event(step, summary=summary.scalar(name, value))
+    if time.monotonic() - self._uploaded > 60:
+      try:
+        self.upload()
+      except InputError as error:  # before a checkpoint it would be raised
+        self._uploaded = time.monotonic()
+        self._display.print_text(str(error))
+
+  def upload(self) -> None:
+    """Copies what was written so far into the bucket, if the run directory is in one."""
+    if self._folder != self._workdir:
+      upload(self._folder, self._workdir)
+      self._uploaded, self._last = time.monotonic(), None  # not the time of a step
+
+  def _open(self, step: int) -> None:
+    """Drops lines of `step` and later, and opens a new event file, before the first write."""
+    if self._events is None:
+      self._folder = self._exit.enter_context(growing(self._workdir))
+      _copy_before(step, self._workdir, self._folder)
+      folder = self._folder / "tensorboard"
+      folder.mkdir(parents=True, exist_ok=True)
+      # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name
+      # keeps restarts within one second apart. START hides later steps of earlier files.
+      name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{step}"
+      self._events = RecordWriter(str(folder / name))
+      self._add_event(step, file_version="brain.Event:2")
+      self._add_event(step, session_log=SessionLog(status=SessionLog.START))
+
+  def _add_event(self, step: int, **content) -> None:
+    self._events.write(Event(step=step, wall_time=time.time(), **content).SerializeToString())
+    self._events.flush()
+
+
+class NoReporter:
+  """A reporter that does nothing, for the other processes of a run."""
+
+  def _ignore(self, *_) -> None: ...
+
+  __enter__ = lambda self: self
+  __exit__ = resume_after = step = values = text = upload = _ignore
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+  """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a killed run.
+
+  Raises:
+    InputError: another line is damaged.
+  """
+  path = to_path(workdir) / "metrics.jsonl"
+  try:
+    texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = [json.loads(text) for text in texts if text.endswith(b"\n")]
+    for number, line in enumerate(lines, 1):
+      if not isinstance(line, dict) or type(line.get("step")) is not int:
+        raise ValueError(f"line {number} is no object with a step")
+    return lines
+  except ValueError as error:
+    raise InputError(f"damaged {path} ({error}): delete the lines that are damaged") from error
+
+
+def _copy_before(step: int, workdir: Path, target: Path) -> None:
+  """Copies the metrics and samples of the steps before `step`."""
+  kept = [json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] < step]
+  write_whole(target / "metrics.jsonl", "".join(kept))
+  samples = workdir / "samples.txt"
+  if samples.exists():
+    text = samples.read_bytes().decode()
+    headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
+    later = (header.start() for header in headers if int(header[1]) >= step)
+    write_whole(target / samples.name, text[: next(later, len(text))])
+
+
+class _Display(rich.progress.Progress):
+  """Shows a progress bar with text on a terminal, and otherwise a line of text now and then."""
+
+  def __init__(self, console: rich.console.Console, num_steps: int, seconds: float):
+    columns = rich.progress.BarColumn(20), rich.progress.TextColumn("{task.description}")
+    super().__init__(*columns, console=console, disable=not console.is_terminal)
+    self._bar = self.add_task("starting", total=num_steps)
+    self._seconds, self._line = seconds, ""
+    self._since = self._last_shown = time.monotonic()
+
+  def show(self, step: int, line: str) -> None:
+    self._line = line
+    self.update(self._bar, completed=step, description=line)
+    now = time.monotonic()
+    if now - self._last_shown > max(self._seconds, 0.01 * (now - self._since)):
+      self.show_last_line()
+      self._last_shown = now
+
+  def show_now(self, line: str) -> None:
+    self._line = line
+    self.update(self._bar, description=line)
+    self.show_last_line()
+
+  def show_last_line(self) -> None:
+    if self._line and not self.console.is_terminal:
+      self.print_text(self._line)
+    self._line = ""
+
+  def print_text(self, text: str) -> None:
+    self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def track(items: Iterable[_Item], number: int, what: str) -> Iterator[_Item]:
+  """Yields a number of items, and shows on stderr how many are done, a second, and the time left.
+
+  Where stderr is no terminal, a line is printed every ten seconds.
+
+  >>> [*track(["a", "b"], 2, "letters")]
+  ['a', 'b']
+  """
+  start = time.monotonic()
+  with _Display(rich.console.Console(stderr=True), number, seconds=10.0) as display:
+    for done, item in enumerate(items, 1):
+      yield item
+      seconds = time.monotonic() - start
+      rate, left = done / max(seconds, 1e-9), seconds / done * (number - done)
+      display.show(done, f"{done}/{number} {what}, {rate:,.1f} a second, {_format(left)} left")
+
+
+def _format(seconds: float) -> datetime.timedelta:
+  return datetime.timedelta(seconds=round(seconds))

@@ -1,0 +1,131 @@
+"""Runs in several processes: joining, agreeing and printing."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from experiments.errors import InputError
+
+_HEARTBEAT_SECONDS = 10  # without a heartbeat; then the other processes end with status 134
+# The variables by which JAX finds the tasks of a SLURM step.
+_SLURM = {f"SLURM_{x}" for x in ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")}
+
+
+def join_processes(distributed: bool = False, env: Mapping[str, str] = os.environ) -> None:
+  """Joins the other processes of this run, if there are any; to be called before JAX is used.
+
+  Processes are found from the environment: a SLURM step (`srun`) or Open MPI with more than one
+  task, or
+
+    JAX_COORDINATOR_ADDRESS=HOST:PORT JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0
+
+  With `distributed`, JAX finds them by itself, as on Cloud TPU and GKE.
+
+  Raises:
+    InputError: the other processes cannot be found, or a variable is wrong.
+  """
+  if not (distributed or is_one_of_several(env)):
+    return
+  # JAX's handler of SIGTERM would replace that of `StopOnSignal`.
+  jax.config.update("jax_enable_preemption_service", False)
+  names = dict(num_processes="JAX_NUM_PROCESSES", process_id="JAX_PROCESS_ID")
+  try:
+    jax.distributed.initialize(
+      **{key: int(env[name]) for key, name in names.items() if name in env},
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=3 * _HEARTBEAT_SECONDS,
+    )
+  except (ValueError, RuntimeError) as error:
+    reason = " ".join(str(error).split())[:200]
+    raise InputError(
+      f"cannot join the other processes ({reason}): look at JAX_COORDINATOR_ADDRESS, "
+      "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or at the messages of the cluster"
+    ) from error
+
+
+def is_one_of_several(env: Mapping[str, str]) -> bool:
+  """Returns whether the environment names other processes of this run."""
+  sizes = [env.get("OMPI_COMM_WORLD_SIZE", "1")]
+  sizes += [env["SLURM_NTASKS"]] if {*env} >= _SLURM else []
+  return "JAX_COORDINATOR_ADDRESS" in env or any(size != "1" for size in sizes)
+
+
+def is_first() -> bool:
+  """Returns whether this is the process that writes and prints."""
+  return jax.process_index() == 0
+
+
+def wait_for_all(name: str) -> None:
+  """Waits until every process has called this with the same name."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)
+
+
+def check_same(values: Mapping[str, Any]) -> None:
+  """Waits for all processes; raises InputError unless these JSON values are the same in each."""
+  first, *others = map(json.loads, _gather(json.dumps(values)))
+  for number, other in enumerate(others, 1):
+    for name in first | other:
+      ours, theirs = (json.dumps(of[name]) if name in of else "absent" for of in (first, other))
+      if ours != theirs:
+        raise InputError(
+          f"{name} is {ours} in process 0 and {theirs} in process {number}: start all processes "
+          "with the same command, code and files"
+        )
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+  """Raises the `InputError` of one process in all, once all have left the block."""
+  message = ""
+  try:
+    yield
+  except InputError as error:
+    message = str(error)
+  if message := first_message(message):
+    raise InputError(message)
+
+
+def any_process(flag: bool) -> bool:
+  """Returns whether `flag` is true in any process, after all processes have called this."""
+  if jax.process_count() == 1:
+    return flag
+  return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def first_message(message: str) -> str:
+  """Returns the message of the first process that has one, after all processes have called this."""
+  return next(filter(None, _gather(message)), "")
+
+
+def _gather(text: str) -> list[str]:
+  """Returns the text of each process, in order, after all processes have called this."""
+  if jax.process_count() == 1:
+    return [text]
+  own = text.encode()
+  longest = int(multihost_utils.process_allgather(np.int32(len(own))).max())
+  rows = multihost_utils.process_allgather(np.frombuffer(own.ljust(longest, b"\0"), np.uint8))
+  return [row.tobytes().rstrip(b"\0").decode() for row in rows]
+
+
+def print_once(line: str) -> None:
+  """Prints a line on stderr, once for all processes."""
+  if is_first():
+    print(line, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def only_first_prints() -> Iterator[None]:
+  """Drops what other processes than the first print on stdout; stderr is left alone."""
+  with (
+    open(os.devnull, "w", encoding="utf-8") as null,
+    contextlib.redirect_stdout(sys.stdout if is_first() else null),
+  ):
+    yield

@@ -1,0 +1,161 @@
+"""Shards arrays over a mesh of four axes:
+
+  data      the batch
+  fsdp      the batch, parameters and optimizer state
+  tensor    attention's heads, and the feed-forward's hidden width
+  sequence  the tokens of a sequence
+
+Results do not depend on the mesh. On a mesh of `data` alone every device has all parameters.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from experiments.errors import InputError
+from relpos_jax.typing import PyTree
+
+AXES = ("data", "fsdp", "tensor", "sequence")
+ROWS = ("data", "fsdp")
+
+# The mesh axis that shards each axis of a parameter, by the end of its dotted path; the first match
+# counts. The optimizer's moments have paths with the same ends. All other arrays are replicated.
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+  (r"(^|\.)tables\.(\d+\.)?\w+", (None, "tensor", None)),  # [R, N, H]; [R, H] is replicated
+  (r"attention\.(query|key|value)\.kernel", ("fsdp", "tensor", None)),  # [D, N, H]
+  (r"attention\.out\.kernel", ("tensor", None, "fsdp")),  # [N, H, D]
+  (r"feed_forward\.hidden\.kernel", ("fsdp", "tensor")),  # [D, F]
+  (r"feed_forward\.hidden\.bias", ("tensor",)),  # [F]
+  (r"feed_forward\.out\.kernel", ("tensor", "fsdp")),  # [F, D]
+  (r"(embedding|softmax)\.table", ("tensor", "fsdp")),  # [V, D]
+)
+
+AnyMesh = Mesh | AbstractMesh
+
+
+def make_mesh(
+  data: int = -1,
+  fsdp: int = 1,
+  tensor: int = 1,
+  sequence: int = 1,
+  *,
+  devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+  """Returns a mesh of these sizes over the first of the devices; -1 takes all that remain.
+
+  Raises:
+    InputError: a size is invalid, two are -1, or the devices do not fit.
+  """
+  devices = jax.devices() if devices is None else list(devices)
+  sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
+  devices = _arranged((*sizes.values(),), devices[: math.prod(sizes.values())])
+  return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+  """Arranges devices along the axes of a mesh, neighbours next to each other where possible.
+
+  Slices of TPUs, which a slower network connects, split the first axis, where only gradients are
+  summed.
+  """
+  are_gpus = devices[0].platform == "gpu"  # for GPUs JAX calls every machine a slice
+  num_slices = 1 if are_gpus else len({getattr(device, "slice_index", 0) for device in devices})
+  if num_slices == 1:
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+  if sizes[0] % num_slices:
+    raise InputError(
+      f"config.mesh.data is {sizes[0]}: give a multiple of {num_slices}, the slices of TPUs"
+    )
+  within, across = (sizes[0] // num_slices, *sizes[1:]), (num_slices, *[1] * (len(sizes) - 1))
+  return mesh_utils.create_hybrid_device_mesh(
+    within, across, devices, allow_split_physical_axes=True
+  )
+
+
+def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:
+  """Returns the sizes of `make_mesh` for a number of devices, which need not exist.
+
+  >>> mesh_sizes(8, data=-1, fsdp=2, tensor=1, sequence=1)
+  {'data': 4, 'fsdp': 2, 'tensor': 1, 'sequence': 1}
+  """
+  sizes = ", ".join(f"{name}={size}" for name, size in wanted.items())
+  given = [size for size in wanted.values() if size != -1]
+  if len(given) < len(wanted) - 1 or any(size < 1 for size in given):
+    raise InputError(f"a mesh of {sizes}: give sizes of at least 1, and at most one -1, the rest")
+  rest, over = divmod(num_devices, math.prod(given))
+  if rest == 0 or (over and len(given) < len(wanted)):
+    raise InputError(f"a mesh of {sizes} does not fit {num_devices} devices: change config.mesh")
+  return {name: rest if size == -1 else size for name, size in wanted.items()}
+
+
+def num_rows_together(sizes: Mapping[str, int]) -> int:
+  """Returns the number of shards of a batch's rows, on a mesh of these sizes."""
+  return math.prod(sizes[name] for name in ROWS)
+
+
+def replicated(mesh: AnyMesh) -> NamedSharding:
+  """Returns the sharding that replicates an array on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: AnyMesh, num_axes: int = 2) -> NamedSharding:
+  """Returns the sharding of arrays [rows, tokens, ...] or [rows]."""
+  return NamedSharding(mesh, PartitionSpec(*(ROWS, "sequence")[:num_axes]))
+
+
+def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
+  """Returns the sharding by `RULES` of every leaf of a tree of parameters or a training state.
+
+  An axis whose size the mesh axis does not divide is not sharded.
+  """
+
+  def shard(path, x):
+    # The paths of nnx variables end in `value`.
+    name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+    for pattern, axes in RULES:
+      if re.search(f"{pattern}$", name) and len(axes) == x.ndim:
+        sizes = [1 if axis is None else mesh.shape[axis] for axis in axes]
+        fits = [size > 1 and not n % size for n, size in zip(x.shape, sizes, strict=True)]
+        spec = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
+        # Without axes of size 1, and () for [None], equal shardings have equal specs.
+        return NamedSharding(mesh, PartitionSpec(*spec) if any(fits) else PartitionSpec())
+    return replicated(mesh)
+
+  return jax.tree.map_with_path(shard, tree)
+
+
+def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
+  """Returns the shapes, with shardings by `RULES`, of a tree of parameters or a training state."""
+  struct = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  return jax.tree.map(struct, tree, parameter_sharding(tree, mesh))
+
+
+def constrain_sharding(tree: PyTree) -> PyTree:
+  """Constrains a traced tree of parameters or a training state to the shardings of `RULES`.
+
+  Otherwise the compiler may choose other shardings, and the next step is compiled again. Without a
+  mesh in context the tree is returned as it is.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if not {*AXES} <= {*mesh.axis_names}:
+    return tree
+  return jax.lax.with_sharding_constraint(tree, parameter_sharding(tree, mesh))
+
+
+def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
+  """Shards the arrays of a tree of parameters or a training state by `RULES`."""
+  return jax.device_put(tree, parameter_sharding(tree, mesh))
+
+
+def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
+  """Shards host arrays [rows, tokens, ...], of which every process passes all rows."""
+  shard = lambda x: jax.make_array_from_callback(
+    x.shape, batch_sharding(mesh, x.ndim), x.__getitem__
+  )
+  return jax.tree.map(shard, tree)

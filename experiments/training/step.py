@@ -1,0 +1,160 @@
+"""One step of training: its state, gradients, learning rates and operations."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.extend import core
+
+from experiments.training.loss import Loss
+from experiments.training.sharding import constrain_sharding
+from relpos_jax.typing import Array, Int, Key, PyTree
+
+
+class TrainState(NamedTuple):
+  """The state of training, and the content of a checkpoint."""
+
+  step: Int[Array, ""]
+  params: PyTree
+  opt_state: PyTree
+
+
+def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
+  """Returns the state before the first step."""
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def make_train_step(
+  graphdef: nnx.GraphDef,
+  loss: Callable[..., Loss],
+  optimizer: optax.GradientTransformation,
+  *,
+  num_microbatches: int = 1,
+  dropout_key: Key[Array, ""],
+  schedule: optax.Schedule | None = None,
+):
+  """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the state.
+
+  `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the batch's tokens,
+  for any number of microbatches. Dropout depends on `dropout_key` and the step alone. Metrics: loss
+  (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the optimizer's `schedule`
+  is given. If the loss or the norm is not finite, the step is skipped (1): its number is counted,
+  and parameters and optimizer state do not change.
+  """
+
+  def summed_loss(params, batch, key):
+    return loss(nnx.merge(graphdef, params), batch, nnx.Rngs(dropout=key))
+
+  def train_step(state: TrainState, batch):
+    key = jax.random.fold_in(dropout_key, state.step)
+    gradient = jax.value_and_grad(summed_loss, has_aux=True)
+    (total, num_tokens), grads = _sum_over_microbatches(
+      gradient, state.params, batch, key, num_microbatches
+    )
+    scale = 1.0 / jnp.maximum(num_tokens, 1)
+    grads = jax.tree.map(lambda g: g * scale, grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = dict(loss=total * scale, grad_norm=optax.tree.norm(grads), num_tokens=num_tokens)
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    metrics["skipped"] = 1 - finite.astype(jnp.int32)
+    if schedule:  # the optimizer counts no skipped steps
+      *_, (_, count) = optax.tree.get_all_with_path(state.opt_state, "count")
+      metrics["learning_rate"] = schedule(count)
+    # optax.apply_if_finite would apply the update after too many skipped steps.
+    choose = lambda new, old: jnp.where(finite, new, old)
+    new, old = (params, opt_state), (state.params, state.opt_state)
+    state = TrainState(state.step + 1, *jax.tree.map(choose, new, old))
+    return constrain_sharding(state), metrics
+
+  return jax.jit(train_step, donate_argnums=0)
+
+
+def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
+  """Builds `eval_step(params, batch) -> Loss`, the training loss without dropout."""
+
+  def eval_step(params, batch):
+    return loss(nnx.merge(graphdef, params), batch)
+
+  return jax.jit(eval_step)
+
+
+def count_operations(jaxpr: core.Jaxpr) -> float:
+  """Counts the multiplications and additions of matrix products, on all devices together.
+
+  A `while` counts as one pass, and a Pallas kernel as its own estimate.
+
+  >>> product = jax.make_jaxpr(lambda x, y: x @ y)(jnp.ones((2, 3)), jnp.ones((3, 5)))
+  >>> count_operations(product.jaxpr)
+  60.0
+  """
+  total = 0.0
+  for eqn in jaxpr.eqns:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+      (contracted, _), _ = params["dimension_numbers"]
+      shape = eqn.invars[0].aval.shape
+      total += 2.0 * eqn.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
+    elif name == "pallas_call":
+      total += params["cost_estimate"].flops if params["cost_estimate"] else 0
+    else:
+      times = params.get("length", 1)
+      for axis in next((x for key, x in params.items() if key.endswith("manual_axes")), ()):
+        times *= params["mesh"].shape[axis]
+      inner = map(count_operations, core.jaxprs_in_params(params))
+      total += times * (max if name == "cond" else sum)(inner)
+  return total
+
+
+def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
+  """Computes losses, tokens and gradients of microbatches one after another, and sums them.
+
+  A microbatch takes every `num_microbatches`-th row, so that rows stay on their device.
+  """
+  if num_microbatches == 1:
+    return gradient(params, batch, key)
+  rows = lambda x: (x.shape[0] // num_microbatches, num_microbatches)  # -1 fails where x is empty
+  split = lambda x: jnp.moveaxis(x.reshape(*rows(x), *x.shape[1:]), 1, 0)
+  parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype),
+    jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], parts)),
+  )
+  add = lambda total, part: (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
+  return jax.lax.scan(add, zeros, parts)[0]
+
+
+def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
+  """Rises linearly to `peak` at update number `warmup`, then falls as 1 / sqrt(update).
+
+  rate(t) = peak * min(t / warmup, sqrt(warmup / t)), where t = count + 1: updates are numbered
+  from 1, optax counts from 0. The first update thus moves the parameters.
+
+  >>> rate = inverse_sqrt(peak=0.005, warmup=2000)
+  >>> [round(float(rate(t - 1)), 6) for t in (1, 1000, 2000, 8000)]
+  [3e-06, 0.0025, 0.005, 0.0025]
+  """
+
+  def rate(count):
+    t = jnp.asarray(count, jnp.float32) + 1
+    return peak * jnp.minimum(t / warmup, jnp.sqrt(warmup / t))
+
+  return rate
+
+
+def paper_schedule(d_model: int, warmup: int = 4000, rate: float = 1.0) -> optax.Schedule:
+  """Returns the schedule of Shaw et al. 2018, whose peak depends on the model's width.
+
+  rate * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5), with t numbered from 1: the same as
+  `inverse_sqrt` with the peak rate * (d_model * warmup)**-0.5. Vaswani et al. 2017, section 5.3;
+  Shaw et al. 2018 have warmup 4000 and rate 1; the code from October 2017 on has 8000 and 2.
+
+  >>> rate = paper_schedule(d_model=512)
+  >>> round(float(rate(4000 - 1)), 6)
+  0.000699
+  """
+  return inverse_sqrt(rate * (d_model * warmup) ** -0.5, warmup)

@@ -1,0 +1,199 @@
+"""The interface of a task: its data, model, loss and scores."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.config import LARGEST, between, rates
+from experiments.data.batching import Batches, bucket_boundaries
+from experiments.errors import InputError
+from experiments.files import Path
+from experiments.training.loss import Loss
+from experiments.training.sharding import AnyMesh, num_rows_together
+from relpos_jax.typing import PyTree
+
+
+class Task(Protocol):
+  """Data, model, loss and scores of a config.
+
+  A data set has `notes`, lines for the log. The model's shapes and outputs depend on the config and
+  the vocabulary, which is kept in the run directory: a trained model works without its data.
+  """
+
+  config: ConfigDict
+  score: str  # the first score; its metric, if any, is named `valid_` and this in lower case
+
+  def __init__(self, config: ConfigDict):
+    self.config = config
+
+  def check(self, sizes: Mapping[str, int]) -> None:
+    """Raises InputError if a value is wrong for a mesh of these sizes; reads no data."""
+
+  def load_data(self) -> Any:
+    """Loads the data of `config.data`; raises InputError if they are invalid."""
+
+  def learn_vocabulary(self, data: Any, workdir: Path) -> Any:
+    """Loads the vocabulary in the run directory, or learns one from the training split."""
+    return self.load_vocabulary(workdir)
+
+  def load_vocabulary(self, workdir: Path) -> Any:
+    """Loads the vocabulary in the run directory; raises InputError if there is none."""
+
+  def save_vocabulary(self, vocabulary: Any, workdir: Path) -> None:
+    """Writes the vocabulary into the run directory, if it is not there and not in the config."""
+
+  def mock_vocabulary(self) -> Any:
+    """Returns a vocabulary of the configured size, for the shapes of a model."""
+
+  def make_model(self, vocabulary: Any, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the model of `config.model` with random parameters."""
+
+  def make_batches(self, data: Any, vocabulary: Any, mesh: AnyMesh) -> tuple[Any, Any]:
+    """Returns batches of the training split, endless and shuffled, and of the valid split.
+
+    As in `experiments.data.batching.Batches`, `batches[step]` is a tree of arrays, rows first.
+    `batches.examples` is a tree of arrays that determines every batch.
+    """
+
+  def mock_batches(self, mesh: AnyMesh) -> Any:
+    """Returns training batches of made-up data, in the shapes of the config's data."""
+
+  def empty_batch(self, shape: tuple[int, ...]) -> Any:
+    """Returns a batch of padding in one of the batches' `shapes`."""
+
+  def loss(self, model: nnx.Module, batch: Any, rngs: nnx.Rngs | None = None) -> Loss:
+    """Computes the loss of a batch, with dropout if `rngs` are given."""
+
+  def make_report(
+    self, run: "Run", data: Any, batches: Any
+  ) -> Callable[[PyTree], tuple[dict[str, float], str]]:
+    """Returns a function from parameters to values by name and a text, for the valid split."""
+    return lambda params: ({}, "")
+
+  def evaluate(self, run: "Run", data: Any, workdir: Path) -> "Evaluation | None":
+    """Scores the trained model. Every process takes part; the first writes and has the result."""
+
+
+class Run(NamedTuple):
+  """A model with its task, vocabulary, mesh and parameters."""
+
+  task: Task
+  vocabulary: Any
+  mesh: jax.sharding.Mesh
+  graphdef: nnx.GraphDef
+  params: nnx.State  # arrays, or their shapes
+  steps: tuple[int, ...] = ()  # of the checkpoints whose average the parameters are
+
+  @property
+  def config(self) -> ConfigDict:
+    """Returns the config of the task."""
+    return self.task.config
+
+
+class Evaluation(NamedTuple):
+  """The scores of a trained model."""
+
+  text: str  # tables and samples to print
+  results: Mapping[str, Any]  # by split, for results.json
+  scores: Mapping[str, Any]  # by split, for `experiments.evaluation.records`
+  sentences: Mapping[str, list[list[int | float]]]  # likewise
+  pictures: tuple[Path, ...] = ()  # image files
+
+
+def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs: PyTree) -> None:
+  """Raises InputError if a model of the class `kind` does not support its config.
+
+  Traces one layer in training, with these inputs or their shapes; nothing is computed.
+  """
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
+  try:
+    _trace(kind, dataclasses.replace(make_config(), num_layers=1), shapes)
+  except (ValueError, NotImplementedError) as error:
+    raise InputError(f"config.model: {' '.join(str(error).split())}") from error
+
+
+@functools.cache  # many cells of a sweep have the same model
+def _trace(kind: type[nnx.Module], config: Any, inputs: tuple[PyTree, ...]) -> None:
+  model = lambda *inputs: kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
+  jax.eval_shape(model, *inputs)
+
+
+def own_copies(params: PyTree) -> PyTree:
+  """Copies replicated arrays to this process, which can then compute without the others."""
+  return jax.tree.map(jnp.asarray, jax.device_get(params))
+
+
+def model_choices(kind: type) -> dict[str, tuple]:
+  """Returns the choices of `config.model` by dotted key, from the types of a model's config."""
+  return {
+    f"model.{field.name}": get_args(field.type)
+    for field in dataclasses.fields(kind)
+    if get_origin(field.type) is Literal
+  }
+
+
+def model_values(config: ConfigDict) -> dict[str, Any]:
+  """Returns the values of `config.model` as arguments of a model's config."""
+  width, num_heads = config.model.width, config.model.num_heads
+  if width % num_heads:
+    raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
+  none = dict(implementation="", left=-1)  # what stands for None
+  return {key: None if none.get(key) == x else x for key, x in config.model.items()}
+
+
+# Checks of the values of layers and batches.
+LAYER_CHECKS = (
+  between(1, LARGEST, "batches.tokens", "batches.max_length", "batches.num_shapes"),
+  between(1, 1000, "model.num_layers"),  # each layer is traced
+  between(1, LARGEST, "model.width", "model.num_heads", "model.feed_forward"),
+  rates("model.embedding_dropout_rate", "model.dropout_rate", "model.attention_dropout_rate"),
+  rates("model.feed_forward_dropout_rate", "training.label_smoothing"),
+)
+TOKEN_CHECKS = (
+  *LAYER_CHECKS,
+  between(0, LARGEST, "model.max_distance"),
+  between(-1, LARGEST, "model.left"),
+)
+
+
+def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+  """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
+  tokens, longest = config.batches.tokens, config.batches.max_length
+  together, num_parts = num_rows_together(sizes), config.training.num_microbatches
+  longest += -longest % sizes["sequence"]
+  if tokens // longest < together * num_parts:
+    raise InputError(
+      f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
+      f"{longest}, which {together} devices and {num_parts} microbatches cannot divide: give "
+      f"{longest * together * num_parts} tokens or more, or lower config.mesh.data"
+    )
+
+
+def batch_maker(
+  config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh, max_length: int | None = None
+):
+  """Returns a constructor of `Batches`, in shapes that suit training examples of these lengths.
+
+  With a `max_length` other than the config's, a batch has room for one such row on each device.
+  """
+  boundaries = bucket_boundaries(
+    lengths,
+    config.batches.num_shapes,
+    max_length=max_length or config.batches.max_length,
+    multiple_of=mesh.shape["sequence"],
+  )
+  rows = num_rows_together(mesh.shape) * config.training.num_microbatches
+  least = boundaries[-1] * rows if max_length else 0
+  return functools.partial(
+    Batches,
+    boundaries=boundaries,
+    token_budget=max(config.batches.tokens, least),
+    multiple_of=rows,
+  )

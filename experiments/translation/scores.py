@@ -1,0 +1,167 @@
+"""Evaluation of translations: BLEU, counts by sentence, samples and attention maps."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.data.batching import pair_lengths
+from experiments.data.tokenizer import BOS, Tokenizers, encode, encode_pairs, pieces
+from experiments.evaluation.bleu import (
+  Score,
+  corpus_bleu,
+  join_subwords,
+  paper_bleu,
+  sentence_statistics,
+)
+from experiments.evaluation.pictures import Panel, attention_heatmap
+from experiments.files import Path, write_whole
+from experiments.training.task import Evaluation, Run, own_copies
+from relpos_jax.models.seq2seq import Transformer
+from relpos_jax.typing import Array, Float, Int, PyTree
+
+_NUM_SAMPLES = 5
+
+Pairs = Sequence[tuple[str, str]]
+
+
+class Translated(NamedTuple):
+  """The pairs of a split, the model's translations and the seconds they took."""
+
+  pairs: Pairs
+  translations: Sequence[str]
+  seconds: float
+
+
+def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evaluation:
+  """Scores the translations of each split, writes them, and draws the attention of one.
+
+  A row of `sentences` is a sentence's length in tokens without the end mark, that of the longer
+  side, and its `sentence_statistics`.
+  """
+  if not splits:
+    text = (
+      "no test pairs to score: run the training command again "
+      "with --config.data.pairs.test=source_file,target_file"
+    )
+    return Evaluation(text, {}, {}, {})
+  config, results, scores, sentences = run.config, {}, {}, {}
+  for split, (pairs, translations, seconds) in splits.items():
+    lines = [f"{line}\n" for line in join_lines(config, translations)]
+    write_whole(workdir / f"{split}.translations.txt", "".join(lines))
+    references = [target for _, target in pairs]
+    bleus = score(config, translations, references)
+    results[split] = dict(sentences=len(pairs), seconds=seconds)
+    results[split] |= {name: bleu._asdict() for name, bleu in bleus.items()}
+    scores[split] = {name: bleu.value for name, bleu in bleus.items()}
+    scores[split]["signatures"] = {name: bleu.signature for name, bleu in bleus.items()}
+    lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
+    counts = sentence_statistics(translations, references, **config.evaluation)
+    sentences[split] = np.column_stack([lengths, counts]).tolist()
+  text, pictures = bleu_table(results), ()
+  if test := splits.get("test"):
+    text += "\n\n" + format_samples(config, test.pairs, test.translations, _NUM_SAMPLES)
+    examples = [*zip(test.pairs, test.translations, strict=True)][:_NUM_SAMPLES]
+    (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
+    pictures = (draw_attention(run, source, translation, workdir / "attention.png"),)
+  return Evaluation(f"\n\n{text}\n\n", results, scores, sentences, pictures)
+
+
+def is_prepared(config: ConfigDict) -> bool:
+  """Returns whether the data are those of the published baseline, in Moses tokens and subwords."""
+  return config.data.source == "multi30k" and config.data.multi30k.prepared
+
+
+def join_lines(config: ConfigDict, lines: Sequence[str]) -> list[str]:
+  """Joins subwords marked by `config.evaluation.subword_mark` into words."""
+  return [join_subwords(line, config.evaluation.subword_mark) for line in lines]
+
+
+def score(
+  config: ConfigDict, translations: Sequence[str], references: Sequence[str]
+) -> dict[str, Score]:
+  """Computes sacreBLEU and the paper's BLEU."""
+  return dict(
+    sacrebleu=corpus_bleu(translations, references, **config.evaluation),
+    paper_bleu=paper_bleu(
+      translations,
+      references,
+      config.data.languages.partition("-")[2],
+      tokenized=config.data.moses or is_prepared(config),
+      subword_mark=config.evaluation.subword_mark,
+    ),
+  )
+
+
+def bleu_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+  """Formats both BLEU scores, one row per split, followed by their signatures.
+
+  >>> scores = dict(sacrebleu=dict(value=36.62, signature="tok:13a"),
+  ...               paper_bleu=dict(value=37.05, signature="tok:moses-de+hyphens"))
+  >>> print(bleu_table(dict(test=dict(sentences=1000) | scores)))
+  split   sentences   sacreBLEU   paper's BLEU
+  test        1,000       36.62          37.05
+  <BLANKLINE>
+  sacreBLEU: tok:13a
+  paper's BLEU: tok:moses-de+hyphens
+  """
+  lines, signatures = ["split   sentences   sacreBLEU   paper's BLEU"], []
+  for split, row in results.items():
+    values = [row[name]["value"] for name in ("sacrebleu", "paper_bleu")]
+    lines.append(f"{split:<5}{row['sentences']:12,}{values[0]:12.2f}{values[1]:15.2f}")
+    signatures.append(f"sacreBLEU: {row['sacrebleu']['signature']}")
+    signatures.append(f"paper's BLEU: {row['paper_bleu']['signature']}")
+  return "\n".join([*lines, "", *dict.fromkeys(signatures)])
+
+
+def format_samples(
+  config: ConfigDict, pairs: Pairs, translations: Sequence[str], number: int
+) -> str:
+  """Formats sources, references and translations, one below the other, with subwords joined."""
+  samples = [(*pair, line) for pair, line in zip(pairs, translations, strict=True)][:number]
+  block = "source       {}\nreference    {}\ntranslation  {}"
+  return "\n\n".join(block.format(*join_lines(config, sample)) for sample in samples)
+
+
+def attention_panels(
+  model: Transformer, tokenizers: Tokenizers, source: str, target: str
+) -> list[Panel]:
+  """Returns the attention of the encoder's first layer, and that from `target` to `source`.
+
+  Weights are means over heads; those of the second panel are also means over layers. Each row of
+  the second panel is the token that the decoder is about to write.
+  """
+  source_ids = encode(tokenizers.source, [source.strip()])[0]
+  target_ids = encode(tokenizers.target, [target])[0]
+  target_input = np.concatenate([[BOS], target_ids[:-1]])
+  encoder, cross = _weights(*nnx.split(model), source_ids[None], target_input[None])
+  source_words = pieces(tokenizers.source, source_ids)
+  target_words = pieces(tokenizers.target, target_ids)
+  return [
+    Panel("self-attention, encoder layer 1", np.asarray(encoder), source_words, source_words),
+    Panel("translation to source", np.asarray(cross), target_words, source_words),
+  ]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _weights(
+  graphdef: nnx.GraphDef, state: PyTree, source: Int[Array, "1 S"], target: Int[Array, "1 T"]
+) -> tuple[Float[Array, "S S"], Float[Array, "T S"]]:
+  model = nnx.merge(graphdef, state)
+  model.set_attributes(sow_weights=True, raise_if_not_found=False)
+  _, sown = nnx.capture(model, nnx.Intermediate)(source, target)
+  mean_over_heads = lambda attention: jnp.mean(attention["weights"][0][0], axis=0)
+  cross = [mean_over_heads(x["cross_attention"]) for x in sown["decoder"]["layers"].values()]
+  encoder = mean_over_heads(sown["encoder"]["layers"][0]["self_attention"])
+  return encoder, jnp.mean(jnp.stack(cross), axis=0)
+
+
+def draw_attention(run: Run, source: str, translation: str, path: str | Path):
+  """Draws the attention between a sentence and its translation; returns the path."""
+  model = nnx.merge(run.graphdef, own_copies(run.params))
+  return attention_heatmap(attention_panels(model, run.vocabulary, source, translation), path)

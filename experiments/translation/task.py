@@ -1,0 +1,233 @@
+"""Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
+
+import functools
+import re
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.config import LARGEST, between, check_values
+from experiments.data.batching import Batch, Batches, pair_lengths
+from experiments.data.tokenizer import (
+  BOS,
+  KINDS,
+  UNK,
+  Ragged,
+  Tokenizers,
+  encode_pairs,
+  load_tokenizers,
+  save_tokenizers,
+  tokenizer_files,
+  train_tokenizer,
+)
+from experiments.errors import InputError
+from experiments.evaluation.bleu import corpus_bleu, join_subwords
+from experiments.files import Path
+from experiments.training import task as tasks
+from experiments.training.loss import Loss, cross_entropy, shift_right
+from experiments.training.metrics import track
+from experiments.training.processes import is_first
+from experiments.training.sharding import AnyMesh
+from experiments.training.task import Evaluation, Run, check_model, model_choices, model_values
+from experiments.translation import multi30k, scores
+from experiments.translation.corpus import (
+  LANGUAGES,
+  Corpus,
+  load_embedded,
+  load_pairs,
+  load_wmt14,
+  normalize_corpus,
+  normalize_lines,
+)
+from experiments.translation.translator import Translator
+from relpos_jax.models.seq2seq import Transformer, TransformerConfig
+from relpos_jax.typing import PyTree
+
+MAX_BEAM_SIZE = 1024
+_CHOICES = {
+  "data.source": tuple(LANGUAGES),
+  "vocabulary.kind": KINDS,
+  # The tokenizers of sacreBLEU that need no further package or download.
+  "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
+} | model_choices(TransformerConfig)
+_NUMBERS = (
+  *tasks.TOKEN_CHECKS,
+  between(1, LARGEST, "training.num_samples", "data.embedded.train_size"),
+  between(1, MAX_BEAM_SIZE, "decoding.beam_size"),
+  between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
+  between(UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
+)
+_LOADERS = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs, multi30k=multi30k.load)
+
+
+class Translation(tasks.Task):
+  """The `Task` of translation."""
+
+  score = "BLEU"
+
+  def check(self, sizes: Mapping[str, int]) -> None:
+    check_values(self.config, _CHOICES, _NUMBERS)
+    _check_data(self.config)
+    if self.config.model.share_embeddings and not self.config.vocabulary.joint:
+      raise InputError(
+        "config.model.share_embeddings needs one vocabulary for both languages: "
+        "set config.vocabulary.joint=True or config.model.share_embeddings=False"
+      )
+    tasks.check_batches(self.config, sizes)
+    tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
+    check_model(Transformer, lambda: transformer_config(self.config, 8, 8), tokens, tokens)
+
+  def load_data(self) -> Corpus:
+    """Loads and normalises the sentence pairs of `config.data`."""
+    data = self.config.data
+    options = data[data.source].to_dict()
+    if data.source in ("multi30k", "wmt14"):
+      options["languages"] = data.languages
+    corpus = _LOADERS[data.source](**options)
+    if "valid" not in corpus.splits:
+      raise InputError(
+        "no validation pairs: give --config.data.pairs.valid=source_file,target_file"
+      )
+    mark = self.config.evaluation.subword_mark
+    if mark and all(join_subwords(target, mark) == target for _, target in corpus.splits["train"]):
+      raise InputError(
+        f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
+        "give the mark of the text, or none"
+      )
+    if data.moses or data.lowercase:
+      corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
+    return corpus
+
+  def learn_vocabulary(self, data: Corpus, workdir: Path) -> Tokenizers:
+    """Reads the tokenizers of the run directory, or trains them.
+
+    One of two files, left by a killed process, does not count if there is no checkpoint.
+
+    Raises:
+      InputError: there is a checkpoint but not its tokenizers.
+    """
+    if tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
+      return load_tokenizers(workdir)
+    return self.learn_tokenizers(data)
+
+  def learn_tokenizers(self, data: Corpus) -> Tokenizers:
+    """Trains the vocabularies of `config.vocabulary` on the training split."""
+    train, vocabulary = data.splits["train"], self.config.vocabulary
+    learn = functools.partial(train_tokenizer, kind=vocabulary.kind, size=vocabulary.size)
+    if vocabulary.joint:
+      joint = learn(line for pair in train for line in pair)
+      return Tokenizers(joint, joint)
+    return Tokenizers(*(learn(pair[side] for pair in train) for side in (0, 1)))
+
+  def load_vocabulary(self, workdir: Path) -> Tokenizers:
+    return load_tokenizers(workdir)
+
+  def save_vocabulary(self, vocabulary: Tokenizers, workdir: Path) -> None:
+    if not tokenizer_files(workdir):
+      save_tokenizers(vocabulary, workdir)
+
+  def mock_vocabulary(self) -> Tokenizers:
+    size = self.config.vocabulary.size
+    return Tokenizers(*2 * [SimpleNamespace(get_vocab_size=lambda: size)])
+
+  def make_batches(
+    self, data: Corpus, vocabulary: Tokenizers, mesh: AnyMesh
+  ) -> tuple[Batches, Batches]:
+    train, valid = (encode_pairs(vocabulary, data.splits[name]) for name in ("train", "valid"))
+    make = tasks.batch_maker(self.config, pair_lengths(*train), mesh)
+    return make(*train, seed=self.config.seed), make(*valid, seed=None)
+
+  def mock_batches(self, mesh: AnyMesh) -> Batches:
+    """Returns batches of pairs of log-normal lengths, about 24 tokens, that differ by a fifth."""
+    random, number = np.random.default_rng(0), 100_000
+    lengths = random.lognormal(np.log(24), 0.6, number)
+    sides = lengths, lengths * random.lognormal(0, 0.2, number)
+    rows = [np.clip(side, 2, None).astype(int) for side in sides]
+    pairs = [Ragged.joined(np.full(side.sum(), UNK, np.uint16), side) for side in rows]
+    return tasks.batch_maker(self.config, pair_lengths(*pairs), mesh)(*pairs, seed=self.config.seed)
+
+  def empty_batch(self, shape: tuple[int, ...]) -> Batch:
+    return Batch(*2 * [np.zeros(shape, np.int32)])
+
+  def make_model(self, vocabulary: Tokenizers, rngs: nnx.Rngs) -> Transformer:
+    sizes = (tokenizer.get_vocab_size() for tokenizer in vocabulary)
+    return Transformer(transformer_config(self.config, *sizes), rngs=rngs)
+
+  def loss(self, model: Transformer, batch: Batch, rngs: nnx.Rngs | None = None) -> Loss:
+    """Computes the loss of each target token, given the source and the target before it."""
+    logits = model(batch.source, shift_right(batch.target, BOS), rngs=rngs)
+    return cross_entropy(logits, batch.target, smoothing=self.config.training.label_smoothing)
+
+  def make_report(self, run: Run, data: Corpus, batches: Any):
+    """Returns a function that computes the BLEU of greedy translations and shows a few."""
+    translate = make_translator(run, beam_size=1)
+    pairs = data.splits["valid"][: self.config.training.num_samples]
+
+    def report(params: PyTree) -> tuple[dict[str, float], str]:
+      sources, references = zip(*pairs, strict=True)
+      translations = translate(sources, params)
+      bleu = corpus_bleu(translations, references, **self.config.evaluation)
+      samples = scores.format_samples(self.config, pairs, translations, number=3)
+      return dict(valid_bleu=bleu.value), samples
+
+    return report
+
+  def evaluate(self, run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
+    """Translates and scores the test splits; writes the translations into the run directory."""
+    progress = dict(track=functools.partial(track, what="sentences")) if is_first() else {}
+    translate = make_translator(run, **progress)
+    translated = {}
+    for split in [name for name in ("test", "long") if name in data.splits]:
+      start = time.perf_counter()
+      translations = translate([source for source, _ in data.splits[split]])
+      seconds = round(time.perf_counter() - start, 1)
+      translated[split] = scores.Translated(data.splits[split], translations, seconds)
+    return scores.evaluate(run, translated, workdir) if is_first() else None
+
+
+def transformer_config(
+  config: ConfigDict, source_vocab_size: int, target_vocab_size: int
+) -> TransformerConfig:
+  """Makes the config of the model from `config.model`."""
+  return TransformerConfig(source_vocab_size, target_vocab_size, **model_values(config))
+
+
+def make_translator(run: Run, **changes) -> Translator:
+  """Makes a translator on the run's devices from `config.decoding` and changes to it."""
+  options = run.config.decoding.to_dict() | changes
+  del options["average_checkpoints"]
+  return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)
+
+
+def normalize_input(config: ConfigDict, lines: list[str]) -> list[str]:
+  """Normalises lines of the source language as in training."""
+  language = config.data.languages.partition("-")[0]
+  how = dict(moses=config.data.moses, lowercase=config.data.lowercase)
+  return normalize_lines(lines, language, **how)
+
+
+def _check_data(config: ConfigDict) -> None:
+  """Checks that languages, tokens and subword mark fit the source of data."""
+  data, mark = config.data, config.evaluation.subword_mark
+  known = LANGUAGES[data.source][: 2 if scores.is_prepared(config) else None]
+  if not re.fullmatch("|".join(known) or "[a-z]{2,3}-[a-z]{2,3}", data.languages):
+    raise InputError(
+      f"config.data.languages is {data.languages!r}: give source-target, "
+      f"as {', '.join(known) or 'en-de'}"
+    )
+  if scores.is_prepared(config) and not mark:
+    raise InputError(
+      "config.data.multi30k.prepared is text in subwords: set config.evaluation.subword_mark=@@"
+    )
+  if mark and data.moses:
+    raise InputError(
+      f"config.data.moses would separate {mark} from its subword: set config.data.moses=False, "
+      "or config.evaluation.subword_mark to nothing"
+    )
