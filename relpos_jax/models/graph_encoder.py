@@ -97,7 +97,7 @@ class GraphEncoder(nnx.Module):
 
   >>> config = GraphEncoderConfig(num_node_labels=2, num_edge_labels=4, num_classes=6, head="pair",
   ...                             num_layers=1, width=16, num_heads=2, feed_forward=16)
-  >>> graphs = GraphBatch(  # one graph of three nodes and two edges, and a pair of nodes to classify
+  >>> graphs = GraphBatch(  # one graph of three nodes and two edges, and a pair to classify
   ...   nodes=jnp.zeros((1, 3), int), segment_ids=jnp.zeros((1, 3), int),
   ...   node_features=jnp.zeros((1, 3, 0)), senders=jnp.array([[0, 1]]),
   ...   receivers=jnp.array([[1, 2]]), labels=jnp.array([[3, 0]]),
