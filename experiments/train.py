@@ -76,6 +76,7 @@ from relpos_jax.training.workdir import (
   list_unfinished,
   read_json,
   write_digests,
+  write_refusal,
   write_run_files,
 )
 
@@ -109,6 +110,8 @@ def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) ->
       if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt from stopped
       sys.exit(128 + stop.signal)
+    except OSError as error:  # of a write, it does not name the file
+      raise (write_refusal(error, workdir) or error) from None
 
 
 def _train_and_evaluate(
