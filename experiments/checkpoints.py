@@ -78,9 +78,10 @@ def _examine(folder: pathlib.Path, steps: list[int], num_good: int) -> dict[path
         states[path] = "good"
         num_good -= 1
       except Damage as damage:
-        states[path] = f"damaged: {damage}"
         if is_deleted(path):
           del states[path]
+        else:
+          states[path] = f"damaged: {damage}"
   return states
 
 

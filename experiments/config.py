@@ -12,7 +12,6 @@ from experiments.errors import InputError
 # A description of the allowed numbers, a test for them, and the dotted keys they apply to.
 Numbers = tuple[str, Callable[[float], bool], Collection[str]]
 
-
 # The largest number of steps, in an int32, and the largest size of an axis.
 MOST_STEPS, LARGEST = 2**31 - 1, 2**24
 _TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -62,10 +61,10 @@ def check_types(values: Mapping[str, Any] | ConfigDict, known: ConfigDict) -> No
   types = {name: type(value) for name, value in flatten(known).items()}
   for name, value in flatten(values).items():
     wanted = types.get(name, dict)
-    fits = isinstance(value, (int, float) if wanted is float else wanted)
     if name not in types and not any(key.startswith(f"{name}.") for key in types):
       raise unknown_key(name, known)
-    if not fits or isinstance(value, bool) > (wanted is bool):
+    fits = isinstance(value, (int, float) if wanted is float else wanted)
+    if not fits or (isinstance(value, bool) and wanted is not bool):  # a bool is an int
       problem = f"config.{name} is {json.dumps(value, default=str)}"
       raise InputError(f"{problem}: give {_TYPES.get(wanted, 'its keys')}")
 

@@ -27,7 +27,7 @@ from experiments.training.sharding import (
 )
 from experiments.training.step import inverse_sqrt, make_train_step, paper_schedule
 from experiments.training.task import Run, Task
-from experiments.training.workdir import changed_data, read_json
+from experiments.training.workdir import check_unchanged, read_json
 from experiments.translation.task import Translation
 
 _TASKS = dict(translation=Translation, music=MusicTask, graphs=Graphs)
@@ -158,23 +158,21 @@ def load_run(workdir: str | Path, name: str = "", average_checkpoints: int = 0) 
   not the one that the run was trained with.
   """
   task = load_task(workdir, name, average_checkpoints)
-  if changed := changed_data(to_path(workdir), tokenizer_digest(to_path(workdir))):
-    raise InputError(changed)
+  check_unchanged(to_path(workdir), tokenizer_digest(to_path(workdir)))
   return with_average(plan_run(task, task.load_vocabulary(to_path(workdir))), workdir)
 
 
 def tokenizer_digest(workdir: Path) -> dict[str, str]:
   """Returns the digest of the tokenizers in a run directory, by name; nothing if it has none."""
-  contents = [file.read_bytes() for file in tokenizer_files(workdir)]
+  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
   return dict(tokenizer=digest_of(contents)) if contents else {}
 
 
-def digest_of(items: Iterable[np.ndarray | str | bytes]) -> str:
+def digest_of(items: Iterable[np.ndarray | str]) -> str:
   """Returns the SHA-256 of arrays, with their dtypes and shapes, and of texts, with their sizes."""
   found = hashlib.sha256()
   for item in items:
-    content = item.encode() if isinstance(item, str) else item
-    array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+    array = np.frombuffer(item.encode(), np.uint8) if isinstance(item, str) else item
     found.update(f"{array.dtype}{array.shape}".encode())
     found.update(np.ascontiguousarray(array))
   return found.hexdigest()

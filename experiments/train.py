@@ -66,8 +66,8 @@ from experiments.training.signals import StopOnSignal, Stopped
 from experiments.training.step import TrainState, count_operations, init_state, make_eval_step
 from experiments.training.task import Run
 from experiments.training.workdir import (
-  changed_data,
   check_shared,
+  check_unchanged,
   claim_workdir,
   code_version,
   list_damaged,
@@ -110,7 +110,7 @@ def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) ->
       if stop.signal == signal.SIGINT:
         raise KeyboardInterrupt from stopped
       sys.exit(128 + stop.signal)
-    except OSError as error:
+    except OSError as error:  # of a write, it does not name the file
       raise (write_refusal(error, workdir) or error) from None
 
 
@@ -171,8 +171,8 @@ def run_training(
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
   digests = _data_digests(run.config, data, train_batches.examples)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
-  if refusal := processes.first_message(changed_data(workdir, digests | tokenizer_digest(workdir))):
-    raise InputError(refusal)
+  with processes.failing_together():
+    check_unchanged(workdir, digests | tokenizer_digest(workdir))
   folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
   with (
     Checkpoints(

@@ -48,6 +48,14 @@ def pytest_configure(config):
     config.pluginmanager.register(recorder)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def drop_programs():
+  """Drops a module's compiled programs: hundreds of modules' need gigabytes, and memory maps."""
+  yield
+  jax.clear_caches()
+  gc.collect()
+
+
 @pytest.fixture
 def shared_data() -> pathlib.Path:
   """Returns the folder of real data sets; the test is skipped where there is none."""

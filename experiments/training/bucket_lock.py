@@ -73,18 +73,18 @@ def _acquire(lock: "_Lock", flag: str) -> None:
 def _renew(lock: "_Lock", released: threading.Event) -> None:
   while not released.wait(_RENEW_SECONDS):
     try:
-      is_held = lock.write(lock.version)
+      if lock.write(lock.version) or lock.version is None:
+        continue
+      _, content = lock.read()
     except Exception:  # the bucket is out of reach; the lock may still be held
       continue
-    if not is_held and lock.version is not None:
-      _, content = lock.read()
-      print(
-        f"error: {content.get('holder')} has taken over {lock.folder}, since this process did not "
-        "renew its lock: wait for it",
-        file=sys.stderr,
-        flush=True,
-      )
-      os._exit(2)  # before anything else is written there
+    print(
+      f"error: {content.get('holder')} has taken over {lock.folder}, since this process did not "
+      "renew its lock: wait for it",
+      file=sys.stderr,
+      flush=True,
+    )
+    os._exit(2)  # before anything else is written there
 
 
 class _Lock:

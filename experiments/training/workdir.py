@@ -133,8 +133,8 @@ def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> No
     write_whole(workdir / f"{name}.json", text + "\n")
 
 
-def changed_data(workdir: Path, digests: Mapping[str, str]) -> str:
-  """Compares digests of a run's inputs with digests.json; returns an error message or "".
+def check_unchanged(workdir: Path, digests: Mapping[str, str]) -> None:
+  """Raises InputError unless digests of a run's inputs are those in digests.json.
 
   Inputs without a recorded digest are not compared, since older runs have none.
   """
@@ -142,15 +142,14 @@ def changed_data(workdir: Path, digests: Mapping[str, str]) -> str:
   recorded = read_json(path) if path.exists() else {}
   for name, digest in digests.items():
     if recorded.get(name, digest) != digest:
-      return (
+      raise InputError(
         f"the {name} of {workdir} changed since the run was started: restore it, give another "
         f"--workdir, or delete {_DIGESTS} there to go on with the new one"
       )
-  return ""
 
 
 def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
-  """Writes digests.json, which `changed_data` compares."""
+  """Writes digests.json, which `check_unchanged` compares."""
   write_whole(workdir / _DIGESTS, json.dumps(digests, indent=2) + "\n")
 
 

@@ -19,7 +19,6 @@ import functools
 import operator
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention.inputs import Inputs, is_symbolic
@@ -47,14 +46,14 @@ class Tables(NamedTuple):
 class Band(NamedTuple):
   """The band of a call.
 
-  Row r < R - 1 is distance `first + r`, row R - 1 all further right; R is at least 1.
+  Row 0 is all distances left of `first`, row r the distance `first + r - 1`, and row R - 1 all
+  further right; R is at least 2.
   """
 
-  tables: Tables  # that of the values is relative to its row left of the band
-  left: Tables  # the rows left of the band, without an axis R
+  tables: Tables  # in that of the values, rows from 1 on are relative to row 0
   content: Float[Array, "B T N P"] | None  # the queries of every `ContentBias`, side by side
   first: int  # the distance j - i of the first diagonal
-  num_diagonals: int  # R - 1
+  num_diagonals: int  # R - 2
 
 
 def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBias)) -> str | None:
@@ -94,9 +93,8 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   if isinstance(offset, int):  # the distances that occur; distance 0 stays
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
     high = min(high, max(inputs.key.shape[1] - offset, 0))
-  high = (
-    1 if inputs.is_causal else high
-  )  # the row of distance 0 is on the band, all right is hidden
+  if inputs.is_causal:  # distance 0 is on the band, and all right of it is hidden
+    high = 1
   return low, max(high, low + 1)
 
 
@@ -121,18 +119,18 @@ def band_of(inputs: Inputs) -> Band | None:
   beside = lambda arrays: jnp.concatenate(arrays, axis=-1) if arrays else None
   heads = lambda table: jnp.broadcast_to(table, (len(table), inputs.query.shape[2], table.shape[2]))
   content = rows(ContentBias, "table")
-  all_rows = Tables(
+  if (value := add(rows(RelativePositions, "value"))) is not None:
+    value = jnp.concatenate([value[:1], value[1:] - value[:1]])
+  tables = Tables(
     key=add(rows(RelativePositions, "key")),
-    value=add(rows(RelativePositions, "value")),
+    value=value,
     content=beside([*map(heads, content)] if len(content) > 1 else content),
     bias=add(rows(DistanceBias, "table")),
     by_key=add(rows(KeyBias, "table")),
   )
   queries = [relation.query for relation in inputs.relations if isinstance(relation, ContentBias)]
-  rest, left = (jax.tree.map(part, all_rows) for part in (lambda x: x[1:], lambda x: x[0]))
   return Band(
-    tables=rest if left.value is None else rest._replace(value=rest.value - left.value[None]),
-    left=left,
+    tables=tables,
     content=beside(queries),
     first=low + 1,
     num_diagonals=high - low - 1,

@@ -55,21 +55,21 @@ class Rule(NamedTuple):
 
 
 def _gathered_is_small(inputs: Inputs) -> bool:
-  """Returns whether, on a CPU, at most 64 keys have gathered vectors no larger than weights."""
+  """Returns whether, on a CPU, fewer than 64 keys have gathered vectors no larger than weights."""
   if target_platform() != "cpu" or [type(x) for x in inputs.relations] != [RelativePositions]:
     return False
   batch, _, heads, width = inputs.query.shape
   label_batch = max(len(inputs.query_positions), len(inputs.key_positions))
   table_heads = max(table.shape[1] for table in jax.tree.leaves(inputs.relations))
-  return inputs.key.shape[1] <= 64 and label_batch * table_heads * width <= batch * heads
+  return inputs.key.shape[1] < 64 and label_batch * table_heads * width <= batch * heads
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Returns whether there are 128 keys (CPU), or 1 GiB of weights on each device (elsewhere)."""
+  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of weights."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
   if target_platform() == "cpu":
-    return num_keys >= 128
+    return num_keys >= (512 if reference.has_few_queries(inputs) else 64)
   mesh = jax.sharding.get_abstract_mesh()
   num_devices = math.prod(mesh.shape[x] for x in (*mesh.auto_axes, *mesh.explicit_axes))
   return batch * heads * num_queries * num_keys >= 2**28 * num_devices
@@ -77,11 +77,18 @@ def _is_long(inputs: Inputs) -> bool:
 
 # The first that applies is chosen. Kernels are not among them until a page in results/ shows that
 # they are right and faster on a kind of device. The lengths on CPUs are from times, forward and
-# backward: results/attention.md. Elsewhere nothing is timed, and the rules follow the compiler for
-# TPUs: results/tpu_costs.md. There `projected` moves the fewest bytes, except at 32 tokens, where
-# `per_position` moves 3% less. Forward and backward it takes three times the weights in temporary
-# memory: with 1 GiB of them 3 of the 16 GB of a v5e chip.
+# backward: results/attention.md. At 32 tokens `chunked` takes 1.25 times as long as `per_position`
+# (causal: 0.87), and its program takes longer to compile; at 64 it takes 0.90 (0.71) times as long.
+# Elsewhere nothing is timed, and the rules follow the compiler for TPUs: results/tpu_costs.md.
+# There `projected` moves the fewest bytes, except at 32 tokens, where `per_position` moves 3% less.
+# Forward and backward it takes three times the weights in temporary memory: with 1 GiB of them 3 of
+# the 16 GB of a v5e chip.
 RULES: tuple[Rule, ...] = (
+  Rule(
+    "chunked",
+    "queries are few and keys are many, on a CPU",
+    lambda x: reference.has_few_queries(x) and _is_long(x),
+  ),
   # jax.nn would transpose the keys and the values.
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
@@ -92,7 +99,7 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
   Rule(
     "per_position",
-    "keys are at most 64, and it gathers no more numbers than there are weights",
+    "keys are below 64, and it gathers no more numbers than there are weights",
     _gathered_is_small,
   ),
   Rule("chunked", "keys are many, and it does not store their weights", _is_long),
@@ -143,7 +150,7 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   >>> table = jax.ShapeDtypeStruct((33, 32), jnp.float32)
   >>> relations = RelativePositions(table, table)
   >>> print(explain(q, q, q, relations=relations, query_positions=jnp.arange(16)))
-  per_position: chosen, keys are at most 64, and it gathers no more numbers than there are weights
+  per_position: chosen, keys are below 64, and it gathers no more numbers than there are weights
   reference: can do it, but per_position is preferred
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred

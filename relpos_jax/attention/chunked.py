@@ -134,15 +134,11 @@ def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
 
 
 def _of_band(inputs: Inputs, band: bands.Band) -> Arrays:
-  """Returns the arrays of the relations by distance; tables of logits begin with the left's row."""
-  arrays = {}
-  for name in ("key", "content", "bias"):
-    if (rows := getattr(band.tables, name)) is not None:
-      arrays[f"{name}_table"] = jnp.concatenate([getattr(band.left, name)[None], rows])
-  if (rows := band.tables.value) is not None:
-    # The last row times the sum of all weights: one product with those by row.
-    arrays["value_table"] = jnp.concatenate([rows, band.left.value[None]])
-  arrays = {name: jnp.swapaxes(table, 0, 1)[None] for name, table in arrays.items()}
+  """Returns the arrays of the relations by distance."""
+  tables = _not_none(**band.tables._replace(by_key=None)._asdict())
+  if "value" in tables:  # the row left of the band is last, as the sum of all weights it multiplies
+    tables["value"] = jnp.roll(tables["value"], -1, axis=0)
+  arrays = {f"{name}_table": jnp.swapaxes(x, 0, 1)[None] for name, x in tables.items()}
   if band.content is not None:
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     arrays["content"] = band.content.astype(wide)
@@ -155,8 +151,7 @@ def _key_bias(inputs: Inputs, band: bands.Band) -> Arrays:
   """Returns what a `KeyBias` adds: for queries by row of the band, and for keys beside it."""
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys, key_heads = inputs.key.shape[1:3]
-  table = jnp.concatenate([band.left.by_key[None], band.tables.by_key])
-  table *= jnp.asarray(inputs.scale, table.dtype)
+  table = band.tables.by_key * jnp.asarray(inputs.scale, band.tables.by_key.dtype)
   key = inputs.key.astype(table.dtype).repeat(heads // key_heads, 2)
   products = jnp.einsum("BSNH,RNH->BNRS", key, table)
   # By row from the key of the first query, so that a skew finds that of each query; 0 without one.

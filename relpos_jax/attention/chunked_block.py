@@ -1,7 +1,7 @@
 """Attention of a block of queries to its keys, and its gradients.
 
 It is plain attention but for the terms by distance. Keys left of the band (band.py) all have one
-number per query, which is added pair by pair. So do keys right of it, which causality hides.
+number per query, and so do keys right of it. That of the left is added pair by pair.
 
 A block has a few groups of queries. Keys that are right of the band for a whole group get their
 numbers in the product with the queries: every key has one more element for each group, 1 if it is
@@ -17,8 +17,8 @@ transposed copy of them.
 Letters: N heads, T queries of the block, S keys that it reads, W their width H + G, G groups, D
 diagonals of the band, R its rows: one more, for the right. Tables of logits have one row more, the
 first, for the left; a value table a last one, which is weighted by the sum of all weights of a
-query. There is one table per head, or one [1, R, H] shared
-by all. P is the width of the queries of a `ContentBias`.
+query. There is one table per head, or one [1, R, H] shared by all. P is the width of the queries of
+a `ContentBias`.
 """
 
 import functools
@@ -334,13 +334,12 @@ def _logits(
   tile: Tile, block: Arrays, key: Float[Array, "N S W"], terms: Float[Array, "#N R #T"] | None
 ) -> Float[Array, "N S T"]:
   """Computes logits with the relative terms by row; very low ones for hidden pairs."""
-  left, rows, right = 0.0, None, 0.0
-  if terms is not None:
-    left, rows = terms[:, 0], terms[:, 1:]
-    right = jnp.maximum(rows[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
-  logits = _scores(key, block["query"], right)
-  if terms is not None:
-    logits = _add_near(tile, logits, rows) + jnp.where(tile.is_left, left[:, None], 0)
+  if terms is None:
+    logits = _scores(key, block["query"])
+  else:
+    right = jnp.maximum(terms[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
+    logits = _add_near(tile, _scores(key, block["query"], right), terms[:, 1:])
+    logits += jnp.where(tile.is_left, terms[:, :1], 0)
   for term in _added(block, tile).values():
     logits += term
   logits = masks.cap(logits, tile.plan.soft_cap)

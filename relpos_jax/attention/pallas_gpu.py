@@ -63,9 +63,10 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
   output = output[:, :length, :, :width]
   if plan.sums:
     # sum_j p_ij aV_ij, from the weights' sums by row and their total.
-    relative = reference.product("BNTR,RNH->BTNH", sums[:, :, :length], band.tables.value)
+    table = band.tables.value
+    relative = reference.product("BNTR,RNH->BTNH", sums[:, :, :length], table[1:])
     row_sums = row_sums[:, :, :length].swapaxes(1, 2)[..., None]
-    output += relative + row_sums * band.left.value[None, None]
+    output += relative + row_sums * table[:1][None]
   if inputs.query_lengths is not None:
     output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
@@ -120,8 +121,7 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
       ("query_segments", inputs.query_segment_ids, block_T),
       ("key_segments", inputs.key_segment_ids, block_S),
     ):
-      ids = jnp.broadcast_to(ids, (batch, ids.shape[1])).astype(jnp.int32)
-      arrays[name] = _padded(ids, 1, block)
+      arrays[name] = _padded(jnp.broadcast_to(ids, (batch, ids.shape[1])), 1, block)
   if inputs.dropout_seeds is not None:
     arrays["seeds"] = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
   if not isinstance(inputs.query_offset, int) or inputs.query_offset:
@@ -136,9 +136,7 @@ def _has_logits(band: bands.Band | None) -> bool:
 
 def _band_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
   """Returns the relative term of each query by row of the tables, at last that left of the band."""
-  key, _, content, bias, _ = jax.tree.map(
-    lambda rows, left: jnp.concatenate([rows, left[None]]), band.tables, band.left
-  )
+  key, _, content, bias, _ = jax.tree.map(lambda rows: jnp.roll(rows, -1, axis=0), band.tables)
   batch, length, heads, _ = inputs.query.shape
   terms = []
   if key is not None:

@@ -107,7 +107,7 @@ def plan_of(
     period = _up(last - first + 2, tiles.height(lanes))
     for name, rows in table.tables._asdict().items():
       if rows is not None:
-        arrays[f"{name}_table"] = _periodic(rows, getattr(table.left, name), first, period)
+        arrays[f"{name}_table"] = _periodic(rows, first, period)
     if "bias_table" in arrays:
       arrays["bias_table"] = arrays["bias_table"][..., None]
     if table.content is not None:
@@ -137,11 +137,10 @@ def plan_of(
 
 
 def _periodic(
-  table: Float[Array, "R #N *H"], left: Float[Array, "#N *H"], first: int, period: int
+  table: Float[Array, "R #N *H"], first: int, period: int
 ) -> Float[Array, "#N {period} *H"]:
-  """Returns a table whose row d % period is distance d's; the row before the band is `left`."""
-  rows = jnp.concatenate([left[None], table])
-  rows = jnp.pad(rows, ((0, period - len(rows)), *[(0, 0)] * left.ndim))
+  """Returns a table whose row d % period is distance d's, from `first - 1` on."""
+  rows = jnp.pad(table, ((0, period - len(table)), *[(0, 0)] * (table.ndim - 1)))
   return jnp.roll(rows, first - 1, axis=0).swapaxes(0, 1)
 
 

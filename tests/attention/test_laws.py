@@ -390,15 +390,15 @@ def test_traced_integers_of_64_bits_do_not_wrap(implementation):
   """Adds 2**32, which 32 bits do not hold: to some segments, a length, an offset, positions."""
   arrays, far = Case().arrays(), 2**32
   segments = np.array([0, 0, 1, 1, 2])
-  way = lambda name, x: results_of(implementation, arrays, {name: jnp.asarray(x)})
-  both = lambda x: {name: jnp.asarray(x) for name in ("query_segment_ids", "key_segment_ids")}
-  run = lambda options: results_of(implementation, arrays, options)
-  assert_close(run(both(np.where(segments == 2, far, segments))), run(both(segments)))
-  assert_close(way("key_value_seq_lengths", [far, far + 5]), run({}))
+  names = "query_segment_ids", "key_segment_ids"
+  run = lambda **given: results_of(implementation, arrays, jax.tree.map(jnp.asarray, given))
+  both = lambda x: run(**dict.fromkeys(names, x))
+  assert_close(both(np.where(segments == 2, far, segments)), both(segments))
+  assert_close(run(key_value_seq_lengths=np.array([far, far + 5])), run())
   wanted = results_of("reference", arrays, dict(query_offset=jnp.asarray(100)))
-  assert_close(way("query_offset", far), wanted)
+  assert_close(run(query_offset=far), wanted)
   if implementation in ANY_POSITIONS:
-    assert_close(way("query_positions", far + np.arange(5)), wanted)
+    assert_close(run(query_positions=far + np.arange(5)), wanted)
 
 
 # Law 5.

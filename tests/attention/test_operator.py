@@ -132,7 +132,7 @@ def test_positions_of_a_narrow_integer_type_do_not_wrap_around(name):
     (32, 32, 4, 32, True, "per_position"),
     (32, 32, 8, 64, False, "per_position"),
     (32, 32, 8, 64, True, "projected"),
-    (16, 96, 8, 64, False, "projected"),
+    (16, 96, 8, 64, False, "chunked"),
     (8, 128, 8, 64, False, "chunked"),
     (1, 2048, 8, 64, False, "chunked"),
   ],
@@ -180,7 +180,7 @@ def test_what_runs_follows_the_platform_of_the_mesh_in_context(platform, name, l
   here = run()
   with use_abstract_mesh(mesh):
     there = run()
-  assert (here.implementation == "chunked") == (length >= 128)
+  assert (here.implementation == "chunked") == (length >= 64)
   assert there.implementation == wanted
   assert "if implementation= names it" in there.reasons[f"pallas_{name}"]
 

@@ -256,6 +256,9 @@ def test_a_lock_is_renewed_and_that_of_a_killed_process_is_taken_over_by_one(loc
 def test_a_process_that_lost_its_lock_ends(lock, monkeypatch, capsys):
   (folder, content), ended = lock, threading.Event()
   monkeypatch.setattr(os, "_exit", lambda status: status == 2 and ended.set())
+  read, fails = bucket_lock.read_version, iter((False, False, True))  # once it has lost the lock
+  unsteady = lambda path: os.stat("nowhere") if next(fails, False) else read(path)
+  monkeypatch.setattr(bucket_lock, "read_version", unsteady)
   with command.lock_folder(folder, "workdir"):
     other = content(dict(holder="someone", time="now", token="1"))
     assert ended.wait(10)

@@ -85,7 +85,7 @@ def test_the_first_lines_say_what_runs(training):
   assert lines[devices + 1] == f"parameters: {size:,}, tokens of a batch: 128 at most"
   first = next(i for i, line in enumerate(lines) if line.startswith("attention, batches of 14x9: "))
   assert devices < first and lines[first].endswith(
-    ": per_position, because keys are at most 64, and it gathers no more numbers than there are "
+    ": per_position, because keys are below 64, and it gathers no more numbers than there are "
     "weights"
   )
   assert not any("loss" in line for line in lines[:first])
