@@ -12,8 +12,11 @@ _NEEDED = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
   for item in items:
+    if item.path.suffix == ".ipynb":
+      item.add_marker(pytest.mark.notebooks)
     variable, folder = _NEEDED.get(item.path.name, ("", None))
     if folder and folder.is_dir():
       os.environ[variable] = str(folder)

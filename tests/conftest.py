@@ -35,6 +35,12 @@ def pytest_addoption(parser):
   group.addoption("--faults_out", metavar="FOLDER", help="write faults.json and faults.md there")
 
 
+def pytest_xdist_auto_num_workers(config) -> int:
+  """Returns one worker for each core, and fewer where memory is short: each takes up to 3.5 GB."""
+  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  return max(1, min(os.cpu_count(), int(memory / 3.5e9)))
+
+
 def pytest_configure(config):
   """Compiles quickly for the host; programs for GPUs and TPUs are compiled as users do."""
   # In the background of a script, interrupts are ignored, and tests send some.

@@ -24,6 +24,8 @@ from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import read_metrics
 from experiments.training.workdir import COMPLETE, list_damaged, list_steps
 
+pytestmark = pytest.mark.buckets
+
 
 @pytest.fixture(scope="module")
 def bucket():
