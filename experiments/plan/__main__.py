@@ -2,7 +2,7 @@ r"""Estimates the memory, operations and time of a training step on TPU chips, w
 
   pip install -e '.[tpu]'
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
-  python -m experiments.plan --config=configs/long.py --topology=v5e:4x4 --out=results
+  python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:4x4 \
       --num_slices=2 --config.batches.tokens=131072
 
@@ -10,17 +10,13 @@ The TPU's own compiler compiles the training step for all chips of the topology;
 and nothing runs. The batch has the longest shape of mocked sentence lengths. Times are estimates
 from the chip's peak figures. With several slices, the data axis goes over all of them.
 
-Prints Markdown tables. With --out it also writes OUT/plans/NAME.json, and the tables of all plans
-there whose names begin alike as blocks of OUT/TITLE.md, TITLE being NAME up to its first dash.
+A step takes the longest of its parts if all of them overlap, and their sum if none do.
 """
 
 import collections
-import json
 import math
-import pathlib
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -28,65 +24,81 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.errors import InputError
-from experiments.plan import ACROSS, chips, parse, tables, use_compiler
+from experiments.evaluation.tables import markdown_table
+from experiments.plan import ACROSS, CHIPS, Chip, chips, parse, use_compiler
 from experiments.run import make_optimizer, make_step, make_task, plan_model, validate
 from experiments.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
 from experiments.training.step import TrainState, init_state
-from experiments.training.workdir import environment, write_whole
 
 FLAGS = dict(
   config=command.CONFIG,
   topology=command.Flag("v5e:2x4", "the kind of chip and the shape in which chips are connected"),
   num_slices=command.Flag(1, "of that shape, between which the network is slower"),
   effort=command.Flag("full", "the compiler's: full, as in training, or least, which is quick"),
-  out=command.Flag("", "the folder to write to; empty: only print"),
-  name=command.Flag("", "of the plan and its file; by default the config's"),
 )
 _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
 
 
-def main(
-  config: ConfigDict, topology: str, num_slices: int, effort: str, out: str, name: str
-) -> None:
-  """Compiles the training step, prints its tables, and writes them if there is a folder."""
+def main(config: ConfigDict, topology: str, num_slices: int, effort: str) -> None:
+  """Compiles the training step for the longest batches, and prints its table."""
   if effort not in _EFFORTS:
     raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
-  _, num_chips = parse(topology, num_slices)
+  chip, num_chips = parse(topology, num_slices)
   use_compiler()
   validate(config, num_chips)
-  folder = command.make_folder(pathlib.Path(out, "plans"), "out") if out else None
   mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
-  plan = make_plan(config, topology, mesh)
-  plan |= dict(name=name or config.name, num_slices=num_slices, effort=effort)
-  for table in tables.blocks([plan]).values():
-    print(f"{table}\n")
-  if folder:
-    write_whole(folder / f"{plan['name']}.json", json.dumps(plan) + "\n")
-    tables.main(out)
-
-
-def make_plan(config: ConfigDict, topology: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Compiles a training step for the longest batches; returns the contents of a plan's file."""
   shape = make_task(config).mock_batches(mesh).shapes[-1]
-  start = time.perf_counter()
+  rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
   try:
-    step = dict(refused="") | compile_step(config, mesh, shape)
+    step = compile_step(config, mesh, shape)
+    rows |= figures(CHIPS[chip], step, config.training.num_steps)
   except jax.errors.JaxRuntimeError as error:
     if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
       raise
-    step = dict(refused=memory[0])
-  seconds = round(time.perf_counter() - start, 1)
-  return dict(
-    environment=environment("libtpu"),
-    topology=topology,
-    chip=parse(topology)[0],
-    num_chips=mesh.size,
-    config=config.to_dict() | dict(mesh=dict(mesh.shape)),  # with sizes instead of -1
-    parameters=sum(x.size for x in jax.tree.leaves(first_state(config, mesh)[1].params)),
-    num_steps=config.training.num_steps,
-    steps=[dict(rows=shape[0], length=shape[1], compile_seconds=seconds) | step],
+    rows["does not fit"] = memory[0]
+  print(markdown_table(["a chip, a step", config.name], [*map(list, rows.items())]))
+
+
+def figures(chip: Chip, step: Mapping[str, Any], num_steps: int) -> dict[str, str]:
+  """Returns the memory, work and times of a step on a chip, as text by name."""
+  parts = estimate(chip, step)
+  low, high = max(parts.values()), sum(parts.values())
+  sent = ", ".join(
+    f"{kind}: {_gigabytes(row['num_bytes'])} in {row['times']}"
+    for kind, row in step["collectives"].items()
   )
+  return {
+    "memory": f"{_gigabytes(step['peak_bytes'])} of {_gigabytes(chip.hbm)}",
+    "of which state and batch": _gigabytes(step["argument_bytes"]),
+    "10^12 operations": f"{step['flops'] / 1e12:.2f}",
+    "memory traffic": _gigabytes(step["hbm_bytes"]),
+    "collectives": sent or "none",
+    **{f"time of {name}": f"{1000 * part:.1f} ms" for name, part in parts.items()},
+    "time": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
+    "all updates": f"{num_steps / 3600 * low:.1f} to {num_steps / 3600 * high:.1f} h",
+    "peaks": chip.source,
+  }
+
+
+def estimate(chip: Chip, step: Mapping[str, Any]) -> dict[str, float]:
+  """Computes the seconds of each part of one chip's step at its peak: a roofline.
+
+  Williams et al. 2009, with the network within a slice and that between slices as further roofs.
+  """
+  sent = {kind: row["sent_bytes"] for kind, row in step["collectives"].items()}
+  across = sent.pop(ACROSS, 0)
+  parts = dict(
+    compute=step["flops"] / chip.flops,
+    memory=step["hbm_bytes"] / chip.hbm_bandwidth,
+    # A ring over all chips passes through each by two of its links, once in either direction.
+    network=sum(sent.values()) / (2 * chip.link_bandwidth),
+  )
+  return parts | (dict(slices=across / chip.slice_bandwidth) if across else {})
+
+
+def _gigabytes(num_bytes: float) -> str:
+  return f"{num_bytes / 1e9:.3g} GB"
 
 
 def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
@@ -114,16 +126,13 @@ def compile_step(
   step = make_step(make_task(config), graphdef)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # attention is chosen for its platform
     compiled = step.lower(state, batch_of(config, shape, mesh)).compile()
-  memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
+  memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
   return dict(
     argument_bytes=memory.argument_size_in_bytes,
-    temporary_bytes=memory.temp_size_in_bytes,
     peak_bytes=memory.peak_memory_in_bytes,
     flops=cost["flops"],
     hbm_bytes=cost["bytes accessed"],
-    collectives=by_kind(find(text, mesh.size)),
-    num_loops=len(re.findall(r" while\(", text)),
-    num_kernels=text.count("tpu_custom_call"),
+    collectives=by_kind(find(compiled.as_text(), mesh.size)),
   )
 
 
