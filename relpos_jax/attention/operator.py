@@ -71,7 +71,7 @@ def dot_product_attention(
     dropout_key: `jax.random.key`, or an old `PRNGKey`; needed if the rate is positive.
     implementation: a name, or None to choose one; see `explain`. None never chooses a kernel,
       because none was measured on a device yet. The kernels, and "chunked", which None chooses for
-      long sequences (on CPUs from 128 keys on), have first reverse-mode derivatives only. For jvp
+      long sequences (on CPUs from 64 keys on), have first reverse-mode derivatives only. For jvp
       or second derivatives name "projected" or "skew".
 
   Returns:
