@@ -25,23 +25,23 @@ import jax
 
 from experiments import command
 from experiments.errors import InputError
-from experiments.files import in_bucket, to_path
+from experiments.files import Path, in_bucket
 from experiments.training.checkpoint_reader import examine, is_deleted
 from experiments.training.manifest import Damage
 from experiments.training.workdir import list_damaged, list_steps
 
 FLAGS = dict(
-  workdir=command.Flag(None, "the run's folder"),
+  workdir=command.WORKDIR,
   verify=command.Flag(False, "read every array and compare it with its digest"),
   prune=command.Flag(0, "number of the newest good checkpoints to keep; older ones are deleted"),
 )
 
 
-def main(workdir: str, verify: bool, prune: int) -> None:
+def main(workdir: Path, verify: bool, prune: int) -> None:
   """Lists checkpoints, and deletes old ones with --prune."""
-  if in_bucket(to_path(workdir)):
+  if in_bucket(workdir):
     raise InputError(f"{workdir} is in a bucket: copy it to a local folder, and give that")
-  folder = pathlib.Path(workdir, "checkpoints")
+  folder = workdir / "checkpoints"
   steps, renamed = list_steps(folder), list_damaged(folder)
   if not steps and not renamed:
     raise InputError(f"no checkpoints in {folder}: give the --workdir of a run")

@@ -38,11 +38,12 @@ class Flag(NamedTuple):
 
   default: str | int | float | bool | None  # None: a required str
   help: str
+  is_path: bool = False  # of a local folder or file, or of one in a bucket
 
 
 CONFIG = Flag(None, "the experiment, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes one value")
 SWEEP = Flag(None, "the sweep, FILE.py[:ARGUMENT]; --config.KEY=VALUE changes a value of all cells")
-
+WORKDIR = Flag(None, "the folder of a training run", is_path=True)
 AVERAGE = Flag(0, "largest number of checkpoints averaged; 0: as in the run's config")
 
 
@@ -148,13 +149,13 @@ def has_accelerator() -> bool:
 
 
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
-  """Returns the values of `flags` in the arguments `argv`.
+  """Returns the values of `flags` in the arguments `argv`; those of paths as paths, unless empty.
 
   Raises:
     InputError: a flag, config file or config key is unknown, missing or of the wrong type.
 
-  >>> parse(dict(workdir=Flag(None, "run's folder"), beam_size=Flag(4, "")), ["--workdir=runs/a"])
-  {'workdir': 'runs/a', 'beam_size': 4}
+  >>> parse(dict(workdir=WORKDIR, beam_size=Flag(4, "")), ["--workdir=runs/a"])
+  {'workdir': PosixPath('runs/a'), 'beam_size': 4}
   """
   values, argv, file = absl_flags.FlagValues(), ["command", *argv], None
   try:
@@ -173,7 +174,9 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   for name, flag in flags.items():
     if flag.default is None and values[name].value in (None, ""):
       raise InputError(f"missing --{name}: {flag.help}")
-  return {name: file if flag == SWEEP else values[name].value for name, flag in flags.items()}
+  found = {name: values[name].value for name in flags}
+  found |= {name: to_path(found[name]) for name in flags if flags[name].is_path and found[name]}
+  return found | {name: file for name, flag in flags.items() if flag == SWEEP}
 
 
 def _define_config(argv: list[str], values: absl_flags.FlagValues) -> tuple[list[str], ConfigFile]:
@@ -200,13 +203,12 @@ def _define_config(argv: list[str], values: absl_flags.FlagValues) -> tuple[list
   return argv, ConfigFile(file.value, module, config, tuple(given))
 
 
-def make_folder(folder: str | os.PathLike, flag: str) -> pathlib.Path:
+def make_folder(folder: Path, flag: str) -> pathlib.Path:
   """Makes the folder that a flag names.
 
   Raises:
     InputError: the folder cannot be made or written.
   """
-  folder = to_path(folder)
   if in_bucket(folder):
     raise InputError(f"--{flag}={folder}: give a local folder")
   try:

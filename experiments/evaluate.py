@@ -15,25 +15,24 @@ from typing import Any
 from experiments import command
 from experiments.evaluation.pictures import learning_curves
 from experiments.evaluation.records import make_record, to_line
-from experiments.files import Path, to_path, write_whole
-from experiments.run import load_run, own_values, read_config
+from experiments.files import Path, write_whole
+from experiments.run import load_run, own_values
 from experiments.training.metrics import read_metrics
 from experiments.training.task import Run
 from experiments.training.workdir import check_writable, read_json
 
 FLAGS = dict(
-  workdir=command.Flag(None, "the folder of a training run"),
+  workdir=command.WORKDIR,
   average_checkpoints=command.AVERAGE,
 )
 
 
-def main(workdir: str, average_checkpoints: int) -> None:
+def main(workdir: Path, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training."""
-  folder = to_path(workdir)
-  if folder.exists():
-    check_writable(folder)
-  run = load_run(folder, average_checkpoints=average_checkpoints)
-  evaluate(run, run.task.load_data(), folder)
+  if workdir.exists():
+    check_writable(workdir)
+  run = load_run(workdir, average_checkpoints=average_checkpoints)
+  evaluate(run, run.task.load_data(), workdir)
 
 
 def evaluate(run: Run, data: Any, workdir: Path) -> None:
@@ -49,8 +48,7 @@ def evaluate(run: Run, data: Any, workdir: Path) -> None:
     return
   results = {split: dict(row, checkpoints=run.steps) for split, row in found.results.items()}
   write_whole(workdir / "results.json", json.dumps(results, indent=2) + "\n")
-  config, last = read_config(workdir), metrics[-1] if metrics else {}
-  config.decoding.update(run.config.decoding)
+  config, last = run.config, metrics[-1] if metrics else {}
   num_steps = config.training.num_steps
   # A finished training ends with an evaluation.
   if last.get("step") == num_steps and "valid_loss" in last:

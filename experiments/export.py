@@ -13,7 +13,6 @@ translations are those of this project, up to rounding. In beam search the lengt
 another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6)**alpha.
 """
 
-import pathlib
 import shutil
 from typing import Any
 
@@ -23,15 +22,16 @@ from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.errors import InputError
+from experiments.files import Path
 from experiments.run import load_run, load_task
 from experiments.training.task import Run
 from relpos_jax.models.layers import Layer
 from relpos_jax.nn.attention import MultiHeadAttention
 
 FLAGS = dict(
-  workdir=command.Flag(None, "the folder of a training run"),
+  workdir=command.WORKDIR,
   format=command.Flag("ctranslate2", "of the model; there is one"),
-  out=command.Flag(None, "the folder to write to, which must not exist"),
+  out=command.Flag(None, "the folder to write to, which must not exist", is_path=True),
 )
 
 # What CTranslate2 knows of config.model.
@@ -45,13 +45,12 @@ _NEEDED = dict(
 )
 
 
-def main(workdir: str, format: str, out: str) -> None:
+def main(workdir: Path, format: str, out: Path) -> None:
   """Writes the model of a run as another program's."""
   if format != "ctranslate2":
     raise InputError(f"--format={format}: there is ctranslate2")
-  folder = pathlib.Path(out)
-  if folder.exists():
-    raise InputError(f"{folder} exists already: give another --out, or delete it")
+  if out.exists():
+    raise InputError(f"{out} exists already: give another --out, or delete it")
   task = load_task(workdir, "translation")
   if problem := foreign_value(task.config):
     raise InputError(problem)
@@ -60,13 +59,13 @@ def main(workdir: str, format: str, out: str) -> None:
   except ImportError:
     raise InputError("CTranslate2 is not installed: pip install -e '.[export]'") from None
   spec = ctranslate2_spec(load_run(workdir))
-  command.make_folder(folder, "out")
+  command.make_folder(out, "out")
   try:
-    spec.save(str(folder))
+    spec.save(str(out))
   except BaseException:
-    shutil.rmtree(folder)
+    shutil.rmtree(out)
     raise
-  print(f"wrote {folder}")
+  print(f"wrote {out}")
 
 
 def foreign_value(config: ConfigDict) -> str | None:

@@ -1,8 +1,11 @@
 """Checks configs, builds the parts of a run from them, and loads a run from its directory."""
 
+import functools
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,18 +17,25 @@ from configs import default
 from experiments.config import LARGEST, MOST_STEPS, between, check_types, check_values, flatten
 from experiments.data.tokenizer import tokenizer_files
 from experiments.errors import InputError
-from experiments.files import Path, to_path
+from experiments.files import Path
 from experiments.graphs.task import Graphs
 from experiments.music.task import MusicTask
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.sharding import (
+  AnyMesh,
   make_mesh,
   mesh_sizes,
   put_parameters,
   replicated,
   shapes_on,
 )
-from experiments.training.step import inverse_sqrt, make_train_step, paper_schedule
+from experiments.training.step import (
+  TrainState,
+  init_state,
+  inverse_sqrt,
+  make_eval_step,
+  make_train_step,
+)
 from experiments.training.task import Run, Task
 from experiments.training.workdir import check_unchanged, read_json
 from experiments.translation.task import Translation
@@ -45,32 +55,40 @@ _NUMBERS = (
 )
 
 
-def make_task(config: ConfigDict) -> Task:
-  """Returns the task of a valid config."""
-  return _TASKS[config.task](config)
+def parse_config(
+  values: Mapping[str, Any] | ConfigDict,
+  num_devices: int | None = None,
+  given: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Task:
+  """Returns the task of a config, checked in a second and without reading any data.
 
+  Missing keys get their defaults, as in runs that are older than a key; `given` replaces values by
+  dotted key. The mesh is checked for `num_devices`, by default those of this machine; with 0, for
+  as many as it names, since the config is of another machine.
 
-def validate(config: ConfigDict, num_devices: int | None = None) -> None:
-  """Checks the values of a config in a second, without reading any data.
-
-  `num_devices` is for the mesh; by default that of this machine. Raises InputError, which names
-  the first wrong value and the remedy.
+  Raises:
+    InputError: names the first wrong value and the remedy.
   """
-  known = defaults(config)
-  check_types(config, known)
-  for name in flatten(known).keys() - flatten(config).keys():
-    raise InputError(f"config.{name} is missing: start from the values of configs/default.py")
+  check_types(values, defaults(values))
+  config = defaults(values).copy_and_resolve_references()
+  with config.ignore_type():
+    config.update(values)
+    config.update_from_flattened_dict(given)
   check_values(config, _CHOICES, _NUMBERS)
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
     problem = f"but only {kept} are kept: raise config.training.keep_checkpoints"
     raise InputError(f"config.decoding.average_checkpoints is {averaged}, {problem}")
+  if num_devices == 0:
+    num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
-  make_task(config).check(sizes)
+  task = _TASKS[config.task](config)
+  task.check(sizes)
   for name in ("num_heads", "feed_forward"):
     if config.model[name] % sizes["tensor"]:
       value = f"config.model.{name}, {config.model[name]}"
       raise InputError(f"config.mesh.tensor is {sizes['tensor']}: give a divisor of {value}")
+  return task
 
 
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
@@ -78,7 +96,12 @@ def defaults(config: Mapping[str, Any]) -> ConfigDict:
   task = config.get("task", "translation")
   if task not in [*default.TASKS]:  # which needs no hash
     raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
-  return default.get_config(task)
+  return _defaults(task)
+
+
+@functools.cache
+def _defaults(task: str) -> ConfigDict:
+  return default.get_config(task).lock()
 
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, object]:
@@ -104,62 +127,78 @@ def own_values(config: ConfigDict) -> dict[str, object]:
   return task | changes(config, defaults(config))
 
 
-def plan_run(task: Task, vocabulary: Any) -> Run:
-  """Returns a run on the devices of `config.mesh`, with shapes in place of parameters."""
-  graphdef, shapes = plan_model(task, vocabulary)
-  mesh = make_mesh(**task.config.mesh)
-  return Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, shapes))
+class Training(NamedTuple):
+  """What trains a model: all that is built from a config, once."""
+
+  run: Run  # with shapes in place of parameters
+  shapes: TrainState  # of the state, with their shardings
+  init: Callable[[], TrainState]  # makes the state before the first step, from `config.seed`
+  step: Callable[..., Any]  # see `make_train_step`
+  eval_step: Callable[..., Any]  # see `make_eval_step`
 
 
-def plan_model(task: Task, vocabulary: Any) -> tuple[nnx.GraphDef, nnx.State]:
-  """Returns the model of a task, and its parameters' shapes."""
-  return nnx.split(nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0))))
+def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
+  """Builds model, optimizer and steps on a mesh, by default that of the config.
 
-
-def init_params(run: Run) -> nnx.State:
-  """Initializes the parameters at random from `config.seed`."""
+  The optimizer is Adam with the constants of Shaw et al. 2018. Nothing is computed or compiled.
+  """
+  run, config = make_run(task, vocabulary, mesh or make_mesh(**task.config.mesh)), task.config
+  rate = schedule(config)
+  optimizer = optax.adam(rate, b2=0.98, eps=1e-9)
 
   def init_params(key):
-    return nnx.state(run.task.make_model(run.vocabulary, nnx.Rngs(key)))
+    return nnx.state(task.make_model(vocabulary, nnx.Rngs(key)))
 
-  return put_parameters(jax.jit(init_params)(jax.random.key(run.config.seed)), run.mesh)
+  def start(params):
+    return init_state(params, optimizer)
 
+  def init() -> TrainState:
+    params = jax.jit(init_params)(jax.random.key(config.seed))
+    return put_parameters(start(put_parameters(params, run.mesh)), run.mesh)
 
-def make_step(task: Task, graphdef: nnx.GraphDef):
-  """Returns the jitted training step of a task."""
-  config = task.config
-  return make_train_step(
-    graphdef,
+  step = make_train_step(
+    run.graphdef,
     task.loss,
-    make_optimizer(config),
+    optimizer,
     num_microbatches=config.training.num_microbatches,
-    dropout_key=jax.random.key(config.seed, impl=config.training.prng),
-    schedule=schedule(config),
+    seed=config.seed,
+    prng=config.training.prng,
+    schedule=rate,
   )
+  shapes = shapes_on(run.mesh, jax.eval_shape(start, run.params))
+  return Training(run, shapes, init, step, make_eval_step(run.graphdef, task.loss))
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-  """Returns Adam with the constants of Shaw et al. 2018 and the learning rates of a config."""
-  return optax.adam(schedule(config), b2=0.98, eps=1e-9)
+def make_run(task: Task, vocabulary: Any, mesh: AnyMesh) -> Run:
+  """Returns the run of a task on a mesh, with shapes in place of parameters."""
+  model = nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0)))
+  graphdef, params = nnx.split(model)
+  return Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, params))
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:
-  """Returns the learning rate schedule of `config.training`."""
-  training = config.training
-  if training.schedule == "paper":
-    return paper_schedule(config.model.width, training.warmup_steps, training.learning_rate)
-  return inverse_sqrt(training.learning_rate, training.warmup_steps)
+  """Returns the learning rates of `config.training`, by the number of updates before.
+
+  Those of the paper are rate * width**-0.5 * min(t**-0.5, t * warmup**-1.5), with updates t
+  numbered from 1: `inverse_sqrt` with a peak that depends on the model's width. Vaswani et al.
+  2017, section 5.3; Shaw et al. 2018 have warmup 4000 and rate 1; the code from October 2017 on
+  has 8000 and 2.
+  """
+  peak, warmup = config.training.learning_rate, config.training.warmup_steps
+  if config.training.schedule == "paper":
+    peak *= (config.model.width * warmup) ** -0.5
+  return inverse_sqrt(peak, warmup)
 
 
-def load_run(workdir: str | Path, name: str = "", average_checkpoints: int = 0) -> Run:
+def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run:
   """Loads a run on all devices, with its parameters averaged over the last checkpoints.
 
   At most `average_checkpoints` of them, 0: as in its config. Raises InputError if the tokenizer is
   not the one that the run was trained with.
   """
   task = load_task(workdir, name, average_checkpoints)
-  check_unchanged(to_path(workdir), tokenizer_digest(to_path(workdir)))
-  return with_average(plan_run(task, task.load_vocabulary(to_path(workdir))), workdir)
+  check_unchanged(workdir, tokenizer_digest(workdir))
+  return with_average(make_run(task, task.load_vocabulary(workdir), make_mesh()), workdir)
 
 
 def tokenizer_digest(workdir: Path) -> dict[str, str]:
@@ -178,41 +217,28 @@ def digest_of(items: Iterable[np.ndarray | str]) -> str:
   return found.hexdigest()
 
 
-def load_task(workdir: str | Path, name: str = "", average_checkpoints: int = 0) -> Task:
-  """Loads the task of the run in a folder, on all devices; if named, it must be that task."""
-  config = read_config(workdir)
-  config.mesh = defaults(config).mesh
-  if average_checkpoints:
-    config.decoding.average_checkpoints = average_checkpoints
-  validate(config, num_devices=1)  # the run's batches may suit another number of devices
-  if name not in ("", config.task):
-    raise InputError(f"--workdir={workdir} is a run of {config.task}: give a run of {name}")
-  return make_task(config)
-
-
-def read_config(workdir: str | Path) -> ConfigDict:
-  """Reads the config of the run in a folder, with defaults for keys added since.
+def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Task:
+  """Loads the task of the run in a folder, which may be of another machine.
 
   Raises:
-    InputError: the folder holds no run, or its config is damaged.
+    InputError: the folder holds no run, or its config is damaged, or the run is not of the task
+      that is named.
   """
-  path = to_path(workdir) / "config.json"
+  path = workdir / "config.json"
   if not path.is_file():
-    raise InputError(f"no training run in {str(path.parent)!r}: give its --workdir")
-  values = read_json(path)
-  check_types(values, config := defaults(values))
-  with config.ignore_type():
-    config.update(values)
-  return config
+    raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")
+  given = {"decoding.average_checkpoints": average_checkpoints} if average_checkpoints else {}
+  task = parse_config(read_json(path), 0, given)
+  if name not in ("", task.config.task):
+    raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of {name}")
+  return task
 
 
-def with_average(run: Run, workdir: str | Path) -> Run:
+def with_average(run: Run, workdir: Path) -> Run:
   """Averages the parameters over the last checkpoints, replicated on every device."""
-  sharding = replicated(run.mesh)
-  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-  num = run.config.decoding.average_checkpoints
-  training, shapes = run.config.training, jax.tree.map(like, run.params)
-  folder = to_path(workdir) / "checkpoints"
-  with Checkpoints(folder, save_every=training.save_every) as checkpoints:
+  replicate = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(run.mesh))
+  shapes = jax.tree.map(lambda x: replicate(x.shape, x.dtype), run.params)
+  training, num = run.config.training, run.config.decoding.average_checkpoints
+  with Checkpoints(workdir / "checkpoints", save_every=training.save_every) as checkpoints:
     params, steps = checkpoints.average(num, like=shapes, since=training.warmup_steps)
   return run._replace(params=params, steps=tuple(steps))

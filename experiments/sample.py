@@ -15,14 +15,15 @@ import numpy as np
 
 from experiments import command
 from experiments.errors import InputError
+from experiments.files import Path
 from experiments.music.piano_roll import draw
 from experiments.music.task import sample_pieces
 from experiments.run import load_run, load_task
 from relpos_jax.decoding.sampling import SamplingParams
 
 FLAGS = dict(
-  workdir=command.Flag(None, "the folder of a training run"),
-  out=command.Flag(None, "the MIDI file to write"),
+  workdir=command.WORKDIR,
+  out=command.Flag(None, "the MIDI file to write", is_path=True),
   prime=command.Flag("", "a MIDI file to continue; without one, a new piece begins"),
   prime_tokens=command.Flag(0, "number of tokens of the prime to read; 0 reads all"),
   num_tokens=command.Flag(512, "largest number of new tokens"),
@@ -35,8 +36,8 @@ FLAGS = dict(
 
 
 def main(
-  workdir: str,
-  out: str,
+  workdir: Path,
+  out: pathlib.Path,
   prime: str,
   prime_tokens: int,
   num_tokens: int,
@@ -53,13 +54,12 @@ def main(
     raise InputError(f"--top_k={top_k}: give a number of tokens, or 0 for all")
   if not 0 < top_p <= 1:
     raise InputError(f"--top_p={top_p}: give a probability above 0, at most 1")
-  path = pathlib.Path(out)
-  picture = path.with_suffix(".png")
-  if path.suffix not in (".mid", ".midi"):
+  picture = out.with_suffix(".png")
+  if out.suffix not in (".mid", ".midi"):
     raise InputError(f"--out={out}: give a file name that ends in .mid")
-  if not os.access(path.parent, os.W_OK):
-    raise InputError(f"--out={out}: there is no folder {path.parent} that you may write to")
-  for written in (path, picture):
+  if not os.access(out.parent, os.W_OK):
+    raise InputError(f"--out={out}: there is no folder {out.parent} that you may write to")
+  for written in (out, picture):
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
   sampling = SamplingParams(temperature, top_k, top_p)
@@ -68,8 +68,8 @@ def main(
   run = load_run(workdir, average_checkpoints=average_checkpoints)
   options = dict(num_tokens=num_tokens, seed=seed, sampling=sampling)
   (piece,) = sample_pieces(run.graphdef, run.params, [begun], **options)
-  run.vocabulary.write(piece, path)
-  print(f"wrote {path}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
+  run.vocabulary.write(piece, out)
+  print(f"wrote {out}: {len(begun)} tokens of the prime and {len(piece) - len(begun)} more")
   print(f"drew {draw(run, piece, picture, prime=len(begun))}")
 
 

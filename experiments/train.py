@@ -27,6 +27,7 @@ import contextlib
 import functools
 import importlib.util
 import itertools
+import pathlib
 import re
 import secrets
 import signal
@@ -43,28 +44,25 @@ from experiments.config import flatten
 from experiments.data.batching import prefetch
 from experiments.errors import InputError
 from experiments.evaluate import evaluate
-from experiments.files import Path, in_bucket, to_path, write_whole
+from experiments.files import Path, in_bucket, write_whole
 from experiments.plan import peak_operations
 from experiments.run import (
+  Training,
+  build,
   defaults,
   digest_of,
-  init_params,
-  make_optimizer,
-  make_step,
-  make_task,
-  plan_run,
+  parse_config,
   tokenizer_digest,
-  validate,
   with_average,
 )
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import NonFiniteError, train
 from experiments.training.metrics import NoReporter, Reporter, read_metrics
-from experiments.training.sharding import put_batch, put_parameters, shapes_on
+from experiments.training.sharding import put_batch
 from experiments.training.signals import StopOnSignal, Stopped
-from experiments.training.step import TrainState, count_operations, init_state, make_eval_step
-from experiments.training.task import Run
+from experiments.training.step import TrainState, count_operations
+from experiments.training.task import Run, Task
 from experiments.training.workdir import (
   check_shared,
   check_unchanged,
@@ -82,16 +80,16 @@ from relpos_jax.attention.choice import used_rules
 
 FLAGS = dict(
   config=command.CONFIG,
-  workdir=command.Flag("", "the run's folder; runs/NAME with the config's name if not given"),
+  workdir=command.Flag("", "the run's folder; by default runs/NAME of the config", is_path=True),
   distributed=command.Flag(False, "one of several processes that JAX finds: Cloud TPU VMs, GKE"),
   profile_steps=command.Flag("", "the first and the last step to profile, such as 10:20"),
   wandb=command.Flag("", "the project of Weights & Biases that gets the metrics too"),
 )
 
 
-def main(config: ConfigDict, workdir: str, distributed: bool, **options: str) -> None:
+def main(config: ConfigDict, workdir: Path | str, distributed: bool, **options: str) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
-  workdir = to_path(workdir or f"runs/{config.name}")
+  workdir = workdir or pathlib.Path("runs", config.name)
   if options["wandb"] and not importlib.util.find_spec("wandb"):
     raise InputError("--wandb needs its package: pip install wandb")
   if not re.fullmatch(r"([1-9]\d*:[1-9]\d*)?", options["profile_steps"]):
@@ -120,23 +118,23 @@ def _train_and_evaluate(
   processes.check_same({f"config.{key}": x for key, x in flatten(config).items()} | code_version())
   with contextlib.ExitStack() as stack:
     with processes.failing_together():
-      validate(config)
+      task = parse_config(config)
       if processes.is_first():
         stack.enter_context(command.lock_folder(workdir, "workdir"))
-      if claim_workdir(workdir, config.to_dict(), defaults(config).to_dict()):
+      if claim_workdir(workdir, task.config.to_dict(), defaults(config).to_dict()):
         _check_checkpoints_exist(workdir)
-      task = make_task(config)
       data = task.load_data()
       for note in data.notes:
         print(note)
-      run = plan_run(task, task.learn_vocabulary(data, workdir))
+      training = build(task, task.learn_vocabulary(data, workdir))
+    run = training.run
     if {d.process_index for d in run.mesh.devices.flat} != {*range(jax.process_count())}:
       raise InputError(
         f"a mesh of {run.mesh.size} devices leaves some of {jax.process_count()} processes without "
         "any: give --config.mesh.data=-1, for all"
       )
     with jax.set_mesh(run.mesh):
-      run_training(run, data, workdir, stop, **options)
+      run_training(training, data, workdir, stop, **options)
     evaluate(with_average(run, workdir), data, workdir)
     processes.wait_for_all("evaluated")
 
@@ -159,9 +157,15 @@ def _check_checkpoints_exist(workdir: Path) -> None:
 
 
 def run_training(
-  run: Run, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
+  training: Training,
+  data: Any,
+  workdir: Path,
+  stop: StopOnSignal,
+  profile_steps: str,
+  wandb: str,
 ) -> None:
   """Trains as `config.training` says; writes nothing before all inputs are checked."""
+  run = training.run
   config, kind = run.config.training, run.mesh.devices.flat[0].device_kind
   axes = [f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1]
   print(f"devices: {run.mesh.size} x {kind}, processes: {jax.process_count()}, mesh:", *axes or "1")
@@ -169,7 +173,7 @@ def run_training(
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  digests = _data_digests(run.config, data, train_batches.examples)
+  digests = _data_digests(run.task, data, train_batches.examples)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
   with processes.failing_together():
     check_unchanged(workdir, digests | tokenizer_digest(workdir))
@@ -183,9 +187,9 @@ def run_training(
     else NoReporter() as reporter,
     contextlib.ExitStack() as stack,
   ):
-    state = _first_state(run, checkpoints)
+    state = _first_state(training, checkpoints)
     start = int(state.step)
-    evaluate_state = _make_evaluate(run, data, valid_batches, reporter, stop)
+    evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
     # Each process reads the file, but all must agree on what follows. Also waits, before the first
     # process writes.
     lacks_evaluation = processes.any_process(_lacks_evaluation(config, start, workdir))
@@ -213,7 +217,7 @@ def run_training(
         batches = stack.enter_context(contextlib.closing(profiled))
       state = train(
         state,
-        _with_operations(make_step(run.task, run.graphdef)),
+        _with_operations(training.step),
         batches,
         num_steps=config.num_steps,
         report=reporter.step,
@@ -280,44 +284,41 @@ def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
   return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
-def _data_digests(config: ConfigDict, data: Any, examples: Any) -> dict[str, str]:
+def _data_digests(task: Task, data: Any, examples: Any) -> dict[str, str]:
   """Returns the digests of the training examples and of the other splits of the data."""
   digests = {"training data": digest_of(jax.tree.leaves(examples))}
   for split in data.splits.keys() - {"train"}:
-    name = dict(valid="validation").get(split, split)
-    # The files to test on may be changed, but not their content.
-    files = config.data.pairs.test if split == "test" and config.data.source == "pairs" else ""
-    digests[f"{name} data {files}".strip()] = digest_of(jax.tree.leaves([*data.splits[split]]))
+    digests[task.name_split(split)] = digest_of(jax.tree.leaves([*data.splits[split]]))
   return digests
 
 
-def _first_state(run: Run, checkpoints: Checkpoints) -> TrainState:
+def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
   """Restores the newest good checkpoint, or initializes the state if there is no checkpoint."""
-  init = lambda: init_state(init_params(run), make_optimizer(run.config))
-  like = shapes_on(run.mesh, jax.eval_shape(init))
-  folder = checkpoints.folder
+  like, folder = training.shapes, checkpoints.folder
   processes.check_same({"the list of checkpoints in --workdir": list_steps(folder)})
   if checkpoints.latest_step() is None:
     checkpoints.check_room(like)
-    return put_parameters(init(), run.mesh)
+    return training.init()
   state = checkpoints.restore(like=like)
   print(f"{folder.parent} is trained to step {int(state.step)}")
-  if int(state.step) < run.config.training.num_steps:
+  if int(state.step) < training.run.config.training.num_steps:
     checkpoints.check_room(like)
   return state
 
 
-def _make_evaluate(run: Run, data: Any, batches: Any, reporter: Reporter, stop: StopOnSignal):
+def _make_evaluate(
+  training: Training, data: Any, batches: Any, reporter: Reporter, stop: StopOnSignal
+) -> Callable[[TrainState], None]:
   """Returns the function that reports valid loss and task scores, or nothing once stopped."""
+  run = training.run
   put = functools.partial(put_batch, mesh=run.mesh)
-  eval_step = make_eval_step(run.graphdef, run.task.loss)
   task_report = run.task.make_report(run, data, batches)
 
   def evaluate_state(state: TrainState) -> None:
     with stop.interruptible():
       losses = []
       for batch in map(put, prefetch(batches, 0, batches.num_per_epoch)):
-        losses.append(eval_step(state.params, batch))
+        losses.append(training.eval_step(state.params, batch))
         if stop.should_stop(losses[-1]):
           return
       total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))

@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments import command
 from experiments.errors import InputError
+from experiments.files import Path
 from experiments.run import load_run
 from experiments.training.metrics import track
 from experiments.translation.corpus import read_lines
@@ -24,7 +25,7 @@ from experiments.translation.task import MAX_BEAM_SIZE, make_translator, normali
 _LINES_AT_ONCE = 1024
 
 FLAGS = dict(
-  workdir=command.Flag(None, "the folder of a training run"),
+  workdir=command.WORKDIR,
   input=command.Flag("-", "a text file, plain or gzip, a sentence a line; - reads stdin"),
   beam_size=command.Flag(0, "hypotheses per sentence; 0: as in the run's config, 1: greedy"),
   max_source_length=command.Flag(1024, "tokens; longer lines are truncated, with a warning"),
@@ -33,7 +34,7 @@ FLAGS = dict(
 
 
 def main(
-  workdir: str, input: str, beam_size: int, max_source_length: int, average_checkpoints: int
+  workdir: Path, input: str, beam_size: int, max_source_length: int, average_checkpoints: int
 ) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
   if sys.stdout is None or (input == "-" and sys.stdin is None):

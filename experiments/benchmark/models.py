@@ -30,7 +30,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
 from configs.positions import sweep
@@ -41,16 +40,8 @@ from experiments.errors import InputError
 from experiments.evaluation.records import digest
 from experiments.evaluation.tables import markdown_table, rewrite_blocks
 from experiments.export import ctranslate2_spec, foreign_value
-from experiments.run import (
-  init_params,
-  make_optimizer,
-  make_step,
-  make_task,
-  own_values,
-  plan_run,
-  validate,
-)
-from experiments.training.step import init_state
+from experiments.run import build, own_values, parse_config
+from experiments.training.sharding import make_mesh
 from experiments.training.task import Run
 from experiments.training.workdir import environment, write_whole
 from experiments.translation.task import Translation, make_translator
@@ -116,18 +107,15 @@ def make_stepper(
 
   Also returns the number of parameters, and the temporary memory of the compiled step.
   """
-  config = config.copy_and_resolve_references()
-  config.update_from_flattened_dict(changes)
-  task = make_task(config)
-  model = task.make_model(task.mock_vocabulary(), nnx.Rngs(config.seed))
-  graphdef, params = nnx.split(model, nnx.Param)
-  state = init_state(params, make_optimizer(config))
+  task = parse_config(config, given=changes)
+  training = build(task, task.mock_vocabulary(), make_mesh(data=1))
+  state = training.init()
   size = config.vocabulary.size if config.task == "translation" else task.codec.vocab_size
   batch, treedef = jax.tree.flatten(task.empty_batch(shape))
   tokens = np.random.default_rng(0).integers(UNK, size, (len(batch), *shape))
   batch = treedef.unflatten(tokens.astype(np.int32))
-  train_step = make_step(task, graphdef).lower(state, batch).compile()
-  figures = dict(parameters=sum(x.size for x in jax.tree.leaves(params)))
+  train_step = training.step.lower(state, batch).compile()
+  figures = dict(parameters=sum(x.size for x in jax.tree.leaves(state.params)))
   figures["temporary_bytes"] = train_step.memory_analysis().temp_size_in_bytes
 
   def step():
@@ -149,10 +137,11 @@ def time_decoding(
   size = config.vocabulary.size
   words = [f"w{number}" for number in range(size - UNK - 1)]
   tokenizer = train_tokenizer([" ".join(words)], "words", size)
-  run = plan_run(Translation(config), Tokenizers(tokenizer, tokenizer))
+  training = build(Translation(config), Tokenizers(tokenizer, tokenizer))
   # With an embedding of zero the end mark's logit is never the highest.
   without_end = lambda x: x.at[EOS].set(0) if x.ndim == 2 and x.shape[0] == size else x
-  run = run._replace(params=jax.tree.map(without_end, init_params(run)))
+  params = jax.tree.map(without_end, training.init().params)
+  run = training.run._replace(params=params)
   chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
   lines = [" ".join(row) for row in chosen]
   functions = {}
@@ -224,7 +213,7 @@ def _num_cores() -> int:
 
 
 def _check(config: ConfigDict, *tasks: str) -> None:
-  validate(config)
+  parse_config(config)
   if config.task not in tasks:
     raise InputError(f"--config is of {config.task}: give one of {' or '.join(tasks)}")
 

@@ -26,9 +26,9 @@ from experiments import command
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table
 from experiments.plan import ACROSS, CHIPS, Chip, chips, parse, use_compiler
-from experiments.run import make_optimizer, make_step, make_task, plan_model, validate
-from experiments.training.sharding import AnyMesh, batch_sharding, make_mesh, shapes_on
-from experiments.training.step import TrainState, init_state
+from experiments.run import build, parse_config
+from experiments.training.sharding import AnyMesh, batch_sharding, make_mesh
+from experiments.training.task import Task
 
 FLAGS = dict(
   config=command.CONFIG,
@@ -45,13 +45,13 @@ def main(config: ConfigDict, topology: str, num_slices: int, effort: str) -> Non
     raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
   chip, num_chips = parse(topology, num_slices)
   use_compiler()
-  validate(config, num_chips)
+  task = parse_config(config, num_chips)
   mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
-  shape = make_task(config).mock_batches(mesh).shapes[-1]
+  shape = task.mock_batches(mesh).shapes[-1]
   rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
   try:
-    step = compile_step(config, mesh, shape)
+    step = compile_step(task, mesh, shape)
     rows |= figures(CHIPS[chip], step, config.training.num_steps)
   except jax.errors.JaxRuntimeError as error:
     if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
@@ -101,31 +101,20 @@ def _gigabytes(num_bytes: float) -> str:
   return f"{num_bytes / 1e9:.3g} GB"
 
 
-def first_state(config: ConfigDict, mesh: AnyMesh) -> tuple[Any, TrainState]:
-  """Returns the model and, as shapes on a mesh, the state before the first step of training."""
-  task = make_task(config)
-  graphdef, params = plan_model(task, task.mock_vocabulary())
-  start = lambda params: init_state(params, make_optimizer(config))
-  return graphdef, shapes_on(mesh, jax.eval_shape(start, params))
-
-
-def batch_of(config: ConfigDict, shape: tuple[int, ...], mesh: AnyMesh) -> Any:
+def batch_of(task: Task, shape: tuple[int, ...], mesh: AnyMesh) -> Any:
   """Returns a batch of padding as shapes, sharded as in training."""
   shape_of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
-  return jax.tree.map(shape_of, make_task(config).empty_batch(shape))
+  return jax.tree.map(shape_of, task.empty_batch(shape))
 
 
-def compile_step(
-  config: ConfigDict, mesh: jax.sharding.Mesh, shape: tuple[int, ...]
-) -> dict[str, Any]:
+def compile_step(task: Task, mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> dict[str, Any]:
   """Compiles the training step; returns the memory, operations and collectives of one chip.
 
   The compiler counts one pass of each loop, and takes the Pallas kernels' own estimates.
   """
-  graphdef, state = first_state(config, mesh)
-  step = make_step(make_task(config), graphdef)
+  training = build(task, task.mock_vocabulary(), mesh)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # attention is chosen for its platform
-    compiled = step.lower(state, batch_of(config, shape, mesh)).compile()
+    compiled = training.step.lower(training.shapes, batch_of(task, shape, mesh)).compile()
   memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
   return dict(
     argument_bytes=memory.argument_size_in_bytes,

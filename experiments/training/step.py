@@ -12,7 +12,7 @@ from jax.extend import core
 
 from experiments.training.loss import Loss
 from experiments.training.sharding import constrain_sharding
-from relpos_jax.typing import Array, Int, Key, PyTree
+from relpos_jax.typing import Array, Int, PyTree
 
 
 class TrainState(NamedTuple):
@@ -34,23 +34,24 @@ def make_train_step(
   optimizer: optax.GradientTransformation,
   *,
   num_microbatches: int = 1,
-  dropout_key: Key[Array, ""],
+  seed: int = 0,
+  prng: str | None = None,
   schedule: optax.Schedule | None = None,
 ):
   """Builds the jitted `train_step(state, batch) -> (state, metrics)`, which donates the state.
 
   `loss(model, batch, rngs)` returns sums. The gradient is that of the mean over the batch's tokens,
-  for any number of microbatches. Dropout depends on `dropout_key` and the step alone. Metrics: loss
-  (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the optimizer's `schedule`
-  is given. If the loss or the norm is not finite, the step is skipped (1): its number is counted,
-  and parameters and optimizer state do not change.
+  for any number of microbatches. Dropout depends on the seed, the generator `prng` and the step
+  alone. Metrics: loss (nats per token), grad_norm, num_tokens, skipped, and learning_rate if the
+  optimizer's `schedule` is given. If the loss or the norm is not finite, the step is skipped (1):
+  its number is counted, and parameters and optimizer state do not change.
   """
 
   def summed_loss(params, batch, key):
     return loss(nnx.merge(graphdef, params), batch, nnx.Rngs(dropout=key))
 
   def train_step(state: TrainState, batch):
-    key = jax.random.fold_in(dropout_key, state.step)
+    key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
     gradient = jax.value_and_grad(summed_loss, has_aux=True)
     (total, num_tokens), grads = _sum_over_microbatches(
       gradient, state.params, batch, key, num_microbatches
@@ -144,17 +145,3 @@ def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
     return peak * jnp.minimum(t / warmup, jnp.sqrt(warmup / t))
 
   return rate
-
-
-def paper_schedule(d_model: int, warmup: int = 4000, rate: float = 1.0) -> optax.Schedule:
-  """Returns the schedule of Shaw et al. 2018, whose peak depends on the model's width.
-
-  rate * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5), with t numbered from 1: the same as
-  `inverse_sqrt` with the peak rate * (d_model * warmup)**-0.5. Vaswani et al. 2017, section 5.3;
-  Shaw et al. 2018 have warmup 4000 and rate 1; the code from October 2017 on has 8000 and 2.
-
-  >>> rate = paper_schedule(d_model=512)
-  >>> round(float(rate(4000 - 1)), 6)
-  0.000699
-  """
-  return inverse_sqrt(rate * (d_model * warmup) ** -0.5, warmup)

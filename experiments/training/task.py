@@ -39,6 +39,10 @@ class Task(Protocol):
   def load_data(self) -> Any:
     """Loads the data of `config.data`; raises InputError if they are invalid."""
 
+  def name_split(self, split: str) -> str:
+    """Returns the name of a split other than train in digests.json; its content may not change."""
+    return f"{dict(valid='validation').get(split, split)} data"
+
   def learn_vocabulary(self, data: Any, workdir: Path) -> Any:
     """Loads the vocabulary in the run directory, or learns one from the training split."""
     return self.load_vocabulary(workdir)

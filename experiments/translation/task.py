@@ -105,6 +105,11 @@ class Translation(tasks.Task):
       corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
     return corpus
 
+  def name_split(self, split: str) -> str:
+    """Returns a name with the files to test on: others may be given, the same must not change."""
+    name, data = super().name_split(split), self.config.data
+    return f"{name} {data.pairs.test}" if (split, data.source) == ("test", "pairs") else name
+
   def learn_vocabulary(self, data: Corpus, workdir: Path) -> Tokenizers:
     """Reads the tokenizers of the run directory, or trains them.
 

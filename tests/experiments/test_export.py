@@ -11,7 +11,7 @@ import pytest
 from configs import multi30k
 from experiments import export
 from experiments.data.tokenizer import Tokenizers, decode, encode, train_tokenizer
-from experiments.run import init_params, make_task, plan_run
+from experiments.run import build, parse_config
 from experiments.translation.task import make_translator
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -52,9 +52,10 @@ def test_ctranslate2_translates_as_the_model_that_was_exported(norm, tables_per_
   config.model.update(num_layers=2, width=32, num_heads=4, max_distance=3, norm=norm)
   config.model.update(tables_per_head=False, tables_per_layer=tables_per_layer)
   tokenizer = train_tokenizer([" ".join(WORDS)], "words", 60)
-  run = plan_run(make_task(config), Tokenizers(tokenizer, tokenizer))
-  params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, init_params(run))  # tables count
-  run = run._replace(params=params)
+  training = build(parse_config(config), Tokenizers(tokenizer, tokenizer))
+  params = training.init().params
+  params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, params)  # tables count
+  run = training.run._replace(params=params)
   export.ctranslate2_spec(run).save(str(tmp_path))
 
   lengths = np.random.default_rng(0).integers(1, 12, 20)

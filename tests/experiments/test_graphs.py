@@ -10,7 +10,7 @@ import pytest
 from experiments import command
 from experiments.errors import InputError
 from experiments.graphs.graph import Graph, GraphData
-from experiments.run import load_run, make_task
+from experiments.run import load_run, parse_config
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -88,7 +88,7 @@ def test_the_fold_follows_from_the_seed_unless_given(folder):
     data = f"--config.data.tu.path={folder}", "--config.data.tu.name="
     values = ["--config=configs/graph.py:tu", *data, *(f"--config.{change}" for change in changes)]
     config = command.parse(dict(config=command.CONFIG), values)["config"]
-    graphs = make_task(config).load_data().splits["test"]
+    graphs = parse_config(config).load_data().splits["test"]
     return [(graph.nodes.tolist(), graph.labels.tolist()) for graph in graphs]
 
   assert test_split("seed=15") == test_split("seed=5") == test_split("seed=3", "data.tu.fold=5")

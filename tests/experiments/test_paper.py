@@ -9,15 +9,13 @@ import math
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from experiments import command
 from experiments.data.batching import Batch
-from experiments.plan.__main__ import batch_of, first_state
-from experiments.run import make_optimizer, make_step
-from experiments.training.sharding import AXES
-from experiments.training.step import init_state
+from experiments.plan.__main__ import batch_of
+from experiments.run import build
+from experiments.training.sharding import AXES, make_mesh
 from experiments.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -57,15 +55,15 @@ def test_batches_have_32768_tokens():
 @pytest.mark.parametrize("number, argument", [(0, "base,sinusoidal,v1"), (7, "big,relative,v2")])
 def test_two_steps_keep_the_shapes_of_the_state(number, argument):
   config, shape = load(argument, ONE_LAYER), batch_shapes()[number]
-  graphdef, state = first_state(config, CHIPS)
-  step = make_step(Translation(config), graphdef)
+  task = Translation(config)
+  training, batch = build(task, task.mock_vocabulary(), CHIPS), batch_of(task, shape, CHIPS)
   with use_abstract_mesh(CHIPS):
-    once, _ = jax.eval_shape(step, state, batch_of(config, shape, CHIPS))
-    twice, metrics = jax.eval_shape(step, once, batch_of(config, shape, CHIPS))
+    once, _ = jax.eval_shape(training.step, training.shapes, batch)
+    twice, metrics = jax.eval_shape(training.step, once, batch)
   assert {*metrics} == {"loss", "grad_norm", "num_tokens", "skipped", "learning_rate"}
   assert all(value.shape == () for value in metrics.values())
   like = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
-  assert jax.tree.all(jax.tree.map(like, state, twice))
+  assert jax.tree.all(jax.tree.map(like, training.shapes, twice))
 
 
 @pytest.mark.slow
@@ -73,15 +71,13 @@ def test_two_steps_keep_the_shapes_of_the_state(number, argument):
 def test_two_steps_train_the_whole_model(argument):
   config = load(argument)
   task = Translation(config)
-  graphdef, params = nnx.split(
-    jax.jit(lambda: task.make_model(task.mock_vocabulary(), nnx.Rngs(0)))()
-  )
-  before = jax.tree.map(np.asarray, params)
-  state, step = init_state(params, make_optimizer(config)), make_step(Translation(config), graphdef)
+  training = build(task, task.mock_vocabulary(), make_mesh(data=1))
+  state = training.init()
+  before = jax.tree.map(np.asarray, state.params)
   random, losses = np.random.default_rng(0), []
   batch = Batch(*(random.integers(4, VOCABULARY, (16, 256), np.int32) for _ in range(2)))
   for _ in range(2):
-    state, metrics = step(state, batch)
+    state, metrics = training.step(state, batch)
     losses.append(float(metrics["loss"]))
   # The loss leaves out the entropy of the smoothed targets.
   entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (VOCABULARY - 1))

@@ -14,6 +14,7 @@ from experiments import command
 from experiments.plan import ACROSS, CHIPS, Chip
 from experiments.plan import __main__ as plan
 from experiments.plan.__main__ import Collective, by_kind, find
+from experiments.run import build, parse_config
 from experiments.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -99,10 +100,14 @@ def test_parts_of_a_step_take_their_time_at_the_peak():
 def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(fast):
   rates = "model.positions=none", "model.dropout_rate=0", "model.embedding_dropout_rate=0"
   config = load(WMT14, WORDS, "batches.tokens=256", "batches.max_length=16", *rates)
-  mesh, shape = make_mesh(), (128 // 8, 16)  # the simulated devices as chips
+  task, mesh, shape = (
+    parse_config(config),
+    make_mesh(),
+    (128 // 8, 16),
+  )  # the simulated devices as chips
   with fast():
-    step = plan.compile_step(config, mesh, shape)
-  num = sum(x.size for x in jax.tree.leaves(plan.first_state(config, mesh)[1].params))
+    step = plan.compile_step(task, mesh, shape)
+  num = sum(x.size for x in jax.tree.leaves(build(task, task.mock_vocabulary()).shapes.params))
   tokens = math.prod(shape) / 8
   state_and_batch = 4 * (3 * num + 3) + 2 * 4 * tokens  # with two moments, and three counts
   assert step["argument_bytes"] == pytest.approx(state_and_batch, abs=64)

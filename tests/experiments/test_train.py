@@ -14,7 +14,7 @@ import PIL.Image
 import pytest
 
 from experiments import train as train_command
-from experiments.run import load_run, read_config, schedule
+from experiments.run import load_run, load_task, schedule
 from experiments.training.metrics import read_metrics
 from experiments.training.workdir import list_steps
 from experiments.translation import task as translation_task
@@ -103,7 +103,7 @@ def test_a_step_has_its_rate_and_its_share_of_a_known_peak(
   again = [f"--config.training.{value}" for value in few]
   assert train(tmp_path, *again, "--wandb=mine", "--profile_steps=2:3").status == 0
   lines = [line for line in read_metrics(tmp_path) if "loss" in line]
-  rates = schedule(read_config(tmp_path))
+  rates = schedule(load_task(tmp_path).config)
   for line in lines:
     np.testing.assert_allclose(line["learning_rate"], rates(line["step"] - 1), rtol=1e-6)
   assert len({line["operations"] for line in lines}) == 1
@@ -151,7 +151,7 @@ def test_flags_that_cannot_be_met_are_refused(train, tmp_path):
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
   workdir, answer = training
   before = contents(workdir)
-  monkeypatch.setattr(train_command, "make_step", lambda *_: pytest.fail)
+  monkeypatch.setattr(train_command, "_with_operations", lambda _: lambda *_: pytest.fail())
   again = train(workdir)
   assert (again.status, f"{workdir} is trained to step 12\n" in again.out) == (0, True)
   assert again.out.partition("split")[2] == answer.out.partition("split")[2]

@@ -100,7 +100,7 @@ def test_lines_are_translated_and_counted_in_portions(
 def test_a_closed_stream_is_named(workdir, monkeypatch, name):
   monkeypatch.setattr(sys, name, None)
   with pytest.raises(InputError, match="stdin or stdout is closed"):
-    translate_command.main(str(workdir), "-", 1, 9, 0)
+    translate_command.main(workdir, "-", 1, 9, 0)
 
 
 def test_the_beam_size_is_as_given(translate, workdir, fast):

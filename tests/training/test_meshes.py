@@ -64,7 +64,7 @@ def batch() -> Batch:
 def step_on(sizes):
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   loss = Translation(default.get_config()).loss
-  step = make_train_step(model()[0], loss, SGD, dropout_key=jax.random.key(0))
+  step = make_train_step(model()[0], loss, SGD)
   with jax.set_mesh(mesh):
     compiled = step.lower(put_parameters(state(), mesh), put_batch(batch(), mesh)).compile()
     after, metrics = compiled(put_parameters(state(), mesh), put_batch(batch(), mesh))

@@ -22,7 +22,6 @@ from experiments.training.step import (
   inverse_sqrt,
   make_eval_step,
   make_train_step,
-  paper_schedule,
 )
 from experiments.translation import task as translation_task
 from experiments.translation.task import Translation
@@ -68,7 +67,7 @@ def copy_task(step: int) -> Batch:
 @pytest.fixture(scope="module")
 def train_step():
   graphdef, _ = make_model(**DROPOUT)
-  return make_train_step(graphdef, smoothed, ADAM, dropout_key=jax.random.key(0))
+  return make_train_step(graphdef, smoothed, ADAM)
 
 
 def run(train_step, state: TrainState, start: int, stop: int, num_devices: int = 1):
@@ -109,8 +108,7 @@ STILL, _ = make_model(**dict.fromkeys(DROPOUT, 0.0))
 
 
 def make_sgd_step(num_microbatches: int):
-  options = dict(num_microbatches=num_microbatches, dropout_key=jax.random.key(0))
-  return make_train_step(STILL, loss, SGD, **options)
+  return make_train_step(STILL, loss, SGD, num_microbatches=num_microbatches)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +141,7 @@ def test_metrics_are_of_the_gradient_and_the_batch(sgd_step, eval_step):
 def test_the_gradient_norm_and_the_learning_rate_are_those_of_optax():
   rates = inverse_sqrt(0.02, 3)
   optimizer = optax.adam(rates, b2=0.98, eps=1e-9)
-  step = make_train_step(STILL, loss, optimizer, dropout_key=jax.random.key(0), schedule=rates)
+  step = make_train_step(STILL, loss, optimizer, schedule=rates)
 
   @jax.jit
   def norm(params, batch):
@@ -217,9 +215,8 @@ def test_microbatches_of_graphs_without_features_sum_to_the_gradient_of_the_batc
   graphdef, params = nnx.split(nnx.jit(lambda: GraphEncoder(config, rngs=nnx.Rngs(0)))())
   after = []
   for number in (1, 2):
-    key = jax.random.key(0)
     of_graphs = Graphs(default.get_config("graphs")).loss
-    step = make_train_step(graphdef, of_graphs, SGD, num_microbatches=number, dropout_key=key)
+    step = make_train_step(graphdef, of_graphs, SGD, num_microbatches=number)
     state = init_state(jax.tree.map(jnp.copy, params), SGD)
     after.append(step(state, put_batch(batch, make_mesh(1)))[0].params)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), *after)
@@ -249,7 +246,7 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
   num_devices, num_microbatches, value, monkeypatch
 ):
   monkeypatch.setattr(translation_task, "cross_entropy", spoilt_loss(value))
-  options = dict(num_microbatches=num_microbatches, dropout_key=jax.random.key(0))
+  options = dict(num_microbatches=num_microbatches)
   train_step = make_train_step(make_model(**DROPOUT)[0], smoothed, ADAM, **options)
   mesh = make_mesh(num_devices)
   skipping, leaving_out = start(ADAM, num_devices), start(ADAM, num_devices)
@@ -266,14 +263,3 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
     assert np.isfinite(float(metrics["loss"]) + float(metrics["grad_norm"])) == (step != SPOILT)
   jax.tree.map(np.testing.assert_array_equal, skipping, leaving_out)
   assert int(skipping.step) == 6 and np.isfinite(jax.tree.leaves(skipping.params)[0]).all()
-
-
-# --- optimizer ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("d_model, warmup, rate", [(512, 4000, 1.0), (1024, 8000, 2.0)])
-def test_paper_schedule_is_the_formula_of_the_paper(d_model, warmup, rate):
-  schedule = paper_schedule(d_model, warmup, rate)
-  for t in (1, 2, warmup // 2, warmup - 1, warmup, warmup + 1, 4 * warmup, 100_000):
-    wanted = rate * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5)
-    np.testing.assert_allclose(schedule(t - 1), wanted, rtol=1e-6)
