@@ -46,8 +46,6 @@ def run_copy(workdir, tmp_path):
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ("model.widht=3", "unknown config.model.widht config.model.width?"),
-    ("model.width=wide", "--config.model.width=wide int"),
     ("data.source=wmt15", "config.data.source 'wmt15' embedded, multi30k, wmt14, pairs"),
     ("data.languages=german", "config.data.languages 'german' en-de"),
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
@@ -180,6 +178,7 @@ def test_a_config_that_is_damaged(refused, run_copy):
     ("model", None, "config.model is null its keys"),
     ("model.width", None, "config.model.width is null an integer"),
     ("model.width", True, "config.model.width is true an integer"),
+    ("model.widht", 3, "unknown config.model.widht config.model.width?"),
     ("model.width", {}, "config.model.width is {} an integer"),
     ("model.width", 1, "config.model width is 1 multiple num_heads, 2"),
     ("model.dropout_rate", True, "config.model.dropout_rate is true a number"),

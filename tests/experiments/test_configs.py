@@ -76,17 +76,6 @@ def test_every_config_is_valid(name):
   parse_config(load(name))
 
 
-def test_unknown_keys_and_values_of_another_type_are_named():
-  for value, message in (
-    (dict(widht=3), "did you mean config.model.width"),
-    (dict(width="3"), "3"),
-  ):
-    config = default.get_config()
-    with config.ignore_type(), pytest.raises(InputError, match=message):
-      config.model.update(value)
-      parse_config(config)
-
-
 def test_no_two_experiments_share_a_folder():
   files = [f"multi30k.py:{x}" for x in (*MULTI30K, *PREPARED)] + [f"wmt14.py:{x}" for x in WMT14]
   files += [f"music.py:{x}" for x in MUSIC]
@@ -187,12 +176,6 @@ def rows(name: str) -> dict:
   return {row: command.parse(flags, words)["config"] for row, words in arguments.items()}
 
 
-@pytest.mark.parametrize("name", ["table2", "table3", "sharing", "beyond"])
-def test_every_cell_is_valid(name):
-  for config in rows(f"{name}.py").values():
-    parse_config(config)
-
-
 def test_job_names_are_unique_and_valid_for_xpk():
   files = [f"{name}.py:published,prepared" for name in SWEEPS] + SWEEP_FILES[::2]
   files += ["music.py:published", "graph.py:mutagenicity", "graph.py:clutrr", "graph.py:tu"]
@@ -210,9 +193,10 @@ GRAPHS = [f"graph.py:{source}" for source in ("clutrr", "tu", "mutagenicity")]
 
 @pytest.mark.parametrize("name", [*SWEEP_FILES[::2], "table1.py:published", "music.py", *GRAPHS])
 def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
-  # Rows change the model only; all sweeps of Multi30k have the same base cell.
+  # Rows are valid and change the model only; all sweeps of Multi30k have the same base cell.
   base = load(name)
   for config in rows(name).values():
+    parse_config(config, num_devices=1)
     assert all(key.startswith("model.") for key in changes(config, base))
   if name.partition(".")[0] in SWEEPS and "embedded" not in name:
     recipe = "published" if "published" in name else "brief"
