@@ -5,6 +5,7 @@ import fcntl
 import gzip
 import importlib.util
 import io
+import lzma
 import os
 import pathlib
 import re
@@ -20,7 +21,7 @@ from etils import epath
 
 from experiments.errors import InputError
 
-_GZIP = b"\x1f\x8b"
+_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ"
 _COPIES = "relpos_jax-copies-"  # the names of temporary folders begin so
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
@@ -199,13 +200,15 @@ def write_whole(path: str | os.PathLike, text: str) -> None:
 
 
 def read_content(path: pathlib.Path) -> bytes:
-  """Reads a file, plain or gzip; raises InputError if it is missing, unreadable or damaged."""
+  """Reads a file, plain, gzip or xz; raises InputError if it is missing, unreadable or damaged."""
   try:
     content = path.read_bytes()
+    if content.startswith(_XZ):
+      return lzma.decompress(content)
     return gzip.decompress(content) if content.startswith(_GZIP) else content
   except FileNotFoundError:
     raise InputError(f"no file {path}: check the name") from None
-  except (EOFError, zlib.error, gzip.BadGzipFile):
-    raise InputError(f"damaged gzip file {path}: copy it again") from None
+  except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
+    raise InputError(f"damaged compressed file {path}: copy it again") from None
   except OSError as error:
     raise InputError(f"cannot read {path}: {error.strerror}") from None

@@ -132,7 +132,7 @@ done
 for name in "$@"; do
   [[ " ${names[*]} " == *" $name "* ]] || open+=("$name")
 done
-compgen -G "$out/runs/*.jsonl" >/dev/null && python -m experiments.report --results="$out"
+compgen -G "$out/runs/*.jsonl*" >/dev/null && python -m experiments.report --results="$out"
 if [[ ${#open[@]} != 0 ]]; then
   echo "not done: ${open[*]}; the pieces are ${names[*]}"
   exit 1

@@ -15,8 +15,9 @@ that are finished, here or in another sweep. If a cell fails, CELL.error.txt kee
 log, and the sweep continues. With --submit each cell is a job; the same command collects the
 results of finished jobs. To submit a cell again, delete its CELL.submitted.
 
-RESULTS/SWEEP.jsonl has a line per cell; this repository has those of its own results. To train a
-cell again, delete its line and run directory, or give other --out and --results.
+RESULTS/SWEEP.jsonl (or .jsonl.xz) has a line per cell; this repository has those of its own
+results. To train a cell again, delete its line and run directory, or give other --out and
+--results.
 """
 
 import collections
@@ -42,7 +43,7 @@ import jax
 from experiments import command
 from experiments.config import flatten
 from experiments.errors import InputError
-from experiments.evaluation.records import digest, read_records, to_line
+from experiments.evaluation.records import digest, read_records, record_files, write_records
 from experiments.files import write_whole
 from experiments.launch import dying_with_this_process
 from experiments.run import own_values, parse_config
@@ -103,6 +104,7 @@ def main(
   sweep = slug(config.config.name)
   cells = plan_cells(config, seeds, pathlib.Path(out))
   path = pathlib.Path(results, f"{sweep}.jsonl")
+  path = record_files(path.parent).get(sweep, path)
   words_of = lambda cell: submission(submit, sweep, cell) if submit else cell.command
   lock = command.lock_folder(pathlib.Path(out, sweep), "out")
   with contextlib.nullcontext() if dry_run else lock:
@@ -197,7 +199,7 @@ def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Reco
   command.make_folder(path.parent, "results")
   with filelock.FileLock(path.with_name(".lock")):  # other processes may write the same file
     if records := find_records(path, cells):
-      write_whole(path, "".join(map(to_line, records.values())))
+      write_records(path, records.values())
   return records
 
 
@@ -214,8 +216,14 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   own = {(record["row"], record["seed"]): record for record in lines}
   if len(own) < len(lines):
     raise InputError(f"{path} has two lines of one row and seed: delete one of them")
-  files = [file for file in sorted(path.parent.glob("*.jsonl")) if file != path]
-  others = {record["digest"]: (file, record) for file in files for record in read_records(file)}
+  files = record_files(path.parent)
+  own_name = path.name.partition(".jsonl")[0]
+  others = {
+    record["digest"]: (file, record)
+    for name, file in sorted(files.items())
+    for record in read_records(file)
+    if name != own_name
+  }
   for cell in cells:
     if own.get(cell.key, {}).get("digest", cell.digest) != cell.digest:
       raise InputError(
@@ -228,7 +236,7 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
       file, record = others[cell.digest]
       print(f"{cell.workdir.name} is {record['row']!r}, seed {record['seed']}, of {file.name}")
     if record:
-      found[cell.key] = {**record, "sweep": path.stem, "row": cell.row}
+      found[cell.key] = {**record, "sweep": own_name, "row": cell.row}
   return found | own
 
 

@@ -24,6 +24,7 @@ The rows of sentences determine BLEU of any selection of them. A record holds no
 
 import hashlib
 import json
+import lzma
 import os
 import pathlib
 import statistics
@@ -33,11 +34,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.errors import InputError
+from experiments.files import read_content, whole_file
 
 # Excluded from the digest: the name of a run, and folders of data with verified checksums.
 _EXCLUDED = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
+_TYPES = dict(row=str, seed=int, digest=str, config=dict)
 _ARCHIVES = ("MUTAG", "Mutagenicity")  # verified data sets of `data.tu`; the first is the default
 Record = Mapping[str, Any]
+Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, in the order of seeds
 
 
 def digest(changes: Mapping[str, Any]) -> str:
@@ -81,9 +85,11 @@ def make_record(
   """
   metrics = [*metrics]
   speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
-  evaluations = [line for line in metrics if "valid_loss" in line]
-  is_score = lambda name: name.startswith("valid_") and name != "valid_loss"
-  score = lambda line: next((line[name] for name in line if is_score(name)), None)
+  curve = []
+  for line in metrics:
+    if "valid_loss" in line:
+      valid_scores = [line[x] for x in line if x.startswith("valid_") and x != "valid_loss"]
+      curve.append([line["step"], line["valid_loss"], *(valid_scores or [None])[:1]])
   return dict(
     **dict(sweep="", row=config["name"], seed=config["seed"], digest=digest(changes)),
     config=_without_folders(changes),
@@ -101,7 +107,7 @@ def make_record(
     checkpoints=[*checkpoints],
     scores=dict(scores),
     sentences=dict(sentences),
-    curve=[[line["step"], line["valid_loss"], score(line)] for line in evaluations],
+    curve=curve,
   )
 
 
@@ -115,21 +121,35 @@ def to_line(record: Mapping[str, Any]) -> str:
   return json.dumps(record, separators=(",", ":")) + "\n"
 
 
+def write_records(path: pathlib.Path, records: Iterable[Record]) -> None:
+  """Writes a results file at once, compressed if its name ends in .xz."""
+  lines = "".join(map(to_line, records)).encode()
+  with whole_file(path) as file:
+    file.write(lzma.compress(lines) if path.suffix == ".xz" else lines)
+
+
+def record_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+  """Returns the results files of a folder, NAME.jsonl or NAME.jsonl.xz, by NAME."""
+  files = [*folder.glob("*.jsonl.xz"), *folder.glob("*.jsonl")]
+  return {file.name.partition(".jsonl")[0]: file for file in files}
+
+
 def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the records of a results file, one per line; none if there is no file.
 
   Raises InputError: a line is no record.
   """
   path, records = pathlib.Path(path), []
-  lines = path.read_bytes().splitlines() if path.exists() else []
+  lines = read_content(path).splitlines() if path.exists() else []
   for number, line in enumerate(lines, start=1):
     try:
-      records.append(record := json.loads(line))
-      if [type(record[name]) for name in ("row", "seed", "digest")] != [str, int, str]:
+      record = json.loads(line)
+      if any(type(record[name]) is not kind for name, kind in _TYPES.items()):
         raise ValueError
     except (LookupError, TypeError, ValueError) as error:
       problem = f"{path}, line {number}: half-written or no record"
       raise InputError(f"{problem}: restore or delete that line") from error
+    records.append(record)
   return records
 
 
@@ -171,7 +191,7 @@ def group_rows(
         first, expected = seen.setdefault(key, (number, value))
         if value != expected:
           raise ValueError(f"not the same {key[0]} as line {first}, so not in one table")
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (LookupError, ValueError) as error:
       raise InputError(f"{path}, line {number}: {error}: restore or delete that line") from error
     rows.setdefault(row, []).append(record)
   return {row: sorted(runs, key=lambda run: run["seed"]) for row, runs in rows.items()}

@@ -17,7 +17,7 @@ from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import bucket_boundaries, prefetch
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.graphs import report
+from experiments.graphs import scores
 from experiments.graphs.graph import (
   PAD,
   Graph,
@@ -176,12 +176,12 @@ class Graphs(tasks.Task):
     if not is_first():
       return None
     source = self.config.data.source
-    rows: dict[str, list[report.Row]] = collections.defaultdict(list)
+    rows: dict[str, list[scores.Row]] = collections.defaultdict(list)
     for (name, graph), prediction in zip(graphs, predictions, strict=True):
       size = len(graph.senders if source == "clutrr" else graph.nodes)
-      rows[name].append(report.Row(size, int(graph.target), *prediction))
+      rows[name].append(scores.Row(size, int(graph.target), *prediction))
     most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
-    return report.evaluation(source, rows, most_frequent, workdir)
+    return scores.evaluation(source, rows, most_frequent, workdir)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
     """Returns the predicted class of each graph, and the cross entropy of its target in nats."""

@@ -17,7 +17,7 @@ from experiments.music import voices
 from experiments.music.data import CODECS, Music, MusicRows, load_chorales, load_midi_folder
 from experiments.music.midi_files import Codec
 from experiments.music.piano_roll import draw
-from experiments.music.report import likelihood, make_nats_of, table
+from experiments.music.scores import likelihood, make_nats_of, table
 from experiments.training import task as tasks
 from experiments.training.loss import Loss, cross_entropy, shift_right
 from experiments.training.processes import is_first

@@ -14,18 +14,27 @@ from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, Tokenizers, encode, encode_pairs, pieces
 from experiments.evaluation.bleu import (
   Score,
+  bleu_of_counts,
   corpus_bleu,
   join_subwords,
   paper_bleu,
+  sentence_counts,
   sentence_statistics,
 )
 from experiments.evaluation.pictures import Panel, attention_heatmap
+from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
 from experiments.training.task import Evaluation, Run, own_copies
 from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 _NUM_SAMPLES = 5
+METRIC = Metric(
+  "sacrebleu",
+  lambda sentences: float(bleu_of_counts(sentence_counts(sentences[:, 1:]).sum(axis=0))),
+  tolerance=0.01,
+  fixed=(0, 2),
+)
 
 Pairs = Sequence[tuple[str, str]]
 

@@ -9,7 +9,9 @@ from experiments.evaluation.records import (
   digest,
   make_record,
   read_records,
+  record_files,
   to_line,
+  write_records,
 )
 from experiments.graphs import tu
 
@@ -111,12 +113,12 @@ def test_a_record_describes_the_run_and_the_machine():
   assert made["curve"] == [[5, 4.0, 1.5], [10, 3.0, 2.5]]
 
 
-def test_lines_round_trip(tmp_path):
-  file = tmp_path / "table1.jsonl"
+@pytest.mark.parametrize("name", ["table1.jsonl", "table1.jsonl.xz"])
+def test_records_round_trip(tmp_path, name):
+  file, records = tmp_path / name, [record(), record() | dict(seed=2)]
   assert read_records(file) == []
-  file.write_text(to_line(record()) + to_line(record() | dict(seed=2)), encoding="utf-8")
-  assert read_records(file) == [record(), record() | dict(seed=2)]
-  assert to_line(record()).count("\n") == 1
+  write_records(file, records)
+  assert read_records(file) == records and record_files(tmp_path) == dict(table1=file)
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"row":"rel', b"\xff", b"null", b"[1]", b'{"row":1}'])

@@ -86,7 +86,7 @@ def test_keys_and_values_of_the_config(train_refused, changes, words):
     ({"a.en": b"one\ntwo\n", "a.de": b"eins\nzw\xf6lf\n"}, "invalid UTF-8 a.de, line 2"),
     ({"a.en": b"one\n"}, "no file a.de"),
     ({"a.en": b"\n\n", "a.de": b"eins\nzwei\n"}, "no pairs in train empty side"),
-    ({"a.en": b"one\n", "a.de": b"\x1f\x8bcut"}, "damaged gzip file a.de"),
+    ({"a.en": b"one\n", "a.de": b"\x1f\x8bcut"}, "damaged compressed file a.de"),
     ({"a.en": b"word " * 20, "a.de": b"Wort " * 20}, "none of 1 examples at most 16 long"),
   ],
 )

@@ -19,7 +19,7 @@ from experiments import sweep as cells_module
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import encode_pairs
 from experiments.errors import InputError
-from experiments.evaluation.records import digest, read_records
+from experiments.evaluation.records import digest, read_records, record_files
 from experiments.music.task import MusicTask
 from experiments.run import changes, parse_config, schedule
 from experiments.translation.task import Translation, transformer_config
@@ -276,11 +276,11 @@ def documented_sweeps() -> dict[str, str]:
   return {load(name.removeprefix("configs/")).name: name.removeprefix("configs/") for name in names}
 
 
-@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl")), ids=lambda file: file.stem)
-def test_a_documented_sweep_finds_its_committed_records(file):
+@pytest.mark.parametrize("name, file", sorted(record_files(RESULTS).items()))
+def test_a_documented_sweep_finds_its_committed_records(name, file):
   records = {(record["row"], record["seed"]): record["digest"] for record in read_records(file)}
   seeds = {seed for _, seed in records}
-  cells = plan(documented_sweeps()[file.stem], seeds=len(seeds))
+  cells = plan(documented_sweeps()[name], seeds=len(seeds))
   # A sweep trains the cells that have no record.
   assert (
     records and records.items() <= {(cell.row, cell.seed): cell.digest for cell in cells}.items()

@@ -76,7 +76,7 @@ def plan(room, file="three.py", seeds=2, out="runs"):
 
 def record_of(cell):
   scores = dict(test=dict(sacrebleu=10.0, paper_bleu=9.0))
-  record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, scores=scores)
+  record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, config={}, scores=scores)
   return json.dumps(record) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The training step: devices, microbatches and padding do not matter; and a bad step is left out."""
+"""The training step: devices, microbatches and padding do not matter; a bad step is left out."""
 
 import jax
 import jax.numpy as jnp

@@ -75,7 +75,7 @@ PACKED = gzip.compress(b"one\ttwo\n" * 9)
     (dict(a=b"one\ntwo\r\nK\xf6ln\nfour\n"), "{a},{a}", "invalid UTF-8 in {a}, line 3"),
     (dict(a=FULL), "{a},{a}.gone", "no file {a}.gone"),
     (dict(), "{folder}", "cannot read {folder}: Is a directory"),
-    (dict(a=PACKED[:-6]), "{a}", "damaged gzip file {a}"),
+    (dict(a=PACKED[:-6]), "{a}", "damaged compressed file {a}"),
     (dict(a=b"one\teins\n\neins\n"), "{a}", "1 columns in {a}, line 3"),
     (dict(a=FULL, b=b""), "{a},{b}", "{a} has 1 lines and {b} has 0"),
     (dict(a=b""), "{a}", "no pairs in train"),

@@ -1,6 +1,6 @@
-"""Scores of music, the negative log-likelihood of complete pieces in nats, and their reports."""
+"""Scores of music: the negative log-likelihood of complete pieces in nats."""
 
-import pathlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,13 +12,9 @@ from flax import nnx
 
 from experiments.data.batching import Batches, bucket_boundaries, prefetch
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged
-from experiments.evaluation import tables
-from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.evaluation.records import Metric
-from experiments.evaluation.statistics import Scores, draw_sentences
-from experiments.evaluation.tables import Rows
 from experiments.training.metrics import track
-from relpos_jax.typing import Array, Float, Int, PyTree
+from relpos_jax.typing import Array, Float, Int, PyTree, Shaped
 
 # Huang et al. 2018, table 2: nats per token on the valid split of the chorales. Quoted second hand,
 # not checked against the paper.
@@ -87,10 +83,12 @@ def likelihood(
 
 def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[Array, "B L"]]:
   """Returns `nats_of` for a `LanguageModel`: compiled, without dropout."""
-  score = jax.jit(
-    lambda params, source, target: token_nats(nnx.merge(graphdef, params)(source), target)
-  )
-  return lambda source, target: score(params, source, target)
+
+  @jax.jit
+  def score(params, source, target):
+    return token_nats(nnx.merge(graphdef, params)(source), target)
+
+  return functools.partial(score, params)
 
 
 def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Float[Array, "B L"]:
@@ -114,69 +112,16 @@ def table(found: Mapping[str, Likelihood], with_published: bool) -> str:
   return "\n".join(["", *lines, ""])
 
 
-# Sweeps -------------------------------------------------------------------------------------------
-
-_MEASURES = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
-_DIGITS = 3
-
-
-def _nats_per_token(pieces: np.ndarray, draws: np.ndarray) -> np.ndarray:
-  """Computes nats per token, ends included, of each draw [draws, pieces] of pieces [pieces, 2]."""
+def nats_per_token(
+  pieces: Float[np.ndarray, "pieces 2"], draws: Shaped[np.ndarray, "draws pieces"]
+) -> Float[np.ndarray, "draws"]:
+  """Computes nats per token, ends included, of each draw of pieces, rows of tokens and nats."""
   return draws @ pieces[:, 1] / (draws @ (pieces[:, 0] + 1))
 
 
 METRIC = Metric(
   "nll",
-  lambda pieces: float(_nats_per_token(pieces, np.ones((1, len(pieces))))[0]),
+  lambda pieces: float(nats_per_token(pieces, np.ones((1, len(pieces))))[0]),
   tolerance=1e-4,
   fixed=(0,),
 )
-
-
-def blocks(sweeps: Mapping[str, Rows], folder: pathlib.Path) -> dict[str, str]:
-  """Returns the blocks of the page from the rows by sweep, and draws its pictures in `folder`."""
-  return {sweep: _sweep(sweep, rows, folder) for sweep, rows in sweeps.items()}
-
-
-def _sweep(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
-  first = next(iter(rows.values()))[0]
-  splits, config = [*first["scores"]], first["config"]
-  picture = folder / f"{sweep}-learning.png"
-  # The fall of the loss in the first tenth of the updates would hide the rest.
-  start = max(step for runs in rows.values() for run in runs for step, *_ in run["curve"]) / 10
-  curves = {
-    row: [point for point in tables.curve_points(runs, 1) if point[0] >= start]
-    for row, runs in rows.items()
-  }
-  spread_curves([SpreadPanel("updates", "validation loss (nats per token)", curves)], picture)
-  facts = {f"pieces of {split}": len(of) for split, of in first["sentences"].items()}
-  facts |= {name: config[f"model.{name}"] for name in ("num_layers", "width", "num_heads")}
-  columns = tables.seed_columns(rows)
-  for split, name in ((split, name) for split in splits for name in _MEASURES):
-    nats = lambda run, split=split, name=name: run["scores"][split][name]
-    columns[f"{split}, {_MEASURES[name]}"] = tables.mean_column(rows, nats, _DIGITS)
-  if config["data.source"] == "chorales":
-    published = {row: str(nats) for row, nats in PUBLISHED.items()}
-    columns["published (second hand), valid, a token"] = published
-  scores = _scores(rows, splits[0])
-  parts = [
-    tables.column_table(sweep, rows, columns),
-    tables.comparison_table(f"{splits[0]}, a token", rows, scores, _DIGITS),
-    f"![Learning curves: {sweep}]({folder.name}/{picture.name})",
-    tables.config_table(rows),
-    tables.run_facts(rows, facts),
-  ]
-  return "\n\n".join(parts)
-
-
-def _scores(rows: Rows, split: str) -> dict[str, Scores]:
-  """Computes the scores of the rows with finite runs, over these."""
-  finite = lambda runs: [run for run in runs if np.isfinite(run["scores"][split]["nll"])]
-  runs_of = {row: finite(runs) for row, runs in rows.items() if finite(runs)}
-  scores = {}
-  for row, runs in runs_of.items():
-    pieces = [np.array(run["sentences"][split], float) for run in runs]
-    draws = draw_sentences(len(pieces[0]))
-    samples = np.mean([_nats_per_token(of, draws) for of in pieces], axis=0)
-    scores[row] = Scores(np.array([run["scores"][split]["nll"] for run in runs]), samples)
-  return scores

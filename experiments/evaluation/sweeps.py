@@ -1,0 +1,378 @@
+"""Tables and pictures of the sweeps of each task, from their records."""
+
+import json
+import pathlib
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from experiments.evaluation import tables
+from experiments.evaluation.bleu import sentence_counts
+from experiments.evaluation.pictures import SpreadPanel, spread_curves
+from experiments.evaluation.records import Record, Rows
+from experiments.evaluation.statistics import (
+  Scores,
+  draw_sentences,
+  length_bands,
+  score_seeds,
+  student_interval,
+)
+from experiments.graphs import scores as graphs
+from experiments.music import scores as music
+from experiments.translation import scores as translation
+
+METRICS = dict(translation=translation.METRIC, graphs=graphs.METRIC, music=music.METRIC)
+# Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
+_PAPER = {
+  "table1": {
+    "paper, EN-DE base": dict(relative=26.8, sinusoidal=26.5),
+    "paper, EN-DE big": dict(relative=29.2, sinusoidal=27.9),
+    "paper, EN-FR base": dict(relative=38.7, sinusoidal=38.2),
+    "paper, EN-FR big": dict(relative=41.5, sinusoidal=41.2),
+  },
+  "table2": {
+    "paper, EN-DE base": {
+      f"k={k}": bleu
+      for k, bleu in {0: 12.5, 1: 25.5, 2: 25.8, 4: 25.9, 16: 25.8, 64: 25.9, 256: 25.8}.items()
+    }
+  },
+  "table3": {
+    "paper, EN-DE base": {"keys and values": 25.8, "keys": 25.8, "values": 25.3, "neither": 12.5}
+  },
+}
+# The numbers of distinct graphs in the test splits of CLUTRR, by length.
+_DISTINCT = dict(zip(range(2, 11), (2, 7, 36, 185, 105, 155, 135, 124, 122), strict=True))
+_GUESS = "most frequent class in training"
+_MUSIC = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
+
+
+def blocks(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[str, str]:
+  """Returns the blocks of a sweep for its page, by name, and draws its pictures in `folder`."""
+  if task == "music":
+    return {sweep: _music(sweep, rows, folder)}
+  if task == "graphs":
+    is_chains = _first(rows)["config"]["data.source"] == "clutrr"
+    return {sweep: _chains(sweep, rows, folder) if is_chains else _folds(sweep, rows)}
+  by_length = _by_length(sweep, rows, folder)
+  found = {sweep: _translation(sweep, rows, folder)}
+  return found | {f"by-length-{sweep}": by_length} if by_length else found
+
+
+# All tasks ----------------------------------------------------------------------------------------
+
+
+def run_facts(rows: Rows) -> dict[str, str]:
+  """Returns the budget, machine, code and versions of the runs."""
+  records = [run for runs in rows.values() for run in runs]
+
+  def each(value_of: Callable[[Record], object]) -> str:
+    return ", ".join(sorted({str(value_of(record)) for record in records}))
+
+  minutes = statistics.median(record["budget"]["minutes"] for record in records)
+  return {
+    "updates": each(lambda r: f"{r['budget']['updates']:,}"),
+    "tokens or nodes per update": each(lambda r: f"{r['budget']['tokens_per_update']:,}"),
+    "minutes per run (median)": f"{minutes:.1f}",
+    "checkpoints averaged": each(
+      lambda r: len(r.get("checkpoints", ())) or r["config"]["decoding.average_checkpoints"]
+    ),
+    "hardware": each(lambda r: r["hardware"]),
+    "date": each(lambda r: r["date"][:10]),
+    "commit": each(lambda r: re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", r["commit"] or "unknown")),
+    **{name: each(lambda r, n=name: r["packages"].get(n)) for name in ("python", "jax", "flax")},
+  }
+
+
+def config_table(rows: Rows) -> str:
+  """Returns a table of the config values, except the seed, that differ between rows.
+
+  >>> runs = {f"k={k}": [dict(config={"model.k": k, "task": "music"})] for k in (4, 16)}
+  >>> print(config_table(runs))
+  | config | model.k |
+  |---|---|
+  | k=4 | `4` |
+  | k=16 | `16` |
+  """
+
+  def shown(value: object) -> str:  # 0 and 0.0 are the same value
+    return value if value and isinstance(value, str) else json.dumps(value).removesuffix(".0")
+
+  configs = {row: runs[0]["config"] for row, runs in rows.items()}
+  columns = {}
+  for key in sorted({key for config in configs.values() for key in config} - {"seed"}):
+    cells = {row: f"`{shown(config[key])}`" for row, config in configs.items() if key in config}
+    if len({cells.get(row) for row in rows}) > 1:
+      columns[key] = cells
+  return tables.column_table("config", rows, columns)
+
+
+def curve_points(
+  runs: Sequence[Record], column: int, start: float = 0.0
+) -> list[tuple[int, float, float, float]]:
+  """Returns (step, lowest, mean, highest) over the runs for a column of their curves.
+
+  >>> curve_points([dict(curve=[[9, 2.0, None]]), dict(curve=[[9, 4.0, None]])], column=1)
+  [(9, 2.0, 3.0, 4.0)]
+  """
+  values: dict[int, list[float]] = {}
+  for point in (point for run in runs for point in run["curve"]):
+    if point[column] is not None and point[0] >= start:
+      values.setdefault(point[0], []).append(point[column])
+  return [(step, min(of), statistics.fmean(of), max(of)) for step, of in sorted(values.items())]
+
+
+def _section(rows: Rows, parts: Sequence[str], facts: Mapping[str, object]) -> str:
+  """Returns the parts of a sweep's block, what its rows differ in, and how they were run."""
+  listed = [f"- {name}: {value}" for name, value in (dict(facts) | run_facts(rows)).items()]
+  return "\n\n".join([*parts, config_table(rows), "\n".join(listed)])
+
+
+def _first(rows: Rows) -> Record:
+  return next(iter(rows.values()))[0]
+
+
+def _mean_column(
+  rows: Rows, value_of: Callable[[Record], float | None], digits: int = 2
+) -> dict[str, str]:
+  return {r: tables.mean_and_interval([*map(value_of, runs)], digits) for r, runs in rows.items()}
+
+
+def _seed_columns(rows: Rows) -> dict[str, dict[str, str]]:
+  """Returns the first columns of a sweep's table: seeds, and the last valid loss."""
+  return {
+    "seeds": {row: ", ".join(str(run["seed"]) for run in runs) for row, runs in rows.items()},
+    "valid loss": _mean_column(rows, lambda run: run["curve"][-1][1], 3),
+  }
+
+
+def _draw_curves(
+  rows: Rows, measures: Sequence[str], picture: pathlib.Path, start: float = 0.0
+) -> str:
+  """Draws the measures, columns of the curves, over updates; returns the line that shows them."""
+  panels = []
+  for column, measure in enumerate(measures, start=1):
+    curves = {row: curve_points(runs, column, start) for row, runs in rows.items()}
+    panels.append(SpreadPanel("updates", f"validation {measure}", curves))
+  spread_curves(panels, picture)
+  sweep = picture.stem.removesuffix("-learning")
+  return f"![Learning curves: {sweep}]({picture.parent.name}/{picture.name})"
+
+
+# Translation --------------------------------------------------------------------------------------
+
+
+def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  first, splits = _first(rows), _splits(rows)
+  columns = _seed_columns(rows)
+  names = {split: f"sacreBLEU, {split}" for split in splits} | {splits[0]: "sacreBLEU"}
+  for split, name in names.items():
+    columns[name] = _mean_column(rows, lambda run, split=split: run["scores"][split]["sacrebleu"])
+  paper = _mean_column(rows, lambda run: run["scores"][splits[0]]["paper_bleu"])
+  columns["paper's BLEU"] = paper
+  for name, published in _PAPER.get(sweep.partition("-")[0], {}).items():
+    columns[name] = {row: f"{bleu:.1f}" for row, bleu in published.items()}
+  signatures = first["scores"][splits[0]]["signatures"]
+  facts = {
+    "data": f"{first['config']['data.source']} {first['config']['data.languages']}",
+    **{f"sentences of {split}": f"{len(of):,}" for split, of in first["sentences"].items()},
+    **{"sacreBLEU": signatures["sacrebleu"], "paper's BLEU": signatures["paper_bleu"]},
+  }
+  measures = ["loss (nats per token)", "BLEU"]
+  parts = [
+    tables.column_table(sweep, rows, columns),
+    tables.comparison_table(f"sacreBLEU of {splits[0]}", [*rows], _bleu(rows, splits[:1])),
+    _draw_curves(rows, measures, folder / f"{sweep}-learning.png"),
+  ]
+  return _section(rows, parts, facts)
+
+
+def _splits(rows: Rows) -> list[str]:
+  """Returns the splits that the runs were scored on, test first."""
+  return sorted(_first(rows)["scores"], key=lambda split: split != "test")
+
+
+def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
+  return np.concatenate([np.array(run["sentences"][split]) for split in splits])
+
+
+def _bleu(
+  rows: Rows, splits: Sequence[str], mask: np.ndarray | None = None, num_samples: int = 1000
+) -> dict[str, Scores]:
+  """Computes the BLEU of each row on the sentences of the splits, or on those of the mask."""
+  selected = slice(None) if mask is None else mask
+  counts = {
+    row: np.stack([sentence_counts(_sentences(run, splits)[selected, 1:]) for run in runs])
+    for row, runs in rows.items()
+  }
+  draws = draw_sentences(next(iter(counts.values())).shape[1], num_samples)
+  return {row: score_seeds(of, draws) for row, of in counts.items()}
+
+
+def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  """Returns the tables of BLEU by length, "" if no sentence is longer than those trained on.
+
+  A length is that of the longer side in tokens of the vocabulary, over all splits.
+  """
+  trained = _first(rows)["config"]["batches.max_length"] - 1  # without the end mark
+  splits = _splits(rows)
+  lengths = _sentences(_first(rows), splits)[:, 0]
+  is_long = lengths > trained
+  if is_long.all() or not is_long.any():
+    return ""
+  short, long = _bleu(rows, splits, ~is_long), _bleu(rows, splits, is_long)
+  change = {
+    row: Scores(long[row].seeds - short[row].seeds, long[row].samples - short[row].samples)
+    for row in rows
+  }
+  titled = {
+    f"up to {trained} ({(~is_long).sum():,})": short,
+    f"above {trained} ({is_long.sum():,})": long,
+    "change": change,
+  }
+  columns = {
+    title: {row: tables.mean_and_interval(of.seeds) for row, of in scores.items()}
+    for title, scores in titled.items()
+  }
+  picture = folder / f"{sweep}-length.png"
+  parts = [
+    tables.column_table(f"{sweep}: tokens (sentences)", rows, columns),
+    tables.comparison_table(f"above {trained}", [*rows], long),
+    tables.comparison_table("change", [*rows], change),
+    _bands(rows, lengths, trained, picture),
+    f"![BLEU by length: {sweep}]({folder.name}/{picture.name})",
+  ]
+  return "\n\n".join(parts)
+
+
+def _bands(rows: Rows, lengths: np.ndarray, trained: int, picture: pathlib.Path) -> str:
+  """Returns the table of BLEU by bands of lengths, and draws it at each band's mean length."""
+  cells, curves = [], {row: [] for row in rows}
+  for first, last in length_bands(lengths, trained, smallest=max(20, len(lengths) // 20)):
+    mask = (first <= lengths) & (lengths <= last)
+    scores = _bleu(rows, _splits(rows), mask, num_samples=0)
+    name = f"{first}" if first == last else f"{first} to {last}"
+    means = [tables.mean_and_interval(of.seeds, digits=1) for of in scores.values()]
+    cells.append([name, f"{mask.sum():,}", *means])
+    for row, (seeds, _) in scores.items():
+      curves[row].append((lengths[mask].mean(), seeds.min(), seeds.mean(), seeds.max()))
+  mark = (trained + 0.5, "limit of training")
+  spread_curves([SpreadPanel("tokens", "sacreBLEU", curves, mark)], picture)
+  return tables.markdown_table(["tokens", "sentences", *rows], cells)
+
+
+# Music --------------------------------------------------------------------------------------------
+
+
+def _music(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  first = _first(rows)
+  config, split = first["config"], next(iter(first["scores"]))
+  facts = {f"pieces of {split}": len(of) for split, of in first["sentences"].items()}
+  facts |= {name: config[f"model.{name}"] for name in ("num_layers", "width", "num_heads")}
+  columns = _seed_columns(rows)
+  for key in ((of, name) for of in first["scores"] for name in _MUSIC):
+    nats = _mean_column(rows, lambda run, key=key: run["scores"][key[0]][key[1]], 3)
+    columns[f"{key[0]}, {_MUSIC[key[1]]}"] = nats
+  if config["data.source"] == "chorales":
+    published = {row: str(nats) for row, nats in music.PUBLISHED.items()}
+    columns["published (second hand), valid, a token"] = published
+  # The fall of the loss in the first tenth of the updates would hide the rest.
+  start = max(step for runs in rows.values() for run in runs for step, *_ in run["curve"]) / 10
+  picture = folder / f"{sweep}-learning.png"
+  parts = [
+    tables.column_table(sweep, rows, columns),
+    tables.comparison_table(f"{split}, a token", [*rows], _nats(rows, split), 3),
+    _draw_curves(rows, ["loss (nats per token)"], picture, start),
+  ]
+  return _section(rows, parts, facts)
+
+
+def _nats(rows: Rows, split: str) -> dict[str, Scores]:
+  """Computes the scores of the rows with finite runs, over these."""
+  scores = {}
+  for row, runs in rows.items():
+    if runs := [run for run in runs if np.isfinite(run["scores"][split]["nll"])]:
+      pieces = [np.array(run["sentences"][split], float) for run in runs]
+      draws = draw_sentences(len(pieces[0]))
+      samples = np.mean([music.nats_per_token(of, draws) for of in pieces], axis=0)
+      scores[row] = Scores(np.array([run["scores"][split]["nll"] for run in runs]), samples)
+  return scores
+
+
+# Graphs -------------------------------------------------------------------------------------------
+
+
+def _accuracy(*splits: str, size: int | None = None) -> Callable[[Record], float]:
+  """Returns the accuracy in percent over the graphs of these splits, or those of this size."""
+
+  def accuracy(run: Record) -> float:
+    graphs = _sentences(run, splits)
+    return 100 * graphs[graphs[:, 0] == size if size else slice(None), 1].mean()
+
+  return accuracy
+
+
+def _with_guess(rows: Rows, guesses: Sequence[Record], *splits: str) -> dict[str, str]:
+  """Returns the accuracy of each row, and of the most frequent class in the runs `guesses`."""
+  majorities = []
+  for run in guesses:
+    sizes = [len(run["sentences"][split]) for split in splits]
+    shares = [run["scores"][split]["majority"] for split in splits]
+    majorities.append(float(np.average(shares, weights=sizes)))
+  ours = _mean_column(rows, _accuracy(*splits), 1)
+  return ours | {_GUESS: tables.mean_and_interval(majorities, 1)}
+
+
+def _gains(title: str, rows: Rows, score: Callable[[Record], float]) -> str:
+  """Returns the differences between rows, averaged over the seeds that both rows have."""
+  scores = {row: {run["seed"]: score(run) for run in runs} for row, runs in rows.items()}
+
+  def gain(first: str, second: str) -> str:
+    seeds = scores[first].keys() & scores[second].keys()
+    both = [scores[first][seed] - scores[second][seed] for seed in sorted(seeds)]
+    return tables.format_interval(student_interval(both), sign="+") if both else "-"
+
+  return tables.pair_table(title, [*rows], gain)
+
+
+def _chains(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  first, longest = _first(rows), graphs.LONGEST_TRAINED
+  longer = [k for k in graphs.CTP if k > longest]
+  longest_valid = _accuracy("valid", size=longest)
+  columns = _seed_columns(rows) | {
+    "valid": _with_guess(rows, [first], "valid"),
+    f"valid, {longest}": _mean_column(rows, longest_valid, 1),
+    f"test, {longest}": _with_guess(rows, [first], f"test_{longest}"),
+    f"test, {longer[0]} to {longer[-1]}": _with_guess(
+      rows, [first], *(f"test_{k}" for k in longer)
+    ),
+  }
+  by_length = {}
+  for k, accuracy in graphs.CTP.items():
+    name = f"{k} ({len(first['sentences'][f'test_{k}'])}; {_DISTINCT[k]})"
+    by_length[name] = _with_guess(rows, [first], f"test_{k}") | {graphs.NAME: f"{accuracy:.1f}"}
+  scores = {
+    row: {k: [_accuracy(f"test_{k}")(run) for run in runs] for k in graphs.CTP}
+    for row, runs in rows.items()
+  }
+  picture = graphs.draw_lengths(scores, folder / f"{sweep}-lengths.png")
+  parts = [
+    tables.column_table(sweep, [*rows, _GUESS], columns),
+    _gains(f"valid, {longest}", rows, longest_valid),
+    tables.column_table("test, relations (graphs)", [*rows, graphs.NAME, _GUESS], by_length),
+    f"![Accuracy over length](graphs/{picture.name})",
+  ]
+  return _section(rows, parts, {})
+
+
+def _folds(sweep: str, rows: Rows) -> str:
+  config, guesses = _first(rows)["config"], next(iter(rows.values()))
+  columns = {"seeds": _seed_columns(rows)["seeds"]}
+  columns |= {split: _with_guess(rows, guesses, split) for split in ("valid", "test")}
+  title = f"{sweep}: {config['data.tu.name']}, {config['data.tu.num_folds']} folds"
+  parts = [
+    tables.column_table(title, [*rows, _GUESS], columns),
+    _gains("test", rows, _accuracy("test")),
+  ]
+  return _section(rows, parts, {})
