@@ -240,7 +240,7 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
   commands = [command.parse(train.FLAGS, line.split()[2:]) for line in answer.out.splitlines()]
   found = [(c["config"].seed, c["config"].model.max_distance) for c in commands]
   assert found == [(5, 1), (5, 2), (5, 4), (5, 8)], answer.err
-  assert commands[3]["workdir"] == f"{room}/runs/other/own-seed5"
+  assert commands[3]["workdir"] == room / "runs/other/own-seed5"
 
 
 @pytest.mark.parametrize(
