@@ -26,17 +26,14 @@ has recipes. All need the same config, code and data. Only the first process pri
 import contextlib
 import functools
 import importlib.util
-import itertools
 import pathlib
 import re
-import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import command
@@ -44,39 +41,32 @@ from experiments.config import flatten
 from experiments.data.batching import prefetch
 from experiments.errors import InputError
 from experiments.evaluate import evaluate
-from experiments.files import Path, in_bucket, write_whole
+from experiments.files import Path, in_bucket
 from experiments.plan import peak_operations
-from experiments.run import (
-  Training,
-  build,
-  defaults,
-  digest_of,
-  parse_config,
-  tokenizer_digest,
-  with_average,
-)
+from experiments.run import Training, build, defaults, parse_config, with_average
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.loop import NonFiniteError, train
-from experiments.training.metrics import NoReporter, Reporter, read_metrics
+from experiments.training.digests import check_unchanged, data_digests, write_digests
+from experiments.training.environment import code_version
+from experiments.training.loop import NonFiniteError, profiled, train
+from experiments.training.metrics import (
+  NoReporter,
+  Reporter,
+  begin_wandb,
+  has_evaluation,
+  read_metrics,
+)
 from experiments.training.sharding import put_batch
 from experiments.training.signals import StopOnSignal, Stopped
-from experiments.training.step import TrainState, count_operations
-from experiments.training.task import Run, Task
+from experiments.training.step import TrainState, with_operations
 from experiments.training.workdir import (
+  check_not_lost,
   check_shared,
-  check_unchanged,
   claim_workdir,
-  code_version,
-  list_damaged,
   list_steps,
-  list_unfinished,
-  read_json,
-  write_digests,
   write_refusal,
   write_run_files,
 )
-from relpos_jax.attention.choice import used_rules
 
 FLAGS = dict(
   config=command.CONFIG,
@@ -87,19 +77,21 @@ FLAGS = dict(
 )
 
 
-def main(config: ConfigDict, workdir: Path | str, distributed: bool, **options: str) -> None:
+def main(
+  config: ConfigDict, workdir: Path | str, distributed: bool, profile_steps: str, wandb: str
+) -> None:
   """Trains to `config.training.num_steps` from the last checkpoint, if any, and evaluates."""
   workdir = workdir or pathlib.Path("runs", config.name)
-  if options["wandb"] and not importlib.util.find_spec("wandb"):
+  if wandb and not importlib.util.find_spec("wandb"):
     raise InputError("--wandb needs its package: pip install wandb")
-  if not re.fullmatch(r"([1-9]\d*:[1-9]\d*)?", options["profile_steps"]):
-    raise InputError(f"--profile_steps={options['profile_steps']}: give two steps, such as 10:20")
-  if options["profile_steps"] and in_bucket(workdir):
+  if not re.fullmatch(r"([1-9]\d*:[1-9]\d*)?", profile_steps):
+    raise InputError(f"--profile_steps={profile_steps}: give two steps, such as 10:20")
+  if profile_steps and in_bucket(workdir):
     raise InputError("--profile_steps writes no profile into a bucket: give a local --workdir")
   processes.join_processes(distributed)
   with processes.only_first_prints(), StopOnSignal(at_exit=__name__ == "__main__") as stop:
     try:
-      _train_and_evaluate(config, workdir, stop, **options)
+      _train_and_evaluate(config, workdir, stop, profile_steps, wandb)
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
@@ -113,7 +105,7 @@ def main(config: ConfigDict, workdir: Path | str, distributed: bool, **options: 
 
 
 def _train_and_evaluate(
-  config: ConfigDict, workdir: Path, stop: StopOnSignal, **options: str
+  config: ConfigDict, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
 ) -> None:
   processes.check_same({f"config.{key}": x for key, x in flatten(config).items()} | code_version())
   with contextlib.ExitStack() as stack:
@@ -121,88 +113,48 @@ def _train_and_evaluate(
       task = parse_config(config)
       if processes.is_first():
         stack.enter_context(command.lock_folder(workdir, "workdir"))
-      if claim_workdir(workdir, task.config.to_dict(), defaults(config).to_dict()):
-        _check_checkpoints_exist(workdir)
+      claim_workdir(workdir, task.config.to_dict(), defaults(config).to_dict())
       data = task.load_data()
       for note in data.notes:
         print(note)
       training = build(task, task.learn_vocabulary(data, workdir))
-    run = training.run
-    if {d.process_index for d in run.mesh.devices.flat} != {*range(jax.process_count())}:
-      raise InputError(
-        f"a mesh of {run.mesh.size} devices leaves some of {jax.process_count()} processes without "
-        "any: give --config.mesh.data=-1, for all"
-      )
-    with jax.set_mesh(run.mesh):
-      run_training(training, data, workdir, stop, **options)
-    evaluate(with_average(run, workdir), data, workdir)
+    with jax.set_mesh(training.run.mesh):
+      _train(training, data, workdir, stop, profile_steps, wandb)
+    evaluate(with_average(training.run, workdir), data, workdir)
     processes.wait_for_all("evaluated")
 
 
-def _check_checkpoints_exist(workdir: Path) -> None:
-  """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
-
-  A step after the first save, or an evaluation at it, is reported only once that save is complete.
-  """
-  folder, lines = workdir / "checkpoints", read_metrics(workdir)
-  if not lines or any(found(folder) for found in (list_steps, list_damaged, list_unfinished)):
-    return
-  first = read_json(workdir / "config.json")["training"]["save_every"]
-  is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
-  if not (in_bucket(folder) or folder.is_dir()) or any(map(is_past, lines)):
-    raise InputError(
-      f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
-      f"bring that folder back, or delete {workdir} to start again"
-    )
-
-
-def run_training(
-  training: Training,
-  data: Any,
-  workdir: Path,
-  stop: StopOnSignal,
-  profile_steps: str,
-  wandb: str,
+def _train(
+  training: Training, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
 ) -> None:
   """Trains as `config.training` says; writes nothing before all inputs are checked."""
-  run = training.run
-  config, kind = run.config.training, run.mesh.devices.flat[0].device_kind
-  axes = [f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1]
-  print(f"devices: {run.mesh.size} x {kind}, processes: {jax.process_count()}, mesh:", *axes or "1")
-  parameters, tokens = sum(x.size for x in jax.tree.leaves(run.params)), run.config.batches.tokens
-  print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
+  run, config = training.run, training.run.config.training
+  _print_devices(training)
   train_batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {train_batches}", f"validation: {valid_batches}", sep="\n")
-  digests = _data_digests(run.task, data, train_batches.examples)
+  digests = data_digests(data, train_batches.examples, run.task.name_split)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
   with processes.failing_together():
-    check_unchanged(workdir, digests | tokenizer_digest(workdir))
-  folder, put = workdir / "checkpoints", functools.partial(put_batch, mesh=run.mesh)
-  with (
-    Checkpoints(
-      folder, config.keep_checkpoints, save_every=config.save_every, rename_damaged=True
-    ) as checkpoints,
-    Reporter(workdir, config.num_steps, peak=run.mesh.size * peak_operations(kind))
-    if processes.is_first()
-    else NoReporter() as reporter,
-    contextlib.ExitStack() as stack,
-  ):
+    check_unchanged(workdir, digests)
+  with contextlib.ExitStack() as stack:
+    checkpoints = stack.enter_context(_open_checkpoints(training, workdir))
+    reporter = stack.enter_context(_open_reporter(training, workdir))
     state = _first_state(training, checkpoints)
     start = int(state.step)
     evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
-    # Each process reads the file, but all must agree on what follows. Also waits, before the first
-    # process writes.
-    lacks_evaluation = processes.any_process(_lacks_evaluation(config, start, workdir))
+    is_due = start and (start % config.eval_every == 0 or start >= config.num_steps)
+    # All must agree on what follows. Also waits, before the first process writes.
+    is_due = processes.any_process(bool(is_due) and not has_evaluation(workdir, start))
     if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
-      folder.mkdir(exist_ok=True)
+      checkpoints.folder.mkdir(exist_ok=True)
       run.task.save_vocabulary(run.vocabulary, workdir)
-      write_digests(workdir, digests | tokenizer_digest(workdir))
+      write_digests(workdir, digests)
       if wandb:
-        reporter.log = stack.enter_context(_begin_wandb(run, workdir, wandb)).log
+        reporter.log = stack.enter_context(begin_wandb(run.config, workdir, wandb)).log
     check_shared(workdir)
     stop.deferred = True
-    if lacks_evaluation:
+    if is_due:  # the run was stopped before it
       reporter.resume_after(start)
       evaluate_state(state)
 
@@ -211,13 +163,14 @@ def run_training(
       checkpoints.save(int(state.step), state)
 
     if not stop.should_stop():
+      put = functools.partial(put_batch, mesh=run.mesh)
       batches = map(put, prefetch(train_batches, start, config.num_steps))
       if profile_steps:
-        profiled = _profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
-        batches = stack.enter_context(contextlib.closing(profiled))
+        batches = profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
+        stack.enter_context(contextlib.closing(batches))
       state = train(
         state,
-        _with_operations(training.step),
+        with_operations(training.step),
         batches,
         num_steps=config.num_steps,
         report=reporter.step,
@@ -233,76 +186,41 @@ def run_training(
       raise Stopped(f"at step {int(state.step)}")
 
 
-def _begin_wandb(run: Run, workdir: Path, project: str) -> Any:
-  """Begins a run of Weights & Biases, or resumes that of the folder."""
-  import wandb
-
-  file = workdir / "wandb_id.txt"
-  if not file.exists():
-    write_whole(file, secrets.token_hex(8))
-  options = dict(name=run.config.name, config=run.config.to_dict())
-  return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
+def _print_devices(training: Training) -> None:
+  run = training.run
+  axes = [f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1]
+  devices = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
+  print(f"devices: {devices}, processes: {jax.process_count()}, mesh:", *axes or "1")
+  parameters, tokens = sum(x.size for x in jax.tree.leaves(run.params)), run.config.batches.tokens
+  print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
 
 
-def _profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
-  """Yields the batches of the steps after `start`, and profiles those `asked`, such as 10:20."""
-  first, last = map(int, asked.split(":"))
-  yield from itertools.islice(batches, max(first - start - 1, 0))
-  steps = range(max(first, start + 1), last + 2)
-  with jax.profiler.trace(folder) if len(steps) > 1 else contextlib.nullcontext():
-    # One more: while it is dispatched, the device may still compute the last one.
-    for step, batch in zip(steps, batches, strict=False):
-      with jax.profiler.StepTraceAnnotation("train", step_num=step):
-        yield batch
-  yield from batches
+def _open_checkpoints(training: Training, workdir: Path) -> Checkpoints:
+  config = training.run.config.training
+  options = dict(save_every=config.save_every, rename_damaged=True)
+  return Checkpoints(workdir / "checkpoints", config.keep_checkpoints, **options)
 
 
-def _with_operations(step: Callable) -> Callable:
-  """Adds the number of operations to a step's metrics, and prints the attention that it runs."""
-  operations = {}  # by the shapes of a batch
-
-  def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
-    if shapes not in operations:
-      token = used_rules.set(rules := [])
-      traced = step.trace(state, batch)  # the call below does not trace again
-      used_rules.reset(token)
-      for name, reason, _ in dict.fromkeys(rules):
-        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {name}, because {reason}")
-      operations[shapes] = np.float64(count_operations(traced.jaxpr.jaxpr))
-    state, metrics = step(state, batch)
-    return state, metrics | dict(operations=operations[shapes])
-
-  return counted
-
-
-def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
-  """Returns whether the run stopped after this step and before the evaluation due there."""
-  if step == 0 or (step % config.eval_every and step < config.num_steps):
-    return False
-  lines = read_metrics(workdir)
-  return not any(line["step"] == step and "valid_loss" in line for line in lines)
-
-
-def _data_digests(task: Task, data: Any, examples: Any) -> dict[str, str]:
-  """Returns the digests of the training examples and of the other splits of the data."""
-  digests = {"training data": digest_of(jax.tree.leaves(examples))}
-  for split in data.splits.keys() - {"train"}:
-    digests[task.name_split(split)] = digest_of(jax.tree.leaves([*data.splits[split]]))
-  return digests
+def _open_reporter(training: Training, workdir: Path) -> Reporter | NoReporter:
+  if not processes.is_first():
+    return NoReporter()
+  mesh = training.run.mesh
+  peak = mesh.size * peak_operations(mesh.devices.flat[0].device_kind)
+  return Reporter(workdir, training.run.config.training.num_steps, peak=peak)
 
 
 def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
   """Restores the newest good checkpoint, or initializes the state if there is no checkpoint."""
-  like, folder = training.shapes, checkpoints.folder
+  folder = checkpoints.folder
   processes.check_same({"the list of checkpoints in --workdir": list_steps(folder)})
   if checkpoints.latest_step() is None:
-    checkpoints.check_room(like)
+    check_not_lost(folder.parent, read_metrics(folder.parent))
+    checkpoints.check_room(training.shapes)
     return training.init()
-  state = checkpoints.restore(like=like)
+  state = checkpoints.restore(like=training.shapes)
   print(f"{folder.parent} is trained to step {int(state.step)}")
   if int(state.step) < training.run.config.training.num_steps:
-    checkpoints.check_room(like)
+    checkpoints.check_room(training.shapes)
   return state
 
 

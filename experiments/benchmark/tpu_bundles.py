@@ -29,8 +29,9 @@ from experiments import command
 from experiments.benchmark import timing
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table, rewrite_blocks
+from experiments.files import write_whole
 from experiments.plan import chips, use_compiler
-from experiments.training.workdir import environment, write_whole
+from experiments.training.environment import environment
 from relpos_jax import RelativePositions
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import Inputs, gather_inputs

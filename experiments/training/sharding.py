@@ -50,11 +50,17 @@ def make_mesh(
   """Returns a mesh of these sizes over the first of the devices; -1 takes all that remain.
 
   Raises:
-    InputError: a size is invalid, two are -1, or the devices do not fit.
+    InputError: a size is invalid, two are -1, the devices do not fit, or a process has none.
   """
-  devices = jax.devices() if devices is None else list(devices)
-  sizes = mesh_sizes(len(devices), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
-  devices = _arranged((*sizes.values(),), devices[: math.prod(sizes.values())])
+  own = jax.devices() if devices is None else list(devices)
+  sizes = mesh_sizes(len(own), data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
+  used = own[: math.prod(sizes.values())]
+  if devices is None and {d.process_index for d in used} != {*range(jax.process_count())}:
+    raise InputError(
+      f"a mesh of {len(used)} devices leaves some of {jax.process_count()} processes without "
+      "any: give --config.mesh.data=-1, for all"
+    )
+  devices = _arranged((*sizes.values(),), used)
   return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

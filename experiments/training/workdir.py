@@ -1,42 +1,30 @@
 """The run directory: its config, environment, input digests and folder of checkpoints."""
 
 import contextlib
-import datetime
 import errno
-import functools
-import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
 import pathlib
-import platform
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import jax
 
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, rename, to_path, write_whole
 from experiments.training import processes
+from experiments.training.environment import environment
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.eval_every", "training.save_every")
 MAY_CHANGE += ("training.keep_checkpoints", "training.num_samples", "training.max_skipped")
 
-_DIGESTS = "digests.json"
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
 _SHARED_SECONDS = 10  # until a file appears on a network file system
-
-_PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def claim_workdir(
@@ -133,26 +121,6 @@ def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> No
     write_whole(workdir / f"{name}.json", text + "\n")
 
 
-def check_unchanged(workdir: Path, digests: Mapping[str, str]) -> None:
-  """Raises InputError unless digests of a run's inputs are those in digests.json.
-
-  Inputs without a recorded digest are not compared, since older runs have none.
-  """
-  path = workdir / _DIGESTS
-  recorded = read_json(path) if path.exists() else {}
-  for name, digest in digests.items():
-    if recorded.get(name, digest) != digest:
-      raise InputError(
-        f"the {name} of {workdir} changed since the run was started: restore it, give another "
-        f"--workdir, or delete {_DIGESTS} there to go on with the new one"
-      )
-
-
-def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
-  """Writes digests.json, which `check_unchanged` compares."""
-  write_whole(workdir / _DIGESTS, json.dumps(digests, indent=2) + "\n")
-
-
 # The folder of checkpoints ------------------------------------------------------------------------
 
 
@@ -168,6 +136,24 @@ def list_steps(folder: Path) -> list[int]:
   """Returns the steps that have a complete folder, in order; links to folders do not count."""
   names = (path.name for path in _folders(folder))
   return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+  """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
+
+  A step after the first save, or an evaluation at it, is in the `lines` of metrics.jsonl only once
+  that save is complete.
+  """
+  folder = workdir / "checkpoints"
+  if not lines or any(found(folder) for found in (list_steps, list_damaged, list_unfinished)):
+    return
+  first = read_json(workdir / "config.json")["training"]["save_every"]
+  is_past = any(line["step"] >= first + ("valid_loss" not in line) for line in lines)
+  if is_past or not (in_bucket(folder) or folder.is_dir()):
+    raise InputError(
+      f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
+      f"bring that folder back, or delete {workdir} to start again"
+    )
 
 
 def list_damaged(folder: Path) -> dict[Path, str]:
@@ -214,64 +200,4 @@ def write_refusal(error: BaseException, what: object) -> InputError | None:
     if getattr(error, "errno", None) == code or os.strerror(code) in str(error):  # as Orbax says it
       reason = f"cannot write {what} ({os.strerror(code)})"
       return InputError(f"{reason}: {remedy} and run the same command again")
-  return None
-
-
-# The environment of a process ---------------------------------------------------------------------
-
-
-def environment(*packages: str) -> dict[str, Any]:
-  """Returns date, command line, hardware, and versions, also of further packages."""
-  devices = jax.devices()
-  return dict(
-    date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    command=shlex.join(["python", *sys.orig_argv[1:]]),
-    git_commit=_git_commit(),
-    python=platform.python_version(),
-    packages={name: _version(name) for name in (*_PACKAGES, *packages)},
-    platform=platform.platform(),
-    cpu=_cpu_model(),
-    cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-    devices=f"{len(devices)} x {devices[0].device_kind}",
-    processes=jax.process_count(),
-  )
-
-
-def code_version() -> dict[str, str | None]:
-  """Returns the versions of packages, and a digest of the sources of this one."""
-  root = pathlib.Path(__file__).parents[2]
-  files = (sorted((root / name).rglob("*.py")) for name in ("relpos_jax", "experiments"))
-  sources = b"".join(file.read_bytes() for file in itertools.chain(*files))
-  versions = {f"the version of {name}": _version(name) for name in _PACKAGES}
-  return versions | {"the digest of relpos_jax": hashlib.sha256(sources).hexdigest()[:12]}
-
-
-def short_commit(commit: str | None) -> str:
-  """Shortens the hash in the git commit of `environment` to 12 digits."""
-  return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", commit or "unknown")
-
-
-def _version(package: str) -> str | None:
-  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-    return importlib.metadata.version(package)
-  return None
-
-
-def _cpu_model() -> str:
-  cpuinfo = pathlib.Path("/proc/cpuinfo")
-  found = re.search("model name.*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
-  return found[1] if found else platform.processor() or platform.machine()
-
-
-def _git_commit() -> str | None:
-  """Returns the commit of this package's checkout, marked as dirty if files differ from it.
-
-  Those in results/ may differ: commands write there.
-  """
-  git = ["git", "-C", pathlib.Path(__file__).parents[2], "--git-dir=.git"]
-  run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
-  with contextlib.suppress(OSError, subprocess.SubprocessError):
-    commit = run([*git, "describe", "--always", "--abbrev=40"]).stdout.strip()
-    changed = run([*git, "diff", "--name-only", "HEAD", "--", ".", ":!results"]).stdout
-    return commit + "-dirty" * bool(changed)
   return None

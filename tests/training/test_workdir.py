@@ -13,6 +13,7 @@ import pytest
 
 from experiments import files
 from experiments.errors import InputError
+from experiments.training import environment as environment_module
 from experiments.training import workdir as workdir_module
 from experiments.training.workdir import check_shared, claim_workdir, write_run_files
 
@@ -109,18 +110,18 @@ def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
 
 def test_a_result_that_is_written_leaves_the_commit_clean_and_code_does_not(tmp_path, monkeypatch):
   git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True)
-  code, result = tmp_path / "experiments/training/workdir.py", tmp_path / "results/a.json"
+  code, result = tmp_path / "experiments/training/environment.py", tmp_path / "results/a.json"
   for file in (code, result):
     file.parent.mkdir(parents=True)
     file.write_text("1")
   git("init", "--quiet")
   git("add", ".")
   git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message=a")
-  monkeypatch.setattr(workdir_module, "__file__", str(code))
+  monkeypatch.setattr(environment_module, "__file__", str(code))
   found = []
   for file in (result, code):
     file.write_text("2")
-    found.append(workdir_module.environment()["git_commit"])
+    found.append(environment_module.environment()["git_commit"])
   assert len(found[0]) == 40 and found[1] == found[0] + "-dirty"
 
 
