@@ -63,8 +63,9 @@ def edge_attention(
   >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 has no edge
   Array([1., 1., 0.], dtype=float32)
   """
-  arguments = dict(locals())
-  return with_automatic_axes(lambda arguments, _: _edge_attention(**arguments), arguments)
+  tensors = query, key, value, senders, receivers
+  options = labels, features, scale, dropout_rate, dropout_key
+  return with_automatic_axes(_edge_attention, query, *tensors, *options)
 
 
 def _edge_attention(

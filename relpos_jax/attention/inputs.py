@@ -11,7 +11,7 @@ from jax import export
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
-from relpos_jax.attention.partitioned import Shards, align_manual_axes
+from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
@@ -145,9 +145,10 @@ def gather_inputs(
   window = _window(local_window_size, 2 * _FAR if linear else jnp.iinfo(jnp.int32).max)
   checked = validation.check_relations(relations, logits, width, query.dtype)
   relations = tuple(_relation(relation, query.dtype) for relation in checked)
-  default = lambda number: jnp.arange(number, dtype=jnp.int32)
-  query_positions = default(num_queries) if query_positions is None else query_positions
-  key_positions = default(num_keys) if key_positions is None else key_positions
+  if query_positions is None:
+    query_positions = jnp.arange(num_queries, dtype=jnp.int32)
+  if key_positions is None:
+    key_positions = jnp.arange(num_keys, dtype=jnp.int32)
   query_positions = _given("query_positions", query_positions, 2, *of_queries)
   if has_offset:
     offsets = _given("query_offset", query_offset, 1, (), tuple(batch))
@@ -183,7 +184,7 @@ def gather_inputs(
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
   )
-  return align_manual_axes(inputs)
+  return align_manual_axes(inputs)._replace(explicit=explicit_axes(query))
 
 
 def is_symbolic(*arrays: Array) -> bool:

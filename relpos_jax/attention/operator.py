@@ -8,7 +8,7 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose, used_rul
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.partitioned import with_automatic_axes
 from relpos_jax.attention.relations import Relations
-from relpos_jax.typing import Array, ArrayLike
+from relpos_jax.typing import Array, ArrayLike, Float
 
 
 def dot_product_attention(
@@ -88,19 +88,29 @@ def dot_product_attention(
   >>> dot_product_attention(q, k, v, relations=RelativePositions(table, table)).shape
   (2, 10, 8, 64)
   """
-  arguments = dict(locals())
-  del arguments["implementation"]
-
-  def attend(arguments, explicit):
-    inputs = gather_inputs(**arguments)._replace(explicit=explicit)
-    used_rules.get().append(rule := choose(inputs, implementation))
-    name = rule.implementation
-    if not inputs.query.size or not inputs.key.size:
-      return jnp.zeros(jnp.shape(query), inputs.value.dtype)
-    output = _plain(inputs) if name == PLAIN else IMPLEMENTATIONS[name].attention(inputs)
-    return output.reshape(jnp.shape(query))
-
-  return with_automatic_axes(attend, arguments)
+  inputs = gather_inputs(
+    query,
+    key,
+    value,
+    bias,
+    mask,
+    relations=relations,
+    scale=scale,
+    logits_soft_cap=logits_soft_cap,
+    is_causal=is_causal,
+    query_positions=query_positions,
+    key_positions=key_positions,
+    query_offset=query_offset,
+    query_seq_lengths=query_seq_lengths,
+    key_value_seq_lengths=key_value_seq_lengths,
+    local_window_size=local_window_size,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_key=dropout_key,
+  )
+  output = with_automatic_axes(_attend, inputs.query, inputs, implementation)
+  return output if jnp.ndim(query) == 4 else output[0]
 
 
 def attention_weights(
@@ -128,17 +138,27 @@ def attention_weights(
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
 
-  def attend(arguments, _):
-    inputs = gather_inputs(**arguments)
-    if not inputs.query.size or not inputs.key.size:
-      *batch, num_queries, heads, _ = jnp.shape(query)
-      wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-      return jnp.zeros((*batch, heads, num_queries, jnp.shape(key)[-3]), wide)
-    weights = reference.attention_weights(inputs, projected.relative_logits)
-    return weights.reshape(weights.shape[4 - jnp.ndim(query) :])
+  inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
+  weights = with_automatic_axes(_weights, inputs.query, inputs, result="BNTS")
+  return weights if jnp.ndim(query) == 4 else weights[0]
 
-  arguments = dict(query=query, key=key, value=key, bias=bias, mask=mask, relations=relations)
-  return with_automatic_axes(attend, arguments | options, result="BNTS")
+
+def _attend(inputs: Inputs, implementation: str | None) -> Float[Array, "B T N H"]:
+  """Calls the implementation of that name, or the one chosen for the call."""
+  used_rules.get().append(rule := choose(inputs, implementation))
+  if not inputs.query.size or not inputs.key.size:
+    return jnp.zeros(inputs.query.shape, inputs.value.dtype)
+  if rule.implementation == PLAIN:
+    return _plain(inputs)
+  return IMPLEMENTATIONS[rule.implementation].attention(inputs)
+
+
+def _weights(inputs: Inputs) -> Float[Array, "B N T S"]:
+  if inputs.query.size and inputs.key.size:
+    return reference.attention_weights(inputs, projected.relative_logits)
+  batch, num_queries, heads, _ = inputs.query.shape
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), wide)
 
 
 def _plain(inputs: Inputs) -> Array:

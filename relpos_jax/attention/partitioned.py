@@ -107,33 +107,36 @@ def target_platform() -> str:
   return "gpu" if platform in ("cuda", "rocm") else platform
 
 
-def with_automatic_axes(
-  attend: Callable[[dict, Shards], Array],
-  arguments: dict[str, Any],
-  result: str = "BTNH",
-) -> Array:
-  """Returns `attend(arguments, explicit)`, run with automatic axes if arrays have explicit ones.
+def explicit_axes(query: ArrayLike) -> Shards:
+  """Returns the explicit mesh axes that shard the query, [B, T, N, H] or [T, N, H], by letter."""
+  sharding = jax.typeof(query).sharding
+  if not _names(sharding.mesh, AxisType.Explicit):
+    return ()
+  letters = "BTNH"[-jnp.ndim(query) :]
+  return tuple((x, _tuple(names)) for x, names in zip(letters, sharding.spec, strict=True))
 
-  Args:
-    attend: a function of the arguments and of the explicit axes that shard the query.
-    arguments: a dict with the "query", [B, T, N, H] or [T, N, H].
-    result: the axes of the result, which is sharded as those of the query.
+
+def with_automatic_axes(
+  attend: Callable[..., Array], query: ArrayLike, *arguments: Any, result: str = "BTNH"
+) -> Array:
+  """Returns `attend(*arguments)`, run with automatic axes if arrays have explicit ones.
+
+  The axes of the result, of letters `result`, are sharded as those of the query.
   """
   leaves, structure = jax.tree.flatten(arguments)
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
   meshes = (jax.typeof(x).sharding.mesh for x in arrays.values())
   mesh = next((mesh for mesh in meshes if _names(mesh, AxisType.Explicit)), None)
   if mesh is None:
-    return attend(arguments, ())
-  rank = jnp.ndim(arguments["query"])
-  spec = dict(zip("BTNH"[-rank:], jax.typeof(arguments["query"]).sharding.spec, strict=True))
-  explicit = tuple((letter, _tuple(x)) for letter, x in spec.items())
+    return attend(*arguments)
 
   def automatic(arrays):
     full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-    return attend(jax.tree.unflatten(structure, full), explicit)
+    return attend(*jax.tree.unflatten(structure, full))
 
-  out = NamedSharding(mesh, PartitionSpec(*(spec.get(letter) for letter in result[-rank:])))
+  spec = dict(explicit_axes(query))
+  letters = result[-jnp.ndim(query) :]
+  out = NamedSharding(mesh, PartitionSpec(*(spec.get(letter) or None for letter in letters)))
   names = tuple(_names(mesh, AxisType.Explicit))
   return jax.sharding.auto_axes(automatic, axes=names, out_sharding=out)(arrays)
 
