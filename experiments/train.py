@@ -148,7 +148,10 @@ def _check_checkpoints_exist(workdir: Path) -> None:
   if not lines or any(found(folder) for found in (list_steps, list_damaged, list_unfinished)):
     return
   first = read_json(workdir / "config.json")["training"]["save_every"]
-  is_past = lambda line: line["step"] >= first + ("valid_loss" not in line)
+
+  def is_past(line):
+    return line["step"] >= first + ("valid_loss" not in line)
+
   if not (in_bucket(folder) or folder.is_dir()) or any(map(is_past, lines)):
     raise InputError(
       f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "

@@ -48,7 +48,10 @@ class RelativePositionTables(nn.Module):
       shape = jnp.shape(given[0])
     else:
       shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
-    make = lambda name: self.param(name, self.table_init, shape, self.param_dtype)
+
+    def make(name):
+      return self.param(name, self.table_init, shape, self.param_dtype)
+
     key, value = make("key") if self.keys else None, make("value") if self.values else None
     return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
@@ -152,7 +155,9 @@ class RelativeAttention(nn.Module):
       )
     if self.positions is None:
       relations = self.tables(query.shape[-1])
-      arguments = lambda query, key, *_: dict(query=query, key=key, relations=relations)
+
+      def arguments(query, key, *_):
+        return dict(query=query, key=key, relations=relations)
     else:
       arguments = functools.partial(self.positions, nnx_method="arguments")
     layer = self.scope.parent  # not self.parent, which is no module within a lifted transformation

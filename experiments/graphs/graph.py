@@ -51,7 +51,10 @@ class Graph(NamedTuple):
     (array([0, 1, 0], dtype=int32), array([1, 2, 1], dtype=int32), array([4, 4, 5], dtype=int32))
     """
     nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
-    floats = lambda x, rows: np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
+
+    def floats(x, rows):
+      return np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
+
     edge_features = floats(edge_features, len(edges))
     node_features, target = floats(node_features, len(nodes)), np.asarray(target, np.int32)
     if not len(nodes) or len(node_features) != len(nodes) or target.shape not in ((), nodes.shape):
@@ -144,7 +147,10 @@ class GraphBatches:
     )
     buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
     self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
-    num_edges = lambda row: sum(len(graphs[graph].senders) for graph in row)
+
+    def num_edges(row):
+      return sum(len(graphs[graph].senders) for graph in row)
+
     self.shapes = tuple(  # at least one edge: no array has size zero
       (*shape, max(1, *map(num_edges, bucket)), max(map(len, bucket)))
       for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
@@ -193,7 +199,10 @@ def empty_batch(
   [[-1], [-1]]
   """
   rows, nodes, edges, graphs = shape
-  full = lambda *shape: np.full((rows, *shape), PAD, np.int32)
+
+  def full(*shape):
+    return np.full((rows, *shape), PAD, np.int32)
+
   return GraphBatch(
     nodes=full(nodes),
     segment_ids=full(nodes),

@@ -62,7 +62,10 @@ class Graphs(tasks.Task):
     if sizes["sequence"] > 1:
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
-    make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
+
+    def make_config():
+      return encoder_config(self.config, self.mock_vocabulary())
+
     tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
 
   def load_data(self) -> GraphData:

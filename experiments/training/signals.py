@@ -124,5 +124,8 @@ def _reduction():
   """Returns the sharding of one number per process, and the function of their maximum."""
   firsts = {device.process_index: device for device in reversed(jax.devices())}
   mesh = Mesh([firsts[i] for i in range(jax.process_count())], ("process",))
-  shard = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+
+  def shard(*axes):
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
   return shard("process"), jax.jit(jnp.max, out_shardings=shard())

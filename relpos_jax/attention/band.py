@@ -115,9 +115,15 @@ def band_of(inputs: Inputs) -> Band | None:
         found.append(jnp.where(labels >= 0, table[labels.ravel()], 0))
     return found
 
-  add = lambda tables: functools.reduce(operator.add, tables) if tables else None
-  beside = lambda arrays: jnp.concatenate(arrays, axis=-1) if arrays else None
-  heads = lambda table: jnp.broadcast_to(table, (len(table), inputs.query.shape[2], table.shape[2]))
+  def add(tables):
+    return functools.reduce(operator.add, tables) if tables else None
+
+  def beside(arrays):
+    return jnp.concatenate(arrays, axis=-1) if arrays else None
+
+  def heads(table):
+    return jnp.broadcast_to(table, (len(table), inputs.query.shape[2], table.shape[2]))
+
   content = rows(ContentBias, "table")
   if (value := add(rows(RelativePositions, "value"))) is not None:
     value = jnp.concatenate([value[:1], value[1:] - value[:1]])

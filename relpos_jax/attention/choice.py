@@ -26,8 +26,13 @@ class Implementation(NamedTuple):
 
 def _kernel(name: str, device: str) -> Implementation:
   """Returns a Pallas kernel; its module is slow to import, so it is imported on first use."""
-  module = lambda: importlib.import_module(f"relpos_jax.attention.{name}")
-  attention = lambda inputs: module().attention(inputs)
+
+  def module():
+    return importlib.import_module(f"relpos_jax.attention.{name}")
+
+  def attention(inputs):
+    return module().attention(inputs)
+
   return Implementation(attention, lambda inputs: module().unsupported(inputs), device)
 
 
@@ -115,7 +120,10 @@ used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxl
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
   if implementation is None:
-    able = lambda rule: rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
+
+    def able(rule):
+      return rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
+
     return next(filter(able, RULES))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)

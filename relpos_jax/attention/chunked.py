@@ -210,7 +210,10 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   query = arrays["query"]
   sizes = dict(zip("BTNH", query.shape, strict=True))
   outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
-  step = lambda tile, block, keys, of_keys: (attend(tile, block, keys), of_keys)
+
+  def step(tile, block, keys, of_keys):
+    return (attend(tile, block, keys), of_keys)
+
   return _over_heads(plan, arrays, first_query, outputs, step, _write)
 
 
@@ -258,7 +261,10 @@ def _over_heads(
 def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
   """Returns how many heads to compute at once: as many as `_PAIRS` allows, grouped by key head."""
   at_most = max(1, _PAIRS // (plan.block * plan.num_read))
-  fits = lambda n: heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
+
+  def fits(n):
+    return heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
+
   return max(n for n in range(1, min(at_most, heads) + 1) if fits(n))
 
 
@@ -276,7 +282,10 @@ def _stretches(
     return [(0, num_queries, plan.num_keys)]
   step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
   bounds = [*range(0, num_queries, step), num_queries]
-  num_keys = lambda end: min(max(end + plan.offset, 1), plan.num_keys)
+
+  def num_keys(end):
+    return min(max(end + plan.offset, 1), plan.num_keys)
+
   return [(first, end, num_keys(end)) for first, end in itertools.pairwise(bounds)]
 
 
@@ -363,8 +372,7 @@ def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
 def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Adds parts to a region of the arrays, summed first over query heads that share a key head."""
   old = _read({name: arrays[name] for name in parts}, region)
-  sum_shared = lambda part, x: part.reshape(len(x), -1, *x.shape[1:]).sum(1)
-  new = {name: x + sum_shared(parts[name], x) for name, x in old.items()}
+  new = {name: x + parts[name].reshape(len(x), -1, *x.shape[1:]).sum(1) for name, x in old.items()}
   return _write(arrays, new, region)
 
 

@@ -228,7 +228,10 @@ def over_devices(
   # Traced once, for its shapes and for its results.
   unsharded = jax.jit(lambda operands: kernel(operands, 0), inline=True)
   results = jax.eval_shape(unsharded, operands)
-  named = lambda arrays: dict(zip(operands, arrays, strict=True))
+
+  def named(arrays):
+    return dict(zip(operands, arrays, strict=True))
+
   of_query = [*operands].index("query")
 
   def shard(mesh, wanted):
@@ -264,7 +267,9 @@ def over_devices(
 
     return mesh, without_mesh, outs, ins
 
-  complete = lambda *arrays: tuple(unsharded(named(arrays)).values())
+  def complete(*arrays):
+    return tuple(unsharded(named(arrays)).values())
+
   automatic = _names(context, AxisType.Auto)
   if shards is not None and automatic:
     function, in_specs, out_specs = shard(context, dict(shards))
@@ -272,8 +277,10 @@ def over_devices(
     on_shards = jax.shard_map(
       function, in_specs=in_specs, out_specs=out_specs, axis_names={*automatic}, check_vma=False
     )
+
     # Unchecked, it forgets which axes of a `jax.shard_map` around it the results vary over.
-    function = lambda *arrays: align_manual_axes((on_shards(*arrays), arrays))[0]
+    def function(*arrays):
+      return align_manual_axes((on_shards(*arrays), arrays))[0]
   elif _names(context, AxisType.Manual):
     function = complete  # the arrays are shards already
   else:
@@ -285,8 +292,13 @@ def over_devices(
   def map_over(size, is_mapped, *arrays):
     """Merges the mapped axis into the batch or the heads; else maps one by one."""
     call = functools.partial(over_devices, kernel, axes, shards=shards, tile=tile)
-    with_axis = lambda letter: [letter in axes[name].replace("K", "N") for name in operands]
-    mergeable = lambda letter: all(map(operator.ge, with_axis(letter), is_mapped))
+
+    def with_axis(letter):
+      return [letter in axes[name].replace("K", "N") for name in operands]
+
+    def mergeable(letter):
+      return all(map(operator.ge, with_axis(letter), is_mapped))
+
     if letter := next(filter(mergeable, "BN"), None):
       merged = _merge(letter, axes, operands, results, size, named(is_mapped), named(arrays))
       outputs = _split(letter, axes, results, size, call(merged))
@@ -415,7 +427,10 @@ def _reduction(
 
 def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdyShardingRule:
   """Returns the propagation rule: along B, T, N and K; an axis N has K groups if K < N."""
-  sizes = lambda name: dict(zip(axes[name], operands[name].shape, strict=True))
+
+  def sizes(name):
+    return dict(zip(axes[name], operands[name].shape, strict=True))
+
   num_heads, key_heads = sizes("query")["N"], sizes("key")["K"]
   grouped = 1 < key_heads < num_heads
   heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")

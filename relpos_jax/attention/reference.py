@@ -130,8 +130,11 @@ def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> 
   mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
   if x.dtype == wide:
     return mixed(x, y.astype(wide))
+
   # XLA lacks some of these products on CPUs, where float32 is no slower.
-  widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
+  def widened(x, y):
+    return mixed(x.astype(wide), y.astype(wide))
+
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
 
 
@@ -160,8 +163,12 @@ def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:
   # Keeps a transpose out of the adjacent product. XLA's CPU compiler would fuse the two into one
   # with strided memory access; with the barrier, forward and backward are a sixth faster.
   apart = jax.lax.optimization_barrier
-  by_position = lambda table, relation: _vectors(table, inputs.edges(relation)).swapaxes(0, 1)
-  products = lambda subscripts: jax.vmap(functools.partial(product, subscripts))
+
+  def by_position(table, relation):
+    return _vectors(table, inputs.edges(relation)).swapaxes(0, 1)
+
+  def products(subscripts):
+    return jax.vmap(functools.partial(product, subscripts))
 
   def logits_by_position(inputs, relation):
     if not isinstance(relation, Vectors):

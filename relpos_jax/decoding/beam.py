@@ -109,7 +109,10 @@ def beam_search(
   limits = jnp.minimum(length_limits, max_length)
   first = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=bos, pad=pad)
   options = dict(length_penalty=length_penalty, eos=eos, pad=pad)
-  step = lambda search: extend(search, decode, reorder, **options)
+
+  def step(search):
+    return extend(search, decode, reorder, **options)
+
   last = jax.lax.while_loop(lambda search: jnp.any(search.is_live), step, first)
   return last.ended.tokens[:, :, 1:], last.ended.scores
 
@@ -143,7 +146,10 @@ def extend(
   """Extends the live hypotheses by one token; see `beam_search`. Sentences that are done stay."""
   if length_penalty < 0:
     raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
-  score = lambda log_probs, length: log_probs / ((5.0 + length) / 6.0) ** length_penalty
+
+  def score(log_probs, length):
+    return log_probs / ((5.0 + length) / 6.0) ** length_penalty
+
   length, limits = search.length[:, None] + 1, search.limits[:, None]
   new, beams, cache = _candidates(search, decode, pad)
   is_end = jnp.take_along_axis(new.tokens, length[:, None], axis=2)[:, :, 0] == eos
@@ -155,7 +161,10 @@ def extend(
   live = Hypotheses(_pick(new.tokens, best), scores)
   cache = reorder(cache, _pick(beams, best))
   extended = Search(length[:, 0], search.limits, live, ended, cache=None)
-  select = lambda new, old: jax.vmap(jnp.where)(search.is_live, new, old)
+
+  def select(new, old):
+    return jax.vmap(jnp.where)(search.is_live, new, old)
+
   return jax.tree.map(select, extended, search._replace(cache=None))._replace(cache=cache)
 
 

@@ -83,7 +83,10 @@ def sample(
   logits, cache = prefill(decode, cache, primes, pad=pad)
   tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
   first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
-  more = lambda state: jnp.any(state.is_live) & (state.step < max_length)
+
+  def more(state):
+    return jnp.any(state.is_live) & (state.step < max_length)
+
   return jax.lax.while_loop(more, advance, first).tokens
 
 

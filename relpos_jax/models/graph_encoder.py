@@ -194,7 +194,10 @@ class EdgeTables(nnx.Module):
   def of_pairs(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
     """Returns the relation of `pair_features`: rows of the labels, then of the features."""
     key, value, *kernels = self._cast()
-    join = lambda table, kernel: table if kernel is None else jnp.concatenate([table, kernel])
+
+    def join(table, kernel):
+      return table if kernel is None else jnp.concatenate([table, kernel])
+
     return EdgeFeatures(features, *map(join, (key, value), kernels))
 
   def _cast(self) -> list[Array | None]:

@@ -286,7 +286,10 @@ def make_layers(
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
   """Returns the norm at the end of a stack: pre-norm leaves the sum of residuals unscaled."""
-  norm = lambda: nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
+
+  def norm():
+    return nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
+
   return norm() if config.norm == "pre" else nnx.identity
 
 

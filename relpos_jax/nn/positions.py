@@ -107,7 +107,10 @@ class RelativePositionTables(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    make = lambda: nnx.Param(table_init(rngs.params(), shape, param_dtype))
+
+    def make():
+      return nnx.Param(table_init(rngs.params(), shape, param_dtype))
+
     self.key, self.value = make() if keys else None, make() if values else None
     self.left, self.beyond, self.dtype = left, beyond, dtype
 
@@ -137,7 +140,10 @@ class RelativePositionTables(Positions):
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""
-    cast = lambda table: None if table is None else table[...].astype(self.dtype)
+
+    def cast(table):
+      return None if table is None else table[...].astype(self.dtype)
+
     return RelativePositions(cast(self.key), cast(self.value), beyond=self.beyond, left=self.left)
 
 

@@ -202,7 +202,10 @@ class DebertaPositions(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    make = lambda: nnx.Param(init_table(rngs.params(), shape, param_dtype))
+
+    def make():
+      return nnx.Param(init_table(rngs.params(), shape, param_dtype))
+
     self.of_query, self.of_key, self.left = make(), make(), left
 
   def __call__(self) -> tuple[RelativePositions, KeyBias]:
