@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import dropout
+from relpos_jax.attention import blocks, dropout
 from relpos_jax.attention.chunked_block import (
   Arrays,
   ChunkPlan,
@@ -24,7 +24,7 @@ from relpos_jax.attention.chunked_block import (
   mark_right,
   tile_at,
 )
-from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
 from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, ArrayLike, Float, Int
@@ -71,7 +71,11 @@ _AXES = dict(
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
 
-unsupported = bands.unsupported
+def unsupported(inputs: Inputs) -> str | None:
+  """Returns why this implementation cannot run a call; None if it can."""
+  if is_symbolic(inputs.query, inputs.key):
+    return "a dimension is symbolic; it needs numbers"
+  return None
 
 
 def attention(
@@ -79,8 +83,11 @@ def attention(
 ) -> Float[Array, "B T N H"]:
   """Computes attention over blocks of `block` queries, by default a size for the call.
 
-  The queries of a block are in groups (chunked_block.py) of `group` or more.
+  The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band
+  has the algorithm of blocks.py.
   """
+  if bands.unsupported(inputs):
+    return blocks.attention(inputs, block)
   band = bands.band_of(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
   plan = ChunkPlan(

@@ -18,6 +18,7 @@ from relpos_jax.attention.relations import (
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  LabelBias,
   LinearBias,
   Relation,
   Relations,
@@ -81,10 +82,10 @@ class Inputs(NamedTuple):
     """Returns False for the keys past their row's length; None without lengths."""
     return masks.within(self.key_lengths, self.key.shape[1])
 
-  def edges(self, relation: ByDistance | EdgeLabels | EdgeFeatures) -> Array:
+  def edges(self, relation: ByDistance | EdgeLabels | LabelBias | EdgeFeatures) -> Array:
     """Returns the table row of each pair of query and key, or the pair's features."""
     match relation:
-      case EdgeLabels():
+      case EdgeLabels() | LabelBias():
         return relation.labels
       case EdgeFeatures():
         return relation.features
@@ -223,10 +224,10 @@ def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
   wide = jnp.promote_types(dtype, jnp.float32)
   changes = {}
   for name, table in tables(relation).items():
-    row = () if isinstance(relation, DistanceBias) else table.shape[-1:]
+    row = () if isinstance(relation, DistanceBias | LabelBias) else table.shape[-1:]
     changes[name] = table.astype(wide).reshape(len(table), -1, *row)
   match relation:
-    case EdgeLabels():
+    case EdgeLabels() | LabelBias():
       num_rows = len(next(iter(changes.values())))
       labels = jnp.clip(relation.labels, -1, num_rows - 1).astype(jnp.int32)
       changes["labels"] = _batched(labels, 3)

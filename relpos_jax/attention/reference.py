@@ -18,7 +18,9 @@ from relpos_jax.attention.relations import (
   ContentBias,
   DistanceBias,
   Edges,
+  FunctionBias,
   KeyBias,
+  LabelBias,
   LinearBias,
   Relation,
   Vectors,
@@ -33,10 +35,34 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
       keys, queries = inputs.key_positions[:, None, None], inputs.query_positions[:, None, :, None]
       distance = (keys - queries).astype(relation.slopes.dtype)
       return -relation.slopes[:, None, None] * jnp.abs(distance)
-    case DistanceBias():
+    case FunctionBias():
+      return _function_terms(inputs, relation)
+    case DistanceBias() | LabelBias():
       return jnp.moveaxis(_vectors(relation.table, inputs.edges(relation)), -1, 1)
   axes, x, table = content(inputs, relation)
   return product(f"{axes},BTSNH->BNTS", x, _vectors(table, inputs.edges(relation)))
+
+
+def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B #N T S"]:
+  """Computes a function of every pair, once for all sequences if they have the same data."""
+
+  def of_pair(i, j, x, y, z):
+    return relation.function(relation.params, i, j, x, y, z)
+
+  of_row = jax.vmap(of_pair, (None, 0, None, 0, 0))
+  of_sequence = jax.vmap(of_row, (0, None, 0, None, 0))
+  data = inputs.query_positions, inputs.key_positions
+  data += relation.of_query, relation.of_key, relation.of_pair
+  leaves, structure = jax.tree.flatten(data)
+  if all(len(x) == 1 for x in leaves):
+    terms = of_sequence(*jax.tree.unflatten(structure, [x[0] for x in leaves]))[None]
+  else:
+    batch = len(inputs.query)
+    leaves = [jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in leaves]
+    terms = jax.vmap(of_sequence)(*jax.tree.unflatten(structure, leaves))
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  terms = terms.astype(wide)
+  return terms[:, None] if terms.ndim == 3 else jnp.moveaxis(terms, -1, 1)
 
 
 def relative_values(
