@@ -25,7 +25,7 @@ from relpos_jax.attention.relations import (
 from relpos_jax.typing import Array, Float, Int
 
 # The most pairs in a block, over all its heads and sequences, unless it has the fewest queries.
-_PAIRS = 2**21
+_PAIRS = 2**19
 _FEWEST = 16
 
 _Arrays = dict[int, Array]  # by their place among the leaves of the inputs

@@ -86,7 +86,8 @@ class Inputs(NamedTuple):
     """Returns the table row of each pair of query and key, or the pair's features."""
     match relation:
       case EdgeLabels() | LabelBias():
-        return relation.labels
+        num_rows = len(next(iter(tables(relation).values())))
+        return jnp.clip(relation.labels, -1, num_rows - 1).astype(jnp.int32)
       case EdgeFeatures():
         return relation.features
       case _:
@@ -228,9 +229,7 @@ def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
     changes[name] = table.astype(wide).reshape(len(table), -1, *row)
   match relation:
     case EdgeLabels() | LabelBias():
-      num_rows = len(next(iter(changes.values())))
-      labels = jnp.clip(relation.labels, -1, num_rows - 1).astype(jnp.int32)
-      changes["labels"] = _batched(labels, 3)
+      changes["labels"] = _batched(relation.labels, 3)
     case EdgeFeatures():
       changes["features"] = _batched(relation.features.astype(wide), 4)
     case ContentBias():
