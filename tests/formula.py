@@ -57,7 +57,10 @@ def formula(arrays, relations, options):
   offset = np.broadcast_to(options.get("query_offset", 0), batch)[:, None]
   of_queries = options.get("query_positions", offset + np.arange(num_queries))
   of_keys = np.broadcast_to(options.get("key_positions", np.arange(num_keys)), (batch, num_keys))
-  scale, cap = options.get("scale", width**-0.5), options.get("logits_soft_cap")
+  scale, cap = (
+    arrays.get("scale", options.get("scale", width**-0.5)),
+    options.get("logits_soft_cap"),
+  )
   mask = np.broadcast_to(options.get("mask", True), (batch, 1, num_queries, num_keys))
   left, right = options.get("local_window_size", (np.inf, np.inf))
   output = np.zeros(query.shape)
