@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import dropout, projected
+from relpos_jax.attention import dropout, masks, projected, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
 from relpos_jax.attention.relations import (
@@ -38,7 +38,10 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
   if block >= num_queries:
     return projected.attention(inputs)
   num_blocks = -(-num_queries // block)
-  leaves, structure = jax.tree.flatten(inputs)
+  hides = reference.may_hide(inputs)
+  # The products of a block read keys and values by head: they are transposed once for all blocks.
+  by_head = dict(key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2))
+  leaves, structure = jax.tree.flatten(inputs._replace(**by_head))
   axes = jax.tree.leaves(_query_axes(inputs))
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
   given = {i: x for i, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
@@ -50,44 +53,71 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
   def read(arrays: _Arrays, start: Int[Array, ""]) -> _Arrays:
     return {i: x if axes[i] < 0 else _slice(x, start, block, axes[i]) for i, x in arrays.items()}
 
-  def attend(floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Array:
-    """Computes the outputs of one block from its arrays."""
+  def part_of(floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Inputs:
+    """Returns the inputs of one block."""
     found = [(floats | integers).get(i, leaf) for i, leaf in enumerate(leaves)]
     part = jax.tree.unflatten(structure, found)
     lengths, seeds = part.query_lengths, part.dropout_seeds
-    return projected.attention(
-      part._replace(
-        query_lengths=None if lengths is None else lengths - start,
-        dropout_seeds=dropout.from_row(seeds, -start),
-      )
+    return part._replace(
+      key=jnp.swapaxes(part.key, 1, 2),
+      value=jnp.swapaxes(part.value, 1, 2),
+      query_lengths=None if lengths is None else lengths - start,
+      dropout_seeds=dropout.from_row(seeds, -start),
     )
+
+  def logits_of(floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Array:
+    return reference.masked_logits(part_of(floats, integers, start), projected.relative_logits)
+
+  def output_of(weights: Array, floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Array:
+    part = part_of(floats, integers, start)
+    return reference.weighted_sum(part, weights, projected.relative_values)
 
   @jax.custom_vjp
   def all_blocks(floats: _Arrays, integers: _Arrays) -> Array:
-    def step(index, output):
-      start = start_of(index)
-      rows = attend(read(floats, start), read(integers, start), start)
-      return jax.lax.dynamic_update_slice_in_dim(output, rows, start, axis=1)
-
-    return jax.lax.fori_loop(0, num_blocks, step, zeros(inputs.query.shape, inputs.value))
+    return forward(floats, integers)[0]
 
   def forward(floats: _Arrays, integers: _Arrays) -> tuple[Array, tuple]:
-    return all_blocks(floats, integers), (floats, integers)
+    def step(index, found):
+      start = start_of(index)
+      of_block = read(floats, start), read(integers, start), start
+      logits = logits_of(*of_block)
+      highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+      powers = jnp.exp(logits - highest)
+      total = powers.sum(-1, keepdims=True)
+      log_total = highest + jnp.log(total)
+      if hides:
+        log_total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, log_total)
+        powers = jnp.where(highest <= masks.LOWEST / 2, 0, powers)
+      new = output_of(powers / total, *of_block), log_total
+      return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2))
+
+    query, _, value, *_ = floats.values()
+    shape = batch, heads, num_queries, 1
+    empty = zeros(query.shape, value), zeros(shape, query.astype(_wide(query)))
+    output, log_total = jax.lax.fori_loop(0, num_blocks, step, empty)
+    return output, (floats, integers, log_total)
 
   def backward(saved: tuple, d_output: Array) -> tuple[_Arrays, None]:
-    floats, integers = saved
+    floats, integers, log_total = saved
 
     def step(index, gradients):
       start = start_of(index)
       is_new = start + jnp.arange(block) >= index * block
       d_rows = jnp.where(is_new[:, None, None], _slice(d_output, start, block, 1), 0)
-      of_block = read(integers, start)
-      _, pull_back = jax.vjp(lambda floats: attend(floats, of_block, start), read(floats, start))
-      (found,) = pull_back(d_rows)
-      return {i: _add(x, found[i], start, axes[i]) for i, x in gradients.items()}
+      own, others = read(floats, start), read(integers, start)
+      logits, of_logits = jax.vjp(lambda x: logits_of(x, others, start), own)
+      weights = jnp.exp(logits - _slice(log_total, start, block, 2))
+      _, of_output = jax.vjp(lambda w, x: output_of(w, x, others, start), weights, own)
+      d_weights, first = of_output(d_rows)
+      d_logits = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
+      (second,) = of_logits(d_logits)
+      return {
+        i: _add(_add(x, first[i], start, axes[i]), second[i], start, axes[i])
+        for i, x in gradients.items()
+      }
 
-    first = {i: zeros(x.shape, x.astype(_wide(x))) for i, x in floats.items()}
-    gradients = jax.lax.fori_loop(0, num_blocks, step, first)
+    empty = {i: zeros(x.shape, x.astype(_wide(x))) for i, x in floats.items()}
+    gradients = jax.lax.fori_loop(0, num_blocks, step, empty)
     return {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
 
   all_blocks.defvjp(forward, backward)
@@ -130,12 +160,16 @@ def _slice(x: Array, start: Int[Array, ""], size: int, axis: int) -> Array:
   return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
+def _put(x: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:
+  return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis)
+
+
 def _add(total: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:
   """Adds a part to an array, or to its slice from `start` on along an axis."""
   if axis < 0:
     return total + part.astype(total.dtype)
   new = _slice(total, start, part.shape[axis], axis) + part.astype(total.dtype)
-  return jax.lax.dynamic_update_slice_in_dim(total, new, start, axis)
+  return _put(total, new, start, axis)
 
 
 def _wide(x: Array):

@@ -101,7 +101,15 @@ def attention(
   relative_values: Callable[[Inputs, Vectors, Array], Array] = relative_values,
 ) -> Float[Array, "B T N H"]:
   """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
-  weights = attention_weights(inputs, relative_logits)
+  return weighted_sum(inputs, attention_weights(inputs, relative_logits), relative_values)
+
+
+def weighted_sum(
+  inputs: Inputs,
+  weights: Float[Array, "B N T S"],
+  relative_values: Callable[[Inputs, Vectors, Array], Array],
+) -> Float[Array, "B T N H"]:
+  """Computes the output from the weights, of which some are dropped."""
   if inputs.dropout_seeds is not None:
     _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
     seeds = inputs.dropout_seeds[..., None, None]
@@ -120,10 +128,26 @@ def attention(
 def attention_weights(
   inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
 ) -> Float[Array, "B N T S"]:
-  """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider.
+  """Computes p_ij = softmax_j(logits), zero for a query that sees no key."""
+  logits = masked_logits(inputs, relative_logits)
+  if not may_hide(inputs):
+    return jax.nn.softmax(logits)
+  # Not from their maximum, in which XLA may drop a NaN on a CPU.
+  sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
+  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
 
-  Relations without vectors add their own terms, before the scale or after it. A query that
-  sees no key gets weights of zero.
+
+def may_hide(inputs: Inputs) -> bool:
+  """Returns whether a key may be hidden from a query, by a mask or a bias of -inf."""
+  return inputs.bias is not None or inputs.visible() is not None
+
+
+def masked_logits(
+  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
+) -> Float[Array, "B N T S"]:
+  """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; hidden ones are `LOWEST`.
+
+  Relations without vectors add their own terms, before the scale or after it.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
@@ -139,15 +163,11 @@ def attention_weights(
   if inputs.bias is not None:
     logits += inputs.bias.astype(logits.dtype)
   logits = masks.cap(logits, inputs.soft_cap)
-  visible = inputs.visible()
-  if visible is None and inputs.bias is None:
-    return jax.nn.softmax(logits)
+  if not may_hide(inputs):
+    return logits
   logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
-  if visible is not None:
-    logits = jnp.where(visible, logits, masks.LOWEST)
-  # Not from their maximum, in which XLA may drop a NaN on a CPU.
-  sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
-  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
+  visible = inputs.visible()
+  return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 
 
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
