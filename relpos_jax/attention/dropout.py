@@ -30,7 +30,7 @@ def keep(
 
 
 def from_row(
-  seeds: Int[Array, "B N"] | None, first: int | Int[Array, "#B"]
+  seeds: Int[Array, "B N"] | None, first: int | Int[Array, "*#B"]
 ) -> Int[Array, "B N"] | None:
   """Returns seeds for rows counted from `first`, which keep what `seeds` keep from 0."""
   if seeds is None or (isinstance(first, int) and first == 0):

@@ -17,7 +17,9 @@ from relpos_jax import (
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  FunctionBias,
   KeyBias,
+  LabelBias,
   LinearBias,
   RelativePositions,
   attention_weights,
@@ -25,22 +27,29 @@ from relpos_jax import (
   explain,
   rotate,
 )
-from relpos_jax.attention import chunked, projected
+from relpos_jax.attention import blocks, chunked, projected
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 TOLERANCE = dict(rtol=0, atol=1e-10)
 KINDS = ["positions", "labels", "features", "distance", "linear", "content", "key"]
+KINDS += ["numbers", "function"]
 BY_DISTANCE = ["positions", "distance", "linear", "content", "key"]
 SUMS = [
   ("distance", "linear"),
   ("positions", "labels", "distance"),
   ("labels", "labels"),
   ("key", "features", "content", "linear"),
+  ("function", "positions", "numbers", "function"),
   ("positions", "key"),
   ("positions", "positions", "distance", "distance"),
   (*BY_DISTANCE, *BY_DISTANCE),
 ]
+
+
+def of_pair(params, i, j, x, y, z):
+  """Returns a number per head that depends on everything that a function is given."""
+  return params["each"] * jnp.tanh(x @ y["vector"] + z) - params["all"] * jnp.log1p(1.0 * abs(i - j))
 
 
 class RandomCall:
@@ -97,6 +106,14 @@ class RandomCall:
         return ContentBias(query, self.normal(rows, *heads, 5), **sides)
       case "key":
         return KeyBias(table, **sides)
+      case "numbers":
+        return LabelBias(self.integers(-1, rows, *pairs[not self.flip() :]), table[..., 0])
+      case "function":
+        params = dict(each=self.normal(self.heads), all=self.normal())
+        of_key = dict(vector=self.normal(self.keys, 3))
+        return FunctionBias(
+          of_pair, params, self.normal(*pairs[:2], 3), of_key, self.normal(*pairs)
+        )
 
   def random_options(self):
     options = dict(is_causal=self.flip())
@@ -162,6 +179,7 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed, monkeypatch):
   """Takes a sum in either order."""
   arrays, relations, options = random_call(kinds[:: 1 - 2 * seed], seed)
   monkeypatch.setattr(chunked, "_default_block", lambda inputs: 4)
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
   monkeypatch.setattr(chunked, "_PAIRS", 2 * 4 * arrays["key"].shape[1])  # two heads at a time
   wanted = results(arrays, relations, options)
   np.testing.assert_allclose(wanted[0], formula(arrays, relations, options), **TOLERANCE)
@@ -171,7 +189,7 @@ def test_every_relation_and_every_sum_is_its_formula(kinds, seed, monkeypatch):
     wanted_of_linear = results(arrays, relations, linear)
     for name in ("skew", "chunked"):
       assert_close(results(arrays, relations, linear, name), wanted_of_linear, name)
-  for name in ("projected", "per_position", None):
+  for name in ("projected", "per_position", "chunked", None):
     assert_close(results(arrays, relations, options, name), wanted, str(name))
 
 
