@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 
+from relpos_jax.attention import band as bands
 from relpos_jax.attention import chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_platform
@@ -70,9 +71,14 @@ def _gathered_is_small(inputs: Inputs) -> bool:
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of weights."""
+  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of weights.
+
+  Without a band, which makes `chunked` fast, they are many on a CPU from 16 MiB of weights on.
+  """
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
+  if target_platform() == "cpu" and bands.unsupported(inputs):
+    return batch * heads * num_queries * num_keys >= 2**22
   if target_platform() == "cpu":
     return num_keys >= (512 if reference.has_few_queries(inputs) else 64)
   mesh = jax.sharding.get_abstract_mesh()

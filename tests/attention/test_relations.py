@@ -49,7 +49,9 @@ SUMS = [
 
 def of_pair(params, i, j, x, y, z):
   """Returns a number per head that depends on everything that a function is given."""
-  return params["each"] * jnp.tanh(x @ y["vector"] + z) - params["all"] * jnp.log1p(1.0 * abs(i - j))
+  return params["each"] * jnp.tanh(x @ y["vector"] + z) - params["all"] * jnp.log1p(
+    1.0 * abs(i - j)
+  )
 
 
 class RandomCall:
@@ -380,7 +382,8 @@ def test_without_a_batch_and_its_weights():
   arrays, relations, options = random_call(KINDS, 5)
   first = lambda x: x[0]
   single = jax.tree.map(first, arrays)
-  edges = dict(labels=first, features=first, query=first)
+  edges = dict(labels=lambda x: x[0] if x.ndim == 3 else x, features=first, query=first)
+  edges |= dict(of_query=first, of_pair=first)
   pick = lambda x: type(x)(**{name: edges.get(name, lambda y: y)(y) for name, y in vars(x).items()})
   alone = tuple(map(pick, relations))
   per_row = {n: x[0] if isinstance(x, jax.Array) and x.ndim else x for n, x in options.items()}
@@ -416,7 +419,28 @@ def test_projected_never_forms_a_vector_for_every_pair(kind):
   assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
 
 
-@pytest.mark.parametrize("name", ["skew", "chunked", "pallas_tpu", "pallas_gpu"])
+@pytest.mark.parametrize("kind", ["positions", "labels", "features", "numbers", "function"])
+def test_no_weights_of_all_pairs_without_a_band(kind):
+  """Compiles both passes: only the call's own arrays, and their gradients, are of all pairs."""
+  x, table, length = jnp.ones((1, 1024, 2, 8)), jnp.ones((5, 8)), 1024
+  labels = jnp.zeros((length, length), jnp.int32)
+  relation = dict(
+    positions=RelativePositions(table, table),
+    labels=EdgeLabels(labels, table, table),
+    features=EdgeFeatures(jnp.ones((length, length, 5)), table, table),
+    numbers=LabelBias(labels, table[:, :2]),
+    function=FunctionBias(lambda params, i, j, *_: params[j - i], table[:, :2]),
+  )[kind]
+
+  def loss(x, relation):
+    options = dict(query_positions=jnp.arange(length), implementation="chunked")
+    return dot_product_attention(x, x, x, relations=relation, **options).sum()
+
+  compiled = as_users_do(jax.grad(loss, (0, 1), allow_int=True)).lower(x, relation).compile()
+  assert "2,1024,1024]" not in compiled.as_text()
+
+
+@pytest.mark.parametrize("name", ["skew", "pallas_tpu", "pallas_gpu"])
 def test_the_others_refuse_what_has_no_band(name):
   x, table = jnp.ones((1, 300, 1, 8)), jnp.ones((3, 8))
   relations = RelativePositions(table, None), EdgeLabels(jnp.ones((300, 300), int), table, None)
