@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.nn.hooks import attend_as_flax
+from relpos_jax.nn.attention_fn import attend_as_flax
 from relpos_jax.nn.positions import init_table, table_shape
 from relpos_jax.typing import Array, ArrayLike, Float
 

@@ -192,7 +192,7 @@ class Layer(nnx.Module):
   def __init__(
     self,
     config: LayersConfig,
-    tables: Positions | None = None,
+    positions: Positions | None = None,
     *,
     has_memory: bool = False,
     rngs: nnx.Rngs,
@@ -209,7 +209,7 @@ class Layer(nnx.Module):
     residual = functools.partial(
       Residual, config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
     )
-    self.self_attention = attention(tables=tables)
+    self.self_attention = attention(positions=positions)
     self.cross_attention = attention() if has_memory else None
     self.feed_forward = FeedForward(
       config.width, config.feed_forward, dropout_rate=config.feed_forward_dropout_rate, **options
@@ -278,10 +278,10 @@ def make_layers(
   config: LayersConfig, *, has_memory: bool = False, is_causal: bool = True, rngs: nnx.Rngs
 ):
   """Returns a stack of layers with positions: one module per layer, one shared, or none."""
-  make_tables = functools.partial(make_positions, config, is_causal=is_causal, rngs=rngs)
-  shared = None if config.tables_per_layer else make_tables()
+  new_positions = functools.partial(make_positions, config, is_causal=is_causal, rngs=rngs)
+  shared = None if config.tables_per_layer else new_positions()
   make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
-  return nnx.List([make(shared or make_tables()) for _ in range(config.num_layers)])
+  return nnx.List([make(shared or new_positions()) for _ in range(config.num_layers)])
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):

@@ -44,7 +44,7 @@ class Positions(nnx.Module):
   ...   def __call__(self):
   ...     return DistanceBias(self.table[...], beyond="zero")
   >>> from relpos_jax.nn import MultiHeadAttention
-  >>> layer = MultiHeadAttention(32, 4, tables=Nearby(4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+  >>> layer = MultiHeadAttention(32, 4, positions=Nearby(4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32))).shape
   (2, 5, 32)
   """

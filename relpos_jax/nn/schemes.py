@@ -1,4 +1,4 @@
-"""Positions other than Shaw's, for a layer's `tables=`; the paper of each is in its docstring."""
+"""Positions other than Shaw's, for a layer's `positions`; the paper of each is in its docstring."""
 
 import jax
 import jax.numpy as jnp
