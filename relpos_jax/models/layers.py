@@ -111,7 +111,7 @@ class Cache(NamedTuple):
 
   @classmethod
   def empty(cls, layers, batch_size: int, num_slots: int, beam_size: int | None = None) -> "Cache":
-    """Returns an empty cache of layers for `num_slots` tokens, padding included, or each W."""
+    """Returns an empty cache for `num_slots` tokens, padding included; W of each in a beam."""
     ancestors = None
     if beam_size is not None:
       num_slots *= beam_size
@@ -124,9 +124,9 @@ class Cache(NamedTuple):
 
     Padding, anywhere, has position -1: it takes a slot of the cache but no position.
     """
-    real = tokens != PAD
-    before = 0 if self.ancestors is not None else jnp.cumsum(real, axis=1) - 1
-    return jnp.where(real, self.next_position[:, None] + before, -1)
+    mask = tokens != PAD
+    before = 0 if self.ancestors is not None else jnp.cumsum(mask, axis=1) - 1
+    return jnp.where(mask, self.next_position[:, None] + before, -1)
 
   def read(
     self,
@@ -136,20 +136,20 @@ class Cache(NamedTuple):
     memories: tuple[Memory, ...] | None = None,
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
     """Applies layers to M more tokens; returns their output and the new cache."""
-    ancestors, mask, number = self.ancestors, None, (positions >= 0).sum(axis=1)
+    ancestors, mask, num_read = self.ancestors, None, (positions >= 0).sum(axis=1)
     if ancestors is not None:
       _, beam_size, num_slots = ancestors.shape
       own = self.layers[0].length[:, None] + jnp.arange(beam_size)
       ancestors |= own[:, :, None] == jnp.arange(num_slots)
-      mask, number = ancestors[:, None], 1
+      mask, num_read = ancestors[:, None], 1
     caches = []
     for i, layer in enumerate(layers):
       x, cache = layer.decode(x, self.layers[i], positions, memories and memories[i], mask)
       caches.append(cache)
-    return x, Cache(tuple(caches), self.next_position + number, ancestors)
+    return x, Cache(tuple(caches), self.next_position + num_read, ancestors)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
-    """Returns the cache for the hypotheses that follow those given."""
+    """Returns the cache of new hypotheses, each the extension of the given one of the old."""
     ancestors = jnp.take_along_axis(self.ancestors, hypotheses[:, :, None], axis=1)
     return self._replace(ancestors=ancestors)
 
@@ -286,8 +286,9 @@ def make_layers(
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
   """Returns the norm at the end of a stack: pre-norm leaves the sum of residuals unscaled."""
-  norm = lambda: nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
-  return norm() if config.norm == "pre" else nnx.identity
+  if config.norm == "post":
+    return nnx.identity
+  return nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
 
 
 def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:

@@ -79,7 +79,7 @@ class RelativeAttention(nnx.Module):
         "RelativeAttention wants max_distance, head_width and rngs, or positions= alone, such "
         f"as AlibiPositions(8); positions is {positions!r:.60}"
       )
-    # Positions without parameters get a number, stacked as layers are: see `set_view`.
+    # Positions without parameters get a scalar, stacked as layers are: see `set_view`.
     self.scalar = None if nnx.state(self.tables) else nnx.Variable(jnp.zeros(()))
     self.rank = min(leaf.ndim for leaf in self._leaves())
     self.self_attention = self_attention
@@ -129,9 +129,17 @@ class RelativeAttention(nnx.Module):
         "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would not train: "
         "give it relpos_jax.linen.RelativeAttention"
       )
-    sow = None if module is None else functools.partial(module.sow, nnx.Intermediate)
-    at = self.tables.arguments
-    return attend_as_flax(self, at, query, key, value, bias, mask, sow=sow, **options)
+    return attend_as_flax(
+      self,
+      self.tables.arguments,
+      query,
+      key,
+      value,
+      bias,
+      mask,
+      sow=None if module is None else functools.partial(module.sow, nnx.Intermediate),
+      **options,
+    )
 
 
 def attend_as_flax(
