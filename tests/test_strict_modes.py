@@ -61,7 +61,7 @@ def own_layer(implementation):
   rngs = nnx.Rngs(0)
   tables = relpos_jax.nn.RelativePositionTables(K, H, rngs=rngs)
   layer = relpos_jax.nn.MultiHeadAttention(
-    N * H, N, tables=tables, implementation=implementation, rngs=rngs
+    N * H, N, positions=tables, implementation=implementation, rngs=rngs
   )
   nnx.grad(lambda layer: layer(X, is_causal=True).sum())(layer)
 
