@@ -34,7 +34,7 @@ if [[ $toy ]]; then
 fi
 { read -r platform device; read -r environment; } < <(python - <<'END'
 import json, re, jax
-from experiments.training.workdir import environment
+from experiments.training.environment import environment
 kind = jax.devices()[0].device_kind.lower()
 print(jax.default_backend(), re.sub("[^a-z0-9]+", "-", kind).strip("-"))
 print(json.dumps(environment("torch")))

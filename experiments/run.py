@@ -1,21 +1,18 @@
 """Checks configs, builds the parts of a run from them, and loads a run from its directory."""
 
 import functools
-import hashlib
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
 from experiments.config import LARGEST, MOST_STEPS, between, check_types, check_values, flatten
-from experiments.data.tokenizer import tokenizer_files
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training.checkpoint import Checkpoints
@@ -35,7 +32,7 @@ from experiments.training.step import (
   make_train_step,
 )
 from experiments.training.task import Run, Task
-from experiments.training.workdir import check_unchanged, read_json
+from experiments.training.workdir import check_unchanged, read_json, tokenizer_digest
 
 _CHOICES = {
   "training.schedule": ("paper", "inverse_sqrt"),
@@ -210,22 +207,6 @@ def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run
   task = load_task(workdir, name, average_checkpoints)
   check_unchanged(workdir, tokenizer_digest(workdir))
   return with_average(make_run(task, task.load_vocabulary(workdir), make_mesh()), workdir)
-
-
-def tokenizer_digest(workdir: Path) -> dict[str, str]:
-  """Returns the digest of the tokenizers in a run directory, by name; nothing if it has none."""
-  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
-  return dict(tokenizer=digest_of(contents)) if contents else {}
-
-
-def digest_of(items: Iterable[np.ndarray | str]) -> str:
-  """Returns the SHA-256 of arrays, with their dtypes and shapes, and of texts, with their sizes."""
-  found = hashlib.sha256()
-  for item in items:
-    array = np.frombuffer(item.encode(), np.uint8) if isinstance(item, str) else item
-    found.update(f"{array.dtype}{array.shape}".encode())
-    found.update(np.ascontiguousarray(array))
-  return found.hexdigest()
 
 
 def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Task:

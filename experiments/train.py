@@ -16,8 +16,8 @@ saves and exits with status 130, and a second Ctrl-C exits at once. Data are dow
 FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
-Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,
-where the peak is known. Products that the backward pass computes anew count each time.
+Where the devices' peak is known, mfu is the share of it, in bfloat16, that the products of matrices
+reach. Products that the backward pass computes again count again.
 
 With several processes, start each with this command, as srun and mpirun do; experiments/launch/
 has recipes. All need the same config, code and data. Only the first process prints and writes.
@@ -26,17 +26,14 @@ has recipes. All need the same config, code and data. Only the first process pri
 import contextlib
 import functools
 import importlib.util
-import itertools
 import pathlib
 import re
-import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import command
@@ -44,39 +41,36 @@ from experiments.config import flatten
 from experiments.data.batching import prefetch
 from experiments.errors import InputError
 from experiments.evaluate import evaluate
-from experiments.files import Path, in_bucket, write_whole
+from experiments.files import Path, in_bucket
 from experiments.plan import peak_operations
 from experiments.run import (
   Training,
   build,
   defaults,
-  digest_of,
   parse_config,
-  tokenizer_digest,
   with_average,
 )
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.loop import NonFiniteError, train
-from experiments.training.metrics import NoReporter, Reporter, read_metrics
+from experiments.training.environment import code_version
+from experiments.training.loop import NonFiniteError, profiled, train
+from experiments.training.metrics import NoReporter, Reporter, begin_wandb, lacks_evaluation
 from experiments.training.sharding import put_batch
 from experiments.training.signals import StopOnSignal, Stopped
-from experiments.training.step import TrainState, count_operations
-from experiments.training.task import Run, Task
+from experiments.training.step import TrainState, with_operations
+from experiments.training.task import Task
 from experiments.training.workdir import (
+  check_checkpoints_exist,
   check_shared,
   check_unchanged,
   claim_workdir,
-  code_version,
-  list_damaged,
+  digest_of,
   list_steps,
-  list_unfinished,
-  read_json,
+  tokenizer_digest,
   write_digests,
   write_refusal,
   write_run_files,
 )
-from relpos_jax.attention.choice import used_rules
 
 FLAGS = dict(
   config=command.CONFIG,
@@ -122,7 +116,7 @@ def _train_and_evaluate(
       if processes.is_first():
         stack.enter_context(command.lock_folder(workdir, "workdir"))
       if claim_workdir(workdir, task.config.to_dict(), defaults(config).to_dict()):
-        _check_checkpoints_exist(workdir)
+        check_checkpoints_exist(workdir)
       data = task.load_data()
       for note in data.notes:
         print(note)
@@ -137,26 +131,6 @@ def _train_and_evaluate(
       run_training(training, data, workdir, stop, **options)
     evaluate(with_average(run, workdir), data, workdir)
     processes.wait_for_all("evaluated")
-
-
-def _check_checkpoints_exist(workdir: Path) -> None:
-  """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
-
-  A step after the first save, or an evaluation at it, is reported only once that save is complete.
-  """
-  folder, lines = workdir / "checkpoints", read_metrics(workdir)
-  if not lines or any(found(folder) for found in (list_steps, list_damaged, list_unfinished)):
-    return
-  first = read_json(workdir / "config.json")["training"]["save_every"]
-
-  def is_past(line):
-    return line["step"] >= first + ("valid_loss" not in line)
-
-  if not (in_bucket(folder) or folder.is_dir()) or any(map(is_past, lines)):
-    raise InputError(
-      f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
-      f"bring that folder back, or delete {workdir} to start again"
-    )
 
 
 def run_training(
@@ -195,17 +169,19 @@ def run_training(
     evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
     # Each process reads the file, but all must agree on what follows. Also waits, before the first
     # process writes.
-    lacks_evaluation = processes.any_process(_lacks_evaluation(config, start, workdir))
+    is_open = processes.any_process(
+      lacks_evaluation(workdir, start, config.num_steps, config.eval_every)
+    )
     if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
       folder.mkdir(exist_ok=True)
       run.task.save_vocabulary(run.vocabulary, workdir)
       write_digests(workdir, digests | tokenizer_digest(workdir))
       if wandb:
-        reporter.log = stack.enter_context(_begin_wandb(run, workdir, wandb)).log
+        reporter.log = stack.enter_context(begin_wandb(run.config, workdir, wandb)).log
     check_shared(workdir)
     stop.deferred = True
-    if lacks_evaluation:
+    if is_open:
       reporter.resume_after(start)
       evaluate_state(state)
 
@@ -216,11 +192,11 @@ def run_training(
     if not stop.should_stop():
       batches = map(put, prefetch(train_batches, start, config.num_steps))
       if profile_steps:
-        profiled = _profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
-        batches = stack.enter_context(contextlib.closing(profiled))
+        batches = profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
+        batches = stack.enter_context(contextlib.closing(batches))
       state = train(
         state,
-        _with_operations(training.step),
+        with_operations(training.step),
         batches,
         num_steps=config.num_steps,
         report=reporter.step,
@@ -234,57 +210,6 @@ def run_training(
     stop.deferred = False
     if stop.should_stop():
       raise Stopped(f"at step {int(state.step)}")
-
-
-def _begin_wandb(run: Run, workdir: Path, project: str) -> Any:
-  """Begins a run of Weights & Biases, or resumes that of the folder."""
-  import wandb
-
-  file = workdir / "wandb_id.txt"
-  if not file.exists():
-    write_whole(file, secrets.token_hex(8))
-  options = dict(name=run.config.name, config=run.config.to_dict())
-  return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
-
-
-def _profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
-  """Yields the batches of the steps after `start`, and profiles those `asked`, such as 10:20."""
-  first, last = map(int, asked.split(":"))
-  yield from itertools.islice(batches, max(first - start - 1, 0))
-  steps = range(max(first, start + 1), last + 2)
-  with jax.profiler.trace(folder) if len(steps) > 1 else contextlib.nullcontext():
-    # One more: while it is dispatched, the device may still compute the last one.
-    for step, batch in zip(steps, batches, strict=False):
-      with jax.profiler.StepTraceAnnotation("train", step_num=step):
-        yield batch
-  yield from batches
-
-
-def _with_operations(step: Callable) -> Callable:
-  """Adds the number of operations to a step's metrics, and prints the attention that it runs."""
-  operations = {}  # by the shapes of a batch
-
-  def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
-    if shapes not in operations:
-      token = used_rules.set(rules := [])
-      traced = step.trace(state, batch)  # the call below does not trace again
-      used_rules.reset(token)
-      for name, reason, _ in dict.fromkeys(rules):
-        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {name}, because {reason}")
-      operations[shapes] = np.float64(count_operations(traced.jaxpr.jaxpr))
-    state, metrics = step(state, batch)
-    return state, metrics | dict(operations=operations[shapes])
-
-  return counted
-
-
-def _lacks_evaluation(config: ConfigDict, step: int, workdir: Path) -> bool:
-  """Returns whether the run stopped after this step and before the evaluation due there."""
-  if step == 0 or (step % config.eval_every and step < config.num_steps):
-    return False
-  lines = read_metrics(workdir)
-  return not any(line["step"] == step and "valid_loss" in line for line in lines)
 
 
 def _data_digests(task: Task, data: Any, examples: Any) -> dict[str, str]:

@@ -33,7 +33,7 @@ MAY_IMPORT = LAYERS | {
   "experiments.config": {"experiments.errors"},
   "experiments.data": FOUNDATION,
   "experiments.evaluation": FOUNDATION | {"experiments.data"},
-  "experiments.training": FOUNDATION | {"experiments.data", "relpos_jax.nn"},
+  "experiments.training": FOUNDATION | NN | {"experiments.data"},
   **dict.fromkeys(
     sorted(SYSTEMS), FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"}
   ),

@@ -36,7 +36,8 @@ from experiments.benchmark.timing import Program, Record, parse_lengths
 from experiments.errors import InputError
 from experiments.evaluation.pictures import CostPanel, cost_curves
 from experiments.evaluation.tables import column_table, markdown_table, rewrite_blocks
-from experiments.training.workdir import environment, write_whole
+from experiments.files import write_whole
+from experiments.training.environment import environment
 from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS

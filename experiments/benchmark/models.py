@@ -40,10 +40,11 @@ from experiments.errors import InputError
 from experiments.evaluation.records import digest
 from experiments.evaluation.tables import markdown_table, rewrite_blocks
 from experiments.export import ctranslate2_spec, foreign_value
+from experiments.files import write_whole
 from experiments.run import build, own_values, parse_config
+from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 from experiments.training.task import Run
-from experiments.training.workdir import environment, write_whole
 from experiments.translation.task import Translation, make_translator
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"

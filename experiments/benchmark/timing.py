@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.errors import InputError
 from experiments.evaluation.records import hardware
-from experiments.training.workdir import short_commit
+from experiments.training.environment import short_commit
 
 Record = Mapping[str, Any]
 

@@ -23,8 +23,9 @@ from jax.sharding import SingleDeviceSharding
 from experiments import command
 from experiments.benchmark import timing
 from experiments.evaluation.tables import column_table, rewrite_blocks
+from experiments.files import write_whole
 from experiments.plan import chips, use_compiler
-from experiments.training.workdir import environment, write_whole
+from experiments.training.environment import environment
 from relpos_jax import DistanceBias, RelativePositions
 from relpos_jax.attention import choice, pallas_tpu, projected
 from relpos_jax.attention.inputs import Inputs, gather_inputs

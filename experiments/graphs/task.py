@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import bucket_boundaries, prefetch
 from experiments.errors import InputError
-from experiments.files import Path
+from experiments.files import Path, write_whole
 from experiments.graphs import scores
 from experiments.graphs.graph import (
   PAD,
@@ -32,7 +32,7 @@ from experiments.training.loss import Loss, cross_entropy
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh, num_rows_together, put_batch
 from experiments.training.task import Evaluation, Run
-from experiments.training.workdir import read_json, write_whole
+from experiments.training.workdir import read_json
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.typing import PyTree
 

@@ -1,6 +1,8 @@
 """The loop over the steps of a training."""
 
 import collections
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -77,3 +79,16 @@ def train(
         save(state)
       break
   return state
+
+
+def profiled(batches: Iterator, start: int, asked: str, folder: str) -> Iterator:
+  """Yields the batches of the steps after `start`, and profiles those `asked`, such as 10:20."""
+  first, last = map(int, asked.split(":"))
+  yield from itertools.islice(batches, max(first - start - 1, 0))
+  steps = range(max(first, start + 1), last + 2)
+  with jax.profiler.trace(folder) if len(steps) > 1 else contextlib.nullcontext():
+    # One more: while it is dispatched, the device may still compute the last one.
+    for step, batch in zip(steps, batches, strict=False):
+      with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        yield batch
+  yield from batches

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 import rich.console
 import rich.progress
+from ml_collections import ConfigDict
 from tensorboardX import summary
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
@@ -220,6 +222,25 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     return lines
   except ValueError as error:
     raise InputError(f"damaged {path} ({error}): delete the lines that are damaged") from error
+
+
+def lacks_evaluation(workdir: Path, step: int, num_steps: int, eval_every: int) -> bool:
+  """Returns whether the run stopped after this step and before the evaluation due there."""
+  if step == 0 or (step % eval_every and step < num_steps):
+    return False
+  lines = read_metrics(workdir)
+  return not any(line["step"] == step and "valid_loss" in line for line in lines)
+
+
+def begin_wandb(config: ConfigDict, workdir: Path, project: str) -> Any:
+  """Begins a run of Weights & Biases, or resumes that of the folder."""
+  import wandb
+
+  file = workdir / "wandb_id.txt"
+  if not file.exists():
+    write_whole(file, secrets.token_hex(8))
+  options = dict(name=config.name, config=config.to_dict())
+  return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
 
 
 def _copy_before(step: int, workdir: Path, target: Path) -> None:

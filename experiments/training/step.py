@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.extend import core
 
 from experiments.training.loss import Loss
 from experiments.training.sharding import constrain_sharding
+from relpos_jax.attention.choice import used_rules
 from relpos_jax.typing import Array, Int, PyTree
 
 
@@ -152,3 +154,22 @@ def inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
     return peak * jnp.minimum(t / warmup, jnp.sqrt(warmup / t))
 
   return rate
+
+
+def with_operations(step: Callable) -> Callable:
+  """Adds the number of operations to a step's metrics, and prints the attention that it runs."""
+  operations = {}  # by the shapes of a batch
+
+  def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+    if shapes not in operations:
+      token = used_rules.set(rules := [])
+      traced = step.trace(state, batch)  # the call below does not trace again
+      used_rules.reset(token)
+      for name, reason, _ in dict.fromkeys(rules):
+        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {name}, because {reason}")
+      operations[shapes] = np.float64(count_operations(traced.jaxpr.jaxpr))
+    state, metrics = step(state, batch)
+    return state, metrics | dict(operations=operations[shapes])
+
+  return counted

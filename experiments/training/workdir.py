@@ -1,31 +1,27 @@
-"""The run directory: its config, environment, input digests and folder of checkpoints."""
+"""The run directory: its config, the digests of its inputs, and its folder of checkpoints."""
 
 import contextlib
-import datetime
 import errno
-import functools
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
 import pathlib
-import platform
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
+import numpy as np
 
 from experiments.config import flatten
+from experiments.data.tokenizer import tokenizer_files
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, rename, to_path, write_whole
 from experiments.training import processes
+from experiments.training.environment import environment
+from experiments.training.metrics import read_metrics
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
@@ -35,8 +31,6 @@ MAY_CHANGE += ("training.keep_checkpoints", "training.num_samples", "training.ma
 _DIGESTS = "digests.json"
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
 _SHARED_SECONDS = 10  # until a file appears on a network file system
-
-_PACKAGES = ("relpos_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def claim_workdir(
@@ -156,6 +150,22 @@ def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
   write_whole(workdir / _DIGESTS, json.dumps(digests, indent=2) + "\n")
 
 
+def tokenizer_digest(workdir: Path) -> dict[str, str]:
+  """Returns the digest of the tokenizers in a run directory, by name; nothing if it has none."""
+  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
+  return dict(tokenizer=digest_of(contents)) if contents else {}
+
+
+def digest_of(items: Iterable[np.ndarray | str]) -> str:
+  """Returns the SHA-256 of arrays, with their dtypes and shapes, and of texts, with their sizes."""
+  found = hashlib.sha256()
+  for item in items:
+    array = np.frombuffer(item.encode(), np.uint8) if isinstance(item, str) else item
+    found.update(f"{array.dtype}{array.shape}".encode())
+    found.update(np.ascontiguousarray(array))
+  return found.hexdigest()
+
+
 # The folder of checkpoints ------------------------------------------------------------------------
 
 
@@ -198,6 +208,26 @@ def _folders(folder: Path) -> list[Path]:
   return list(filter(is_complete if in_bucket(folder) else is_folder, list_folder(folder)))
 
 
+def check_checkpoints_exist(workdir: Path) -> None:
+  """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
+
+  A step after the first save, or an evaluation at it, is reported only once that save is complete.
+  """
+  folder, lines = workdir / "checkpoints", read_metrics(workdir)
+  if not lines or any(found(folder) for found in (list_steps, list_damaged, list_unfinished)):
+    return
+  first = read_json(workdir / "config.json")["training"]["save_every"]
+
+  def is_past(line):
+    return line["step"] >= first + ("valid_loss" not in line)
+
+  if not (in_bucket(folder) or folder.is_dir()) or any(map(is_past, lines)):
+    raise InputError(
+      f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
+      f"bring that folder back, or delete {workdir} to start again"
+    )
+
+
 def mark_damaged(path: Path, reason: str) -> Path:
   """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path."""
   suffixes = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
@@ -224,64 +254,4 @@ def write_refusal(error: BaseException, what: object) -> InputError | None:
     if getattr(error, "errno", None) == code or os.strerror(code) in str(error):  # as Orbax says it
       reason = f"cannot write {what} ({os.strerror(code)})"
       return InputError(f"{reason}: {remedy} and run the same command again")
-  return None
-
-
-# The environment of a process ---------------------------------------------------------------------
-
-
-def environment(*packages: str) -> dict[str, Any]:
-  """Returns date, command line, hardware, and versions, also of further packages."""
-  devices = jax.devices()
-  return dict(
-    date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    command=shlex.join(["python", *sys.orig_argv[1:]]),
-    git_commit=_git_commit(),
-    python=platform.python_version(),
-    packages={name: _version(name) for name in (*_PACKAGES, *packages)},
-    platform=platform.platform(),
-    cpu=_cpu_model(),
-    cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-    devices=f"{len(devices)} x {devices[0].device_kind}",
-    processes=jax.process_count(),
-  )
-
-
-def code_version() -> dict[str, str | None]:
-  """Returns the versions of packages, and a digest of the sources of this one."""
-  root = pathlib.Path(__file__).parents[2]
-  files = (sorted((root / name).rglob("*.py")) for name in ("relpos_jax", "experiments"))
-  sources = b"".join(file.read_bytes() for file in itertools.chain(*files))
-  versions = {f"the version of {name}": _version(name) for name in _PACKAGES}
-  return versions | {"the digest of relpos_jax": hashlib.sha256(sources).hexdigest()[:12]}
-
-
-def short_commit(commit: str | None) -> str:
-  """Shortens the hash in the git commit of `environment` to 12 digits."""
-  return re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", commit or "unknown")
-
-
-def _version(package: str) -> str | None:
-  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-    return importlib.metadata.version(package)
-  return None
-
-
-def _cpu_model() -> str:
-  cpuinfo = pathlib.Path("/proc/cpuinfo")
-  found = re.search("model name.*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
-  return found[1] if found else platform.processor() or platform.machine()
-
-
-def _git_commit() -> str | None:
-  """Returns the commit of this package's checkout, marked as dirty if files differ from it.
-
-  Those in results/ may differ: commands write there.
-  """
-  git = ["git", "-C", pathlib.Path(__file__).parents[2], "--git-dir=.git"]
-  run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
-  with contextlib.suppress(OSError, subprocess.SubprocessError):
-    commit = run([*git, "describe", "--always", "--abbrev=40"]).stdout.strip()
-    changed = run([*git, "diff", "--name-only", "HEAD", "--", ".", ":!results"]).stdout
-    return commit + "-dirty" * bool(changed)
   return None

@@ -50,7 +50,8 @@ def dot_product_attention(
     mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij; or a term
       of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`, `LabelBias` or
-      `FunctionBias`; or a tuple of any of them, whose terms are added. For rotary positions, `rotate` the queries and keys.
+      `FunctionBias`; or a tuple of any of them, whose terms are added. For rotary positions,
+      `rotate` the queries and keys.
     scale: factor of the content, of q_i . aK_ij and of `KeyBias`, `H**-0.5` by default.
     logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax: after the
       scale, the relative term and the bias, before the masks. So a bias of -1e9 hides nothing.

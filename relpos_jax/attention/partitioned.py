@@ -212,9 +212,9 @@ def over_devices(
   """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
 
   Args:
-    kernel: a function of named arrays and of the number of their first query, independent over
-      batch, heads and queries. Results are summed over these where they have size 1 and the query
-      has not, or no axis of queries: the gradients of a shared bias, and of keys.
+    kernel: a function of named arrays and of the index of their first query, which computes each
+      sequence, head and query by itself. Results are summed over these where they have size 1 and
+      the query has not, or no axis of queries: the gradients of a shared bias, and of keys.
     axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
       operands, where they are larger than 1.
     operands: the arrays, including "query" and "key".

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.evaluation.tables import markdown_table, rewrite_blocks
 from experiments.files import write_whole
-from experiments.training.workdir import environment
+from experiments.training.environment import environment
 
 _BITS = "the bits of the undisturbed run"
 _RIGHT = (

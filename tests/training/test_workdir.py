@@ -13,6 +13,7 @@ import pytest
 
 from experiments import files
 from experiments.errors import InputError
+from experiments.training import environment as environment_module
 from experiments.training import workdir as workdir_module
 from experiments.training.workdir import check_shared, claim_workdir, write_run_files
 
@@ -116,11 +117,11 @@ def test_a_result_that_is_written_leaves_the_commit_clean_and_code_does_not(tmp_
   git("init", "--quiet")
   git("add", ".")
   git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message=a")
-  monkeypatch.setattr(workdir_module, "__file__", str(code))
+  monkeypatch.setattr(environment_module, "__file__", str(code))
   found = []
   for file in (result, code):
     file.write_text("2")
-    found.append(workdir_module.environment()["git_commit"])
+    found.append(environment_module.environment()["git_commit"])
   assert len(found[0]) == 40 and found[1] == found[0] + "-dirty"
 
 
