@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks, projected, reference
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.partitioned import zeros
+from relpos_jax.attention.partitioned import first_derivatives_only, zeros
 from relpos_jax.attention.relations import (
   ContentBias,
   EdgeFeatures,
@@ -120,7 +120,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     gradients = jax.lax.fori_loop(0, num_blocks, step, empty)
     return {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
 
-  all_blocks.defvjp(forward, backward)
+  all_blocks.defvjp(forward, first_derivatives_only(backward))
   return all_blocks(given, integers)
 
 

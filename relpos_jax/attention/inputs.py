@@ -203,8 +203,7 @@ def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) 
     return None
   x = validation.as_array(name, x)
   if name in ("bias", "mask"):
-    validation.check_logits_like(name, x, *shapes)
-    return _batched(x, ndim)
+    return _batched(validation.check_logits_like(name, x, *shapes), ndim)
   validation.check_array(name, x, jnp.integer, *shapes)
   is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
   return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), ndim)

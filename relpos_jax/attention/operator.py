@@ -46,8 +46,9 @@ def dot_product_attention(
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
     key, value: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
-    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`; below -1.2e38 it hides.
-    mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
+    bias: added to the scaled logits, of any rank that broadcasts to `[B, N, T, S]`; below -1.2e38
+      it hides.
+    mask: bool, True where the key may be seen; broadcasts to `[B, N, T, S]`, as a bias does.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij; or a term
       of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`, `LabelBias` or
       `FunctionBias`; or a tuple of any of them, whose terms are added. For rotary positions,

@@ -307,7 +307,24 @@ def over_devices(
       outputs = jax.vmap(in_turn, [0 if mapped else None for mapped in is_mapped])(*arrays)
     return tuple(outputs.values()), (True,) * len(results)
 
-  return dict(zip(results, function(*operands.values()), strict=True))
+  return dict(zip(results, first_derivatives_only(function)(*operands.values()), strict=True))
+
+
+def first_derivatives_only(function: Callable) -> Callable:
+  """Returns the function, which names the remedy when it is differentiated.
+
+  It is for what a `jax.custom_vjp` calls: only a second or a forward derivative comes here.
+  """
+  function = jax.custom_jvp(function)
+
+  @function.defjvp
+  def refuse(primals, tangents):
+    raise NotImplementedError(
+      "this implementation of attention has first derivatives in reverse mode only: for second or "
+      "forward ones name implementation='projected'"
+    )
+
+  return function
 
 
 def _merge(

@@ -66,15 +66,15 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
     raise ValueError(f"{found}; want the query's, {query.dtype}")
 
 
-def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
-  """Checks that a bias or mask has full rank, and on every axis the full size or 1."""
-  pairs = zip(array.shape, shape, strict=False)
-  if array.ndim != len(shape) or any(n not in (1, m) for n, m in pairs):
-    raise ValueError(
-      f"{name} has shape {array.shape}; want one that broadcasts to {shape}, with as many axes"
-    )
+def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> Array:
+  """Returns a bias or mask with all axes of the logits, each of the full size or 1."""
+  if array.ndim > len(shape) or any(
+    n not in (1, m) for n, m in zip(array.shape[::-1], shape[::-1], strict=False)
+  ):
+    raise ValueError(f"{name} has shape {array.shape}; want one that broadcasts to {shape}")
   if name == "mask" and array.dtype != bool:
     raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
+  return jnp.expand_dims(array, (*range(len(shape) - array.ndim),))
 
 
 def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -> None:

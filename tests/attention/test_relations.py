@@ -419,6 +419,43 @@ def test_projected_never_forms_a_vector_for_every_pair(kind):
   assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
 
 
+@pytest.mark.parametrize("shape", [(6,), (5, 6), (4, 5, 6), (5, 1)], ids=str)
+def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
+  rng = np.random.default_rng(0)
+  q, k, bias = (jnp.asarray(rng.normal(size=x)) for x in ((2, 5, 4, 3), (2, 6, 4, 3), shape))
+  table = jnp.asarray(rng.normal(size=(3, 3)))
+
+  def call(bias, mask):
+    relations = RelativePositions(table, None)
+    return dot_product_attention(q, k, k, bias, mask, relations=relations)
+
+  def full(x):
+    return x[(None,) * (4 - x.ndim)]
+
+  actual, pull_back = jax.vjp(lambda x: call(x, x > -1), bias)
+  wanted, wanted_pull_back = jax.vjp(lambda x: call(full(x), full(x > -1)), bias)
+  assert_close((actual, pull_back(actual)), (wanted, wanted_pull_back(wanted)))
+
+
+@pytest.mark.parametrize("kind", ["positions", "labels"])
+def test_a_second_derivative_names_the_remedy(kind, monkeypatch):
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 128)
+  x, table = jnp.ones((1, 300, 1, 4)), jnp.ones((3, 4))
+  relations = RelativePositions(table, None)
+  if kind == "labels":
+    relations = EdgeLabels(jnp.ones((300, 300), int), table, None)
+
+  def loss(x, implementation):
+    return dot_product_attention(x, x, x, relations=relations, implementation=implementation).sum()
+
+  def second(implementation):
+    return jax.grad(lambda x: jax.grad(loss)(x, implementation).sum())(x)
+
+  with pytest.raises(NotImplementedError, match="name implementation='projected'"):
+    second("chunked")
+  assert second("projected").shape == x.shape
+
+
 @pytest.mark.parametrize("kind", ["positions", "labels", "features", "numbers", "function"])
 def test_no_weights_of_all_pairs_without_a_band(kind):
   """Compiles both passes: only the call's own arrays, and their gradients, are of all pairs."""
