@@ -43,6 +43,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
   by_head = dict(key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2))
   leaves, structure = jax.tree.flatten(inputs._replace(**by_head))
   axes = jax.tree.leaves(_query_axes(inputs))
+  sink = next((i for i, x in enumerate(leaves) if x is inputs.sinks), None)
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
   given = {i: x for i, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
   integers = {i: x for i, x in arrays.items() if i not in given}
@@ -72,6 +73,9 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     part = part_of(floats, integers, start)
     return reference.weighted_sum(part, weights, projected.relative_values)
 
+  def of_heads(floats: _Arrays) -> Array:
+    return floats[sink][:, None, None]
+
   @jax.custom_vjp
   def all_blocks(floats: _Arrays, integers: _Arrays) -> Array:
     return forward(floats, integers)[0]
@@ -81,9 +85,13 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
       start = start_of(index)
       of_block = read(floats, start), read(integers, start), start
       logits = logits_of(*of_block)
-      highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+      highest = logits.max(-1, keepdims=True)
+      if sink is not None:
+        highest = jnp.maximum(highest, of_heads(floats))
       powers = jnp.exp(logits - highest)
       total = powers.sum(-1, keepdims=True)
+      if sink is not None:
+        total += jnp.exp(of_heads(floats) - highest)
       log_total = highest + jnp.log(total)
       if hides:
         log_total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, log_total)
@@ -109,8 +117,11 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
       weights = jnp.exp(logits - _slice(log_total, start, block, 2))
       _, of_output = jax.vjp(lambda w, x: output_of(w, x, others, start), weights, own)
       d_weights, first = of_output(d_rows)
-      d_logits = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
-      (second,) = of_logits(d_logits)
+      delta = (weights * d_weights).sum(-1, keepdims=True)
+      (second,) = of_logits(weights * (d_weights - delta))
+      if sink is not None:
+        of_sinks = jnp.exp(of_heads(floats) - _slice(log_total, start, block, 2))
+        second |= {sink: -(of_sinks * delta).sum((0, 2, 3))}
       return {
         i: _add(_add(x, first[i], start, axes[i]), second[i], start, axes[i])
         for i, x in gradients.items()

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 
-from relpos_jax.attention import band as bands
 from relpos_jax.attention import chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_platform
@@ -77,7 +76,7 @@ def _is_long(inputs: Inputs) -> bool:
   """
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
-  if target_platform() == "cpu" and bands.unsupported(inputs):
+  if target_platform() == "cpu" and not chunked.has_band(inputs):
     return batch * heads * num_queries * num_keys >= 2**22
   if target_platform() == "cpu":
     return num_keys >= (512 if reference.has_few_queries(inputs) else 64)
@@ -104,8 +103,10 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
     PLAIN,
-    "there are neither relations (cross-attention has none) nor dropout nor a soft cap",
-    lambda x: not x.relations and x.dropout_seeds is None and x.soft_cap is None,
+    "there are no relations (cross-attention has none), dropout, soft cap or sinks",
+    lambda x: (
+      not x.relations and x.dropout_seeds is None and x.soft_cap is None and x.sinks is None
+    ),
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
   Rule(
@@ -168,7 +169,7 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   reference: can do it, but per_position is preferred
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred
-  chunked: positions are given; if they are consecutive, give query_offset instead
+  chunked: can do it, but per_position is preferred
   pallas_tpu: positions are given; if they are consecutive, give query_offset instead
   pallas_gpu: positions are given; if they are consecutive, give query_offset instead
   """

@@ -78,6 +78,11 @@ def unsupported(inputs: Inputs) -> str | None:
   return None
 
 
+def has_band(inputs: Inputs) -> bool:
+  """Returns whether the algorithm of the band computes a call, which is twice as fast."""
+  return inputs.sinks is None and not bands.unsupported(inputs)
+
+
 def attention(
   inputs: Inputs, block: int | None = None, group: int = _GROUP
 ) -> Float[Array, "B T N H"]:
@@ -86,7 +91,7 @@ def attention(
   The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band
   has the algorithm of blocks.py.
   """
-  if bands.unsupported(inputs):
+  if not has_band(inputs):
     return blocks.attention(inputs, block)
   band = bands.band_of(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)

@@ -46,6 +46,7 @@ class Inputs(NamedTuple):
   relations: tuple[Relation, ...]
   scale: ArrayLike
   soft_cap: float | None
+  sinks: Float[Array, " N"] | None
   is_causal: bool
   window: tuple[int, int] | None  # how far a query sees to the left and to the right
   linear_positions: bool  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
@@ -114,6 +115,7 @@ def gather_inputs(
   relations: Relations | None = None,
   scale: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
+  sinks: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -136,6 +138,10 @@ def gather_inputs(
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
   validation.check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
+  if sinks is not None:
+    sinks = validation.as_array("sinks", sinks)
+    validation.check_array("sinks", sinks, jnp.floating, (heads,))
+    sinks = sinks.astype(jnp.promote_types(query.dtype, jnp.float32))
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
   of_keys = (*batch, num_keys), (num_keys,)
@@ -173,6 +179,7 @@ def gather_inputs(
     relations=relations,
     scale=scale,
     soft_cap=logits_soft_cap,
+    sinks=sinks,
     is_causal=is_causal,
     window=window,
     linear_positions=linear,

@@ -21,6 +21,7 @@ def dot_product_attention(
   relations: Relations | None = None,
   scale: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
+  sinks: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -56,6 +57,8 @@ def dot_product_attention(
     scale: factor of the content, of q_i . aK_ij and of `KeyBias`, `H**-0.5` by default.
     logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax: after the
       scale, the relative term and the bias, before the masks. So a bias of -1e9 hides nothing.
+    sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: the weights of a query
+      are divided by exp(sink) more. After scale and soft cap, and never masked.
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
       sequences need segment ids and no positions: distances within a segment are the same. Any
@@ -99,6 +102,7 @@ def dot_product_attention(
     relations=relations,
     scale=scale,
     logits_soft_cap=logits_soft_cap,
+    sinks=sinks,
     is_causal=is_causal,
     query_positions=query_positions,
     key_positions=key_positions,
@@ -129,8 +133,8 @@ def attention_weights(
   Takes its arguments except `value` and `implementation`.
 
   Returns:
-    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, or
-    to zero if the query sees no key.
+    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, to
+    less with `sinks`, or to zero if the query sees no key.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]

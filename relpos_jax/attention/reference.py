@@ -130,11 +130,16 @@ def attention_weights(
 ) -> Float[Array, "B N T S"]:
   """Computes p_ij = softmax_j(logits), zero for a query that sees no key."""
   logits = masked_logits(inputs, relative_logits)
+  if inputs.sinks is None:
+    weights = jax.nn.softmax(logits)
+  else:
+    sinks = jnp.broadcast_to(inputs.sinks[:, None, None], (*logits.shape[:3], 1))
+    weights = jax.nn.softmax(jnp.concatenate([logits, sinks], axis=-1))[..., :-1]
   if not may_hide(inputs):
-    return jax.nn.softmax(logits)
+    return weights
   # Not from their maximum, in which XLA may drop a NaN on a CPU.
   sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
-  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
+  return jnp.where(sees_none, 0, weights)
 
 
 def may_hide(inputs: Inputs) -> bool:

@@ -183,7 +183,7 @@ def test_dropout_without_relations_never_writes_out_long_weights():
 def test_explain_names_the_remedy_for_positions():
   positions = explain(QUERY, KEY, KEY, relations=RELATIONS, query_positions=np.arange(5) + 2)
   offset = explain(QUERY, KEY, KEY, relations=RELATIONS, query_offset=jnp.array([2, 3]))
-  for name in ("skew", "chunked", "pallas_tpu", "pallas_gpu"):
+  for name in ("skew", "pallas_tpu", "pallas_gpu"):
     assert "give query_offset instead" in positions.reasons[name]
     assert offset.reasons[name].startswith("can do it")
 

@@ -419,6 +419,37 @@ def test_projected_never_forms_a_vector_for_every_pair(kind):
   assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
 
 
+# Law 14.
+@pytest.mark.parametrize("name", ["reference", "per_position", "projected", "chunked", None])
+def test_a_sink_is_one_more_key_without_a_value(name, monkeypatch):
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  call = RandomCall(["numbers", "labels"], 3)
+  q, k, v = (call.normal(2, 7, n, 3) for n in (4, 2, 2))
+  numbers, table, sinks = call.normal(5, 4), call.normal(5, 3), call.normal(4)
+  labels, mask = call.integers(-1, 5, 7, 7), jnp.arange(7) % 3 != 1
+
+  def both(q, k, v, numbers, table, sinks, named, **options):
+    relations = LabelBias(labels, numbers), EdgeLabels(labels, table, table)
+    options |= dict(relations=relations, implementation=name if named else "reference")
+    return dot_product_attention(q, k, v, mask=mask, sinks=sinks, **options)
+
+  def as_a_key(q, k, v, numbers, table, sinks):
+    wide = jnp.pad(labels, [(0, 0), (0, 1)], constant_values=-1)
+    relations = LabelBias(wide, numbers), EdgeLabels(wide, table, table)
+    bias = jnp.zeros((1, 4, 1, 8)).at[0, :, 0, 7].set(sinks)
+    k, v = (jnp.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]) for x in (k, v))
+    options = dict(relations=relations, implementation="reference")
+    return dot_product_attention(q, k, v, bias, jnp.append(mask, True), **options)
+
+  floats = q, k, v, numbers, table, sinks
+  actual, pull_back = jax.vjp(functools.partial(both, named=True), *floats)
+  wanted, wanted_pull_back = jax.vjp(as_a_key, *floats)
+  assert_close((actual, pull_back(actual)), (wanted, wanted_pull_back(wanted)))
+  without = [both(*floats[:-1], x, named=True) for x in (jnp.full(4, -jnp.inf), None)]
+  assert_close(*without)
+  assert not both(*floats, named=True, key_value_seq_lengths=jnp.zeros(2, int)).any()
+
+
 @pytest.mark.parametrize("shape", [(6,), (5, 6), (4, 5, 6), (5, 1)], ids=str)
 def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
   rng = np.random.default_rng(0)
