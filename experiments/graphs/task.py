@@ -148,7 +148,7 @@ class Graphs(tasks.Task):
     return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
-    """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
+    """Computes the cross entropy summed over targets: graphs or pairs of nodes."""
     smoothing = self.config.training.label_smoothing
     return cross_entropy(model(batch, rngs), batch.target, smoothing=smoothing, pad=PAD)
 
