@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -50,20 +48,17 @@ class StopOnSignal:
     self.signal = signal.SIGTERM  # the signal received
     self._received = False  # by this process
     self._answer = None  # of the last question to all processes
-    self._handlers, self._hook = {}, None
+    self._handlers = {}
 
   def __enter__(self) -> "StopOnSignal":
     if threading.current_thread() is threading.main_thread():  # others cannot set handlers
       handled = [n for n in _AT_EXIT if signal.getsignal(n) is not signal.SIG_IGN]
       self._handlers = {number: signal.signal(number, self._receive) for number in handled}
-      self._hook, sys.unraisablehook = sys.unraisablehook, self._retry
     return self
 
   def __exit__(self, *_) -> None:
     for number, handler in self._handlers.items():
       signal.signal(number, _AT_EXIT[number] if self._at_exit else handler)
-    if self._hook:
-      sys.unraisablehook = self._hook
 
   def should_stop(self, state: PyTree | None = None) -> bool:
     """Returns whether any process received a signal; all processes call this together.
@@ -110,22 +105,11 @@ class StopOnSignal:
     if not self.deferred:
       raise Stopped
 
-  def _retry(self, unraisable) -> None:
-    """Sends the signal again where Python dropped `Stopped`, as in callbacks and `__del__`."""
-    if unraisable.exc_type is not Stopped:
-      return self._hook(unraisable)
-    self._received = False
-    signal.signal(self.signal, self._receive)
-    threading.Timer(0.1, os.kill, (os.getpid(), self.signal)).start()
-
 
 @functools.cache
 def _reduction():
   """Returns the sharding of one number per process, and the function of their maximum."""
   firsts = {device.process_index: device for device in reversed(jax.devices())}
   mesh = Mesh([firsts[i] for i in range(jax.process_count())], ("process",))
-
-  def shard(*axes):
-    return NamedSharding(mesh, PartitionSpec(*axes))
-
-  return shard("process"), jax.jit(jnp.max, out_shardings=shard())
+  replicated = NamedSharding(mesh, PartitionSpec())
+  return NamedSharding(mesh, PartitionSpec("process")), jax.jit(jnp.max, out_shardings=replicated)
