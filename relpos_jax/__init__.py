@@ -2,7 +2,7 @@
 
 from relpos_jax.attention.choice import explain
 from relpos_jax.attention.edges import edge_attention
-from relpos_jax.attention.operator import attention_weights, dot_product_attention
+from relpos_jax.attention.operator import attention_weights, dot_product_attention, merge
 from relpos_jax.attention.partitioned import mesh_axes
 from relpos_jax.attention.relations import (
   ContentBias,
@@ -31,6 +31,7 @@ __all__ = [
   "dot_product_attention",
   "edge_attention",
   "explain",
+  "merge",
   "mesh_axes",
   "rotate",
 ]

@@ -74,8 +74,8 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
     return "a bias is given"
   if inputs.soft_cap is not None:
     return "a soft cap is given"
-  if inputs.sinks is not None:
-    return "sinks are given"
+  if inputs.sinks is not None or inputs.return_residual:
+    return "sinks are given, or a residual is asked for"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   segments = inputs.query_segment_ids, inputs.key_segment_ids

@@ -31,8 +31,13 @@ _FEWEST = 16
 _Arrays = dict[int, Array]  # by their place among the leaves of the inputs
 
 
-def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H"]:
-  """Computes attention over blocks of `block` queries, by default a size for the call."""
+def attention(
+  inputs: Inputs, block: int | None = None
+) -> Float[Array, "B T N H"] | tuple[Array, Float[Array, "B T N"]]:
+  """Computes attention, and its residual if the inputs ask for it.
+
+  A block has `block` queries, by default a number for the call.
+  """
   batch, num_queries, heads, _ = inputs.query.shape
   block = block or _default_block(batch * heads * inputs.key.shape[1])
   if block >= num_queries:
@@ -77,10 +82,10 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     return floats[sink][:, None, None]
 
   @jax.custom_vjp
-  def all_blocks(floats: _Arrays, integers: _Arrays) -> Array:
+  def all_blocks(floats: _Arrays, integers: _Arrays) -> tuple[Array, Array]:
     return forward(floats, integers)[0]
 
-  def forward(floats: _Arrays, integers: _Arrays) -> tuple[Array, tuple]:
+  def forward(floats: _Arrays, integers: _Arrays) -> tuple[tuple[Array, Array], tuple]:
     def step(index, found):
       start = start_of(index)
       of_block = read(floats, start), read(integers, start), start
@@ -103,10 +108,11 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     shape = batch, heads, num_queries, 1
     empty = zeros(query.shape, value), zeros(shape, query.astype(_wide(query)))
     output, log_total = jax.lax.fori_loop(0, num_blocks, step, empty)
-    return output, (floats, integers, log_total)
+    return (output, log_total), (floats, integers, log_total)
 
-  def backward(saved: tuple, d_output: Array) -> tuple[_Arrays, None]:
+  def backward(saved: tuple, cotangents: tuple) -> tuple[_Arrays, None]:
     floats, integers, log_total = saved
+    d_output, d_log_total = cotangents
 
     def step(index, gradients):
       start = start_of(index)
@@ -118,6 +124,7 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
       _, of_output = jax.vjp(lambda w, x: output_of(w, x, others, start), weights, own)
       d_weights, first = of_output(d_rows)
       delta = (weights * d_weights).sum(-1, keepdims=True)
+      delta -= jnp.where(is_new[:, None], _slice(d_log_total, start, block, 2), 0)
       (second,) = of_logits(weights * (d_weights - delta))
       if sink is not None:
         of_sinks = jnp.exp(of_heads(floats) - _slice(log_total, start, block, 2))
@@ -132,7 +139,11 @@ def attention(inputs: Inputs, block: int | None = None) -> Float[Array, "B T N H
     return {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
 
   all_blocks.defvjp(forward, first_derivatives_only(backward))
-  return all_blocks(given, integers)
+  output, log_total = all_blocks(given, integers)
+  if not inputs.return_residual:
+    return output
+  residual = jnp.where(jnp.isposinf(log_total), -jnp.inf, log_total)
+  return output, residual[..., 0].swapaxes(1, 2)
 
 
 def _default_block(pairs_of_a_query: int) -> int:

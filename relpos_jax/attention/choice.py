@@ -103,9 +103,9 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
     PLAIN,
-    "there are no relations (cross-attention has none), dropout, soft cap or sinks",
+    "there are no relations (cross-attention has none), dropout, soft cap, sinks or residual",
     lambda x: (
-      not x.relations and x.dropout_seeds is None and x.soft_cap is None and x.sinks is None
+      not (x.relations or x.return_residual) and x.dropout_seeds is x.soft_cap is x.sinks is None
     ),
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),

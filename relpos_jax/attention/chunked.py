@@ -80,12 +80,13 @@ def unsupported(inputs: Inputs) -> str | None:
 
 def has_band(inputs: Inputs) -> bool:
   """Returns whether the algorithm of the band computes a call, which is twice as fast."""
-  return inputs.sinks is None and not bands.unsupported(inputs)
+  is_plain = inputs.sinks is None and not inputs.return_residual
+  return is_plain and not bands.unsupported(inputs)
 
 
 def attention(
   inputs: Inputs, block: int | None = None, group: int = _GROUP
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N H"] | tuple[Array, Array]:
   """Computes attention over blocks of `block` queries, by default a size for the call.
 
   The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band

@@ -59,6 +59,7 @@ class Inputs(NamedTuple):
   key_segment_ids: Int[Array, "#B S"] | None
   dropout_rate: float
   dropout_seeds: Int[Array, "B N"] | None  # None without dropout
+  return_residual: bool
   explicit: Shards = ()  # the explicit mesh axes that shard the query
 
   def visible(self) -> Bool[Array, "#B #N #T #S"] | None:
@@ -127,6 +128,7 @@ def gather_inputs(
   key_segment_ids: ArrayLike | None = None,
   dropout_rate: float = 0.0,
   dropout_key: ArrayLike | None = None,
+  return_residual: bool = False,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults."""
   query_offset = 0 if query_offset is None else query_offset
@@ -192,6 +194,7 @@ def gather_inputs(
     key_segment_ids=_given("key_segment_ids", key_segment_ids, 2, *of_keys),
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
+    return_residual=return_residual,
   )
   return align_manual_axes(inputs)._replace(explicit=explicit_axes(query))
 

@@ -1,5 +1,7 @@
 """The operator: attention with any relation, by any implementation."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -34,7 +36,8 @@ def dot_product_attention(
   dropout_rate: float = 0.0,
   dropout_key: ArrayLike | None = None,
   implementation: str | None = None,
-) -> Array:
+  return_residual: bool = False,
+) -> Array | tuple[Array, Array]:
   r"""Computes attention with a relation a_ij between every query i and key j.
 
   $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) \qquad
@@ -78,10 +81,13 @@ def dot_product_attention(
       because none was measured on a device yet. The kernels, and "chunked", which None chooses for
       long sequences (on CPUs from 64 keys on), have first reverse-mode derivatives only. For jvp
       or second derivatives name "projected" or "skew".
+    return_residual: whether to return the logarithm of the sum of exp(logit), too, as in jax.nn.
 
   Returns:
-    `[B, T, N, H]`, in the value's dtype. Softmax and sums of weights are in float32, or in
-    float64 for float64 inputs (without relations always in float32, as in jax.nn).
+    `[B, T, N, H]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in float32 or
+    float64, -inf where a query sees no key: `merge` joins parts of the keys by it. Softmax and sums
+    of weights are in float32, or in float64 for float64 inputs (without relations always in
+    float32, as in jax.nn).
 
   Raises:
     ValueError: an argument is wrong, or `implementation` is not a known name.
@@ -114,9 +120,11 @@ def dot_product_attention(
     key_segment_ids=key_segment_ids,
     dropout_rate=dropout_rate,
     dropout_key=dropout_key,
+    return_residual=return_residual,
   )
-  output = with_automatic_axes(_attend, inputs.query, inputs, implementation)
-  return output if jnp.ndim(query) == 4 else output[0]
+  result = ("BTNH", "BTN") if return_residual else "BTNH"
+  output = with_automatic_axes(_attend, inputs.query, inputs, implementation, result=result)
+  return output if jnp.ndim(query) == 4 else jax.tree.map(lambda x: x[0], output)
 
 
 def attention_weights(
@@ -149,14 +157,43 @@ def attention_weights(
   return weights if jnp.ndim(query) == 4 else weights[0]
 
 
-def _attend(inputs: Inputs, implementation: str | None) -> Float[Array, "B T N H"]:
+def merge(
+  outputs: Sequence[ArrayLike], residuals: Sequence[ArrayLike]
+) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N"]]:
+  """Merges attention to parts of the keys into attention to all of them.
+
+  Takes the outputs and the residuals of `dot_product_attention` with `return_residual`, for the
+  same queries and any split of the keys (give sinks to one part only), and returns both for all
+  keys. Gradients are exact, too.
+
+  >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
+  >>> parts = [dot_product_attention(q, x, x, return_residual=True) for x in (k[:1], k[1:])]
+  >>> output, residual = merge(*zip(*parts))
+  >>> bool(jnp.allclose(output, dot_product_attention(q, k, k), atol=1e-6))
+  True
+  """
+  outputs, residuals = (jnp.stack([*map(jnp.asarray, x)]) for x in (outputs, residuals))
+  total = jax.nn.logsumexp(residuals, axis=0)
+  finite = jnp.where(jnp.isneginf(total), 0, total)
+  shares = jnp.exp(residuals - finite)
+  merged = jnp.sum(shares[..., None] * outputs.astype(shares.dtype), axis=0)
+  return merged.astype(outputs.dtype), total
+
+
+def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
   """Calls the implementation of that name, or the one chosen for the call."""
   used_rules.get().append(rule := choose(inputs, implementation))
+  name = rule.implementation
   if not inputs.query.size or not inputs.key.size:
-    return jnp.zeros(inputs.query.shape, inputs.value.dtype)
-  if rule.implementation == PLAIN:
+    output = jnp.zeros(inputs.query.shape, inputs.value.dtype)
+    none = jnp.full(inputs.query.shape[:3], -jnp.inf, jnp.promote_types(output.dtype, jnp.float32))
+    return (output, none) if inputs.return_residual else output
+  if name == PLAIN:
     return _plain(inputs)
-  return IMPLEMENTATIONS[rule.implementation].attention(inputs)
+  found = IMPLEMENTATIONS[name].attention(inputs)
+  if inputs.return_residual and not isinstance(found, tuple):
+    return found, reference.residual(inputs, projected.relative_logits)
+  return found
 
 
 def _weights(inputs: Inputs) -> Float[Array, "B N T S"]:

@@ -117,11 +117,14 @@ def explicit_axes(query: ArrayLike) -> Shards:
 
 
 def with_automatic_axes(
-  attend: Callable[..., Array], query: ArrayLike, *arguments: Any, result: str = "BTNH"
-) -> Array:
+  attend: Callable[..., Any],
+  query: ArrayLike,
+  *arguments: Any,
+  result: str | tuple[str, ...] = "BTNH",
+) -> Any:
   """Returns `attend(*arguments)`, run with automatic axes if arrays have explicit ones.
 
-  The axes of the result, of letters `result`, are sharded as those of the query.
+  The axes of the results, of letters `result`, are sharded as those of the query.
   """
   leaves, structure = jax.tree.flatten(arguments)
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
@@ -135,8 +138,13 @@ def with_automatic_axes(
     return attend(*jax.tree.unflatten(structure, full))
 
   spec = dict(explicit_axes(query))
-  letters = result[-jnp.ndim(query) :]
-  out = NamedSharding(mesh, PartitionSpec(*(spec.get(letter) or None for letter in letters)))
+  first = "B" if jnp.ndim(query) == 3 else ""  # the letter that is absent
+
+  def sharding(letters: str) -> NamedSharding:
+    names = (spec.get(letter) or None for letter in letters.removeprefix(first))
+    return NamedSharding(mesh, PartitionSpec(*names))
+
+  out = jax.tree.map(sharding, result)
   names = tuple(_names(mesh, AxisType.Explicit))
   return jax.sharding.auto_axes(automatic, axes=names, out_sharding=out)(arrays)
 

@@ -142,6 +142,18 @@ def attention_weights(
   return jnp.where(sees_none, 0, weights)
 
 
+def residual(
+  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
+) -> Float[Array, "B T N"]:
+  """Computes the logarithm of a query's sum of exp(logit), sinks included; -inf without a key."""
+  logits = masked_logits(inputs, relative_logits)
+  hidden = (logits <= masks.LOWEST / 2).all(-1) if may_hide(inputs) else False
+  found = jax.nn.logsumexp(logits, axis=-1)
+  if inputs.sinks is not None:
+    found = jnp.logaddexp(found, inputs.sinks[:, None])
+  return jnp.where(hidden, -jnp.inf, found).swapaxes(1, 2)
+
+
 def may_hide(inputs: Inputs) -> bool:
   """Returns whether a key may be hidden from a query, by a mask or a bias of -inf."""
   return inputs.bias is not None or inputs.visible() is not None

@@ -25,6 +25,7 @@ from relpos_jax import (
   attention_weights,
   dot_product_attention,
   explain,
+  merge,
   rotate,
 )
 from relpos_jax.attention import blocks, chunked, projected
@@ -448,6 +449,34 @@ def test_a_sink_is_one_more_key_without_a_value(name, monkeypatch):
   without = [both(*floats[:-1], x, named=True) for x in (jnp.full(4, -jnp.inf), None)]
   assert_close(*without)
   assert not both(*floats, named=True, key_value_seq_lengths=jnp.zeros(2, int)).any()
+
+
+# Law 14.
+@pytest.mark.parametrize("name", ["reference", "projected", "chunked", None])
+def test_parts_of_the_keys_are_merged_by_their_residuals(name, monkeypatch):
+  """One of three parts is hidden from all queries, and another one has the sinks."""
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  call = RandomCall(["numbers", "labels"], 4)
+  q, k, v = (call.normal(2, 7, n, 3) for n in (4, 2, 2))
+  floats = q, k, v, call.normal(5, 3), call.normal(4)
+  labels, mask = call.integers(-1, 5, 7, 7), jnp.arange(7) % 5 != 0
+
+  def part(q, k, v, table, sinks, first=0, last=7, name="reference"):
+    keys = slice(first, last)
+    options = dict(relations=EdgeLabels(labels[:, keys], table, table), mask=mask[keys])
+    options |= dict(sinks=sinks, implementation=name, return_residual=True)
+    return dot_product_attention(q, k[:, keys], v[:, keys], **options)
+
+  def merged(q, k, v, table, sinks):
+    splits = [(0, 1, None), (1, 4, sinks), (4, 7, None)]
+    return merge(*zip(*(part(q, k, v, table, x, *at, name) for *at, x in splits), strict=True))
+
+  actual, pull_back = jax.vjp(merged, *floats)
+  wanted, wanted_pull_back = jax.vjp(part, *floats)
+  cotangent = jax.tree.map(jnp.cos, wanted)
+  assert_close((actual, pull_back(cotangent)), (wanted, wanted_pull_back(cotangent)))
+  hidden = part(*floats[:-1], None, 0, 1, name)
+  assert not hidden[0].any() and np.isneginf(hidden[1]).all()
 
 
 @pytest.mark.parametrize("shape", [(6,), (5, 6), (4, 5, 6), (5, 1)], ids=str)
