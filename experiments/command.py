@@ -255,7 +255,10 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
 def _configs() -> dict[str, str]:
   """Returns the first line of the docstring of each of the project's configs."""
   files = [path for path in sorted(_CONFIGS.glob("*.py")) if path.name != "__init__.py"]
-  doc = lambda path: ast.get_docstring(ast.parse(path.read_text())) or ""
+
+  def doc(path):
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
   return {f"configs/{path.name}": doc(path).partition("\n")[0] for path in files}
 
 

@@ -6,8 +6,8 @@
 #   experiments/first_device.sh --out=runs/device   # writes there instead of to results/
 #   TOY=1 experiments/first_device.sh               # tries each piece on a CPU, in runs/toy
 #
-# A piece is stopped after LIMIT seconds (570; 0: never). It goes on at the next call; tests and
-# timings of steps and decoding, which take minutes, start anew. A piece that is done has left
+# A piece is stopped after LIMIT seconds (570; 0: never). Sweeps go on at the next call; tests and
+# timings, which take minutes, start anew. A piece that is done has left
 # OUT/first_device/PIECE.log, any other PIECE.failed; after it the next piece runs all the same. The
 # exit status is 0 when all are done.
 #
@@ -34,7 +34,7 @@ if [[ $toy ]]; then
 fi
 { read -r platform device; read -r environment; } < <(python - <<'END'
 import json, re, jax
-from experiments.training.workdir import environment
+from experiments.training.environment import environment
 kind = jax.devices()[0].device_kind.lower()
 print(jax.default_backend(), re.sub("[^a-z0-9]+", "-", kind).strip("-"))
 print(json.dumps(environment("torch")))
@@ -83,8 +83,7 @@ sweep() {  # NAME CONFIG FLAG...: in toys the first cell of all
 
 # One process at a time may use a TPU.
 workers=8 parallel=${PARALLEL:-4} few=${PARALLEL:-2}
-tiles=128x128x4,128x64x2,128x64x4,64x128x4,64x64x1,64x64x2,64x64x4,64x32x2,32x64x2,32x32x2
-[[ $platform == tpu ]] && workers=1 parallel=1 few=1 tiles=256,512,1024
+[[ $platform == tpu ]] && workers=1 parallel=1 few=1
 for folder in "${DATA:-}" shared/data ../shared/data; do
   [[ -d $folder/multi30k/raw ]] && break
 done
@@ -92,13 +91,13 @@ captions=() chorales=()
 [[ -d $folder/multi30k/raw ]] && captions=(--config.data.multi30k.path="$folder/multi30k/raw")
 [[ -d $folder/jsb ]] && chorales=(--config.data.chorales.path="$folder/jsb")
 kernel=pallas_$platform others="chunked or projected" cases=""
-lengths=(--lengths=256,512,1024,2048,4096,8192,16384 --tokens=16384 --repetitions=50)
-four=(--lengths=4096 --tokens=16384 --repetitions=50) step=(--length=32) decode=("${step[@]}")
+lengths=(--lengths=256,512,1024,2048 --tokens=16384 --repetitions=50)
+long=(--lengths=4096,8192,16384 --tokens=16384 --repetitions=50) step=(--length=32) decode=("${step[@]}")
 if [[ $toy ]]; then
-  workers=1 kernel=pallas_gpu others="projected and both" cases=" and small and both" tiles=16x16x1
+  workers=1 kernel=pallas_gpu others="projected and both" cases=" and small and both"
   small=(--config.model.width=16 --config.model.num_layers=1 --config.model.num_heads=2)
   lengths=(--lengths=16,32 --tokens=32 --heads=2 --width=16 --max_distance=2 --repetitions=1)
-  four=("${lengths[@]}")
+  long=("${lengths[@]}")
   step=(--length=4 "${small[@]}" --config.vocabulary.size=50)
   decode=("${step[@]}" --repetitions=1 --sentences=2 --config.decoding.extra_length=1)
   step+=(--repetitions=6 --config.batches.tokens=256)
@@ -111,10 +110,10 @@ fi
 
 tests parity_bfloat16 "$kernel and bfloat16$cases"
 tests parity_float32 "$kernel and float32$cases"
-benchmark attention attention "${lengths[@]}" --implementations="$kernel,chunked,projected" \
-  --peers=cudnn,cudnn_dense_bias,torch_sdpa,flex_attention --resume
-benchmark tiles attention "${four[@]}" --implementations="$kernel" --peers=none --tiles=$tiles \
-  --name="$device-tiles" --resume
+peers=(--implementations="$kernel,chunked,projected")
+peers+=(--peers=cudnn,cudnn_dense_bias,torch_sdpa,flex_attention)
+benchmark attention attention "${lengths[@]}" "${peers[@]}"
+benchmark attention_long attention "${long[@]}" "${peers[@]}" --name="$device-long"
 tests parity_without_kernels "$others"
 for table in table1 table2 table3 lengths sharing beyond; do
   sweep $table $table.py:published --parallel="$parallel" "${captions[@]}"

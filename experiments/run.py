@@ -15,8 +15,6 @@ from configs import default
 from experiments.config import LARGEST, MOST_STEPS, between, check_types, check_values, flatten
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.graphs.task import Graphs
-from experiments.music.task import MusicTask
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.digests import check_unchanged
 from experiments.training.sharding import (
@@ -36,9 +34,7 @@ from experiments.training.step import (
 )
 from experiments.training.task import Run, Task
 from experiments.training.workdir import read_json
-from experiments.translation.task import Translation
 
-_TASKS = dict(translation=Translation, music=MusicTask, graphs=Graphs)
 _CHOICES = {
   "training.schedule": ("paper", "inverse_sqrt"),
   "training.prng": ("threefry2x32", "rbg", "unsafe_rbg"),
@@ -80,13 +76,28 @@ def parse_config(
   if num_devices == 0:
     num_devices = math.prod(size for size in config.mesh.values() if size > 0)
   sizes = mesh_sizes(num_devices or jax.device_count(), **config.mesh)
-  task = _TASKS[config.task](config)
+  task = _task_class(config.task)(config)
   task.check(sizes)
   for name in ("num_heads", "feed_forward"):
     if config.model[name] % sizes["tensor"]:
       value = f"config.model.{name}, {config.model[name]}"
       raise InputError(f"config.mesh.tensor is {sizes['tensor']}: give a divisor of {value}")
   return task
+
+
+def _task_class(name: str) -> type[Task]:
+  """Imports one task: the libraries of the others take seconds to load."""
+  if name == "translation":
+    from experiments.translation.task import Translation
+
+    return Translation
+  if name == "music":
+    from experiments.music.task import MusicTask
+
+    return MusicTask
+  from experiments.graphs.task import Graphs
+
+  return Graphs
 
 
 def defaults(config: Mapping[str, Any]) -> ConfigDict:

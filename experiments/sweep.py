@@ -105,7 +105,10 @@ def main(
   cells = plan_cells(config, seeds, pathlib.Path(out))
   path = pathlib.Path(results, f"{sweep}.jsonl")
   path = record_files(path.parent).get(sweep, path)
-  words_of = lambda cell: submission(submit, sweep, cell) if submit else cell.command
+
+  def words_of(cell):
+    return submission(submit, sweep, cell) if submit else cell.command
+
   lock = command.lock_folder(pathlib.Path(out, sweep), "out")
   with contextlib.nullcontext() if dry_run else lock:
     records = (find_records if dry_run else collect_records)(path, cells)
@@ -190,7 +193,10 @@ def submission(template: str, sweep: str, cell: Cell) -> list[str]:
     end = f"-{hashlib.sha256(name.encode()).hexdigest()[:6]}-seed{cell.seed}"
     name = name[: _LONGEST_JOB_NAME - len(end)].rstrip("-") + end
   values = {"{name}": name, "{command}": shlex.join(cell.command)}
-  fill = lambda word: re.sub(r"\{(name|command)\}", lambda match: values[match[0]], word)
+
+  def fill(word):
+    return re.sub(r"\{(name|command)\}", lambda match: values[match[0]], word)
+
   return [*map(fill, shlex.split(template))]
 
 

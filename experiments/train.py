@@ -16,8 +16,8 @@ saves and exits with status 130, and a second Ctrl-C exits at once. Data are dow
 FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
-Among them, mfu is the share of the devices' peak in bfloat16 that the products of matrices take,
-where the peak is known. Products that the backward pass computes anew count each time.
+Where the devices' peak is known, mfu is the share of it, in bfloat16, that the products of matrices
+reach. Products that the backward pass computes again count again.
 
 With several processes, start each with this command, as srun and mpirun do; experiments/launch/
 has recipes. All need the same config, code and data. Only the first process prints and writes.
@@ -214,7 +214,8 @@ def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
   folder = checkpoints.folder
   processes.check_same({"the list of checkpoints in --workdir": list_steps(folder)})
   if checkpoints.latest_step() is None:
-    check_not_lost(folder.parent, read_metrics(folder.parent))
+    with processes.failing_together():
+      check_not_lost(folder.parent, read_metrics(folder.parent))
     checkpoints.check_room(training.shapes)
     return training.init()
   state = checkpoints.restore(like=training.shapes)

@@ -2,14 +2,16 @@
 
 from relpos_jax.attention.choice import explain
 from relpos_jax.attention.edges import edge_attention
-from relpos_jax.attention.operator import attention_weights, dot_product_attention
+from relpos_jax.attention.operator import attention_weights, dot_product_attention, merge
 from relpos_jax.attention.partitioned import mesh_axes
 from relpos_jax.attention.relations import (
   ContentBias,
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  FunctionBias,
   KeyBias,
+  LabelBias,
   LinearBias,
   RelativePositions,
 )
@@ -20,13 +22,16 @@ __all__ = [
   "DistanceBias",
   "EdgeFeatures",
   "EdgeLabels",
+  "FunctionBias",
   "KeyBias",
+  "LabelBias",
   "LinearBias",
   "RelativePositions",
   "attention_weights",
   "dot_product_attention",
   "edge_attention",
   "explain",
+  "merge",
   "mesh_axes",
   "rotate",
 ]

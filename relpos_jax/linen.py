@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from relpos_jax.attention.relations import RelativePositions
-from relpos_jax.nn.hooks import attend_as_flax
+from relpos_jax.nn.attention_fn import attend_as_flax
 from relpos_jax.nn.positions import init_table, table_shape
 from relpos_jax.typing import Array, ArrayLike, Float
 
@@ -48,9 +48,10 @@ class RelativePositionTables(nn.Module):
       shape = jnp.shape(given[0])
     else:
       shape = table_shape(self.max_distance, self.left, self.num_heads, head_width)
-    make = lambda name: self.param(name, self.table_init, shape, self.param_dtype)
-    key, value = make("key") if self.keys else None, make("value") if self.values else None
-    return RelativePositions(key, value, beyond=self.beyond, left=self.left)
+    names = ["key"] * self.keys + ["value"] * self.values
+    tables = {name: self.param(name, self.table_init, shape, self.param_dtype) for name in names}
+    tables = dict(key=None, value=None) | tables
+    return RelativePositions(**tables, beyond=self.beyond, left=self.left)
 
 
 class RelativeAttention(nn.Module):
@@ -152,7 +153,10 @@ class RelativeAttention(nn.Module):
       )
     if self.positions is None:
       relations = self.tables(query.shape[-1])
-      arguments = lambda query, key, *_: dict(query=query, key=key, relations=relations)
+
+      def arguments(query: Array, key: Array, *_) -> dict[str, Any]:
+        return dict(query=query, key=key, relations=relations)
+
     else:
       arguments = functools.partial(self.positions, nnx_method="arguments")
     layer = self.scope.parent  # not self.parent, which is no module within a lifted transformation

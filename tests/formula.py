@@ -8,7 +8,9 @@ from relpos_jax import (
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  FunctionBias,
   KeyBias,
+  LabelBias,
   LinearBias,
   RelativePositions,
 )
@@ -29,6 +31,14 @@ def terms(relation, arrays, b, i, j, n, group, distance):
   match relation:
     case LinearBias():
       return 0, -relation.slopes[n] * abs(distance), 0
+    case LabelBias():
+      label = relation.labels[(b, i, j)[-relation.labels.ndim :]]
+      found = relation.table[label]
+      return 0, (found[n] if found.ndim else found) * (label >= 0), 0
+    case FunctionBias():  # of data with a batch for queries and pairs; of the distance alone
+      data = relation.of_query[b, i], {k: x[j] for k, x in relation.of_key.items()}
+      found = relation.function(relation.params, 0, distance, *data, relation.of_pair[b, i, j])
+      return 0, found[n], 0
     case DistanceBias():
       return 0, row(relation, relation.table, distance, n, shared_axes=1), 0
     case ContentBias():
@@ -57,7 +67,10 @@ def formula(arrays, relations, options):
   offset = np.broadcast_to(options.get("query_offset", 0), batch)[:, None]
   of_queries = options.get("query_positions", offset + np.arange(num_queries))
   of_keys = np.broadcast_to(options.get("key_positions", np.arange(num_keys)), (batch, num_keys))
-  scale, cap = options.get("scale", width**-0.5), options.get("logits_soft_cap")
+  scale, cap = (
+    arrays.get("scale", options.get("scale", width**-0.5)),
+    options.get("logits_soft_cap"),
+  )
   mask = np.broadcast_to(options.get("mask", True), (batch, 1, num_queries, num_keys))
   left, right = options.get("local_window_size", (np.inf, np.inf))
   output = np.zeros(query.shape)

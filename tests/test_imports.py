@@ -38,7 +38,7 @@ MAY_IMPORT = LAYERS | {
     sorted(SYSTEMS), FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"}
   ),
 }
-COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch", "plan")}
+COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch", "plan", "report")}
 LIBRARY = {name for name in MAY_IMPORT if name.startswith("relpos_jax")}
 # Third-party libraries that only these modules may import.
 BEHIND = {
@@ -131,3 +131,19 @@ print([name for name in sys.modules if name.startswith("jax.experimental.pallas"
 """
   answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
   assert (answer.stdout, answer.returncode) == ("[]\n", 0), answer.stderr
+
+
+@pytest.mark.parametrize("command, systems", [
+  ("translate", ["translation"]),
+  ("train", []),
+  ("sample", ["music"]),
+  ("evaluate", []),
+])  # fmt: skip
+def test_a_command_loads_no_system_that_it_does_not_run(command, systems):
+  program = f"""
+import sys, experiments.{command}
+print(*sorted({{name.split(".")[1] for name in sys.modules if name.startswith("experiments.")}}))
+"""
+  answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+  loaded = {"translation", "music", "graphs"}.intersection(answer.stdout.split())
+  assert (loaded, answer.returncode) == ({*systems}, 0), answer.stderr

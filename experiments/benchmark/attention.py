@@ -2,8 +2,6 @@ r"""Times every implementation of attention and its peers against jax.nn's atten
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
-  python -m experiments.benchmark attention --implementations=pallas_gpu --peers=none \
-      --tiles=128x64x2,64x64x4 --name=tiles
   python -m experiments.benchmark attention --max_distance=128 --tokens=0 --implementations=none \
       --peers=chunked_keys,chunked_distances,dense_distances,chunked_dense
 
@@ -15,9 +13,6 @@ need the extra `benchmark`.
 
 Keys and values have relations, but see the peers in results/attention.md; float32 on CPUs, bfloat16
 elsewhere. --memory_lengths compiles one sequence of each length for its memory, and runs nothing.
---tiles times each kernel of pallas_gpu in each of these tiles, the other kernels in their usual
-ones: forward that of the output, backward those of the gradients. --resume goes on where the same
-command of the same commit was stopped.
 Writes OUT/attention/NAME.json with every time, a picture, and block NAME of OUT/attention.md.
 """
 
@@ -47,7 +42,6 @@ from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
-from relpos_jax.attention.partitioned import target_platform
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
@@ -62,9 +56,6 @@ FLAGS = dict(
   peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa,flex_attention"),
   masks=command.Flag("all", f"all, or one of {','.join(MASKS)}"),
   passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
-  tiles=command.Flag(
-    "", "of kernels: QUERIESxKEYSxPARTS for GPUs, such as 64x64x4, BLOCK for TPUs"
-  ),
   repetitions=command.Flag(20, "of every pair"),
   tokens=command.Flag(4096, "of a batch, whatever the length; 0: one sequence"),
   heads=command.Flag(8, "of queries, keys and values"),
@@ -72,7 +63,6 @@ FLAGS = dict(
   max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
   out=command.Flag("runs/benchmark", "the folder to write to"),
   name=command.Flag("", "of this machine's results; by default its device's"),
-  resume=command.Flag(False, "keep the cases that the results have"),
 )
 
 
@@ -104,20 +94,13 @@ def main(**values: Any) -> None:
   cases = _cases(values)
   implementations = _names("implementations", values["implementations"], IMPLEMENTATIONS)
   entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))
-  entrants |= _tile_entrants(values["tiles"].split(",") if values["tiles"] else [])
   compiled = {name: entrants[name] for name in entrants if name not in _NOT_COMPILED}
   folder = command.make_folder(pathlib.Path(values["out"], "attention"), "out")
   device = re.sub("[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
-  path, resume = folder / f"{values['name'] or device}.json", values.pop("resume")
+  path = folder / f"{values['name'] or device}.json"
   results = dict(environment=environment("torch"), settings=values, cases=[], memory=[])
   results["contestants"] = {name: dict(relations=of.relations) for name, of in entrants.items()}
-  if resume and path.exists():
-    results = timing.read_unfinished(path, results["environment"], "name")
-    if results["settings"] != values:
-      raise InputError(f"--resume: {path} has other settings: give them, or another --name")
   for part, case in cases:
-    if any(case._asdict().items() <= found.items() for found in results[part]):
-      continue
     print(f"{part}: T = {case.length:,}, {_kind(case._asdict())}", file=sys.stderr)
     runs = part == "cases"
     rows, functions = prepare(case, entrants if runs else compiled, runs)
@@ -184,9 +167,18 @@ def arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(case, query, key, value, relations, *, implementation, choose=lambda _, x: x):
+def _ours(case, query, key, value, relations, *, implementation, choose=None):
+  relations = choose(case, relations) if choose else relations
   options = dict(is_causal=case.is_causal, implementation=implementation)
-  return dot_product_attention(query, key, value, relations=choose(case, relations), **options)
+  return dot_product_attention(query, key, value, relations=relations, **options)
+
+
+def _none(case: Case, relations: RelativePositions) -> None:
+  return None
+
+
+def _keys(case: Case, relations: RelativePositions) -> RelativePositions:
+  return RelativePositions(relations.key, None)
 
 
 def _distances(case: Case, relations: RelativePositions) -> DistanceBias:
@@ -239,8 +231,9 @@ def _in_torch(attention, num_scores: int) -> Callable[[Case], Program]:
     device = "cpu" if backend == "cpu" else "cuda"
     *tokens, relations = arguments(case)
     arrays = [array.swapaxes(1, 2) for array in tokens] + [relations.key]  # [B, N, T, H]
-    to_torch = lambda x: torch.tensor(np.asarray(x, "f4")).to(device, getattr(torch, case.dtype))
-    cotangent, *inputs = [None] * (not case.backward) + [to_torch(array) for array in arrays]
+    options = dict(device=device, dtype=getattr(torch, case.dtype))
+    tensors = [torch.tensor(np.asarray(array, "f4")).to(**options) for array in arrays]
+    cotangent, *inputs = [None] * (not case.backward) + tensors
     inputs = [tensor.requires_grad_(case.backward) for tensor in inputs]
 
     def run():
@@ -300,9 +293,12 @@ def _flex_attention(device: str):
   torch._dynamo.config.recompile_limit = 256
   if device != "cpu":
     flex_attention = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-  sees = lambda b, n, i, j: j <= i
-  mask = lambda length: create_block_mask(sees, None, None, length, length, device=device)
-  return flex_attention, functools.lru_cache(mask)
+
+  @functools.lru_cache
+  def causal_mask(length: int):
+    return create_block_mask(lambda b, n, i, j: j <= i, None, None, length, length, device=device)
+
+  return flex_attention, causal_mask
 
 
 _chunked = functools.partial(_compiled, _ours, implementation="chunked")
@@ -310,9 +306,7 @@ PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
   cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
-  chunked_keys=Contestant(
-    "keys", _chunked(choose=lambda _, relations: RelativePositions(relations.key, None))
-  ),
+  chunked_keys=Contestant("keys", _chunked(choose=_keys)),
   chunked_distances=Contestant("distances", _chunked(choose=_distances)),
   dense_distances=Contestant("distances", _compiled(_dense_distances)),
   chunked_dense=Contestant("distances", _compiled(_dense_distances, implementation="chunked")),
@@ -329,35 +323,8 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
     ours = functools.partial(_compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name)
     found[name] = Contestant("keys and values", ours())
     if name in BLOCKWISE:
-      found[f"{name} (no relations)"] = Contestant("none", ours(choose=lambda *_: None))
+      found[f"{name} (no relations)"] = Contestant("none", ours(choose=_none))
   return found | {name: PEERS[name] for name in peers}
-
-
-def _tile_entrants(tiles: Sequence[str]) -> dict[str, Contestant]:
-  """Returns each kernel in each of the tiles."""
-  found = {}
-  for tile in tiles:
-    if not re.fullmatch(r"\d+(x\d+x\d+)?", tile):
-      raise InputError(f"--tiles: {tile!r} is none; want such as 64x64x4 for GPUs, 512 for TPUs")
-    sizes = tuple(map(int, tile.split("x")))
-    kernels, device = (("output", "d_query", "d_key"), "gpu") if sizes[1:] else (("block",), "tpu")
-    for kernel in kernels:
-      prepare = _compiled(_in_tiles, device, kernel=kernel, sizes=sizes)
-      found[f"{kernel} {tile}"] = Contestant("keys and values", prepare)
-  return found
-
-
-def _in_tiles(case, query, key, value, relations, *, kernel, sizes):
-  """Computes attention with other tiles of one kernel for GPUs, or of all for TPUs."""
-  from relpos_jax.attention import pallas_gpu, pallas_tpu  # slow
-
-  inputs = gather_inputs(query, key, value, relations=relations, is_causal=case.is_causal)
-  if kernel == "block":
-    return pallas_tpu.attention(inputs, block=sizes[0])
-  if case.backward == (kernel == "output"):
-    raise NotImplementedError("it is timed in the other pass")
-  blocks = pallas_gpu.default_blocks(inputs)._replace(**{kernel: sizes})
-  return pallas_gpu.attention_in_blocks(inputs, blocks, target_platform() != "gpu")
 
 
 # Measurement --------------------------------------------------------------------------------------

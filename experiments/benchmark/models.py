@@ -140,8 +140,9 @@ def time_decoding(
   tokenizer = train_tokenizer([" ".join(words)], "words", size)
   training = build(Translation(config), Tokenizers(tokenizer, tokenizer))
   # With an embedding of zero the end mark's logit is never the highest.
-  without_end = lambda x: x.at[EOS].set(0) if x.ndim == 2 and x.shape[0] == size else x
-  params = jax.tree.map(without_end, training.init().params)
+  params = jax.tree.map(
+    lambda x: x.at[EOS].set(0) if x.ndim == 2 and x.shape[0] == size else x, training.init().params
+  )
   run = training.run._replace(params=params)
   chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
   lines = [" ".join(row) for row in chosen]
@@ -153,9 +154,10 @@ def time_decoding(
     for name, make in PEERS.items():
       if translate := make(run, lines, beam):
         functions[f"{name}, {beam}"] = translate
-  count_tokens = lambda function: sum(len(line.split()) for line in function())  # also compiles
   results = dict(sentences=sentences, length=length)
-  results["tokens"] = {name: count_tokens(function) for name, function in functions.items()}
+  results["tokens"] = {  # also compiles
+    name: sum(len(line.split()) for line in translate()) for name, translate in functions.items()
+  }
   results["seconds"] = timing.time_rounds(functions, repetitions)
   _publish(config, results, decode_block, folder, f"{sentences}x{length}")
 
@@ -172,8 +174,12 @@ def _ctranslate2(run: Run, lines: Sequence[str], beam_size: int) -> Callable | N
   sources = [[*line.split(), "</s>"] for line in lines]
   options = dict(beam_size=beam_size, length_penalty=run.config.decoding.length_penalty)
   options["max_decoding_length"] = len(sources[0]) + run.config.decoding.extra_length
-  translate = lambda: translator.translate_batch(sources, **options)
-  return lambda: [" ".join(found.hypotheses[0]) for found in translate()]
+
+  def translate() -> list[str]:
+    found = translator.translate_batch(sources, **options)
+    return [" ".join(result.hypotheses[0]) for result in found]
+
+  return translate
 
 
 def _transformers(run: Run, lines: Sequence[str], beam_size: int) -> Callable | None:

@@ -86,18 +86,6 @@ def read_results(folder: pathlib.Path) -> dict[str, Any]:
   return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
-def read_unfinished(path: pathlib.Path, environment: Record, flag: str) -> dict[str, Any]:
-  """Returns the raw results of a measurement that was stopped, to add to them.
-
-  Raises InputError: they are of another commit, machine or version than `environment`.
-  """
-  results = json.loads(path.read_text("utf-8"))
-  there = results.get("environment", {})
-  if any(there.get(x) != environment[x] for x in environment if x not in ("date", "command")):
-    raise InputError(f"{path} is of another commit, machine or version: give another --{flag}")
-  return results
-
-
 def provenance(results: Record, packages: Sequence[str] = ("jax", "jaxlib")) -> str:
   """Returns Markdown with the hardware, date, versions and command of a measurement."""
   where = results["environment"]

@@ -6,8 +6,8 @@ r"""Lists the memory traffic, operations and temporary memory of attention on a 
 Needs no TPU: the figures are those that the compiler for v5e states, and no times. It counts one
 pass of each loop; the figures of `chunked` are multiplied by the number of passes, and those of
 `pallas_tpu` are the kernel's own estimate. "gathers" is `projected` as CPUs run it, "T5" has T5's
-bias per distance and head instead of the tables. Writes OUT/tpu_costs.json, which a later run
-of the same commit completes, and block `costs` of OUT/tpu_costs.md.
+bias per distance and head instead of the tables. Writes OUT/tpu_costs.json, and block `costs` of
+OUT/tpu_costs.md.
 """
 
 import itertools
@@ -57,19 +57,15 @@ SLOW_TO_COMPILE = ("skew", "gathers")  # minutes for more than 512 tokens
 
 
 def main(lengths: str, out: str) -> None:
-  """Compiles the calls that are missing, writes the figures after each, and the page."""
+  """Compiles all calls, writes the figures after each, and the page."""
   file = command.make_folder(out, "out") / "tpu_costs.json"
   results = dict(environment=environment("libtpu"), rows=[])
-  if file.exists():
-    results = timing.read_unfinished(file, results["environment"], "out")
-  rows = results["rows"]
   use_compiler()
   calls = timing.parse_lengths("lengths", lengths), (False, True), (False, True), CONTESTANTS
   for call in itertools.product(*calls):
     kind = dict(zip(("length", "is_causal", "backward", "name"), call, strict=True))
-    is_slow = kind["name"] in SLOW_TO_COMPILE and kind["length"] > 512
-    if not is_slow and not any(kind.items() <= row.items() for row in rows):
-      rows.append(kind | cost(**kind))
+    if kind["name"] not in SLOW_TO_COMPILE or kind["length"] <= 512:
+      results["rows"].append(kind | cost(**kind))
       write_whole(file, json.dumps(results) + "\n")
   write_page(file.parent)
 

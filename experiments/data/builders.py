@@ -94,7 +94,9 @@ class FilesBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     return tfds.core.DatasetInfo(builder=self, disable_shuffling=True, **options)
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    content = lambda name: pathlib.Path(dl_manager.download(self.URL + name)).read_bytes()
+    def content(name):
+      return pathlib.Path(dl_manager.download(self.URL + name)).read_bytes()
+
     config = self.builder_config.name if self.builder_config else ""
     return {split: enumerate(of) for split, of in self.read(content, config).items()}
 

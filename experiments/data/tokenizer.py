@@ -240,7 +240,10 @@ def pieces(tokenizer: Tokenizer, ids: _Ids) -> list[str]:
   tokens = [tokenizer.id_to_token(token) for token in np.asarray(ids).tolist()]
   if isinstance(tokenizer.model, models.WordLevel):
     return tokens
-  text = lambda token: decoders.ByteLevel().decode([token]).replace(" ", "▁")
+
+  def text(token):
+    return decoders.ByteLevel().decode([token]).replace(" ", "▁")
+
   return [token if token in _SPECIAL else text(token) for token in tokens]
 
 

@@ -124,7 +124,10 @@ def cost_curves(
     path: the picture's file.
   """
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-  kind = lambda name: name.partition(" (")[0]
+
+  def kind(name):
+    return name.partition(" (")[0]
+
   kinds = list(dict.fromkeys(map(kind, names)))
   styles = {name: _style(kinds.index(kind(name)), name in dashed) for name in names}
   columns = max(map(len, rows))
@@ -202,7 +205,10 @@ def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
   widths = [len(panel.columns) * cell for panel in panels]
   # Inches of the cells, the labels and a margin; a letter is 0.6 of the font size wide.
   letter = 0.6 * fontsize / 72
-  inches = lambda words, others: len(words) * cell + max(map(len, others)) * letter
+
+  def inches(words, others):
+    return len(words) * cell + max(map(len, others)) * letter
+
   size = (
     1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
     1.0 + max(inches(panel.rows, panel.columns) for panel in panels),

@@ -74,7 +74,9 @@ class Clutrr(FilesBuilder):
   }
 
   def _info(self) -> tfds.core.DatasetInfo:
-    numbers = lambda *shape: tfds.features.Tensor(shape=shape, dtype=np.int32)
+    def numbers(*shape):
+      return tfds.features.Tensor(shape=shape, dtype=np.int32)
+
     return self._about(
       features=tfds.features.FeaturesDict(
         dict(edges=numbers(None, 3), query=numbers(2), target=numbers())

@@ -24,7 +24,7 @@ class Graph(NamedTuple):
     senders, receivers: the source and target node of each edge.
     labels: edge labels; -1 for an edge without a label.
     node_features, edge_features: real-valued features; width 0 if there are none.
-    target: the class of the graph or of its query, []; or of each node, [n].
+    target: the class of the graph or of its query.
     query: the pair of nodes to classify; -1 if the graph itself is classified.
   """
 
@@ -34,7 +34,7 @@ class Graph(NamedTuple):
   labels: Int[np.ndarray, " m"]
   node_features: Float[np.ndarray, "n features"]
   edge_features: Float[np.ndarray, "m F"]
-  target: Int[np.ndarray, "*n"]
+  target: Int[np.ndarray, ""]
   query: Int[np.ndarray, "2"]
 
   @classmethod
@@ -51,12 +51,15 @@ class Graph(NamedTuple):
     (array([0, 1, 0], dtype=int32), array([1, 2, 1], dtype=int32), array([4, 4, 5], dtype=int32))
     """
     nodes, edges = np.asarray(nodes, np.int32), np.asarray(edges, np.int32).reshape(-1, 3)
-    floats = lambda x, rows: np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
+
+    def floats(x, rows):
+      return np.asarray(np.empty((rows, 0)) if x is None else x, np.float32)
+
     edge_features = floats(edge_features, len(edges))
     node_features, target = floats(node_features, len(nodes)), np.asarray(target, np.int32)
-    if not len(nodes) or len(node_features) != len(nodes) or target.shape not in ((), nodes.shape):
+    if not len(nodes) or len(node_features) != len(nodes) or target.shape:
       shapes = f"node_features {node_features.shape} and target {target.shape}"
-      raise ValueError(f"{len(nodes)} nodes with {shapes}; want a row or a target for each")
+      raise ValueError(f"{len(nodes)} nodes with {shapes}; want a row for each and one target")
     rows = np.column_stack([edges, edge_features])
     first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
     return cls(
@@ -144,7 +147,10 @@ class GraphBatches:
     )
     buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
     self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
-    num_edges = lambda row: sum(len(graphs[graph].senders) for graph in row)
+
+    def num_edges(row):
+      return sum(len(graphs[graph].senders) for graph in row)
+
     self.shapes = tuple(  # at least one edge: no array has size zero
       (*shape, max(1, *map(num_edges, bucket)), max(map(len, bucket)))
       for shape, bucket in zip(self._schedule.shapes, buckets, strict=True)
@@ -156,21 +162,20 @@ class GraphBatches:
     chosen, bucket = self._schedule[step]
     first = self.examples[self._rows[chosen[0]][0]]
     widths = first.node_features.shape[1], first.edge_features.shape[1]
-    per_node = bool(first.target.ndim)
-    batch = empty_batch(self.shapes[bucket], widths, per_node)
+    batch = empty_batch(self.shapes[bucket], widths)
     for row, graphs in enumerate(self._rows[index] for index in chosen):
       node = edge = 0
-      for number, graph in enumerate(self.examples[index] for index in graphs):
+      for segment, graph in enumerate(self.examples[index] for index in graphs):
         nodes, edges = slice(node, node + len(graph.nodes)), slice(edge, edge + len(graph.senders))
         batch.nodes[row, nodes] = graph.nodes
-        batch.segment_ids[row, nodes] = number
+        batch.segment_ids[row, nodes] = segment
         batch.node_features[row, nodes] = graph.node_features
         batch.senders[row, edges] = graph.senders + node
         batch.receivers[row, edges] = graph.receivers + node
         batch.labels[row, edges] = graph.labels
         batch.edge_features[row, edges] = graph.edge_features
-        batch.query[row, number] = np.where(graph.query < 0, PAD, graph.query + node)
-        batch.target[row, nodes if per_node else number] = graph.target
+        batch.query[row, segment] = np.where(graph.query < 0, PAD, graph.query + node)
+        batch.target[row, segment] = graph.target
         node, edge = nodes.stop, edges.stop
     return batch
 
@@ -182,18 +187,19 @@ class GraphBatches:
     return f"{self._schedule}, padding: {self.padding:.0%}"
 
 
-def empty_batch(
-  shape: tuple[int, ...], widths: tuple[int, int] = (0, 0), per_node: bool = False
-) -> GraphBatch:
+def empty_batch(shape: tuple[int, ...], widths: tuple[int, int] = (0, 0)) -> GraphBatch:
   """Returns a batch of shape (rows, nodes, edges, graphs) that is all padding.
 
-  `widths` are those of the features of nodes and edges; `per_node`: targets are classes of nodes.
+  `widths` are those of the features of nodes and edges.
 
   >>> empty_batch((2, 3, 5, 1)).target.tolist()
   [[-1], [-1]]
   """
   rows, nodes, edges, graphs = shape
-  full = lambda *shape: np.full((rows, *shape), PAD, np.int32)
+
+  def full(*shape):
+    return np.full((rows, *shape), PAD, np.int32)
+
   return GraphBatch(
     nodes=full(nodes),
     segment_ids=full(nodes),
@@ -203,7 +209,7 @@ def empty_batch(
     labels=full(edges),
     edge_features=np.zeros((rows, edges, widths[1]), np.float32),
     query=full(graphs, 2),
-    target=full(nodes if per_node else graphs),
+    target=full(graphs),
   )
 
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import bucket_boundaries, prefetch
 from experiments.errors import InputError
-from experiments.files import Path
+from experiments.files import Path, write_whole
 from experiments.graphs import scores
 from experiments.graphs.graph import (
   PAD,
@@ -32,7 +32,7 @@ from experiments.training.loss import Loss, cross_entropy
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh, num_rows_together, put_batch
 from experiments.training.task import Evaluation, Run
-from experiments.training.workdir import read_json, write_whole
+from experiments.training.workdir import read_json
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.typing import PyTree
 
@@ -62,7 +62,10 @@ class Graphs(tasks.Task):
     if sizes["sequence"] > 1:
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
-    make_config = lambda: encoder_config(self.config, self.mock_vocabulary())
+
+    def make_config():
+      return encoder_config(self.config, self.mock_vocabulary())
+
     tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
 
   def load_data(self) -> GraphData:
@@ -145,7 +148,7 @@ class Graphs(tasks.Task):
     return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
-    """Computes the cross entropy summed over targets: graphs, nodes or pairs of nodes."""
+    """Computes the cross entropy summed over targets: graphs or pairs of nodes."""
     smoothing = self.config.training.label_smoothing
     return cross_entropy(model(batch, rngs), batch.target, smoothing=smoothing, pad=PAD)
 

@@ -38,7 +38,10 @@ def load(name: str = "MUTAG", path: str = "") -> GraphData:
   if path:
     return _read_archive(functools.partial(upstream_content, TU, path), name)
   builder = prepare_files(TU, name)
-  graph = lambda item: Graph.of(item["nodes"], item["edges"], target=item["target"])
+
+  def graph(item):
+    return Graph.of(item["nodes"], item["edges"], target=item["target"])
+
   graphs = [*read_lazily(builder, "train", graph)]
   names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
   return GraphData(dict(all=graphs), names)
@@ -82,7 +85,9 @@ class TU(FilesBuilder):
   }
 
   def _info(self) -> tfds.core.DatasetInfo:
-    numbers = lambda *shape: tfds.features.Tensor(shape=shape, dtype=np.int32)
+    def numbers(*shape):
+      return tfds.features.Tensor(shape=shape, dtype=np.int32)
+
     return self._about(
       features=tfds.features.FeaturesDict(
         dict(nodes=numbers(None), edges=numbers(None, 3), target=numbers())
@@ -93,10 +98,15 @@ class TU(FilesBuilder):
     )
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    content = lambda name: pathlib.Path(dl_manager.download(self.URL + name)).read_bytes()
+    def content(name):
+      return pathlib.Path(dl_manager.download(self.URL + name)).read_bytes()
+
     data = _read_archive(content, self.builder_config.name)
     self.info.metadata.update({kind: [*getattr(data.names, kind)] for kind in _NAMES})
-    edges = lambda graph: np.column_stack([graph.senders, graph.receivers, graph.labels])
+
+    def edges(graph):
+      return np.column_stack([graph.senders, graph.receivers, graph.labels])
+
     rows = (dict(nodes=x.nodes, edges=edges(x), target=x.target) for x in data.splits["all"])
     return {"train": enumerate(rows)}
 
@@ -129,7 +139,9 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
       which = f" ({', '.join(found)}): give the name of one" if found else f": {_WANTED}"
       raise InputError(f"{folder} has {len(found)} data sets in TU format{which}")
     name = found[0]
-  file = lambda kind: folder / f"{name}_{kind}.txt"
+
+  def file(kind):
+    return folder / f"{name}_{kind}.txt"
 
   def read_optional(kind: str, number_type: type, columns: int | None, num_lines: int):
     if not file(kind).exists():

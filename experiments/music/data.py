@@ -99,7 +99,10 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   folder = pathlib.Path(path).expanduser()
   if not os.path.isdir(folder):
     raise InputError(f"no folder {folder}: check the name")
-  midi_files = lambda of: sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
+
+  def midi_files(of):
+    return sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
+
   if any(os.path.isdir(folder / split) for split in SPLITS):
     found = {split: midi_files(folder / split) for split in SPLITS}
   else:

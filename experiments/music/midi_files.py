@@ -91,7 +91,10 @@ def read_score(path: str | os.PathLike) -> Score:
 
 def write_score(score: Score, path: str | os.PathLike) -> None:
   """Writes a MIDI file of type 1: a track of tempi, then a track and a channel per part."""
-  tempo = lambda tick, rate: mido.MetaMessage("set_tempo", tempo=round(rate * 1e6), time=tick)
+
+  def tempo(tick, rate):
+    return mido.MetaMessage("set_tempo", tempo=round(rate * 1e6), time=tick)
+
   tracks = [[*itertools.starmap(tempo, score.tempi)]]
   channels = [channel for channel in range(16) if channel != _DRUMS]
   for part, channel in zip(score.parts, itertools.cycle(channels), strict=False):

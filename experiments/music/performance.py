@@ -37,7 +37,9 @@ LONGEST = 100
 VELOCITY = TIME_SHIFT + LONGEST
 VOCAB_SIZE = VELOCITY + 32
 
-_by_start_and_pitch = lambda note: (note.start, note.pitch)
+
+def _by_start_and_pitch(note):
+  return (note.start, note.pitch)
 
 
 def _bin(velocity: int) -> int:

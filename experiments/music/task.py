@@ -128,7 +128,10 @@ class MusicTask(tasks.Task):
       split: dict(pieces=len(of), tokens=sum(map(len, of)), **scores[split])
       for split, of in pieces.items()
     }
-    row = lambda piece, nats: [len(piece), round(nats, 3)]
+
+    def row(piece, nats):
+      return [len(piece), round(nats, 3)]
+
     rows = {split: [*map(row, pieces[split], of.of_pieces.tolist())] for split, of in found.items()}
     picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
     text = table(found, with_published=self.config.data.source == "chorales")

@@ -115,7 +115,10 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
       f"{name} has {len(parts)} tracks or channels with notes; want four, one per voice; train on "
       "other music with --config.data.midi.codec=events"
     )
-  step = lambda tick: int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))
+
+  def step(tick):
+    return int(np.floor(tick * _STEPS_PER_QUARTER / score.ticks_per_quarter + 0.5))
+
   notes = [
     (voice, step(start), max(step(end), step(start) + 1), pitch)
     for voice, part in enumerate(parts)

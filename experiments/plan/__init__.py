@@ -20,10 +20,6 @@ NO_TPU = dict(
   ALLOW_MULTIPLE_LIBTPU_LOAD="1",
 )
 
-# A sum over slices is compiled to a reduce-scatter within a slice, a sum across slices over
-# another network, and an all-gather.
-ACROSS = "all-reduce across slices"
-
 
 class Chip(NamedTuple):
   """Peak figures of one chip; rates are per second, and of links in one direction."""
@@ -34,16 +30,14 @@ class Chip(NamedTuple):
   links: int  # to neighbours
   link_bandwidth: float  # of one of them
   source: str
-  slice_bandwidth: float = 0.0  # to other slices; 0 if unknown
 
 
 _DOCS = "docs.cloud.google.com/tpu/docs"
 # The documents give the bandwidth of all of a chip's links together; v4's is in the paper on it.
-# Between slices: v5e has 6.4 Tbit/s for a pod of 256 chips, v5p 50 Gbit/s a chip.
 CHIPS = {
   "v4": Chip(275e12, 32 * 2**30, 1200e9, 6, 50e9, f"{_DOCS}/v4, arXiv 2304.01433 (table 4)"),
-  "v5e": Chip(197e12, 16e9, 819e9, 4, 200e9 / 4, f"{_DOCS}/v5e", 6.4e12 / 8 / 256),
-  "v5p": Chip(459e12, 95e9, 2765e9, 6, 600e9 / 6, f"{_DOCS}/v5p", 50e9 / 8),
+  "v5e": Chip(197e12, 16e9, 819e9, 4, 200e9 / 4, f"{_DOCS}/v5e"),
+  "v5p": Chip(459e12, 95e9, 2765e9, 6, 600e9 / 6, f"{_DOCS}/v5p"),
   "v6e": Chip(918e12, 32e9, 1600e9, 4, 400e9 / 4, f"{_DOCS}/v6e"),
 }
 
@@ -65,20 +59,17 @@ def peak_operations(device_kind: str) -> float:
   return next((peak for name, peak in _GPUS.items() if name in device_kind), 0.0)
 
 
-def parse(name: str, num_slices: int = 1) -> tuple[str, int]:
-  """Reads the kind of chip and the number of chips from the topology of each slice.
+def parse(name: str) -> tuple[str, int]:
+  """Reads the kind of chip and the number of chips from a topology.
 
-  >>> parse("v5e:2x4", num_slices=2)
-  ('v5e', 16)
+  >>> parse("v5e:2x4")
+  ('v5e', 8)
   """
   found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
   if not found or found[1] not in CHIPS:
     known = ", ".join(CHIPS)
     raise InputError(f"--topology={name}: give one of {known} and a shape, such as v5e:2x4")
-  if num_slices < 1 or (num_slices > 1 and not CHIPS[found[1]].slice_bandwidth):
-    able = ", ".join(chip for chip in CHIPS if CHIPS[chip].slice_bandwidth)
-    raise InputError(f"--num_slices={num_slices}: give 1, or more for {able}")
-  return found[1], num_slices * math.prod(map(int, found[2].split("x")))
+  return found[1], math.prod(map(int, found[2].split("x")))
 
 
 def use_compiler() -> None:
@@ -93,10 +84,8 @@ def use_compiler() -> None:
   jax.config.update("jax_platforms", "cpu")
 
 
-def chips(name: str, num_slices: int = 1) -> list[jax.Device]:
+def chips(name: str) -> list[jax.Device]:
   """Returns the chips of a topology to compile for; call `use_compiler` first."""
   # A chip of v4 has two cores, which are one device as Cloud TPU sets it up.
   options = dict(chip_config_name="megacore") if name.startswith("v4:") else {}
-  if num_slices > 1:
-    options["num_slices"] = num_slices
   return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices

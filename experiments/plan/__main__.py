@@ -3,20 +3,17 @@ r"""Estimates the memory, operations and time of a training step on TPU chips, w
   pip install -e '.[tpu]'
   python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
   python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
-  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:4x4 \
-      --num_slices=2 --config.batches.tokens=131072
 
 The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
 and nothing runs. The batch has the longest shape of mocked sentence lengths. Times are estimates
-from the chip's peak figures. With several slices, the data axis goes over all of them.
-
-A step takes the longest of its parts if all of them overlap, and their sum if none do.
+from the chip's peak figures: a step takes the longest of its parts if all of them overlap, and
+their sum if none do.
 """
 
 import collections
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +22,7 @@ from ml_collections import ConfigDict
 from experiments import command
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table
-from experiments.plan import ACROSS, CHIPS, Chip, chips, parse, use_compiler
+from experiments.plan import CHIPS, Chip, chips, parse, use_compiler
 from experiments.run import build, parse_config
 from experiments.training.sharding import AnyMesh, batch_sharding, make_mesh
 from experiments.training.task import Task
@@ -33,20 +30,19 @@ from experiments.training.task import Task
 FLAGS = dict(
   config=command.CONFIG,
   topology=command.Flag("v5e:2x4", "the kind of chip and the shape in which chips are connected"),
-  num_slices=command.Flag(1, "of that shape, between which the network is slower"),
   effort=command.Flag("full", "the compiler's: full, as in training, or least, which is quick"),
 )
 _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
 
 
-def main(config: ConfigDict, topology: str, num_slices: int, effort: str) -> None:
+def main(config: ConfigDict, topology: str, effort: str) -> None:
   """Compiles the training step for the longest batches, and prints its table."""
   if effort not in _EFFORTS:
     raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
-  chip, num_chips = parse(topology, num_slices)
+  chip, num_chips = parse(topology)
   use_compiler()
   task = parse_config(config, num_chips)
-  mesh = make_mesh(**config.mesh, devices=chips(topology, num_slices))
+  mesh = make_mesh(**config.mesh, devices=chips(topology))
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
   shape = task.mock_batches(mesh).shapes[-1]
   rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
@@ -84,17 +80,15 @@ def figures(chip: Chip, step: Mapping[str, Any], num_steps: int) -> dict[str, st
 def estimate(chip: Chip, step: Mapping[str, Any]) -> dict[str, float]:
   """Computes the seconds of each part of one chip's step at its peak: a roofline.
 
-  Williams et al. 2009, with the network within a slice and that between slices as further roofs.
+  Williams et al. 2009, with the network as a further roof.
   """
-  sent = {kind: row["sent_bytes"] for kind, row in step["collectives"].items()}
-  across = sent.pop(ACROSS, 0)
-  parts = dict(
+  sent = sum(row["sent_bytes"] for row in step["collectives"].values())
+  return dict(
     compute=step["flops"] / chip.flops,
     memory=step["hbm_bytes"] / chip.hbm_bandwidth,
     # A ring over all chips passes through each by two of its links, once in either direction.
-    network=sum(sent.values()) / (2 * chip.link_bandwidth),
+    network=sent / (2 * chip.link_bandwidth),
   )
-  return parts | (dict(slices=across / chip.slice_bandwidth) if across else {})
 
 
 def _gigabytes(num_bytes: float) -> str:
@@ -103,7 +97,10 @@ def _gigabytes(num_bytes: float) -> str:
 
 def batch_of(task: Task, shape: tuple[int, ...], mesh: AnyMesh) -> Any:
   """Returns a batch of padding as shapes, sharded as in training."""
-  shape_of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
+
+  def shape_of(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
+
   return jax.tree.map(shape_of, task.empty_batch(shape))
 
 
@@ -131,7 +128,6 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _COLLECTIVE = re.compile(
   r" = (.*?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("
 )
-_ACROSS = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_target=\"\{([\d,:]+)\}")
 _CALLEES = re.compile(r"(?:calls|body)=%?([\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\]")
@@ -142,7 +138,7 @@ class Collective(NamedTuple):
 
   kind: str
   num_bytes: int  # of its result on one chip; of a reduce-scatter, of its operand
-  num_chips: int  # that take part together; across slices, one of each
+  num_chips: int  # that take part together
   times: int
 
   @property
@@ -179,7 +175,7 @@ def find(text: str, num_chips: int) -> list[Collective]:
     Collective(*found, times[name])
     for name, lines in computations.items()
     for line in lines
-    for found in _in_line(name, line, num_chips)
+    if (found := _in_line(name, line, num_chips))
   ]
 
 
@@ -194,23 +190,21 @@ def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
   return dict(total)
 
 
-def _in_line(computation: str, line: str, num_chips: int) -> Iterator[tuple[str, int, int]]:
-  """Yields the kind, bytes and chips of the collective of a line, if it has one."""
-  if across := _ACROSS.search(line):
-    ends = [[int(end) for end in part.split(":")] for part in across[2].split(",")]  # "1,4:6"
-    yield ACROSS, _bytes(across[1]), sum(end[-1] - end[0] + 1 for end in ends)
-  if found := _COLLECTIVE.search(line):
-    shape, kind, starts = found.groups()
-    chips = _num_chips(line, num_chips)
-    if starts and kind != "all-reduce":  # a tuple of operands, results and others
-      parts = re.findall(r"\([^()]*\)|\w+\[[\d,]*\]", re.sub(r"\{[^}]*\}", "", shape)[1:-1])
-      shape = parts[1]
-    num_bytes = _bytes(shape)
-    if computation.startswith("all-reduce-scatter"):  # a fusion: each chip keeps its part
-      kind = "reduce-scatter"
-    elif kind == "reduce-scatter":
-      num_bytes *= chips
-    yield kind, num_bytes, chips
+def _in_line(computation: str, line: str, num_chips: int) -> tuple[str, int, int] | None:
+  """Returns the kind, bytes and chips of the collective of a line; None if it has none."""
+  if not (found := _COLLECTIVE.search(line)):
+    return None
+  shape, kind, starts = found.groups()
+  chips = _num_chips(line, num_chips)
+  if starts and kind != "all-reduce":  # a tuple of operands, results and others
+    parts = re.findall(r"\([^()]*\)|\w+\[[\d,]*\]", re.sub(r"\{[^}]*\}", "", shape)[1:-1])
+    shape = parts[1]
+  num_bytes = _bytes(shape)
+  if computation.startswith("all-reduce-scatter"):  # a fusion: each chip keeps its part
+    kind = "reduce-scatter"
+  elif kind == "reduce-scatter":
+    num_bytes *= chips
+  return kind, num_bytes, chips
 
 
 def _bytes(shape: str) -> int:
@@ -219,9 +213,11 @@ def _bytes(shape: str) -> int:
   >>> _bytes("(f32[2,3]{1,0:T(8,128)}, bf16[5]{0}, pred[])")
   35
   """
-  sizes = lambda text: [int(size) for size in text.split(",") if size]
-  width = lambda kind: math.ceil(int(re.sub(r"\D", "", kind) or 8) / 8)  # pred takes a byte
-  return sum(math.prod(sizes(text)) * width(kind) for kind, text in _ARRAY.findall(shape))
+  total = 0
+  for kind, sizes in _ARRAY.findall(shape):
+    width = math.ceil(int(re.sub(r"\D", "", kind) or 8) / 8)  # pred takes a byte
+    total += math.prod(int(size) for size in sizes.split(",") if size) * width
+  return total
 
 
 def _num_chips(line: str, num_chips: int) -> int:

@@ -184,7 +184,10 @@ class Checkpoints:
         f"averages {', '.join(map(str, averaged))} alone: {self.folder} has fewer than {num} good "
         f"checkpoints in the last {part:.0%} of the steps, after the warmup"
       )
-    mean = lambda x, to: (x.astype(jnp.float32) / count).astype(to.dtype)
+
+    def mean(x, to):
+      return (x.astype(jnp.float32) / count).astype(to.dtype)
+
     return jax.jit(lambda total: jax.tree.map(mean, total, like))(total), averaged
 
   def _regular(self, steps: list[int]) -> list[int]:

@@ -82,7 +82,10 @@ def by_name(tree: PyTree, field: str = "") -> dict[str, object]:
   """Returns the leaves of a state by dotted path, as in params.kernel, prefixed with `field`."""
   field_path = (jax.tree_util.GetAttrKey(field),) if field else ()
   paths = jax.tree.leaves_with_path(tree)
-  name = lambda path: jax.tree_util.keystr(field_path + path, simple=True, separator=".")
+
+  def name(path):
+    return jax.tree_util.keystr(field_path + path, simple=True, separator=".")
+
   leaves = {name(path): leaf for path, leaf in paths}
   if len(leaves) != len(paths):
     raise ValueError("two leaves of the state have the same name: rename a key that has a dot")

@@ -200,7 +200,9 @@ class NoReporter:
 
   def _ignore(self, *_) -> None: ...
 
-  __enter__ = lambda self: self
+  def __enter__(self):
+    return self
+
   __exit__ = resume_after = step = values = text = upload = _ignore
 
 

@@ -138,7 +138,10 @@ def parameter_sharding(tree: PyTree, mesh: AnyMesh) -> PyTree:
 
 def shapes_on(mesh: AnyMesh, tree: PyTree) -> PyTree:
   """Returns the shapes, with shardings by `RULES`, of a tree of parameters or a training state."""
-  struct = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  def struct(x, sharding):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
   return jax.tree.map(struct, tree, parameter_sharding(tree, mesh))
 
 
@@ -161,7 +164,8 @@ def put_parameters(tree: PyTree, mesh: Mesh) -> PyTree:
 
 def put_batch(tree: PyTree, mesh: Mesh) -> PyTree:
   """Shards host arrays [rows, tokens, ...], of which every process passes all rows."""
-  shard = lambda x: jax.make_array_from_callback(
-    x.shape, batch_sharding(mesh, x.ndim), x.__getitem__
-  )
+
+  def shard(x):
+    return jax.make_array_from_callback(x.shape, batch_sharding(mesh, x.ndim), x.__getitem__)
+
   return jax.tree.map(shard, tree)

@@ -68,8 +68,11 @@ def make_train_step(
     if schedule:  # the optimizer counts no skipped steps
       *_, (_, count) = optax.tree.get_all_with_path(state.opt_state, "count")
       metrics["learning_rate"] = schedule(count)
+
     # optax.apply_if_finite would apply the update after too many skipped steps.
-    choose = lambda new, old: jnp.where(finite, new, old)
+    def choose(new, old):
+      return jnp.where(finite, new, old)
+
     new, old = (params, opt_state), (state.params, state.opt_state)
     state = TrainState(state.step + 1, *jax.tree.map(choose, new, old))
     return constrain_sharding(state), metrics
@@ -79,11 +82,7 @@ def make_train_step(
 
 def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
   """Builds `eval_step(params, batch) -> Loss`, the training loss without dropout."""
-
-  def eval_step(params, batch):
-    return loss(nnx.merge(graphdef, params), batch)
-
-  return jax.jit(eval_step)
+  return jax.jit(lambda params, batch: loss(nnx.merge(graphdef, params), batch))
 
 
 def with_operations(step: Callable) -> Callable:
@@ -139,14 +138,22 @@ def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):
   """
   if num_microbatches == 1:
     return gradient(params, batch, key)
-  rows = lambda x: (x.shape[0] // num_microbatches, num_microbatches)  # -1 fails where x is empty
-  split = lambda x: jnp.moveaxis(x.reshape(*rows(x), *x.shape[1:]), 1, 0)
+
+  def rows(x):
+    return (x.shape[0] // num_microbatches, num_microbatches)  # -1 fails where x is empty
+
+  def split(x):
+    return jnp.moveaxis(x.reshape(*rows(x), *x.shape[1:]), 1, 0)
+
   parts = jax.tree.map(split, batch), jax.random.split(key, num_microbatches)
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype),
     jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], parts)),
   )
-  add = lambda total, part: (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
+
+  def add(total, part):
+    return (jax.tree.map(jnp.add, total, gradient(params, *part)), None)
+
   return jax.lax.scan(add, zeros, parts)[0]
 
 

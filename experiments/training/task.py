@@ -125,7 +125,9 @@ def check_model(kind: type[nnx.Module], make_config: Callable[[], Any], *inputs:
 
 @functools.cache  # many cells of a sweep have the same model
 def _trace(kind: type[nnx.Module], config: Any, inputs: tuple[PyTree, ...]) -> None:
-  model = lambda *inputs: kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
+  def model(*inputs):
+    return kind(config, rngs=nnx.Rngs(0))(*inputs, rngs=nnx.Rngs(dropout=0))
+
   jax.eval_shape(model, *inputs)
 
 

@@ -1,4 +1,4 @@
-"""The run directory: its config, environment, input digests and folder of checkpoints."""
+"""The run directory: its config and its folder of checkpoints."""
 
 import contextlib
 import errno
@@ -72,8 +72,11 @@ def check_shared(workdir: Path) -> None:
   """Raises InputError unless each process sees what the first has written; all must call this."""
   processes.wait_for_all("written")
   until = time.monotonic() + _SHARED_SECONDS
+
   # Listing a folder asks the file server; looking up a file may use a stale cache.
-  found = lambda: workdir / "config.json" in list_folder(workdir)
+  def found():
+    return workdir / "config.json" in list_folder(workdir)
+
   while not (is_seen := found()) and time.monotonic() < until:
     time.sleep(0.1)
   if processes.any_process(not is_seen):
@@ -159,7 +162,10 @@ def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 def list_damaged(folder: Path) -> dict[Path, str]:
   """Returns the folders that were renamed as damaged, each with its reason."""
   paths = [path for path in _folders(folder) if re.match(r"damaged-\d", path.name)]
-  read = lambda file: file.read_bytes() if file.exists() else b"unknown"
+
+  def read(file):
+    return file.read_bytes() if file.exists() else b"unknown"
+
   return {path: read(path / "reason.txt").decode(errors="replace").strip() for path in paths}
 
 
@@ -169,8 +175,12 @@ def list_unfinished(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-  is_complete = lambda path: path / COMPLETE in list_folder(path)
-  is_folder = lambda path: path.is_dir() and not path.is_symlink()
+  def is_complete(path):
+    return path / COMPLETE in list_folder(path)
+
+  def is_folder(path):
+    return path.is_dir() and not path.is_symlink()
+
   return list(filter(is_complete if in_bucket(folder) else is_folder, list_folder(folder)))
 
 

@@ -157,7 +157,10 @@ def load_wmt14(languages: str = "en-de") -> Corpus:
   make = functools.partial(tfds.translate.Wmt14Translate, config=f"{foreign}-en")
   remedy = "set TFDS_DATA_DIR to a folder with wmt14_translate prepared as array_record"
   builder = prepare(make, remedy, url=_WMT14, tensorflow_extra="wmt14")
-  text = lambda item: tuple(item[language].decode() for language in pair)
+
+  def text(item):
+    return tuple(item[language].decode() for language in pair)
+
   return Corpus({split: read_lazily(builder, name, text) for split, name in SPLITS.items()})
 
 

@@ -52,7 +52,10 @@ def load(languages: str = "en-de", path: str = "", prepared: bool = False) -> Co
   """
   kind, pair = Multi30kPrepared if prepared else Multi30k, languages.split("-")
   config = "" if prepared else languages if pair[0] == "en" else "-".join(pair[::-1])
-  text = lambda line: line if isinstance(line, str) else line.decode()
+
+  def text(line):
+    return line if isinstance(line, str) else line.decode()
+
   return Corpus(load_files(kind, path, lambda row: tuple(text(row[x]) for x in pair), config))
 
 

@@ -164,7 +164,10 @@ def _weights(
   model = nnx.merge(graphdef, state)
   model.set_attributes(sow_weights=True, raise_if_not_found=False)
   _, sown = nnx.capture(model, nnx.Intermediate)(source, target)
-  mean_over_heads = lambda attention: jnp.mean(attention["weights"][0][0], axis=0)
+
+  def mean_over_heads(attention):
+    return jnp.mean(attention["weights"][0][0], axis=0)
+
   cross = [mean_over_heads(x["cross_attention"]) for x in sown["decoder"]["layers"].values()]
   encoder = mean_over_heads(sown["encoder"]["layers"][0]["self_attention"])
   return encoder, jnp.mean(jnp.stack(cross), axis=0)

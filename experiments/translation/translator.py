@@ -89,19 +89,29 @@ class Translator:
       Also returns which are done, which have no room for a token, and the best translations.
       """
       room = batch.search.live.tokens.shape[2] - 1
-      put = lambda x, new: x.at[rows].set(new, mode="drop")
+
+      def put(x, new):
+        return x.at[rows].set(new, mode="drop")
+
       search, memories = jax.tree.map(put, batch, start(params, source, room))
       model = decoding_model(graphdef, params)
-      step = lambda search: extend(
-        search,
-        lambda tokens, cache: model.decode(tokens, cache, memories),
-        Cache.reorder,
-        length_penalty=length_penalty,
-        eos=EOS,
-        pad=PAD,
-      )
-      is_full = lambda search: search.is_live & (search.length == room)
-      goes_on = lambda search: (jnp.sum(~search.is_live) <= most_done) & ~is_full(search).any()
+
+      def step(search):
+        return extend(
+          search,
+          lambda tokens, cache: model.decode(tokens, cache, memories),
+          Cache.reorder,
+          length_penalty=length_penalty,
+          eos=EOS,
+          pad=PAD,
+        )
+
+      def is_full(search):
+        return search.is_live & (search.length == room)
+
+      def goes_on(search):
+        return (jnp.sum(~search.is_live) <= most_done) & ~is_full(search).any()
+
       search = jax.lax.while_loop(goes_on, step, search)
       found = ~search.is_live, is_full(search), search.ended.tokens[:, 0, 1:]
       return _Batch(search, memories), *found
@@ -129,7 +139,10 @@ class Translator:
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     lengths = sources.lengths.tolist()
-    padded_length = lambda i: _padded_length(lengths[i])
+
+    def padded_length(i):
+      return _padded_length(lengths[i])
+
     filled = [i for i, line in enumerate(lines) if line.strip()]
     # The longest of a batch come first, so that none is left to be searched for alone.
     filled.sort(key=lambda i: (padded_length(i), -lengths[i]))

@@ -74,6 +74,8 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
     return "a bias is given"
   if inputs.soft_cap is not None:
     return "a soft cap is given"
+  if inputs.sinks is not None or inputs.return_residual:
+    return "sinks are given, or a residual is asked for"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   segments = inputs.query_segment_ids, inputs.key_segment_ids
@@ -115,9 +117,15 @@ def band_of(inputs: Inputs) -> Band | None:
         found.append(jnp.where(labels >= 0, table[labels.ravel()], 0))
     return found
 
-  add = lambda tables: functools.reduce(operator.add, tables) if tables else None
-  beside = lambda arrays: jnp.concatenate(arrays, axis=-1) if arrays else None
-  heads = lambda table: jnp.broadcast_to(table, (len(table), inputs.query.shape[2], table.shape[2]))
+  def add(tables):
+    return functools.reduce(operator.add, tables) if tables else None
+
+  def beside(arrays):
+    return jnp.concatenate(arrays, axis=-1) if arrays else None
+
+  def heads(table):
+    return jnp.broadcast_to(table, (len(table), inputs.query.shape[2], table.shape[2]))
+
   content = rows(ContentBias, "table")
   if (value := add(rows(RelativePositions, "value"))) is not None:
     value = jnp.concatenate([value[:1], value[1:] - value[:1]])

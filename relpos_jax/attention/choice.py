@@ -26,8 +26,13 @@ class Implementation(NamedTuple):
 
 def _kernel(name: str, device: str) -> Implementation:
   """Returns a Pallas kernel; its module is slow to import, so it is imported on first use."""
-  module = lambda: importlib.import_module(f"relpos_jax.attention.{name}")
-  attention = lambda inputs: module().attention(inputs)
+
+  def module():
+    return importlib.import_module(f"relpos_jax.attention.{name}")
+
+  def attention(inputs):
+    return module().attention(inputs)
+
   return Implementation(attention, lambda inputs: module().unsupported(inputs), device)
 
 
@@ -65,9 +70,14 @@ def _gathered_is_small(inputs: Inputs) -> bool:
 
 
 def _is_long(inputs: Inputs) -> bool:
-  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of weights."""
+  """Returns whether keys are many: 64 on a CPU (512 for few queries), else 1 GiB of weights.
+
+  Without a band, which makes `chunked` fast, they are many on a CPU from 16 MiB of weights on.
+  """
   batch, num_queries, heads, _ = inputs.query.shape
   num_keys = inputs.key.shape[1]
+  if target_platform() == "cpu" and not chunked.has_band(inputs):
+    return batch * heads * num_queries * num_keys >= 2**22
   if target_platform() == "cpu":
     return num_keys >= (512 if reference.has_few_queries(inputs) else 64)
   mesh = jax.sharding.get_abstract_mesh()
@@ -93,8 +103,10 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
     PLAIN,
-    "there are neither relations (cross-attention has none) nor dropout nor a soft cap",
-    lambda x: not x.relations and x.dropout_seeds is None and x.soft_cap is None,
+    "there are no relations (cross-attention has none), dropout, soft cap, sinks or residual",
+    lambda x: (
+      not (x.relations or x.return_residual) and x.dropout_seeds is x.soft_cap is x.sinks is None
+    ),
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),
   Rule(
@@ -115,7 +127,10 @@ used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxl
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
   if implementation is None:
-    able = lambda rule: rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
+
+    def able(rule):
+      return rule.applies(inputs) and not _unsupported(rule.implementation, inputs)
+
     return next(filter(able, RULES))
   if implementation not in IMPLEMENTATIONS:
     known = ", ".join(IMPLEMENTATIONS)
@@ -154,7 +169,7 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   reference: can do it, but per_position is preferred
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred
-  chunked: positions are given; if they are consecutive, give query_offset instead
+  chunked: can do it, but per_position is preferred
   pallas_tpu: positions are given; if they are consecutive, give query_offset instead
   pallas_gpu: positions are given; if they are consecutive, give query_offset instead
   """

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import dropout
+from relpos_jax.attention import blocks, dropout
 from relpos_jax.attention.chunked_block import (
   Arrays,
   ChunkPlan,
@@ -24,7 +24,7 @@ from relpos_jax.attention.chunked_block import (
   mark_right,
   tile_at,
 )
-from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
 from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, ArrayLike, Float, Int
@@ -71,16 +71,29 @@ _AXES = dict(
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
 
-unsupported = bands.unsupported
+def unsupported(inputs: Inputs) -> str | None:
+  """Returns why this implementation cannot run a call; None if it can."""
+  if is_symbolic(inputs.query, inputs.key):
+    return "a dimension is symbolic; it needs numbers"
+  return None
+
+
+def has_band(inputs: Inputs) -> bool:
+  """Returns whether the algorithm of the band computes a call, which is twice as fast."""
+  is_plain = inputs.sinks is None and not inputs.return_residual
+  return is_plain and not bands.unsupported(inputs)
 
 
 def attention(
   inputs: Inputs, block: int | None = None, group: int = _GROUP
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N H"] | tuple[Array, Array]:
   """Computes attention over blocks of `block` queries, by default a size for the call.
 
-  The queries of a block are in groups (chunked_block.py) of `group` or more.
+  The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band
+  has the algorithm of blocks.py.
   """
+  if not has_band(inputs):
+    return blocks.attention(inputs, block)
   band = bands.band_of(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
   plan = ChunkPlan(
@@ -210,7 +223,10 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   query = arrays["query"]
   sizes = dict(zip("BTNH", query.shape, strict=True))
   outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
-  step = lambda tile, block, keys, of_keys: (attend(tile, block, keys), of_keys)
+
+  def step(tile, block, keys, of_keys):
+    return (attend(tile, block, keys), of_keys)
+
   return _over_heads(plan, arrays, first_query, outputs, step, _write)
 
 
@@ -258,7 +274,10 @@ def _over_heads(
 def _num_heads(plan: ChunkPlan, heads: int, sharing: int) -> int:
   """Returns how many heads to compute at once: as many as `_PAIRS` allows, grouped by key head."""
   at_most = max(1, _PAIRS // (plan.block * plan.num_read))
-  fits = lambda n: heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
+
+  def fits(n):
+    return heads % n == 0 and (n % sharing == 0 or sharing % n == 0)
+
   return max(n for n in range(1, min(at_most, heads) + 1) if fits(n))
 
 
@@ -276,7 +295,10 @@ def _stretches(
     return [(0, num_queries, plan.num_keys)]
   step = plan.block * -(-num_queries // (plan.block * _STRETCHES))
   bounds = [*range(0, num_queries, step), num_queries]
-  num_keys = lambda end: min(max(end + plan.offset, 1), plan.num_keys)
+
+  def num_keys(end):
+    return min(max(end + plan.offset, 1), plan.num_keys)
+
   return [(first, end, num_keys(end)) for first, end in itertools.pairwise(bounds)]
 
 
@@ -363,8 +385,7 @@ def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
 def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Adds parts to a region of the arrays, summed first over query heads that share a key head."""
   old = _read({name: arrays[name] for name in parts}, region)
-  sum_shared = lambda part, x: part.reshape(len(x), -1, *x.shape[1:]).sum(1)
-  new = {name: x + sum_shared(parts[name], x) for name, x in old.items()}
+  new = {name: x + parts[name].reshape(len(x), -1, *x.shape[1:]).sum(1) for name, x in old.items()}
   return _write(arrays, new, region)
 
 

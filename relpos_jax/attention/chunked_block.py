@@ -126,7 +126,10 @@ def mark_right(tile: Tile, x: Float[Array, "N C W"]) -> Float[Array, "N C W"]:
 def _read(tile: Tile, keys: Arrays) -> list[Float[Array, "N S W"]]:
   """Returns the tile's keys and values."""
   size = tile.plan.num_read
-  part = lambda x: jax.lax.dynamic_slice_in_dim(x, tile.start, size, axis=1)
+
+  def part(x):
+    return jax.lax.dynamic_slice_in_dim(x, tile.start, size, axis=1)
+
   return [part(keys[name]) for name in ("key", "value")]
 
 
@@ -175,7 +178,10 @@ def differentiate(
   d_query, right = _sum_over_keys(key, d_logits, query.shape[-1])
   of_block = dict(d_query=d_query)
   for name in _added(block, tile):
-    pairs = lambda x, name=name: jnp.broadcast_to(_added({name: x}, tile)[name], d_logits.shape)
+
+    def pairs(x, name=name):
+      return jnp.broadcast_to(_added({name: x}, tile)[name], d_logits.shape)
+
     (of_block[f"d_{name}"],) = jax.linear_transpose(pairs, block[name])(d_logits)
   if terms is not None:
     by_row = _sum_by_row(tile, d_logits, right)
@@ -197,9 +203,12 @@ def differentiate(
     of_block["d_value_table"] = jnp.einsum("NRT,NTH->NRH", sums, d_output)
   d_key = jnp.einsum("NST,NTH->NSH", d_logits, query)
   d_value = jnp.einsum("NST,NTH->NSH", kept, d_output)
-  add = lambda x, dx: jax.lax.dynamic_update_slice_in_dim(
-    x, dx + jax.lax.dynamic_slice_in_dim(x, tile.start, dx.shape[1], axis=1), tile.start, axis=1
-  )
+
+  def add(x, dx):
+    return jax.lax.dynamic_update_slice_in_dim(
+      x, dx + jax.lax.dynamic_slice_in_dim(x, tile.start, dx.shape[1], axis=1), tile.start, axis=1
+    )
+
   return of_block, dict(
     d_key=add(of_keys["d_key"], d_key), d_value=add(of_keys["d_value"], d_value)
   )

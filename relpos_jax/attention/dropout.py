@@ -30,9 +30,9 @@ def keep(
 
 
 def from_row(
-  seeds: Int[Array, "B N"] | None, first: int | Int[Array, "#B"]
+  seeds: Int[Array, "B N"] | None, first: int | Int[Array, "*#B"]
 ) -> Int[Array, "B N"] | None:
-  """Returns seeds for rows counted from `first`, which keep what `seeds` keep from 0."""
+  """Returns seeds that drop the same weights when rows are counted from `first` instead of 0."""
   if seeds is None or (isinstance(first, int) and first == 0):
     return seeds
   return seeds - jnp.int32(first).reshape(-1, 1) * _WEYL

@@ -63,8 +63,9 @@ def edge_attention(
   >>> edge_attention(q, k, v, senders, receivers, labels=labels)[:, 0, 0]  # node 2 has no edge
   Array([1., 1., 0.], dtype=float32)
   """
-  arguments = dict(locals())
-  return with_automatic_axes(lambda arguments, _: _edge_attention(**arguments), arguments)
+  tensors = query, key, value, senders, receivers
+  options = labels, features, scale, dropout_rate, dropout_key
+  return with_automatic_axes(_edge_attention, query, *tensors, *options)
 
 
 def _edge_attention(
@@ -88,7 +89,10 @@ def _edge_attention(
     edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
   features = validation.check_edge_relation("features", features, senders.shape, query.shape[-2:])
   wide, heads = jnp.promote_types(query.dtype, jnp.float32), query.shape[-2]
-  nodes = lambda x: x.reshape(-1, *x.shape[-2:]).repeat(heads // x.shape[-2], 1)
+
+  def nodes(x):
+    return x.reshape(-1, *x.shape[-2:]).repeat(heads // x.shape[-2], 1)
+
   query_MNH = _at(nodes(query), edges.receivers).astype(wide)
   logits = jnp.sum(query_MNH * _at(nodes(key), edges.senders), -1)
   for a_MNH in _vectors("key", edges, labels, features, wide):
@@ -134,7 +138,10 @@ def pair_features(
          [1, 0]], dtype=int32))
   """
   if senders.ndim > 1:
-    one = lambda *edges: pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
+
+    def one(*edges):
+      return pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
+
     return jax.vmap(one)(senders, receivers, labels, features)
   real = _real(senders, receivers, num_nodes, num_nodes)
   pair = jnp.where(real, receivers, num_nodes), jnp.where(real, senders, num_nodes)
@@ -201,7 +208,10 @@ def _sorted(
   graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)
   # Out of range, so that padding comes last and is summed nowhere.
   nowhere = max(num_queries, num_keys) * graph.size
-  number = lambda nodes, size: jnp.where(real, nodes + graph * size, nowhere).reshape(-1)
+
+  def number(nodes, size):
+    return jnp.where(real, nodes + graph * size, nowhere).reshape(-1)
+
   senders, receivers = number(senders, num_keys), number(receivers, num_queries)
   labels = jnp.full_like(senders, -1)
   if relation is not None:
@@ -229,7 +239,10 @@ def _real(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*
 
 def _vectors(name: str, edges: _Edges, labels, features, dtype):
   """Yields the term of each edge in its pair's a_ij, of labels and of features: [M, #N, H]."""
-  with_heads = lambda table: jnp.asarray(table, dtype).reshape(len(table), -1, table.shape[-1])
+
+  def with_heads(table):
+    return jnp.asarray(table, dtype).reshape(len(table), -1, table.shape[-1])
+
   table = None if labels is None else getattr(labels, name)
   if table is not None:
     rows = _at(with_heads(table), jnp.maximum(edges.labels, 0))

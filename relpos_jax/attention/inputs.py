@@ -11,13 +11,14 @@ from jax import export
 from jax.typing import DTypeLike
 
 from relpos_jax.attention import masks, validation
-from relpos_jax.attention.partitioned import Shards, align_manual_axes
+from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  LabelBias,
   LinearBias,
   Relation,
   Relations,
@@ -45,6 +46,7 @@ class Inputs(NamedTuple):
   relations: tuple[Relation, ...]
   scale: ArrayLike
   soft_cap: float | None
+  sinks: Float[Array, " N"] | None
   is_causal: bool
   window: tuple[int, int] | None  # how far a query sees to the left and to the right
   linear_positions: bool  # 0, 1, 2, ... for keys, query_offset + 0, 1, 2, ... for queries
@@ -57,6 +59,7 @@ class Inputs(NamedTuple):
   key_segment_ids: Int[Array, "#B S"] | None
   dropout_rate: float
   dropout_seeds: Int[Array, "B N"] | None  # None without dropout
+  return_residual: bool
   explicit: Shards = ()  # the explicit mesh axes that shard the query
 
   def visible(self) -> Bool[Array, "#B #N #T #S"] | None:
@@ -81,11 +84,12 @@ class Inputs(NamedTuple):
     """Returns False for the keys past their row's length; None without lengths."""
     return masks.within(self.key_lengths, self.key.shape[1])
 
-  def edges(self, relation: ByDistance | EdgeLabels | EdgeFeatures) -> Array:
+  def edges(self, relation: ByDistance | EdgeLabels | LabelBias | EdgeFeatures) -> Array:
     """Returns the table row of each pair of query and key, or the pair's features."""
     match relation:
-      case EdgeLabels():
-        return relation.labels
+      case EdgeLabels() | LabelBias():
+        num_rows = len(next(iter(tables(relation).values())))
+        return jnp.clip(relation.labels, -1, num_rows - 1).astype(jnp.int32)
       case EdgeFeatures():
         return relation.features
       case _:
@@ -112,6 +116,7 @@ def gather_inputs(
   relations: Relations | None = None,
   scale: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
+  sinks: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -123,6 +128,7 @@ def gather_inputs(
   key_segment_ids: ArrayLike | None = None,
   dropout_rate: float = 0.0,
   dropout_key: ArrayLike | None = None,
+  return_residual: bool = False,
 ) -> Inputs:
   """Checks the operator's arguments and fills in the defaults."""
   query_offset = 0 if query_offset is None else query_offset
@@ -134,6 +140,10 @@ def gather_inputs(
   *batch, num_queries, heads, width = query.shape
   scale = width**-0.5 if scale is None else scale
   validation.check_numbers(scale, dropout_rate, dropout_key, logits_soft_cap)
+  if sinks is not None:
+    sinks = validation.as_array("sinks", sinks)
+    validation.check_array("sinks", sinks, jnp.floating, (heads,))
+    sinks = sinks.astype(jnp.promote_types(query.dtype, jnp.float32))
   num_keys = key.shape[-3]
   of_queries = (*batch, num_queries), (num_queries,)
   of_keys = (*batch, num_keys), (num_keys,)
@@ -145,9 +155,10 @@ def gather_inputs(
   window = _window(local_window_size, 2 * _FAR if linear else jnp.iinfo(jnp.int32).max)
   checked = validation.check_relations(relations, logits, width, query.dtype)
   relations = tuple(_relation(relation, query.dtype) for relation in checked)
-  default = lambda number: jnp.arange(number, dtype=jnp.int32)
-  query_positions = default(num_queries) if query_positions is None else query_positions
-  key_positions = default(num_keys) if key_positions is None else key_positions
+  if query_positions is None:
+    query_positions = jnp.arange(num_queries, dtype=jnp.int32)
+  if key_positions is None:
+    key_positions = jnp.arange(num_keys, dtype=jnp.int32)
   query_positions = _given("query_positions", query_positions, 2, *of_queries)
   if has_offset:
     offsets = _given("query_offset", query_offset, 1, (), tuple(batch))
@@ -170,6 +181,7 @@ def gather_inputs(
     relations=relations,
     scale=scale,
     soft_cap=logits_soft_cap,
+    sinks=sinks,
     is_causal=is_causal,
     window=window,
     linear_positions=linear,
@@ -182,8 +194,9 @@ def gather_inputs(
     key_segment_ids=_given("key_segment_ids", key_segment_ids, 2, *of_keys),
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
+    return_residual=return_residual,
   )
-  return align_manual_axes(inputs)
+  return align_manual_axes(inputs)._replace(explicit=explicit_axes(query))
 
 
 def is_symbolic(*arrays: Array) -> bool:
@@ -200,8 +213,7 @@ def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) 
     return None
   x = validation.as_array(name, x)
   if name in ("bias", "mask"):
-    validation.check_logits_like(name, x, *shapes)
-    return _batched(x, ndim)
+    return _batched(validation.check_logits_like(name, x, *shapes), ndim)
   validation.check_array(name, x, jnp.integer, *shapes)
   is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
   return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), ndim)
@@ -222,13 +234,11 @@ def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
   wide = jnp.promote_types(dtype, jnp.float32)
   changes = {}
   for name, table in tables(relation).items():
-    row = () if isinstance(relation, DistanceBias) else table.shape[-1:]
+    row = () if isinstance(relation, DistanceBias | LabelBias) else table.shape[-1:]
     changes[name] = table.astype(wide).reshape(len(table), -1, *row)
   match relation:
-    case EdgeLabels():
-      num_rows = len(next(iter(changes.values())))
-      labels = jnp.clip(relation.labels, -1, num_rows - 1).astype(jnp.int32)
-      changes["labels"] = _batched(labels, 3)
+    case EdgeLabels() | LabelBias():
+      changes["labels"] = _batched(relation.labels, 3)
     case EdgeFeatures():
       changes["features"] = _batched(relation.features.astype(wide), 4)
     case ContentBias():

@@ -1,5 +1,7 @@
 """The operator: attention with any relation, by any implementation."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -8,7 +10,7 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose, used_rul
 from relpos_jax.attention.inputs import Inputs, gather_inputs
 from relpos_jax.attention.partitioned import with_automatic_axes
 from relpos_jax.attention.relations import Relations
-from relpos_jax.typing import Array, ArrayLike
+from relpos_jax.typing import Array, ArrayLike, Float
 
 
 def dot_product_attention(
@@ -21,6 +23,7 @@ def dot_product_attention(
   relations: Relations | None = None,
   scale: ArrayLike | None = None,
   logits_soft_cap: float | None = None,
+  sinks: ArrayLike | None = None,
   is_causal: bool = False,
   query_positions: ArrayLike | None = None,
   key_positions: ArrayLike | None = None,
@@ -33,7 +36,8 @@ def dot_product_attention(
   dropout_rate: float = 0.0,
   dropout_key: ArrayLike | None = None,
   implementation: str | None = None,
-) -> Array:
+  return_residual: bool = False,
+) -> Array | tuple[Array, Array]:
   r"""Computes attention with a relation a_ij between every query i and key j.
 
   $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) \qquad
@@ -46,14 +50,18 @@ def dot_product_attention(
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
     key, value: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
-    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`; below -1.2e38 it hides.
-    mask: bool, True where the key may be seen, broadcastable to `[B, N, T, S]`.
+    bias: added to the scaled logits, of any rank that broadcasts to `[B, N, T, S]`; below -1.2e38
+      it hides.
+    mask: bool, True where the key may be seen; broadcasts to `[B, N, T, S]`, as a bias does.
     relations: `RelativePositions`, `EdgeLabels` or `EdgeFeatures`, which define a_ij; or a term
-      of the logits: `DistanceBias`, `LinearBias`, `ContentBias` or `KeyBias`; or a tuple of any of
-      them, whose terms are added. For rotary positions, `rotate` the queries and keys.
+      of the logits: `DistanceBias`, `LinearBias`, `ContentBias`, `KeyBias`, `LabelBias` or
+      `FunctionBias`; or a tuple of any of them, whose terms are added. For rotary positions,
+      `rotate` the queries and keys.
     scale: factor of the content, of q_i . aK_ij and of `KeyBias`, `H**-0.5` by default.
     logits_soft_cap: c, if logits become c tanh(logits / c) (Gemma 2), as in tokamax: after the
       scale, the relative term and the bias, before the masks. So a bias of -1e9 hides nothing.
+    sinks: `[N]`, logits that take weight and give no value, as in gpt-oss: the weights of a query
+      are divided by exp(sink) more. After scale and soft cap, and never masked.
     is_causal: hide the keys whose position is later than the query's.
     query_positions: integers `[B, T]` or `[T]`, `arange(T)` by default. Rows packed with several
       sequences need segment ids and no positions: distances within a segment are the same. Any
@@ -73,10 +81,13 @@ def dot_product_attention(
       because none was measured on a device yet. The kernels, and "chunked", which None chooses for
       long sequences (on CPUs from 64 keys on), have first reverse-mode derivatives only. For jvp
       or second derivatives name "projected" or "skew".
+    return_residual: whether to return the logarithm of the sum of exp(logit), too, as in jax.nn.
 
   Returns:
-    `[B, T, N, H]`, in the value's dtype. Softmax and sums of weights are in float32, or in
-    float64 for float64 inputs (without relations always in float32, as in jax.nn).
+    `[B, T, N, H]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in float32 or
+    float64, -inf where a query sees no key: `merge` joins parts of the keys by it. Softmax and sums
+    of weights are in float32, or in float64 for float64 inputs (without relations always in
+    float32, as in jax.nn).
 
   Raises:
     ValueError: an argument is wrong, or `implementation` is not a known name.
@@ -88,19 +99,32 @@ def dot_product_attention(
   >>> dot_product_attention(q, k, v, relations=RelativePositions(table, table)).shape
   (2, 10, 8, 64)
   """
-  arguments = dict(locals())
-  del arguments["implementation"]
-
-  def attend(arguments, explicit):
-    inputs = gather_inputs(**arguments)._replace(explicit=explicit)
-    used_rules.get().append(rule := choose(inputs, implementation))
-    name = rule.implementation
-    if not inputs.query.size or not inputs.key.size:
-      return jnp.zeros(jnp.shape(query), inputs.value.dtype)
-    output = _plain(inputs) if name == PLAIN else IMPLEMENTATIONS[name].attention(inputs)
-    return output.reshape(jnp.shape(query))
-
-  return with_automatic_axes(attend, arguments)
+  inputs = gather_inputs(
+    query,
+    key,
+    value,
+    bias,
+    mask,
+    relations=relations,
+    scale=scale,
+    logits_soft_cap=logits_soft_cap,
+    sinks=sinks,
+    is_causal=is_causal,
+    query_positions=query_positions,
+    key_positions=key_positions,
+    query_offset=query_offset,
+    query_seq_lengths=query_seq_lengths,
+    key_value_seq_lengths=key_value_seq_lengths,
+    local_window_size=local_window_size,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_key=dropout_key,
+    return_residual=return_residual,
+  )
+  result = ("BTNH", "BTN") if return_residual else "BTNH"
+  output = with_automatic_axes(_attend, inputs.query, inputs, implementation, result=result)
+  return output if jnp.ndim(query) == 4 else jax.tree.map(lambda x: x[0], output)
 
 
 def attention_weights(
@@ -117,8 +141,8 @@ def attention_weights(
   Takes its arguments except `value` and `implementation`.
 
   Returns:
-    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, or
-    to zero if the query sees no key.
+    `[B, N, T, S]` (or `[N, T, S]`), float32, or float64 for float64 inputs. A row sums to one, to
+    less with `sinks`, or to zero if the query sees no key.
 
   >>> q = k = jnp.ones((2, 4, 1, 8))
   >>> attention_weights(q, k, is_causal=True)[0, 0]
@@ -128,17 +152,56 @@ def attention_weights(
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
 
-  def attend(arguments, _):
-    inputs = gather_inputs(**arguments)
-    if not inputs.query.size or not inputs.key.size:
-      *batch, num_queries, heads, _ = jnp.shape(query)
-      wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
-      return jnp.zeros((*batch, heads, num_queries, jnp.shape(key)[-3]), wide)
-    weights = reference.attention_weights(inputs, projected.relative_logits)
-    return weights.reshape(weights.shape[4 - jnp.ndim(query) :])
+  inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
+  weights = with_automatic_axes(_weights, inputs.query, inputs, result="BNTS")
+  return weights if jnp.ndim(query) == 4 else weights[0]
 
-  arguments = dict(query=query, key=key, value=key, bias=bias, mask=mask, relations=relations)
-  return with_automatic_axes(attend, arguments | options, result="BNTS")
+
+def merge(
+  outputs: Sequence[ArrayLike], residuals: Sequence[ArrayLike]
+) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N"]]:
+  """Merges attention to parts of the keys into attention to all of them.
+
+  Takes the outputs and the residuals of `dot_product_attention` with `return_residual`, for the
+  same queries and any split of the keys (give sinks to one part only), and returns both for all
+  keys. Gradients are exact, too.
+
+  >>> q, k = jnp.ones((2, 1, 8)), jnp.linspace(0.0, 1.0, 4 * 8).reshape(4, 1, 8)
+  >>> parts = [dot_product_attention(q, x, x, return_residual=True) for x in (k[:1], k[1:])]
+  >>> output, residual = merge(*zip(*parts))
+  >>> bool(jnp.allclose(output, dot_product_attention(q, k, k), atol=1e-6))
+  True
+  """
+  outputs, residuals = (jnp.stack([*map(jnp.asarray, x)]) for x in (outputs, residuals))
+  total = jax.nn.logsumexp(residuals, axis=0)
+  finite = jnp.where(jnp.isneginf(total), 0, total)
+  shares = jnp.exp(residuals - finite)
+  merged = jnp.sum(shares[..., None] * outputs.astype(shares.dtype), axis=0)
+  return merged.astype(outputs.dtype), total
+
+
+def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
+  """Calls the implementation of that name, or the one chosen for the call."""
+  used_rules.get().append(rule := choose(inputs, implementation))
+  name = rule.implementation
+  if not inputs.query.size or not inputs.key.size:
+    output = jnp.zeros(inputs.query.shape, inputs.value.dtype)
+    none = jnp.full(inputs.query.shape[:3], -jnp.inf, jnp.promote_types(output.dtype, jnp.float32))
+    return (output, none) if inputs.return_residual else output
+  if name == PLAIN:
+    return _plain(inputs)
+  found = IMPLEMENTATIONS[name].attention(inputs)
+  if inputs.return_residual and not isinstance(found, tuple):
+    return found, reference.residual(inputs, projected.relative_logits)
+  return found
+
+
+def _weights(inputs: Inputs) -> Float[Array, "B N T S"]:
+  if inputs.query.size and inputs.key.size:
+    return reference.attention_weights(inputs, projected.relative_logits)
+  batch, num_queries, heads, _ = inputs.query.shape
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  return jnp.zeros((batch, heads, num_queries, inputs.key.shape[1]), wide)
 
 
 def _plain(inputs: Inputs) -> Array:

@@ -164,7 +164,10 @@ def _attend(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
 
 def _attend_forward(plan: GpuPlan, floats: Arrays, masks: Arrays) -> tuple:
   operands = floats | masks | dict(query=floats["query"].astype(floats["key"].dtype))
-  kernel = lambda operands, _: forward(plan, operands)
+
+  def kernel(operands, _):
+    return forward(plan, operands)
+
   outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   results = outputs["output"], outputs.get("sums"), outputs.get("row_sums")
   return results, (operands, outputs)
@@ -189,7 +192,10 @@ def _attend_backward(plan: GpuPlan, residuals: tuple, d_results: tuple) -> tuple
       right = dict(right_delta=delta - d_sums[..., -1])
     cotangents |= right if plan.has_right else {}
   operands = operands | cotangents | dict(delta=delta)
-  kernel = lambda operands, _: backward(plan, operands)
+
+  def kernel(operands, _):
+    return backward(plan, operands)
+
   gradients = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   gradients = {name.removeprefix("d_"): x for name, x in gradients.items()}
   if "slopes" in gradients:

@@ -204,10 +204,15 @@ def _call(
   def spec(axes, x):
     one = {"B": None, "N": None, "K": None, blocked: size}
     shape = tuple(one.get(axis, n) for axis, n in zip(axes, x.shape, strict=True))
-    index = lambda i, n, b: {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
+
+    def index(i, n, b):
+      return {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
+
     return pl.BlockSpec(shape, lambda *at: tuple(index(*at).get(axis, 0) for axis in axes))
 
-  specs = lambda arrays: {name: spec(AXES[name], x) for name, x in arrays.items()}
+  def specs(arrays):
+    return {name: spec(AXES[name], x) for name, x in arrays.items()}
+
   return pl.pallas_call(
     functools.partial(kernel, plan),
     out_shape=shapes_like(operands["query"], results),
@@ -318,7 +323,10 @@ def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
     return d_query, d_right, d_slopes
 
   runs = _key_runs(plan, operands, start, *plan.blocks.d_query)
-  row = lambda exists: jnp.zeros(block, wide) if exists else None
+
+  def row(exists):
+    return jnp.zeros(block, wide) if exists else None
+
   carry = jnp.zeros(query.shape, wide), row(with_band), row("slopes" in operands)
   for side, width, begin, end in runs:
     carry = lax.fori_loop(begin, end, functools.partial(visit, side, width), carry)
@@ -356,8 +364,13 @@ def _d_logits(
   plan: GpuPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
 ) -> tuple[Array, Array]:
   """Computes a tile's weights after dropout, and the gradient of its logits."""
-  side = lambda name: f"right_{name}" if f"right_{name}" in operands else name
-  of_queries = lambda name: operands[side(name) if tile.side == "right" else name][tile.queries]
+
+  def side(name):
+    return f"right_{name}" if f"right_{name}" in operands else name
+
+  def of_queries(name):
+    return operands[side(name) if tile.side == "right" else name][tile.queries]
+
   delta = of_queries("delta")
   maximum, inverse_total = (of_queries(name)[:, None] for name in ("maximum", "inverse_total"))
   weights = jnp.exp(_logits(plan, operands, tile, query, key) - maximum) * inverse_total
@@ -494,7 +507,10 @@ def _runs(
   A tile is included if some difference to the block is from `lowest` to `highest`; it is low if all
   are less than `low`, high if all are at least `high`.
   """
-  floor = lambda x: lax.div(jnp.maximum(x, 0), jnp.int32(size))
+
+  def floor(x):
+    return lax.div(jnp.maximum(x, 0), jnp.int32(size))
+
   last = start + (block - 1)
   end = jnp.minimum(floor(last + highest + size), num_tiles)
   begin = jnp.minimum(floor(start + lowest), end)

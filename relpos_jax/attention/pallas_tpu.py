@@ -65,10 +65,18 @@ def attention(
   """
   length = inputs.query.shape[1]
   plan, relative = plan_of(inputs, _interpret(interpret), block, lanes)
-  pad = lambda x, axis: _pad(x, plan.block, axis)
+
+  def pad(x, axis):
+    return _pad(x, plan.block, axis)
+
   first = inputs.query_offset % plan.block  # the number of the first query in its block
-  pad_queries = lambda x, axis: _roll(_pad(x, plan.num_blocks[0] * plan.block, axis), first, axis)
-  last = lambda x: jnp.moveaxis(x, 1, 3)
+
+  def pad_queries(x, axis):
+    return _roll(_pad(x, plan.num_blocks[0] * plan.block, axis), first, axis)
+
+  def last(x):
+    return jnp.moveaxis(x, 1, 3)
+
   floats = dict(query=pad_queries(last(inputs.query), 3))
   floats |= {x: pad(last(getattr(inputs, x)), 3) for x in ("key", "value")} | relative
   if "content" in floats:
@@ -183,7 +191,9 @@ def _attend(plan: TpuPlan, floats: Arrays, masks: Arrays) -> Float[Array, "B N H
 
 
 def _forward(plan: TpuPlan, floats: Arrays, masks: Arrays) -> tuple[Array, tuple]:
-  kernel = lambda part, first: forward(plan, _add_first_block(plan, part, first))
+  def kernel(part, first):
+    return forward(plan, _add_first_block(plan, part, first))
+
   outputs = over_devices(kernel, tiles.AXES, floats | masks, plan.shards, tile=plan.block)
   return outputs["output"], (floats, masks, outputs)
 

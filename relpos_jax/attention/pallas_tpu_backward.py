@@ -61,7 +61,9 @@ def backward(
       keys = jnp.clip(jax.lax.div(last, np.int32(num_tiles)), 0, keys)
     return dict(B=b, N=m * grid[2] + g, K=m, T=i, S=keys)
 
-  specs = lambda arrays: tiles.block_specs(arrays, plan.block, num_tiles, index, axes)
+  def specs(arrays):
+    return tiles.block_specs(arrays, plan.block, num_tiles, index, axes)
+
   return pl.pallas_call(
     functools.partial(_kernel, plan, num_tiles),
     grid=grid,
@@ -194,12 +196,18 @@ def _finish(plan: TpuPlan, operands, outputs, scratch) -> None:
   d_query = scratch["query"][...]
   query, d_output = operands["query"][0, 0], operands["d_output"][0, 0]
   row = jax.lax.broadcasted_iota(jnp.int32, (plan.period, plan.block), 0)
-  product = lambda x, y: tiles.product(x.astype(y.dtype), y, (1, 1))
+
+  def product(x, y):
+    return tiles.product(x.astype(y.dtype), y, (1, 1))
+
   if tiles.has_logits(operands):
     d_logits = tiles.skew(plan, scratch["band_d_logits"][...], -1)
     d_logits = jnp.where(row == plan.last_row, scratch["right_d_logits"][...], d_logits)
+
     # The gradients of a query's logits sum to zero: that left of the band is minus the others.
-    relative = lambda table: table - table[plan.left_row, None]
+    def relative(table):
+      return table - table[plan.left_row, None]
+
     if "key_table" in operands:
       table = relative(operands["key_table"][0])
       d_query += tiles.precise_product(table, d_logits, (0, 0), query.dtype)

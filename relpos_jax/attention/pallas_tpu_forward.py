@@ -61,7 +61,9 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
       keys = jnp.clip(jax.lax.div(i + plan.first_block, np.int32(num_tiles)), 0, keys)
     return dict(B=b, N=n, K=jax.lax.div(n, np.int32(heads // key.shape[1])), T=i, S=keys)
 
-  specs = lambda arrays: tiles.block_specs(arrays, plan.block, num_tiles, index)
+  def specs(arrays):
+    return tiles.block_specs(arrays, plan.block, num_tiles, index)
+
   return pl.pallas_call(
     functools.partial(_kernel, plan, num_tiles),
     grid=grid,

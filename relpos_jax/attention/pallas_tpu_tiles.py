@@ -181,7 +181,10 @@ def pieces(plan: TpuPlan, offset: int) -> list[list[Piece]]:
 
 def distances(plan: TpuPlan, piece: Piece) -> jax.Array:
   """Returns j - i in a sub-tile."""
-  iota = lambda axis: jax.lax.broadcasted_iota(jnp.int32, (plan.height, plan.lanes), axis)
+
+  def iota(axis):
+    return jax.lax.broadcasted_iota(jnp.int32, (plan.height, plan.lanes), axis)
+
   return iota(0) - iota(1) + piece.distance
 
 
@@ -270,7 +273,10 @@ def add_band(plan: TpuPlan, tile, offset: int, band, right, left=None):
 def crossing(plan: TpuPlan, offset: int) -> list[tuple[Piece, jax.Array]]:
   """Returns the sub-tiles that cross the band, with True on the band."""
   found = itertools.chain(*pieces(plan, offset))
-  inside = lambda piece: in_band(plan, distances(plan, piece))
+
+  def inside(piece):
+    return in_band(plan, distances(plan, piece))
+
   return [(piece, inside(piece)) for piece in found if piece.where == "band"]
 
 
@@ -365,12 +371,17 @@ def for_tiles(plan: TpuPlan, operands: dict, first, num_tiles: int, tile) -> Non
   def run(offset, side: str | None = None):
     number = offset - first
     keys = pl.ds(pl.multiple_of(number * plan.block, plan.block), plan.block)
-    index = lambda name: tuple(keys if letter == "S" else slice(None) for letter in AXES[name])
+
+    def index(name):
+      return tuple(keys if letter == "S" else slice(None) for letter in AXES[name])
+
     views = {name: x.at[index(name)] for name, x in operands.items() if "S" in AXES[name]}
     tile(operands | views, number, offset, side)
 
   def plain(start, stop, side: str):
-    visible = lambda offset, _: pl.when(plan.runs(offset))(lambda: run(offset, side))
+    def visible(offset, _):
+      return pl.when(plan.runs(offset))(lambda: run(offset, side))
+
     jax.lax.fori_loop(start, stop, visible, None)
 
   if special and highest > special[0] and not plan.is_causal:
@@ -427,7 +438,10 @@ def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) ->
   first += plan.num_blocks[0] - length // plan.block  # if a device has a part of the queries
   queries = np.arange(first, first + length // plan.block)[:, None]
   offsets = plan.key_block + np.arange(num_keys // plan.block) - queries
-  count = lambda condition: int(np.broadcast_to(condition, offsets.shape).sum())
+
+  def count(condition):
+    return int(np.broadcast_to(condition, offsets.shape).sum())
+
   num_pairs = batch * heads * count(plan.runs(offsets)) * plan.block**2
   # As in the kernels' block specs.
   num_tiles = tiles_a_step(plan, operands)

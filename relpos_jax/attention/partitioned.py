@@ -107,33 +107,44 @@ def target_platform() -> str:
   return "gpu" if platform in ("cuda", "rocm") else platform
 
 
-def with_automatic_axes(
-  attend: Callable[[dict, Shards], Array],
-  arguments: dict[str, Any],
-  result: str = "BTNH",
-) -> Array:
-  """Returns `attend(arguments, explicit)`, run with automatic axes if arrays have explicit ones.
+def explicit_axes(query: ArrayLike) -> Shards:
+  """Returns the explicit mesh axes that shard the query, [B, T, N, H] or [T, N, H], by letter."""
+  sharding = jax.typeof(query).sharding
+  if not _names(sharding.mesh, AxisType.Explicit):
+    return ()
+  letters = "BTNH"[-jnp.ndim(query) :]
+  return tuple((x, _tuple(names)) for x, names in zip(letters, sharding.spec, strict=True))
 
-  Args:
-    attend: a function of the arguments and of the explicit axes that shard the query.
-    arguments: a dict with the "query", [B, T, N, H] or [T, N, H].
-    result: the axes of the result, which is sharded as those of the query.
+
+def with_automatic_axes(
+  attend: Callable[..., Any],
+  query: ArrayLike,
+  *arguments: Any,
+  result: str | tuple[str, ...] = "BTNH",
+) -> Any:
+  """Returns `attend(*arguments)`, run with automatic axes if arrays have explicit ones.
+
+  The axes of the results, of letters `result`, are sharded as those of the query.
   """
   leaves, structure = jax.tree.flatten(arguments)
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
   meshes = (jax.typeof(x).sharding.mesh for x in arrays.values())
   mesh = next((mesh for mesh in meshes if _names(mesh, AxisType.Explicit)), None)
   if mesh is None:
-    return attend(arguments, ())
-  rank = jnp.ndim(arguments["query"])
-  spec = dict(zip("BTNH"[-rank:], jax.typeof(arguments["query"]).sharding.spec, strict=True))
-  explicit = tuple((letter, _tuple(x)) for letter, x in spec.items())
+    return attend(*arguments)
 
   def automatic(arrays):
     full = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-    return attend(jax.tree.unflatten(structure, full), explicit)
+    return attend(*jax.tree.unflatten(structure, full))
 
-  out = NamedSharding(mesh, PartitionSpec(*(spec.get(letter) for letter in result[-rank:])))
+  spec = dict(explicit_axes(query))
+  first = "B" if jnp.ndim(query) == 3 else ""  # the letter that is absent
+
+  def sharding(letters: str) -> NamedSharding:
+    names = (spec.get(letter) or None for letter in letters.removeprefix(first))
+    return NamedSharding(mesh, PartitionSpec(*names))
+
+  out = jax.tree.map(sharding, result)
   names = tuple(_names(mesh, AxisType.Explicit))
   return jax.sharding.auto_axes(automatic, axes=names, out_sharding=out)(arrays)
 
@@ -209,9 +220,9 @@ def over_devices(
   """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
 
   Args:
-    kernel: a function of named arrays and of the number of their first query, independent over
-      batch, heads and queries. Results are summed over these where they have size 1 and the query
-      has not, or no axis of queries: the gradients of a shared bias, and of keys.
+    kernel: a function of named arrays and of the index of their first query, which computes each
+      sequence, head and query by itself. Results are summed over these where they have size 1 and
+      the query has not, or no axis of queries: the gradients of a shared bias, and of keys.
     axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
       operands, where they are larger than 1.
     operands: the arrays, including "query" and "key".
@@ -225,7 +236,10 @@ def over_devices(
   # Traced once, for its shapes and for its results.
   unsharded = jax.jit(lambda operands: kernel(operands, 0), inline=True)
   results = jax.eval_shape(unsharded, operands)
-  named = lambda arrays: dict(zip(operands, arrays, strict=True))
+
+  def named(arrays):
+    return dict(zip(operands, arrays, strict=True))
+
   of_query = [*operands].index("query")
 
   def shard(mesh, wanted):
@@ -261,7 +275,9 @@ def over_devices(
 
     return mesh, without_mesh, outs, ins
 
-  complete = lambda *arrays: tuple(unsharded(named(arrays)).values())
+  def complete(*arrays):
+    return tuple(unsharded(named(arrays)).values())
+
   automatic = _names(context, AxisType.Auto)
   if shards is not None and automatic:
     function, in_specs, out_specs = shard(context, dict(shards))
@@ -269,8 +285,10 @@ def over_devices(
     on_shards = jax.shard_map(
       function, in_specs=in_specs, out_specs=out_specs, axis_names={*automatic}, check_vma=False
     )
+
     # Unchecked, it forgets which axes of a `jax.shard_map` around it the results vary over.
-    function = lambda *arrays: align_manual_axes((on_shards(*arrays), arrays))[0]
+    def function(*arrays):
+      return align_manual_axes((on_shards(*arrays), arrays))[0]
   elif _names(context, AxisType.Manual):
     function = complete  # the arrays are shards already
   else:
@@ -282,8 +300,13 @@ def over_devices(
   def map_over(size, is_mapped, *arrays):
     """Merges the mapped axis into the batch or the heads; else maps one by one."""
     call = functools.partial(over_devices, kernel, axes, shards=shards, tile=tile)
-    with_axis = lambda letter: [letter in axes[name].replace("K", "N") for name in operands]
-    mergeable = lambda letter: all(map(operator.ge, with_axis(letter), is_mapped))
+
+    def with_axis(letter):
+      return [letter in axes[name].replace("K", "N") for name in operands]
+
+    def mergeable(letter):
+      return all(map(operator.ge, with_axis(letter), is_mapped))
+
     if letter := next(filter(mergeable, "BN"), None):
       merged = _merge(letter, axes, operands, results, size, named(is_mapped), named(arrays))
       outputs = _split(letter, axes, results, size, call(merged))
@@ -292,7 +315,24 @@ def over_devices(
       outputs = jax.vmap(in_turn, [0 if mapped else None for mapped in is_mapped])(*arrays)
     return tuple(outputs.values()), (True,) * len(results)
 
-  return dict(zip(results, function(*operands.values()), strict=True))
+  return dict(zip(results, first_derivatives_only(function)(*operands.values()), strict=True))
+
+
+def first_derivatives_only(function: Callable) -> Callable:
+  """Returns the function, which names the remedy when it is differentiated.
+
+  It is for what a `jax.custom_vjp` calls: only a second or a forward derivative comes here.
+  """
+  function = jax.custom_jvp(function)
+
+  @function.defjvp
+  def refuse(primals, tangents):
+    raise NotImplementedError(
+      "this implementation of attention has first derivatives in reverse mode only: for second or "
+      "forward ones name implementation='projected'"
+    )
+
+  return function
 
 
 def _merge(
@@ -412,7 +452,10 @@ def _reduction(
 
 def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdyShardingRule:
   """Returns the propagation rule: along B, T, N and K; an axis N has K groups if K < N."""
-  sizes = lambda name: dict(zip(axes[name], operands[name].shape, strict=True))
+
+  def sizes(name):
+    return dict(zip(axes[name], operands[name].shape, strict=True))
+
   num_heads, key_heads = sizes("query")["N"], sizes("key")["K"]
   grouped = 1 < key_heads < num_heads
   heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")

@@ -15,7 +15,9 @@ from relpos_jax.attention.partitioned import zeros
 from relpos_jax.attention.relations import (
   ContentBias,
   DistanceBias,
+  FunctionBias,
   KeyBias,
+  LabelBias,
   LinearBias,
   Relation,
   Vectors,
@@ -30,7 +32,7 @@ def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
 
 def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T S"]:
   """Computes a relation's term of the logits, before any scale: q_i . aK_ij for most."""
-  if isinstance(relation, LinearBias):
+  if isinstance(relation, LinearBias | FunctionBias):
     return reference.relative_logits(inputs, relation)
   edges, numbers = inputs.edges(relation), project(inputs, relation)
   if jnp.issubdtype(edges.dtype, jnp.floating):
@@ -41,10 +43,10 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
 
 
 def project(
-  inputs: Inputs, relation: Vectors | DistanceBias | ContentBias | KeyBias
+  inputs: Inputs, relation: Vectors | DistanceBias | LabelBias | ContentBias | KeyBias
 ) -> Float[Array, "#B #N _ R"]:
   """Computes the terms of each query, or in a `KeyBias` of each key, by row of the table."""
-  if isinstance(relation, DistanceBias):
+  if isinstance(relation, DistanceBias | LabelBias):
     num_rows, heads = relation.table.shape
     shape = 1, heads, inputs.query.shape[1], num_rows
     return jnp.broadcast_to(relation.table.T[:, None], shape)

@@ -18,7 +18,9 @@ from relpos_jax.attention.relations import (
   ContentBias,
   DistanceBias,
   Edges,
+  FunctionBias,
   KeyBias,
+  LabelBias,
   LinearBias,
   Relation,
   Vectors,
@@ -33,10 +35,34 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
       keys, queries = inputs.key_positions[:, None, None], inputs.query_positions[:, None, :, None]
       distance = (keys - queries).astype(relation.slopes.dtype)
       return -relation.slopes[:, None, None] * jnp.abs(distance)
-    case DistanceBias():
+    case FunctionBias():
+      return _function_terms(inputs, relation)
+    case DistanceBias() | LabelBias():
       return jnp.moveaxis(_vectors(relation.table, inputs.edges(relation)), -1, 1)
   axes, x, table = content(inputs, relation)
   return product(f"{axes},BTSNH->BNTS", x, _vectors(table, inputs.edges(relation)))
+
+
+def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B #N T S"]:
+  """Computes a function of every pair, once for all sequences if they have the same data."""
+
+  def of_pair(i, j, x, y, z):
+    return relation.function(relation.params, i, j, x, y, z)
+
+  of_row = jax.vmap(of_pair, (None, 0, None, 0, 0))
+  of_sequence = jax.vmap(of_row, (0, None, 0, None, 0))
+  data = inputs.query_positions, inputs.key_positions
+  data += relation.of_query, relation.of_key, relation.of_pair
+  leaves, structure = jax.tree.flatten(data)
+  if all(len(x) == 1 for x in leaves):
+    terms = of_sequence(*jax.tree.unflatten(structure, [x[0] for x in leaves]))[None]
+  else:
+    batch = len(inputs.query)
+    leaves = [jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in leaves]
+    terms = jax.vmap(of_sequence)(*jax.tree.unflatten(structure, leaves))
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  terms = terms.astype(wide)
+  return terms[:, None] if terms.ndim == 3 else jnp.moveaxis(terms, -1, 1)
 
 
 def relative_values(
@@ -75,7 +101,15 @@ def attention(
   relative_values: Callable[[Inputs, Vectors, Array], Array] = relative_values,
 ) -> Float[Array, "B T N H"]:
   """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
-  weights = attention_weights(inputs, relative_logits)
+  return weighted_sum(inputs, attention_weights(inputs, relative_logits), relative_values)
+
+
+def weighted_sum(
+  inputs: Inputs,
+  weights: Float[Array, "B N T S"],
+  relative_values: Callable[[Inputs, Vectors, Array], Array],
+) -> Float[Array, "B T N H"]:
+  """Computes the output from the weights, of which some are dropped."""
   if inputs.dropout_seeds is not None:
     _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
     seeds = inputs.dropout_seeds[..., None, None]
@@ -94,10 +128,43 @@ def attention(
 def attention_weights(
   inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
 ) -> Float[Array, "B N T S"]:
-  """Computes p_ij = softmax_j(scale * q_i . (k_j + aK_ij) + bias_ij), in float32 or wider.
+  """Computes p_ij = softmax_j(logits), zero for a query that sees no key."""
+  logits = masked_logits(inputs, relative_logits)
+  if inputs.sinks is None:
+    weights = jax.nn.softmax(logits)
+  else:
+    sinks = jnp.broadcast_to(inputs.sinks[:, None, None], (*logits.shape[:3], 1))
+    weights = jax.nn.softmax(jnp.concatenate([logits, sinks], axis=-1))[..., :-1]
+  if not may_hide(inputs):
+    return weights
+  # Not from their maximum, in which XLA may drop a NaN on a CPU.
+  sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
+  return jnp.where(sees_none, 0, weights)
 
-  Relations without vectors add their own terms, before the scale or after it. A query that
-  sees no key gets weights of zero.
+
+def residual(
+  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
+) -> Float[Array, "B T N"]:
+  """Computes the logarithm of a query's sum of exp(logit), sinks included; -inf without a key."""
+  logits = masked_logits(inputs, relative_logits)
+  hidden = (logits <= masks.LOWEST / 2).all(-1) if may_hide(inputs) else False
+  found = jax.nn.logsumexp(logits, axis=-1)
+  if inputs.sinks is not None:
+    found = jnp.logaddexp(found, inputs.sinks[:, None])
+  return jnp.where(hidden, -jnp.inf, found).swapaxes(1, 2)
+
+
+def may_hide(inputs: Inputs) -> bool:
+  """Returns whether a key may be hidden from a query, by a mask or a bias of -inf."""
+  return inputs.bias is not None or inputs.visible() is not None
+
+
+def masked_logits(
+  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
+) -> Float[Array, "B N T S"]:
+  """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; hidden ones are `LOWEST`.
+
+  Relations without vectors add their own terms, before the scale or after it.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
@@ -113,15 +180,11 @@ def attention_weights(
   if inputs.bias is not None:
     logits += inputs.bias.astype(logits.dtype)
   logits = masks.cap(logits, inputs.soft_cap)
-  visible = inputs.visible()
-  if visible is None and inputs.bias is None:
-    return jax.nn.softmax(logits)
+  if not may_hide(inputs):
+    return logits
   logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
-  if visible is not None:
-    logits = jnp.where(visible, logits, masks.LOWEST)
-  # Not from their maximum, in which XLA may drop a NaN on a CPU.
-  sees_none = (logits <= masks.LOWEST / 2).all(-1, keepdims=True)
-  return jnp.where(sees_none, 0, jax.nn.softmax(logits))
+  visible = inputs.visible()
+  return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
 
 
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:
@@ -130,8 +193,11 @@ def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> 
   mixed = functools.partial(jnp.einsum, subscripts, preferred_element_type=wide)
   if x.dtype == wide:
     return mixed(x, y.astype(wide))
+
   # XLA lacks some of these products on CPUs, where float32 is no slower.
-  widened = lambda x, y: mixed(x.astype(wide), y.astype(wide))
+  def widened(x, y):
+    return mixed(x.astype(wide), y.astype(wide))
+
   return jax.lax.platform_dependent(x, y.astype(x.dtype), cpu=widened, default=mixed)
 
 
@@ -160,8 +226,12 @@ def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:
   # Keeps a transpose out of the adjacent product. XLA's CPU compiler would fuse the two into one
   # with strided memory access; with the barrier, forward and backward are a sixth faster.
   apart = jax.lax.optimization_barrier
-  by_position = lambda table, relation: _vectors(table, inputs.edges(relation)).swapaxes(0, 1)
-  products = lambda subscripts: jax.vmap(functools.partial(product, subscripts))
+
+  def by_position(table, relation):
+    return _vectors(table, inputs.edges(relation)).swapaxes(0, 1)
+
+  def products(subscripts):
+    return jax.vmap(functools.partial(product, subscripts))
 
   def logits_by_position(inputs, relation):
     if not isinstance(relation, Vectors):

@@ -5,6 +5,7 @@ Positions without a table, turned into queries and keys before the call, are in 
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -270,8 +271,70 @@ class KeyBias(ByDistance):
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LabelBias:
+  """A number for the label of each pair, added to the logit and not multiplied by the scale.
+
+  Swin (Liu et al. 2021, section 3.2) labels a pair of patches by its two offsets, Graphormer (Ying
+  et al. 2021, section 3.1.2) a pair of nodes by their distance in the graph.
+
+  Attributes:
+    labels: integers `[B, T, S]`, or `[T, S]` for all of the batch, as in `EdgeLabels`; -1 adds
+      nothing.
+    table: `[E]`, shared by the heads, or `[E, N]`.
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import attention_weights
+  >>> q, labels = jnp.ones((2, 1, 8)), jnp.array([[-1, 0], [0, 1]])
+  >>> attention_weights(q, q, relations=LabelBias(labels, jnp.array([9.0, 0.0])))[0].round(2)
+  Array([[0., 1.],
+         [1., 0.]], dtype=float32)
+  """
+
+  labels: Any
+  table: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FunctionBias:
+  """Any function of a query's and a key's positions and data, added to the logit and not scaled.
+
+  Adds `function(params, i, j, x_i, y_j, z_ij)` to the logit of query i and key j: a number, or
+  numbers `[N]`, one per head. It is written for one pair, and mapped over all pairs with
+  `jax.vmap`. Its gradients are exact, for the parameters and for the data, and the same in every
+  run. Define the function once, outside of the training step: another function is another program.
+
+  Attributes:
+    function: takes the parameters, the positions i and j (integers), and the data of the query, the
+      key and the pair, each None if there are none.
+    params: a tree of arrays.
+    of_query: a tree of arrays `[B, T, ...]`, or `[T, ...]` for all of the batch.
+    of_key: a tree of arrays `[B, S, ...]`, or `[S, ...]`.
+    of_pair: a tree of arrays `[B, T, S, ...]`, or `[T, S, ...]`.
+
+  KERPLE (Chi et al. 2022, equation 6) has a logarithm of the distance with two parameters:
+
+  >>> import jax.numpy as jnp
+  >>> from relpos_jax import dot_product_attention
+  >>> def kerple(params, i, j, *_):
+  ...   return -params["a"] * jnp.log1p(params["b"] * jnp.abs(i - j))
+  >>> q, params = jnp.ones((10, 8, 64)), dict(a=jnp.ones(8), b=jnp.ones(8))
+  >>> dot_product_attention(q, q, q, relations=FunctionBias(kerple, params)).shape
+  (10, 8, 64)
+  """
+
+  function: Callable[..., Any] = dataclasses.field(metadata={"static": True})
+  params: Any = None
+  of_query: Any = None
+  of_key: Any = None
+  of_pair: Any = None
+
+
 Vectors = RelativePositions | EdgeLabels | EdgeFeatures  # with a_ij for keys, values or both
-Unscaled = DistanceBias | LinearBias | ContentBias  # whose term of the logits is not scaled
+# Those whose term of the logits is not scaled.
+Unscaled = DistanceBias | LinearBias | ContentBias | LabelBias | FunctionBias
 Relation = Vectors | Unscaled | KeyBias
 Relations = Relation | tuple[Relation, ...]
 

@@ -100,7 +100,10 @@ def _by_distance(
   ends = x[..., :1], x[..., -1:]
   if is_zero:
     ends = jax.tree.map(jnp.zeros_like, ends)
-  widen = lambda end, columns: jnp.broadcast_to(end, (*x.shape[:-1], max(0, columns)))
+
+  def widen(end, columns):
+    return jnp.broadcast_to(end, (*x.shape[:-1], max(0, columns)))
+
   before = widen(ends[0], min(last + 1, -left) - first)
   after = widen(ends[1], last - max(first - 1, right))
   middle = x[..., max(first, -left) + left : max(min(last, right) + left + 1, 0)]

@@ -1,8 +1,10 @@
 """Checks of the operator's arguments: one ValueError each, before anything is compiled."""
 
 import dataclasses
+import functools
 import numbers
 import typing
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,8 @@ from relpos_jax.attention.relations import (
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
+  FunctionBias,
+  LabelBias,
   LinearBias,
   Relation,
   Relations,
@@ -62,15 +66,15 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
     raise ValueError(f"{found}; want the query's, {query.dtype}")
 
 
-def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> None:
-  """Checks that a bias or mask has full rank, and on every axis the full size or 1."""
-  pairs = zip(array.shape, shape, strict=False)
-  if array.ndim != len(shape) or any(n not in (1, m) for n, m in pairs):
-    raise ValueError(
-      f"{name} has shape {array.shape}; want one that broadcasts to {shape}, with as many axes"
-    )
+def check_logits_like(name: str, array: Array, shape: tuple[int, ...]) -> Array:
+  """Returns a bias or mask with all axes of the logits, each of the full size or 1."""
+  if array.ndim > len(shape) or any(
+    n not in (1, m) for n, m in zip(array.shape[::-1], shape[::-1], strict=False)
+  ):
+    raise ValueError(f"{name} has shape {array.shape}; want one that broadcasts to {shape}")
   if name == "mask" and array.dtype != bool:
     raise ValueError(f"mask has dtype {array.dtype}; want bool, True where a key may be seen")
+  return jnp.expand_dims(array, (*range(len(shape) - array.ndim),))
 
 
 def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -> None:
@@ -99,6 +103,9 @@ def check_relations(
       wanted = ", ".join(kind.__name__ for kind in typing.get_args(Relation))
       wanted += "" if several else ", a tuple of them or None"
       raise ValueError(f"{name} is {_describe(relation)}; want {wanted}")
+    if isinstance(relation, FunctionBias):
+      checked.append(_check_function(name, relation, logits))
+      continue
     relation = _with_arrays(name, relation, heads, width, (*batch, *pairs), pairs)
     if isinstance(relation, ContentBias):
       vectors, shape = relation.query, (*batch, num_queries, heads, relation.table.shape[-1])
@@ -107,6 +114,44 @@ def check_relations(
         raise ValueError(f"{name}.query has dtype {vectors.dtype}; want the query's, {dtype}")
     checked.append(relation)
   return tuple(checked)
+
+
+def _check_function(name: str, relation: FunctionBias, logits: tuple[int, ...]) -> FunctionBias:
+  """Returns a function's data as arrays with a batch, checked as its result is."""
+  *batch, heads, num_queries, num_keys = logits
+  sizes = dict(of_query=(num_queries,), of_key=(num_keys,), of_pair=(num_queries, num_keys))
+
+  def with_batch(field: str, x: ArrayLike) -> Array:
+    x, size = as_array(f"{name}.{field}", x), sizes[field]
+    if batch and x.shape[: 1 + len(size)] == (*batch, *size):
+      return x
+    if x.shape[: len(size)] != size:
+      want = ", ".join(map(str, size))
+      raise ValueError(
+        f"{name}.{field} has an array of shape {x.shape}; want [{want}, ...]"
+        + f" or [{batch[0]}, {want}, ...]" * bool(batch)
+      )
+    return x[None]
+
+  fields = {
+    field: jax.tree.map(functools.partial(with_batch, field), getattr(relation, field))
+    for field in sizes
+  }
+  params = jax.tree.map(functools.partial(as_array, f"{name}.params"), relation.params)
+  relation = dataclasses.replace(relation, params=params, **fields)
+
+  def of_one(field: str) -> Any:
+    num_axes = 1 + len(sizes[field])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), fields[field])
+
+  position = jax.ShapeDtypeStruct((), jnp.int32)
+  found = jax.eval_shape(relation.function, params, position, position, *map(of_one, sizes))
+  is_number = hasattr(found, "shape") and jnp.issubdtype(found.dtype, jnp.number)
+  if not is_number or found.shape not in ((), (heads,)):
+    raise ValueError(
+      f"{name}.function returns {_describe(found)}; want a number, or [{heads}], one per head"
+    )
+  return relation
 
 
 def check_edge_list(
@@ -166,7 +211,7 @@ def _with_arrays(
     raise ValueError(f"{name} has neither a key nor a value table; want one or both")
   for field, table in tables.items():
     match relation:
-      case DistanceBias():
+      case DistanceBias() | LabelBias():
         row = ()
       case ContentBias():
         row = jnp.shape(relation.query)[-1:]
@@ -193,7 +238,7 @@ def _with_arrays(
         raise ValueError(f"{name}.left is {left!r}; want 0 to {num_rows - 1}, a table row")
       if beyond not in ("clip", "zero"):
         raise ValueError(f'{name}.beyond is {beyond!r}; want "clip" or "zero"')
-    case EdgeLabels():
+    case EdgeLabels() | LabelBias():
       check_array(f"{name}.labels", arrays["labels"], jnp.integer, *shapes)
       _check_range(f"{name}.labels", arrays["labels"], num_rows)
     case EdgeFeatures():

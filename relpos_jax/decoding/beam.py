@@ -2,12 +2,14 @@
 
 Every step takes the 2W most probable extensions of the live hypotheses, as in Tensor2Tensor. Those
 that end are stored with their final score, and the W best of the others go on. With W = 1 it takes
-one, and is greedy decoding.
+one extension, which is greedy decoding.
 
-`beam_search` searches for a batch of sentences until the last is done. To give the places of those
-that are done to others, call `begin`, and `extend` in a loop of your own.
+`beam_search` returns when all sentences of a batch are done. To replace sentences as they are done,
+call `begin`, and `extend` in a loop of your own.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -78,8 +80,8 @@ def beam_search(
   best hypothesis is exact and the others are those that had ended by then. Sentences do not
   influence one another. `pad` is never chosen.
 
-  To search on many devices, map it over them with `jax.shard_map(..., check_vma=False)`: each then
-  stops by itself, whereas automatic partitioning would gather the logits at every step.
+  On many devices, call it in `jax.shard_map(..., check_vma=False)`: each then stops when its own
+  sentences are done. Automatic partitioning would gather the logits at every step.
 
   Args:
     decode: maps the latest tokens [B, W] and the cache to the logits [B, W, V] of the next tokens
@@ -109,8 +111,11 @@ def beam_search(
   limits = jnp.minimum(length_limits, max_length)
   first = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=bos, pad=pad)
   options = dict(length_penalty=length_penalty, eos=eos, pad=pad)
-  step = lambda search: extend(search, decode, reorder, **options)
-  last = jax.lax.while_loop(lambda search: jnp.any(search.is_live), step, first)
+  last = jax.lax.while_loop(
+    lambda search: jnp.any(search.is_live),
+    lambda search: extend(search, decode, reorder, **options),
+    first,
+  )
   return last.ended.tokens[:, :, 1:], last.ended.scores
 
 
@@ -143,7 +148,10 @@ def extend(
   """Extends the live hypotheses by one token; see `beam_search`. Sentences that are done stay."""
   if length_penalty < 0:
     raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
-  score = lambda log_probs, length: log_probs / ((5.0 + length) / 6.0) ** length_penalty
+
+  def score(log_probs: Float[Array, "B C"], length: Int[Array, "B 1"]) -> Float[Array, "B C"]:
+    return log_probs / ((5.0 + length) / 6.0) ** length_penalty
+
   length, limits = search.length[:, None] + 1, search.limits[:, None]
   new, beams, cache = _candidates(search, decode, pad)
   is_end = jnp.take_along_axis(new.tokens, length[:, None], axis=2)[:, :, 0] == eos
@@ -155,8 +163,8 @@ def extend(
   live = Hypotheses(_pick(new.tokens, best), scores)
   cache = reorder(cache, _pick(beams, best))
   extended = Search(length[:, 0], search.limits, live, ended, cache=None)
-  select = lambda new, old: jax.vmap(jnp.where)(search.is_live, new, old)
-  return jax.tree.map(select, extended, search._replace(cache=None))._replace(cache=cache)
+  where_live = functools.partial(jax.vmap(jnp.where), search.is_live)
+  return jax.tree.map(where_live, extended, search._replace(cache=None))._replace(cache=cache)
 
 
 def _candidates(
@@ -170,9 +178,9 @@ def _candidates(
   logits, cache = decode(latest, search.cache)
   logits = logits.astype(jnp.float32)
   count = min(2 * beam_size, logits[0].size) if beam_size > 1 else 1
-  scores, beams, words = _best(logits, scores, count, pad)
+  scores, beams, latest = _best(logits, scores, count, pad)
   is_new = jnp.arange(tokens.shape[2]) == search.length[:, None, None] + 1
-  tokens = jnp.where(is_new, words[:, :, None], _pick(tokens, beams))
+  tokens = jnp.where(is_new, latest[:, :, None], _pick(tokens, beams))
   return Hypotheses(tokens, scores), beams, cache
 
 
@@ -181,43 +189,31 @@ def _best(
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"], Int[Array, "B C"]]:
   """Returns the best sums of scores and log-probabilities of tokens, their beams and tokens.
 
-  The best C are among the C blocks of tokens with the highest maxima: a search in a few blocks
-  instead of the vocabulary.
+  The best C are in the C blocks of tokens with the highest maxima, so that two short searches find
+  them, among the maxima and in these blocks, instead of one in the whole vocabulary.
   """
-  batch_size, beam_size, vocabulary = logits.shape
-  num_blocks = -(-vocabulary // _BLOCK)
-  room = (0, 0), (0, 0), (0, num_blocks * _BLOCK - vocabulary)
-  maxima = jnp.pad(logits, room, constant_values=_NONE).reshape(*scores.shape, num_blocks, _BLOCK)
-  maxima = maxima.max(-1)
-  highest = maxima.max(-1, keepdims=True)
-  normaliser = jnp.log(jnp.exp(logits - highest).sum(-1)) + highest[:, :, 0]
-  start = pad // _BLOCK * _BLOCK
-  with_pad = logits[:, :, start : start + _BLOCK].at[:, :, pad - start].set(_NONE)
-  maxima = maxima.at[:, :, pad // _BLOCK].set(with_pad.max(-1))
-  maxima = maxima - normaliser[:, :, None] + scores[:, :, None]
-  _, blocks = jax.lax.top_k(maxima.reshape(batch_size, -1), min(count, beam_size * num_blocks))
+  sums = jax.nn.log_softmax(logits) + scores[:, :, None]
+  vocabulary = sums.shape[-1]
+  sums = jnp.where(jnp.arange(vocabulary) == pad, _NONE, sums)
+  room = (0, 0), (0, 0), (0, -vocabulary % _BLOCK)
+  sums = jnp.pad(sums, room, constant_values=_NONE)
+  padded = sums.shape[-1]
+  sums = sums.reshape(len(sums), -1, _BLOCK)
+  _, blocks = jax.lax.top_k(sums.max(-1), min(count, sums.shape[1]))
   blocks = jnp.sort(blocks)  # of equal sums the first are taken
-  beams, starts = blocks // num_blocks, blocks % num_blocks * _BLOCK
-  words = starts[:, :, None] + jnp.arange(_BLOCK)
-  at = beams[:, :, None] * vocabulary + jnp.minimum(words, vocabulary - 1)
-  found = _pick(logits.reshape(batch_size, -1), at) - _pick(normaliser, beams)[:, :, None]
-  is_word = (words < vocabulary) & (words != pad)
-  sums = jnp.where(is_word, found + _pick(scores, beams)[:, :, None], _NONE)
-  sums, best = jax.lax.top_k(sums.reshape(batch_size, -1), count)
-  return sums, _pick(beams, best // _BLOCK), _pick(words.reshape(batch_size, -1), best)
+  best, at = jax.lax.top_k(_pick(sums, blocks).reshape(len(sums), -1), count)
+  beams, tokens = jnp.divmod(_pick(blocks, at // _BLOCK) * _BLOCK + at % _BLOCK, padded)
+  return best, beams, tokens
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, at_limit) -> Hypotheses:
   """Returns the W best hypotheses that have ended; at the limit, live ones if none has ended."""
-  none_ended = jnp.all(ended.scores == _NONE, axis=1) & ~jnp.any(
-    is_end & (new.scores > _NONE), axis=1
-  )
-  new = _keep(new, is_end | (at_limit & none_ended[:, None]))
+  any_ended = jnp.any(ended.scores > _NONE, axis=1) | jnp.any(is_end & (new.scores > _NONE), axis=1)
+  new = _keep(new, is_end | (at_limit & ~any_ended[:, None]))
+  tokens, scores = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), ended, new)
   # Of equal scores the first are taken, so that missing hypotheses stay padding.
-  scores, indices = jax.lax.top_k(
-    jnp.concatenate([ended.scores, new.scores], axis=1), ended.scores.shape[1]
-  )
-  return Hypotheses(_pick(jnp.concatenate([ended.tokens, new.tokens], axis=1), indices), scores)
+  scores, best = jax.lax.top_k(scores, ended.scores.shape[1])
+  return Hypotheses(_pick(tokens, best), scores)
 
 
 def _keep(hypotheses: Hypotheses, which) -> Hypotheses:
@@ -226,4 +222,4 @@ def _keep(hypotheses: Hypotheses, which) -> Hypotheses:
 
 def _pick(x: Array, indices: Int[Array, "B *C"]) -> Array:
   """Returns x[indices] for each sentence."""
-  return jax.vmap(lambda row, of_row: row[of_row])(x, indices)
+  return jax.vmap(operator.getitem)(x, indices)

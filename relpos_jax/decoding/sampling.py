@@ -83,8 +83,11 @@ def sample(
   logits, cache = prefill(decode, cache, primes, pad=pad)
   tokens = jnp.full((len(primes), max_length), pad, primes.dtype)
   first = _State(jnp.int32(0), tokens, limits > 0, logits, cache)
-  more = lambda state: jnp.any(state.is_live) & (state.step < max_length)
-  return jax.lax.while_loop(more, advance, first).tokens
+
+  def goes_on(state: _State) -> Bool[Array, ""]:
+    return jnp.any(state.is_live) & (state.step < max_length)
+
+  return jax.lax.while_loop(goes_on, advance, first).tokens
 
 
 def prefill(
@@ -96,7 +99,8 @@ def prefill(
   length, not with its square. The result is the same as reading all at once. `pad` may be anywhere
   in a row, besides one token or more; the cache may have read tokens already.
 
-  >>> count = lambda tokens, cache: (jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1])
+  >>> def count(tokens, cache):
+  ...   return jax.nn.one_hot(tokens + 1, 9), cache + tokens.shape[1]
   >>> logits, cache = prefill(count, 0, jnp.array([[3, 4, 5, 6, 7], [5, 6, 0, 0, 0]]), pad=0)
   >>> logits.argmax(-1).tolist(), int(cache)
   ([8, 7], 5)

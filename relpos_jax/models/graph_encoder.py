@@ -71,8 +71,8 @@ class GraphBatch(NamedTuple):
 
   Attributes:
     nodes: the label of each node.
-    segment_ids: the number, within its row, of each node's graph.
-    senders, receivers: the numbers, within their row, of the source and target node of each edge.
+    segment_ids: the index, within its row, of each node's graph.
+    senders, receivers: the indices, within their row, of the source and target node of each edge.
     labels: the label of each edge; -1 for an edge without one.
     query: the two nodes of each graph's query; -1 if graphs or nodes are classified.
     target: the class of each graph or query, [B, G]; or of each node, [B, T].
@@ -138,8 +138,9 @@ class GraphEncoder(nnx.Module):
     )
     if self.config.sees == "all":
       mask = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids >= 0)[:, None, :]
-    seen = dict(mask=mask[:, None])
-    return [seen | dict(relations=tables.of_pairs(features)) for tables in self.tables] or [seen]
+    mask = mask[:, None]
+    relations = [tables.of_pairs(features) for tables in self.tables] or [None]
+    return [dict(mask=mask, relations=each) for each in relations]
 
 
 class NodeEmbedding(nnx.Module):
@@ -193,9 +194,12 @@ class EdgeTables(nnx.Module):
 
   def of_pairs(self, features: Float[Array, "B T T R"]) -> EdgeFeatures:
     """Returns the relation of `pair_features`: rows of the labels, then of the features."""
-    key, value, *kernels = self._cast()
-    join = lambda table, kernel: table if kernel is None else jnp.concatenate([table, kernel])
-    return EdgeFeatures(features, *map(join, (key, value), kernels))
+    key, value, key_kernel, value_kernel = self._cast()
+    if key_kernel is not None:
+      key = jnp.concatenate([key, key_kernel])
+    if value_kernel is not None:
+      value = jnp.concatenate([value, value_kernel])
+    return EdgeFeatures(features, key, value)
 
   def _cast(self) -> list[Array | None]:
     tables = self.key, self.value, self.key_kernel, self.value_kernel

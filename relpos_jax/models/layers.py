@@ -111,7 +111,7 @@ class Cache(NamedTuple):
 
   @classmethod
   def empty(cls, layers, batch_size: int, num_slots: int, beam_size: int | None = None) -> "Cache":
-    """Returns an empty cache of layers for `num_slots` tokens, padding included, or each W."""
+    """Returns an empty cache for `num_slots` tokens, padding included; W of each in a beam."""
     ancestors = None
     if beam_size is not None:
       num_slots *= beam_size
@@ -124,9 +124,9 @@ class Cache(NamedTuple):
 
     Padding, anywhere, has position -1: it takes a slot of the cache but no position.
     """
-    real = tokens != PAD
-    before = 0 if self.ancestors is not None else jnp.cumsum(real, axis=1) - 1
-    return jnp.where(real, self.next_position[:, None] + before, -1)
+    mask = tokens != PAD
+    before = 0 if self.ancestors is not None else jnp.cumsum(mask, axis=1) - 1
+    return jnp.where(mask, self.next_position[:, None] + before, -1)
 
   def read(
     self,
@@ -136,20 +136,20 @@ class Cache(NamedTuple):
     memories: tuple[Memory, ...] | None = None,
   ) -> tuple[Float[Array, "B M D"], "Cache"]:
     """Applies layers to M more tokens; returns their output and the new cache."""
-    ancestors, mask, number = self.ancestors, None, (positions >= 0).sum(axis=1)
+    ancestors, mask, num_read = self.ancestors, None, (positions >= 0).sum(axis=1)
     if ancestors is not None:
       _, beam_size, num_slots = ancestors.shape
       own = self.layers[0].length[:, None] + jnp.arange(beam_size)
       ancestors |= own[:, :, None] == jnp.arange(num_slots)
-      mask, number = ancestors[:, None], 1
+      mask, num_read = ancestors[:, None], 1
     caches = []
     for i, layer in enumerate(layers):
       x, cache = layer.decode(x, self.layers[i], positions, memories and memories[i], mask)
       caches.append(cache)
-    return x, Cache(tuple(caches), self.next_position + number, ancestors)
+    return x, Cache(tuple(caches), self.next_position + num_read, ancestors)
 
   def reorder(self, hypotheses: Int[Array, "B W"]) -> "Cache":
-    """Returns the cache for the hypotheses that follow those given."""
+    """Returns the cache of new hypotheses, each the extension of the given one of the old."""
     ancestors = jnp.take_along_axis(self.ancestors, hypotheses[:, :, None], axis=1)
     return self._replace(ancestors=ancestors)
 
@@ -192,7 +192,7 @@ class Layer(nnx.Module):
   def __init__(
     self,
     config: LayersConfig,
-    tables: Positions | None = None,
+    positions: Positions | None = None,
     *,
     has_memory: bool = False,
     rngs: nnx.Rngs,
@@ -209,7 +209,7 @@ class Layer(nnx.Module):
     residual = functools.partial(
       Residual, config.width, norm=config.norm, dropout_rate=config.dropout_rate, **options
     )
-    self.self_attention = attention(tables=tables)
+    self.self_attention = attention(positions=positions)
     self.cross_attention = attention() if has_memory else None
     self.feed_forward = FeedForward(
       config.width, config.feed_forward, dropout_rate=config.feed_forward_dropout_rate, **options
@@ -278,16 +278,17 @@ def make_layers(
   config: LayersConfig, *, has_memory: bool = False, is_causal: bool = True, rngs: nnx.Rngs
 ):
   """Returns a stack of layers with positions: one module per layer, one shared, or none."""
-  make_tables = functools.partial(make_positions, config, is_causal=is_causal, rngs=rngs)
-  shared = None if config.tables_per_layer else make_tables()
+  new_positions = functools.partial(make_positions, config, is_causal=is_causal, rngs=rngs)
+  shared = None if config.tables_per_layer else new_positions()
   make = functools.partial(Layer, config, has_memory=has_memory, rngs=rngs)
-  return nnx.List([make(shared or make_tables()) for _ in range(config.num_layers)])
+  return nnx.List([make(shared or new_positions()) for _ in range(config.num_layers)])
 
 
 def last_norm(config: LayersConfig, rngs: nnx.Rngs):
   """Returns the norm at the end of a stack: pre-norm leaves the sum of residuals unscaled."""
-  norm = lambda: nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
-  return norm() if config.norm == "pre" else nnx.identity
+  if config.norm == "post":
+    return nnx.identity
+  return nnx.LayerNorm(config.width, dtype=config.dtype, rngs=rngs)
 
 
 def decoding_model(graphdef: nnx.GraphDef, params: PyTree) -> nnx.Module:

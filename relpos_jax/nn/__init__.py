@@ -1,8 +1,8 @@
 """Flax NNX layers."""
 
 from relpos_jax.nn.attention import KVCache, MultiHeadAttention
+from relpos_jax.nn.attention_fn import RelativeAttention
 from relpos_jax.nn.blocks import FeedForward, Residual
-from relpos_jax.nn.hooks import RelativeAttention
 from relpos_jax.nn.positions import Positions, RelativePositionTables, sinusoids
 from relpos_jax.nn.schemes import (
   AlibiPositions,

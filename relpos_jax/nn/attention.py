@@ -72,7 +72,7 @@ class KVCache(NamedTuple):
 
 
 class MultiHeadAttention(nnx.Module):
-  """Multi-head attention, with positions if `tables` are given.
+  """Multi-head attention, with `positions` if they are given.
 
   Vaswani et al. 2017, section 3.2.2, and Shaw et al. 2018, section 3.1. Projections have no bias.
 
@@ -81,8 +81,8 @@ class MultiHeadAttention(nnx.Module):
     num_heads: N, query heads; a divisor of D if no `head_width` is given.
     num_key_heads: K, key and value heads, a divisor of N; N if None.
     head_width: H; D / N if None.
-    tables: `RelativePositionTables` or any other `Positions`; layers given the same object share
-      its parameters.
+    positions: `RelativePositionTables` or any other `Positions`; layers given the same object
+      share its parameters, which are in `tables`.
     dropout_rate: of the attention weights, in training.
     implementation: of the operator; None takes the fastest that supports the call.
     dtype: of the computation; parameters are float32.
@@ -96,7 +96,7 @@ class MultiHeadAttention(nnx.Module):
 
   >>> from relpos_jax.nn import RelativePositionTables
   >>> tables = RelativePositionTables(4, 8, rngs=nnx.Rngs(0))
-  >>> cross = MultiHeadAttention(32, 4, tables=tables, rngs=nnx.Rngs(0))
+  >>> cross = MultiHeadAttention(32, 4, positions=tables, rngs=nnx.Rngs(0))
   >>> at = dict(query_positions=2 * jnp.arange(5), key_positions=jnp.arange(10))
   >>> cross(jnp.ones((2, 5, 32)), memory=jnp.ones((2, 10, 32)), **at).shape
   (2, 5, 32)
@@ -116,7 +116,7 @@ class MultiHeadAttention(nnx.Module):
     *,
     num_key_heads: int | None = None,
     head_width: int | None = None,
-    tables: Positions | None = None,
+    positions: Positions | None = None,
     dropout_rate: float = 0.0,
     implementation: str | None = None,
     dtype=jnp.float32,
@@ -125,15 +125,17 @@ class MultiHeadAttention(nnx.Module):
     if head_width is None and width % num_heads:
       raise ValueError(f"width is {width}; want a multiple of num_heads, {num_heads}")
     head_width = width // num_heads if head_width is None else head_width
-    if not isinstance(tables, Positions | None):
-      raise ValueError(f"tables is {tables!r:.60}; want a Positions, such as AlibiPositions(8)")
+    if not isinstance(positions, Positions | None):
+      raise ValueError(
+        f"positions is {positions!r:.60}; want a Positions such as AlibiPositions(8)"
+      )
     self.key_shape = (num_heads if num_key_heads is None else num_key_heads, head_width)
     options = dict(use_bias=False, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
     self.query = nnx.LinearGeneral(width, (num_heads, head_width), **options)
     self.key = nnx.LinearGeneral(width, self.key_shape, **options)
     self.value = nnx.LinearGeneral(width, self.key_shape, **options)
     self.out = nnx.LinearGeneral((num_heads, head_width), width, axis=(-2, -1), **options)
-    self.tables = tables
+    self.tables = positions  # the name in checkpoints
     self.dropout_rate = dropout_rate
     self.implementation = implementation
     self.dtype = dtype
@@ -170,7 +172,7 @@ class MultiHeadAttention(nnx.Module):
   ) -> Float[Array, "B T D"]:
     """Attends from `x` to projected keys and values.
 
-    For graphs, pass `relations` to a layer without tables, or the `senders` and `receivers` of a
+    For graphs, pass `relations` to a layer without positions, or the `senders` and `receivers` of a
     list of edges with the options of `edge_attention`.
     """
     query = self.query(x)
@@ -178,7 +180,7 @@ class MultiHeadAttention(nnx.Module):
     if rngs is not None and self.dropout_rate:
       dropout = dict(dropout_rate=self.dropout_rate, dropout_key=rngs.dropout())
     if self.tables is not None and (given := {"relations", "senders"} & options.keys()):
-      raise ValueError(f"a layer with tables takes no {given.pop()}: make it without tables=")
+      raise ValueError(f"a layer with positions takes no {given.pop()}: make it without positions=")
     if "senders" in options:
       return self.out(edge_attention(query, key, value, **options, **dropout))
     options |= dict(query=query, key=key)

@@ -44,7 +44,7 @@ class Positions(nnx.Module):
   ...   def __call__(self):
   ...     return DistanceBias(self.table[...], beyond="zero")
   >>> from relpos_jax.nn import MultiHeadAttention
-  >>> layer = MultiHeadAttention(32, 4, tables=Nearby(4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+  >>> layer = MultiHeadAttention(32, 4, positions=Nearby(4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
   >>> layer(jnp.ones((2, 5, 32))).shape
   (2, 5, 32)
   """
@@ -107,8 +107,8 @@ class RelativePositionTables(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    make = lambda: nnx.Param(table_init(rngs.params(), shape, param_dtype))
-    self.key, self.value = make() if keys else None, make() if values else None
+    self.key = nnx.Param(table_init(rngs.params(), shape, param_dtype)) if keys else None
+    self.value = nnx.Param(table_init(rngs.params(), shape, param_dtype)) if values else None
     self.left, self.beyond, self.dtype = left, beyond, dtype
 
   @classmethod
@@ -137,8 +137,10 @@ class RelativePositionTables(Positions):
 
   def __call__(self) -> RelativePositions:
     """Returns the relation of these tables, in the compute dtype."""
-    cast = lambda table: None if table is None else table[...].astype(self.dtype)
-    return RelativePositions(cast(self.key), cast(self.value), beyond=self.beyond, left=self.left)
+    key, value = (
+      None if table is None else table[...].astype(self.dtype) for table in (self.key, self.value)
+    )
+    return RelativePositions(key, value, beyond=self.beyond, left=self.left)
 
 
 def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {width}"]:

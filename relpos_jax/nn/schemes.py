@@ -1,4 +1,4 @@
-"""Positions other than Shaw's, for a layer's `tables=`; the paper of each is in its docstring."""
+"""Positions other than Shaw's, for a layer's `positions`; the paper of each is in its docstring."""
 
 import jax
 import jax.numpy as jnp
@@ -93,8 +93,8 @@ class RotaryPositions(Positions):
       query_positions = offset + jnp.arange(query.shape[-3])
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
-    turned = rotate(query, query_positions, self.base), rotate(key, key_positions, self.base)
-    return dict(zip(("query", "key"), turned, strict=True))
+    query = rotate(query, query_positions, self.base)
+    return dict(query=query, key=rotate(key, key_positions, self.base))
 
 
 class TransformerXLPositions(Positions):
@@ -202,8 +202,10 @@ class DebertaPositions(Positions):
     rngs: nnx.Rngs,
   ):
     shape = table_shape(max_distance, left, num_heads, head_width)
-    make = lambda: nnx.Param(init_table(rngs.params(), shape, param_dtype))
-    self.of_query, self.of_key, self.left = make(), make(), left
+    self.of_query, self.of_key = (
+      nnx.Param(init_table(rngs.params(), shape, param_dtype)) for _ in range(2)
+    )
+    self.left = left
 
   def __call__(self) -> tuple[RelativePositions, KeyBias]:
     of_query, of_key = self.of_query[...], self.of_key[...]

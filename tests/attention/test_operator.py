@@ -12,6 +12,7 @@ from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from relpos_jax import (
+  ContentBias,
   DistanceBias,
   EdgeFeatures,
   EdgeLabels,
@@ -35,6 +36,33 @@ def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
   return dot_product_attention(query, key, value, relations=relations, **options)
 
 
+CONTENT = np.ones((2, 5, 4, 3), np.float32)
+WRONG_RELATIONS = {
+  "relations is of type list; want RelativePositions, EdgeLabels, Ed": [RELATIONS],
+  "relations[1] is of type tuple; want RelativePositions": (RELATIONS, (RELATIONS,)),
+  "relations[0] is float32 of shape (5, 8); want RelativePositions": (TABLE,),
+  "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], shared by "
+  "the heads, or [R, 4]": (RELATIONS, DistanceBias(TABLE[:, :3])),
+  "relations.table is float32 of shape (5, 6); want floating numbers of shape [R, 8], shared by "
+  "the heads, or [R, 4, 8]": KeyBias(TABLE[:, :6]),
+  "relations[2].table is float32 of shape (5, 8); want floating numbers of shape [R, 3], shared": (
+    (RELATIONS, RELATIONS, ContentBias(CONTENT, TABLE))
+  ),
+  "relations.table is int32 of shape (5,); want floating": DistanceBias(np.ones(5, "i4")),
+  "relations.table is None; want an array": KeyBias(None),
+  "relations.query is None; want an array": ContentBias(None, TABLE),
+  "relations.labels is None; want an array": EdgeLabels(None, TABLE, None),
+  "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": ContentBias(CONTENT[0], TABLE[:, :3]),
+  "relations.query has dtype float16; want the query's, float32": ContentBias(
+    CONTENT.astype(np.float16), TABLE[:, :3]
+  ),
+  "relations[1].slopes has shape (3,); want (4,)": (RELATIONS, LinearBias(np.ones(3))),
+  "relations.slopes has dtype int32; want floating": LinearBias(np.ones(4, np.int32)),
+  "relations[1] has 4 rows; want an odd number, 2k + 1": (RELATIONS, KeyBias(TABLE[:4])),
+  "relations.left is 5; want 0 to 4, a table row": DistanceBias(TABLE[:, 0], left=5),
+  "relations.beyond is 'wrap'; want": ContentBias(CONTENT, TABLE[:, :3], "wrap"),
+  "relations[0] has neither a key nor a value table": (RelativePositions(None, None), RELATIONS),
+}
 LABELS = np.arange(35).reshape(5, 7)
 WRONG = {
   "query is int32 of shape (2, 5, 4, 8); want floating": dict(query=QUERY.astype(int)),
@@ -42,7 +70,7 @@ WRONG = {
   "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
   "value has shape (2, 6, 2, 8); want the key's, (2, 7, 2, 8)": dict(value=KEY[:, 1:]),
   "key and value have dtypes float16 and float32; want": dict(key=KEY.astype(np.float16)),
-  "bias has shape (5, 7); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 7))),
+  "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
   "query_positions has dtype float32; want integer": dict(query_positions=np.ones(5, "f4")),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
@@ -68,6 +96,7 @@ WRONG = {
   "relations.features has shape (5, 7, 4); want (2, 5, 7, 5) or (5, 7, 5)": dict(
     relations=EdgeFeatures(np.ones((5, 7, 4)), TABLE, None)
   ),
+  **{message: dict(relations=relations) for message, relations in WRONG_RELATIONS.items()},
   "logits_soft_cap is 0.0; want a positive number or None": dict(logits_soft_cap=0.0),
   "dropout_rate is 1.0; want 0 <= rate < 1": dict(dropout_rate=1.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
@@ -78,7 +107,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_argument_is_named(message):
+def test_a_wrong_argument_is_named(message, monkeypatch):
+  monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
   with pytest.raises(ValueError) as caught:
     call(**WRONG[message])
   assert str(caught.value).startswith(message)
@@ -153,7 +183,7 @@ def test_dropout_without_relations_never_writes_out_long_weights():
 def test_explain_names_the_remedy_for_positions():
   positions = explain(QUERY, KEY, KEY, relations=RELATIONS, query_positions=np.arange(5) + 2)
   offset = explain(QUERY, KEY, KEY, relations=RELATIONS, query_offset=jnp.array([2, 3]))
-  for name in ("skew", "chunked", "pallas_tpu", "pallas_gpu"):
+  for name in ("skew", "pallas_tpu", "pallas_gpu"):
     assert "give query_offset instead" in positions.reasons[name]
     assert offset.reasons[name].startswith("can do it")
 

@@ -16,7 +16,6 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from experiments.benchmark.tpu_bundles import CHIPS
 from experiments.plan import NO_TPU
 from relpos_jax import (
   ContentBias,
@@ -31,6 +30,7 @@ from relpos_jax.attention.inputs import gather_inputs
 pytestmark = pytest.mark.tpu
 
 HEADS, K = 8, 16
+CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 # Temporary bytes of forward and backward together, for each query and head, by the heads' width:
 # recorded are at most 904 and 2215 (v5p, T = 32768).
 BUDGET = {64: 1000, 128: 2400}

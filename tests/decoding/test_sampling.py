@@ -132,7 +132,10 @@ def test_frequencies_are_the_models_probabilities(full_pass, sampler):
 def test_padding_and_begin_are_never_drawn_and_nothing_follows_the_end():
   """Uses a model that prefers padding, then BOS, then EOS."""
   wants = jnp.full(VOCABULARY, 0.0).at[jnp.array([PAD, BOS, EOS])].set(jnp.array([50.0, 40.0, 2.0]))
-  decode = lambda tokens, cache: (jnp.broadcast_to(wants, (*tokens.shape, VOCABULARY)), cache)
+
+  def decode(tokens, cache):
+    return jnp.broadcast_to(wants, (*tokens.shape, VOCABULARY)), cache
+
   options = dict(sampling=SamplingParams(), max_length=20, eos=EOS, pad=PAD, never=(BOS,))
   primes, limits = jnp.full((64, 1), BOS), jnp.full(64, 20)
   tokens = sample(decode, (), primes, limits, jax.random.key(0), **options)
@@ -154,7 +157,10 @@ def test_top_p_keeps_the_smallest_set_of_that_probability(top_p):
 
 def test_top_p_is_of_what_top_k_and_the_temperature_leave():
   logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
-  keeps = lambda **values: int(np.isfinite(filter_logits(logits, SamplingParams(**values))).sum())
+
+  def keeps(**values) -> int:
+    return np.isfinite(filter_logits(logits, SamplingParams(**values))).sum()
+
   assert keeps(top_p=0.55) == 2
   assert keeps(top_p=0.55, top_k=2) == 1  # 4 / 7 is enough
   assert keeps(top_p=0.55, temperature=0.5) == 2

@@ -58,45 +58,6 @@ def test_in_rounds_each_is_as_often_first_and_as_often_before_its_neighbour(call
 # Attention ---------------------------------------------------------------------------------------
 
 
-def test_the_same_command_measures_only_the_cases_that_are_missing(call, monkeypatch, tmp_path):
-  measured = []
-  monkeypatch.setattr(attention, "prepare", lambda case, *_: measured.append(case) or ({}, {}))
-  monkeypatch.setattr(attention, "write_page", lambda out: None)
-  flags = *TINY, "--lengths=8,16", "--masks=causal", f"--out={tmp_path}", "--name=here"
-  flags += "--implementations=none", "--peers=none", "--resume"
-  run = lambda *more: call("benchmark.__main__", "attention", *flags, *more)
-  assert run().status == 0 and len(measured) == 4
-  file = tmp_path / "attention" / "here.json"
-  results = json.loads(file.read_text())
-  file.write_text(json.dumps(results | dict(cases=results["cases"][:3])))
-  assert run().status == 0 and measured[4:] == measured[3:4]
-  answer = run("--repetitions=4")
-  assert (answer.status, len(measured)) == (2, 5) and "other settings" in answer.err
-  elsewhere = dict(results["environment"], git_commit="8ffa67b")
-  file.write_text(text := json.dumps(results | dict(cases=[], environment=elsewhere)))
-  answer = run()
-  assert (answer.status, answer.err.count("\n")) == (2, 1) and "another commit" in answer.err
-  assert len(measured) == 5 and file.read_text() == text
-
-
-@pytest.mark.parametrize("kernel, sizes", [("output", (32, 16, 1)), ("block", (16,))])
-def test_tiles_change_no_result(kernel, sizes):
-  case = CASE._replace(length=40, width=16, backward=False)
-  arrays = attention.arguments(case)
-  actual = attention._in_tiles(case, *arrays, kernel=kernel, sizes=sizes)
-  np.testing.assert_allclose(actual, REFERENCE(case, *arrays), atol=1e-5)
-
-
-def test_each_kernel_is_timed_in_each_tile(call, tmp_path):
-  names = [*attention._tile_entrants(["64x64x4", "32x64x2", "512"])]
-  kernels = ["output", "d_query", "d_key"]
-  assert names == [f"{x} {tile}" for tile in ("64x64x4", "32x64x2") for x in kernels] + [
-    "block 512"
-  ]
-  answer = call("benchmark.__main__", "attention", "--tiles=64x64", f"--out={tmp_path}")
-  assert (answer.status, answer.err.count("\n")) == (2, 1) and "'64x64'" in answer.err
-
-
 @pytest.fixture(scope="module")
 def out(call, tmp_path_factory) -> pathlib.Path:
   """Returns the folder of a small measurement, with "projected" as the blockwise one."""
@@ -326,9 +287,9 @@ def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkey
   monkeypatch.setattr(attention, "cost_curves", lambda *_: None)
   for name in ("attention", "steps", "positions"):
     shutil.copytree(RESULTS / name, tmp_path / name)
-  for name in ("tpu_bundles", "tpu_costs"):
+  for name in ("tpu_costs",):
     shutil.copy(RESULTS / f"{name}.json", tmp_path)
-  pages = {f"{name}.md" for name in ("attention", "steps", "tpu_bundles", "tpu_costs")}
+  pages = {f"{name}.md" for name in ("attention", "steps", "tpu_costs")}
   for name in pages:
     shutil.copy(RESULTS / name, tmp_path)
   assert call("benchmark.__main__", "pages", f"--out={tmp_path}").status == 0

@@ -242,12 +242,13 @@ def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
   assert config.data.pairs.valid == "valid.en,valid.de"
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "translate", "report", "sweep"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "translate", "report.__main__", "sweep"])
 def test_the_examples_of_help_parse(call, name):
   answer = call(name, "--help")
   assert (answer.status, answer.err, answer.num_compilations) == (0, "", 0)
   assert all(len(line) <= 110 for line in answer.out.splitlines())
-  examples = re.findall(rf"python -m experiments\.{name} ([^\n>]*)", answer.out.replace("\\\n", ""))
+  pattern = rf"python -m experiments\.{name.partition('.')[0]} ([^\n>]*)"
+  examples = re.findall(pattern, answer.out.replace("\\\n", ""))
   flags = importlib.import_module(f"experiments.{name}").FLAGS
   assert examples and all(command.parse(flags, shlex.split(example)) for example in examples)
 

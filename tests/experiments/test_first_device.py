@@ -66,7 +66,7 @@ def test_all_pieces_run_and_only_the_open_ones_again(run, tmp_path):
 
 
 def test_pieces_may_be_named(run):
-  status, output, commands = run("step_big", "tiles")
+  status, output, commands = run("step_big", "attention_long")
   assert status == 0 and [words[2] for words in commands] == ["attention", "step"]
   status, output, commands = run("tables")
   assert (status, commands) == (1, []) and "not done: tables; the pieces are parity_" in output

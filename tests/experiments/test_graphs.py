@@ -100,10 +100,9 @@ def test_predictions_are_in_the_order_of_the_graphs(run, packed):
   loaded = load_run(run[0])
   loaded.config.batches.packed = packed
   random = np.random.default_rng(0)
-  ring = lambda size, kind: [(i, (i + 1) % size, kind) for i in range(size)]
   kinds, sizes = random.integers(0, 2, 30), random.integers(3, 20, 30)
   rings = [
-    Graph.of([0] * size, ring(size, kind), target=0)
+    Graph.of([0] * size, [(i, (i + 1) % size, kind) for i in range(size)], target=0)
     for size, kind in zip(sizes, kinds, strict=True)
   ]
   answers = [answer for answer, _ in loaded.task._predict(loaded, rings)]

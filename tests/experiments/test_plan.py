@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from experiments import command
-from experiments.plan import ACROSS, CHIPS, Chip
+from experiments.plan import CHIPS, Chip
 from experiments.plan import __main__ as plan
 from experiments.plan.__main__ import Collective, by_kind, find
 from experiments.run import build, parse_config
@@ -49,19 +49,9 @@ ENTRY %main (a: f32[100]) -> f32[100] {
   %rs-start = ((bf16[64]{0}), bf16[8]{0}) async-start(%d), calls=%async_computation
   %shift = (f32[6]{0}, f32[6]{0}, u32[], u32[]) collective-permute-start(%e), source_target_pairs={{0,1}}
   %loop = (s32[], f32[16]) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %named = f32[24,2]{1,0} all-gather(%f), replica_groups=mesh['x'=2,'y'=4] {'y'}, dimensions={0}
+  %part = f32[8]{0} all-reduce(%c), replica_groups=mesh['x'=2,'y'=4] {'x','y':(2)2}, to_apply=%add
   %read = f32[9]{0} fusion(%both, %all-reduce.7), kind=kLoop, calls=%add
-}
-"""  # noqa: E501
-OVER_SLICES = """%all-reduce-scatter.3 (input_0: f32[1000,128]) -> f32[256,128] {
-  %all-reduce.67 = f32[1024,128]{1,0:T(8,128)} all-reduce(%pad.32), channel_id=1, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=%add
-}
-
-ENTRY %main (a: f32[100]) -> f32[100] {
-  %rs = f32[256,128]{1,0:T(8,128)} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.3
-  %send.8 = (f32[256,128]{1,0:T(8,128)}, u32[], token[]) send(%rs, %key), channel_id=18, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
-  %sent = token[] send-done(%send.8), channel_id=18, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}"}
-  %ag = f32[1024,128]{1,0} all-gather(%recv), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
-  %of_a_part = f32[8]{0} all-reduce(%c), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1':(2)2}, to_apply=%add
 }
 """  # noqa: E501
 
@@ -74,27 +64,19 @@ def test_each_collective_counts_once_with_its_bytes_and_its_chips():
     Collective("all-reduce", 4 * 10, 4, 1),
     Collective("all-gather", 4 * 40, 8, 1),
     Collective("collective-permute", 4 * 6, 8, 1),
-  ]
-  row = by_kind(find(TEXT, 8))["all-reduce"]
-  assert (row["times"], row["num_bytes"]) == (3 + 1 + 1, 3 * 64 + 72 + 40)
-  assert row["sent_bytes"] == pytest.approx(2 * (3 * 48 + 63 + 30))
-
-
-def test_a_sum_over_slices_goes_over_two_networks():
-  whole = 4 * 1024 * 128
-  assert find(OVER_SLICES, 8) == [
-    Collective("reduce-scatter", whole, 4, 1),
-    Collective(ACROSS, whole // 4, 2, 1),
-    Collective("all-gather", whole, 4, 1),
+    Collective("all-gather", 4 * 48, 4, 1),
     Collective("all-reduce", 4 * 8, 4, 1),
   ]
+  row = by_kind(find(TEXT, 8))["all-reduce"]
+  assert (row["times"], row["num_bytes"]) == (3 + 1 + 1 + 1, 3 * 64 + 72 + 40 + 32)
+  assert row["sent_bytes"] == pytest.approx(2 * (3 * 48 + 63 + 30 + 24))
 
 
 def test_parts_of_a_step_take_their_time_at_the_peak():
-  chip = Chip(100.0, 8.0, 10.0, 4, 1.0, "", slice_bandwidth=0.5)
-  rows = {"all-reduce": dict(sent_bytes=2.0), ACROSS: dict(sent_bytes=4.0)}
+  chip = Chip(100.0, 8.0, 10.0, 4, 1.0, "")
+  rows = {"all-reduce": dict(sent_bytes=2.0)}
   seconds = plan.estimate(chip, dict(flops=200.0, hbm_bytes=30.0, collectives=rows))
-  assert [*seconds.values()] == [2.0, 3.0, 1.0, 8.0]
+  assert [*seconds.values()] == [2.0, 3.0, 1.0]
 
 
 def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(fast):
@@ -126,7 +108,6 @@ def test_a_chip_holds_the_state_and_its_rows_and_sums_the_gradients(fast):
   "file, flags, words",
   [
     (WMT14, ["topology=v9:2x2"], "--topology=v9:2x2 v4, v5e, v5p, v6e v5e:2x4"),
-    (WMT14, ["num_slices=2", "topology=v6e:4x4"], "--num_slices=2 v5e, v5p"),
     (WMT14, ["config.batches.tokens=100"], "config.batches.tokens is 100 8 devices 128"),
     (LONG, ["config.batches.max_length=131080"], "config.batches.max_length 131088"),
     (LONG, ["topology=v5e:2x2"], "mesh sequence=16 fit 4"),
@@ -150,19 +131,17 @@ def test_no_compiler_for_tpus(call, monkeypatch):
 
 @pytest.mark.tpu
 @pytest.mark.parametrize(
-  "file, name, changes, num_slices",
+  "file, name, changes",
   [
-    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=128"], 1),
-    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256", KERNEL], 1),
-    (WMT14, "v5e:2x2", [WORDS, "batches.max_length=64"], 2),
-    (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096", KERNEL], 1),
+    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=128"]),
+    (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256", KERNEL]),
+    (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096", KERNEL]),
   ],
 )
-def test_steps_compile_for_chips(file, name, changes, num_slices, call):
+def test_steps_compile_for_chips(file, name, changes, call):
   pytest.importorskip("libtpu")
   changes = [f"--config.{change}" for change in (*SMALL, *changes)]
-  flags = f"--topology={name}", f"--num_slices={num_slices}", "--effort=least"
+  flags = f"--topology={name}", "--effort=least"
   answer = call("plan.__main__", file, *changes, *flags)
   assert answer.status == 0, answer.err
   assert "all-reduce" in answer.out and "| all updates |" in answer.out
-  assert (ACROSS in answer.out) == (num_slices > 1)

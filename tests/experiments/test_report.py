@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from experiments import report
-from experiments.evaluation import sweeps
+from experiments import report as tables_of_sweeps
 from experiments.evaluation.records import digest
 from experiments.graphs import scores as graphs
 from experiments.graphs.scores import CTP
+from experiments.report import __main__ as report
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 STUDENT = {3: 4.30265, 2: 12.7062}  # 95% of Student's t, by the number of seeds
@@ -26,7 +26,7 @@ CHAINS = {"keys and values": 0.98, "keys": 0.9, "none": 0.15}
 def no_pictures(request, monkeypatch):
   """Skips drawing, which takes most of the time, except where it is tested."""
   if "pictures" not in request.node.name:
-    for module in (sweeps, graphs):
+    for module in (tables_of_sweeps, graphs):
       monkeypatch.setattr(module, "spread_curves", lambda panels, path: path)
 
 
@@ -247,7 +247,7 @@ def test_a_wrong_record_is_one_line(call, table1, tmp_path, change, words):
   records = copy.deepcopy([*table1])
   change(records[4])
   folder = write_runs(tmp_path, records)
-  refused(call("report", f"--results={folder}"), "table1.jsonl, line 5: ", words)
+  refused(call("report.__main__", f"--results={folder}"), "table1.jsonl, line 5: ", words)
   assert not (folder / "report.md").exists()
 
 
@@ -268,7 +268,7 @@ def _with_config(record, values):
 
 
 def test_a_column_equals_the_files_of_the_run(call, workdir):
-  answer = call("report", f"--workdirs={workdir}")
+  answer = call("report.__main__", f"--workdirs={workdir}")
   scores = json.loads((workdir / "results.json").read_text())["test"]
   environment = json.loads((workdir / "environment.json").read_text())
   for name, value in {
@@ -283,14 +283,16 @@ def test_a_column_equals_the_files_of_the_run(call, workdir):
 
 
 def test_folders_without_records_are_one_line(call, workdir, tmp_path):
-  refused(call("report", f"--results={tmp_path}"), f"no records in {tmp_path}")
-  answer = call("report", f"--workdirs={workdir},{tmp_path}")
+  refused(call("report.__main__", f"--results={tmp_path}"), f"no records in {tmp_path}")
+  answer = call("report.__main__", f"--workdirs={workdir},{tmp_path}")
   refused(answer, f"no {tmp_path}/record.json")
   record = json.loads((workdir / "record.json").read_text("utf-8"))
   for content in ("", json.dumps(record | dict(config=None)), json.dumps(dict(config={"task": 1}))):
     (tmp_path / "record.json").write_text(content)
     refused(
-      call("report", f"--workdirs={tmp_path}"), f"{tmp_path}/record.json", "restore or delete"
+      call("report.__main__", f"--workdirs={tmp_path}"),
+      f"{tmp_path}/record.json",
+      "restore or delete",
     )
 
 

@@ -11,14 +11,14 @@ from experiments.graphs.graph import Graph, GraphBatches
 BOUNDARIES = (2, 5, 8)
 
 
-def graph(number: int, seed: int, per_node: bool = False) -> Graph:
+def graph(number: int, seed: int) -> Graph:
   """Returns a graph of `number` nodes that differs from those of other seeds."""
   random = np.random.default_rng(seed)
   edges = random.integers(0, number, (random.integers(0, 2 * number), 3))
   return Graph.of(
     random.integers(0, 4, number),
     edges,
-    target=np.full(number, seed) if per_node else seed,
+    target=seed,
     query=random.integers(0, number, 2),
     node_features=random.normal(size=(number, 2)),
     edge_features=random.normal(size=(len(edges), 1)),
@@ -39,7 +39,6 @@ def unbatched(batch) -> list:
         assert (batch.query[row, number] == -1).all()
         continue
       edges = np.isin(batch.senders[row], nodes)
-      per_node = batch.target.shape[1] == batch.nodes.shape[1]
       found.append(
         Graph(
           batch.nodes[row, nodes],
@@ -48,7 +47,7 @@ def unbatched(batch) -> list:
           batch.labels[row, edges],
           batch.node_features[row, nodes],
           batch.edge_features[row, edges],
-          batch.target[row, nodes if per_node else [number]],
+          batch.target[row, number],
           batch.query[row, number] - nodes[0],
         )
       )
@@ -60,9 +59,9 @@ some_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30).filter(lambda 
 
 
 @settings(max_examples=30)
-@given(some_sizes, st.one_of(st.none(), st.integers(-1, 2**64)), st.booleans(), st.booleans())
-def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed, packed, per_node):
-  graphs = [graph(size, number, per_node) for number, size in enumerate(sizes)]
+@given(some_sizes, st.one_of(st.none(), st.integers(-1, 2**64)), st.booleans())
+def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed, packed):
+  graphs = [graph(size, number) for number, size in enumerate(sizes)]
   batches = GraphBatches(
     graphs, boundaries=BOUNDARIES, node_budget=16, multiple_of=2, packed=packed, seed=seed
   )
@@ -71,8 +70,8 @@ def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed, packed, pe
     steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
     epochs = [batches[step] for step in steps]
     assert sorted(x for batch in epochs for x in unbatched(batch)) == sorted(small)
-    shape = lambda batch: (*batch.nodes.shape, batch.senders.shape[1], batch.query.shape[1])
-    assert {*map(shape, epochs)} == {*batches.shapes}
+    shapes = {(*x.nodes.shape, x.senders.shape[1], x.query.shape[1]) for x in epochs}
+    assert shapes == {*batches.shapes}
     assert all(rows % 2 == 0 for rows, *_ in batches.shapes)
     for step, batch in zip(steps, epochs, strict=True):
       wanted = [as_lists(graphs[number]) for number in batches.order(step)]

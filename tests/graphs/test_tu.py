@@ -153,7 +153,10 @@ def make_data(classes) -> GraphData:
 def test_folds_cover_every_graph_once_with_their_share_of_every_class(classes, number):
   data = make_data(classes)
   splits = [tu.split_folds(data, fold, number).splits for fold in range(number)]
-  ids = lambda fold, *names: [id(graph) for name in names for graph in splits[fold][name]]
+
+  def ids(fold, *names):
+    return [id(graph) for name in names for graph in splits[fold][name]]
+
   everything = sorted(map(id, data.splits["all"]))
   assert sorted(itertools.chain(*(ids(fold, "test") for fold in range(number)))) == everything
   for fold in range(number):

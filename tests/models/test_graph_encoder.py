@@ -26,14 +26,18 @@ def make(**values):
   return quickly(lambda graphs: model(graphs))
 
 
-def graph(number=4, edges=((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1)), seed=0):
+# Two edges of one pair, two against each other, and one from a node to itself.
+EDGES = ((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 2, 0), (3, 3, 1), (2, 1, 1))
+
+
+def graph(num_nodes=4, edges=EDGES, seed=0):
   random = np.random.default_rng(seed)
   return Graph.of(
-    random.integers(0, 2, number),
+    random.integers(0, 2, num_nodes),
     edges,
     target=0,
-    query=(0, number - 1),
-    node_features=random.normal(size=(number, 2)),
+    query=(0, num_nodes - 1),
+    node_features=random.normal(size=(num_nodes, 2)),
     edge_features=random.normal(size=(len(edges), 1)),
   )
 
@@ -56,7 +60,7 @@ OTHER_LABEL = ONE._replace(labels=np.int32([0, *ONE.labels[1:]]))
 OTHER_WAY = ONE._replace(
   senders=np.int32([1, *ONE.senders[1:]]), receivers=np.int32([0, *ONE.receivers[1:]])
 )
-OTHER_FEATURE = ONE._replace(edge_features=ONE.edge_features + np.eye(5, 1, dtype=np.float32))
+OTHER_FEATURE = ONE._replace(edge_features=ONE.edge_features + np.eye(6, 1, dtype=np.float32))
 NO_EDGE = Graph.of(ONE.nodes, [], target=0, query=ONE.query, node_features=ONE.node_features,
                    edge_features=np.empty((0, 1)))  # fmt: skip
 SEVERAL = [ONE, graph(3, ((0, 1, 0), (2, 1, 1)), seed=1), graph(2, ((1, 0, 2), (1, 0, 1)), seed=2)]
@@ -89,19 +93,12 @@ def test_a_system_knows_of_the_edges_what_its_switches_say(system):
     assert differ(one, other) == (what in known.split()), what
 
 
-@pytest.mark.parametrize("values", [{}, BLIND])
+WAYS = [dict(reverse_edges=way) for way in ("own_label", "same_label", "none")]
+
+
+@pytest.mark.parametrize("values", [*WAYS, BLIND], ids=str)
 def test_edges_as_a_list_and_as_a_matrix_are_one_model(values):
   assert_same(of_five_graphs(implementation="edge_list", **values), of_five_graphs(**values))
-
-
-# Two edges in opposite directions, two on one pair, and one from a node to itself.
-FEATURED = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
-GIVEN = ((1.0,), (5.0,), (2.0,), (4.0,), (6.0,))
-
-
-def featured(features=GIVEN) -> GraphBatch:
-  nodes = np.zeros((4, 2))
-  return rows(Graph.of([0] * 4, FEATURED, target=0, node_features=nodes, edge_features=features))
 
 
 @pytest.mark.parametrize(
@@ -118,23 +115,16 @@ def test_a_pairs_features_are_the_mean_of_its_edges_in_each_direction(reverse_ed
     num_node_labels=1, num_edge_labels=3, num_classes=2, num_edge_features=1, width=8, num_heads=2,
     reverse_edges=reverse_edges
   )  # fmt: skip
-  edges, number = complete(featured(), config), config.num_table_rows
-  (found,), _ = pair_features(*edges, num_labels=number, num_nodes=4)
+  # Two edges in opposite directions, two on one pair, and one from a node to itself.
+  ends = ((0, 1, 0), (1, 0, 0), (1, 2, 0), (1, 2, 1), (3, 3, 2))
+  features = [[1.0], [5.0], [2.0], [4.0], [6.0]]
+  batch = rows(Graph.of([0] * 4, ends, target=0, edge_features=features))
+  num_rows = config.num_table_rows
+  (found,), _ = pair_features(*complete(batch, config), num_labels=num_rows, num_nodes=4)
   expected = np.zeros((4, 4, config.num_directions))
   for pair, features in wanted.items():
     expected[pair] = features
-  assert_same(found[..., number:], expected)
-
-
-@pytest.mark.parametrize("reverse_edges", ["own_label", "same_label", "none"])
-def test_features_of_edges_against_each_other_differ_as_a_list_and_as_a_matrix(reverse_edges):
-  swapped = featured((GIVEN[1], GIVEN[0], *GIVEN[2:]))
-  outputs = []
-  for implementation in (None, "edge_list"):
-    model = make(head="node", reverse_edges=reverse_edges, implementation=implementation)
-    outputs.append((model(featured()), model(swapped)))
-    assert differ(*outputs[-1]) == (reverse_edges != "same_label")
-  assert_same(*outputs)
+  assert_same(found[..., num_rows:], expected)
 
 
 def renumbered(graph: Graph, new) -> Graph:
@@ -182,10 +172,9 @@ def test_nothing_flows_between_graphs_or_from_padding():
   model = make(head="graph", sees="all")
   batch = rows(*SEVERAL, nodes=11, packed=True)
 
-  first = lambda features: model(batch._replace(node_features=features))[0, 0]
-  moved = lambda place: batch.node_features + np.eye(11, dtype=np.float32)[place][:, None]
-  for place in range(11):
-    assert differ(first(moved(place)), first(batch.node_features)) == (place < 4)
+  for node, one_hot in enumerate(np.eye(11, dtype=np.float32)):
+    moved = batch._replace(node_features=batch.node_features + one_hot[:, None])
+    assert differ(model(moved)[0, 0], model(batch)[0, 0]) == (node < 4)
 
 
 def test_a_query_is_shown_to_all_and_its_order_matters():

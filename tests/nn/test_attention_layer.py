@@ -24,7 +24,7 @@ def make_layer(*, tables=True, table_heads=N, beyond="clip", scheme=None, **opti
     if scheme is not None:
       config = LayersConfig(positions=scheme, max_distance=4, width=D, num_heads=N)
       own = make_positions(config, is_causal=True, rngs=rngs)
-    return MultiHeadAttention(D, N, tables=own if tables else None, rngs=rngs, **options)
+    return MultiHeadAttention(D, N, positions=own if tables else None, rngs=rngs, **options)
 
   return randomly(make, 0.3)
 
@@ -125,7 +125,7 @@ def test_a_row_that_outgrows_its_cache_becomes_nan_and_the_others_do_not():
 
 
 @pytest.mark.parametrize("option", ["relations", "senders"])
-def test_a_layer_with_tables_refuses_other_relations(option):
+def test_a_layer_with_positions_refuses_other_relations(option):
   with pytest.raises(ValueError, match=f"takes no {option}"):
     make_layer()(jnp.asarray(X), **{option: None})
 

@@ -106,7 +106,7 @@ def test_both_of_flaxs_hooks_take_it_and_decode(scheme):
   def make_layer():
     rngs = nnx.Rngs(0)
     module = kind(*arguments, **options, rngs=rngs)
-    hook = layers.RelativeAttention(tables=module, self_attention=True)
+    hook = layers.RelativeAttention(positions=module, self_attention=True)
     return nnx.MultiHeadAttention(N, D, attention_fn=hook, decode=False, rngs=rngs)
 
   layer = randomly(make_layer)

@@ -48,7 +48,7 @@ _GUESS = "most frequent class in training"
 _MUSIC = {"nll": "a token", "without_ends": "without ends", "per_step": "a step"}
 
 
-def blocks(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[str, str]:
+def blocks_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[str, str]:
   """Returns the blocks of a sweep for its page, by name, and draws its pictures in `folder`."""
   if task == "music":
     return {sweep: _music(sweep, rows, folder)}

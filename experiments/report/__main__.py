@@ -20,8 +20,9 @@ from configs import default
 from experiments import command
 from experiments.config import flatten
 from experiments.errors import InputError
-from experiments.evaluation import sweeps, tables
+from experiments.evaluation import tables
 from experiments.evaluation.records import Rows, group_rows, read_records, record_files
+from experiments.report import METRICS, blocks_of, run_facts
 
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages"),
@@ -54,7 +55,7 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
     task, rows = _read(file)
     page = folder / (_POSITIONS if name.startswith(f"{_POSITIONS}-") else _PAGES[task])
     page.mkdir(exist_ok=True)
-    pages.setdefault(page, {}).update(sweeps.blocks(task, name, rows, page))
+    pages.setdefault(page, {}).update(blocks_of(task, name, rows, page))
   if files := sorted((folder / "multi30k").glob("*.json")):
     pages[folder / "multi30k"] = dict(runs=_runs_table(files))
   if not pages:
@@ -71,9 +72,9 @@ def _read(file: pathlib.Path) -> tuple[str, Rows]:
   """Returns the task of a file's records, and the records by row with complete configs."""
   records = read_records(file)
   task = records[0]["config"].get("task", "translation") if records else None
-  if task not in sweeps.METRICS:
+  if task not in METRICS:
     raise InputError(f"{file} has no record of a known task: restore or delete it")
-  rows = group_rows(file, records, sweeps.METRICS[task])
+  rows = group_rows(file, records, METRICS[task])
   values = flatten(default.get_config(task))
   return task, {
     row: [run | dict(config=values | run["config"]) for run in runs] for row, runs in rows.items()
@@ -85,7 +86,7 @@ def _runs_table(files: Sequence[pathlib.Path]) -> str:
   facts, curves = {}, {}
   for number, file in enumerate(files, start=1):
     ((name, (run, *_)),) = (rows := _read(file)[1]).items()
-    cells = sweeps.run_facts(rows)
+    cells = run_facts(rows)
     cells["tokens per second"] = f"{run['budget']['tokens_per_second'] or 0:,.0f}"
     for split, scores in run["scores"].items():
       cells |= {f"{k}, {split}": f"{x:.2f}" for k, x in scores.items() if isinstance(x, float)}

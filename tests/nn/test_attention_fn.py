@@ -66,13 +66,13 @@ def test_pretrained_tables_need_no_distance():
   trained = make_layer().attention_fn
   saved = nnx.to_pure_dict(nnx.state(trained, nnx.Param))["tables"]
   tables = RelativePositionTables.from_relations(RelativePositions(**saved))
-  loaded = RelativeAttention(tables=tables)
+  loaded = RelativeAttention(positions=tables)
   q, k, v = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
   np.testing.assert_array_equal(loaded(q, k, v), trained(q, k, v))
   paths = lambda hook: [path for path, _ in nnx.to_flat_state(nnx.state(hook, nnx.Param))]
   assert paths(loaded) == paths(trained)
-  with pytest.raises(ValueError, match="or tables= alone, a Positions such as"):
-    RelativeAttention(K, H, tables=tables, rngs=nnx.Rngs(0))
+  with pytest.raises(ValueError, match="or positions= alone, such as"):
+    RelativeAttention(K, H, positions=tables, rngs=nnx.Rngs(0))
 
 
 def test_padding_is_inert_and_the_tables_learn():
@@ -170,7 +170,7 @@ class Stack(nnx.Module):
 
 @pytest.mark.parametrize("by", ["mask", "view", "view_of_rows", "view without parameters"])
 def test_scanned_layers_decode_as_the_full_pass(by):
-  without = lambda rngs, **options: RelativeAttention(tables=RotaryPositions(), **options)
+  without = lambda rngs, **options: RelativeAttention(positions=RotaryPositions(), **options)
   model = Stack(without if "without" in by else make_hook, self_attention=by == "mask")
   full = model(jnp.asarray(X), is_causal=True)
   model.init_cache()

@@ -21,8 +21,8 @@ class RelativeAttention(nnx.Module):
   """The `attention_fn` of an `nnx.MultiHeadAttention` with relative positions.
 
   It owns the tables, parameters `attention_fn/tables/key` and `attention_fn/tables/value` of the
-  layer it is given to. Layers given the same object share its tables. `tables=`, instead of
-  `max_distance` and `head_width`, takes existing ones, such as pretrained tables of any length,
+  layer it is given to. Layers given the same object share its tables. `positions=`, instead of
+  `max_distance` and `head_width`, takes existing tables, such as pretrained tables of any length,
   `RelativePositionTables.from_relations(RelativePositions(key, value))`, or other positions, such
   as `T5Positions(num_heads, rngs=rngs)`.
 
@@ -41,7 +41,7 @@ class RelativeAttention(nnx.Module):
     self_attention: whether a single query of a cache has the position of the last key that the mask
       shows it, as flax's layer makes the mask in decoding. It is wrong for cross-attention.
     logits_soft_cap, implementation: of the operator.
-    tables: the tables; None makes new ones.
+    positions: the tables, or other positions; None makes new tables.
     options: of `RelativePositionTables`: num_heads, keys, values, beyond, left, table_init, ...
 
   >>> rngs = nnx.Rngs(0)
@@ -63,23 +63,23 @@ class RelativeAttention(nnx.Module):
     max_distance: int | None = None,
     head_width: int | None = None,
     *,
-    tables: Positions | None = None,
+    positions: Positions | None = None,
     self_attention: bool = False,
     logits_soft_cap: float | None = None,
     implementation: str | None = None,
     rngs: nnx.Rngs | None = None,
     **options,
   ):
-    if isinstance(tables, Positions) and max_distance is None and not options:
-      self.tables = tables
-    elif tables is None and None not in (max_distance, head_width, rngs):
+    if isinstance(positions, Positions) and max_distance is None and not options:
+      self.tables = positions  # the name in checkpoints
+    elif positions is None and None not in (max_distance, head_width, rngs):
       self.tables = RelativePositionTables(max_distance, head_width, rngs=rngs, **options)
     else:
       raise ValueError(
-        "RelativeAttention wants max_distance, head_width and rngs, or tables= alone, a Positions "
-        f"such as AlibiPositions(8); tables is {tables!r:.60}"
+        "RelativeAttention wants max_distance, head_width and rngs, or positions= alone, such "
+        f"as AlibiPositions(8); positions is {positions!r:.60}"
       )
-    # Positions without parameters get a number, stacked as layers are: see `set_view`.
+    # Positions without parameters get a scalar, stacked as layers are: see `set_view`.
     self.scalar = None if nnx.state(self.tables) else nnx.Variable(jnp.zeros(()))
     self.rank = min(leaf.ndim for leaf in self._leaves())
     self.self_attention = self_attention
@@ -129,9 +129,17 @@ class RelativeAttention(nnx.Module):
         "a Linen layer was given relpos_jax.nn.RelativeAttention, whose tables would not train: "
         "give it relpos_jax.linen.RelativeAttention"
       )
-    sow = None if module is None else functools.partial(module.sow, nnx.Intermediate)
-    at = self.tables.arguments
-    return attend_as_flax(self, at, query, key, value, bias, mask, sow=sow, **options)
+    return attend_as_flax(
+      self,
+      self.tables.arguments,
+      query,
+      key,
+      value,
+      bias,
+      mask,
+      sow=None if module is None else functools.partial(module.sow, nnx.Intermediate),
+      **options,
+    )
 
 
 def attend_as_flax(

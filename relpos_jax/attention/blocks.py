@@ -1,0 +1,198 @@
+"""Attention with any relation, a block of queries at a time: never [B, N, T, S] weights.
+
+A block is a call of `projected` with fewer queries. The backward pass computes each block again, so
+that only the call's own arrays and their gradients are in memory. Gradients of arrays that all
+queries share are added up block by block, always in the same order.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import dropout, masks, projected, reference
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.partitioned import first_derivatives_only, zeros
+from relpos_jax.attention.relations import (
+  ContentBias,
+  EdgeFeatures,
+  EdgeLabels,
+  FunctionBias,
+  LabelBias,
+  Relation,
+)
+from relpos_jax.typing import Array, Float, Int
+
+# The most pairs in a block, over all its heads and sequences, unless it has the fewest queries.
+_PAIRS = 2**19
+_FEWEST = 16
+
+_Arrays = dict[int, Array]  # by their place among the leaves of the inputs
+
+
+def attention(
+  inputs: Inputs, block: int | None = None
+) -> Float[Array, "B T N H"] | tuple[Array, Float[Array, "B T N"]]:
+  """Computes attention, and its residual if the inputs ask for it.
+
+  A block has `block` queries, by default a number for the call.
+  """
+  batch, num_queries, heads, _ = inputs.query.shape
+  block = block or _default_block(batch * heads * inputs.key.shape[1])
+  if block >= num_queries:
+    return projected.attention(inputs)
+  num_blocks = -(-num_queries // block)
+  hides = reference.may_hide(inputs)
+  # The products of a block read keys and values by head: they are transposed once for all blocks.
+  by_head = dict(key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2))
+  leaves, structure = jax.tree.flatten(inputs._replace(**by_head))
+  axes = jax.tree.leaves(_query_axes(inputs))
+  sink = next((i for i, x in enumerate(leaves) if x is inputs.sinks), None)
+  arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+  given = {i: x for i, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+  integers = {i: x for i, x in arrays.items() if i not in given}
+
+  def start_of(index: Int[Array, ""]) -> Int[Array, ""]:
+    return jnp.minimum(index * block, num_queries - block)  # the last block may overlap
+
+  def read(arrays: _Arrays, start: Int[Array, ""]) -> _Arrays:
+    return {i: x if axes[i] < 0 else _slice(x, start, block, axes[i]) for i, x in arrays.items()}
+
+  def part_of(floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Inputs:
+    """Returns the inputs of one block."""
+    found = [(floats | integers).get(i, leaf) for i, leaf in enumerate(leaves)]
+    part = jax.tree.unflatten(structure, found)
+    lengths, seeds = part.query_lengths, part.dropout_seeds
+    return part._replace(
+      key=jnp.swapaxes(part.key, 1, 2),
+      value=jnp.swapaxes(part.value, 1, 2),
+      query_lengths=None if lengths is None else lengths - start,
+      dropout_seeds=dropout.from_row(seeds, -start),
+    )
+
+  def logits_of(floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Array:
+    return reference.masked_logits(part_of(floats, integers, start), projected.relative_logits)
+
+  def output_of(weights: Array, floats: _Arrays, integers: _Arrays, start: Int[Array, ""]) -> Array:
+    part = part_of(floats, integers, start)
+    return reference.weighted_sum(part, weights, projected.relative_values)
+
+  def of_heads(floats: _Arrays) -> Array:
+    return floats[sink][:, None, None]
+
+  @jax.custom_vjp
+  def all_blocks(floats: _Arrays, integers: _Arrays) -> tuple[Array, Array]:
+    return forward(floats, integers)[0]
+
+  def forward(floats: _Arrays, integers: _Arrays) -> tuple[tuple[Array, Array], tuple]:
+    def step(index, found):
+      start = start_of(index)
+      of_block = read(floats, start), read(integers, start), start
+      logits = logits_of(*of_block)
+      highest = logits.max(-1, keepdims=True)
+      if sink is not None:
+        highest = jnp.maximum(highest, of_heads(floats))
+      powers = jnp.exp(logits - highest)
+      total = powers.sum(-1, keepdims=True)
+      if sink is not None:
+        total += jnp.exp(of_heads(floats) - highest)
+      log_total = highest + jnp.log(total)
+      if hides:
+        log_total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, log_total)
+        powers = jnp.where(highest <= masks.LOWEST / 2, 0, powers)
+      new = output_of(powers / total, *of_block), log_total
+      return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2))
+
+    query, _, value, *_ = floats.values()
+    shape = batch, heads, num_queries, 1
+    empty = zeros(query.shape, value), zeros(shape, query.astype(_wide(query)))
+    output, log_total = jax.lax.fori_loop(0, num_blocks, step, empty)
+    return (output, log_total), (floats, integers, log_total)
+
+  def backward(saved: tuple, cotangents: tuple) -> tuple[_Arrays, None]:
+    floats, integers, log_total = saved
+    d_output, d_log_total = cotangents
+
+    def step(index, gradients):
+      start = start_of(index)
+      is_new = start + jnp.arange(block) >= index * block
+      d_rows = jnp.where(is_new[:, None, None], _slice(d_output, start, block, 1), 0)
+      own, others = read(floats, start), read(integers, start)
+      logits, of_logits = jax.vjp(lambda x: logits_of(x, others, start), own)
+      weights = jnp.exp(logits - _slice(log_total, start, block, 2))
+      _, of_output = jax.vjp(lambda w, x: output_of(w, x, others, start), weights, own)
+      d_weights, first = of_output(d_rows)
+      delta = (weights * d_weights).sum(-1, keepdims=True)
+      delta -= jnp.where(is_new[:, None], _slice(d_log_total, start, block, 2), 0)
+      (second,) = of_logits(weights * (d_weights - delta))
+      if sink is not None:
+        of_sinks = jnp.exp(of_heads(floats) - _slice(log_total, start, block, 2))
+        second |= {sink: -(of_sinks * delta).sum((0, 2, 3))}
+      return {
+        i: _add(_add(x, first[i], start, axes[i]), second[i], start, axes[i])
+        for i, x in gradients.items()
+      }
+
+    empty = {i: zeros(x.shape, x.astype(_wide(x))) for i, x in floats.items()}
+    gradients = jax.lax.fori_loop(0, num_blocks, step, empty)
+    return {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
+
+  all_blocks.defvjp(forward, first_derivatives_only(backward))
+  output, log_total = all_blocks(given, integers)
+  if not inputs.return_residual:
+    return output
+  residual = jnp.where(jnp.isposinf(log_total), -jnp.inf, log_total)
+  return output, residual[..., 0].swapaxes(1, 2)
+
+
+def _default_block(pairs_of_a_query: int) -> int:
+  """Returns a power of two, at least `_FEWEST`, with at most `_PAIRS` pairs if possible."""
+  return max(_FEWEST, 1 << (max(1, _PAIRS // pairs_of_a_query).bit_length() - 1))
+
+
+def _query_axes(inputs: Inputs) -> Inputs:
+  """Returns the axis of queries of every leaf of the inputs, -1 for a leaf that has none."""
+  axes: dict[str, Any] = dict(query=1, relations=tuple(map(_axes_of, inputs.relations)))
+  for name, axis in dict(bias=2, mask=2, query_positions=1, query_segment_ids=1).items():
+    x = getattr(inputs, name)
+    if x is not None and x.shape[axis] > 1:
+      axes[name] = axis
+  return jax.tree.map(lambda _: -1, inputs)._replace(**axes)
+
+
+def _axes_of(relation: Relation) -> Any:
+  """Returns the axis of queries of every leaf of a relation, -1 for a leaf that has none."""
+  none = jax.tree.map(lambda _: -1, relation)
+  match relation:
+    case EdgeLabels() | LabelBias():
+      return dataclasses.replace(none, labels=1)
+    case EdgeFeatures():
+      return dataclasses.replace(none, features=1)
+    case ContentBias():
+      return dataclasses.replace(none, query=1)
+    case FunctionBias():
+      data = dict(of_query=relation.of_query, of_pair=relation.of_pair)
+      return dataclasses.replace(none, **jax.tree.map(lambda _: 1, data))
+    case _:
+      return none
+
+
+def _slice(x: Array, start: Int[Array, ""], size: int, axis: int) -> Array:
+  return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _put(x: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:
+  return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis)
+
+
+def _add(total: Array, part: Array, start: Int[Array, ""], axis: int) -> Array:
+  """Adds a part to an array, or to its slice from `start` on along an axis."""
+  if axis < 0:
+    return total + part.astype(total.dtype)
+  new = _slice(total, start, part.shape[axis], axis) + part.astype(total.dtype)
+  return _put(total, new, start, axis)
+
+
+def _wide(x: Array):
+  return jnp.promote_types(x.dtype, jnp.float32)
