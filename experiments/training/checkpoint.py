@@ -18,7 +18,6 @@ from experiments.files import (
   in_bucket,
   local_folder,
   needs_copy,
-  to_path,
   upload,
 )
 from experiments.training import checkpoint_reader, manifest, processes, workdir
@@ -38,9 +37,10 @@ class Checkpoints:
   in the folder of another step is reported in one line on stderr, and the step before is restored.
   The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`.
 
-  >>> import tempfile
+  >>> import pathlib, tempfile
   >>> state = dict(params=dict(kernel=jnp.ones((2, 3))), step=jnp.int32(7))
-  >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder, keep=2) as checkpoints:
+  >>> folder = pathlib.Path(tempfile.mkdtemp())
+  >>> with Checkpoints(folder, keep=2) as checkpoints:
   ...   for step in (1, 2, 3):
   ...     checkpoints.save(step, state)
   ...   restored = checkpoints.restore(like=state)
@@ -50,7 +50,7 @@ class Checkpoints:
 
   def __init__(
     self,
-    folder: str | Path,
+    folder: Path,
     keep: int = 5,
     *,
     save_every: int = 1,
@@ -65,8 +65,8 @@ class Checkpoints:
         after the next save, so that the others are those of a run without signals.
       rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
     """
-    self.folder = to_path(folder)
-    workdir.check_path(self.folder)
+    self.folder = folder
+    workdir.check_path(folder)
     self._keep, self._save_every = keep, save_every
     self._rename_damaged = rename_damaged
     self._exit = contextlib.ExitStack()

@@ -5,7 +5,6 @@ import contextlib
 import datetime
 import json
 import math
-import os
 import re
 import secrets
 import socket
@@ -22,7 +21,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
 from experiments.errors import InputError
-from experiments.files import Path, growing, to_path, upload, write_whole
+from experiments.files import Path, growing, upload, write_whole
 
 _Item = TypeVar("_Item")
 # Names of JAX: a program was compiled; it is lowered, and will be compiled.
@@ -42,19 +41,19 @@ class Reporter:
   name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
   as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
 
-  >>> import tempfile
-  >>> with tempfile.TemporaryDirectory() as workdir:
-  ...   with Reporter(workdir, num_steps=2) as reporter:
-  ...     reporter.step(1, dict(loss=4.0, num_tokens=900))
-  ...     reporter.step(2, dict(loss=3.5, num_tokens=1000))
-  ...     reporter.values(2, dict(valid_loss=3.75))
-  ...   [(line["step"], line.get("loss"), line.get("valid_loss")) for line in read_metrics(workdir)]
+  >>> import pathlib, tempfile
+  >>> workdir = pathlib.Path(tempfile.mkdtemp())
+  >>> with Reporter(workdir, num_steps=2) as reporter:
+  ...   reporter.step(1, dict(loss=4.0, num_tokens=900))
+  ...   reporter.step(2, dict(loss=3.5, num_tokens=1000))
+  ...   reporter.values(2, dict(valid_loss=3.75))
+  >>> [(line["step"], line.get("loss"), line.get("valid_loss")) for line in read_metrics(workdir)]
   [(1, 4.0, None), (2, 3.5, None), (2, None, 3.75)]
   """
 
   def __init__(
     self,
-    workdir: str | os.PathLike,
+    workdir: Path,
     num_steps: int,
     *,
     console: rich.console.Console | None = None,
@@ -68,7 +67,7 @@ class Reporter:
     operations a second that all devices can do, if known.
     """
     self.log: Callable[..., None] = lambda values, step: None  # gets the values of metrics.jsonl
-    self._workdir = self._folder = to_path(workdir)
+    self._workdir = self._folder = workdir
     self._uploaded, self._exit = -math.inf, contextlib.ExitStack()
     self._num_steps, self._peak = num_steps, peak
     self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
@@ -206,13 +205,13 @@ class NoReporter:
   __exit__ = resume_after = step = values = text = upload = _ignore
 
 
-def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
   """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a killed run.
 
   Raises:
     InputError: another line is damaged.
   """
-  path = to_path(workdir) / "metrics.jsonl"
+  path = workdir / "metrics.jsonl"
   try:
     texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     lines = [json.loads(text) for text in texts if text.endswith(b"\n")]

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.config import flatten
 from experiments.errors import InputError
-from experiments.files import Path, checking_bucket, in_bucket, rename, to_path, write_whole
+from experiments.files import Path, checking_bucket, in_bucket, rename, write_whole
 from experiments.training import processes
 from experiments.training.environment import environment
 
@@ -28,7 +28,7 @@ _SHARED_SECONDS = 10  # until a file appears on a network file system
 
 
 def claim_workdir(
-  workdir: str | os.PathLike, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+  workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> bool:
   """Returns whether a folder holds a run with this config, to be resumed; writes nothing.
 
@@ -39,7 +39,6 @@ def claim_workdir(
     InputError: the folder holds a run with another config or other files, cannot be made or
       written, or has a path under which Orbax cannot keep checkpoints.
   """
-  workdir = to_path(workdir)
   check_path(workdir)
   try:
     paths = (workdir, *workdir.absolute().parents)
@@ -115,9 +114,8 @@ def read_json(path: Path) -> dict[str, Any]:
     ) from error
 
 
-def write_run_files(workdir: str | os.PathLike, config: Mapping[str, Any]) -> None:
+def write_run_files(workdir: Path, config: Mapping[str, Any]) -> None:
   """Writes config.json and environment.json at each start of a run; makes the folder if needed."""
-  workdir = to_path(workdir)
   workdir.mkdir(parents=True, exist_ok=True)
   for name, content in (("config", config), ("environment", environment())):
     text = json.dumps(content, indent=2, ensure_ascii=False)

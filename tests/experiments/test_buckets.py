@@ -48,7 +48,7 @@ def run(bucket, root, train):
   save = Checkpoints.save
 
   def save_after_metrics(self, step, state):
-    assert read_metrics(f"{root}/stopped")[-1]["step"] == step
+    assert read_metrics(to_path(f"{root}/stopped"))[-1]["step"] == step
     assert ".lock" in bucket.names(f"{root[-2:]}/stopped/")
     save(self, step, state)
 
@@ -184,7 +184,7 @@ def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   with (
     pytest.raises(InputError, match="several processes cannot save in s3://bucket/run: use gs://"),
-    Checkpoints("s3://bucket/run") as checkpoints,
+    Checkpoints(to_path("s3://bucket/run")) as checkpoints,
   ):
     checkpoints.check_room({})
 

@@ -79,7 +79,7 @@ def sharded(step: int):
 
 
 def save_or_restore(folder: str, what: str) -> None:
-  with Checkpoints(folder, rename_damaged=True) as checkpoints:
+  with Checkpoints(pathlib.Path(folder), rename_damaged=True) as checkpoints:
     if what == "save":
       for step in (1, 2):
         checkpoints.save(step, sharded(step))
