@@ -105,14 +105,6 @@ def test_any_step_can_be_restored_and_the_last_is_the_default(saved):
   )
 
 
-def test_the_last_ones_are_kept(tmp_path):
-  with Checkpoints(tmp_path / "new", keep=2) as checkpoints:
-    assert checkpoints.steps() == [] and checkpoints.latest_step() is None
-    for step in (5, 10, 20):
-      checkpoints.save(step, make_state(step))
-    assert checkpoints.steps() == [10, 20] and checkpoints.latest_step() == 20
-
-
 def test_a_step_between_saves_is_kept_until_the_next_save(tmp_path):
   with Checkpoints(tmp_path, keep=3, save_every=10) as checkpoints:
     for step, kept in ((40, [40]), (47, [40, 47]), (50, [40, 50]), (54, [40, 50, 54])):
@@ -176,15 +168,6 @@ def test_average_sums_in_float32(checkpoints):
   average, _ = checkpoints.average(4, like=jnp.zeros(3, jnp.bfloat16), part=1.0)
   assert average.dtype == jnp.bfloat16
   np.testing.assert_array_equal(average, jnp.asarray(np.mean(values), jnp.bfloat16))
-
-
-def test_no_checkpoint_names_the_folder_and_makes_none(checkpoints):
-  for action in (
-    lambda: checkpoints.restore(like=make_state()),
-    lambda: checkpoints.average(3, like=make_state().params),
-  ):
-    assert f"no checkpoint in {checkpoints.folder}: train first" in refusal(action)
-  assert not checkpoints.folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -160,17 +160,6 @@ def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(tm
   assert lefts == {s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)}
 
 
-def test_the_share_of_the_peak_is_that_of_the_timed_steps(tmp_path, clock):
-  reporter, output = make_reporter(tmp_path, num_steps=4, peak=2000.0, seconds=0.0)
-  with reporter:
-    for step, seconds, operations in ((1, 9.0, 7), (2, 0.5, 300), (3, 1.5, 700), (4, 2.0, 1400)):
-      clock.now += seconds
-      reporter.step(step, dict(loss=2.0, num_tokens=500, operations=operations))
-  speeds = [(line.get("seconds_per_step"), line.get("mfu")) for line in read_metrics(tmp_path)]
-  assert speeds == [(None, None), (0.5, 0.3), (1.0, 0.25), (4 / 3, 0.3)]
-  assert "375 tokens/s  30.0% of peak" in output.getvalue()
-
-
 def test_what_compiles_for_long_is_shown_before_it_is_done(tmp_path):
   for terminal in (False, True):
     reporter, output = make_reporter(tmp_path, terminal=terminal)

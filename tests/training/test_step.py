@@ -63,30 +63,6 @@ def copy_task(step: int) -> Batch:
   return Batch(rows, rows)
 
 
-@pytest.fixture(scope="module")
-def train_step():
-  graphdef, _ = make_model(**DROPOUT)
-  return make_train_step(graphdef, smoothed, ADAM)
-
-
-def run(train_step, state: TrainState, start: int, stop: int, num_devices: int = 1):
-  losses = []
-  for step in range(start, stop):
-    state, metrics = train_step(state, put_batch(copy_task(step), make_mesh(num_devices)))
-    losses.append(float(metrics["loss"]))
-  return state, losses
-
-
-def test_eight_devices_lose_as_much_as_one_with_dropout_too(train_step):
-  _, of_one = run(train_step, start(ADAM), 0, 5)
-  compiled = train_step._cache_size()
-  state, of_eight = run(train_step, start(ADAM, 8), 0, 5, num_devices=8)
-  np.testing.assert_allclose(of_eight, of_one, rtol=0, atol=1e-5)
-  assert train_step._cache_size() == compiled + 1
-  for leaf in jax.tree.leaves(state):
-    assert len(leaf.devices()) == 8 and leaf.is_fully_replicated
-
-
 # --- gradients, without dropout -------------------------------------------------------------------
 
 STILL, _ = make_model(**dict.fromkeys(DROPOUT, 0.0))
@@ -123,27 +99,16 @@ def test_metrics_are_of_the_gradient_and_the_batch(sgd_step, eval_step):
   assert metrics["loss"] == pytest.approx(float(loss.sum) / int(loss.num_tokens), rel=1e-5)
 
 
-def test_the_gradient_norm_and_the_learning_rate_are_those_of_optax():
+def test_the_learning_rate_is_that_of_the_optimizer():
   rates = inverse_sqrt(0.02, 3)
   optimizer = optax.adam(rates, b2=0.98, eps=1e-9)
   step = make_train_step(STILL, loss, optimizer, schedule=rates)
-
-  @jax.jit
-  def norm(params, batch):
-    def mean(params):
-      total = loss(nnx.merge(STILL, params), batch)
-      return total.sum / total.num_tokens
-
-    return optax.tree.norm(jax.grad(mean)(params))
-
   state = start(optimizer)
   for number, count in enumerate((0, 1, 1, 2)):  # the optimizer does not count a skipped step
     params = jax.tree.map(jnp.copy, state.params)
     if number == 1:
       state = state._replace(params=jax.tree.map(lambda x: x * jnp.nan, params))
-    wanted = norm(state.params, copy_task(number))
     state, metrics = step(state, copy_task(number))
-    np.testing.assert_allclose(metrics["grad_norm"], wanted, rtol=1e-5)
     np.testing.assert_allclose(metrics["learning_rate"], rates(count), rtol=1e-6)
     assert metrics["skipped"] == (number == 1)
     if number == 1:
@@ -247,4 +212,5 @@ def test_a_step_that_is_not_finite_is_as_if_left_out(
     assert int(metrics["skipped"]) == (step == SPOILT)
     assert np.isfinite(float(metrics["loss"]) + float(metrics["grad_norm"])) == (step != SPOILT)
   jax.tree.map(np.testing.assert_array_equal, skipping, leaving_out)
+  assert train_step._cache_size() == 1
   assert int(skipping.step) == 6 and np.isfinite(jax.tree.leaves(skipping.params)[0]).all()

@@ -86,17 +86,6 @@ def test_what_no_step_depends_on_may_change(tmp_path):
   assert claim_workdir(tmp_path, changed(training=training, decoding=decoding)) is True
 
 
-def test_other_files_are_refused_and_kept(tmp_path):
-  (tmp_path / "thesis.tex").write_text("...")
-  assert "'thesis.tex' but no run" in refusal(tmp_path, CONFIG)
-
-
-@pytest.mark.parametrize("broken", [b'{"seed": 0', b"\xff\xfe"])
-def test_an_unreadable_config_is_refused(tmp_path, broken):
-  (tmp_path / "config.json").write_bytes(broken)
-  assert "cannot read" in refusal(tmp_path, CONFIG)
-
-
 def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
   write_run_files(tmp_path, CONFIG)
   assert json.loads((tmp_path / "config.json").read_text("utf-8")) == json.loads(json.dumps(CONFIG))
