@@ -101,32 +101,33 @@ class Reporter:
     "mfu" is the share of the peak that their "operations" took, those that the backward pass
     computes anew included.
     """
-    now, last = time.monotonic(), self._last
+    now = time.monotonic()
+    if self._last is not None and now > self._last:
+      self._timed.append((now - self._last, metrics["num_tokens"], metrics.get("operations", 0)))
     self._last = now
-    if last is not None and now > last:
-      self._timed.append((now - last, metrics["num_tokens"], metrics.get("operations", 0)))
-    seconds, num_tokens, operations = map(sum, zip((0, 0, 0), *self._timed, strict=True))
-    speed = {}
-    if seconds:
-      speed |= dict(
-        tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / len(self._timed)
-      )
-    if seconds and self._peak:
-      speed |= dict(mfu=operations / seconds / self._peak)
-    skipped = metrics.get("skipped", 0)
+    speed, skipped = self._speed(), metrics.get("skipped", 0)
     self._num_skipped += skipped
     if step % self._log_every == 0 or step == self._num_steps or skipped:
       self._write(step, {**metrics, **speed})
-    line = f"step {step}/{self._num_steps}  loss {metrics['loss']:.3f}"
-    if seconds:
-      line += f"  {num_tokens / seconds:,.0f} tokens/s"
+    parts = [f"step {step}/{self._num_steps}", f"loss {metrics['loss']:.3f}"]
+    if speed:
+      parts.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
     if "mfu" in speed:
-      line += f"  {speed['mfu']:.1%} of peak"
+      parts.append(f"{speed['mfu']:.1%} of peak")
     if len(self._timed) >= 5:
-      line += f"  {_format((self._num_steps - step) * seconds / len(self._timed))} left"
+      parts.append(f"{_format((self._num_steps - step) * speed['seconds_per_step'])} left")
     if self._num_skipped:
-      line += f"  {self._num_skipped} skipped"
-    self._display.show(step, line)
+      parts.append(f"{self._num_skipped} skipped")
+    self._display.show("  ".join(parts), step)
+
+  def _speed(self) -> dict[str, float]:
+    if not self._timed:
+      return {}
+    seconds, num_tokens, operations = map(sum, zip(*self._timed, strict=True))
+    speed = dict(
+      tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / len(self._timed)
+    )
+    return speed | (dict(mfu=operations / seconds / self._peak) if self._peak else {})
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
@@ -151,7 +152,7 @@ class Reporter:
     if event == _COMPILED:
       self._last = None
     elif event == _LOWERED and seconds > 0.2:  # what is lowered sooner is soon compiled
-      self._display.show_now(f"compiling {fun_name}")
+      self._display.show(f"compiling {fun_name}", at_once=True)
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
     self._open(step)
@@ -261,18 +262,13 @@ class _Display(rich.progress.Progress):
     self._seconds, self._line = seconds, ""
     self._since = self._last_shown = time.monotonic()
 
-  def show(self, step: int, line: str) -> None:
+  def show(self, line: str, completed: int | None = None, at_once: bool = False) -> None:
     self._line = line
-    self.update(self._bar, completed=step, description=line)
+    self.update(self._bar, completed=completed, description=line)
     now = time.monotonic()
-    if now - self._last_shown > max(self._seconds, 0.01 * (now - self._since)):
+    if at_once or now - self._last_shown > max(self._seconds, 0.01 * (now - self._since)):
       self.show_last_line()
       self._last_shown = now
-
-  def show_now(self, line: str) -> None:
-    self._line = line
-    self.update(self._bar, description=line)
-    self.show_last_line()
 
   def show_last_line(self) -> None:
     if self._line and not self.console.is_terminal:
@@ -297,7 +293,7 @@ def track(items: Iterable[_Item], number: int, what: str) -> Iterator[_Item]:
       yield item
       seconds = time.monotonic() - start
       rate, left = done / max(seconds, 1e-9), seconds / done * (number - done)
-      display.show(done, f"{done}/{number} {what}, {rate:,.1f} a second, {_format(left)} left")
+      display.show(f"{done}/{number} {what}, {rate:,.1f} a second, {_format(left)} left", done)
 
 
 def _format(seconds: float) -> datetime.timedelta:
