@@ -22,7 +22,7 @@ from relpos_jax.attention.chunked_block import (
   attend,
   differentiate,
   mark_right,
-  tile_at,
+  pairs_at,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
@@ -224,8 +224,8 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   sizes = dict(zip("BTNH", query.shape, strict=True))
   outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
 
-  def step(tile, block, keys, of_keys):
-    return (attend(tile, block, keys), of_keys)
+  def step(pairs, block, keys, of_keys):
+    return (attend(pairs, block, keys), of_keys)
 
   return _over_heads(plan, arrays, first_query, outputs, step, _write)
 
@@ -335,9 +335,9 @@ def _run_stretch(
         counted = jnp.expand_dims(is_new, range(1, block[name].ndim - 1))
         block[name] = jnp.where(counted, block[name], 0)
     position = first_query + block.get("query_offset", plan.offset) + row
-    tile = tile_at(plan, position)
-    keys = {name: mark_right(tile, x) for name, x in keys.items()}
-    of_block, of_keys = step(tile, block, keys, of_keys)
+    pairs = pairs_at(plan, position)
+    keys = {name: mark_right(pairs, x) for name, x in keys.items()}
+    of_block, of_keys = step(pairs, block, keys, of_keys)
     return store(results, of_block, queries), of_keys, keys
 
   num_blocks = -(-(end - first) // plan.block)
