@@ -63,7 +63,7 @@ _AXES = dict(
   query_offset="B",
   output="BTNH",
   d_output="BTNH",
-  **dict.fromkeys(("mask", "real_queries", "real_keys"), "BNTS"),
+  **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
   **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
   **{f"d_{name}": letters for name, letters in _FLOATS.items()},
 )
@@ -113,8 +113,8 @@ def attention(
   )
   visibility = _not_none(
     mask=inputs.mask,
-    real_queries=inputs.real_queries(),
-    real_keys=inputs.real_keys(),
+    query_mask=inputs.query_mask(),
+    key_mask=inputs.key_mask(),
     query_segments=inputs.query_segment_ids,
     key_segments=inputs.key_segment_ids,
     seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),

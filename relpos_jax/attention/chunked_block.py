@@ -145,8 +145,8 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
   maximum = jnp.maximum(logits.max(1), masks.LOWEST)  # a bias may be -inf
   weights = jnp.exp(logits - maximum[:, None])
   total = weights.sum(1)
-  has_visible_key = maximum > 0.5 * masks.LOWEST
-  inverse_total = jnp.where(has_visible_key, 1 / jnp.where(has_visible_key, total, 1), 0)
+  has_key = maximum > 0.5 * masks.LOWEST
+  inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, total, 1), 0)
   kept = _drop(block, pairs, weights)
   output, right = _sum_over_keys(value, kept, block["query"].shape[-1])
   outputs = dict(maximum=maximum, inverse_total=inverse_total)
@@ -352,8 +352,8 @@ def _logits(
   for term in _added(block, pairs).values():
     logits += term
   logits = masks.cap(logits, pairs.plan.soft_cap)
-  visible = _visible(block, pairs)
-  return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
+  mask = _mask(block, pairs)
+  return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
 
 
 def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
@@ -367,18 +367,18 @@ def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
   return {name: term(arrays[name]) for name, term in terms.items() if name in arrays}
 
 
-def _visible(block: Arrays, pairs: Pairs) -> Bool[Array, "... #S #T"] | None:
+def _mask(block: Arrays, pairs: Pairs) -> Bool[Array, "... #S #T"] | None:
   """Returns the mask of a block's pairs, None if all are visible."""
-  names = "mask", "real_queries", "real_keys"
-  visible = [_slice_keys(block[name], pairs) for name in names if name in block]
+  names = "mask", "query_mask", "key_mask"
+  found = [_slice_keys(block[name], pairs) for name in names if name in block]
   if "query_segments" in block:
-    visible.append(block["key_segments"][pairs.columns, None] == block["query_segments"][None])
+    found.append(block["key_segments"][pairs.columns, None] == block["query_segments"][None])
   if pairs.plan.is_causal:
-    visible.append(pairs.columns[:, None] <= pairs.rows[None])
+    found.append(pairs.columns[:, None] <= pairs.rows[None])
   if pairs.plan.window is not None:
     left, right = pairs.plan.window
-    visible += [pairs.distances >= -left, pairs.distances <= right]
-  return masks.combine(*visible)
+    found += [pairs.distances >= -left, pairs.distances <= right]
+  return masks.combine(*found)
 
 
 def _slice_keys(x: Shaped[Array, "#N #T #C"], pairs: Pairs) -> Shaped[Array, "#N #S #T"]:
