@@ -38,7 +38,7 @@ from experiments.evaluation.pictures import CostPanel, cost_curves
 from experiments.evaluation.tables import column_table, markdown_table, rewrite_blocks
 from experiments.files import write_whole
 from experiments.training.environment import environment
-from relpos_jax import DistanceBias, RelativePositions, dot_product_attention
+from relpos_jax import DistanceBias, FunctionBias, RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
@@ -186,6 +186,16 @@ def _distances(case: Case, relations: RelativePositions) -> DistanceBias:
   return DistanceBias(relations.key[:, : case.heads])
 
 
+def _by_distance(table, i, j, *_):
+  k = len(table) // 2
+  return table[jnp.clip(j - i, -k, k) + k]
+
+
+def _function(case: Case, relations: RelativePositions) -> FunctionBias:
+  """Returns a function that looks up the numbers of `_distances`."""
+  return FunctionBias(_by_distance, _distances(case, relations).table)
+
+
 def _dense_distances(case, query, key, value, relations, *, implementation=None):
   """Computes attention with the numbers of `_distances`, looked up for all pairs, as a bias."""
   numbers, positions = _distances(case, relations), jnp.arange(case.length)
@@ -308,6 +318,7 @@ PEERS = dict(
   cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
   chunked_keys=Contestant("keys", _chunked(choose=_keys)),
   chunked_distances=Contestant("distances", _chunked(choose=_distances)),
+  chunked_function=Contestant("distances", _chunked(choose=_function)),
   dense_distances=Contestant("distances", _compiled(_dense_distances)),
   chunked_dense=Contestant("distances", _compiled(_dense_distances, implementation="chunked")),
   torch_sdpa=Contestant("none", _in_torch(_sdpa, num_scores=1)),
@@ -376,6 +387,7 @@ def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
   rivals = {x: (f"{x} (no relations)", "per_position", "flex_attention") for x in BLOCKWISE}
+  rivals["chunked_function"] = "chunked_distances", "dense_distances"
   rivals["chunked_distances"] = "chunked_keys", "dense_distances", "chunked_dense"
   for name, others in rivals.items():
     pairs += [(name, other) for other in others if {name, other} <= {*names}]

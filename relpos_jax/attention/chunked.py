@@ -22,7 +22,7 @@ from relpos_jax.attention.chunked_block import (
   attend,
   differentiate,
   mark_right,
-  tile_at,
+  pairs_at,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
@@ -63,7 +63,7 @@ _AXES = dict(
   query_offset="B",
   output="BTNH",
   d_output="BTNH",
-  **dict.fromkeys(("mask", "real_queries", "real_keys"), "BNTS"),
+  **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
   **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
   **{f"d_{name}": letters for name, letters in _FLOATS.items()},
 )
@@ -113,8 +113,8 @@ def attention(
   )
   visibility = _not_none(
     mask=inputs.mask,
-    real_queries=inputs.real_queries(),
-    real_keys=inputs.real_keys(),
+    query_mask=inputs.query_mask(),
+    key_mask=inputs.key_mask(),
     query_segments=inputs.query_segment_ids,
     key_segments=inputs.key_segment_ids,
     seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
@@ -224,8 +224,8 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   sizes = dict(zip("BTNH", query.shape, strict=True))
   outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
 
-  def step(tile, block, keys, of_keys):
-    return (attend(tile, block, keys), of_keys)
+  def step(pairs, block, keys, of_keys):
+    return (attend(pairs, block, keys), of_keys)
 
   return _over_heads(plan, arrays, first_query, outputs, step, _write)
 
@@ -335,9 +335,9 @@ def _run_stretch(
         counted = jnp.expand_dims(is_new, range(1, block[name].ndim - 1))
         block[name] = jnp.where(counted, block[name], 0)
     position = first_query + block.get("query_offset", plan.offset) + row
-    tile = tile_at(plan, position)
-    keys = {name: mark_right(tile, x) for name, x in keys.items()}
-    of_block, of_keys = step(tile, block, keys, of_keys)
+    pairs = pairs_at(plan, position)
+    keys = {name: mark_right(pairs, x) for name, x in keys.items()}
+    of_block, of_keys = step(pairs, block, keys, of_keys)
     return store(results, of_block, queries), of_keys, keys
 
   num_blocks = -(-(end - first) // plan.block)

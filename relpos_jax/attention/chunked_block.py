@@ -80,8 +80,8 @@ class ChunkPlan(NamedTuple):
     return min(self.block + left + (0 if self.is_causal else right), self.num_keys)
 
 
-class Tile(NamedTuple):
-  """A block of queries and the keys that it reads."""
+class Pairs(NamedTuple):
+  """The pairs of a block: its queries, and the keys that they read."""
 
   plan: ChunkPlan
   start: Int[Array, ""]  # of the keys among all
@@ -108,50 +108,50 @@ class Tile(NamedTuple):
     return self.rows[self.plan.group_size - 1 :: self.plan.group_size] + self.plan.right
 
 
-def tile_at(plan: ChunkPlan, row: Int[Array, ""]) -> Tile:
-  """Returns the tile of the block that begins at a position."""
+def pairs_at(plan: ChunkPlan, row: Int[Array, ""]) -> Pairs:
+  """Returns the pairs of the block that begins at a position."""
   start = 0 if plan.window is None else row - plan.window[0]
   start = jnp.clip(start, 0, plan.num_keys - plan.num_read)
-  return Tile(plan, start, row + jnp.arange(plan.block), start + jnp.arange(plan.num_read))
+  return Pairs(plan, start, row + jnp.arange(plan.block), start + jnp.arange(plan.num_read))
 
 
-def mark_right(tile: Tile, x: Float[Array, "N C W"]) -> Float[Array, "N C W"]:
+def mark_right(pairs: Pairs, x: Float[Array, "N C W"]) -> Float[Array, "N C W"]:
   """Writes into the last elements of all keys or values which are right of each group."""
-  if not tile.plan.num_groups:
+  if not pairs.plan.num_groups:
     return x
-  is_right = jnp.arange(x.shape[1])[:, None] >= tile.ends[None]
-  return x.at[:, :, -tile.plan.num_groups :].set(is_right.astype(x.dtype))
+  is_right = jnp.arange(x.shape[1])[:, None] >= pairs.ends[None]
+  return x.at[:, :, -pairs.plan.num_groups :].set(is_right.astype(x.dtype))
 
 
-def _read(tile: Tile, keys: Arrays) -> list[Float[Array, "N S W"]]:
-  """Returns the tile's keys and values."""
-  size = tile.plan.num_read
+def _read(pairs: Pairs, keys: Arrays) -> list[Float[Array, "N S W"]]:
+  """Returns the block's keys and values."""
+  size = pairs.plan.num_read
 
   def part(x):
-    return jax.lax.dynamic_slice_in_dim(x, tile.start, size, axis=1)
+    return jax.lax.dynamic_slice_in_dim(x, pairs.start, size, axis=1)
 
   return [part(keys[name]) for name in ("key", "value")]
 
 
-def attend(tile: Tile, block: Arrays, keys: Arrays) -> Arrays:
+def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
   """Returns a block's output, and what `differentiate` needs to compute the weights again.
 
   A weight is exp(logit - maximum) * inverse_total. The two are stored separately: in a logsumexp
   float32 would lose the total beside a large maximum. The sums are of exp(logit - maximum).
   Output and inverse_total are zero for a query whose keys are all masked.
   """
-  key, value = _read(tile, keys)
-  logits = _logits(tile, block, key, _terms(block))
+  key, value = _read(pairs, keys)
+  logits = _logits(pairs, block, key, _terms(block))
   maximum = jnp.maximum(logits.max(1), masks.LOWEST)  # a bias may be -inf
   weights = jnp.exp(logits - maximum[:, None])
   total = weights.sum(1)
-  has_visible_key = maximum > 0.5 * masks.LOWEST
-  inverse_total = jnp.where(has_visible_key, 1 / jnp.where(has_visible_key, total, 1), 0)
-  kept = _drop(block, tile, weights)
+  has_key = maximum > 0.5 * masks.LOWEST
+  inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, total, 1), 0)
+  kept = _drop(block, pairs, weights)
   output, right = _sum_over_keys(value, kept, block["query"].shape[-1])
   outputs = dict(maximum=maximum, inverse_total=inverse_total)
   if "value_table" in block:
-    by_row = _sum_by_row(tile, kept, right)
+    by_row = _sum_by_row(pairs, kept, right)
     row_sums = kept.sum(1) if "seeds" in block else total
     by_row = jnp.concatenate([by_row, row_sums[:, None]], axis=1)
     output += jnp.einsum("NRT,NRH->NTH", by_row, block["value_table"])
@@ -160,33 +160,33 @@ def attend(tile: Tile, block: Arrays, keys: Arrays) -> Arrays:
 
 
 def differentiate(
-  tile: Tile, block: Arrays, keys: Arrays, of_keys: Arrays
+  pairs: Pairs, block: Arrays, keys: Arrays, of_keys: Arrays
 ) -> tuple[Arrays, Arrays]:
   """Returns the gradients of a block's own arrays, and adds those of its keys to `of_keys`.
 
   The cotangents `d_output` and `delta` are already divided by the total, so weights need not be.
   """
   query, d_output, terms = block["query"], block["d_output"], _terms(block)
-  key, value = _read(tile, keys)
-  logits = _logits(tile, block, key, terms)
+  key, value = _read(pairs, keys)
+  logits = _logits(pairs, block, key, terms)
   weights = jnp.exp(logits - block["maximum"][:, None])
-  kept = _drop(block, tile, weights)
-  d_kept = _drop(block, tile, _d_kept(tile, block, value))
+  kept = _drop(block, pairs, weights)
+  d_kept = _drop(block, pairs, _d_kept(pairs, block, value))
   d_logits = weights * (d_kept - block["delta"][:, None])
-  if (soft_cap := tile.plan.soft_cap) is not None:
+  if (soft_cap := pairs.plan.soft_cap) is not None:
     d_logits *= jnp.maximum(1 - (logits / soft_cap) ** 2, 0)  # 0 also for hidden pairs
   d_query, right = _sum_over_keys(key, d_logits, query.shape[-1])
   of_block = dict(d_query=d_query)
-  for name in _added(block, tile):
+  for name in _added(block, pairs):
 
-    def pairs(x, name=name):
-      return jnp.broadcast_to(_added({name: x}, tile)[name], d_logits.shape)
+    def term(x, name=name):
+      return jnp.broadcast_to(_added({name: x}, pairs)[name], d_logits.shape)
 
-    (of_block[f"d_{name}"],) = jax.linear_transpose(pairs, block[name])(d_logits)
+    (of_block[f"d_{name}"],) = jax.linear_transpose(term, block[name])(d_logits)
   if terms is not None:
-    by_row = _sum_by_row(tile, d_logits, right)
+    by_row = _sum_by_row(pairs, d_logits, right)
     # Of all keys: zero, as the weights sum to one, unless a soft cap changes it.
-    total = 0 if tile.plan.soft_cap is None else d_logits.sum(1, keepdims=True)
+    total = 0 if pairs.plan.soft_cap is None else d_logits.sum(1, keepdims=True)
     d_terms = jnp.concatenate([total - by_row.sum(1, keepdims=True), by_row], axis=1)
     for table, queries in _PRODUCTS.items():
       if table in block:
@@ -199,14 +199,14 @@ def differentiate(
       of_block["d_row_logits"] = d_terms
   if "value_table" in block:
     of_all = (block[name][:, None] for name in ("right_sums", "row_sums"))
-    sums = jnp.concatenate([_sum_by_diagonal(tile, kept), *of_all], axis=1)
+    sums = jnp.concatenate([_sum_by_diagonal(pairs, kept), *of_all], axis=1)
     of_block["d_value_table"] = jnp.einsum("NRT,NTH->NRH", sums, d_output)
   d_key = jnp.einsum("NST,NTH->NSH", d_logits, query)
   d_value = jnp.einsum("NST,NTH->NSH", kept, d_output)
 
   def add(x, dx):
     return jax.lax.dynamic_update_slice_in_dim(
-      x, dx + jax.lax.dynamic_slice_in_dim(x, tile.start, dx.shape[1], axis=1), tile.start, axis=1
+      x, dx + jax.lax.dynamic_slice_in_dim(x, pairs.start, dx.shape[1], axis=1), pairs.start, axis=1
     )
 
   return of_block, dict(
@@ -214,7 +214,7 @@ def differentiate(
   )
 
 
-def _d_kept(tile: Tile, block: Arrays, value: Float[Array, "N S W"]) -> Float[Array, "N S T"]:
+def _d_kept(pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]) -> Float[Array, "N S T"]:
   """Returns the gradients of a block's weights."""
   d_output = block["d_output"]
   if "value_table" not in block:
@@ -223,7 +223,7 @@ def _d_kept(tile: Tile, block: Arrays, value: Float[Array, "N S W"]) -> Float[Ar
   # Computed apart from the others: read from a row of theirs, it would be strided.
   d_row_sums = jnp.einsum("NH,NTH->NT", block["value_table"][:, -1], d_output)
   d_kept = _scores(value, d_output, d_sums[:, -2])
-  return _add_near(tile, d_kept, d_sums[:, :-1]) + d_row_sums[:, None]
+  return _add_near(pairs, d_kept, d_sums[:, :-1]) + d_row_sums[:, None]
 
 
 # Terms and sums by row of the band.
@@ -273,29 +273,29 @@ def _sum_over_keys(
 
 
 def _add_near(
-  tile: Tile, x: Float[Array, "N S T"], rows: Float[Array, "#N R #T"]
+  pairs: Pairs, x: Float[Array, "N S T"], rows: Float[Array, "#N R #T"]
 ) -> Float[Array, "N S T"]:
   """Adds to near pairs the numbers of their rows.
 
   The queries near a key follow one another, and their numbers are added at once: on a CPU this
   costs a tenth of adding them one by one.
   """
-  plan, (heads, num_keys, block) = tile.plan, x.shape
+  plan, (heads, num_keys, block) = pairs.plan, x.shape
   low, high = plan.first, plan.right - 1
   size = min(block + high - low, num_keys)
   width = min(plan.group_size + high - low, block)
   if not size * width:
     return x
-  first_key = jnp.clip(tile.rows[0] + low - tile.columns[0], 0, num_keys - size)
+  first_key = jnp.clip(pairs.rows[0] + low - pairs.columns[0], 0, num_keys - size)
   key = first_key + jnp.arange(size)
-  column = tile.columns[0] + key
-  query = jnp.clip(column - tile.rows[0] - high - plan.group_size + 1, 0, block - width)
+  column = pairs.columns[0] + key
+  query = jnp.clip(column - pairs.rows[0] - high - plan.group_size + 1, 0, block - width)
   index = (num_keys * jnp.arange(heads)[:, None] + key[None]) * block + query[None]
   query = query[:, None] + jnp.arange(width)[None]
-  distance = column[:, None] - tile.rows[0] - query
+  distance = column[:, None] - pairs.rows[0] - query
   row = jnp.clip(distance - low, 0, plan.num_diagonals)
   numbers = rows[:, row, jnp.minimum(query, rows.shape[2] - 1)]
-  end = tile.rows[0] + (query // plan.group_size + 1) * plan.group_size + high
+  end = pairs.rows[0] + (query // plan.group_size + 1) * plan.group_size + high
   added = jnp.where(((distance >= low) & (column[:, None] < end))[None], numbers, 0)
   added = jnp.broadcast_to(added, (heads, size, width))
   by_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
@@ -304,30 +304,30 @@ def _add_near(
 
 
 def _sum_by_row(
-  tile: Tile, x: Float[Array, "N S T"], right: Float[Array, "N T"]
+  pairs: Pairs, x: Float[Array, "N S T"], right: Float[Array, "N T"]
 ) -> Float[Array, "N R T"]:
   """Returns the sums of x over the keys of each row; `right` is over those right of the group."""
-  plan, (heads, num_keys, _) = tile.plan, x.shape
+  plan, (heads, num_keys, _) = pairs.plan, x.shape
   size = min(plan.group_size - 1, num_keys)
   if size:
     near = []
     for group in range(plan.num_groups):
       row = group * plan.group_size
-      rows = tile.rows[row : row + plan.group_size]
-      first = jnp.clip(rows[0] + plan.right - tile.columns[0], 0, num_keys - size)
+      rows = pairs.rows[row : row + plan.group_size]
+      first = jnp.clip(rows[0] + plan.right - pairs.columns[0], 0, num_keys - size)
       part = jax.lax.dynamic_slice(x, (0, first, row), (heads, size, plan.group_size))
-      column = tile.columns[0] + first + jnp.arange(size)[:, None]
-      is_counted = (column - rows[None] >= plan.right) & (column < tile.ends[group])
+      column = pairs.columns[0] + first + jnp.arange(size)[:, None]
+      is_counted = (column - rows[None] >= plan.right) & (column < pairs.ends[group])
       near.append(jnp.where(is_counted[None], part, 0).sum(1))
     right += jnp.concatenate(near, axis=1)
-  return jnp.concatenate([_sum_by_diagonal(tile, x), right[:, None]], axis=1)
+  return jnp.concatenate([_sum_by_diagonal(pairs, x), right[:, None]], axis=1)
 
 
-def _sum_by_diagonal(tile: Tile, x: Float[Array, "N S T"]) -> Float[Array, "N D T"]:
+def _sum_by_diagonal(pairs: Pairs, x: Float[Array, "N S T"]) -> Float[Array, "N D T"]:
   """Returns x of each query's key on each diagonal of the band, 0 if there is none."""
-  plan, (heads, size, block) = tile.plan, x.shape
-  columns = tile.rows[None] + plan.first + jnp.arange(plan.num_diagonals)[:, None]
-  keys = columns - tile.columns[0]
+  plan, (heads, size, block) = pairs.plan, x.shape
+  columns = pairs.rows[None] + plan.first + jnp.arange(plan.num_diagonals)[:, None]
+  keys = columns - pairs.columns[0]
   in_tile = (keys >= 0) & (keys < size)
   # Heads are part of the index: a look-up batched over them is slower on a CPU.
   head_N11, query_11T = jnp.ogrid[:heads, :1, :block][::2]
@@ -340,57 +340,57 @@ def _sum_by_diagonal(tile: Tile, x: Float[Array, "N S T"]) -> Float[Array, "N D 
 
 
 def _logits(
-  tile: Tile, block: Arrays, key: Float[Array, "N S W"], terms: Float[Array, "#N R #T"] | None
+  pairs: Pairs, block: Arrays, key: Float[Array, "N S W"], terms: Float[Array, "#N R #T"] | None
 ) -> Float[Array, "N S T"]:
   """Computes logits with the relative terms by row; very low ones for hidden pairs."""
   if terms is None:
     logits = _scores(key, block["query"])
   else:
     right = jnp.maximum(terms[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
-    logits = _add_near(tile, _scores(key, block["query"], right), terms[:, 1:])
-    logits += jnp.where(tile.is_left, terms[:, :1], 0)
-  for term in _added(block, tile).values():
+    logits = _add_near(pairs, _scores(key, block["query"], right), terms[:, 1:])
+    logits += jnp.where(pairs.is_left, terms[:, :1], 0)
+  for term in _added(block, pairs).values():
     logits += term
-  logits = masks.cap(logits, tile.plan.soft_cap)
-  visible = _visible(block, tile)
-  return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
+  logits = masks.cap(logits, pairs.plan.soft_cap)
+  mask = _mask(block, pairs)
+  return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
 
 
-def _added(arrays: Arrays, tile: Tile) -> dict[str, Float[Array, "#N #S #T"]]:
-  """Returns the terms of a tile's logits that are linear in one array and have no row, by name."""
+def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
+  """Returns the terms of a block's logits that are linear in one array and have no row, by name."""
   terms = dict(
-    left_logits=lambda x: jnp.where(tile.is_left, x[:, tile.columns, None], 0),
-    right_logits=lambda x: jnp.where(tile.is_right, x[:, tile.columns, None], 0),
-    slopes=lambda x: -x[:, None, None] * jnp.abs(tile.distances),
-    bias=lambda x: _slice_keys(x, tile),
+    left_logits=lambda x: jnp.where(pairs.is_left, x[:, pairs.columns, None], 0),
+    right_logits=lambda x: jnp.where(pairs.is_right, x[:, pairs.columns, None], 0),
+    slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances),
+    bias=lambda x: _slice_keys(x, pairs),
   )
   return {name: term(arrays[name]) for name, term in terms.items() if name in arrays}
 
 
-def _visible(block: Arrays, tile: Tile) -> Bool[Array, "... #S #T"] | None:
-  """Returns the mask of a tile, None if all are visible."""
-  names = "mask", "real_queries", "real_keys"
-  visible = [_slice_keys(block[name], tile) for name in names if name in block]
+def _mask(block: Arrays, pairs: Pairs) -> Bool[Array, "... #S #T"] | None:
+  """Returns the mask of a block's pairs, None if all are visible."""
+  names = "mask", "query_mask", "key_mask"
+  found = [_slice_keys(block[name], pairs) for name in names if name in block]
   if "query_segments" in block:
-    visible.append(block["key_segments"][tile.columns, None] == block["query_segments"][None])
-  if tile.plan.is_causal:
-    visible.append(tile.columns[:, None] <= tile.rows[None])
-  if tile.plan.window is not None:
-    left, right = tile.plan.window
-    visible += [tile.distances >= -left, tile.distances <= right]
-  return masks.combine(*visible)
+    found.append(block["key_segments"][pairs.columns, None] == block["query_segments"][None])
+  if pairs.plan.is_causal:
+    found.append(pairs.columns[:, None] <= pairs.rows[None])
+  if pairs.plan.window is not None:
+    left, right = pairs.plan.window
+    found += [pairs.distances >= -left, pairs.distances <= right]
+  return masks.combine(*found)
 
 
-def _slice_keys(x: Shaped[Array, "#N #T #C"], tile: Tile) -> Shaped[Array, "#N #S #T"]:
-  """Returns the tile's slice of an array over all pairs, queries last."""
+def _slice_keys(x: Shaped[Array, "#N #T #C"], pairs: Pairs) -> Shaped[Array, "#N #S #T"]:
+  """Returns the block's slice of an array over all pairs, queries last."""
   x_NCT = x.swapaxes(1, 2)
-  return x_NCT if x_NCT.shape[1] == 1 else x_NCT[:, tile.columns]
+  return x_NCT if x_NCT.shape[1] == 1 else x_NCT[:, pairs.columns]
 
 
-def _drop(block: Arrays, tile: Tile, x: Float[Array, "N S T"]) -> Float[Array, "N S T"]:
+def _drop(block: Arrays, pairs: Pairs, x: Float[Array, "N S T"]) -> Float[Array, "N S T"]:
   """Applies dropout: zero where a weight is dropped, elsewhere divided by 1 - rate."""
   if "seeds" not in block:
     return x
-  rate, seeds = tile.plan.dropout_rate, block["seeds"][:, None, None]
-  kept = dropout.keep(seeds, tile.rows[None, None], tile.columns[None, :, None], rate)
+  rate, seeds = pairs.plan.dropout_rate, block["seeds"][:, None, None]
+  kept = dropout.keep(seeds, pairs.rows[None, None], pairs.columns[None, :, None], rate)
   return jnp.where(kept, x / (1 - rate), 0)

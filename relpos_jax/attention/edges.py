@@ -103,7 +103,7 @@ def _edge_attention(
   highest = jax.ops.segment_max(
     jax.lax.stop_gradient(logits), edges.receivers, num_queries, indices_are_sorted=True
   )
-  powers = jnp.exp(jnp.where(edges.is_real, logits - _at(highest, edges.receivers), -jnp.inf))
+  powers = jnp.exp(jnp.where(edges.is_edge, logits - _at(highest, edges.receivers), -jnp.inf))
   totals = _sum(jnp.where(edges.is_first, powers, 0), edges.receivers, num_queries)
   weights = powers / _at(jnp.where(totals > 0, totals, 1), edges.receivers)
   if dropout_rate:
@@ -131,9 +131,9 @@ def pair_features(
   so the kernels are the tables and kernels of `edge_attention`, concatenated. Takes O(T T (E + F))
   memory.
 
-  >>> features, visible = pair_features(
+  >>> features, mask = pair_features(
   ...   jnp.array([0, 0]), jnp.array([1, 1]), jnp.array([0, 2]), None, num_labels=3, num_nodes=2)
-  >>> features[1, 0], visible.astype(int)
+  >>> features[1, 0], mask.astype(int)
   (Array([1., 0., 1.], dtype=float32), Array([[0, 0],
          [1, 0]], dtype=int32))
   """
@@ -143,8 +143,8 @@ def pair_features(
       return pair_features(*edges, num_labels=num_labels, num_nodes=num_nodes)
 
     return jax.vmap(one)(senders, receivers, labels, features)
-  real = _real(senders, receivers, num_nodes, num_nodes)
-  pair = jnp.where(real, receivers, num_nodes), jnp.where(real, senders, num_nodes)
+  mask = _edge_mask(senders, receivers, num_nodes, num_nodes)
+  pair = jnp.where(mask, receivers, num_nodes), jnp.where(mask, senders, num_nodes)
   counts = jnp.zeros((num_nodes, num_nodes)).at[pair].add(1, mode="drop")
   parts = []
   if labels is not None:
@@ -190,7 +190,7 @@ class _Edges(NamedTuple):
   pair: Int[Array, " M"]  # the index of the pair that the edge joins
   is_first: Bool[Array, "M 1"]  # of its pair
   is_new: Bool[Array, " M"]  # the first of its pair with its label
-  is_real: Bool[Array, "M 1"]
+  is_edge: Bool[Array, "M 1"]
 
   def of_pair(self, x: Float[Array, "M N"]) -> Float[Array, "M N"]:
     """Adds up x, for every edge, over the edges of its pair."""
@@ -204,13 +204,13 @@ def _sorted(
   num_queries: int,
   num_keys: int,
 ) -> _Edges:
-  real = _real(senders, receivers, num_queries, num_keys)
+  mask = _edge_mask(senders, receivers, num_queries, num_keys)
   graph = jnp.arange(senders.size // senders.shape[-1]).reshape(*senders.shape[:-1], 1)
   # Out of range, so that padding comes last and is summed nowhere.
   nowhere = max(num_queries, num_keys) * graph.size
 
   def number(nodes, size):
-    return jnp.where(real, nodes + graph * size, nowhere).reshape(-1)
+    return jnp.where(mask, nodes + graph * size, nowhere).reshape(-1)
 
   senders, receivers = number(senders, num_keys), number(receivers, num_queries)
   labels = jnp.full_like(senders, -1)
@@ -228,11 +228,11 @@ def _sorted(
     pair=jnp.cumsum(is_first) - 1,
     is_first=is_first[:, None],
     is_new=is_first | _changes(labels),
-    is_real=(receivers < nowhere)[:, None],
+    is_edge=(receivers < nowhere)[:, None],
   )
 
 
-def _real(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*B M"]:
+def _edge_mask(senders, receivers, num_queries: int, num_keys: int) -> Bool[Array, "*B M"]:
   """Returns False for padding."""
   return (senders >= 0) & (senders < num_keys) & (receivers >= 0) & (receivers < num_queries)
 

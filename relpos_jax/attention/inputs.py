@@ -62,25 +62,25 @@ class Inputs(NamedTuple):
   return_residual: bool
   explicit: Shards = ()  # the explicit mesh axes that shard the query
 
-  def visible(self) -> Bool[Array, "#B #N #T #S"] | None:
+  def pair_mask(self) -> Bool[Array, "#B #N #T #S"] | None:
     """Combines mask, causality, window, lengths and segments; returns None if nothing is hidden."""
     positions = self.query_positions, self.key_positions
-    hidden = [self.mask, self.real_keys(), self.real_queries()]
+    found = [self.mask, self.key_mask(), self.query_mask()]
     if self.is_causal:
-      hidden.append(masks.causal(*positions))
+      found.append(masks.causal(*positions))
     if self.window is not None:
-      hidden.append(masks.window(*positions, *self.window))
+      found.append(masks.window(*positions, *self.window))
     if self.query_segment_ids is not None:
       segments = self.query_segment_ids[:, None, :, None], self.key_segment_ids[:, None, None]
-      hidden.append(jnp.equal(*segments))
-    return masks.combine(*hidden)
+      found.append(jnp.equal(*segments))
+    return masks.combine(*found)
 
-  def real_queries(self) -> Bool[Array, "#B 1 T 1"] | None:
+  def query_mask(self) -> Bool[Array, "#B 1 T 1"] | None:
     """Returns False for the queries past their row's length; None without lengths."""
-    real = masks.within(self.query_lengths, self.query.shape[1])
-    return None if real is None else real.swapaxes(2, 3)
+    mask = masks.within(self.query_lengths, self.query.shape[1])
+    return None if mask is None else mask.swapaxes(2, 3)
 
-  def real_keys(self) -> Bool[Array, "#B 1 1 S"] | None:
+  def key_mask(self) -> Bool[Array, "#B 1 1 S"] | None:
     """Returns False for the keys past their row's length; None without lengths."""
     return masks.within(self.key_lengths, self.key.shape[1])
 

@@ -206,14 +206,14 @@ def _weights(inputs: Inputs) -> Float[Array, "B N T S"]:
 
 def _plain(inputs: Inputs) -> Array:
   """Calls jax.nn, then sets to zero queries that see no key; jax.nn would average the values."""
-  visible, bias = inputs.visible(), inputs.bias
+  mask, bias = inputs.pair_mask(), inputs.bias
   if bias is not None:
     bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # -inf becomes finite
-  arrays = inputs.query, inputs.key, inputs.value, bias, visible
+  arrays = inputs.query, inputs.key, inputs.value, bias, mask
   output = jax.nn.dot_product_attention(*arrays, scale=inputs.scale)  # pyright: ignore
   not_hidden = None if bias is None else ~(bias <= masks.LOWEST / 2)  # a NaN hides nothing
-  sees = masks.combine(visible, not_hidden)
-  if sees is None:
+  mask = masks.combine(mask, not_hidden)
+  if mask is None:
     return output
-  sees_a_key_BTN1 = jnp.moveaxis(sees.any(-1, keepdims=True), 1, 2)
-  return jnp.where(sees_a_key_BTN1, output, 0)
+  has_key_BTN1 = jnp.moveaxis(mask.any(-1, keepdims=True), 1, 2)
+  return jnp.where(has_key_BTN1, output, 0)

@@ -68,7 +68,7 @@ def attention_in_blocks(inputs: Inputs, blocks: Blocks, interpret: bool) -> Floa
     row_sums = row_sums[:, :, :length].swapaxes(1, 2)[..., None]
     output += relative + row_sums * table[:1][None]
   if inputs.query_lengths is not None:
-    output = jnp.where(jnp.moveaxis(inputs.real_queries(), 1, 2), output, 0)
+    output = jnp.where(jnp.moveaxis(inputs.query_mask(), 1, 2), output, 0)
   return output.astype(inputs.value.dtype)
 
 
@@ -110,12 +110,12 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
   if (slopes := bands.slopes(inputs)) is not None:
     floats["slopes"] = slopes
   batch, num_keys = inputs.key.shape[:2]
-  visible, arrays = masks.combine(inputs.mask, inputs.real_keys()), {}
-  if visible is not None or num_keys % block_S:  # some keys are masked, or padding
-    visible = jnp.ones((batch, 1, 1, num_keys), jnp.int32) * (1 if visible is None else visible)
-    visible = _padded(visible[:, 0, 0], 1, block_S)
-    numbers = jnp.arange(1, visible.shape[1] + 1, dtype=jnp.int32)
-    arrays |= dict(visible=visible, key_ends=jnp.max(visible * numbers[None], axis=1))
+  mask, arrays = masks.combine(inputs.mask, inputs.key_mask()), {}
+  if mask is not None or num_keys % block_S:  # some keys are masked, or padding
+    mask = jnp.ones((batch, 1, 1, num_keys), jnp.int32) * (1 if mask is None else mask)
+    mask = _padded(mask[:, 0, 0], 1, block_S)
+    numbers = jnp.arange(1, mask.shape[1] + 1, dtype=jnp.int32)
+    arrays |= dict(key_mask=mask, key_ends=jnp.max(mask * numbers[None], axis=1))
   if inputs.query_segment_ids is not None:
     for name, ids, block in (
       ("query_segments", inputs.query_segment_ids, block_T),

@@ -37,8 +37,8 @@ AXES = dict(
   value="BSKh",
   band_logits="BNtr",
   slopes="N",
-  visible="BS",  # 1 for visible keys
-  key_ends="B",  # one past the last visible key
+  key_mask="BS",  # 1 for keys that are not hidden
+  key_ends="B",  # one past the last of them
   query_segments="Bt",
   key_segments="BS",
   seeds="BN",
@@ -188,8 +188,8 @@ def _is_written(plan: GpuPlan, operands: Arrays, band: Array) -> Bool[Array, "#B
   ends = operands["key"].shape[1]
   if "key_ends" in operands:
     ends = operands["key_ends"][:, None, None, None]
-  visible = (columns >= 0) & (columns - rows >= plan.lowest) & (columns - rows <= plan.highest)
-  return (visible & (columns < ends)).at[..., -1].set(True)
+  mask = (columns >= 0) & (columns - rows >= plan.lowest) & (columns - rows <= plan.highest)
+  return (mask & (columns < ends)).at[..., -1].set(True)
 
 
 def _call(
@@ -263,8 +263,8 @@ def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
       right, old_maximum = state.right, state.maximum
       state = state._replace(right=None)
     state = lax.fori_loop(begin, end, functools.partial(visit, side, width), state)
-  visible = state.maximum > masks.LOWEST / 2
-  inverse_total = jnp.where(visible, 1 / jnp.where(visible, state.total, 1), 0)
+  has_key = state.maximum > masks.LOWEST / 2
+  inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, state.total, 1), 0)
   factor = inverse_total / (1 - plan.rate)
   outputs["output"][...] = (state.output * factor[:, None]).astype(outputs["output"].dtype)
   outputs["maximum"][...] = state.maximum
@@ -431,13 +431,13 @@ def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Arr
     conditions.append(tile.distances >= plan.lowest)
   if plan.highest < FAR and (tile.side == "mixed" or plan.has_right):
     conditions.append(tile.distances <= plan.highest)
-  if "visible" in operands:
-    conditions.append((operands["visible"][tile.keys] != 0)[None])
+  if "key_mask" in operands:
+    conditions.append((operands["key_mask"][tile.keys] != 0)[None])
   if "query_segments" in operands:
     of_queries = operands["query_segments"][tile.queries]
     conditions.append(of_queries[:, None] == operands["key_segments"][tile.keys][None])
-  for visible in conditions:
-    logits = jnp.where(visible, logits, masks.LOWEST)
+  for mask in conditions:
+    logits = jnp.where(mask, logits, masks.LOWEST)
   return logits
 
 

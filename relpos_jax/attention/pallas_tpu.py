@@ -81,7 +81,7 @@ def attention(
   floats |= {x: pad(last(getattr(inputs, x)), 3) for x in ("key", "value")} | relative
   if "content" in floats:
     floats["content"] = pad_queries(last(floats["content"]), 3)
-  masks = dict(key_visible=_visible_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
+  masks = dict(key_mask=_mask_of_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
   masks = {x: pad(y.astype(jnp.int32), 1)[..., None] for x, y in masks.items() if y is not None}
   if inputs.query_segment_ids is not None:
     masks["query_segments"] = pad_queries(inputs.query_segment_ids, 1)[:, None]
@@ -92,7 +92,7 @@ def attention(
     masks["first_block"] = (inputs.query_offset // plan.block)[None]
   output = _roll(_attend(plan, floats, masks), -first, 3)[..., :length]
   output = jnp.moveaxis(output, 3, 1)
-  real = inputs.real_queries()
+  real = inputs.query_mask()
   return output if real is None else jnp.where(jnp.moveaxis(real, 1, 2), output, 0)
 
 
@@ -152,13 +152,13 @@ def _periodic(
   return jnp.roll(rows, first - 1, axis=0).swapaxes(0, 1)
 
 
-def _visible_keys(inputs: Inputs, block: int) -> Bool[Array, "#B S"] | None:
-  """Returns False for hidden keys; None if all are visible and none are padding."""
+def _mask_of_keys(inputs: Inputs, block: int) -> Bool[Array, "#B S"] | None:
+  """Returns False for hidden keys; None if all are mask and none are padding."""
   num_keys = inputs.key.shape[1]
-  visible = combine(inputs.mask, inputs.real_keys())
-  if visible is None:
+  mask = combine(inputs.mask, inputs.key_mask())
+  if mask is None:
     return None if num_keys % block == 0 else jnp.ones((1, num_keys), bool)
-  return jnp.broadcast_to(visible[:, 0, 0], (len(visible), num_keys))
+  return jnp.broadcast_to(mask[:, 0, 0], (len(mask), num_keys))
 
 
 def _pad(x: Array, block: int, axis: int) -> Array:

@@ -45,7 +45,7 @@ AXES |= dict.fromkeys(("key", "value", "d_key", "d_value"), "BKhS")
 AXES |= dict.fromkeys(("maximum", "inverse_total", "left_shift", "right_shift"), "BNoT")
 AXES |= dict.fromkeys(("sums", "right_sums", "delta"), "BNoT")
 AXES |= dict(seeds="BNop", first_block="oB")
-AXES |= dict(key_visible="BSo", query_segments="BoT", key_segments="BSo")
+AXES |= dict(key_mask="BSo", query_segments="BoT", key_segments="BSo")
 
 VMEM_BYTES = 56 * 2**20  # what a kernel may use; the default is too little
 STEP_BYTES = 2**19  # of the keys of several tiles that are one step of the grid
@@ -120,12 +120,12 @@ class TpuPlan(NamedTuple):
 
   def runs(self, offset: Any) -> Any:
     """Returns whether causality and window leave any pair of the tile visible."""
-    visible = offset <= 0 if self.is_causal else True
+    runs = offset <= 0 if self.is_causal else True
     if self.window is not None:
       left, right = self.window
-      visible &= (offset + 1) * self.block > -left
-      visible &= (offset - 1) * self.block < right
-    return visible
+      runs &= (offset + 1) * self.block > -left
+      runs &= (offset - 1) * self.block < right
+    return runs
 
   @property
   def height(self) -> int:
@@ -220,8 +220,8 @@ def hide(plan: TpuPlan, logits, offset, operands):
     hidden.append(distance > 0)
   if plan.window is not None:
     hidden.append((distance < -plan.window[0]) | (distance > plan.window[1]))
-  if "key_visible" in operands:
-    hidden.append(operands["key_visible"][0] == 0)
+  if "key_mask" in operands:
+    hidden.append(operands["key_mask"][0] == 0)
   if "query_segments" in operands:
     hidden.append(operands["query_segments"][0] != operands["key_segments"][0])
   for mask in hidden:
@@ -379,10 +379,10 @@ def for_tiles(plan: TpuPlan, operands: dict, first, num_tiles: int, tile) -> Non
     tile(operands | views, number, offset, side)
 
   def plain(start, stop, side: str):
-    def visible(offset, _):
+    def run_if_seen(offset, _):
       return pl.when(plan.runs(offset))(lambda: run(offset, side))
 
-    jax.lax.fori_loop(start, stop, visible, None)
+    jax.lax.fori_loop(start, stop, run_if_seen, None)
 
   if special and highest > special[0] and not plan.is_causal:
     plain(jnp.maximum(first, special[0] + 1), stop, "right")

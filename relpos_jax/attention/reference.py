@@ -156,7 +156,7 @@ def residual(
 
 def may_hide(inputs: Inputs) -> bool:
   """Returns whether a key may be hidden from a query, by a mask or a bias of -inf."""
-  return inputs.bias is not None or inputs.visible() is not None
+  return inputs.bias is not None or inputs.pair_mask() is not None
 
 
 def masked_logits(
@@ -183,8 +183,8 @@ def masked_logits(
   if not may_hide(inputs):
     return logits
   logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
-  visible = inputs.visible()
-  return logits if visible is None else jnp.where(visible, logits, masks.LOWEST)
+  mask = inputs.pair_mask()
+  return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
 
 
 def product(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Array:

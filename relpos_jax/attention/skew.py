@@ -45,8 +45,8 @@ def relative_values(
   """Computes sum_j p_ij aV_ij."""
   table = relation.value
   if inputs.is_causal:  # where a skew has entries of other rows; the weights of a NaN row are NaN
-    visible = masks.causal(inputs.query_positions, inputs.key_positions)
-    weights = jnp.where(visible, weights, 0)
+    mask = masks.causal(inputs.query_positions, inputs.key_positions)
+    weights = jnp.where(mask, weights, 0)
   sums = zeros((*weights.shape[:3], len(table)), weights)
   (sums_BNTR,) = jax.linear_transpose(lambda x: _by_key(x, inputs, relation), sums)(weights)
   return reference.product("BNTR,RNH->BTNH", sums_BNTR, table)

@@ -158,7 +158,9 @@ def test_a_dense_bias_holds_the_relative_key_term():
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["chunked_distances", "dense_distances", "chunked_dense"])
+@pytest.mark.parametrize(
+  "name", ["chunked_distances", "chunked_function", "dense_distances", "chunked_dense"]
+)
 def test_biases_by_distance_are_the_same_numbers(name):
   found = attention.PEERS[name].prepare(CASE).run()
   attend = functools.partial(REFERENCE, CASE, choose=attention._distances)
