@@ -31,7 +31,7 @@ CALLS = {
 }
 KERNELS = ("pallas_tpu", "pallas_gpu")
 REFUSED = [("bias", name) for name in KERNELS]
-REFUSED += [("positions", name) for name in ("skew", "chunked", *KERNELS)]
+REFUSED += [("positions", name) for name in ("skew", *KERNELS)]
 
 
 @pytest.mark.parametrize("implementation", ALL)
