@@ -26,9 +26,13 @@ import jax
 from experiments import command
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
-from experiments.training.checkpoint_reader import examine, is_deleted
+from experiments.training.checkpoint_reader import (
+  examine,
+  is_deleted,
+  list_damaged,
+  list_steps,
+)
 from experiments.training.manifest import Damage
-from experiments.training.workdir import list_damaged, list_steps
 
 FLAGS = dict(
   workdir=command.WORKDIR,

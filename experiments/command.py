@@ -20,9 +20,8 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments.config import flatten, unknown_key
 from experiments.errors import InputError
-from experiments.files import Path, in_bucket, to_path
+from experiments.files import Path, check_writable, in_bucket, to_path, write_refusal
 from experiments.training.bucket_lock import lock_in_bucket
-from experiments.training.workdir import check_writable, write_refusal
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _DEFINE = {

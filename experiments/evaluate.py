@@ -15,11 +15,11 @@ from typing import Any
 from experiments import command
 from experiments.evaluation.pictures import learning_curves
 from experiments.evaluation.records import make_record, to_line
-from experiments.files import Path, write_whole
+from experiments.files import Path, check_writable, write_whole
 from experiments.run import load_run, own_values
 from experiments.training.metrics import read_metrics
 from experiments.training.task import Run
-from experiments.training.workdir import check_writable, read_json
+from experiments.training.workdir import read_json
 
 FLAGS = dict(
   workdir=command.WORKDIR,

@@ -1,7 +1,7 @@
 """Reads local files, and writes files atomically, also in buckets."""
 
 import contextlib
-import fcntl
+import errno
 import gzip
 import importlib.util
 import io
@@ -9,9 +9,8 @@ import lzma
 import os
 import pathlib
 import re
-import shutil
-import tempfile
 import textwrap
+import time
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -22,7 +21,6 @@ from etils import epath
 from experiments.errors import InputError
 
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ"
-_COPIES = "relpos_jax-copies-"  # the names of temporary folders begin so
 
 Path = pathlib.Path | epath.Path  # local, or in a bucket
 
@@ -63,53 +61,31 @@ def checking_bucket(path: Path) -> Iterator[None]:
     raise InputError(f"cannot use {path} ({reason}): see to the bucket and credentials") from error
 
 
-def needs_copy(folder: Path) -> bool:
-  """Returns whether Orbax, which knows gs:// but not s3://, works on a local copy of a folder."""
-  return str(folder).startswith("s3://")
+def list_folder(folder: Path) -> list[Path]:
+  """Lists a folder, which may be missing; raises InputError if a bucket cannot be listed."""
+  with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
+    return sorted(path for path in folder.iterdir() if path != folder)  # a bucket's empty folder
+  return []
 
 
-@contextlib.contextmanager
-def local_folder() -> Iterator[pathlib.Path]:
-  """Makes a folder for copies of a bucket's files, and deletes those that killed processes left."""
-  for old in pathlib.Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
-    with contextlib.suppress(OSError), _held(old):
-      shutil.rmtree(old)
-  with tempfile.TemporaryDirectory(prefix=_COPIES) as name, _held(name):
-    yield pathlib.Path(name)
+def check_writable(folder: Path, remedy: str = "give a --workdir that you may write to") -> None:
+  """Raises InputError unless the folder is writable; in a bucket, by writing a file."""
+  if in_bucket(folder):
+    with checking_bucket(folder):
+      (new := folder / f".{time.time_ns()}").write_bytes(b"")
+      new.unlink(missing_ok=True)
+  elif not os.access(folder, os.W_OK):
+    raise InputError(f"cannot write into {folder}: {remedy}")
 
 
-@contextlib.contextmanager
-def _held(folder: str | os.PathLike) -> Iterator[None]:
-  """Locks a folder until the process ends, at the latest; raises OSError if it is locked."""
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    yield
-  finally:
-    os.close(descriptor)
-
-
-@contextlib.contextmanager
-def reading(folder: Path, name: str) -> Iterator[Path]:
-  """Yields a folder that Orbax can read; for s3://, a local one with a copy of one sub-folder."""
-  if not needs_copy(folder):
-    yield folder if in_bucket(folder) else folder.absolute()
-    return
-  with local_folder() as local:
-    # The run may delete the checkpoint meanwhile.
-    with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
-      fs, source = fsspec.url_to_fs(str(folder / name))
-      fs.get(f"{source}/", f"{local}/{name}/", recursive=True)
-    yield local
-
-
-def check_readable(folder: Path) -> None:
-  """Raises InputError unless the files in a folder of a bucket can be read."""
-  with checking_bucket(folder):
-    fs, name = fsspec.url_to_fs(str(folder))
-    for file in (file for file, info in fs.find(name, detail=True).items() if info["size"]):
-      with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
-        fs.cat_file(file, end=1)
+def write_refusal(error: BaseException, what: object) -> InputError | None:
+  """Returns the error of a write to a disk that is full or read-only; None for another error."""
+  remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space")
+  for code, remedy in (remedies | {errno.EROFS: "make the disk writable"}).items():
+    if getattr(error, "errno", None) == code or os.strerror(code) in str(error):  # as Orbax says it
+      reason = f"cannot write {what} ({os.strerror(code)})"
+      return InputError(f"{reason}: {remedy} and run the same command again")
+  return None
 
 
 def read_version(path: Path) -> tuple[str | None, bytes]:
@@ -144,39 +120,20 @@ def upload(folder: pathlib.Path, target: Path) -> None:
     fs.put(f"{folder}/", f"{name}/", recursive=True)
 
 
-def rename(folder: Path, new: Path) -> None:
-  """Renames a folder; in a bucket, copies its files and then deletes them."""
-  if not in_bucket(folder):
-    folder.rename(new)
-    return
-  with checking_bucket(folder):
+def download(folder: Path, target: pathlib.Path) -> None:
+  """Copies a folder of a bucket, with its sub-folders, to a new local one, if it is there."""
+  with checking_bucket(folder), contextlib.suppress(FileNotFoundError):
     fs, name = fsspec.url_to_fs(str(folder))
-    files = fs.find(name)
-    fs.copy(files, [f"{new}{file.removeprefix(name)}" for file in files])
-    fs.rm(name, recursive=True)
+    fs.get(f"{name}/", f"{target}/", recursive=True)
 
 
 @contextlib.contextmanager
-def growing(folder: Path) -> Iterator[pathlib.Path]:
-  """Yields a folder whose files can grow; for a bucket, a local one that is copied at the end."""
-  if not in_bucket(folder):
-    yield folder
-    return
-  with local_folder() as local:
-    try:
-      yield local
-    finally:
-      upload(local, folder)
-
-
-@contextlib.contextmanager
-def whole_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def whole_file(path: Path) -> Iterator[BinaryIO]:
   """Opens a new file that replaces `path` at the end of the block.
 
   If the block raises or the process is killed, `path` keeps its content. A link at `path` is
   replaced, not followed.
   """
-  path = to_path(path)
   if in_bucket(path):
     content = io.BytesIO()
     yield content
@@ -193,7 +150,7 @@ def whole_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     new.unlink(missing_ok=True)
 
 
-def write_whole(path: str | os.PathLike, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
   """Writes a text file as UTF-8; see `whole_file`."""
   with whole_file(path) as file:
     file.write(text.encode())

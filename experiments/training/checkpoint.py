@@ -2,25 +2,26 @@
 
 import contextlib
 import functools
+import pathlib
+import re
 import shutil
+import tempfile
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from experiments.errors import InputError
-from experiments.files import (
-  Path,
-  checking_bucket,
-  in_bucket,
-  local_folder,
-  needs_copy,
-  upload,
+from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
+from experiments.training import checkpoint_reader, manifest, processes
+from experiments.training.checkpoint_reader import (
+  COMPLETE,
+  list_damaged,
+  list_steps,
+  list_unfinished,
 )
-from experiments.training import checkpoint_reader, manifest, processes, workdir
 from experiments.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
 
@@ -65,14 +66,15 @@ class Checkpoints:
         after the next save, so that the others are those of a run without signals.
       rename_damaged: whether damaged steps are renamed; only for the run that owns the folder.
     """
+    path = str(folder if in_bucket(folder) else folder.absolute())
+    if found := re.search(r"[*?\\\[]", path):  # where Orbax cannot read what it saves
+      raise InputError(
+        f"cannot keep checkpoints in {folder}: its path holds {found[0]!r}: give another --workdir"
+      )
     self.folder = folder
-    workdir.check_path(folder)
     self._keep, self._save_every = keep, save_every
     self._rename_damaged = rename_damaged
     self._exit = contextlib.ExitStack()
-    self._orbax_folder = self.folder  # where Orbax saves
-    if needs_copy(self.folder):
-      self._orbax_folder = self._exit.enter_context(local_folder())
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -92,12 +94,12 @@ class Checkpoints:
     if "_manager" in vars(self):
       with self._checking_disk():
         self._manager.wait_until_finished()
-    return workdir.list_steps(self.folder)
+    return list_steps(self.folder)
 
   def latest_step(self) -> int | None:
     """Returns the last step, None if none was ever saved; raises InputError if all are damaged."""
     steps = self.steps()
-    if not steps and workdir.list_damaged(self.folder):
+    if not steps and list_damaged(self.folder):
       raise self._none_good()
     return max(steps, default=None)
 
@@ -114,8 +116,7 @@ class Checkpoints:
       state=ocp.args.PyTreeSave(arrays),
       manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
     )
-    checkpoint_reader.silence_abandoned_requests()
-    is_first = not workdir.list_steps(self.folder)
+    is_first = not list_steps(self.folder)
     with self._checking_disk():
       is_saved = self._manager.save(step, args=items)
     if not is_saved:
@@ -131,9 +132,15 @@ class Checkpoints:
     if in_bucket(self.folder):
       with checking_bucket(self.folder):
         _ = self._manager
-    if not in_bucket(self._orbax_folder):
-      needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-      workdir.check_room(self._orbax_folder, needed)
+    if in_bucket(folder := self._orbax_folder):
+      return
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if (free := shutil.disk_usage(existing).free) < needed:
+      raise InputError(
+        f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {free:,} are free: "
+        "free disk space and run the same command again"
+      )
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """Restores the state at `step`, or the newest good one.
@@ -194,35 +201,46 @@ class Checkpoints:
     """Returns the newest step, and those that an undisturbed run saves too."""
     return [step for step in steps if step % self._save_every == 0 or step == steps[-1]]
 
+  def _kept(self, steps: list[int]) -> list[int]:
+    return self._regular(steps)[-self._keep :]
+
+  @functools.cached_property
+  def _orbax_folder(self) -> Path:
+    """Returns where Orbax saves, which knows gs:// but not s3://."""
+    if not in_bucket(self.folder):
+      return self.folder.absolute()
+    if str(self.folder).startswith("gs://"):
+      return self.folder
+    if jax.process_count() > 1:
+      raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
+    return pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
+
   @functools.cached_property
   def _manager(self) -> ocp.CheckpointManager:
     def should_preserve(checkpoints, *, context):
       steps = [checkpoint.step for checkpoint in checkpoints]
-      return [step in self._regular(steps)[-self._keep :] for step in steps]
+      return [step in self._kept(steps) for step in steps]
 
     policy = types.SimpleNamespace(should_preserve=should_preserve)
-    is_remote = in_bucket(self._orbax_folder)
     # Where a folder made in the background cannot be made, Orbax's threads wait for it for minutes.
+    is_remote = in_bucket(self._orbax_folder)
     options = ocp.AsyncOptions(create_directories_asynchronously=is_remote)
-    if self._orbax_folder != self.folder:
-      if jax.process_count() > 1:
-        raise InputError(f"several processes cannot save in {self.folder}: use gs:// or a disk")
+    if in_bucket(self.folder) and not is_remote:
       policy = ocp.checkpoint_managers.preservation_policy.LatestN(1)
       options.post_finalization_callback = self._copy_to_bucket
     options = ocp.CheckpointManagerOptions(preservation_policy=policy, async_options=options)
-    folder = self._orbax_folder if is_remote else self._orbax_folder.absolute()
-    return ocp.CheckpointManager(folder, options=options)
+    return ocp.CheckpointManager(self._orbax_folder, options=options)
 
   def _copy_to_bucket(self) -> None:
     """Copies the checkpoint that Orbax is about to rename, and deletes old ones in the bucket."""
-    (new,) = workdir.list_unfinished(self._orbax_folder)
+    (new,) = list_unfinished(self._orbax_folder)
     path = self.folder / new.name.partition(".")[0]
     path.rmtree(missing_ok=True)  # half a copy, by a killed run
     upload(new, path)
-    (path / workdir.COMPLETE).write_bytes(b"")
-    steps = workdir.list_steps(self.folder)
-    for step in {*steps} - {*self._regular(steps)[-self._keep :]}:
-      (self.folder / str(step) / workdir.COMPLETE).unlink()
+    (path / COMPLETE).write_bytes(b"")
+    steps = list_steps(self.folder)
+    for step in {*steps} - {*self._kept(steps)}:
+      (self.folder / str(step) / COMPLETE).unlink()
       (self.folder / str(step)).rmtree()
 
   @contextlib.contextmanager
@@ -235,9 +253,9 @@ class Checkpoints:
       with checking_bucket(self.folder):
         yield
     except Exception as error:
-      if not (refusal := workdir.write_refusal(error, f"a checkpoint in {self.folder}")):
+      if not (refusal := write_refusal(error, f"a checkpoint in {self.folder}")):
         raise
-      for unfinished in workdir.list_unfinished(self.folder):
+      for unfinished in list_unfinished(self.folder):
         shutil.rmtree(unfinished, ignore_errors=True)
       raise InputError(f"{refusal}; the checkpoints there are intact") from error
 
@@ -250,7 +268,7 @@ class Checkpoints:
         yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
 
   def _none_good(self) -> InputError:
-    damaged = [path.name for path in workdir.list_damaged(self.folder)]
+    damaged = [path.name for path in list_damaged(self.folder)]
     damaged += map(str, self.steps())
     if not damaged:
       return InputError(f"no checkpoint in {self.folder}: train first, or give another --workdir")
@@ -261,32 +279,25 @@ class Checkpoints:
 
   def _read_or_skip(self, path: Path, wanted: Mapping, field: str) -> Mapping | None:
     for _ in range(2):  # file systems fail once, and the run may delete the step meanwhile
-      found, problem = _in_all_processes(checkpoint_reader.read, path, wanted, field)
-      if not problem:  # digests need the shards of all processes
-        _, problem = _in_all_processes(manifest.check_digests, *found)
-      if not problem:
-        return found[0]
+      try:
+        with processes.failing_together(Damage):
+          arrays, entries = checkpoint_reader.read(path, wanted, field)
+        with processes.failing_together(Damage):  # digests need the shards of all processes
+          manifest.check_digests(arrays, entries)
+        return arrays
+      except Damage as damage:
+        problem = str(damage)
     if not processes.any_process(not checkpoint_reader.is_deleted(path)):
       return None
     outcome = "passed over"
     if self._rename_damaged:
       if processes.is_first():
-        outcome = f"renamed to {workdir.mark_damaged(path, problem).name}"
+        outcome = f"renamed to {checkpoint_reader.mark_damaged(path, problem).name}"
       processes.wait_for_all("damaged checkpoint renamed")
       if "_manager" in vars(self):
         self._manager.reload()
     processes.print_once(f"checkpoint {path} is damaged: {problem}: {outcome}")
     return None
-
-
-def _in_all_processes(function: Callable, *args) -> tuple[Any, str]:
-  """Returns a function's result, and the damage that it found in any of the calling processes."""
-  result, problem = None, ""
-  try:
-    result = function(*args)
-  except Damage as damage:
-    problem = str(damage)
-  return result, processes.first_message(problem)
 
 
 @jax.jit

@@ -1,26 +1,39 @@
-"""Reads a step of a checkpoint folder and compares it with its manifest.
+"""Lists the checkpoints in a folder, reads them and finds their damage.
 
 Damage may be visible to one process only, so nothing here waits for other processes.
 """
 
+import contextlib
 import functools
+import itertools
 import logging
 import os
+import pathlib
 import re
 import sys
+import tempfile
 import textwrap
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from experiments.errors import InputError
-from experiments.files import Path, check_readable, in_bucket, reading
+from experiments.files import (
+  Path,
+  checking_bucket,
+  download,
+  in_bucket,
+  list_folder,
+  write_whole,
+)
 from experiments.training import manifest
 from experiments.training.manifest import Damage, Entry
+
+COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
 
 # Read errors of checkpoints that may be good: these are not renamed as damaged.
 _NOT_DAMAGE = (InputError, MemoryError, PermissionError, jax.errors.JaxRuntimeError)
@@ -28,6 +41,47 @@ _NOT_DAMAGE_WORDS = re.compile(
   "PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|"
   "Permission denied|Too many open files|Cannot allocate"
 )
+
+
+def list_steps(folder: Path) -> list[int]:
+  """Returns the steps that have a complete folder, in order; links to folders do not count."""
+  names = (path.name for path in _folders(folder))
+  return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+
+def list_damaged(folder: Path) -> dict[Path, str]:
+  """Returns the folders that were renamed as damaged, each with its reason."""
+  reasons = {}
+  for path in _folders(folder):
+    if path.name.startswith("damaged-"):
+      file = path / "reason.txt"
+      reasons[path] = file.read_text().strip() if file.exists() else "unknown"
+  return reasons
+
+
+def list_unfinished(folder: Path) -> list[Path]:
+  """Returns the folders of saves that are in progress or were interrupted."""
+  return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
+
+
+def _folders(folder: Path) -> list[Path]:
+  def is_complete(path):
+    if in_bucket(path):
+      return path / COMPLETE in list_folder(path)
+    return path.is_dir() and not path.is_symlink()
+
+  return list(filter(is_complete, list_folder(folder)))
+
+
+def mark_damaged(path: Path, reason: str) -> Path:
+  """Renames the folder of a step to `damaged-STEP`, adds the reason and returns the new path."""
+  suffixes = itertools.chain([""], (f"-{index}" for index in itertools.count(2)))
+  paths = (path.with_name(f"damaged-{path.name}{suffix}") for suffix in suffixes)
+  new = next(path for path in paths if not path.exists())
+  with checking_bucket(path):
+    path.rename(new)
+  write_whole(new / "reason.txt", f"{reason}\n")
+  return new
 
 
 def read(
@@ -94,9 +148,8 @@ def _checkpointer() -> ocp.Checkpointer:
 
 def _read_item(path: Path, **item):
   (name,) = item
-  silence_abandoned_requests()
   try:
-    with reading(path, name) as folder:
+    with _readable(path, name) as folder:
       return _checkpointer().restore(folder, args=ocp.args.Composite(**item))[name]
   except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
     _check_access(path)
@@ -106,17 +159,24 @@ def _read_item(path: Path, **item):
     raise Damage(f"its {name} cannot be read ({reason})") from error
 
 
+@contextlib.contextmanager
+def _readable(path: Path, name: str) -> Iterator[Path]:
+  """Yields a folder that Orbax can read; for s3://, a local one with a copy of one sub-folder."""
+  if str(path).startswith("s3://"):
+    with tempfile.TemporaryDirectory() as local:
+      download(path / name, pathlib.Path(local, name))
+      yield pathlib.Path(local)
+  else:
+    yield path if in_bucket(path) else path.absolute()
+
+
 def _check_access(path: Path) -> None:
-  """Raises InputError for a file or folder without permission, for Orbax a missing file."""
-  if in_bucket(path):
-    return check_readable(path)
-  for file in (path, *path.rglob("*")):
-    try:
-      os.close(os.open(file, os.O_RDONLY))
-    except FileNotFoundError:  # the run deleted it meanwhile
-      continue
-    except PermissionError as error:
-      raise InputError(f"cannot read {file} ({error.strerror}): see to its permissions") from error
+  """Raises an error where a file or folder may not be read, which for Orbax is a missing file."""
+  gone = FileNotFoundError, IsADirectoryError  # deleted by the run meanwhile, or a folder
+  with checking_bucket(path):
+    for file in (path, *path.rglob("*")):
+      with contextlib.suppress(*gone), file.open("rb") as content:
+        content.read(1)
 
 
 def _innermost(error: BaseException) -> str:
@@ -127,29 +187,25 @@ def _innermost(error: BaseException) -> str:
   return f"{type(error).__name__}: {textwrap.shorten(text, 200, placeholder=' ...')}"
 
 
-# When one of many parallel requests fails, Orbax abandons the others. They complain like this.
-_ABANDONED = "Event loop is closed|coroutine .* was never awaited"
+def _silence_orbax() -> None:
+  """Drops the log of every save, and what requests say that Orbax abandons.
 
-
-def silence_abandoned_requests() -> None:
-  """Drops the complaints of requests that Orbax abandons, for the rest of the process.
-
-  They come from other threads, before or after the error that is reported.
+  When one of many parallel requests fails, the others complain, from other threads, before or after
+  the error that is reported.
   """
+  abandoned = "Event loop is closed|coroutine .* was never awaited"
+  logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
   logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-  warnings.filterwarnings("ignore", _ABANDONED, RuntimeWarning)
-  if not hasattr(before := sys.unraisablehook, "silences_orbax"):
+  warnings.filterwarnings("ignore", abandoned, RuntimeWarning)
+  before = sys.unraisablehook
 
-    def hook(args) -> None:
-      # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
-      is_orbax = "orbax" in getattr(getattr(args.object, "cr_code", None), "co_filename", "")
-      if not is_orbax and not re.search(_ABANDONED, str(args.exc_value)):
-        before(args)
+  def hook(args) -> None:
+    # Orbax renames the GeneratorExit that ends a coroutine as an error of reading.
+    is_orbax = "orbax" in getattr(getattr(args.object, "cr_code", None), "co_filename", "")
+    if not is_orbax and not re.search(abandoned, str(args.exc_value)):
+      before(args)
 
-    hook.silences_orbax = True
-    sys.unraisablehook = hook
+  sys.unraisablehook = hook
 
 
-silence_abandoned_requests()  # here too, below the hooks that commands set and take back
-# Orbax logs every phase of every save.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+_silence_orbax()

@@ -82,15 +82,15 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def failing_together() -> Iterator[None]:
-  """Raises the `InputError` of one process in all, once all have left the block."""
+def failing_together(kind: type[Exception] = InputError) -> Iterator[None]:
+  """Raises an error of this kind in all processes if one has it, once all have left the block."""
   message = ""
   try:
     yield
-  except InputError as error:
+  except kind as error:
     message = str(error)
-  if message := first_message(message):
-    raise InputError(message)
+  if message := next(filter(None, _gather(message)), ""):
+    raise kind(message)
 
 
 def any_process(flag: bool) -> bool:
@@ -98,11 +98,6 @@ def any_process(flag: bool) -> bool:
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
-
-
-def first_message(message: str) -> str:
-  """Returns the message of the first process that has one, after all processes have called this."""
-  return next(filter(None, _gather(message)), "")
 
 
 def _gather(text: str) -> list[str]:

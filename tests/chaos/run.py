@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from experiments.training.checkpoint_reader import examine, read_entries
+from experiments.training.checkpoint_reader import (
+  examine,
+  list_steps,
+  list_unfinished,
+  read_entries,
+)
 from experiments.training.manifest import abstract
 from experiments.training.metrics import read_metrics
-from experiments.training.workdir import list_steps, list_unfinished
 
 _TIMES = ("time", "tokens_per_second", "seconds_per_step")  # metrics that differ between equal runs
 

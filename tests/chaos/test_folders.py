@@ -8,7 +8,7 @@ import pytest
 
 from chaos.run import digests, kept
 from chaos.training import ROOT
-from experiments.training.workdir import list_steps
+from experiments.training.checkpoint_reader import list_steps
 
 pytestmark = pytest.mark.chaos
 

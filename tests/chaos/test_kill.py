@@ -10,7 +10,7 @@ import pytest
 
 from chaos.run import Run, digests, is_alive, kept, reached, wait_until
 from chaos.training import DISTURBED, NUM_STEPS, SAVE_EVERY
-from experiments.training.workdir import list_damaged
+from experiments.training.checkpoint_reader import list_damaged
 
 pytestmark = pytest.mark.chaos
 

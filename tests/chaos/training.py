@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from chaos.run import Run, digests, metrics
 from experiments.launch import dying_with_this_process
 from experiments.launch.__main__ import environments
-from experiments.training.workdir import list_steps
+from experiments.training.checkpoint_reader import list_steps
 from experiments.translation.corpus import load_embedded
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -21,8 +21,8 @@ from experiments.errors import InputError
 from experiments.files import to_path
 from experiments.training import bucket_lock
 from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint_reader import COMPLETE, list_damaged, list_steps
 from experiments.training.metrics import read_metrics
-from experiments.training.workdir import COMPLETE, list_damaged, list_steps
 
 pytestmark = pytest.mark.buckets
 

@@ -15,8 +15,8 @@ import pytest
 
 from experiments import train as train_command
 from experiments.run import load_run, load_task, schedule
+from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
-from experiments.training.workdir import list_steps
 from experiments.translation import task as translation_task
 
 
