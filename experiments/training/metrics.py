@@ -5,9 +5,11 @@ import contextlib
 import datetime
 import json
 import math
+import pathlib
 import re
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -21,29 +23,28 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
 from experiments.errors import InputError
-from experiments.files import Path, growing, upload, write_whole
+from experiments.files import Path, in_bucket, upload, write_whole
 
 _Item = TypeVar("_Item")
 # Names of JAX: a program was compiled; it is lowered, and will be compiled.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_FEW = 5  # after so many, a time left is shown
 
 
 class Reporter:
   """Writes metrics.jsonl, samples.txt and tensorboard/ in a run directory, and shows the progress.
 
   Step, loss, tokens per second and time left are shown on stderr, on a terminal with a progress
-  bar, and what is being compiled. Steps during which something is compiled are not timed. The first
-  step reported is where the run resumes: lines that an interrupted run wrote for this step and
-  later ones are dropped.
+  bar, and what is being compiled. Steps during which something is compiled are not timed. The run
+  goes on after the step `start`: what an interrupted run wrote for later steps is dropped.
 
   A line of metrics.jsonl is an object with "step", "time" (seconds since 1970) and the values by
   name, null where one is not finite. TensorBoard gets the finite values. Write errors are raised
   as OSError. Files do not grow in a bucket: they grow here, and are copied there by `upload`.
 
-  >>> import pathlib, tempfile
   >>> workdir = pathlib.Path(tempfile.mkdtemp())
-  >>> with Reporter(workdir, num_steps=2) as reporter:
+  >>> with Reporter(workdir, start=0, num_steps=2) as reporter:
   ...   reporter.step(1, dict(loss=4.0, num_tokens=900))
   ...   reporter.step(2, dict(loss=3.5, num_tokens=1000))
   ...   reporter.values(2, dict(valid_loss=3.75))
@@ -54,45 +55,51 @@ class Reporter:
   def __init__(
     self,
     workdir: Path,
+    start: int,
     num_steps: int,
     *,
+    log: Callable[..., None] = lambda values, step: None,
     console: rich.console.Console | None = None,
     seconds: float = 5.0,
     peak: float = 0.0,
   ):
-    """Writes nothing before the first step.
+    """Writes nothing before the context is entered.
 
     The progress is shown on `console`, by default stderr. Without a terminal it is a line every
-    `seconds` seconds, or every 1% of the elapsed time if that is longer. `peak` is the number of
-    operations a second that all devices can do, if known.
+    `seconds` seconds, or every 1% of the elapsed time if that is longer. `log` gets the values of
+    each line as well. `peak` is the operations a second that all devices can do, if known.
     """
-    self.log: Callable[..., None] = lambda values, step: None  # gets the values of metrics.jsonl
     self._workdir = self._folder = workdir
-    self._uploaded, self._exit = -math.inf, contextlib.ExitStack()
-    self._num_steps, self._peak = num_steps, peak
+    self._exit = contextlib.ExitStack()
+    self._start, self._num_steps, self._peak, self._log = start, num_steps, peak, log
     self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
     self._last: float | None = None  # when the last step ended, if the next one is to be timed
     self._timed = collections.deque(maxlen=100)  # seconds, tokens, operations
     self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
-    self._events: RecordWriter | None = None  # of TensorBoard
 
   def __enter__(self) -> "Reporter":
-    self._display.start()
+    if in_bucket(self._workdir):
+      self._folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
+      self._exit.callback(self.upload)
+    _copy_until(self._start, self._workdir, self._folder)
+    (folder := self._folder / "tensorboard").mkdir(exist_ok=True)
+    # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name keeps
+    # restarts within one second apart. START hides later steps of earlier files.
+    name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{self._start}"
+    self._events = RecordWriter(str(folder / name))
+    self._exit.callback(self._events.close)
+    self._add_event(self._start, file_version="brain.Event:2")
+    self._add_event(self._start + 1, session_log=SessionLog(status=SessionLog.START))
     jax.monitoring.register_event_duration_secs_listener(self._listen)
+    self._display.start()
     return self
 
   def __exit__(self, *_) -> None:
     jax.monitoring.unregister_event_duration_listener(self._listen)
     self._display.stop()
     self._display.show_last_line()
-    if self._events:
-      self._events.close()
     self._exit.close()
-
-  def resume_after(self, step: int) -> None:
-    """Keeps the lines of this step, and drops those of later steps."""
-    self._open(step + 1)
 
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
@@ -114,7 +121,7 @@ class Reporter:
       parts.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
     if "mfu" in speed:
       parts.append(f"{speed['mfu']:.1%} of peak")
-    if len(self._timed) >= 5:
+    if len(self._timed) >= _FEW:
       parts.append(f"{_format((self._num_steps - step) * speed['seconds_per_step'])} left")
     if self._num_skipped:
       parts.append(f"{self._num_skipped} skipped")
@@ -132,21 +139,24 @@ class Reporter:
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""
     self._write(step, values)
-    self.upload()
     self._display.print_text(f"step {step}  {'  '.join(f'{n} {v:.4g}' for n, v in values.items())}")
     self._last = None
 
   def text(self, step: int, tag: str, text: str) -> None:
     """Reports and shows a text such as sample translations."""
-    self._open(step)
     with open(self._folder / "samples.txt", "a", encoding="utf-8") as file:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
     # TensorBoard renders Markdown, where indented lines are shown as they are.
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
     self._add_event(step, summary=summary.text(tag, indented))
-    self.upload()
     self._display.print_text(text)
     self._last = None
+
+  def upload(self) -> None:
+    """Copies what was written so far into the bucket, if the run directory is in one."""
+    if in_bucket(self._workdir):
+      upload(self._folder, self._workdir)
+      self._last = None  # not the time of a step
 
   def _listen(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
     if event == _COMPILED:
@@ -155,40 +165,13 @@ class Reporter:
       self._display.show(f"compiling {fun_name}", at_once=True)
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
-    self._open(step)
     finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
     with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
       file.write(json.dumps(dict(step=step, time=round(time.time(), 3)) | finite) + "\n")
-    self.log(finite, step=step)
+    self._log(finite, step=step)
     for name, value in finite.items():
       if value is not None:
         self._add_event(step, summary=summary.scalar(name, value))
-    if time.monotonic() - self._uploaded > 60:
-      try:
-        self.upload()
-      except InputError as error:  # before a checkpoint it would be raised
-        self._uploaded = time.monotonic()
-        self._display.print_text(str(error))
-
-  def upload(self) -> None:
-    """Copies what was written so far into the bucket, if the run directory is in one."""
-    if self._folder != self._workdir:
-      upload(self._folder, self._workdir)
-      self._uploaded, self._last = time.monotonic(), None  # not the time of a step
-
-  def _open(self, step: int) -> None:
-    """Drops lines of `step` and later, and opens a new event file, before the first write."""
-    if self._events is None:
-      self._folder = self._exit.enter_context(growing(self._workdir))
-      _copy_before(step, self._workdir, self._folder)
-      folder = self._folder / "tensorboard"
-      folder.mkdir(parents=True, exist_ok=True)
-      # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name
-      # keeps restarts within one second apart. START hides later steps of earlier files.
-      name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{step}"
-      self._events = RecordWriter(str(folder / name))
-      self._add_event(step, file_version="brain.Event:2")
-      self._add_event(step, session_log=SessionLog(status=SessionLog.START))
 
   def _add_event(self, step: int, **content) -> None:
     self._events.write(Event(step=step, wall_time=time.time(), **content).SerializeToString())
@@ -200,10 +183,7 @@ class NoReporter:
 
   def _ignore(self, *_) -> None: ...
 
-  def __enter__(self):
-    return self
-
-  __exit__ = resume_after = step = values = text = upload = _ignore
+  step = values = text = upload = _ignore
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
@@ -213,42 +193,41 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     InputError: another line is damaged.
   """
   path = workdir / "metrics.jsonl"
+  texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
   try:
-    texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    lines = [json.loads(text) for text in texts if text.endswith(b"\n")]
-    for number, line in enumerate(lines, 1):
-      if not isinstance(line, dict) or type(line.get("step")) is not int:
-        raise ValueError(f"line {number} is no object with a step")
-    return lines
+    return [json.loads(text) for text in texts if text.endswith(b"\n")]
   except ValueError as error:
     raise InputError(f"damaged {path} ({error}): delete the lines that are damaged") from error
 
 
-def has_evaluation(workdir: Path, step: int) -> bool:
-  """Returns whether an evaluation at this step was reported."""
-  return any(line["step"] == step and "valid_loss" in line for line in read_metrics(workdir))
+@contextlib.contextmanager
+def logging_to_wandb(config: ConfigDict, workdir: Path, project: str) -> Iterator[Callable]:
+  """Yields a function that logs to a run of Weights & Biases, that of the folder if it has one.
 
-
-def begin_wandb(config: ConfigDict, workdir: Path, project: str) -> Any:
-  """Begins a run of Weights & Biases, or resumes that of the folder."""
+  Without a project it logs nothing.
+  """
+  if not project:
+    yield lambda values, step: None
+    return
   import wandb
 
   file = workdir / "wandb_id.txt"
   if not file.exists():
     write_whole(file, secrets.token_hex(8))
   options = dict(name=config.name, config=config.to_dict())
-  return wandb.init(project=project, id=file.read_text(), resume="allow", **options)
+  with wandb.init(project=project, id=file.read_text(), resume="allow", **options) as run:
+    yield run.log
 
 
-def _copy_before(step: int, workdir: Path, target: Path) -> None:
-  """Copies the metrics and samples of the steps before `step`."""
-  kept = [json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] < step]
+def _copy_until(last: int, workdir: Path, target: Path) -> None:
+  """Copies the metrics and samples of the steps until `last`."""
+  kept = [json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] <= last]
   write_whole(target / "metrics.jsonl", "".join(kept))
   samples = workdir / "samples.txt"
   if samples.exists():
     text = samples.read_bytes().decode()
     headers = re.finditer(r"^=== step (\d+), ", text, flags=re.MULTILINE)
-    later = (header.start() for header in headers if int(header[1]) >= step)
+    later = (header.start() for header in headers if int(header[1]) > last)
     write_whole(target / samples.name, text[: next(later, len(text))])
 
 
@@ -292,8 +271,8 @@ def track(items: Iterable[_Item], number: int, what: str) -> Iterator[_Item]:
     for done, item in enumerate(items, 1):
       yield item
       seconds = time.monotonic() - start
-      rate, left = done / max(seconds, 1e-9), seconds / done * (number - done)
-      display.show(f"{done}/{number} {what}, {rate:,.1f} a second, {_format(left)} left", done)
+      left = f", {_format(seconds / done * (number - done))} left" if done >= _FEW else ""
+      display.show(f"{done}/{number} {what}, {done / max(seconds, 1e-9):,.1f} a second{left}", done)
 
 
 def _format(seconds: float) -> datetime.timedelta:

@@ -29,7 +29,7 @@ training.keep_checkpoints=3 training.num_samples=2 decoding.beam_size=1 decoding
 mesh.data=-1
 """
 # Lines of stderr that show progress.
-_PROGRESS = re.compile(r"compiling |step \d+/\d+  loss |step \d+  valid_loss |\d+/\d+ .* left$")
+_PROGRESS = re.compile(r"compiling |step \d+/\d+  loss |step \d+  valid_loss |\d+/\d+ .* a second")
 
 
 class Training:
