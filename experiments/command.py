@@ -18,7 +18,7 @@ import jax
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments.config import flatten, unknown_key
+from experiments.config import check_keys
 from experiments.errors import InputError
 from experiments.files import Path, check_writable, in_bucket, to_path, write_refusal
 from experiments.training.bucket_lock import lock_in_bucket
@@ -195,9 +195,7 @@ def _define_config(argv: list[str], values: absl_flags.FlagValues) -> tuple[list
   except (TypeError, ValueError) as error:  # an unknown argument
     raise InputError(f"{file.value}: {error}") from error
   given = [m[1] for arg in argv if (m := re.match(r"--?(?:no)?config\.([^=]*)", arg))]
-  for key in given:
-    if not any(f"{known}.".startswith(f"{key}.") for known in flatten(config)):
-      raise unknown_key(key, config)
+  check_keys(given, config)
   config_flags.DEFINE_config_dict("config", config.lock(), flag_values=values, sys_argv=argv)
   return argv, ConfigFile(file.value, module, config, tuple(given))
 

@@ -1,7 +1,6 @@
 """Checks of configs: keys, choices and ranges of values by dotted key."""
 
 import difflib
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ Numbers = tuple[str, Callable[[float], bool], Collection[str]]
 
 # The largest number of steps, in an int32, and the largest size of an axis.
 MOST_STEPS, LARGEST = 2**31 - 1, 2**24
-_TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
 def between(least: int, most: int, *names: str) -> Numbers:
@@ -50,39 +48,21 @@ def check_values(
         raise InputError(f"config.{name} is {values[name]}: give a number {wanted}")
 
 
-def check_types(values: Mapping[str, Any] | ConfigDict, known: ConfigDict) -> None:
-  """Raises InputError for a key or a group that is not known, or a value of another type.
+def check_keys(names: Iterable[str], known: ConfigDict) -> None:
+  """Raises InputError for a dotted key that is not known; suggests one like it.
 
-  >>> check_types(dict(model=dict(width=True)), ConfigDict(dict(model=dict(width=512))))
+  >>> check_keys(["seed", "model.widht"], ConfigDict(dict(seed=0, model=dict(width=512))))
   Traceback (most recent call last):
   ...
-  experiments.errors.InputError: config.model.width is true: give an integer
+  experiments.errors.InputError: unknown config.model.widht: did you mean config.model.width?
   """
-  types = {name: type(value) for name, value in flatten(known).items()}
-  for name, value in flatten(values).items():
-    wanted = types.get(name, dict)
-    if name not in types and not any(key.startswith(f"{name}.") for key in types):
-      raise unknown_key(name, known)
-    fits = isinstance(value, (int, float) if wanted is float else wanted)
-    if not fits or (isinstance(value, bool) and wanted is not bool):  # a bool is an int
-      problem = f"config.{name} is {json.dumps(value, default=str)}"
-      raise InputError(f"{problem}: give {_TYPES.get(wanted, 'its keys')}")
-
-
-def unknown_key(name: str, config: ConfigDict) -> InputError:
-  """Returns the error for an unknown key; it suggests one with the same last part, or like it.
-
-  >>> config = ConfigDict(dict(seed=0, model=dict(width=512)))
-  >>> print(unknown_key("model.widht", config))
-  unknown config.model.widht: did you mean config.model.width?
-  >>> print(unknown_key("data.width", config))
-  unknown config.data.width: did you mean config.model.width?
-  """
-  names = list(flatten(config))
-  similar = [known for known in names if known.split(".")[-1] == name.split(".")[-1]]
-  similar += difflib.get_close_matches(name, names, n=1)
-  hint = f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
-  return InputError(f"unknown config.{name}: {hint}")
+  keys = list(flatten(known))
+  for name in names:
+    if not any(f"{key}.".startswith(f"{name}.") for key in keys):
+      similar = [key for key in keys if key.split(".")[-1] == name.split(".")[-1]]
+      similar += difflib.get_close_matches(name, keys, n=1)
+      hint = f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
+      raise InputError(f"unknown config.{name}: {hint}")
 
 
 def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, object]:

@@ -12,7 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
-from experiments.config import LARGEST, MOST_STEPS, between, check_types, check_values, flatten
+from experiments.config import LARGEST, MOST_STEPS, between, check_keys, check_values, flatten
 from experiments.errors import InputError
 from experiments.files import Path
 from experiments.training.checkpoint import Checkpoints
@@ -63,11 +63,13 @@ def parse_config(
   Raises:
     InputError: names the first wrong value and the remedy.
   """
-  check_types(values, defaults(values))
   config = defaults(values).copy_and_resolve_references()
-  with config.ignore_type():
+  check_keys(flatten(values), config)
+  try:
     config.update(values)
     config.update_from_flattened_dict(given)
+  except TypeError as error:
+    raise InputError(f"config: {' '.join(str(error).split())}") from error
   check_values(config, _CHOICES, _NUMBERS)
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:

@@ -217,6 +217,8 @@ class Checkpoints:
 
   @functools.cached_property
   def _manager(self) -> ocp.CheckpointManager:
+    checkpoint_reader.silence_orbax()
+
     def should_preserve(checkpoints, *, context):
       steps = [checkpoint.step for checkpoint in checkpoints]
       return [step in self._kept(steps) for step in steps]

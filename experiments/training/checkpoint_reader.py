@@ -141,6 +141,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
 @functools.cache
 def _checkpointer() -> ocp.Checkpointer:
+  silence_orbax()
   this = jax.process_index()
   alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
   return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
@@ -187,7 +188,8 @@ def _innermost(error: BaseException) -> str:
   return f"{type(error).__name__}: {textwrap.shorten(text, 200, placeholder=' ...')}"
 
 
-def _silence_orbax() -> None:
+@functools.cache
+def silence_orbax() -> None:
   """Drops the log of every save, and what requests say that Orbax abandons.
 
   When one of many parallel requests fails, the others complain, from other threads, before or after
@@ -206,6 +208,3 @@ def _silence_orbax() -> None:
       before(args)
 
   sys.unraisablehook = hook
-
-
-_silence_orbax()
