@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import filelock
-import jax
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
@@ -69,14 +68,14 @@ def run(
   `CONFIG` and a `ConfigFile` for `SWEEP`. Without `keep_memory`, malloc is left as it is.
   """
   argv = list(sys.argv[1:] if argv is None else argv)
-  sys.stderr = sys.stderr or io.StringIO()  # closed: print would write on stdout
   if {"--help", "-help", "-h"} & {*argv}:
     print(_help(main, flags))
     sys.exit(0)
   absl_flags.FLAGS.mark_as_parsed()  # libraries read the global flags
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
-      stream.reconfigure(encoding="utf-8")  # whatever the locale is
+      # Whatever the locale is. A log of a killed process has what it printed.
+      stream.reconfigure(encoding="utf-8", line_buffering=True)
   try:
     values = parse(flags, argv)
     _keep_compiled()
@@ -118,6 +117,8 @@ def _keep_compiled() -> None:
   """Has JAX keep compiled programs for the next command, unless its variables say otherwise."""
   if {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"} & os.environ.keys():
     return
+  import jax  # here, since a mistake is told sooner without it
+
   folder = os.path.expanduser("~/.cache/relpos_jax")
   with contextlib.suppress(OSError):  # a home that is not writable
     os.makedirs(folder, exist_ok=True)
@@ -172,21 +173,26 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
     raise InputError(f"unexpected argument {unused[0]!r}: give flags as --name=value")
   for name, flag in flags.items():
     if flag.default is None and values[name].value in (None, ""):
-      raise InputError(f"missing --{name}: {flag.help}")
+      known = f" There are {', '.join(_configs())}" if flag in (CONFIG, SWEEP) else ""
+      raise InputError(f"missing --{name}: {flag.help}{known}")
   found = {name: values[name].value for name in flags}
   found |= {name: to_path(found[name]) for name in flags if flags[name].is_path and found[name]}
   return found | {name: file for name, flag in flags.items() if flag == SWEEP}
 
 
-def _define_config(argv: list[str], values: absl_flags.FlagValues) -> tuple[list[str], ConfigFile]:
+def _define_config(
+  argv: list[str], values: absl_flags.FlagValues
+) -> tuple[list[str], ConfigFile | None]:
   """Loads the config file that `argv` names and defines its flags; returns the other arguments."""
   first = absl_flags.FlagValues()
   file = absl_flags.DEFINE_string("config", None, "", flag_values=first)
   argv = first(argv, known_only=True)
-  path, _, argument = (file.value or "").partition(":")
+  if not file.value:  # which is an error, unless another flag is unknown
+    absl_flags.DEFINE_string("config", None, "", flag_values=values)
+    return [word for word in argv if not re.match("--?(no)?config[.]", word)], None
+  path, _, argument = file.value.partition(":")
   if not pathlib.Path(path).is_file():
-    what = f"no config file {path!r}" if path else "missing --config=FILE"
-    raise InputError(f"{what}: there are {', '.join(_configs())}")
+    raise InputError(f"no config file {path!r}: there are {', '.join(_configs())}")
   spec = importlib.util.spec_from_file_location("config_file", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)

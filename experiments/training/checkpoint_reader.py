@@ -173,10 +173,13 @@ def _readable(path: Path, name: str) -> Iterator[Path]:
 
 def _check_access(path: Path) -> None:
   """Raises an error where a file or folder may not be read, which for Orbax is a missing file."""
-  gone = FileNotFoundError, IsADirectoryError  # deleted by the run meanwhile, or a folder
-  with checking_bucket(path):
-    for file in (path, *path.rglob("*")):
-      with contextlib.suppress(*gone), file.open("rb") as content:
+  # The run may delete it meanwhile.
+  with checking_bucket(path), contextlib.suppress(FileNotFoundError):
+    if path.is_dir():
+      for inner in list_folder(path):
+        _check_access(inner)
+    else:
+      with path.open("rb") as content:
         content.read(1)
 
 

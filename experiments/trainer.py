@@ -1,0 +1,231 @@
+"""Trains a model as its config says, and evaluates it: what `experiments.train` runs."""
+
+import contextlib
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments import command
+from experiments.config import flatten
+from experiments.data.batching import prefetch
+from experiments.evaluate import evaluate
+from experiments.files import Path
+from experiments.plan import peak_operations
+from experiments.run import Training, build, defaults, parse_config, with_average
+from experiments.training import processes
+from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint_reader import list_steps
+from experiments.training.digests import check_unchanged, data_digests, write_digests
+from experiments.training.environment import code_version
+from experiments.training.loop import NonFiniteError, profiled, train
+from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
+from experiments.training.sharding import put_batch
+from experiments.training.signals import StopOnSignal, Stopped
+from experiments.training.step import TrainState, with_operations
+from experiments.training.workdir import (
+  check_not_lost,
+  check_shared,
+  claim_workdir,
+  write_run_files,
+)
+
+
+def run(
+  config: ConfigDict,
+  workdir: Path,
+  distributed: bool = False,
+  profile_steps: str = "",
+  wandb: str = "",
+  is_command: bool = False,
+) -> None:
+  """Trains from the last checkpoint in the run directory, if any; exits if it is stopped.
+
+  The arguments are those of the command; `is_command` says that the process ends afterwards.
+  """
+  processes.join_processes(distributed)
+  with processes.only_first_prints(), StopOnSignal(at_exit=is_command) as stop:
+    try:
+      _run(config, workdir, stop, profile_steps, wandb)
+    except NonFiniteError as error:
+      sys.exit(f"stopped: {error}")
+    except Stopped as stopped:
+      done = " ".join(f"stopped by {stop.signal.name} {stopped}".split())
+      print(f"{done}: run the same command again to resume", flush=True)
+      if stop.signal == signal.SIGINT:
+        raise KeyboardInterrupt from stopped
+      sys.exit(128 + stop.signal)
+
+
+def _run(
+  config: ConfigDict, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
+) -> None:
+  """Builds all from the config and the data, trains and evaluates."""
+  processes.check_same({f"config.{key}": x for key, x in flatten(config).items()} | code_version())
+  with contextlib.ExitStack() as stack:
+    with processes.failing_together():
+      task = parse_config(config)
+      if processes.is_first():
+        stack.enter_context(command.lock_folder(workdir, "workdir"))
+      claim_workdir(workdir, task.config.to_dict(), defaults(config).to_dict())
+      data = task.load_data()
+      for note in data.notes:
+        print(note)
+      training = build(task, task.learn_vocabulary(data, workdir))
+    with jax.set_mesh(training.run.mesh):
+      _train(training, data, workdir, stop, profile_steps, wandb)
+    evaluate(with_average(training.run, workdir), data, workdir)
+    processes.wait_for_all("evaluated")
+
+
+def _train(
+  training: Training, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
+) -> None:
+  """Trains as `config.training` says; writes nothing before all inputs are checked."""
+  run, config = training.run, training.run.config.training
+  _print_devices(training)
+  batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
+  print(f"training: {batches}", f"validation: {valid_batches}", sep="\n")
+  digests = data_digests(data, batches.examples, run.task.name_split)
+  processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
+  with processes.failing_together():
+    check_unchanged(workdir, digests)
+  options = dict(save_every=config.save_every, rename_damaged=True)
+  with Checkpoints(workdir / "checkpoints", config.keep_checkpoints, **options) as checkpoints:
+    state = _restore(training, checkpoints, workdir)
+    start = int(state.step) if state else 0
+    lacks_evaluation = _lacks_evaluation(start, training, workdir)
+    if processes.is_first():
+      write_run_files(workdir, run.config.to_dict())
+      checkpoints.folder.mkdir(exist_ok=True)
+      run.task.save_vocabulary(run.vocabulary, workdir)
+      write_digests(workdir, digests)
+    check_shared(workdir)
+    stop.deferred = True
+    if start < config.num_steps or lacks_evaluation:
+      batches = map(
+        functools.partial(put_batch, mesh=run.mesh), prefetch(batches, start, config.num_steps)
+      )
+      batches = profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
+      with _reporting(training, workdir, start, wandb) as reporter, contextlib.closing(batches):
+        evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
+        state = state or training.init()
+        if lacks_evaluation:  # the run was stopped before it
+          evaluate_state(state)
+        if not stop.should_stop():
+          state = _train_from(state, training, batches, reporter, checkpoints, evaluate_state, stop)
+    stop.deferred = False
+    if stop.should_stop():
+      raise Stopped(f"at step {int(state.step)}")
+
+
+def _train_from(
+  state: TrainState,
+  training: Training,
+  batches: Iterator,
+  reporter: Reporter | NoReporter,
+  checkpoints: Checkpoints,
+  evaluate_state: Callable[[TrainState], None],
+  stop: StopOnSignal,
+) -> TrainState:
+  config = training.run.config.training
+
+  def save(state: TrainState) -> None:
+    reporter.upload()  # no line before a checkpoint may be lost
+    checkpoints.save(int(state.step), state)
+
+  return train(
+    state,
+    with_operations(training.step),
+    batches,
+    num_steps=config.num_steps,
+    report=reporter.step,
+    evaluate=evaluate_state,
+    save=save,
+    should_stop=stop.should_stop,
+    eval_every=config.eval_every,
+    save_every=config.save_every,
+    max_skipped=config.max_skipped,
+  )
+
+
+def _print_devices(training: Training) -> None:
+  run = training.run
+  axes = [f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1]
+  devices = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
+  print(f"devices: {devices}, processes: {jax.process_count()}, mesh:", *axes or "1")
+  parameters, tokens = sum(x.size for x in jax.tree.leaves(run.params)), run.config.batches.tokens
+  print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
+
+
+def _restore(training: Training, checkpoints: Checkpoints, workdir: Path) -> TrainState | None:
+  """Restores the newest good checkpoint; returns None if nothing was ever saved."""
+  processes.check_same({"the list of checkpoints in --workdir": list_steps(checkpoints.folder)})
+  state = None
+  if checkpoints.latest_step() is None:
+    with processes.failing_together():
+      check_not_lost(workdir, read_metrics(workdir))
+  else:
+    state = checkpoints.restore(like=training.shapes)
+    print(f"{workdir} is trained to step {int(state.step)}")
+  if state is None or int(state.step) < training.run.config.training.num_steps:
+    checkpoints.check_room(training.shapes)
+  return state
+
+
+def _lacks_evaluation(step: int, training: Training, workdir: Path) -> bool:
+  """Returns whether the evaluation after a step is due, and not reported; all must call this."""
+  config = training.run.config.training
+  is_due = step and (step % config.eval_every == 0 or step >= config.num_steps)
+  lines = read_metrics(workdir) if is_due else []
+  is_there = any(line["step"] == step and "valid_loss" in line for line in lines)
+  return processes.any_process(bool(is_due) and not is_there)  # before the first process writes
+
+
+@contextlib.contextmanager
+def _reporting(
+  training: Training, workdir: Path, start: int, project: str
+) -> Iterator[Reporter | NoReporter]:
+  """Yields what reports to the run directory and, if asked, to a project of Weights & Biases."""
+  if not processes.is_first():
+    yield NoReporter()
+    return
+  config, mesh = training.run.config, training.run.mesh
+  peak = mesh.size * peak_operations(mesh.devices.flat[0].device_kind)
+  with (
+    logging_to_wandb(config, workdir, project) as log,
+    Reporter(workdir, start, config.training.num_steps, log=log, peak=peak) as reporter,
+  ):
+    yield reporter
+
+
+def _make_evaluate(
+  training: Training, data: Any, batches: Any, reporter: Reporter | NoReporter, stop: StopOnSignal
+) -> Callable[[TrainState], None]:
+  """Returns the function that reports valid loss and task scores, or nothing once stopped."""
+  run = training.run
+  put = functools.partial(put_batch, mesh=run.mesh)
+  task_report = run.task.make_report(run, data, batches)
+
+  def evaluate_state(state: TrainState) -> None:
+    with stop.interruptible():
+      losses = []
+      for batch in map(put, prefetch(batches, 0, batches.num_per_epoch)):
+        losses.append(training.eval_step(state.params, batch))
+        if stop.should_stop(losses[-1]):
+          return
+      total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
+      values, text = task_report(state.params)
+      if stop.should_stop():
+        return
+      step = int(state.step)
+      reporter.values(step, dict(valid_loss=total / num_tokens, **values))
+      if text:
+        reporter.text(step, "valid", text)
+      reporter.upload()
+
+  return evaluate_state
