@@ -105,13 +105,8 @@ def _task_class(name: str) -> type[Task]:
 def defaults(config: Mapping[str, Any]) -> ConfigDict:
   """Returns the values of `configs/default.py` for the task of a config, by default translation."""
   task = config.get("task", "translation")
-  if task not in [*default.TASKS]:  # which needs no hash
+  if task not in default.TASKS:
     raise InputError(f"config.task is {task!r}: choose one of {', '.join(default.TASKS)}")
-  return _defaults(task)
-
-
-@functools.cache
-def _defaults(task: str) -> ConfigDict:
   return default.get_config(task).lock()
 
 

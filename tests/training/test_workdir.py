@@ -3,7 +3,6 @@
 import errno
 import importlib.metadata
 import json
-import os
 import pathlib
 import shlex
 import subprocess
@@ -19,48 +18,31 @@ from experiments.training.workdir import check_shared, claim_workdir, write_run_
 
 CONFIG = dict(
   seed=0,
-  model=dict(width=512, rate=0.1, layers=(1, 2), name="Käse"),
+  model=dict(width=512, rate=0.1, layers=(1, 2), name="Käse", younger=0),
   training=dict(num_steps=100, save_every=10, warmup_steps=4),
   decoding=dict(beam_size=4),
 )
+OLD = CONFIG | dict(model={k: x for k, x in CONFIG["model"].items() if k != "younger"})
+DEFAULTS = dict(model=dict(younger=0), seed=5)
 
 
 def changed(**sections):
   return CONFIG | {name: CONFIG[name] | values for name, values in sections.items()}
 
 
-def contents(folder):
-  return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def refusal(folder, config):
-  before = contents(folder)
-  with pytest.raises(InputError) as error:
-    claim_workdir(folder, config)
-  assert contents(folder) == before
-  assert "\n" not in str(error.value) and str(folder) in str(error.value)
-  return str(error.value)
-
-
-def test_a_new_folder_is_made_with_the_first_files_of_a_run(tmp_path):
-  folder = tmp_path / "runs" / "a"
-  assert claim_workdir(folder, CONFIG) is False
-  assert not (tmp_path / "runs").exists()
-  write_run_files(folder, CONFIG)
-  (folder / "metrics.jsonl").touch()
-  assert claim_workdir(folder, CONFIG) is True
-
-
-def test_a_key_younger_than_the_run_had_its_default(tmp_path):
-  write_run_files(tmp_path, CONFIG)
-  for value, taken in (0, True), (1, False):
-    config = changed(model=dict(younger=value))
-    if taken:
-      assert claim_workdir(tmp_path, config, dict(seed=5, model=dict(width=1, younger=0)))
-    else:
-      with pytest.raises(InputError, match=r"model\.younger is 0 there and 1 here"):
-        claim_workdir(tmp_path, config, dict(model=dict(younger=0)))
-  assert "model.younger is absent there" in refusal(tmp_path, changed(model=dict(younger=0)))
+@pytest.mark.parametrize(
+  "config",
+  [
+    CONFIG,
+    changed(training=dict(num_steps=200, save_every=5)),
+    changed(decoding=dict(beam_size=1, length_penalty=0.6)),
+  ],
+)
+def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(tmp_path, config):
+  claim_workdir(tmp_path / "new", config, DEFAULTS)
+  assert not (tmp_path / "new").exists()
+  write_run_files(tmp_path, OLD)
+  claim_workdir(tmp_path, config, DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +51,16 @@ def test_a_key_younger_than_the_run_had_its_default(tmp_path):
     (changed(model=dict(width=128)), "model.width 512 128"),
     (changed(model=dict(layers=(1, 3))), "model.layers [1, 2] [1, 3]"),
     (changed(model=dict(bias=True)), "model.bias absent true"),
+    (changed(model=dict(younger=1)), "model.younger is 0 there and 1 here"),
     (CONFIG | dict(model=dict(width=512)), "model.rate 0.1 absent"),
     (CONFIG | dict(decoding_of=3), "decoding_of absent 3"),
   ],
 )
 def test_another_config_is_refused_with_the_key_and_both_values(tmp_path, config, words):
-  write_run_files(tmp_path, CONFIG)
-  text = refusal(tmp_path, config)
-  assert "another --workdir" in text
-  assert all(word in text for word in words.split())
-
-
-def test_what_no_step_depends_on_may_change(tmp_path):
-  write_run_files(tmp_path, CONFIG)
-  training, decoding = dict(num_steps=200, save_every=5), dict(beam_size=1, length_penalty=0.6)
-  assert claim_workdir(tmp_path, changed(training=training, decoding=decoding)) is True
+  write_run_files(tmp_path, OLD)
+  with pytest.raises(InputError, match="another --workdir") as error:
+    claim_workdir(tmp_path, config, DEFAULTS)
+  assert all(word in str(error.value) for word in [str(tmp_path), *words.split()])
 
 
 def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
@@ -114,10 +91,8 @@ def test_a_result_that_is_written_leaves_the_commit_clean_and_code_does_not(tmp_
   assert len(found[0]) == 40 and found[1] == found[0] + "-dirty"
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_a_start_that_fails_while_writing_leaves_the_run_as_it_was(tmp_path, monkeypatch, started):
-  if started:
-    write_run_files(tmp_path, CONFIG)
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+  write_run_files(tmp_path, CONFIG)
 
   def full_disk(path, mode):
     pathlib.Path(path).write_text("{")
@@ -126,7 +101,7 @@ def test_a_start_that_fails_while_writing_leaves_the_run_as_it_was(tmp_path, mon
   with monkeypatch.context() as context, pytest.raises(OSError, match="No space"):
     context.setattr(files, "open", full_disk, raising=False)
     write_run_files(tmp_path, changed(training=dict(num_steps=200)))
-  assert claim_workdir(tmp_path, CONFIG) is started
+  assert json.loads((tmp_path / "config.json").read_text("utf-8"))["training"]["num_steps"] == 100
 
 
 def test_a_folder_without_what_the_first_process_wrote_is_not_shared(tmp_path, monkeypatch):
@@ -136,23 +111,3 @@ def test_a_folder_without_what_the_first_process_wrote_is_not_shared(tmp_path, m
       check_shared(folder)
   write_run_files(tmp_path, CONFIG)
   check_shared(tmp_path)
-
-
-def test_copies_of_a_killed_process_are_deleted_and_those_of_another_are_kept(
-  tmp_path, monkeypatch
-):
-  monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
-  code = "from experiments.files import local_folder\nwith local_folder() as folder: "
-  code += "(folder / 'copy').touch(), print(flush=True), __import__('time').sleep(60)"
-  with subprocess.Popen(
-    [sys.executable, "-c", code], env=dict(os.environ, TMPDIR=str(tmp_path)), stdout=subprocess.PIPE
-  ) as other:
-    other.stdout.readline()
-    (theirs,) = tmp_path.iterdir()
-    with files.local_folder() as ours:
-      assert {*tmp_path.iterdir()} == {ours, theirs}
-    other.kill()
-  assert (theirs / "copy").exists()
-  with files.local_folder() as ours:
-    assert [*tmp_path.iterdir()] == [ours]
-  assert not [*tmp_path.iterdir()]
