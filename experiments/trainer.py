@@ -101,10 +101,10 @@ def _train(
     lacks_evaluation = _lacks_evaluation(start, training, workdir)
     if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
-      checkpoints.folder.mkdir(exist_ok=True)
       run.task.save_vocabulary(run.vocabulary, workdir)
       write_digests(workdir, digests)
     check_shared(workdir)
+    checkpoints.prepare()
     stop.deferred = True
     if start < config.num_steps or lacks_evaluation:
       batches = map(
@@ -172,8 +172,6 @@ def _restore(training: Training, checkpoints: Checkpoints, workdir: Path) -> Tra
   else:
     state = checkpoints.restore(like=training.shapes)
     print(f"{workdir} is trained to step {int(state.step)}")
-  if state is None or int(state.step) < training.run.config.training.num_steps:
-    checkpoints.check_room(training.shapes)
   return state
 
 

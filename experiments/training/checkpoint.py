@@ -124,23 +124,13 @@ class Checkpoints:
     if is_first:  # a run whose first save fails can start again: nothing was reported after it
       self.steps()
 
-  def check_room(self, like: PyTree) -> None:
-    """Raises InputError unless the disk has room for one more checkpoint of such a state.
-
-    In a bucket, raises it unless Orbax can use the bucket, whose properties it reads.
-    """
+  def prepare(self) -> None:
+    """Prepares the folder for saving; raises InputError if Orbax cannot use its bucket."""
     if in_bucket(self.folder):
       with checking_bucket(self.folder):
-        _ = self._manager
-    if in_bucket(folder := self._orbax_folder):
-      return
-    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if (free := shutil.disk_usage(existing).free) < needed:
-      raise InputError(
-        f"no room for a checkpoint in {folder}: it needs {needed:,} bytes, {free:,} are free: "
-        "free disk space and run the same command again"
-      )
+        _ = self._manager  # which reads the bucket's properties
+    elif processes.is_first():
+      self.folder.mkdir(exist_ok=True)
 
   def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
     """Restores the state at `step`, or the newest good one.

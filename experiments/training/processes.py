@@ -116,11 +116,6 @@ def print_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-@contextlib.contextmanager
-def only_first_prints() -> Iterator[None]:
+def only_first_prints() -> contextlib.AbstractContextManager:
   """Drops what other processes than the first print on stdout; stderr is left alone."""
-  with (
-    open(os.devnull, "w", encoding="utf-8") as null,
-    contextlib.redirect_stdout(sys.stdout if is_first() else null),
-  ):
-    yield
+  return contextlib.redirect_stdout(sys.stdout if is_first() else None)

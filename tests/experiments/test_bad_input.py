@@ -123,12 +123,6 @@ def test_checkpoints_that_are_gone(train_refused, run_copy):
   train_refused("run/checkpoints 12 bring back delete run to start again")
 
 
-def test_a_disk_without_room_for_a_checkpoint(train_refused, monkeypatch):
-  usage = shutil.disk_usage("/")._replace(free=1234)
-  monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-  train_refused("no room run/checkpoints bytes 1,234 are free")
-
-
 @pytest.mark.parametrize("name", ["evaluate", "translate"])
 def test_an_incomplete_run(refused, run_copy, name):
   folder = f"--workdir={run_copy}"

@@ -185,7 +185,7 @@ def test_several_processes_do_not_save_in_s3(bucket, monkeypatch):
     pytest.raises(InputError, match="several processes cannot save in s3://bucket/run: use gs://"),
     Checkpoints(to_path("s3://bucket/run")) as checkpoints,
   ):
-    checkpoints.check_room({})
+    checkpoints.prepare()
 
 
 def test_what_is_not_there_is_one_line_before_anything_is_compiled(root, train, call, monkeypatch):
