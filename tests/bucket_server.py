@@ -110,7 +110,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.answer(304, b"")
     elif path.startswith("/upload"):
       self.upload(name, query, body)
-    elif found := re.fullmatch("(.*)/(rewriteTo/b/bucket|moveTo)/o/(.*)", name):
+    elif found := re.fullmatch("(.*)/rewriteTo/b/bucket/o/(.*)", name):
       self.rewrite(*found.groups())
     elif not name:
       self.answer(200, self.listing(query))
@@ -124,14 +124,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     else:
       self.answer(200, self.resource(name))
 
-  def rewrite(self, source: str, action: str, target: str) -> None:
+  def rewrite(self, source: str, target: str) -> None:
     if source not in self.server.objects:  # a folder
       self.answer(404, dict(error=dict(message="No such object")))
       return
     resource = self.put(target, self.server.objects[source][1])
-    if action == "moveTo":
-      del self.server.objects[source]
-    self.answer(200, resource if action == "moveTo" else dict(done=True, resource=resource))
+    self.answer(200, dict(done=True, resource=resource))
 
   def upload(self, name: str, query: dict, body: bytes) -> None:
     if "upload_id" in query:  # a chunk of a resumable upload

@@ -96,12 +96,6 @@ def test_files_to_train_on(train_refused, tmp_path, files, words):
   train_refused(words, f"--config.data.pairs.train={tmp_path}/a.en,{tmp_path}/a.de")
 
 
-def test_a_folder_with_other_files(train_refused, tmp_path):
-  (tmp_path / "run").mkdir()
-  (tmp_path / "run" / "thesis.tex").write_text("years of work")
-  train_refused("'thesis.tex' no run --workdir")
-
-
 def test_a_folder_that_may_only_be_read(train_refused, refused, run_copy, monkeypatch):
   monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
   train_refused("cannot write into run --workdir")

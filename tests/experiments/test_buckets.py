@@ -131,28 +131,6 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
   check_equal(damaged)
 
 
-def test_an_interrupted_upload_is_no_checkpoint_and_the_run_goes_on_before_it(
-  bucket, root, train, check_equal
-):
-  interrupted = to_path(f"{root}/interrupted")
-  folder = in_bucket(interrupted / "checkpoints/9") + "/"
-  bucket.refuse = lambda method, name: (
-    403 * (method in ("POST", "PUT") and name == f"{folder}commit_success.txt")
-  )
-  try:
-    answer = train(interrupted)
-  finally:
-    bucket.refuse = lambda method, name: 0
-  assert (answer.status, answer.err.splitlines()[-1].count(f"cannot use {root}")) == (2, 1), (
-    answer.err
-  )
-  assert bucket.names(folder) and "commit_success.txt" not in bucket.names(folder)
-  assert list_steps(interrupted / "checkpoints") == [3, 6]
-  answer = train(interrupted)
-  assert answer.status == 0 and "is trained to step 6\n" in answer.out, answer.err
-  check_equal(interrupted)
-
-
 @pytest.mark.parametrize("num_written", [0, 1, 8, None])
 def test_a_half_copied_checkpoint_is_none(bucket, num_written):
   pytest.importorskip("s3fs")

@@ -16,11 +16,8 @@ from flax import nnx
 from configs import default
 from experiments import command
 from experiments import sweep as cells_module
-from experiments.data.batching import pair_lengths
-from experiments.data.tokenizer import encode_pairs
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
-from experiments.music.task import MusicTask
 from experiments.run import changes, parse_config, schedule
 from experiments.translation.task import Translation, transformer_config
 from relpos_jax.models.seq2seq import Transformer
@@ -137,17 +134,6 @@ def test_parameters_are_those_of_the_paper(size, extra):
     assert num_parameters(load("wmt14.py:v2")) == total + extra + 2 * norm  # of each stack's end
 
 
-@pytest.mark.parametrize("change, left", [("seed=0", None), ("model.left=1024", 1024)])
-def test_tables_may_have_more_rows_on_one_side(change, left):
-  config = load("music.py", change)
-  parse_config(config)
-  task = MusicTask(config)
-  model = nnx.eval_shape(lambda: task.make_model(task.codec, nnx.Rngs(0)))
-  assert model.layers[0].self_attention.tables.left == left
-  with pytest.raises(InputError, match=r"config\.model\.left is -2: give a number from -1 to"):
-    parse_config(load("music.py", "model.left=-2"))
-
-
 def test_arguments_are_orthogonal_and_come_in_any_order():
   of_positions = {f"model.{x}" for x in ("positions", "relative_values", "beyond", "max_distance")}
   for file, arguments in (("music.py", MUSIC), ("multi30k.py", MULTI30K)):
@@ -202,19 +188,6 @@ def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
     recipe = "published" if "published" in name else "brief"
     expected = {"name"} | ({"batches.max_length"} if "lengths" in name else set())
     assert set(changes(base, load(f"multi30k.py:{recipe}"))) == expected
-
-
-def test_training_pairs_of_the_embedded_corpus_reach_the_maximum_length():
-  # Longer sentences are then longer than all that trained. Checked on a tenth of the corpus.
-  config = load("lengths.py:embedded", "data.embedded.train_size=2000")
-  task, longest = Translation(config), config.batches.max_length
-  data = task.load_data()
-  vocabulary = task.learn_tokenizers(data)
-  lengths = lambda name: pair_lengths(*encode_pairs(vocabulary, data.splits[name]))
-  train = lengths("train")
-  assert (train == longest).sum() > 0.01 * len(train)
-  assert 0.85 < (train <= longest).mean() < 0.95
-  assert (lengths("test") > longest).sum() > 30 and (lengths("long") > longest).all()
 
 
 def test_multi30k_has_the_published_number_of_parameters():

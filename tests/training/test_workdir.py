@@ -63,6 +63,12 @@ def test_another_config_is_refused_with_the_key_and_both_values(tmp_path, config
   assert all(word in str(error.value) for word in [str(tmp_path), *words.split()])
 
 
+def test_a_folder_with_other_files_is_refused(tmp_path):
+  (tmp_path / "thesis.tex").write_text("years of work")
+  with pytest.raises(InputError, match=r"holds 'thesis\.tex' but no run"):
+    claim_workdir(tmp_path, CONFIG, DEFAULTS)
+
+
 def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
   write_run_files(tmp_path, CONFIG)
   assert json.loads((tmp_path / "config.json").read_text("utf-8")) == json.loads(json.dumps(CONFIG))
