@@ -86,8 +86,12 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
 
 
 def with_operations(step: Callable) -> Callable:
-  """Adds the number of operations to a step's metrics, and prints the attention that it runs."""
-  operations = {}  # by the shapes of a batch
+  """Adds the number of operations to a step's metrics, and prints the attention that it runs.
+
+  One line names all implementations that the first batch runs; another line, if a batch of another
+  shape runs more, those alone.
+  """
+  operations, printed = {}, set()  # by the shapes of a batch; names of implementations
 
   def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
     shapes = tuple(x.shape for x in jax.tree.leaves(batch))
@@ -95,8 +99,10 @@ def with_operations(step: Callable) -> Callable:
       token = used_rules.set(rules := [])
       traced = step.trace(state, batch)  # the call below does not trace again
       used_rules.reset(token)
-      for name, reason, _ in dict.fromkeys(rules):
-        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {name}, because {reason}")
+      if new := {name: reason for name, reason, _ in rules if name not in printed}:
+        chosen = "; ".join(f"{name}, because {reason}" for name, reason in new.items())
+        print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
+        printed.update(new)
       operations[shapes] = np.float64(count_operations(traced.jaxpr.jaxpr))
     state, metrics = step(state, batch)
     return state, metrics | dict(operations=operations[shapes])

@@ -83,11 +83,9 @@ def test_the_first_lines_say_what_runs(training):
   size = sum(x.size for x in jax.tree.leaves(load_run(workdir).params))
   devices = lines.index("devices: 1 x cpu, processes: 1, mesh: 1")
   assert lines[devices + 1] == f"parameters: {size:,}, tokens of a batch: 128 at most"
-  first = next(i for i, line in enumerate(lines) if line.startswith("attention, batches of 14x9: "))
-  assert devices < first and lines[first].endswith(
-    ": per_position, because keys are below 64, and it gathers no more numbers than there are "
-    "weights"
-  )
+  (first,) = (i for i, line in enumerate(lines) if line.startswith("attention, batches of 14x9: "))
+  reason = "keys are below 64, and it gathers no more numbers than there are weights"
+  assert devices < first and f": per_position, because {reason}" in lines[first]
   assert not any("loss" in line for line in lines[:first])
 
 
