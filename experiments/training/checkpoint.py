@@ -79,15 +79,14 @@ class Checkpoints:
   def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, *_) -> None:
-    self.close()
-
-  def close(self) -> None:
+  def close(self, *_) -> None:
     """Waits for the last save, and raises its error if it failed."""
     with self._exit:
       if "_manager" in vars(self):  # a new manager would wait for the other processes
         with self._checking_disk():
           self._manager.close()
+
+  __exit__ = close
 
   def steps(self) -> list[int]:
     """Waits for a save in progress and returns the steps in order, damaged ones included."""

@@ -65,13 +65,9 @@ def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 def check_shared(workdir: Path) -> None:
   """Raises InputError unless each process sees what the first has written; all must call this."""
   processes.wait_for_all("written")
-  until = time.monotonic() + _SHARED_SECONDS
-
+  file, until = workdir / "config.json", time.monotonic() + _SHARED_SECONDS
   # Listing a folder asks the file server; looking up a file may use a stale cache.
-  def found():
-    return workdir / "config.json" in list_folder(workdir)
-
-  while not (is_seen := found()) and time.monotonic() < until:
+  while not (is_seen := file in list_folder(workdir)) and time.monotonic() < until:
     time.sleep(0.1)
   if processes.any_process(not is_seen):
     raise InputError(

@@ -125,16 +125,6 @@ def test_an_interrupted_save_is_no_checkpoint_and_can_be_repeated(copied):
     assert_same_bits(checkpoints.restore(like=make_state()), make_state(4))
 
 
-def test_a_state_may_be_donated_right_after_the_save(checkpoints):
-  advance = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
-  state = {str(i): jnp.full((256, 256), float(i)) for i in range(20)}
-  wanted = jax.tree.map(np.array, state)
-  checkpoints.save(1, state)
-  for _ in range(5):
-    state = advance(state)
-  assert_same_bits(checkpoints.restore(like=state), wanted)
-
-
 @pytest.mark.parametrize("many_first", [True, False])
 def test_the_shardings_are_those_of_like(checkpoints, many_first):
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from experiments.errors import InputError
-from experiments.training.sharding import _arranged, make_mesh, parameter_sharding, put_batch
+from experiments.training.sharding import _arranged, make_mesh, parameter_sharding
 from experiments.training.step import init_state, inverse_sqrt
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
@@ -61,17 +61,6 @@ def test_slices_of_tpus_are_parts_of_the_batch():
     assert len({chip.slice_index for chip in part.flat}) == 1
   with pytest.raises(InputError, match=r"mesh\.data is 1: give a multiple of 2, the slices"):
     _arranged((1, 1, 1, 8), chips)
-
-
-def test_rows_are_split_in_order_and_tokens_too():
-  rows = np.arange(16 * 6).reshape(16, 6)
-  (sharded,) = put_batch((rows,), make_mesh(data=2, fsdp=2, sequence=2))
-  np.testing.assert_array_equal(sharded, rows)
-  for index, shard in enumerate(sharded.addressable_shards):
-    assert shard.device == jax.devices()[index]
-    part, half = divmod(index, 2)
-    wanted = rows[4 * part : 4 * part + 4, 3 * half : 3 * half + 3]
-    np.testing.assert_array_equal(shard.data, wanted)
 
 
 def specs(mesh, **values) -> dict[str, PartitionSpec]:
