@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from test_train import _interrupt_at, metrics, results
 
-from experiments import command, trainer
+from experiments import command
+from experiments import trainer as trainer_module
 from experiments.errors import InputError
 from experiments.files import to_path
 from experiments.training import bucket_lock
@@ -54,7 +55,7 @@ def run(bucket, root, train):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Checkpoints, "save", save_after_metrics)
     interrupt = lambda: signal.raise_signal(signal.SIGTERM)
-    patch.setattr(trainer.Reporter, "step", _interrupt_at(7, interrupt))
+    patch.setattr(trainer_module.Reporter, "step", _interrupt_at(7, interrupt))
     answer = train(f"{root}/stopped")
   assert answer.status == 128 + signal.SIGTERM, answer.err
   assert ".lock" not in bucket.names(f"{root[-2:]}/stopped/")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import checkpoints as checkpoints_command
-from experiments import trainer
+from experiments import trainer as trainer_module
 from experiments.training import checkpoint_reader
 
 
@@ -96,7 +96,7 @@ def test_damaged_ones_are_passed_over_and_training_resumes_before_them_to_the_sa
     assert f"checkpoint {run_copy}/checkpoints/12 is damaged: " in answer.err
     assert ": passed over\n" in answer.err
     assert names(run_copy) == ["12", "6", "9"]
-  monkeypatch.setattr(trainer, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
   answer = train(run_copy)
   assert answer.status == 0, answer.err
   assert f"{run_copy} is trained to step 9\n" in answer.out

@@ -13,7 +13,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from experiments import trainer
+from experiments import trainer as trainer_module
 from experiments.run import load_run, load_task, schedule
 from experiments.training.checkpoint_reader import list_steps
 from experiments.training.metrics import read_metrics
@@ -95,8 +95,8 @@ def test_a_step_has_its_rate_and_its_share_of_a_known_peak(
   run = FakeWandb()
   monkeypatch.setitem(sys.modules, "wandb", run)
   run.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-  monkeypatch.setattr(trainer, "peak_operations", lambda kind: 1e9 * (kind == "cpu"))
-  monkeypatch.setattr(trainer, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  monkeypatch.setattr(trainer_module, "peak_operations", lambda kind: 1e9 * (kind == "cpu"))
+  monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
   few = ("num_steps=5", "eval_every=5", "save_every=2")
   again = [f"--config.training.{value}" for value in few]
   assert train(tmp_path, *again, "--wandb=mine", "--profile_steps=2:3").status == 0
@@ -149,7 +149,7 @@ def test_flags_that_cannot_be_met_are_refused(train, tmp_path):
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
   workdir, answer = training
   before = contents(workdir)
-  monkeypatch.setattr(trainer, "with_operations", lambda _: lambda *_: pytest.fail())
+  monkeypatch.setattr(trainer_module, "with_operations", lambda _: lambda *_: pytest.fail())
   again = train(workdir)
   assert (again.status, f"{workdir} is trained to step 12\n" in again.out) == (0, True)
   assert again.out.partition("split")[2] == answer.out.partition("split")[2]
@@ -220,18 +220,18 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(
   workdir, train, tmp_path, monkeypatch
 ):
   with monkeypatch.context() as patch:
-    patch.setattr(trainer.Checkpoints, "save", mock.Mock(side_effect=KeyboardInterrupt))
+    patch.setattr(trainer_module.Checkpoints, "save", mock.Mock(side_effect=KeyboardInterrupt))
     assert train(tmp_path).status == 130
   assert not any((tmp_path / "checkpoints").iterdir())
   assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
-  monkeypatch.setattr(trainer, "evaluate", lambda *_: None)  # Scoring is for other tests.
+  monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
   answer = train(tmp_path, "--config.training.num_steps=6")
   assert answer.status == 0, answer.err
   assert metrics(tmp_path) == [line for line in metrics(workdir) if line["step"] <= 6]
 
 
 def _interrupt_at(step, interrupt):
-  report = trainer.Reporter.step
+  report = trainer_module.Reporter.step
 
   def interrupted(self, now, metrics):
     if now == step:
@@ -258,7 +258,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_end(
 
   with monkeypatch.context() as patch:
     interrupt = lambda: signal.raise_signal(signal.SIGINT)
-    patch.setattr(trainer.Reporter, "step", _interrupt_at(13, interrupt))
+    patch.setattr(trainer_module.Reporter, "step", _interrupt_at(13, interrupt))
     answer = train(tmp_path, "--config.training.num_steps=15")
   last = "stopped by SIGINT at step 14: run the same command again to resume"
   assert (answer.status, answer.out.splitlines()[-1]) == (130, last)
