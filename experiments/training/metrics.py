@@ -258,7 +258,7 @@ class _Display(rich.progress.Progress):
     self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def track(items: Iterable[_Item], number: int, what: str) -> Iterator[_Item]:
+def track(items: Iterable[_Item], total: int, what: str) -> Iterator[_Item]:
   """Yields a number of items, and shows on stderr how many are done, a second, and the time left.
 
   Where stderr is no terminal, a line is printed every ten seconds.
@@ -267,12 +267,12 @@ def track(items: Iterable[_Item], number: int, what: str) -> Iterator[_Item]:
   ['a', 'b']
   """
   start = time.monotonic()
-  with _Display(rich.console.Console(stderr=True), number, seconds=10.0) as display:
+  with _Display(rich.console.Console(stderr=True), total, seconds=10.0) as display:
     for done, item in enumerate(items, 1):
       yield item
       seconds = time.monotonic() - start
-      left = f", {_format(seconds / done * (number - done))} left" if done >= _FEW else ""
-      display.show(f"{done}/{number} {what}, {done / max(seconds, 1e-9):,.1f} a second{left}", done)
+      left = f", {_format(seconds / done * (total - done))} left" if done >= _FEW else ""
+      display.show(f"{done}/{total} {what}, {done / max(seconds, 1e-9):,.1f} a second{left}", done)
 
 
 def _format(seconds: float) -> datetime.timedelta:

@@ -71,12 +71,12 @@ def wait_for_all(name: str) -> None:
 def check_same(values: Mapping[str, Any]) -> None:
   """Waits for all processes; raises InputError unless these JSON values are the same in each."""
   first, *others = map(json.loads, _gather(json.dumps(values)))
-  for number, other in enumerate(others, 1):
+  for process, other in enumerate(others, 1):
     for name in first | other:
       ours, theirs = (json.dumps(of[name]) if name in of else "absent" for of in (first, other))
       if ours != theirs:
         raise InputError(
-          f"{name} is {ours} in process 0 and {theirs} in process {number}: start all processes "
+          f"{name} is {ours} in process 0 and {theirs} in process {process}: start all processes "
           "with the same command, code and files"
         )
 

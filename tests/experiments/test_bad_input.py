@@ -102,16 +102,6 @@ def test_a_folder_that_may_only_be_read(train_refused, refused, run_copy, monkey
   refused(run_copy, "cannot write into run", "evaluate", f"--workdir={run_copy}")
 
 
-def test_a_foreign_checkpoint(train_refused, refused, run_copy):
-  config = json.loads((run_copy / "config.json").read_text())
-  config["model"]["feed_forward"] = 17
-  (run_copy / "config.json").write_text(json.dumps(config))
-  words = "checkpoint 12 another model feed_forward [16] [17]"
-  train_refused(words, "--config.model.feed_forward=17")
-  for name in ("evaluate", "translate"):
-    refused(run_copy, words.replace("12", ""), name, f"--workdir={run_copy}")
-
-
 def test_checkpoints_that_are_gone(train_refused, run_copy):
   shutil.rmtree(run_copy / "checkpoints")
   train_refused("run/checkpoints 12 bring back delete run to start again")

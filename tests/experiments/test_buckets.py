@@ -200,15 +200,6 @@ def lock(bucket, root, monkeypatch):
   assert not bucket.names(in_bucket(folder))
 
 
-def test_a_second_training_in_a_folder_is_refused(lock, train):
-  folder, _ = lock
-  with command.lock_folder(folder, "workdir"):
-    answer = train(folder, "--config.training.learning_rate=0.5")
-  assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer.err
-  words = (f"another command is using {folder} (", f"process {os.getpid()})", "another --workdir")
-  assert all(word in answer.err for word in words), answer.err
-
-
 def test_a_lock_is_renewed_and_that_of_a_killed_process_is_taken_over_by_one(lock, capsys):
   folder, content = lock
   content(killed := dict(holder="someone", time="long ago", token="1"))

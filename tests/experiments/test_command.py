@@ -199,12 +199,6 @@ def test_a_lock_is_free_when_its_process_is_killed_and_a_folder_left_empty_goes(
   assert not folder.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path, monkeypatch):
-  monkeypatch.setattr(command.os, "access", lambda path, mode: False)
-  with pytest.raises(InputError, match=f"cannot write into {tmp_path}: give another --out"):
-    command.make_folder(tmp_path, "out")
-
-
 @pytest.mark.skipif(command.has_accelerator(), reason="memory is kept on CPUs alone")
 def test_a_command_maps_its_memory_once_whatever_plugins_are_installed(tmp_path, monkeypatch):
   monkeypatch.delenv("MALLOC_ARENA_MAX")
