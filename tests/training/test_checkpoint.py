@@ -200,20 +200,10 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
       checkpoints.save(3, make_state(3))
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
     assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
-
-
-def test_where_all_are_damaged_there_is_no_fresh_start(copied, capsys):
-  for step in (1, 2, 3):
-    flip(copied, step)
-  with Checkpoints(copied, rename_damaged=True) as checkpoints:
-    for action in (
-      lambda: checkpoints.restore(like=make_state()),
-      lambda: checkpoints.average(2, like=make_state().params),
-      checkpoints.latest_step,
-    ):
-      text = refusal(action)
-      assert f"no good checkpoint in {copied}: damaged are damaged-1, damaged-2, damaged-3" in text
-  assert capsys.readouterr().err.count(": renamed to damaged-") == 3
+  flip(copied, 2), flip(copied, 3)
+  with Checkpoints(copied, rename_damaged=True) as checkpoints:  # there is no fresh start
+    for action in (lambda: checkpoints.restore(like=make_state()), checkpoints.latest_step):
+      assert f"no good checkpoint in {copied}: damaged are damaged-2, damaged-3" in refusal(action)
 
 
 def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys):
@@ -237,13 +227,13 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
 
 
 @pytest.mark.parametrize("entry", [["int32[7]", None], ["int32[]", "0" * 16]])
-def test_the_manifest_itself_is_verified(copied, capsys, entry):
+def test_the_manifest_itself_is_verified(copied, entry):
   file = copied / "3" / "manifest" / "metadata"
   content = json.loads(file.read_text())
   content["arrays"]["step"] = entry
   file.write_text(json.dumps(content))
-  assert Checkpoints(copied).restore(like=make_state()).step == 2
-  assert "its manifest has another digest" in capsys.readouterr().err
+  with pytest.raises(Damage, match="its manifest has another digest"):
+    examine(copied / "3")
 
 
 @pytest.mark.parametrize(
