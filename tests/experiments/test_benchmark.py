@@ -289,9 +289,7 @@ def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkey
   monkeypatch.setattr(attention, "cost_curves", lambda *_: None)
   for name in ("attention", "steps", "positions"):
     shutil.copytree(RESULTS / name, tmp_path / name)
-  for name in ("tpu_costs",):
-    shutil.copy(RESULTS / f"{name}.json", tmp_path)
-  pages = {f"{name}.md" for name in ("attention", "steps", "tpu_costs")}
+  pages = {f"{name}.md" for name in ("attention", "steps")}
   for name in pages:
     shutil.copy(RESULTS / name, tmp_path)
   assert call("benchmark.__main__", "pages", f"--out={tmp_path}").status == 0
