@@ -158,9 +158,7 @@ def test_a_dense_bias_holds_the_relative_key_term():
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "name", ["chunked_distances", "chunked_function", "dense_distances", "chunked_dense"]
-)
+@pytest.mark.parametrize("name", ["chunked_distances", "chunked_function", "dense_distances"])
 def test_biases_by_distance_are_the_same_numbers(name):
   found = attention.PEERS[name].prepare(CASE).run()
   attend = functools.partial(REFERENCE, CASE, choose=attention._distances)
@@ -169,38 +167,16 @@ def test_biases_by_distance_are_the_same_numbers(name):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_pytorch_gives_the_same_results_and_gradients(is_causal, monkeypatch):
-  flex = pytest.importorskip("torch.nn.attention.flex_attention")
-  # On CPUs it refuses to be differentiated, though what it runs there can be.
-  monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
-  case = CASE._replace(is_causal=is_causal)
-  forward = case._replace(backward=False)
-  for name, function in (("torch_sdpa", attention._jax_nn), ("flex_attention", REFERENCE)):
-    prepare = attention.PEERS[name].prepare
-    result = functools.partial(function, forward)(*keys_only(forward))
-    np.testing.assert_allclose(prepare(forward).run().swapaxes(1, 2), result, atol=1e-5)
-    cotangent, *arrays = keys_only(case)
-    _, pull_back = jax.vjp(functools.partial(function, case), *arrays)
-    *of_tokens, of_relations = pull_back(cotangent)
-    of_table = jax.tree.leaves(of_relations) if name == "flex_attention" else []
-    wanted = [gradient.swapaxes(1, 2) for gradient in of_tokens] + of_table
-    for gradient, of in zip(prepare(case).run(), wanted, strict=True):
-      np.testing.assert_allclose(gradient, of, atol=1e-5)
-
-
-def test_flex_attention_is_compiled_for_every_case(monkeypatch):
-  torch = pytest.importorskip("torch")
-  graphs = []
-  backend = lambda graph, inputs: graphs.append(graph) or graph.forward
-  monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-  make = attention._flex_attention.__wrapped__
-  monkeypatch.setattr(attention, "_flex_attention", functools.cache(lambda _: make("cuda")))
-  torch._dynamo.reset()
-  with torch._dynamo.config.patch(recompile_limit=2):
-    for number, length in enumerate(range(4, 8), 1):
-      case = CASE._replace(length=length, is_causal=False, backward=False)
-      attention.PEERS["flex_attention"].prepare(case).run()
-      assert len(graphs) == number
+@pytest.mark.parametrize("backward", [False, True])
+def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
+  pytest.importorskip("torch")
+  case = CASE._replace(is_causal=is_causal, backward=backward)
+  *arrays, _ = attention.arguments(case)
+  attend = functools.partial(attention._jax_nn, case, relations=None)
+  wanted = timing.with_gradients(attend)(*arrays)[1] if backward else [attend(*arrays)]
+  found = attention.PEERS["torch_sdpa"].prepare(case).run()
+  for theirs, ours in zip(found if backward else [found], wanted, strict=True):
+    np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)
 
 
 def test_without_pytorch_its_rows_give_the_remedy(monkeypatch):
