@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -214,23 +213,11 @@ def test_sweeps_that_write_one_results_file_lose_no_record(room):
   assert results(room) == [cell.key for cell in plans[0]]
 
 
-def test_each_cell_is_submitted_once_and_the_same_command_collects(room, swept):
-  script = f'printf "%s\\n" "$@" >> {room}/jobs; echo job 17; [ $1 != three-k-2-seed0 ]'
-  submit = f"--submit=bash -c '{script}' bash {{name}} {{command}}"
-  jobs = lambda: (room / "jobs").read_text().splitlines()
-  printed = [shlex.split(line)[4:] for line in swept(submit, "--dry_run").out.splitlines()]
-  assert not (room / "jobs").exists()
-
-  answer = swept(submit)
-  assert answer.status == 1 and "three: 1 failed, 2 submitted" in answer.out
-  assert jobs() == [word for line in printed for word in line]
-  assert jobs()[::2] == [f"three-{cell}" for cell in CELLS]
-  assert (room / "runs/three/k-2-seed0.error.txt").read_text() == "exit status 1\njob 17\n"
-  assert (room / "runs/three/k-1-seed0.submitted").read_text() == "job 17\n"
-
-  subprocess.run([sys.executable, *shlex.split(jobs()[1])[1:]], check=True)  # the job
-  assert "1 failed, 1 finished, 1 submitted" in swept(submit).out
-  assert jobs()[6] == "three-k-2-seed0" and results(room) == RESULTS[:1]
+def test_the_commands_that_a_dry_run_prints_may_run_elsewhere(room, swept):
+  for line in swept("--dry_run").out.splitlines():
+    subprocess.run(f"{sys.executable} {line.removeprefix('python')}", shell=True, check=True)
+  assert names(room) == CELLS
+  assert swept().status == 0 and len(calls(room)) == 3 and results(room) == RESULTS
 
 
 def test_changes_on_the_command_line_reach_all_cells(room, swept):
@@ -249,8 +236,6 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
     ("--config.model.max_distance=16", "--config.model.max_distance has no effect three.py"),
     ("--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
     ("--parallel=0", "--parallel=0: give at least 1"),
-    ("--submit=nowhere {command}", "--submit no program 'nowhere'"),
-    ("--submit=sbatch --wrap=train", "--submit=sbatch {name} {command}"),
     ("--config=configs/quickstart.py", "configs/quickstart.py has no sweep() configs/table1.py"),
   ],
 )
