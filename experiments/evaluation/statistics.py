@@ -1,4 +1,4 @@
-"""Confidence intervals over seeds, the paired bootstrap over sentences, and bands of lengths."""
+"""Confidence intervals over seeds, and the paired bootstrap over sentences."""
 
 import math
 from collections.abc import Sequence
@@ -108,27 +108,3 @@ def compare_scores(first: Scores, second: Scores) -> Comparison:
   sampled = np.abs(first.samples - second.samples)
   exceeding = np.sum(sampled - sampled.mean() > abs(difference.mean))
   return Comparison(difference, (int(exceeding) + 1) / (len(sampled) + 1))
-
-
-def length_bands(
-  lengths: Int[np.ndarray, "sentences"], trained: int, smallest: int
-) -> list[tuple[int, int]]:
-  """Splits lengths into bands (first, last), with a boundary after the length `trained`.
-
-  Each band is the narrowest with `smallest` sentences. Fewer at the end of a side join the band
-  before.
-
-  >>> length_bands(np.array([3, 4, 4, 5, 6, 7, 9]), trained=5, smallest=2)
-  [(3, 5), (6, 9)]
-  """
-  found = []
-  for side in (lengths[lengths <= trained], lengths[lengths > trained]):
-    bands: list[list[int]] = []
-    for length in np.sort(side).tolist():
-      if not bands or (len(bands[-1]) >= smallest and length > bands[-1][-1]):
-        bands.append([])
-      bands[-1].append(length)
-    if len(bands) > 1 and len(bands[-1]) < smallest:
-      bands[-2:] = [bands[-2] + bands[-1]]
-    found += [(band[0], band[-1]) for band in bands]
-  return found

@@ -13,7 +13,6 @@ from experiments.evaluation.statistics import (
   compare_scores,
   difference_interval,
   draw_sentences,
-  length_bands,
   score_seeds,
   student_interval,
 )
@@ -105,22 +104,3 @@ def test_a_clear_difference_passes_both_tests():
   assert is_clear(0.01, 1.0, 0.5) and is_clear(0.01, -1.0, 0.5)
   assert not is_clear(0.01, 1.0, 1.5) and not is_clear(0.06, 1.0, 0.5)
   assert not is_clear(0.01, 1.0, None) and not is_clear(0.01, 0.0, 0.0)
-
-
-class TestLengthBands:
-  @pytest.mark.parametrize("trained", [0, 15, 99])
-  @pytest.mark.parametrize("smallest", [1, 30, 5000])
-  def test_every_length_is_in_one_band_and_no_band_on_both_sides(self, trained, smallest):
-    lengths = np.random.default_rng(trained).poisson(14, 1000) + 1
-    bands = length_bands(lengths, trained, smallest)
-    for length in lengths:
-      assert sum(first <= length <= last for first, last in bands) == 1
-    assert not any(first <= trained < last for first, last in bands)
-
-  def test_bands_are_narrow_and_not_small(self):
-    lengths = np.random.default_rng(1).poisson(14, 1000) + 1
-    size = lambda first, last: int(np.sum((lengths >= first) & (lengths <= last)))
-    bands = length_bands(lengths, 15, 50)
-    assert len(bands) > 8 and all(size(*band) >= 50 for band in bands)
-    ends = {max(last for _, last in bands), max(last for _, last in bands if last <= 15)}
-    assert all(size(first, last - 1) < 50 for first, last in bands if last not in ends)

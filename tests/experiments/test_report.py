@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from experiments import report as tables_of_sweeps
+from experiments import report, sections
 from experiments.evaluation.records import digest
 from experiments.graphs import scores as graphs
 from experiments.graphs.scores import CTP
-from experiments.report import __main__ as report
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 STUDENT = {3: 4.30265, 2: 12.7062}  # 95% of Student's t, by the number of seeds
@@ -26,7 +25,7 @@ CHAINS = {"keys and values": 0.98, "keys": 0.9, "none": 0.15}
 def no_pictures(request, monkeypatch):
   """Skips drawing, which takes most of the time, except where it is tested."""
   if "pictures" not in request.node.name:
-    for module in (tables_of_sweeps, graphs):
+    for module in (sections, graphs):
       monkeypatch.setattr(module, "spread_curves", lambda panels, path: path)
 
 
@@ -158,22 +157,18 @@ class TestTranslation:
     assert re.fullmatch(rf"\*\*\+{above:.2f} ± .*\*\*, p 0.001", pairs["relative"]["none"])
     assert pairs["none"]["relative"].startswith(f"**-{above:.2f} ± ")
 
-  def test_bands_hold_the_bleu_of_their_sentences(self, tmp_path):
+  def test_scores_by_length_are_the_bleu_of_their_sentences(self, tmp_path):
     records = make_translations("lengths", num_seeds=2, **{"batches.max_length": 16})
     tables = tables_of(tmp_path, records)
 
-    def of_lengths(row, first, last, digits):
+    def of_lengths(row, first, last):
       of = [np.array(record["sentences"]["test"]) for record in records if record["row"] == row]
-      return interval([bleu(x[(first <= x[:, 0]) & (x[:, 0] <= last)]) for x in of], digits)
+      return interval([bleu(x[(first <= x[:, 0]) & (x[:, 0] <= last)]) for x in of])
 
     for row, cells in tables["lengths: tokens (sentences)"].items():
       sides = {name.partition(" (")[0]: cell for name, cell in cells.items()}
-      assert sides["up to 15"] == of_lengths(row, 0, 15, 2)
-      assert sides["above 15"] == of_lengths(row, 16, 99, 2)
-    for band, cells in tables["tokens"].items():
-      first, _, last = band.partition(" to ")
-      assert cells["none"] == of_lengths("none", int(first), int(last or first), 1)
-    assert sum(int(cells["sentences"]) for cells in tables["tokens"].values()) == 200
+      assert sides["up to 15"] == of_lengths(row, 0, 15)
+      assert sides["above 15"] == of_lengths(row, 16, 99)
 
   def test_hand_written_text_stays_and_pictures_are_drawn(self, tmp_path):
     sweeps = [
@@ -247,7 +242,7 @@ def test_a_wrong_record_is_one_line(call, table1, tmp_path, change, words):
   records = copy.deepcopy([*table1])
   change(records[4])
   folder = write_runs(tmp_path, records)
-  refused(call("report.__main__", f"--results={folder}"), "table1.jsonl, line 5: ", words)
+  refused(call("report", f"--results={folder}"), "table1.jsonl, line 5: ", words)
   assert not (folder / "report.md").exists()
 
 
@@ -267,41 +262,16 @@ def _with_config(record, values):
   record["digest"] = digest(record["config"])
 
 
-def test_a_column_equals_the_files_of_the_run(call, workdir):
-  answer = call("report.__main__", f"--workdirs={workdir}")
-  scores = json.loads((workdir / "results.json").read_text())["test"]
-  environment = json.loads((workdir / "environment.json").read_text())
-  for name, value in {
-    "run": "1: tiny",
-    "updates": "12",
-    "sacrebleu, test": f"{scores['sacrebleu']['value']:.2f}",
-    "paper_bleu, test": f"{scores['paper_bleu']['value']:.2f}",
-    "date": environment["date"][:10],
-    "jax": environment["packages"]["jax"],
-  }.items():
-    assert f"| {name} | {value} |" in answer.out
-
-
-def test_folders_without_records_are_one_line(call, workdir, tmp_path):
-  refused(call("report.__main__", f"--results={tmp_path}"), f"no records in {tmp_path}")
-  answer = call("report.__main__", f"--workdirs={workdir},{tmp_path}")
-  refused(answer, f"no {tmp_path}/record.json")
-  record = json.loads((workdir / "record.json").read_text("utf-8"))
-  for content in ("", json.dumps(record | dict(config=None)), json.dumps(dict(config={"task": 1}))):
-    (tmp_path / "record.json").write_text(content)
-    refused(
-      call("report.__main__", f"--workdirs={tmp_path}"),
-      f"{tmp_path}/record.json",
-      "restore or delete",
-    )
+def test_a_folder_without_records_is_one_line(call, tmp_path):
+  refused(call("report", f"--results={tmp_path}"), f"no records in {tmp_path}")
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):
-  names = ("runs", "multi30k", "report.md", "graphs.md", "music.md", "multi30k.md")
+  names = ("runs", "report.md", "graphs.md", "music.md", "positions.md")
   for name in names:
     (shutil.copytree if "." not in name else shutil.copy)(RESULTS / name, tmp_path / name)
   report.write_all(tmp_path)
-  for name in names[2:]:
+  for name in names[1:]:
     assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", (RESULTS / name).read_text("utf-8"))
     assert all((RESULTS / picture).exists() for picture in pictures)
