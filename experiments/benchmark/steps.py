@@ -9,13 +9,13 @@ The models take turns in one process; their order changes from round to round. W
 are written to OUT/steps/NAME-ROWSxLENGTH.json and that block of OUT/steps.md, or to
 OUT/positions/NAME-ROWSxLENGTH.json and the block cost-NAME-ROWSxLENGTH of OUT/positions.md.
 
-`step` compares relative positions with the same model with sinusoids, on the same batch. The latter
-is measured twice: a ratio is to the mean of its two copies, and the ratio of the two is the noise.
-`positions` compares all rows of configs/positions.py: a ratio is to the first copy.
+`step` compares relative positions with the same model with sinusoids, on the same batch;
+`positions` compares all rows of configs/positions.py. The model with sinusoids is measured twice: a
+ratio is to the mean of its two copies, and the ratio of the second to the first is the noise.
 """
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ from experiments.training.sharding import make_mesh
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 _ORDERS = 6  # of three models
+_PREFIXES = dict(steps="", positions="cost-")  # of blocks, by the folder of the raw results
 STEP_FLAGS = dict(
   config=command.CONFIG,
   length=command.Flag(32, "tokens of a sentence, on either side"),
@@ -57,6 +58,8 @@ def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> N
 def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Times the training steps of a model with each scheme of positions in turns."""
   timing.check_task(config, "translation", "music")
+  if repetitions < 2:
+    raise InputError(f"--repetitions={repetitions}: give at least 2")
   models = {row: {"model.positions": row} | changes for row, changes in sweep()}
   models[AGAIN] = models[BASELINE]
   _time_models(config, models, length, repetitions, out, "positions")
@@ -73,8 +76,7 @@ def _time_models(config, models, length: int, repetitions: int, out: str, comman
   results["models"] = {name: figures for name, (_, figures) in steps.items()}
   steps = {name: step for name, (step, _) in steps.items()}
   results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
-  prefix, block = _BLOCKS[command_name]
-  timing.publish(config, results, folder, f"{shape[0]}x{length}", block, prefix)
+  timing.publish(config, results, folder, f"{shape[0]}x{length}", block, _PREFIXES[command_name])
 
 
 def make_stepper(
@@ -109,55 +111,40 @@ def make_stepper(
 
 def write_page(out: pathlib.Path) -> None:
   """Rewrites the blocks of both commands from the raw results."""
-  for name, (prefix, block) in _BLOCKS.items():
+  for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, block, prefix)
 
 
-def step_block(results: timing.Record) -> str:
-  """Returns the provenance and the table of one measurement of steps."""
-  seconds, positions = (results[x] for x in ("seconds", "positions"))
+def block(results: timing.Record) -> str:
+  """Returns the provenance and the table of one measurement."""
+  (rows, length), seconds, cells = results["shape"], results["seconds"], []
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
-  cells = [[BASELINE, *_speed(results, BASELINE), "", "", ""]]
-  for name, against in ((AGAIN, seconds[BASELINE]), (positions, baseline)):
-    ratios = np.divide(seconds[name], against)
-    low, median, high = timing.quartiles(ratios)
-    options = dict(n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345))
-    interval = scipy.stats.bootstrap((ratios,), np.median, **options).confidence_interval
-    ratio = [f"{median:.3f}", "{:.3f} to {:.3f}".format(*interval), f"{low:.3f} to {high:.3f}"]
-    cells.append([name, *_speed(results, name), *ratio])
-  header = ["positions", *_SPEED, "ratio, median", "its 95% interval", "quartiles"]
-  return _with_setting(results, markdown_table(header, cells))
-
-
-def cost_block(results: timing.Record) -> str:
-  """Returns the provenance and the table of one measurement of schemes of positions."""
-  seconds, cells = results["seconds"], []
   for name, figures in results["models"].items():
-    ratios = timing.quartiles(np.divide(seconds[name], seconds[BASELINE]))
-    ratio = "" if name == BASELINE else "{1:.3f} ({0:.3f} to {2:.3f})".format(*ratios)
-    memory = f"{figures['temporary_bytes'] / 2**20:,.1f} MiB"
-    cells.append([name, f"{figures['parameters']:,}", *_speed(results, name), ratio, memory])
-  header = ["positions", "parameters", *_SPEED]
-  header += [f"ratio to {BASELINE} (quartiles)", "temporary memory"]
-  return _with_setting(results, markdown_table(header, cells))
-
-
-_SPEED = "ms a step, median", "tokens a second"
-
-
-def _speed(results: timing.Record, name: str) -> tuple[str, str]:
-  median = np.median(results["seconds"][name])
-  return f"{1e3 * median:,.1f}", f"{np.prod(results['shape']) / median:,.0f}"
-
-
-def _with_setting(results: timing.Record, table: str) -> str:
-  rows, length = results["shape"]
+    median = np.median(seconds[name])
+    ratio = _ratio(seconds[name], seconds[BASELINE] if name == AGAIN else baseline)
+    cells.append(
+      [
+        name,
+        f"{figures['parameters']:,}",
+        f"{figures['temporary_bytes'] / 2**20:,.1f} MiB",
+        f"{1e3 * median:,.1f}",
+        f"{rows * length / median:,.0f}",
+        *(ratio if name != BASELINE else ("", "")),
+      ]
+    )
+  header = ["positions", "parameters", "temporary memory", "ms a step, median", "tokens a second"]
+  header += ["ratio (quartiles)", "95% interval of the ratio"]
   return (
     f"{timing.provenance(results, ['jax'])}\n"
     f"{results['name']}: width {results['width']}, {rows} x {length} tokens, {results['dtype']}, "
-    f"{len(results['seconds'][BASELINE])} rounds, config {results['digest']}.\n\n{table}"
+    f"{len(baseline)} rounds, config {results['digest']}.\n\n{markdown_table(header, cells)}"
   )
 
 
-# By the folder of the raw results: the prefix of the blocks' names, and what writes them.
-_BLOCKS = dict(steps=("", step_block), positions=("cost-", cost_block))
+def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> tuple[str, str]:
+  """Returns the median ratio of a round with its quartiles, and the median's bootstrap interval."""
+  ratios = np.divide(seconds, against)
+  low, median, high = timing.quartiles(ratios)
+  options = dict(n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345))
+  interval = scipy.stats.bootstrap((ratios,), np.median, **options).confidence_interval
+  return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)
