@@ -2,8 +2,7 @@ r"""Times every implementation of attention and its peers against jax.nn's atten
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
-  python -m experiments.benchmark attention --max_distance=128 --tokens=0 --implementations=none \
-      --peers=chunked_keys,chunked_distances,dense_distances
+  python -m experiments.benchmark attention --implementations=chunked --peers=dense_bias,torch_sdpa
 
 Each contestant runs next to jax.nn.dot_product_attention without relations, in one process; a ratio
 is of two neighbours in time. jax.nn is also measured against itself: that ratio is the noise.
@@ -26,7 +25,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments import command
@@ -37,7 +35,7 @@ from experiments.evaluation.pictures import CostPanel, cost_curves
 from experiments.evaluation.tables import column_table, markdown_table, rewrite_blocks
 from experiments.files import write_whole
 from experiments.training.environment import environment
-from relpos_jax import DistanceBias, FunctionBias, RelativePositions, dot_product_attention
+from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
@@ -81,7 +79,7 @@ class Case(NamedTuple):
 class Contestant(NamedTuple):
   """An attention function, and the relations that it computes."""
 
-  relations: str  # "keys and values", "keys", "distances" or "none"
+  relations: str  # "keys and values", "keys" or "none"
   prepare: Callable[[Case], Program]  # or raises RuntimeError with the reason why it cannot run
 
 
@@ -166,41 +164,10 @@ def arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(case, query, key, value, relations, *, implementation, choose=None):
-  relations = choose(case, relations) if choose else relations
+def _ours(case, query, key, value, relations, *, implementation, related=True):
+  relations = relations if related else None
   options = dict(is_causal=case.is_causal, implementation=implementation)
   return dot_product_attention(query, key, value, relations=relations, **options)
-
-
-def _none(case: Case, relations: RelativePositions) -> None:
-  return None
-
-
-def _keys(case: Case, relations: RelativePositions) -> RelativePositions:
-  return RelativePositions(relations.key, None)
-
-
-def _distances(case: Case, relations: RelativePositions) -> DistanceBias:
-  """Returns a number for each distance and head: columns of the table of keys."""
-  return DistanceBias(relations.key[:, : case.heads])
-
-
-def _by_distance(table, i, j, *_):
-  k = len(table) // 2
-  return table[jnp.clip(j - i, -k, k) + k]
-
-
-def _function(case: Case, relations: RelativePositions) -> FunctionBias:
-  """Returns a function that looks up the numbers of `_distances`."""
-  return FunctionBias(_by_distance, _distances(case, relations).table)
-
-
-def _dense_distances(case, query, key, value, relations):
-  """Computes attention with the numbers of `_distances`, looked up for all pairs, as a bias."""
-  numbers, positions = _distances(case, relations), jnp.arange(case.length)
-  bias = numbers.table[numbers.labels(positions, positions)]  # [T, S, N]
-  bias = jnp.moveaxis(bias, -1, 0)[None].astype(query.dtype)
-  return dot_product_attention(query, key, value, bias, is_causal=case.is_causal)
 
 
 def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
@@ -258,15 +225,10 @@ def _torch_sdpa(case: Case) -> Program:
   return Program(run, torch.cuda.max_memory_allocated() - before, 0)
 
 
-_chunked = functools.partial(_compiled, _ours, implementation="chunked")
 PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
   cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
-  chunked_keys=Contestant("keys", _chunked(choose=_keys)),
-  chunked_distances=Contestant("distances", _chunked(choose=_distances)),
-  chunked_function=Contestant("distances", _chunked(choose=_function)),
-  dense_distances=Contestant("distances", _compiled(_dense_distances)),
   torch_sdpa=Contestant("none", _torch_sdpa),
 )
 
@@ -279,7 +241,7 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
     ours = functools.partial(_compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name)
     found[name] = Contestant("keys and values", ours())
     if name in BLOCKWISE:
-      found[f"{name} (no relations)"] = Contestant("none", ours(choose=_none))
+      found[f"{name} (no relations)"] = Contestant("none", ours(related=False))
   return found | {name: PEERS[name] for name in peers}
 
 
@@ -331,10 +293,8 @@ def time_pairs(
 def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
-  rivals = {x: (f"{x} (no relations)", "per_position") for x in BLOCKWISE}
-  rivals["chunked_function"] = "chunked_distances", "dense_distances"
-  rivals["chunked_distances"] = "chunked_keys", "dense_distances"
-  for name, others in rivals.items():
+  for name in BLOCKWISE:
+    others = f"{name} (no relations)", "per_position"
     pairs += [(name, other) for other in others if {name, other} <= {*names}]
   return pairs
 

@@ -158,14 +158,6 @@ def test_a_dense_bias_holds_the_relative_key_term():
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["chunked_distances", "chunked_function", "dense_distances"])
-def test_biases_by_distance_are_the_same_numbers(name):
-  found = attention.PEERS[name].prepare(CASE).run()
-  attend = functools.partial(REFERENCE, CASE, choose=attention._distances)
-  wanted = timing.with_gradients(attend)(*attention.arguments(CASE))
-  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, wanted)
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
 def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
