@@ -11,7 +11,6 @@ from experiments.evaluation.statistics import (
   Comparison,
   Interval,
   compare_scores,
-  difference_interval,
   draw_sentences,
   score_seeds,
   student_interval,
@@ -37,8 +36,8 @@ def counts_of(quality: float, seed: int):
 class TestIntervals:
   def test_one_seed_has_no_interval(self):
     assert student_interval([3.5]) == (3.5, None)
-    assert difference_interval([3.5], [1.0, 2.0]) == (2.0, None)
-    assert difference_interval([3.5, 4.5], [1.0]) == (3.0, None)
+    assert student_interval([3.5], [1.0, 2.0]) == (2.0, None)
+    assert student_interval([3.5, 4.5], [1.0]) == (3.0, None)
 
   def test_student_covers_the_mean_in_95_percent(self):
     draws = np.random.default_rng(0).normal(size=(2000, 3))
@@ -48,11 +47,11 @@ class TestIntervals:
   def test_welch_is_scipys(self):
     first, second = [1.0, 2.0, 4.0], [3.0, 3.5, 3.2, 9.0]
     theirs = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    mean, half_width = difference_interval(first, second)
+    mean, half_width = student_interval(first, second)
     assert (mean - half_width, mean + half_width) == pytest.approx((theirs.low, theirs.high))
 
   def test_welch_of_values_without_any_spread(self):
-    assert difference_interval([2.0, 2.0], [1.0, 1.0]) == (1.0, 0.0)
+    assert student_interval([2.0, 2.0], [1.0, 1.0]) == (1.0, 0.0)
 
 
 class TestPairedBootstrap:
