@@ -33,7 +33,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import filelock
 import jax
 
 from experiments import command
@@ -159,9 +158,8 @@ def _make_cell(
 def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
   """Writes the records of a sweep to its results file and returns them; see `find_records`."""
   command.make_folder(path.parent, "results")
-  with filelock.FileLock(path.with_name(".lock")):  # other processes may write the same file
-    if records := find_records(path, cells):
-      write_records(path, records.values())
+  if records := find_records(path, cells):
+    write_records(path, records.values())
   return records
 
 

@@ -1,6 +1,5 @@
 """Tests the command sweep with a stand-in for the trainings."""
 
-import concurrent.futures
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import pytest
 
 from experiments import command, sweep, train
 from experiments.evaluation.records import read_records
-from experiments.sweep import collect_records, plan_cells
+from experiments.sweep import plan_cells
 
 CONFIG_FILE = """from configs import quickstart
 
@@ -64,19 +63,12 @@ def room(tmp_path, monkeypatch, request):
   return tmp_path
 
 
-def plan(room, file="three.py", seeds=2, out="runs"):
+def plan(room, file="three.py"):
   """Plans a sweep and prepares the records that the stand-in writes."""
   sweep_file = command.parse(dict(config=command.SWEEP), [f"--config={room}/{file}"])["config"]
-  cells = plan_cells(sweep_file, seeds, room / out)
-  for cell in cells:
-    (room / "records" / f"{cell.workdir.name}.json").write_text(record_of(cell))
-  return cells
-
-
-def record_of(cell):
-  scores = dict(test=dict(sacrebleu=10.0, paper_bleu=9.0))
-  record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, config={}, scores=scores)
-  return json.dumps(record) + "\n"
+  for cell in plan_cells(sweep_file, 2, room / "runs"):
+    record = dict(sweep="", row="", seed=cell.seed, digest=cell.digest, config={})
+    (room / "records" / f"{cell.workdir.name}.json").write_text(f"{json.dumps(record)}\n")
 
 
 @pytest.fixture
@@ -197,20 +189,6 @@ def test_one_sweep_at_a_time_works_in_a_folder(room, swept):
     refused(swept(), f"another command is using {room}/runs/three: give another --out")
     assert swept("--dry_run").status == 0
   assert not calls(room) and not (room / "results").exists()
-
-
-def test_sweeps_that_write_one_results_file_lose_no_record(room):
-  plans = [plan(room, out=out) for out in ("here", "there")]
-
-  def finish(cells, i):
-    for cell in cells[i::2]:
-      cell.workdir.mkdir(parents=True)
-      (cell.workdir / "record.json").write_text(record_of(cell))
-      collect_records(room / "results" / "three.jsonl", cells)
-
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    assert [*pool.map(finish, plans, range(2))] == [None, None]
-  assert results(room) == [cell.key for cell in plans[0]]
 
 
 def test_the_commands_that_a_dry_run_prints_may_run_elsewhere(room, swept):
