@@ -38,7 +38,7 @@ MAY_IMPORT = LAYERS | {
     sorted(SYSTEMS), FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"}
   ),
 }
-COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch", "plan", "report")}
+COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch")}
 LIBRARY = {name for name in MAY_IMPORT if name.startswith("relpos_jax")}
 # Third-party libraries that only these modules may import.
 BEHIND = {

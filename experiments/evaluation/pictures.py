@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from experiments.files import Path, to_path, whole_file
 from relpos_jax.typing import ArrayLike, Float
 
-_TRAIN, _VALID, GREY = "#4477aa", "#cc3311", "#666666"
+GREY = "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 # Paul Tol's "bright" and "vibrant", which colour-blind readers can distinguish, as do the markers.
 COLOURS = (
@@ -64,53 +64,28 @@ def learning_curves(
     metrics: the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
       "learning_rate", and "valid_" with the name of the score in lower case.
     path: the picture's file.
-    score: the name of a score, such as BLEU; higher is better.
+    score: the name of a score, such as BLEU.
   """
-  names = ("loss", "valid_loss", f"valid_{score.lower()}", "learning_rate")
-  loss, valid_loss, scores, rate = (_series(metrics, name) for name in names)
-  heights = [2.6] + [1.8] * bool(scores) + [1.1] * bool(rate)
-  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=DPI, layout="constrained")
-  axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-  if loss:
-    smooth = _smooth(loss[1])
-    axes[0].plot(*loss, color=_TRAIN, alpha=0.35, linewidth=0.8)
-    label = f"training, last {smooth[-1]:.2f}"
-    axes[0].plot(loss[0], smooth, color=_TRAIN, linewidth=1.8, label=label)
-  if valid_loss:
-    label = f"validation, last {valid_loss[1][-1]:.2f}"
-    axes[0].plot(*valid_loss, "o-", color=_VALID, label=label, **_MARKED)
-  axes[0].set_ylabel("loss (nats)")
-  if loss or valid_loss:
-    axes[0].legend(frameon=False)
-  if scores:
-    step, best = max(zip(*scores, strict=True), key=lambda point: point[1])
-    label = f"validation, best {best:.3g} at step {step:,.0f}"
-    axes[1].plot(*scores, "o-", color=_VALID, label=label, **_MARKED)
-    axes[1].set(ylabel=score, ylim=(0, 1.15 * best or 1.0))
-    axes[1].legend(frameon=False, loc="lower right")
-  if rate:
-    axes[-1].plot(*rate, color=GREY, linewidth=1.5)
-    axes[-1].set(ylabel="learning rate", ylim=(0, None))
-  for ax in axes:
-    clean(ax)
-  axes[-1].set_xlabel("step")
-  axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-  axes[-1].xaxis.set_major_formatter("{x:,.0f}")
-  figure.align_ylabels(axes)
-  return save(figure, path)
+  names = {
+    "loss (nats)": dict(training="loss", validation="valid_loss"),
+    score: dict(validation=f"valid_{score.lower()}"),
+    "learning rate": dict(training="learning_rate"),
+  }
+  loss, *others = (
+    SpreadPanel("step", measure, {side: _stretches(metrics, name) for side, name in of.items()})
+    for measure, of in names.items()
+  )
+  return spread_curves([loss, *(panel for panel in others if any(panel.curves.values()))], path)
 
 
-def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns the steps and values of the records with a finite number of this name."""
-  values = [(record["step"], record.get(name)) for record in metrics]
-  pairs = [(step, value) for step, value in values if value is not None and np.isfinite(value)]
-  return tuple(np.array(pairs, float).T) if pairs else None
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-  """Computes a centred running mean over a thirtieth of the curve, less at the ends."""
-  window = np.ones(len(values) // 30 + 1)
-  return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
+def _stretches(
+  metrics: Sequence[Mapping[str, Any]], name: str, most: int = 40
+) -> list[tuple[float, float, float, float]]:
+  """Returns the points (step, lowest, mean, highest) of the finite values in stretches of steps."""
+  values = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+  finite = np.array([pair for pair in values if np.isfinite(pair[1])], float).reshape(-1, 2)
+  stretches = np.array_split(finite, min(most, len(finite)) or 1)
+  return [(x.mean(), y.min(), y.mean(), y.max()) for x, y in (of.T for of in stretches) if len(x)]
 
 
 def cost_curves(
