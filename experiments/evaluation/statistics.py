@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from experiments.evaluation.bleu import bleu_of_counts
 from relpos_jax.typing import Float, Int
@@ -72,6 +71,8 @@ def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
 
 def _half_width(square_error: float, freedom: float) -> float:
   """Returns the standard error times the 97.5% quantile of Student's t."""
+  from scipy.special import stdtrit
+
   return float(stdtrit(freedom, (1 + 0.95) / 2)) * math.sqrt(square_error)
 
 

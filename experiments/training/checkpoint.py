@@ -8,10 +8,10 @@ import shutil
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
@@ -110,6 +110,8 @@ class Checkpoints:
         stay good.
       ValueError: `step` is not after all saved steps.
     """
+    import orbax.checkpoint as ocp
+
     arrays = by_name(state)
     items = ocp.args.Composite(
       state=ocp.args.PyTreeSave(arrays),
@@ -205,7 +207,9 @@ class Checkpoints:
     return pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
 
   @functools.cached_property
-  def _manager(self) -> ocp.CheckpointManager:
+  def _manager(self) -> Any:
+    import orbax.checkpoint as ocp
+
     checkpoint_reader.silence_orbax()
 
     def should_preserve(checkpoints, *, context):

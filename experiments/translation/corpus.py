@@ -7,9 +7,6 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import tensorflow_datasets as tfds
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
 from experiments.data.builders import SPLITS, LazyPairs, prepare, read_lazily
 from experiments.errors import InputError
 from experiments.files import read_content
@@ -194,6 +191,8 @@ def normalize_lines(
 
 @functools.cache
 def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
+  from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
   # Without perl_parity, sacremoses treats ’ and French quotes differently from the Perl script.
   normalizer = MosesPunctNormalizer(language, perl_parity=True)
   return normalizer.normalize, MosesTokenizer(language).tokenize
