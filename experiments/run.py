@@ -218,7 +218,10 @@ def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Ta
   if not path.is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")
   given = {"decoding.average_checkpoints": average_checkpoints} if average_checkpoints else {}
-  task = parse_config(read_json(path), 0, given)
+  values = read_json(path)
+  if "beam_size" in (decoding := values.get("decoding", {})):
+    decoding.setdefault("stop", "bound")  # as before there was a choice
+  task = parse_config(values, 0, given)
   if name not in ("", task.config.task):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of {name}")
   return task

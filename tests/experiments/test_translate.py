@@ -1,6 +1,7 @@
 """Tests that the command translate writes one line for every line, in order."""
 
 import gzip
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from configs import quickstart
 from experiments import translate as translate_command
 from experiments.data.tokenizer import decode, encode, load_tokenizers
 from experiments.errors import InputError
-from experiments.run import load_run
+from experiments.run import load_run, load_task
 from experiments.training.sharding import make_mesh
 from experiments.translation.corpus import Corpus
 from experiments.translation.task import Translation, make_translator, normalize_input
@@ -126,6 +127,13 @@ def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
   assert translate("--average_checkpoints=1").err == ""
   answer = translate("--average_checkpoints=4")
   assert answer.status == 2 and "average_checkpoints is 4, but only 3 are kept" in answer.err
+
+
+def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):
+  config = json.loads((workdir / "config.json").read_text())
+  assert config["decoding"].pop("stop") == load_task(workdir).config.decoding.stop == "count"
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  assert load_task(tmp_path).config.decoding.stop == "bound"
 
 
 def test_input_is_normalised_as_in_training(workdir):
