@@ -64,6 +64,7 @@ def test_a_line_loads_no_other_system_and_no_library_of_scores(workdir):
   assert "experiments.translation.translator" in imported
   assert not imported & {"experiments.music", "experiments.graphs", "matplotlib", "sacrebleu"}
   assert not imported & {"grain", "sacremoses", "scipy", "tensorboardX", "tensorflow_datasets"}
+  assert "orbax" not in imported  # since the evaluation after training kept the average
 
 
 def test_line_ends_and_byte_order_mark_do_not_matter(translate, translations, tmp_path):
