@@ -8,15 +8,16 @@ import math
 import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
 
 from experiments.files import Path, to_path, whole_file
 from relpos_jax.typing import ArrayLike, Float
+
+if TYPE_CHECKING:  # which takes a quarter of a second to import
+  import matplotlib.axes
+  import matplotlib.figure
 
 GREY = "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
@@ -26,7 +27,7 @@ COLOURS = (
   *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
 )
 _MARKERS = "osD^vPX<>*d"
-DPI = 150
+_DPI = 150
 
 
 class CostPanel(NamedTuple):
@@ -98,6 +99,8 @@ def cost_curves(
     dashed: names of the baselines, whose curves are dashed. "a (b)" has the colour of "a".
     path: the picture's file.
   """
+  from matplotlib.ticker import LogLocator
+
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
 
   def kind(name):
@@ -107,7 +110,7 @@ def cost_curves(
   styles = {name: _style(kinds.index(kind(name)), name in dashed) for name in names}
   columns = max(map(len, rows))
   size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
-  figure = Figure(size, dpi=DPI, layout="constrained")
+  figure = make_figure(*size)
   grid = figure.subplots(len(rows), columns, squeeze=False)
   for ax, panel in itertools.chain.from_iterable(map(itertools.zip_longest, grid, rows)):
     if panel is None:
@@ -134,9 +137,11 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | Path) -> Path:
   Each curve is in a band from its lowest to its highest values. A name has the same colour in all
   panels.
   """
+  from matplotlib.ticker import MaxNLocator
+
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
   size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
-  figure = Figure(size, dpi=DPI, layout="constrained")
+  figure = make_figure(*size)
   for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
     for name, points in panel.curves.items():
       style = _style(names.index(name), is_dashed=False)
@@ -162,7 +167,9 @@ def _style(number: int, is_dashed: bool) -> dict[str, Any]:
   return dict(color=COLOURS[number % len(COLOURS)], marker=marker) | _MARKED | lines
 
 
-def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) -> Path:
+def _save_with_legend(
+  figure: "matplotlib.figure.Figure", names: Sequence[str], columns: int, path
+) -> Path:
   lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
   handles = [lines[name] for name in names]
   figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
@@ -188,7 +195,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
     1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
     1.0 + max(inches(panel.rows, panel.columns) for panel in panels),
   )
-  figure = Figure(size, dpi=DPI, layout="constrained")
+  figure = make_figure(*size)
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
   for ax, panel, width in zip(axes, panels, widths, strict=True):
@@ -204,7 +211,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
   return save(figure, path)
 
 
-def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
+def _draw_weights(ax: "matplotlib.axes.Axes", panel: Panel, highest: float, fontsize: float):
   _, weights, rows, columns = panel
   image = ax.pcolormesh(
     np.asarray(weights), cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
@@ -223,14 +230,21 @@ def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
   return image
 
 
-def clean(ax: Axes) -> None:
+def make_figure(width: float, height: float) -> "matplotlib.figure.Figure":
+  """Returns an empty figure of a size in inches."""
+  from matplotlib.figure import Figure
+
+  return Figure((width, height), dpi=_DPI, layout="constrained")
+
+
+def clean(ax: "matplotlib.axes.Axes") -> None:
   """Removes the box around curves and draws a pale grid behind them."""
   ax.spines[["top", "right"]].set_visible(False)
   ax.grid(color="#dddddd", linewidth=0.6)
   ax.set_axisbelow(True)
 
 
-def save(figure: Figure, path: str | Path) -> Path:
+def save(figure: "matplotlib.figure.Figure", path: str | Path) -> Path:
   """Writes a picture and returns its path."""
   path = to_path(path)
   with warnings.catch_warnings():

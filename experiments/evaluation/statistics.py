@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from experiments.evaluation.bleu import bleu_of_counts
 from relpos_jax.typing import Float, Int
@@ -49,6 +48,8 @@ def student_interval(values: _Values, *minus: _Values) -> Interval:
   >>> student_interval([5.0, 5.0], [2.0])
   Interval(mean=3.0, half_width=None)
   """
+  from scipy.special import stdtrit
+
   mean = float(np.mean(values) - sum(map(np.mean, minus)))
   sizes = [len(of) for of in (values, *minus)]
   if min(sizes) < 2:

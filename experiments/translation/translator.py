@@ -39,6 +39,7 @@ class Translator:
     mesh: the rows of a batch are sharded over all its devices, whatever the types of its axes.
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
+    stop: when the search for a sentence ends, "count" or "bound": see `beam_search`.
     extra_length: a translation has at most this many tokens more than its source.
     token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU, whose
       caches hold no more, and 16,384 / beam_size elsewhere.
@@ -54,6 +55,7 @@ class Translator:
     *,
     beam_size: int = 4,
     length_penalty: float = 0.6,
+    stop: str = "count",
     extra_length: int = 50,
     token_budget: int | None = None,
     track: Callable[[Iterable, int], Iterable] = lambda lines, number: lines,
@@ -66,16 +68,15 @@ class Translator:
     default = (2560 if target_platform() == "cpu" else 16_384) // beam_size
     self._token_budget = default if token_budget is None else token_budget
 
-    def start(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
-      model, lengths = decoding_model(graphdef, params), jnp.sum(source != PAD, axis=1)
+    def start(model: nnx.Module, source: Int[Array, "B S"], room: int) -> Search:
+      lengths = jnp.sum(source != PAD, axis=1)
       cache = model.init_cache(len(source), room, beam_size)
       limits = jnp.where(lengths > 0, lengths + extra_length, 0)
-      search = begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
-      return _Batch(search, model.encode_memory(source))
+      return begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
 
     def make_empty(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
-      search, memories = start(params, source, room)
-      return _Batch(search, jax.tree.map(jnp.zeros_like, memories))  # the encoder does not run
+      model = decoding_model(graphdef, params)
+      return _Batch(start(model, source, room), model.empty_memory(source))
 
     def advance(
       params: PyTree,
@@ -93,8 +94,9 @@ class Translator:
       def put(x, new):
         return x.at[rows].set(new, mode="drop")
 
-      search, memories = jax.tree.map(put, batch, start(params, source, room))
       model = decoding_model(graphdef, params)
+      new = _Batch(start(model, source, room), model.encode_memory(source))
+      search, memories = jax.tree.map(put, batch, new)
 
       def step(search):
         return extend(
@@ -102,6 +104,7 @@ class Translator:
           lambda tokens, cache: model.decode(tokens, cache, memories),
           Cache.reorder,
           length_penalty=length_penalty,
+          stop=stop,
           eos=EOS,
           pad=PAD,
         )

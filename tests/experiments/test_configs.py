@@ -100,6 +100,7 @@ def test_the_papers_base_and_big_models(argument):
   assert not is_big or training.save_every == 600  # 10 minutes, of a second an update
   decoding = config.decoding
   assert (decoding.beam_size, decoding.length_penalty, decoding.extra_length) == (4, 0.6, 50)
+  assert decoding.stop == "bound" and default.get_config().decoding.stop == "count"
   assert config.vocabulary.size == VOCABULARY and config.batches.tokens == 8 * 4096
   assert config.data.languages == ("en-de" if languages == "ende" else "en-fr")
 
