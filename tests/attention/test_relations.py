@@ -457,6 +457,33 @@ def test_any_number_of_batch_axes(name, shared, monkeypatch):
   assert_close(found, jax.tree.map(lambda x, y: x.reshape(y.shape), wanted, found), name)
 
 
+@pytest.mark.parametrize(
+  "query, bias",
+  [
+    ((64, 64, 4, 8), (1, 4, 64, 64)),
+    ((4, 16, 64, 4, 8), (4, 1, 4, 64, 64)),
+    ((1, 1024, 1, 8), (1024, 1024)),
+  ],
+  ids=["shared", "shared by rows", "dense"],
+)
+def test_a_bias_alone_takes_less_memory_than_in_jax_nn(query, bias):
+  query = jax.ShapeDtypeStruct(query, jnp.float32)
+  bias = jax.ShapeDtypeStruct(bias, jnp.float32)
+
+  def stock(q, bias):
+    flat = q.reshape(-1, *q.shape[-3:])
+    if bias.ndim == 5:
+      bias = bias.repeat(16, 1).reshape(-1, *bias.shape[-3:])
+    return jax.nn.dot_product_attention(flat, flat, flat, bias)
+
+  def memory(attend):
+    loss = lambda q, bias: (attend(q, bias) ** 2).sum()
+    compiled = as_users_do(jax.grad(loss, (0, 1))).lower(query, bias).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert memory(lambda q, bias: dot_product_attention(q, q, q, bias)) < 0.8 * memory(stock)
+
+
 @pytest.mark.parametrize("mapped", ["query", "bias", "key_table"])
 def test_vmap_over_several_batch_axes(mapped):
   rng = np.random.default_rng(0)
