@@ -51,7 +51,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 PLAIN = "jax.nn"
 
 
-# The least pairs of a bias for `chunked`. Forward and backward, on a CPU, it takes three quarters to
+# The least pairs of a bias for `chunked`. Forward and backward, on a CPU, it takes 3 quarters to
 # a tenth of the memory of jax.nn, which saves some MB from here on.
 _BIASED_PAIRS = 2**20
 

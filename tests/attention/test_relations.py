@@ -316,6 +316,41 @@ def test_deberta():
   np.testing.assert_allclose(found, output, **TOLERANCE)
 
 
+def log_bucket_position(relative_pos, bucket_size, max_position):
+  """Returns the bucket of one distance, as DeBERTa's code does in float32."""
+  mid = bucket_size // 2
+  if -mid <= relative_pos <= mid:
+    return relative_pos
+  far, farthest = np.float32(abs(relative_pos) / mid), np.float32((max_position - 1) / mid)
+  log_pos = np.ceil(np.log(far) / np.log(farthest) * np.float32(mid - 1)) + mid
+  return int(log_pos * np.sign(relative_pos))
+
+
+@pytest.mark.parametrize("span, max_distance", [(256, 512), (32, 100), (2, 3), (4, 40), (6, 9)])
+def test_debertas_rows_are_its_buckets(span, max_distance):
+  """Follows the disentangled bias of DeBERTa v2 in transformers, for a query and keys around it."""
+  rng, length = np.random.default_rng(0), 2 * max_distance + 7
+  key_rows, query_rows = jnp.asarray(rng.normal(size=(2, 2 * span, 3)))
+  query, keys = (
+    jnp.asarray(rng.normal(size=(1, 1, 3))),
+    jnp.asarray(rng.normal(size=(length, 1, 3))),
+  )
+  distances = length // 2 - np.arange(length)
+  found = [log_bucket_position(int(x), span, max_distance) for x in distances]
+  rows = np.clip(np.array(found) + span, 0, 2 * span - 1)
+  assert {0, 2 * span - 1} < {*rows} or span == 2
+  logits = (
+    keys[:, 0] @ query[0, 0] + key_rows[rows] @ query[0, 0] + (keys[:, 0] * query_rows[rows]).sum(1)
+  )
+  relations = (
+    RelativePositions.deberta(key_rows, max_distance),
+    KeyBias.deberta(query_rows, max_distance),
+  )
+  options = dict(scale=9**-0.5, query_offset=length // 2)
+  weights = attention_weights(query, keys, relations=relations, **options)
+  np.testing.assert_allclose(weights[0, 0], jax.nn.softmax(logits / 3), **TOLERANCE)
+
+
 def test_rotate_multiplies_complex_numbers():
   x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)))
   positions = jnp.asarray([[0, 1, 2, 3, 4], [7, -2, 900, 4, 4]])
@@ -622,6 +657,24 @@ def test_no_weights_of_all_pairs_without_a_band(kind):
   assert "2,1024,1024]" not in compiled.as_text()
 
 
+def test_a_key_bias_takes_little_more_memory_than_positions():
+  """Compiles both passes, causal: no number for every row of the table and every token."""
+
+  def compiled(kind):
+    def loss(x, table):
+      relations = RelativePositions(table, None) if kind == "positions" else KeyBias(table)
+      options = dict(relations=relations, is_causal=True, implementation="chunked")
+      return (dot_product_attention(x, x, x, **options) ** 2).sum()
+
+    arrays = jnp.ones((1, 2048, 2, 16)), jnp.ones((513, 2, 16))
+    return as_users_do(jax.grad(loss, (0, 1))).lower(*arrays).compile()
+
+  with jax.enable_x64(False):
+    key, positions = map(compiled, ("key", "positions"))
+  memory = [x.memory_analysis().temp_size_in_bytes for x in (key, positions)]
+  assert memory[0] < 1.2 * memory[1] < 513 * 2048 * 2 * 16
+
+
 @pytest.mark.parametrize("name", ["skew", "pallas_tpu", "pallas_gpu"])
 def test_the_others_refuse_what_has_no_band(name):
   x, table = jnp.ones((1, 300, 1, 8)), jnp.ones((3, 8))
@@ -646,6 +699,13 @@ def test_the_others_refuse_what_has_no_band(name):
 def test_t5_names_a_wrong_argument(sizes, message):
   with pytest.raises(ValueError, match=message):
     DistanceBias.t5(**sizes)
+
+
+def test_deberta_names_a_wrong_argument():
+  with pytest.raises(ValueError, match="buckets has 10 rows and max_distance is 512; want a mult"):
+    RelativePositions.deberta(np.ones((10, 4)))
+  with pytest.raises(ValueError, match=r"max_distance is 9; want .* a max_distance above 9"):
+    KeyBias.deberta(np.ones((32, 4)), max_distance=9)
 
 
 @pytest.mark.parametrize(
