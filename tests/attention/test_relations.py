@@ -370,6 +370,21 @@ def test_rotate_multiplies_complex_numbers():
   np.testing.assert_array_equal(rotate(small, positions), rounded)
 
 
+def test_rotate_turns_the_part_that_has_frequencies():
+  rng = np.random.default_rng(0)
+  x, frequencies = jnp.asarray(rng.normal(size=(2, 5, 3, 10))), jnp.asarray(rng.normal(size=3))
+  positions = jnp.asarray(rng.integers(-9, 99, (2, 5)))
+  found = rotate(x, positions, frequencies=frequencies)
+  pair = x[..., :3] + 1j * x[..., 3:6]
+  turned = pair * jnp.exp(1j * positions[..., None, None] * frequencies)
+  wanted = jnp.concatenate([turned.real, turned.imag, x[..., 6:]], axis=-1)
+  np.testing.assert_allclose(found, wanted, **TOLERANCE)
+  usual = 100.0 ** (-jnp.arange(5) / 5)
+  by_base = rotate(x, positions, base=100.0)
+  np.testing.assert_allclose(rotate(x, positions, frequencies=usual), by_base, **TOLERANCE)
+  np.testing.assert_array_equal(rotate(x, positions, frequencies=jnp.zeros(4)), x)
+
+
 def test_rotated_logits_depend_on_distances_alone():
   rng = np.random.default_rng(0)
   query, key = jnp.asarray(rng.normal(size=(2, 2, 5, 3, 6)))
@@ -706,6 +721,13 @@ def test_deberta_names_a_wrong_argument():
     RelativePositions.deberta(np.ones((10, 4)))
   with pytest.raises(ValueError, match=r"max_distance is 9; want .* a max_distance above 9"):
     KeyBias.deberta(np.ones((32, 4)), max_distance=9)
+
+
+def test_rotate_names_wrong_frequencies():
+  x = jnp.ones((2, 5, 4, 8))
+  for shape in ((5,), (1, 4)):
+    with pytest.raises(ValueError, match=r"frequencies has shape .*; want at most \(4,\)"):
+      rotate(x, jnp.arange(5), frequencies=jnp.ones(shape))
 
 
 @pytest.mark.parametrize(
