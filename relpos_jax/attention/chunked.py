@@ -26,7 +26,6 @@ from relpos_jax.attention.chunked_block import (
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
-from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -43,17 +42,15 @@ _GROUP = 128
 _FLOATS = dict(
   query="BTNH",
   key="BSKH",
-  value="BSKH",
-  bias="BNTS",
+  value="BSKV",
+  bias="ANTS",  # one of them is that of B / A sequences that follow one another
   content="BTNP",
   slopes="BN",
-  left_logits="BNS",  # what a `KeyBias` adds to keys left of the band
-  right_logits="BNS",  # to those right of it
-  row_logits="BNRT",  # and within the band
   bias_table="BNR",
   content_table="BNRP",
   key_table="BNRH",
-  value_table="BNRH",
+  by_key_table="BNRH",
+  value_table="BNRV",
 )
 _AXES = dict(
   _FLOATS,
@@ -61,8 +58,8 @@ _AXES = dict(
   key_segments="BS",
   seeds="BN",
   query_offset="B",
-  output="BTNH",
-  d_output="BTNH",
+  output="BTNV",
+  d_output="BTNV",
   **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
   **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
   **{f"d_{name}": letters for name, letters in _FLOATS.items()},
@@ -86,7 +83,7 @@ def has_band(inputs: Inputs) -> bool:
 
 def attention(
   inputs: Inputs, block: int | None = None, group: int = _GROUP
-) -> Float[Array, "B T N H"] | tuple[Array, Array]:
+) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Computes attention over blocks of `block` queries, by default a size for the call.
 
   The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band
@@ -148,35 +145,16 @@ def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
 
 def _of_band(inputs: Inputs, band: bands.Band) -> Arrays:
   """Returns the arrays of the relations by distance."""
-  tables = _not_none(**band.tables._replace(by_key=None)._asdict())
+  tables = _not_none(**band.tables._asdict())
+  if "by_key" in tables:
+    tables["by_key"] *= jnp.asarray(inputs.scale, tables["by_key"].dtype)
   if "value" in tables:  # the row left of the band is last, as the sum of all weights it multiplies
     tables["value"] = jnp.roll(tables["value"], -1, axis=0)
   arrays = {f"{name}_table": jnp.swapaxes(x, 0, 1)[None] for name, x in tables.items()}
   if band.content is not None:
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     arrays["content"] = band.content.astype(wide)
-  if band.tables.by_key is not None:
-    arrays |= _key_bias(inputs, band)
   return arrays
-
-
-def _key_bias(inputs: Inputs, band: bands.Band) -> Arrays:
-  """Returns what a `KeyBias` adds: for queries by row of the band, and for keys beside it."""
-  batch, num_queries, heads, _ = inputs.query.shape
-  num_keys, key_heads = inputs.key.shape[1:3]
-  table = band.tables.by_key * jnp.asarray(inputs.scale, band.tables.by_key.dtype)
-  key = inputs.key.astype(table.dtype).repeat(heads // key_heads, 2)
-  products = jnp.einsum("BSNH,RNH->BNRS", key, table)
-  # By row from the key of the first query, so that a skew finds that of each query; 0 without one.
-  size = num_queries + band.num_diagonals
-  padded = jnp.pad(products[:, :, 1:-1], [(0, 0)] * 3 + [(size, size)])
-  start = jnp.clip(jnp.asarray(inputs.query_offset) + band.first + size, 0, num_keys + size)
-  start = jnp.broadcast_to(start, (batch,)) if start.ndim else start
-  read = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size, axis=-1)
-  by_key = jax.vmap(read, (0, 0 if start.ndim else None))(padded, start)
-  by_query = skew(by_key[:, :, ::-1], num_queries)[:, :, ::-1]
-  row_logits = jnp.pad(by_query, [(0, 0), (0, 0), (1, 1), (0, 0)])
-  return dict(left_logits=products[:, :, 0], right_logits=products[:, :, -1], row_logits=row_logits)
 
 
 def _not_none(**arrays: Array | None) -> Arrays:
@@ -184,7 +162,7 @@ def _not_none(**arrays: Array | None) -> Arrays:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> Float[Array, "B T N H"]:
+def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> Float[Array, "B T N V"]:
   """Computes attention; its own backward pass computes the weights again."""
   return _flash_forward(plan, floats, visibility)[0]
 
@@ -196,13 +174,13 @@ def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple
 
 
 def _flash_backward(
-  plan: ChunkPlan, residuals: tuple, d_output: Float[Array, "B T N H"]
+  plan: ChunkPlan, residuals: tuple, d_output: Float[Array, "B T N V"]
 ) -> tuple[Arrays, None]:
   floats, visibility, outputs = residuals
   # Divides each query's cotangent by its total once, instead of each of its weights.
   d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
   # sum_j p_ij dp_ij, with or without dropout.
-  delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output, precision=plan.precision)
+  delta = jnp.einsum("BTNV,BTNV->BNT", outputs["output"], d_output, precision=plan.precision)
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
   kernel = functools.partial(_backward, plan)
@@ -221,7 +199,7 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   names = ["output", "maximum", "inverse_total"]
   names += ["right_sums", "row_sums"] if "value_table" in arrays else []
   query = arrays["query"]
-  sizes = dict(zip("BTNH", query.shape, strict=True))
+  sizes = dict(zip("BTNV", (*query.shape[:3], arrays["value"].shape[3]), strict=True))
   outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
 
   def step(pairs, block, keys, of_keys):
@@ -252,6 +230,7 @@ def _over_heads(
   """
   batch, num_queries, heads, _ = arrays["query"].shape
   sharing = heads // arrays["key"].shape[2]
+  batch_of_bias = batch // len(arrays["bias"]) if "bias" in arrays else 1
   plan = plan._replace(block=min(plan.block, num_queries))
   num_heads = _num_heads(plan, heads, sharing)
 
@@ -259,6 +238,7 @@ def _over_heads(
     first = index * num_heads
     key_heads = first % heads // sharing, -(-num_heads // sharing)
     region = dict(B=(first // heads, 1), N=(first % heads, num_heads), K=key_heads)
+    region["A"] = first // heads // batch_of_bias, 1
     # A smaller array per group of heads: XLA would copy the full one for every group if several
     # loops one after the other wrote into it.
     of_heads = {
@@ -401,5 +381,5 @@ def _starts_and_sizes(
 def _heads_first(name: str) -> tuple[list[int], tuple[int, ...]]:
   """Returns the permutation of axes to the batch, heads, all others; and the axis of the batch."""
   letters = _AXES[name]
-  order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "BNK")
-  return order, (0,) if "B" in letters else ()
+  order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "ABNK")
+  return order, (0,) if letters[0] in "AB" else ()
