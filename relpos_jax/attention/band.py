@@ -95,6 +95,9 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   if isinstance(offset, int):  # the distances that occur; distance 0 stays
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
     high = min(high, max(inputs.key.shape[1] - offset, 0))
+  if inputs.window is not None:  # all beside the band is hidden if the table is as wide
+    left, right = inputs.window
+    low, high = -left - 1 if low <= -left else low, right + 1 if high >= right else high
   if inputs.is_causal:  # distance 0 is on the band, and all right of it is hidden
     high = 1
   return low, max(high, low + 1)

@@ -21,7 +21,6 @@ from relpos_jax.attention.chunked_block import (
   ChunkPlan,
   attend,
   differentiate,
-  mark_right,
   pairs_at,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
@@ -125,9 +124,14 @@ def attention(
 
 
 def _default_block(inputs: Inputs) -> int:
-  """Returns the queries in a block: fewer if causal, where a block computes its longest row."""
+  """Returns the queries in a block: few in a window, which hides the more pairs of a block.
+
+  A causal block computes its longest row.
+  """
+  if inputs.window is not None:
+    return 128
   block = 256 if inputs.is_causal else 512
-  while inputs.window is None and block > 64 and block * inputs.key.shape[1] > 2 * _PAIRS:
+  while block > 64 and block * inputs.key.shape[1] > 2 * _PAIRS:
     block //= 2
   return block
 
@@ -324,7 +328,7 @@ def _run_stretch(
   keys = {name: _widen(x, plan.num_groups, heads["N"][0]) for name, x in keys.items()}
 
   def run_block(number, carry):
-    results, of_keys, keys = carry
+    results, of_keys = carry
     start = first + number * plan.block
     row = jnp.minimum(start, end - plan.block)
     queries = dict(T=(row, plan.block))
@@ -336,17 +340,16 @@ def _run_stretch(
         block[name] = jnp.where(counted, block[name], 0)
     position = first_query + block.get("query_offset", plan.offset) + row
     pairs = pairs_at(plan, position)
-    keys = {name: mark_right(pairs, x) for name, x in keys.items()}
     of_block, of_keys = step(pairs, block, keys, of_keys)
-    return store(results, of_block, queries), of_keys, keys
+    return store(results, of_block, queries), of_keys
 
   num_blocks = -(-(end - first) // plan.block)
-  results, of_keys, _ = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys, keys))
+  results, of_keys = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys))
   return _add(results, of_keys, dict(S=(0, num_keys)))
 
 
 def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
-  """Returns keys or values with room for `mark_right`."""
+  """Returns keys or values with room for an element per group."""
   if not groups:
     return x
   room = zeros((*x.shape[:2], x.shape[2] + groups), x)

@@ -62,7 +62,7 @@ class ChunkPlan(NamedTuple):
   @property
   def num_groups(self) -> int:
     """Returns the number of groups, of equal sizes; 0 if no key right of the band is visible."""
-    if not self.has_band or self.is_causal:
+    if not self.has_band or self.is_causal or (self.window and self.window[1] < self.right):
       return 0
     at_most = max(self.block // self.group, 1)
     return max(n for n in range(1, at_most + 1) if self.block % n == 0)
@@ -115,22 +115,16 @@ def pairs_at(plan: ChunkPlan, row: Int[Array, ""]) -> Pairs:
   return Pairs(plan, start, row + jnp.arange(plan.block), start + jnp.arange(plan.num_read))
 
 
-def mark_right(pairs: Pairs, x: Float[Array, "N C W"]) -> Float[Array, "N C W"]:
-  """Writes into the last elements of all keys or values which are right of each group."""
-  if not pairs.plan.num_groups:
-    return x
-  is_right = jnp.arange(x.shape[1])[:, None] >= pairs.ends[None]
-  return x.at[:, :, -pairs.plan.num_groups :].set(is_right.astype(x.dtype))
-
-
 def _read(pairs: Pairs, keys: Arrays) -> list[Float[Array, "N S W"]]:
-  """Returns the block's keys and values."""
-  size = pairs.plan.num_read
-
-  def part(x):
-    return jax.lax.dynamic_slice_in_dim(x, pairs.start, size, axis=1)
-
-  return [part(keys[name]) for name in ("key", "value")]
+  """Returns the block's keys and values, with 1 in the last elements if right of each group."""
+  plan, found = pairs.plan, []
+  for name in ("key", "value"):
+    x = jax.lax.dynamic_slice_in_dim(keys[name], pairs.start, plan.num_read, axis=1)
+    if plan.num_groups:
+      is_right = pairs.columns[:, None] >= pairs.ends[None]
+      x = x.at[:, :, -plan.num_groups :].set(is_right.astype(x.dtype))
+    found.append(x)
+  return found
 
 
 def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
@@ -348,7 +342,8 @@ def _logits(
   else:
     right = jnp.maximum(terms[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
     logits = _add_near(pairs, _scores(key, block["query"], right), terms[:, 1:])
-    logits += jnp.where(pairs.is_left, terms[:, :1], 0)
+    if pairs.plan.window is None or -pairs.plan.window[0] < pairs.plan.first:
+      logits += jnp.where(pairs.is_left, terms[:, :1], 0)
   for term in _added(block, pairs).values():
     logits += term
   logits = masks.cap(logits, pairs.plan.soft_cap)
