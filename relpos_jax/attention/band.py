@@ -19,6 +19,7 @@ import functools
 import operator
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention.inputs import Inputs, is_symbolic
@@ -72,6 +73,8 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
   """Returns why the fused kernels, for any device, cannot run this call; None if they can."""
   if inputs.bias is not None:
     return "a bias is given"
+  if isinstance(inputs.scale, jax.core.Tracer):
+    return "scale is traced; it needs a number"
   if inputs.soft_cap is not None:
     return "a soft cap is given"
   if inputs.sinks is not None or inputs.return_residual:

@@ -170,8 +170,9 @@ def test_refuses_by_name(options, reason, kernel):
     dot_product_attention(*arrays, implementation=kernel, **options)
 
 
-def test_refuses_a_traced_scale():
-  attend = functools.partial(dot_product_attention, implementation="pallas_tpu")
+@pytest.mark.parametrize("kernel", ["pallas_tpu", "pallas_gpu"])
+def test_refuses_a_traced_scale(kernel):
+  attend = functools.partial(dot_product_attention, implementation=kernel)
   with pytest.raises(NotImplementedError, match="scale is traced"):
     jax.jit(lambda scale: attend(*[arrays_of()["query"]] * 3, scale=scale))(0.1)
 
