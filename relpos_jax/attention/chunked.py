@@ -26,7 +26,7 @@ from relpos_jax.attention.chunked_block import (
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
 from relpos_jax.attention.skew import skew
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
@@ -319,8 +319,8 @@ def _run_stretch(
   """Computes the blocks of a range of queries; the last one is moved back to end with it."""
   first, end, num_keys = stretch
   plan = plan._replace(num_keys=num_keys)
-  rest = dict(arrays)
-  keys = {name: rest.pop(name) for name in ("key", "value")}
+  keys = {name: arrays[name] for name in ("key", "value")}
+  others = {name: x for name, x in arrays.items() if name not in keys}
   keys = _read(keys, heads | dict(S=(0, num_keys)))
   repeats = heads["N"][1] // len(keys["key"])  # for query heads that share a key head
   keys = {name: x.repeat(repeats, 0) for name, x in keys.items()}
@@ -332,20 +332,24 @@ def _run_stretch(
     start = first + number * plan.block
     row = jnp.minimum(start, end - plan.block)
     queries = dict(T=(row, plan.block))
-    block = _read(rest, heads | queries)
-    is_new = row + jnp.arange(plan.block) >= start
-    for name in ("d_output", "delta"):  # zeros here make all gradients of a repeated query zero
-      if name in block:
-        counted = jnp.expand_dims(is_new, range(1, block[name].ndim - 1))
-        block[name] = jnp.where(counted, block[name], 0)
-    position = first_query + block.get("query_offset", plan.offset) + row
-    pairs = pairs_at(plan, position)
+    block = _read(others, heads | queries)
+    block = _zero_repeated(block, row + jnp.arange(plan.block) < start)
+    pairs = pairs_at(plan, first_query + block.get("query_offset", plan.offset) + row)
     of_block, of_keys = step(pairs, block, keys, of_keys)
     return store(results, of_block, queries), of_keys
 
   num_blocks = -(-(end - first) // plan.block)
   results, of_keys = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys))
   return _add(results, of_keys, dict(S=(0, num_keys)))
+
+
+def _zero_repeated(block: Arrays, is_repeated: Bool[Array, " T"]) -> Arrays:
+  """Makes the cotangents of repeated queries zero, and so all of their gradients."""
+  cotangents = {name: block[name] for name in ("d_output", "delta") if name in block}
+  return block | {
+    name: jnp.where(jnp.expand_dims(is_repeated, range(1, x.ndim - 1)), 0, x)
+    for name, x in cotangents.items()
+  }
 
 
 def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
