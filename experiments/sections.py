@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +19,7 @@ from experiments.evaluation.statistics import (
 )
 from experiments.graphs import scores as graphs
 from experiments.music import scores as music
+from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
 
 METRICS = dict(translation=translation.METRIC, graphs=graphs.METRIC, music=music.METRIC)
@@ -79,7 +79,7 @@ def run_facts(rows: Rows) -> dict[str, str]:
     ),
     "hardware": each(lambda r: r["hardware"]),
     "date": each(lambda r: r["date"][:10]),
-    "commit": each(lambda r: re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", r["commit"] or "unknown")),
+    "commit": each(lambda r: short_commit(r["commit"])),
     **{name: each(lambda r, n=name: r["packages"].get(n)) for name in ("python", "jax", "flax")},
   }
 
