@@ -100,6 +100,15 @@ def publish(kept, monkeypatch):
 
 
 @pytest.fixture
+def cache(tmp_path) -> Iterator[pathlib.Path]:
+  """Has JAX keep programs in a folder, which is returned."""
+  before = jax.config.jax_compilation_cache_dir
+  jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+  yield tmp_path
+  jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture
 def serve():
   """Returns a context that serves a folder by HTTP: `with serve(folder) as url`."""
 

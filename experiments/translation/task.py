@@ -206,7 +206,9 @@ def transformer_config(
 
 def make_translator(run: Run, **changes) -> Translator:
   """Makes a translator on the run's devices from `config.decoding` and changes to it."""
-  options = run.config.decoding.to_dict() | changes
+  sizes = [tokenizer.get_vocab_size() for tokenizer in run.vocabulary]
+  options = dict(key=f"{run.config.model.to_json(sort_keys=True)} {sizes}")
+  options |= run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
   return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)
 

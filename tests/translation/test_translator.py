@@ -94,6 +94,16 @@ def test_the_rule_that_ends_a_search_is_passed_on(model, translations):
     Translator(*model, TOKENIZERS, ONE, **options | dict(stop="first"))(SHORT)
 
 
+def test_another_process_does_not_trace(model, translations, cache, monkeypatch):
+  options = dict(OPTIONS, key="mine")
+  assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
+  monkeypatch.setattr(Transformer, "decode", None)
+  assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
+  for change in (dict(key="other"), dict(extra_length=5), dict(stop="bound"), dict(beam_size=3)):
+    with pytest.raises(TypeError):  # of what it traces
+      Translator(*model, TOKENIZERS, ONE, **options | change)(SHORT)
+
+
 def test_eight_devices_translate_as_one(model, translations):
   graphdef, params = model
   mesh = make_mesh(8)
