@@ -25,7 +25,6 @@ from relpos_jax.attention.chunked_block import (
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
-from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.

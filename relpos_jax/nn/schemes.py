@@ -104,7 +104,8 @@ class RotaryPositions(Positions):
       query_positions = offset + jnp.arange(query.shape[-3])
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
-    how = dict(base=self.base, frequencies=self.frequencies)
+    given = None if self.frequencies is None else np.array(self.frequencies)
+    how = dict(base=self.base, frequencies=given)
     query = rotate(query, query_positions, **how)
     return dict(query=query, key=rotate(key, key_positions, **how))
 

@@ -84,9 +84,9 @@ def test_each_scheme_is_its_papers_formula(scheme):
 
 
 def test_rotary_positions_have_the_frequencies_they_are_given():
-  found = layers.RotaryPositions(frequencies=[0.3]).arguments(Q, KEY, query_offset=2)
+  found = layers.RotaryPositions(frequencies=np.array([0.3])).arguments(Q, KEY, query_offset=2)
   for name, x, first in (("query", Q, 2), ("key", KEY, 0)):
-    wanted = rotate(x, first + jnp.arange(T), frequencies=[0.3])
+    wanted = rotate(x, first + jnp.arange(T), frequencies=np.array([0.3]))
     np.testing.assert_array_equal(found[name], wanted)
     np.testing.assert_array_equal(found[name][..., 2:], x[..., 2:])
 
