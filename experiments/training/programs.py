@@ -89,8 +89,9 @@ def _machine() -> tuple:
   text = cpuinfo.read_text() if cpuinfo.exists() else ""
   instructions = re.search(r"^(flags|Features).*", text, re.MULTILINE)
   flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-  client = jax.devices()[0].client
-  return code_version(), instructions and instructions[0], flags, client.platform_version
+  device = jax.devices()[0]
+  chip = device.device_kind, device.client.platform_version, instructions and instructions[0]
+  return code_version(), chip, flags
 
 
 def _digest(*parts: Any) -> str:
