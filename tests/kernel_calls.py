@@ -43,6 +43,31 @@ def arrays_of(
   return jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays | dict(more=more))
 
 
+def shapes_of(
+  length=512,
+  width=64,
+  rows=33,
+  *,
+  dtype=jnp.bfloat16,
+  key_heads=8,
+  beyond="clip",
+  contents=(),
+  t5=0,
+  slopes=False,
+  **more,
+):
+  """Returns the shapes of query, key, value and relations to compile for, eight heads."""
+  query = jax.ShapeDtypeStruct((1, length, 8, width), dtype, **more)
+  key = query.update(shape=(1, length, key_heads, width))
+  table = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32, **more)
+  relations = [RelativePositions(*[table(rows, width)] * 2, beyond=beyond)] * (rows > 0)
+  relations += [DistanceBias(table(t5, 8))] * (t5 > 0) + [LinearBias(table(8))] * slopes
+  for size in contents:
+    content = query.update(shape=(1, length, 8, size))
+    relations.append(ContentBias(content, table(max(rows, 3), size)))
+  return query, key, key, tuple(relations)
+
+
 def attend(arrays, attention, beyond="clip", left=None, **options):
   """Calls the `attention` of a module on arrays of `arrays_of`."""
   tables = [arrays.get(name) for name in "kv"]
@@ -70,35 +95,81 @@ def assert_exact(kernel, arrays, options, tolerance=1e-10):
 
 
 LOW = -1e3, -1e9, -1e30, np.finfo(np.float32).min, -np.inf
-# By name: the first and last hidden row of 7, and the options of a call.
-HIDDEN = {
-  "left end": (0, 2, {}),
-  "left end, causal": (0, 0, dict(is_causal=True)),
-  "right end, lengths": (5, 6, dict(key_value_seq_lengths=np.array([20, 18]))),
-  "within, an offset": (2, 4, dict(query_offset=4)),
+
+RANDOM = np.random.default_rng(0)
+KEY_MASK = RANDOM.random((2, 1, 1, 20)) < 0.6
+SEGMENTS = {
+  name: RANDOM.integers(0, 2, (2, 20)).astype(np.int32)
+  for name in ("query_segment_ids", "key_segment_ids")
 }
 
-
-def assert_low_rows_hide(kernel, where):
-  """Checks float32 with tables whose rows hide keys: each head has another number there."""
-  first, last, options = HIDDEN[where]
-  table = normal(7, len(LOW))
-  table[first : last + 1] = LOW
-  arrays = arrays_of(heads=len(LOW), key_heads=1, more=(DistanceBias(table),), dtype=np.float32)
-  assert_exact(kernel, arrays, options, tolerance=2e-6)
-
-
-def assert_finite_where_only_low_rows_are_seen(kernel):
-  """Checks that such queries have finite gradients, and make no others infinite."""
-  arrays = arrays_of(more=(DistanceBias(jnp.array([-1e30, 0.0, 0.0])),), dtype=np.float32)
-  arrays["query"] *= 100
-  options = dict(query_seq_lengths=np.array([9, 20]), key_value_seq_lengths=np.array([9, 2]))
-  results = output_and_gradients(kernel, arrays, options)
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
-
-
-# By name: the sizes of arrays, and the options of a call.
-RELATIONS = {
+# By name: the sizes of arrays, and the options of a call. With T = S = 20, blocks of queries have
+# tiles to the right of the band, on it and to its left, and padding.
+CASES = {
+  "neither table, causal": (dict(tables=""), dict(is_causal=True)),
+  "keys only, k = 0": (dict(rows=1, tables="k"), {}),
+  "values only, a causal k = 0": (dict(rows=1, tables="v"), dict(is_causal=True)),
+  "k larger than a block": (dict(rows=2 * 11 + 1), {}),
+  "k larger than the sequence, zero": (dict(rows=2 * 30 + 1, queries=12), dict(beyond="zero")),
+  "more keys, causal, grouped heads": (
+    dict(queries=13, keys=29, heads=4, per_head=True),
+    dict(is_causal=True),
+  ),
+  "more queries, zero, lengths": (dict(queries=27, keys=13), dict(beyond="zero") | LENGTHS),
+  "nothing to the right of the query": (dict(), dict(left=4, is_causal=True)),
+  "nothing to the left of it": (dict(), dict(left=0)),
+  "keys only, mask": (dict(tables="k"), dict(mask=KEY_MASK)),
+  "masks of every kind": (
+    dict(),
+    dict(mask=KEY_MASK, local_window_size=(9, 3), key_value_seq_lengths=np.array([19, 9]))
+    | dict(query_seq_lengths=np.array([3, 17]))
+    | SEGMENTS,
+  ),
+  "window": (dict(rows=7), dict(local_window_size=(5, 2))),
+  "narrow window, causal": (dict(rows=9), dict(local_window_size=(1, 6), is_causal=True)),
+  "a window that leaves tiles out": (
+    dict(queries=40, keys=40, tables=""),
+    dict(local_window_size=(3, 9)),
+  ),
+  "an offset, causal, zero": (
+    dict(queries=13, keys=37),
+    dict(query_offset=19, is_causal=True, beyond="zero"),
+  ),
+  "an offset of whole blocks": (dict(queries=8, keys=24), dict(query_offset=8)),
+  "an offset beyond the keys, dropout": (dict(), dict(query_offset=30) | DROPOUT),
+  "an offset before all keys": (dict(queries=13, rows=2 * 8 + 1), dict(query_offset=-27)),
+  "an offset before all keys, one in a block": (
+    dict(queries=13),
+    dict(query_offset=-15, local_window_size=(3, 9)),
+  ),
+  "a traced offset, causal": (
+    dict(queries=9, keys=29, key_heads=1, per_head=True),
+    dict(query_offset=np.array(13), is_causal=True) | DROPOUT,
+  ),
+  "offsets before the keys and after, k larger than a block": (
+    dict(rows=2 * 11 + 1),
+    dict(query_offset=np.array([-21, 26])),
+  ),
+  "offsets beyond all keys, lengths": ({}, dict(query_offset=np.array([30, -26])) | LENGTHS),
+  "offsets, dropout, segments": (
+    dict(key_heads=1),
+    dict(query_offset=np.array([5, -4])) | SEGMENTS | DROPOUT,
+  ),
+  "offsets, window, segments": (
+    {},
+    dict(query_offset=np.array([-3, 6]), local_window_size=(5, 2)) | SEGMENTS,
+  ),
+  "offsets, causal, zero, values only": (
+    dict(keys=24, tables="v"),
+    dict(query_offset=np.array([3, -13]), is_causal=True, beyond="zero"),
+  ),
+  "offsets, causal, dropout, mask": (
+    dict(rows=3),
+    dict(query_offset=np.array([3, -4]), is_causal=True, mask=KEY_MASK) | DROPOUT,
+  ),
+  "dropout, causal": (dict(key_heads=1), DROPOUT | dict(is_causal=True)),
+  "dropout, values only, mask": (dict(tables="v"), dict(mask=KEY_MASK) | DROPOUT),
+  "dropout alone": (dict(tables=""), DROPOUT),
   "a bias": (dict(tables="", more=(DistanceBias(normal(7)),)), {}),
   "a bias per head, causal, grouped heads": (
     dict(tables="", heads=4, more=(DistanceBias(normal(6, 4), left=4),)),

@@ -26,41 +26,29 @@ from jax.experimental.pallas import triton as plgpu
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.partitioned import Shards, shapes_like
-from relpos_jax.typing import Array, Bool, Float, Int
+from relpos_jax.typing import Array, Float, Int
 
 FAR = 2**30  # the distance of a limit or of a band that is absent
 
 # A letter for each axis of each array, see `over_devices`: small ones are not sharded.
-AXES = dict(
-  query="BtNh",
-  key="BSKh",
-  value="BSKh",
-  band_logits="BNtr",  # one of B, N and t for all if they do not differ
-  slopes="N",
+AXES = dict.fromkeys(("query", "output", "d_output", "d_query"), "BtNh")
+AXES |= dict(key="BSKh", value="BSKh", key_segments="BS", query_segments="Bt")
+AXES |= dict(d_key="BSNh", d_value="BSNh")  # per query head
+AXES |= dict(band_logits="BNtr", d_band_logits="BNtr")  # B, N and t are 1 if all have the same
+AXES |= dict(slopes="N", d_slopes="BNt")  # the gradient is per query
+AXES |= dict(
   key_mask="BS",  # 1 for keys that are not hidden
   key_ends="B",  # one past the last of them
-  query_segments="Bt",
-  key_segments="BS",
   seeds="BN",
   query_offset="B",  # the position of the first query; by default 0
-  output="BtNh",
   maximum="BNt",  # of the logits
   inverse_total="BNt",  # of exp(logit - maximum), zero where all keys are masked
   band="BNtr",  # the band's logits, and the weight of all keys right of it after dropout
   sums="BNtr",  # of the weights after dropout, by row of the table
   row_sums="BNt",  # of the weights after dropout
-  d_output="BtNh",
-  d_sums="BNtr",
-  d_row_sums="BNt",
-  right_d_row_sums="BNt",  # instead of d_row_sums right of the band
-  delta="BNt",
-  right_delta="BNt",
-  d_query="BtNh",
-  d_band_logits="BNtr",
-  d_slopes="BNt",  # per query
-  d_key="BSNh",  # per query head
-  d_value="BSNh",
 )
+AXES |= dict(d_sums="BNtr", d_row_sums="BNt", delta="BNt")
+AXES |= dict(right_d_row_sums="BNt", right_delta="BNt")  # instead of these, right of the band
 
 Arrays = dict[str, Any]
 
@@ -128,19 +116,19 @@ def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
   is_wide = plan.sums or operands.keys() & {"band_logits", "slopes"}
   dtype = wide if is_wide else operands["value"].dtype
   shapes = dict(output=jax.ShapeDtypeStruct(query.shape, dtype), maximum=row, inverse_total=row)
-  if not plan.sums:
-    return _call(_output_kernel, plan, "t", plan.blocks.output, operands, shapes)
-  shapes["band"] = jax.ShapeDtypeStruct((*row.shape, plan.num_diagonals + 1), wide)
-  if plan.rate:
-    shapes["row_sums"] = row
+  if plan.sums:
+    shapes["band"] = jax.ShapeDtypeStruct((*row.shape, plan.num_diagonals + 1), wide)
+    shapes |= dict(row_sums=row) if plan.rate else {}
   outputs = _call(_output_kernel, plan, "t", plan.blocks.output, operands, shapes)
+  if not plan.sums:
+    return outputs
   maximum, inverse_total = (outputs[name][..., None] for name in ("maximum", "inverse_total"))
   band = outputs.pop("band")
-  band = jnp.where(_is_written(plan, operands, band), band, masks.LOWEST)
-  sums = jnp.exp(band - maximum) * inverse_total
+  sums = jnp.exp(_written(plan, operands, band, masks.LOWEST) - maximum) * inverse_total
   if plan.rate:
-    seeds = operands["seeds"][..., None, None]
-    kept = dropout.keep(seeds, *_pairs(plan, operands, band), plan.rate)
+    kept = dropout.keep(
+      operands["seeds"][..., None, None], *_pairs(plan, operands, band), plan.rate
+    )
     sums = jnp.where(kept, sums / (1 - plan.rate), 0)
   else:
     outputs["row_sums"] = (outputs["inverse_total"] > 0).astype(wide)
@@ -160,8 +148,7 @@ def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
     shapes["d_slopes"] = jax.ShapeDtypeStruct(operands["delta"].shape, wide)
   gradients = _call(_d_query_kernel, plan, "t", plan.blocks.d_query, operands, shapes)
   if band is not None:
-    d_band = gradients["d_band_logits"]
-    d_band = jnp.where(_is_written(plan, operands, d_band), d_band, 0.0)
+    d_band = _written(plan, operands, gradients["d_band_logits"], 0.0)
     d_band = d_band.sum([axis for axis in range(3) if band.shape[axis] == 1], keepdims=True)
     left = -d_band.sum(-1, keepdims=True)
     gradients["d_band_logits"] = jnp.concatenate([d_band, left], -1)
@@ -183,14 +170,15 @@ def _pairs(
   return row[..., :1], row + plan.first + column
 
 
-def _is_written(plan: GpuPlan, operands: Arrays, band: Array) -> Bool[Array, "#B 1 T R"]:
-  """Returns False where a kernel leaves `band` uninitialised: hidden pairs, and no key."""
+def _written(plan: GpuPlan, operands: Arrays, band: Array, default: float) -> Array:
+  """Replaces what a kernel leaves of `band` uninitialised: hidden pairs, and no key."""
   rows, columns = _pairs(plan, operands, band)
   ends = operands["key"].shape[1]
   if "key_ends" in operands:
     ends = operands["key_ends"][:, None, None, None]
-  mask = (columns >= 0) & (columns - rows >= plan.lowest) & (columns - rows <= plan.highest)
-  return (mask & (columns < ends)).at[..., -1].set(True)
+  is_seen = (columns - rows >= plan.lowest) & (columns - rows <= plan.highest)
+  is_written = (is_seen & (columns >= 0) & (columns < ends)).at[..., -1].set(True)
+  return jnp.where(is_written, band, default)
 
 
 def _call(
@@ -289,7 +277,8 @@ def _attend(
   total = state.total * correction + weights.sum(1)
   kept, right = state.kept, state.right
   if plan.rate:
-    weights = jnp.where(_keep(plan, operands, tile), weights, 0)
+    is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.rate)
+    weights = jnp.where(is_kept, weights, 0)
   if kept is not None:
     kept = kept * correction + weights.sum(1)
   if right is not None:
@@ -369,11 +358,9 @@ def _d_logits(
 ) -> tuple[Array, Array]:
   """Computes a tile's weights after dropout, and the gradient of its logits."""
 
-  def side(name):
-    return f"right_{name}" if f"right_{name}" in operands else name
-
   def of_queries(name):
-    return operands[side(name) if tile.side == "right" else name][tile.queries]
+    right = f"right_{name}"
+    return operands[right if tile.side == "right" and right in operands else name][tile.queries]
 
   delta = of_queries("delta")
   maximum, inverse_total = (of_queries(name)[:, None] for name in ("maximum", "inverse_total"))
@@ -385,7 +372,8 @@ def _d_logits(
     return weights, weights * (d_weights - delta[:, None])
   if plan.sums:
     d_weights += of_queries("d_row_sums")[:, None]
-  factor = jnp.where(_keep(plan, operands, tile), 1 / (1 - plan.rate), 0).astype(weights.dtype)
+  is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.rate)
+  factor = jnp.where(is_kept, 1 / (1 - plan.rate), 0).astype(weights.dtype)
   return weights * factor, weights * (d_weights * factor - delta[:, None])
 
 
@@ -430,24 +418,19 @@ def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Arr
     logits += band[tile.queries if band.shape[0] > 1 else slice(None), column][:, None]
   if "slopes" in operands:
     logits -= operands["slopes"][...] * jnp.abs(tile.distances).astype(logits.dtype)
-  conditions = []
+  visible = []
   if plan.lowest > -FAR:
-    conditions.append(tile.distances >= plan.lowest)
+    visible.append(tile.distances >= plan.lowest)
   if plan.highest < FAR and (tile.side == "mixed" or plan.has_right):
-    conditions.append(tile.distances <= plan.highest)
+    visible.append(tile.distances <= plan.highest)
   if "key_mask" in operands:
-    conditions.append((operands["key_mask"][tile.keys] != 0)[None])
+    visible.append((operands["key_mask"][tile.keys] != 0)[None])
   if "query_segments" in operands:
-    of_queries = operands["query_segments"][tile.queries]
-    conditions.append(of_queries[:, None] == operands["key_segments"][tile.keys][None])
-  for mask in conditions:
+    of_queries, of_keys = operands["query_segments"], operands["key_segments"]
+    visible.append(of_queries[tile.queries][:, None] == of_keys[tile.keys][None])
+  for mask in visible:
     logits = jnp.where(mask, logits, masks.LOWEST)
   return logits
-
-
-def _keep(plan: GpuPlan, operands: Arrays, tile: _Tile) -> Bool[Array, "Q S"]:
-  """Returns the dropout mask of a tile, True where a weight is kept."""
-  return dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.rate)
 
 
 def _gather(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:

@@ -63,24 +63,25 @@ def attention(
   """
   length = inputs.query.shape[1]
   plan, relative = plan_of(inputs, _interpret(interpret), block, lanes)
-
-  def pad(x, axis):
-    return _pad(x, plan.block, axis)
-
   first = inputs.query_offset % plan.block  # the number of the first query in its block
 
   def pad_queries(x, axis):
     return _roll(_pad(x, plan.num_blocks[0] * plan.block, axis), first, axis)
 
+  def pad_keys(x, axis):
+    return _pad(x, plan.block, axis)
+
   def last(x):
     return jnp.moveaxis(x, 1, 3)
 
-  floats = dict(query=pad_queries(last(inputs.query), 3))
-  floats |= {x: pad(last(getattr(inputs, x)), 3) for x in ("key", "value")} | relative
+  floats = relative | dict(query=pad_queries(last(inputs.query), 3))
+  floats |= dict(key=pad_keys(last(inputs.key), 3), value=pad_keys(last(inputs.value), 3))
   if "content" in floats:
     floats["content"] = pad_queries(last(floats["content"]), 3)
   masks = dict(key_mask=_mask_of_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
-  masks = {x: pad(y.astype(jnp.int32), 1)[..., None] for x, y in masks.items() if y is not None}
+  masks = {
+    name: pad_keys(x.astype(jnp.int32), 1)[..., None] for name, x in masks.items() if x is not None
+  }
   if inputs.query_segment_ids is not None:
     masks["query_segments"] = pad_queries(inputs.query_segment_ids, 1)[:, None]
   if inputs.dropout_seeds is not None:
@@ -88,8 +89,7 @@ def attention(
     masks["seeds"] = seeds[:, :, None, None]
   if plan.first_block is None:
     masks["first_block"] = (inputs.query_offset // plan.block)[None]
-  output = _roll(_attend(plan, floats, masks), -first, 3)[..., :length]
-  output = jnp.moveaxis(output, 3, 1)
+  output = jnp.moveaxis(_roll(_attend(plan, floats, masks), -first, 3)[..., :length], 3, 1)
   real = inputs.query_mask()
   return output if real is None else jnp.where(jnp.moveaxis(real, 1, 2), output, 0)
 
@@ -112,8 +112,9 @@ def plan_of(
     first, last = table.first, table.first + table.num_diagonals
     period = _up(last - first + 2, tiles.height(lanes))
     for name, rows in table.tables._asdict().items():
-      if rows is not None:
-        arrays[f"{name}_table"] = _periodic(rows, first, period)
+      if rows is not None:  # the row of distance d, from first - 1 on, becomes row d % period
+        rows = jnp.roll(_pad(rows, period, 0), first - 1, axis=0)
+        arrays[f"{name}_table"] = rows.swapaxes(0, 1)
     if "bias_table" in arrays:
       arrays["bias_table"] = arrays["bias_table"][..., None]
     if table.content is not None:
@@ -140,14 +141,6 @@ def plan_of(
     shards=axes_of_query(inputs.explicit),
   )
   return plan, arrays
-
-
-def _periodic(
-  table: Float[Array, "R #N *H"], first: int, period: int
-) -> Float[Array, "#N {period} *H"]:
-  """Returns a table whose row d % period is distance d's, from `first - 1` on."""
-  rows = jnp.pad(table, ((0, period - len(table)), *[(0, 0)] * (table.ndim - 1)))
-  return jnp.roll(rows, first - 1, axis=0).swapaxes(0, 1)
 
 
 def _mask_of_keys(inputs: Inputs, block: int) -> Bool[Array, "#B S"] | None:

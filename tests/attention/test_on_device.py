@@ -12,9 +12,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from kernel_calls import RELATIONS, arrays_of, attend, normal, output_and_gradients
-from test_pallas_gpu import CASES, SMALL
-from test_pallas_tpu import SHAPES
+from kernel_calls import CASES, arrays_of, attend, normal, output_and_gradients
+from test_kernels import SMALL
 
 from relpos_jax import LinearBias, RelativePositions
 from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu, projected, reference
@@ -22,7 +21,6 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.pallas_gpu_kernels import Blocks
 from relpos_jax.attention.relations import tables
 
-EVERY_CASE = RELATIONS | CASES | SHAPES
 WIDTH = 64
 LARGEST_ERROR = dict(float32=1e-4, bfloat16=3e-2)
 
@@ -88,7 +86,7 @@ def errors(actual, wanted):
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("name", EVERY_CASE)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", LARGEST_ERROR)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_error_on_the_device(attention, dtype, name):
@@ -97,7 +95,7 @@ def test_error_on_the_device(attention, dtype, name):
   known, platform = IMPLEMENTATIONS[implementation], jax.default_backend()
   if platform != "cpu" and known.device not in (None, platform):
     pytest.skip(f"it needs a {known.device.upper()}")
-  sizes, options = enlarge(*EVERY_CASE[name], factor)
+  sizes, options = enlarge(*CASES[name], factor)
   compiled = lambda f: jax.jit(functools.partial(output_and_gradients, f, options=options))
   with jax.enable_x64(False), jax.default_matmul_precision("highest"):
     arrays = arrays_of(**sizes, dtype=dtype)

@@ -1,7 +1,4 @@
-"""The kernel for TPUs in interpret mode, on tiles so small that every kind of them occurs.
-
-Sub-tiles of 4, tiles of 8, some twenty tokens: three blocks of queries and of keys.
-"""
+"""The kernel for TPUs beyond what the kernels have in common: test_kernels.py."""
 
 import functools
 
@@ -9,121 +6,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_calls import (
-  BATCH,
-  DROPOUT,
-  HIDDEN,
-  RELATIONS,
-  WIDTH,
-  arrays_of,
-  assert_exact,
-  assert_finite_where_only_low_rows_are_seen,
-  assert_low_rows_hide,
-  attend,
-  normal,
-)
+from kernel_calls import BATCH, DROPOUT, WIDTH, arrays_of, assert_exact, attend, normal
 
-from relpos_jax import (
-  ContentBias,
-  DistanceBias,
-  KeyBias,
-  LinearBias,
-  RelativePositions,
-  dot_product_attention,
-  explain,
-)
+from relpos_jax import ContentBias, DistanceBias, LinearBias, RelativePositions, explain
 from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_tpu_tiles import cost
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-TINY = dict(block=8, lanes=4)
-
-
-@pytest.fixture(autouse=True)
-def at_most_two_tiles_a_step(monkeypatch):
-  """Three or five blocks of keys are as many steps, four are two."""
-  monkeypatch.setattr(pallas_tpu_tiles, "STEP_BYTES", 2 * TINY["block"] * WIDTH * 8)
-
-
-def in_tiles(**tiny):
-  return functools.partial(pallas_tpu.attention, **tiny)
-
-
-SHAPES = RELATIONS | {
-  "neither table, causal": (dict(tables=""), dict(is_causal=True)),
-  "keys only, k = 0": (dict(rows=1, tables="k"), {}),
-  "values only, a causal k = 0": (dict(rows=1, tables="v"), dict(is_causal=True)),
-  "k larger than a block": (dict(rows=2 * 11 + 1), {}),
-  "k larger than the sequence": (dict(rows=2 * 30 + 1, queries=12), {}),
-  "more keys, causal, grouped heads": (
-    dict(queries=13, keys=29, heads=4, per_head=True),
-    dict(is_causal=True),
-  ),
-  "more queries, zero beyond": (dict(queries=27, keys=13), dict(beyond="zero")),
-  "nothing to the right of the query": (dict(), dict(left=4, is_causal=True)),
-  "nothing to the left of it": (dict(), dict(left=0)),
-  "a window that leaves tiles out": (
-    dict(queries=40, keys=40, tables=""),
-    dict(local_window_size=(3, 9)),
-  ),
-  "an offset, causal": (dict(queries=13, keys=37), dict(query_offset=19, is_causal=True)),
-  "an offset of whole blocks": (dict(queries=8, keys=24), dict(query_offset=8)),
-  "an offset beyond the keys, dropout": (dict(), dict(query_offset=30) | DROPOUT),
-  "a traced offset, causal": (
-    dict(queries=9, keys=29, key_heads=1, per_head=True),
-    dict(query_offset=np.array(13), is_causal=True) | DROPOUT,
-  ),
-  "offsets before the keys and after, k larger than a block": (
-    dict(rows=2 * 11 + 1),
-    dict(query_offset=np.array([-21, 26])),
-  ),
-  "offsets, dropout, segments": (
-    dict(key_heads=1),
-    dict(query_offset=np.array([5, -4]), query_segment_ids=np.arange(20) // 6)
-    | dict(key_segment_ids=np.arange(20) // 9)
-    | DROPOUT,
-  ),
-  "offsets, causal, zero, values only": (
-    dict(keys=24, tables="v"),
-    dict(query_offset=np.array([3, -13]), is_causal=True) | dict(beyond="zero"),
-  ),
-  "an offset before all keys": (dict(queries=13, rows=2 * 8 + 1), dict(query_offset=-27)),
-  "an offset before all keys, one in a block": (
-    dict(queries=13),
-    dict(query_offset=-15, local_window_size=(3, 9)),
-  ),
-  "dropout": (dict(key_heads=1), DROPOUT),
-  "dropout, causal": (dict(key_heads=1), DROPOUT | dict(is_causal=True)),
-}
-
-
-@pytest.mark.parametrize("case", SHAPES)
-def test_exact(case):
-  shape, options = SHAPES[case]
-  assert_exact(in_tiles(**TINY), arrays_of(**shape), options)
-
-
-@pytest.mark.parametrize("where", HIDDEN)
-def test_low_rows_of_tables_hide(where):
-  assert_low_rows_hide(in_tiles(**TINY), where)
-
-
-def test_queries_that_see_only_low_rows():
-  assert_finite_where_only_low_rows_are_seen(in_tiles(**TINY))
+in_tiles = functools.partial(pallas_tpu.attention, block=8, lanes=4)
 
 
 @pytest.mark.parametrize("rows", [5, 2 * 7 + 1])
 def test_what_wraps_around_in_the_band_is_nobodys_logit(rows):
   """Sub-tiles as large as tiles, and a table that fills its period but for the rows it needs."""
-  assert_exact(in_tiles(block=8, lanes=8), arrays_of(rows=rows), {})
+  assert_exact(functools.partial(in_tiles, lanes=8), arrays_of(rows=rows), {})
 
 
 def test_gradients_are_as_narrow_as_the_inputs_though_the_offset_is_traced():
   arrays = arrays_of(queries=9, keys=9, more=(ContentBias(normal(BATCH, 9, 2, 3), normal(3, 3)),))
   arrays = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arrays)
-  loss = lambda arrays: attend(arrays, in_tiles(**TINY), query_offset=np.array(3)).sum()
+  loss = lambda arrays: attend(arrays, in_tiles, query_offset=np.array(3)).sum()
   gradients = jax.eval_shape(jax.grad(loss), arrays)
   assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype("bfloat16")}
 
@@ -132,49 +36,13 @@ def test_exact_on_tiles_of_default_size():
   assert_exact(pallas_tpu.attention, arrays_of(queries=9, keys=11, key_heads=1), {})
 
 
-def test_exact_behind_masks_of_every_kind():
-  random = np.random.default_rng(2)
-  options = dict(
-    mask=jnp.asarray(random.random((BATCH, 1, 1, 20)) < 0.6),
-    query_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20)), jnp.int32),
-    key_segment_ids=jnp.asarray(random.integers(0, 3, (BATCH, 20)), jnp.int32),
-    query_seq_lengths=jnp.array([3, 17]),
-    key_value_seq_lengths=jnp.array([19, 9]),
-    local_window_size=(9, 3),
-  )
-  assert_exact(in_tiles(**TINY), arrays_of(), options)
-
-
 def test_keys_in_several_calls(monkeypatch):
   monkeypatch.setattr(pallas_tpu, "KEYS_A_CALL", 8)
   content = ContentBias(normal(BATCH, 9, 2, 3), normal(3, 3))
   more = content, LinearBias(normal(2)), DistanceBias(normal(5))
   arrays = arrays_of(queries=9, keys=13, more=more)
   options = DROPOUT | dict(key_value_seq_lengths=jnp.array([12, 7]))
-  assert_exact(in_tiles(**TINY), arrays, options)
-
-
-@pytest.mark.parametrize("kernel", ["pallas_tpu", "pallas_gpu"])
-@pytest.mark.parametrize(
-  ("options", "reason"),
-  [
-    (dict(bias=jnp.zeros((1, 1, 20, 20))), "a bias is given"),
-    (dict(mask=jnp.ones((1, 1, 20, 1), bool)), r"mask has shape \(1, 1, 20, 1\)"),
-    (dict(query_positions=jnp.arange(20)), "positions are given"),
-    (dict(relations=KeyBias(normal(3, WIDTH))), "it takes no KeyBias"),
-  ],
-)
-def test_refuses_by_name(options, reason, kernel):
-  arrays = [arrays_of()[name] for name in ("query", "key", "value")]
-  with pytest.raises(NotImplementedError, match=reason):
-    dot_product_attention(*arrays, implementation=kernel, **options)
-
-
-@pytest.mark.parametrize("kernel", ["pallas_tpu", "pallas_gpu"])
-def test_refuses_a_traced_scale(kernel):
-  attend = functools.partial(dot_product_attention, implementation=kernel)
-  with pytest.raises(NotImplementedError, match="scale is traced"):
-    jax.jit(lambda scale: attend(*[arrays_of()["query"]] * 3, scale=scale))(0.1)
+  assert_exact(in_tiles, arrays, options)
 
 
 def test_it_takes_large_tables_of_which_a_call_reaches_few_rows():

@@ -15,21 +15,15 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from kernel_calls import DROPOUT, shapes_of
 
 from experiments.chips import NO_TPU
-from relpos_jax import (
-  ContentBias,
-  DistanceBias,
-  LinearBias,
-  RelativePositions,
-  dot_product_attention,
-)
+from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.tpu
 
-HEADS, K = 8, 16
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 # Temporary bytes of forward and backward together, for each query and head, by the heads' width:
 # recorded are at most 904 and 2215 (v5p, T = 32768).
@@ -43,30 +37,9 @@ def compiler():
   os.environ.update(NO_TPU)
 
 
-def _compile(
-  chip,
-  length,
-  width,
-  rows=2 * K + 1,
-  dtype=jnp.bfloat16,
-  key_heads=HEADS,
-  beyond="clip",
-  contents=(),
-  t5=0,
-  slopes=False,
-  **options,
-):
+def _compile(chip, sizes, **options):
   topology = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip])
-  sharding = SingleDeviceSharding(topology.devices[0])
-  array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-  query = array((1, length, HEADS, width), dtype)
-  key = array((1, length, key_heads, width), dtype)
-  table = lambda *shape: array(shape, jnp.float32)
-  relations = [RelativePositions(*[table(rows, width)] * 2, beyond=beyond)] * (rows > 0)
-  relations += [DistanceBias(table(t5, HEADS))] * (t5 > 0) + [LinearBias(table(HEADS))] * slopes
-  for size in contents:
-    content = array((1, length, HEADS, size), dtype)
-    relations.append(ContentBias(content, table(max(rows, 3), size)))
+  arrays = shapes_of(**sizes, sharding=SingleDeviceSharding(topology.devices[0]))
 
   def output_and_gradients(query, key, value, relations):
     def attend(query, key, value, relations):
@@ -77,57 +50,56 @@ def _compile(
     output, pull_back = jax.vjp(attend, query, key, value, relations)
     return output, pull_back(output)
 
-  return jax.jit(output_and_gradients).lower(query, key, key, tuple(relations)).compile()
+  return jax.jit(output_and_gradients).lower(*arrays).compile()
 
 
 @pytest.mark.parametrize("length", [1024, 32768])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiles_in_memory_linear_in_the_length(chip, width, length):
-  compiled = _compile(chip, length, width)
-  assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET[width] * HEADS * length
+  compiled = _compile(chip, dict(length=length, width=width))
+  assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET[width] * 8 * length
   assert not re.search(rf"{length},{length}\]", compiled.as_text())
 
 
+# By name: the sizes of arrays, and the options of a call.
 CALLS = {
-  "no relations": dict(rows=0),
-  "causal": dict(is_causal=True),
-  "float32": dict(dtype=jnp.float32),
-  "grouped heads": dict(key_heads=2),
-  "window": dict(local_window_size=(300, 100)),
-  "dropout": dict(dropout_rate=0.1, dropout_key=None),
-  "a length that is no multiple": dict(length=1000),
-  "many rows": dict(rows=2 * 600 + 1, length=2048),
-  "Music Transformer": dict(rows=2 * 1024 + 1, beyond="zero", is_causal=True, length=2048),
-  "a table for k = 0": dict(rows=1),
-  "an offset, causal": dict(query_offset=700, is_causal=True),
-  "an offset per sequence": dict(query_offset=[700], dropout_rate=0.1, dropout_key=None),
-  "narrow heads": dict(width=32),
-  "uneven heads": dict(width=80),
-  "wide heads": dict(width=256),
-  "masks": dict(
-    key_value_seq_lengths=[700], query_segment_ids=[0, 1] * 512, key_segment_ids=[0] * 1024
+  "no relations": (dict(rows=0), {}),
+  "causal": ({}, dict(is_causal=True)),
+  "float32": (dict(dtype=jnp.float32), {}),
+  "grouped heads": (dict(key_heads=2), {}),
+  "window": ({}, dict(local_window_size=(300, 100))),
+  "dropout": ({}, DROPOUT),
+  "a length that is no multiple": (dict(length=1000), {}),
+  "many rows": (dict(rows=2 * 600 + 1, length=2048), {}),
+  "Music Transformer": (
+    dict(rows=2 * 1024 + 1, beyond="zero", length=2048),
+    dict(is_causal=True),
   ),
-}
-
-
-CALLS |= {
-  "T5": dict(rows=0, t5=257),
-  "T5, causal, float32": dict(rows=0, t5=129, dtype=jnp.float32, is_causal=True),
-  "slopes": dict(rows=0, slopes=True, is_causal=True),
-  "all": dict(t5=257, contents=(64,), slopes=True),
-  "narrow contents": dict(rows=0, contents=(16, 3)),
-  "many rows of a content": dict(rows=2 * 600 + 1, contents=(64,), length=2048),
+  "a table for k = 0": (dict(rows=1), {}),
+  "an offset, causal": ({}, dict(query_offset=700, is_causal=True)),
+  "an offset per sequence": ({}, dict(query_offset=[700]) | DROPOUT),
+  "narrow heads": (dict(width=32), {}),
+  "uneven heads": (dict(width=80), {}),
+  "wide heads": (dict(width=256), {}),
+  "masks": (
+    {},
+    dict(key_value_seq_lengths=[700], query_segment_ids=[0, 1] * 512, key_segment_ids=[0] * 1024),
+  ),
+  "T5": (dict(rows=0, t5=257), {}),
+  "T5, causal, float32": (dict(rows=0, t5=129, dtype=jnp.float32), dict(is_causal=True)),
+  "slopes": (dict(rows=0, slopes=True), dict(is_causal=True)),
+  "all": (dict(t5=257, contents=(64,), slopes=True), {}),
+  "narrow contents": (dict(rows=0, contents=(16, 3)), {}),
+  "many rows of a content": (dict(rows=2 * 600 + 1, contents=(64,), length=2048), {}),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_compiles(call):
-  options = dict(length=1024, width=64) | CALLS[call]
-  if "dropout_key" in options:
-    options["dropout_key"] = jax.random.key(0)
-  arrays = {name: jnp.array(x) for name, x in options.items() if isinstance(x, list)}
-  _compile("v5e", **options | arrays)
+  sizes, options = CALLS[call]
+  options = {name: jnp.array(x) if isinstance(x, list) else x for name, x in options.items()}
+  _compile("v5e", dict(length=1024) | sizes, **options)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
