@@ -261,14 +261,14 @@ def _key_bias(pairs: Pairs, table: Array | None = None, key: Array | None = None
   if table is None or key is None:
     return {}
   block, num_diagonals = pairs.plan.block, pairs.plan.num_diagonals
-  step = max(1, min(num_diagonals, block))
-  num_steps = max(1, -(-num_diagonals // step))
-  near = _keys_from(
-    key, pairs.rows[0] + pairs.plan.first - pairs.columns[0], num_steps * step + block
-  )
-  if num_steps > 1:  # then a step is a block
-    parts = near.reshape(len(near), num_steps + 1, block, -1)
-    near = jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=2)
+  step = max(1, min(num_diagonals, -(-block // 4)))
+  num_steps, num_parts = max(1, -(-num_diagonals // step)), -(-block // step)
+  first = pairs.rows[0] + pairs.plan.first - pairs.columns[0]
+  near = _keys_from(key, first, (num_steps + num_parts) * step)
+  if num_steps > 1:  # the keys of a step overlap those of the next
+    parts = near.reshape(len(near), -1, step, near.shape[2])
+    parts = [parts[:, i : i + num_steps] for i in range(num_parts + 1)]
+    near = jnp.concatenate(parts, axis=2)
   else:
     near = near[:, None]
   rows = jnp.pad(table[:, 1:-1], [(0, 0), (0, num_steps * step - num_diagonals), (0, 0)])
