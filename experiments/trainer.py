@@ -26,7 +26,7 @@ from experiments.training.loop import NonFiniteError, profiled, train
 from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
 from experiments.training.sharding import put_batch
 from experiments.training.signals import StopOnSignal, Stopped
-from experiments.training.step import TrainState, with_operations
+from experiments.training.step import Compiler, TrainState, with_operations
 from experiments.training.workdir import (
   check_not_lost,
   check_shared,
@@ -107,25 +107,56 @@ def _train(
     checkpoints.prepare()
     stop.deferred = True
     if start < config.num_steps or lacks_evaluation:
-      batches = map(
-        functools.partial(put_batch, mesh=run.mesh), prefetch(batches, start, config.num_steps)
-      )
-      batches = profiled(batches, start, profile_steps, str(workdir / "tensorboard"))
-      with _reporting(training, workdir, start, wandb) as reporter, contextlib.closing(batches):
+      with (
+        _reporting(training, workdir, start, wandb) as reporter,
+        Compiler() as compiler,
+        contextlib.closing(_batches(training, batches, start, profile_steps, workdir)) as putting,
+      ):
+        step = _compile_ahead(training, batches, valid_batches, start, compiler)
         evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
         state = state or training.init()
         if lacks_evaluation:  # the run was stopped before it
           evaluate_state(state)
         if not stop.should_stop():
-          state = _train_from(state, training, batches, reporter, checkpoints, evaluate_state, stop)
+          parts = training, step, putting, reporter, checkpoints, evaluate_state, stop
+          state = _train_from(state, *parts)
     stop.deferred = False
     if stop.should_stop():
       raise Stopped(f"at step {int(state.step)}")
 
 
+def _batches(
+  training: Training, batches: Any, start: int, profile_steps: str, workdir: Path
+) -> Iterator[Any]:
+  """Yields the batches of the steps after `start`, on the devices."""
+  put = functools.partial(put_batch, mesh=training.run.mesh)
+  ahead = map(put, prefetch(batches, start, training.run.config.training.num_steps))
+  return profiled(ahead, start, profile_steps, str(workdir / "tensorboard"))
+
+
+def _compile_ahead(
+  training: Training, batches: Any, valid_batches: Any, start: int, compiler: Compiler
+) -> Callable:
+  """Starts compiling the steps of training and evaluation; returns the first, with operations."""
+
+  def firsts(batches: Any, start: int, stop: int) -> Iterator[Any]:
+    return (put_batch(batches[i], training.run.mesh) for i in batches.first_steps(start, stop))
+
+  stop = training.run.config.training.num_steps
+  step = with_operations(training.step, compiler, training.shapes, firsts(batches, start, stop))
+
+  def compile_evaluation(batch: Any) -> None:
+    training.eval_step.lower(training.shapes.params, batch).compile()
+
+  for batch in firsts(valid_batches, 0, valid_batches.num_per_epoch):
+    compiler.start(compile_evaluation, batch)
+  return step
+
+
 def _train_from(
   state: TrainState,
   training: Training,
+  step: Callable,
   batches: Iterator,
   reporter: Reporter | NoReporter,
   checkpoints: Checkpoints,
@@ -140,7 +171,7 @@ def _train_from(
 
   return train(
     state,
-    with_operations(training.step),
+    step,
     batches,
     num_steps=config.num_steps,
     report=reporter.step,

@@ -102,6 +102,15 @@ class Schedule:
     bucket, part = self._batches[order[index]]
     return examples[bucket][part], bucket
 
+  def first_steps(self, start: int, stop: int) -> list[int]:
+    """Returns the first step with a batch of each shape, of those from `start` to `stop` - 1."""
+    found: dict[int, int] = {}
+    for step in range(start, min(stop, start + 2 * self.num_per_epoch)):
+      found.setdefault(self[step][1], step)
+      if len(found) == len(self.shapes):
+        break
+    return [*found.values()]
+
   def _shuffled(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Returns the examples of each bucket and the batches, in the order of an epoch."""
     if self._seed is None:
@@ -125,7 +134,8 @@ class Batches:
   multiple of rows.
 
   Attributes:
-    num_per_epoch, shapes, dropped: as in `Schedule`. A step is compiled once for each shape.
+    num_per_epoch, shapes, dropped, first_steps: as in `Schedule`. A step is compiled once for each
+      shape.
 
   >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
   ...                   boundaries=(2, 4), token_budget=4, seed=0)
@@ -164,6 +174,7 @@ class Batches:
     )
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
+    self.first_steps = self._schedule.first_steps
 
   def __getitem__(self, step: SupportsIndex) -> Any:
     rows, bucket = self._schedule[step]

@@ -147,6 +147,7 @@ class GraphBatches:
     )
     buckets = [[self._rows[row] for row in bucket] for bucket in self._schedule.buckets]
     self.num_per_epoch, self.dropped = self._schedule.num_per_epoch, self._schedule.dropped
+    self.first_steps = self._schedule.first_steps
 
     def num_edges(row):
       return sum(len(graphs[graph].senders) for graph in row)

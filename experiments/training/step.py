@@ -1,7 +1,8 @@
 """One step of training: its state, gradients, learning rates and operations."""
 
+import concurrent.futures
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -85,29 +86,71 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
   return jax.jit(lambda params, batch: loss(nnx.merge(graphdef, params), batch))
 
 
-def with_operations(step: Callable) -> Callable:
+class Compiler:
+  """Compiles programs ahead of their first call, two at a time in threads.
+
+  JAX keeps a compiled program, so that a call with arrays of the same shapes finds it. Processes of
+  one run do not compile ahead.
+  """
+
+  def __init__(self):
+    self._threads = concurrent.futures.ThreadPoolExecutor(2)
+
+  def __enter__(self) -> "Compiler":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._threads.shutdown(wait=False, cancel_futures=True)
+
+  def start(self, work: Callable, *args: Any) -> concurrent.futures.Future | None:
+    """Starts `work(*args)` in a thread, with the mesh of the caller."""
+    if jax.process_count() > 1:
+      return None
+    mesh = jax.sharding.get_mesh()
+
+    def on_mesh():
+      with jax.set_mesh(mesh):
+        return work(*args)
+
+    return self._threads.submit(on_mesh)
+
+
+def with_operations(
+  step: Callable, compiler: Compiler, state: TrainState, batches: Iterable[Any]
+) -> Callable:
   """Adds the number of operations to a step's metrics, and prints the attention that it runs.
 
-  One line names all implementations that the first batch runs; another line, if a batch of another
-  shape runs more, those alone.
+  Compiles the step ahead for a `state` and `batches`, of which only the shapes count. One line
+  names all implementations that the first batch runs; another line, if a batch of another shape
+  runs more, those alone.
   """
-  operations, printed = {}, set()  # by the shapes of a batch; names of implementations
+  printed, operations = set(), {}  # names of implementations; by the shapes of a batch
+
+  def prepare(state: TrainState, batch: Any) -> tuple[list, np.float64]:
+    token = used_rules.set(rules := [])
+    traced = step.trace(state, batch)  # the call below neither traces nor compiles again
+    used_rules.reset(token)
+    traced.lower().compile()
+    return rules, np.float64(count_operations(traced.jaxpr.jaxpr))
+
+  started = {_shapes(batch): compiler.start(prepare, state, batch) for batch in batches}
 
   def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
-    if shapes not in operations:
-      token = used_rules.set(rules := [])
-      traced = step.trace(state, batch)  # the call below does not trace again
-      used_rules.reset(token)
+    if (shapes := _shapes(batch)) not in operations:
+      ahead = started.pop(shapes, None)
+      rules, operations[shapes] = ahead.result() if ahead else prepare(state, batch)
       if new := {name: reason for name, reason, _ in rules if name not in printed}:
         chosen = "; ".join(f"{name}, because {reason}" for name, reason in new.items())
         print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
         printed.update(new)
-      operations[shapes] = np.float64(count_operations(traced.jaxpr.jaxpr))
     state, metrics = step(state, batch)
     return state, metrics | dict(operations=operations[shapes])
 
   return counted
+
+
+def _shapes(batch: Any) -> tuple:
+  return tuple(x.shape for x in jax.tree.leaves(batch))
 
 
 def count_operations(jaxpr: core.Jaxpr) -> float:

@@ -48,6 +48,16 @@ seeds = st.one_of(st.none(), st.integers(-1, 2**64))
 
 
 @given(lengths=usable, seed=seeds, epoch=st.integers(0, 3))
+def test_the_first_steps_have_all_shapes_of_the_steps(lengths, seed, epoch):
+  batches = make(*corpus(lengths), seed=seed)
+  start, stop = epoch * batches.num_per_epoch + epoch, (epoch + 1) * batches.num_per_epoch + 2
+  shapes = [batches[step].source.shape for step in range(start, stop)]
+  firsts = batches.first_steps(start, stop)
+  assert [shapes[step - start] for step in firsts] == [*dict.fromkeys(shapes)]
+  assert all(shapes.index(shapes[step - start]) == step - start for step in firsts)
+
+
+@given(lengths=usable, seed=seeds, epoch=st.integers(0, 3))
 def test_every_short_pair_comes_exactly_once_an_epoch(lengths, seed, epoch):
   sources, targets = corpus(lengths)
   batches = make(sources, targets, seed=seed)

@@ -148,7 +148,7 @@ def test_flags_that_cannot_be_met_are_refused(train, tmp_path):
 def test_a_finished_run_is_only_scored_again(training, train, contents, monkeypatch):
   workdir, answer = training
   before = contents(workdir)
-  monkeypatch.setattr(trainer_module, "with_operations", lambda _: lambda *_: pytest.fail())
+  monkeypatch.setattr(trainer_module, "with_operations", lambda *_: lambda *_: pytest.fail())
   again = train(workdir)
   assert (again.status, f"{workdir} is trained to step 12\n" in again.out) == (0, True)
   assert again.out.partition("split")[2] == answer.out.partition("split")[2]

@@ -15,12 +15,14 @@ from experiments.graphs.task import Graphs
 from experiments.training.loss import cross_entropy
 from experiments.training.sharding import make_mesh, put_batch, put_parameters
 from experiments.training.step import (
+  Compiler,
   TrainState,
   count_operations,
   init_state,
   inverse_sqrt,
   make_eval_step,
   make_train_step,
+  with_operations,
 )
 from experiments.translation import task as translation_task
 from experiments.translation.task import Translation
@@ -113,6 +115,30 @@ def test_the_learning_rate_is_that_of_the_optimizer():
     assert metrics["skipped"] == (number == 1)
     if number == 1:
       state = state._replace(params=params)
+
+
+def test_a_step_is_compiled_once_for_each_shape_whether_ahead_or_not(monkeypatch):
+  mesh, programs = make_mesh(1), []
+  listen = lambda event, seconds, fun_name="", **_: programs.append((event, fun_name))
+  monitoring = jax.monitoring
+  batches = [jax.tree.map(lambda x, n=n: x[:n], copy_task(0)) for n in (2, 4, 8)]
+  monitoring.register_event_duration_secs_listener(listen)
+  try:
+    with jax.set_mesh(mesh), Compiler() as compiler:
+      batches, state = [put_batch(batch, mesh) for batch in batches], start(SGD)
+      shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+      )
+      step = with_operations(make_sgd_step(1), compiler, shapes, batches[:2])
+      operations = []
+      for batch in (*batches, *batches):
+        state, metrics = step(state, batch)
+        operations.append(metrics["operations"])
+  finally:
+    monitoring.unregister_event_duration_listener(listen)
+  compiled = [name for event, name in programs if event.endswith("backend_compile_duration")]
+  assert sum("train_step" in name for name in compiled) == 3
+  assert operations[:3] == operations[3:] and operations == sorted(operations[:3]) * 2
 
 
 def test_operations_are_of_the_whole_batch_for_any_microbatches_and_mesh():
