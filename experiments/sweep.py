@@ -187,8 +187,8 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   for cell in cells:
     if own.get(cell.key, {}).get("digest", cell.digest) != cell.digest:
       raise InputError(
-        f"{path} has {cell.row!r}, seed {cell.seed}, with another config: delete that line, or "
-        "give another --results or --config.name"
+        f"{path} has {cell.row!r}, seed {cell.seed}, with another config, or by "
+        "older code: delete that line, or give another --results or --config.name"
       )
     here = [x for x in read_records(cell.workdir / "record.json") if x["digest"] == cell.digest]
     record = [own.pop(cell.key, None), *here][-1]

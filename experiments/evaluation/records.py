@@ -3,7 +3,8 @@
 A record is a dict of
 
   sweep, row, seed    the cell of the sweep; for a single run, "" and the name of its config
-  digest              of `config`
+  recipe              `RECIPE` of the code, 1 if absent
+  digest              of `config` and `recipe`
   config              the values by dotted key that differ from configs/default.py for the task,
                       and the task if it is not translation
   commit, date        of the code, and of the last start of the run
@@ -36,6 +37,9 @@ import numpy as np
 from experiments.errors import InputError
 from experiments.files import read_content, whole_file
 
+# The version of the code that computes: whoever changes the numbers of a run raises it. Records
+# without one are of version 1, before dropout by a hash of the index and the search by count.
+RECIPE = 2
 # Excluded from the digest: the name of a run, and folders of data with verified checksums.
 _EXCLUDED = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
 _TYPES = dict(row=str, seed=int, digest=str, config=dict)
@@ -44,19 +48,20 @@ Record = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Record]]  # the runs of each row of a table, in the order of seeds
 
 
-def digest(changes: Mapping[str, Any]) -> str:
-  """Returns 12 hex digits of the SHA-256 of the config's values that differ from the defaults.
+def digest(changes: Mapping[str, Any], recipe: int = RECIPE) -> str:
+  """Returns 12 hex digits of the SHA-256 of the recipe and the config's values, but for defaults.
 
   Independent of names, of folders of data with verified checksums, and of the order of keys. A new
   key whose default keeps the old behaviour does not change the digests of old records.
 
-  >>> digest({"name": "a", "model.rate": 0.0})
+  >>> digest({"name": "a", "model.rate": 0.0}, recipe=1)
   'b52a29831b1c'
   >>> digest({"seed": 1, "model.rate": 0}) == digest({"model.rate": 0.0, "seed": 1})
   True
   """
   # 0 and 0.0 are the same value.
   values = {key: float(x) if type(x) is int else x for key, x in _without_folders(changes).items()}
+  values |= dict(recipe=recipe) if recipe > 1 else {}
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -92,6 +97,7 @@ def make_record(
       curve.append([line["step"], line["valid_loss"], *(valid_scores or [None])[:1]])
   return dict(
     **dict(sweep="", row=config["name"], seed=config["seed"], digest=digest(changes)),
+    recipe=RECIPE,
     config=_without_folders(changes),
     commit=environment["git_commit"],
     date=environment["date"],
@@ -199,7 +205,8 @@ def group_rows(
 
 def _check(record: Record, metric: Metric) -> None:
   config = record["config"]
-  for name, own in (("seed", config.get("seed", 0)), ("digest", digest(config))):
+  own_digest = digest(config, record.get("recipe", 1))
+  for name, own in (("seed", config.get("seed", 0)), ("digest", own_digest)):
     if record[name] != own:
       raise ValueError(f"its {name} is {record[name]!r}, its config has {own!r}")
   if not record["scores"] or record["scores"].keys() != record["sentences"].keys():
@@ -215,6 +222,7 @@ def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
   budget, splits = record["budget"], record["sentences"].items()
   seed = record["seed"] if metric.differs_by_seed else None
   return {
+    ("recipe",): record.get("recipe", 1),
     ("budget",): (budget["updates"], budget["tokens_per_update"]),
     ("signatures",): [scores.get("signatures") for scores in record["scores"].values()],
     ("data", seed): {split: np.array(of)[:, metric.fixed].tolist() for split, of in splits},

@@ -168,6 +168,7 @@ def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
     (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
     (lambda r: r["scores"]["test"].update(signatures={}), "not the same signatures as line 1"),
     (lambda r: _with_config(r, {"model.width": 64}), "not the same config as line 2"),
+    (lambda r: r.update(recipe=2, digest=digest(r["config"], 2)), "not the same recipe as line 1"),
   ],
 )
 def test_a_wrong_record_is_one_line(call, tmp_path, change, words):
@@ -191,7 +192,7 @@ def _shift(record):
 
 def _with_config(record, values):
   record["config"] |= values
-  record["digest"] = digest(record["config"])
+  record["digest"] = digest(record["config"], recipe=1)
 
 
 def test_a_folder_without_records_is_one_line(call, tmp_path):
