@@ -11,10 +11,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from kernel_calls import DROPOUT, shapes_of
 
-from relpos_jax import (
-  dot_product_attention,
-  explain,
-)
+from relpos_jax import dot_product_attention, explain
 from relpos_jax.attention import pallas_gpu
 from relpos_jax.attention.inputs import gather_inputs
 
