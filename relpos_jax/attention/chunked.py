@@ -25,7 +25,7 @@ from relpos_jax.attention.chunked_block import (
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
-from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
@@ -313,7 +313,7 @@ def _run_stretch(
     row = jnp.minimum(start, end - plan.block)
     queries = dict(T=(row, plan.block))
     block = _read(others, heads | queries)
-    block = _zero_repeated(block, row + jnp.arange(plan.block) < start)
+    block = _zero_repeated(block, start - row)
     pairs = pairs_at(plan, first_query + block.get("query_offset", plan.offset) + row)
     of_block, of_keys = step(pairs, block, keys, of_keys)
     return store(results, of_block, queries), of_keys
@@ -323,13 +323,15 @@ def _run_stretch(
   return _add(results, of_keys, dict(S=(0, num_keys)))
 
 
-def _zero_repeated(block: Arrays, is_repeated: Bool[Array, " T"]) -> Arrays:
-  """Makes the cotangents of repeated queries zero, and so all of their gradients."""
+def _zero_repeated(block: Arrays, number: Int[Array, ""]) -> Arrays:
+  """Makes the cotangents of the first queries zero, and so all of their gradients."""
   cotangents = {name: block[name] for name in ("d_output", "delta") if name in block}
-  return block | {
-    name: jnp.where(jnp.expand_dims(is_repeated, range(1, x.ndim - 1)), 0, x)
-    for name, x in cotangents.items()
-  }
+
+  def zero(x):
+    is_repeated = jnp.arange(x.shape[1]) < number
+    return jnp.where(jnp.expand_dims(is_repeated, range(1, x.ndim - 1)), 0, x)
+
+  return block | {name: zero(x) for name, x in cotangents.items()}
 
 
 def _widen(x: Array, groups: int, head: ArrayLike) -> Array:

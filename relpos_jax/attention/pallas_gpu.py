@@ -50,7 +50,7 @@ def held(inputs: Inputs) -> str | None:
   shape = batch, heads, length, last - first + 1
   size = math.prod(shape) * max(4, inputs.query.dtype.itemsize)
   when = "the backward pass" if kinds == {DistanceBias} else "each pass"
-  return f"{when} holds arrays of {shape} = {size / 1e9:.2g} GB for the band"
+  return f"{when} holds arrays of {shape} = {size / 2**20:,.1f} MiB for the band"
 
 
 def default_blocks(inputs: Inputs) -> Blocks:

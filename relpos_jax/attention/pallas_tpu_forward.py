@@ -62,7 +62,8 @@ def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
 
   tile = functools.partial(_tile, plan, scratch, query_block, first)
   tiles.for_tiles(plan, operands, first - query_block, num_tiles, tile)
-  if plan.has_earlier_queries and "right_sums" in scratch:
+  may_precede_keys = plan.offsets[1] >= plan.num_blocks[1]
+  if may_precede_keys and "right_sums" in scratch:
 
     @pl.when((step == last_step) & (query_block < 0))
     def _():  # all keys are right of the band; the diagonal, where they are counted, is not visited

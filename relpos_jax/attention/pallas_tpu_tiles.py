@@ -104,11 +104,6 @@ class TpuPlan(NamedTuple):
       return -(2**30), 2**30
     return 1 - queries - self.first_block, keys - 1 - self.first_block
 
-  @property
-  def has_earlier_queries(self) -> bool:
-    """Returns whether any block of queries may be before all keys."""
-    return self.offsets[1] >= self.num_blocks[1]
-
   def special_offsets(self) -> list[int]:
     """Returns the offsets of the tiles with specialised code, from right to left."""
     if not self.period:

@@ -11,10 +11,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from kernel_calls import DROPOUT, shapes_of
 
-from relpos_jax import (
-  dot_product_attention,
-  explain,
-)
+from relpos_jax import dot_product_attention, explain
 from relpos_jax.attention import pallas_gpu
 from relpos_jax.attention.inputs import gather_inputs
 
@@ -27,8 +24,8 @@ ALL = dict(t5=33, contents=(64,), slopes=True)
   [
     (dict(rows=0), ""),
     (dict(rows=0, slopes=True), ""),
-    (ALL, "; each pass holds arrays of (1, 8, 512, 33) = 0.00054 GB for the band"),
-    (T5, "; the backward pass holds arrays of (1, 8, 512, 257) = 0.0042 GB for the band"),
+    (ALL, "; each pass holds arrays of (1, 8, 512, 33) = 0.5 MiB for the band"),
+    (T5, "; the backward pass holds arrays of (1, 8, 512, 257) = 4.0 MiB for the band"),
   ],
 )
 def test_explain_says_what_memory_the_band_takes(sizes, found):
