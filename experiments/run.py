@@ -16,7 +16,6 @@ from experiments.config import LARGEST, MOST_STEPS, between, check_keys, check_v
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.digests import check_unchanged
 from experiments.training.sharding import (
   AnyMesh,
   make_mesh,
@@ -33,7 +32,7 @@ from experiments.training.step import (
   make_train_step,
 )
 from experiments.training.task import Run, Task
-from experiments.training.workdir import read_json
+from experiments.training.workdir import check_unchanged, read_json
 
 _CHOICES = {
   "training.schedule": ("paper", "inverse_sqrt"),

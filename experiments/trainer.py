@@ -20,7 +20,6 @@ from experiments.run import Training, build, defaults, parse_config, with_averag
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import list_steps
-from experiments.training.digests import check_unchanged, data_digests, write_digests
 from experiments.training.environment import code_version
 from experiments.training.loop import NonFiniteError, profiled, train
 from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
@@ -30,7 +29,10 @@ from experiments.training.step import Compiler, TrainState, with_operations
 from experiments.training.workdir import (
   check_not_lost,
   check_shared,
+  check_unchanged,
   claim_workdir,
+  data_digests,
+  write_digests,
   write_run_files,
 )
 

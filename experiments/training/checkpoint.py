@@ -16,12 +16,14 @@ import jax.numpy as jnp
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
 from experiments.training import checkpoint_reader, manifest, processes
-from experiments.training.average import key_of, read_average, write_average
 from experiments.training.checkpoint_reader import (
   COMPLETE,
+  key_of,
   list_damaged,
   list_steps,
   list_unfinished,
+  read_average,
+  write_average,
 )
 from experiments.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
