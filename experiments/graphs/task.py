@@ -18,6 +18,7 @@ from experiments.data.batching import bucket_boundaries, prefetch
 from experiments.errors import InputError
 from experiments.files import Path, write_whole
 from experiments.graphs import scores
+from experiments.graphs.data import load_clutrr, load_tu, split_folds
 from experiments.graphs.graph import (
   PAD,
   Graph,
@@ -28,10 +29,9 @@ from experiments.graphs.graph import (
   empty_batch,
 )
 from experiments.training import task as tasks
-from experiments.training.loss import Loss, cross_entropy
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh, num_rows_together, put_batch
-from experiments.training.task import Evaluation, Run
+from experiments.training.task import Evaluation, Loss, Run, cross_entropy
 from experiments.training.workdir import read_json
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.typing import PyTree
@@ -72,13 +72,9 @@ class Graphs(tasks.Task):
     """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
     data = self.config.data
     if data.source == "clutrr":
-      from experiments.graphs import clutrr
-
-      return clutrr.load(**data.clutrr)
-    from experiments.graphs import tu
-
+      return load_clutrr(**data.clutrr)
     fold = self.config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
-    return tu.split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
+    return split_folds(load_tu(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: Path) -> GraphNames:
     return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names

@@ -19,10 +19,9 @@ from experiments.music.midi_files import Codec
 from experiments.music.piano_roll import draw
 from experiments.music.scores import likelihood, make_nats_of, table
 from experiments.training import task as tasks
-from experiments.training.loss import Loss, cross_entropy, shift_right
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh
-from experiments.training.task import Evaluation, Run, own_copies
+from experiments.training.task import Evaluation, Loss, Run, cross_entropy, own_copies, shift_right
 from relpos_jax.decoding.sampling import UNCHANGED, SamplingParams, sample
 from relpos_jax.models.language_model import LanguageModel, LanguageModelConfig
 from relpos_jax.models.layers import decoding_model
