@@ -23,8 +23,8 @@ from experiments.training.checkpoint_reader import list_steps
 from experiments.training.environment import code_version
 from experiments.training.loop import NonFiniteError, profiled, train
 from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
+from experiments.training.processes import StopOnSignal, Stopped
 from experiments.training.sharding import put_batch
-from experiments.training.signals import StopOnSignal, Stopped
 from experiments.training.step import Compiler, TrainState, with_operations
 from experiments.training.workdir import (
   check_not_lost,

@@ -1,10 +1,11 @@
-"""The task of classifying labelled directed graphs, or pairs of their nodes."""
+"""The task of classifying labelled directed graphs, or pairs of their nodes, and its scores."""
 
 import collections
 import functools
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,9 @@ from ml_collections import ConfigDict
 from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import bucket_boundaries, prefetch
 from experiments.errors import InputError
+from experiments.evaluation.pictures import SpreadPanel, spread_curves
+from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
-from experiments.graphs import scores
 from experiments.graphs.data import load_clutrr, load_tu, split_folds
 from experiments.graphs.graph import (
   PAD,
@@ -43,6 +45,19 @@ _NUMBERS = (
   ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
   between(3, LARGEST, "data.tu.num_folds"),
   between(-1, LARGEST, "data.tu.fold"),
+)
+
+# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4 relations:
+# accuracy in percent by length, one seed, from the README of github.com/uclnlp/ctp.
+CTP = dict(zip(range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
+NAME = "CTP, published"
+LONGEST_TRAINED = 4  # relations of a chain
+METRIC = Metric(
+  "accuracy",
+  lambda graphs: 100 * graphs[:, 1].mean(),
+  tolerance=0.01,
+  fixed=(0,),
+  differs_by_seed=True,
 )
 
 
@@ -175,12 +190,12 @@ class Graphs(tasks.Task):
     if not is_first():
       return None
     source = self.config.data.source
-    rows: dict[str, list[scores.Row]] = collections.defaultdict(list)
+    rows: dict[str, list[Row]] = collections.defaultdict(list)
     for (name, graph), prediction in zip(graphs, predictions, strict=True):
       size = len(graph.senders if source == "clutrr" else graph.nodes)
-      rows[name].append(scores.Row(size, int(graph.target), *prediction))
+      rows[name].append(Row(size, int(graph.target), *prediction))
     most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
-    return scores.evaluation(source, rows, most_frequent, workdir)
+    return evaluation(source, rows, most_frequent, workdir)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
     """Returns the predicted class of each graph, and the cross entropy of its target in nats."""
@@ -221,3 +236,60 @@ def _check_names(names: GraphNames, data: GraphData) -> None:
         f"the data have {kind} {theirs}, the trained model {ours}: give the data it was trained "
         "on, or another --workdir"
       )
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+  """A classified graph: size (relations for CLUTRR, else nodes), classes, cross entropy in nats."""
+
+  size: int
+  target: int
+  answer: int
+  nats: float
+
+
+def evaluation(
+  source: str,
+  rows: Mapping[str, Sequence[Row]],
+  most_frequent: int,
+  workdir: Path,
+) -> Evaluation:
+  """Returns the scores by split, and those of always predicting the most frequent class."""
+
+  def percent(values: Iterable[bool]) -> float:
+    return 100 * statistics.fmean(values)
+
+  scores = {
+    split: dict(
+      accuracy=percent(row.answer == row.target for row in of),
+      loss=statistics.fmean(row.nats for row in of),
+      majority=percent(row.target == most_frequent for row in of),
+    )
+    for split, of in rows.items()
+  }
+  results = {split: dict(graphs=len(rows[split]), **of) for split, of in scores.items()}
+  sentences = {
+    split: [[row.size, int(row.answer == row.target)] for row in of] for split, of in rows.items()
+  }
+  pictures = ()
+  if source == "clutrr":
+    tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
+    pictures = (draw_lengths({"this model": tests}, workdir / "lengths.png"),)
+  lines = ["split      graphs   accuracy (%)   most frequent class (%)    loss"]
+  for split, of in results.items():
+    values = f"{of['accuracy']:15.1f}{of['majority']:26.1f}{of['loss']:8.3f}"
+    lines.append(f"{split:9}{of['graphs']:8,}{values}")
+  return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, pictures)
+
+
+def draw_lengths(scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> Path:
+  """Draws accuracies by row and length, over the runs, beside those of CTP."""
+  scores = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
+  curves = {
+    row: [(k, min(of), statistics.fmean(of), max(of)) for k, of in by_length.items()]
+    for row, by_length in scores.items()
+  }
+  mark = LONGEST_TRAINED + 0.5, "longest in training"
+  return spread_curves([SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)], path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.music import piano_roll, voices
-from experiments.music.scores import likelihood, make_nats_of
+from experiments.music.task import likelihood, make_nats_of
 from experiments.run import load_run
 from experiments.training.task import own_copies
 
