@@ -187,7 +187,8 @@ class Translation(tasks.Task):
     def report(params: PyTree) -> tuple[dict[str, float], str]:
       sources, references = zip(*pairs, strict=True)
       translations = translate(sources, params)
-      bleu = corpus_bleu(translations, references, **self.config.evaluation)
+      texts = (scores.join_lines(self.config, lines) for lines in (translations, references))
+      bleu = corpus_bleu(*texts, **scores.bleu_options(self.config))
       samples = scores.format_samples(self.config, pairs, translations, number=3)
       return dict(valid_bleu=bleu.value), samples
 
