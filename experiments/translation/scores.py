@@ -62,10 +62,8 @@ def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evalu
   for split, (pairs, translations, seconds) in splits.items():
     texts = [join_lines(config, of) for of in (translations, [target for _, target in pairs])]
     write_whole(workdir / f"{split}.translations.txt", "".join(f"{line}\n" for line in texts[0]))
-    language, is_tokenized = (
-      config.data.languages.partition("-")[2],
-      config.data.moses or is_prepared(config),
-    )
+    language = config.data.languages.partition("-")[2]
+    is_tokenized = config.data.moses or is_prepared(config)
     bleus = dict(
       sacrebleu=corpus_bleu(*texts, **bleu_options(config)),
       paper_bleu=paper_bleu(*texts, language, tokenized=is_tokenized),
