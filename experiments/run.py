@@ -147,7 +147,9 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
 
   The optimizer is Adam with the constants of Shaw et al. 2018. Nothing is computed or compiled.
   """
-  run, config = make_run(task, vocabulary, mesh or make_mesh(**task.config.mesh)), task.config
+  config, mesh = task.config, mesh or make_mesh(**task.config.mesh)
+  graphdef, params = nnx.split(nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0))))
+  run = Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, params))
   rate = schedule(config)
   optimizer = optax.adam(rate, b2=0.98, eps=1e-9)
 
@@ -159,10 +161,10 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
 
   def init() -> TrainState:
     params = jax.jit(init_params)(jax.random.key(config.seed))
-    return put_parameters(start(put_parameters(params, run.mesh)), run.mesh)
+    return put_parameters(start(put_parameters(params, mesh)), mesh)
 
   step = make_train_step(
-    run.graphdef,
+    graphdef,
     task.loss,
     optimizer,
     num_microbatches=config.training.num_microbatches,
@@ -170,15 +172,8 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
     prng=config.training.prng,
     schedule=rate,
   )
-  shapes = shapes_on(run.mesh, jax.eval_shape(start, run.params))
-  return Training(run, shapes, init, step, make_eval_step(run.graphdef, task.loss))
-
-
-def make_run(task: Task, vocabulary: Any, mesh: AnyMesh) -> Run:
-  """Returns the run of a task on a mesh, with shapes in place of parameters."""
-  model = nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0)))
-  graphdef, params = nnx.split(model)
-  return Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, params))
+  shapes = shapes_on(mesh, jax.eval_shape(start, params))
+  return Training(run, shapes, init, step, make_eval_step(graphdef, task.loss))
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:
@@ -203,7 +198,7 @@ def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run
   """
   task = load_task(workdir, name, average_checkpoints)
   check_unchanged(workdir)
-  return with_average(make_run(task, task.load_vocabulary(workdir), make_mesh()), workdir)
+  return with_average(build(task, task.load_vocabulary(workdir), make_mesh()).run, workdir)
 
 
 def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Task:
