@@ -20,7 +20,6 @@ results. To train a cell again, delete its line and run directory, or give other
 import collections
 import contextlib
 import datetime
-import functools
 import os
 import pathlib
 import re
@@ -56,7 +55,6 @@ _POLL_SECONDS = 1.0
 _SAVE_SECONDS = 60.0  # for a training to save and end
 
 Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
-Report = Callable[..., None]  # of a cell, its new state and a note
 
 
 class Cell(NamedTuple):
@@ -101,8 +99,7 @@ def main(
       print(f"{len(cells) - len(waiting)} of {len(cells)} are finished: {path}", file=sys.stderr)
       return
     states = {cell: "finished" if cell.key in records else "waiting" for cell in cells}
-    report = functools.partial(_report, states)
-    _train(waiting, parallel, lambda: collect_records(path, cells), report)
+    _train(waiting, parallel, lambda: collect_records(path, cells), states)
   print(f"{sweep}: {_count(states)}; {path}")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   if errors:
@@ -215,7 +212,7 @@ def _train(
   waiting: Sequence[Cell],
   parallel: int,
   collect: Callable[[], Mapping[Key, Record]],
-  report: Report,
+  states: dict[Cell, str],
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
   queue, running, start = collections.deque(waiting), {}, time.monotonic()
@@ -226,7 +223,7 @@ def _train(
         if queue and share not in running:
           cell = queue.popleft()
           running[share] = cell, _start(cell, share, parallel)
-          report(cell, "running")
+          _report(states, cell, "running")
       time.sleep(_POLL_SECONDS)
       for share, (cell, process) in [*running.items()]:
         if process.poll() is None:
@@ -236,10 +233,12 @@ def _train(
         seconds = (time.monotonic() - start) / (len(waiting) - unfinished) * unfinished
         left = datetime.timedelta(seconds=round(seconds))
         if cell.key in collect():
-          report(cell, "finished", f", {left} left")
+          _report(states, cell, "finished", f", {left} left")
         else:
-          log = cell.file(".log").read_text(encoding="utf-8", errors="replace")
-          _fail(cell, process.returncode, log, report)
+          log = cell.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
+          lines = [f"exit status {process.returncode}", *log[-40:]]
+          write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
+          _report(states, cell, "failed")
   finally:
     for _, process in running.values():
       process.terminate()
@@ -263,13 +262,6 @@ def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:
   words += [sys.executable, *cell.command[1:]]
   with open(cell.file(".log"), "wb") as log:
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
-
-
-def _fail(cell: Cell, status: int, output: str, report: Report) -> None:
-  """Keeps the end of a failed cell's output in CELL.error.txt."""
-  lines = [f"exit status {status}", *output.splitlines()[-40:]]
-  write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
-  report(cell, "failed")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The task of classifying labelled directed graphs, or pairs of their nodes, and its scores."""
 
-import collections
 import functools
+import itertools
 import json
+import operator
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -183,19 +183,34 @@ class Graphs(tasks.Task):
     return compute
 
   def evaluate(self, run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
-    """Computes accuracy and loss of every split but train."""
+    """Scores every split but train, and always predicting the most frequent class."""
     _check_names(run.vocabulary, data)
-    graphs = [(name, graph) for name, of in data.splits.items() if name != "train" for graph in of]
-    predictions = self._predict(run, [graph for _, graph in graphs])
+    splits = {name: of for name, of in data.splits.items() if name != "train"}
+    found = iter(self._predict(run, [graph for of in splits.values() for graph in of]))
     if not is_first():
       return None
-    source = self.config.data.source
-    rows: dict[str, list[Row]] = collections.defaultdict(list)
-    for (name, graph), prediction in zip(graphs, predictions, strict=True):
-      size = len(graph.senders if source == "clutrr" else graph.nodes)
-      rows[name].append(Row(size, int(graph.target), *prediction))
+    is_chain = self.config.data.source == "clutrr"
     most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
-    return evaluation(source, rows, most_frequent, workdir)
+    scores, results, sentences, pictures = {}, {}, {}, ()
+    lines = ["split      graphs   accuracy (%)   most frequent class (%)    loss"]
+    for split, graphs in splits.items():
+      answers, nats = zip(*itertools.islice(found, len(graphs)), strict=True)
+      targets = [int(graph.target) for graph in graphs]
+      is_right = [*map(operator.eq, answers, targets)]
+      scores[split] = dict(
+        accuracy=100 * statistics.fmean(is_right),
+        loss=statistics.fmean(nats),
+        majority=100 * targets.count(most_frequent) / len(targets),
+      )
+      results[split] = dict(graphs=len(graphs), **scores[split])
+      sizes = (len(graph.senders if is_chain else graph.nodes) for graph in graphs)
+      sentences[split] = [[*row] for row in zip(sizes, map(int, is_right), strict=True)]
+      accuracy, loss, majority = scores[split].values()
+      lines.append(f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}")
+    if is_chain:
+      tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
+      pictures = (draw_lengths({"this model": tests}, workdir / "lengths.png"),)
+    return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, pictures)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
     """Returns the predicted class of each graph, and the cross entropy of its target in nats."""
@@ -239,49 +254,6 @@ def _check_names(names: GraphNames, data: GraphData) -> None:
 
 
 # Scores -------------------------------------------------------------------------------------------
-
-
-class Row(NamedTuple):
-  """A classified graph: size (relations for CLUTRR, else nodes), classes, cross entropy in nats."""
-
-  size: int
-  target: int
-  answer: int
-  nats: float
-
-
-def evaluation(
-  source: str,
-  rows: Mapping[str, Sequence[Row]],
-  most_frequent: int,
-  workdir: Path,
-) -> Evaluation:
-  """Returns the scores by split, and those of always predicting the most frequent class."""
-
-  def percent(values: Iterable[bool]) -> float:
-    return 100 * statistics.fmean(values)
-
-  scores = {
-    split: dict(
-      accuracy=percent(row.answer == row.target for row in of),
-      loss=statistics.fmean(row.nats for row in of),
-      majority=percent(row.target == most_frequent for row in of),
-    )
-    for split, of in rows.items()
-  }
-  results = {split: dict(graphs=len(rows[split]), **of) for split, of in scores.items()}
-  sentences = {
-    split: [[row.size, int(row.answer == row.target)] for row in of] for split, of in rows.items()
-  }
-  pictures = ()
-  if source == "clutrr":
-    tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
-    pictures = (draw_lengths({"this model": tests}, workdir / "lengths.png"),)
-  lines = ["split      graphs   accuracy (%)   most frequent class (%)    loss"]
-  for split, of in results.items():
-    values = f"{of['accuracy']:15.1f}{of['majority']:26.1f}{of['loss']:8.3f}"
-    lines.append(f"{split:9}{of['graphs']:8,}{values}")
-  return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, pictures)
 
 
 def draw_lengths(scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> Path:
