@@ -33,8 +33,7 @@ def main(results: str) -> None:
 def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
   """Rewrites the blocks of each page with records, and returns the pages.
 
-  Raises:
-    InputError: there are no records, or a damaged one.
+  Raises InputError: there are no records, or a damaged one.
   """
   pages: dict[pathlib.Path, dict[str, str]] = {}
   for name, file in sorted(record_files(folder / "runs").items()):

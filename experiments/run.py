@@ -59,8 +59,7 @@ def parse_config(
   dotted key. The mesh is checked for `num_devices`, by default those of this machine; with 0, for
   as many as it names, since the config is of another machine.
 
-  Raises:
-    InputError: names the first wrong value and the remedy.
+  Raises InputError: names the first wrong value and the remedy.
   """
   config = defaults(values).copy_and_resolve_references()
   check_keys(flatten(values), config)
@@ -204,9 +203,8 @@ def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run
 def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Task:
   """Loads the task of the run in a folder, which may be of another machine.
 
-  Raises:
-    InputError: the folder holds no run, or its config is damaged, or the run is not of the task
-      that is named.
+  Raises InputError: the folder holds no run, or its config is damaged, or the run is not of the
+  task that is named.
   """
   path = workdir / "config.json"
   if not path.is_file():

@@ -109,9 +109,8 @@ def main(
 def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> list[Cell]:
   """Returns the cells in the order they run: every row with the config's seed, then with the next.
 
-  Raises:
-    InputError: there is no `sweep()`, or a cell's config is not valid, or all rows override a value
-      of the command line.
+  Raises InputError: there is no `sweep()`, or a cell's config is not valid, or all rows override a
+  value of the command line.
   """
   if not hasattr(file.module, "sweep"):
     raise InputError(
@@ -166,8 +165,7 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   Records of equal configs in other sweeps' results count too; their names are printed. Records of
   other rows and seeds in the results file come last.
 
-  Raises:
-    InputError: a file is damaged, or the results have a record of another config.
+  Raises InputError: a file is damaged, or the results have a record of another config.
   """
   lines, found = read_records(path), {}
   own = {(record["row"], record["seed"]): record for record in lines}

@@ -145,8 +145,7 @@ class Checkpoints:
         has their shardings, or is on the first device where they have none.
       field: the name of a field of the state; only that field is read, and `like` is like it.
 
-    Raises:
-      InputError: there is no such checkpoint, no good one, or it is of another model.
+    Raises InputError: there is no such checkpoint, no good one, or it is of another model.
     """
     steps = self.steps()
     for state in self._good_states([s for s in steps if step in (None, s)], like, field):

@@ -191,8 +191,7 @@ class NoReporter:
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
   """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a killed run.
 
-  Raises:
-    InputError: another line is damaged.
+  Raises InputError: another line is damaged.
   """
   path = workdir / "metrics.jsonl"
   texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []

@@ -36,8 +36,7 @@ def join_processes(distributed: bool = False, env: Mapping[str, str] = os.enviro
 
   With `distributed`, JAX finds them by itself, as on Cloud TPU and GKE.
 
-  Raises:
-    InputError: the other processes cannot be found, or a variable is wrong.
+  Raises InputError: the other processes cannot be found, or a variable is wrong.
   """
   if not (distributed or is_one_of_several(env)):
     return

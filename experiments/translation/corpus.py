@@ -75,8 +75,7 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
   Sentences have 3 to 30 words, those of the split `long` 31 to 60. No sentence of either language
   occurs twice. `train_size` takes the first pairs of train.
 
-  Raises:
-    InputError: train_size is not from 1 to 20,000.
+  Raises InputError: train_size is not from 1 to 20,000.
   """
   if not 1 <= train_size <= 20_000:
     raise InputError(f"train_size {train_size} for embedded: give a number from 1 to 20000")
@@ -95,9 +94,8 @@ def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
   Files are UTF-8; lines end with \\n or \\r\\n. Pairs with an empty side are skipped and counted in
   the notes.
 
-  Raises:
-    InputError: a file is missing, unreadable or not UTF-8, two files differ in length, a line does
-      not have two columns, or a split has no pairs.
+  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in length, a line
+  does not have two columns, or a split has no pairs.
 
   >>> import pathlib, tempfile
   >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -155,8 +153,7 @@ def read_lines(path: pathlib.Path) -> list[str]:
   Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r inside a
   sentence, which would shift all pairs after it.
 
-  Raises:
-    InputError: the file is missing, unreadable, or not UTF-8.
+  Raises InputError: the file is missing, unreadable, or not UTF-8.
   """
   content = read_content(path).removeprefix(_BOM)
   try:
@@ -283,8 +280,7 @@ def load_multi30k(languages: str = "en-de", path: str = "", prepared: bool = Fal
       4.5 MB; English and German): lower case, normalised, in Moses tokens and joint BPE of 10,000
       merges, where "@@" ends a subword inside a word. Files in `path` may be compressed (.gz).
 
-  Raises:
-    InputError: a file is missing or wrong, or there is no network.
+  Raises InputError: a file is missing or wrong, or there is no network.
 
   >>> load_multi30k(languages="en-de", path="data/task1/raw").splits["valid"][0]  # doctest: +SKIP
   ('A group of men are loading cotton onto a truck', 'Eine Gruppe von Männern lädt ...')

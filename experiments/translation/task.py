@@ -124,8 +124,7 @@ class Translation(tasks.Task):
 
     One of two files, left by a killed process, does not count if there is no checkpoint.
 
-    Raises:
-      InputError: there is a checkpoint but not its tokenizers.
+    Raises InputError: there is a checkpoint but not its tokenizers.
     """
     if tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
       return load_tokenizers(workdir)
