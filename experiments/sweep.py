@@ -45,8 +45,8 @@ from experiments.run import own_values, parse_config
 FLAGS = dict(
   config=command.SWEEP,
   seeds=command.Flag(3, "number of seeds per row, counted up from the config's"),
-  out=command.Flag("runs/sweeps", "folder of the run directories"),
-  results=command.Flag("results/runs", "folder of the results files"),
+  out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
+  results=command.Flag("results/runs", "folder of the results files", is_path=True),
   parallel=command.Flag(1, "number of cells at once, each with its share of the cores"),
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
@@ -76,17 +76,21 @@ class Cell(NamedTuple):
 
 
 def main(
-  config: command.ConfigFile, seeds: int, out: str, results: str, parallel: int, dry_run: bool
+  config: command.ConfigFile,
+  seeds: int,
+  out: pathlib.Path,
+  results: pathlib.Path,
+  parallel: int,
+  dry_run: bool,
 ) -> None:
   """Runs the cells that are not finished; exits with status 1 if one failed."""
   if seeds < 1 or parallel < 1:
     raise InputError(f"--seeds={seeds} --parallel={parallel}: give at least 1")
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
   sweep = slug(config.config.name)
-  cells = plan_cells(config, seeds, pathlib.Path(out))
-  path = pathlib.Path(results, f"{sweep}.jsonl")
-  path = record_files(path.parent).get(sweep, path)
-  lock = command.lock_folder(pathlib.Path(out, sweep), "out")
+  cells = plan_cells(config, seeds, out)
+  path = record_files(results).get(sweep, results / f"{sweep}.jsonl")
+  lock = command.lock_folder(out / sweep, "out")
   with contextlib.nullcontext() if dry_run else lock:
     records = (find_records if dry_run else collect_records)(path, cells)
     waiting = [cell for cell in cells if cell.key not in records]

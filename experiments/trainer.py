@@ -61,7 +61,7 @@ def run(
           task = parse_config(config)
           if processes.is_first():
             stack.enter_context(command.lock_folder(workdir, "workdir"))
-          claim_workdir(workdir, task.config.to_dict(), defaults(config).to_dict())
+          claim_workdir(workdir, task.config, defaults(config))
           data = task.load_data()
           for note in data.notes:
             print(note)

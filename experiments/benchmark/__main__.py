@@ -17,13 +17,15 @@ from experiments import command
 from experiments.benchmark import attention, models
 
 
-def write_pages(out: str) -> None:
+def write_pages(out: pathlib.Path) -> None:
   """Rewrites the page of each command that has raw results in a folder."""
   for module in (attention, models):
-    module.write_page(pathlib.Path(out))
+    module.write_page(out)
 
 
-FLAGS = dict(out=command.Flag("results", "the folder of the raw results and the pages"))
+FLAGS = dict(
+  out=command.Flag("results", "the folder of the raw results and the pages", is_path=True)
+)
 COMMANDS = dict(
   attention=(attention.main, attention.FLAGS),
   step=(models.time_steps, models.STEP_FLAGS),

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from experiments.config import flatten
 from experiments.data.tokenizer import tokenizer_files
@@ -27,7 +28,11 @@ _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
 
 
-def claim_workdir(workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def claim_workdir(
+  workdir: Path,
+  config: Mapping[str, Any] | ConfigDict,
+  defaults: Mapping[str, Any] | ConfigDict,
+) -> None:
   """Raises InputError unless a folder is empty or holds a run with this config.
 
   Only the keys of `MAY_CHANGE` may differ from the config of the run. Keys added since the run was

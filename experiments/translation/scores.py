@@ -165,7 +165,7 @@ def _weights(
   return encoder, jnp.mean(jnp.stack(cross), axis=0)
 
 
-def draw_attention(run: Run, source: str, translation: str, path: str | Path):
+def draw_attention(run: Run, source: str, translation: str, path: Path):
   """Draws the attention between a sentence and its translation; returns the path."""
   model = nnx.merge(run.graphdef, own_copies(run.params))
   return attention_heatmap(attention_panels(model, run.vocabulary, source, translation), path)
