@@ -97,10 +97,10 @@ def _train(
   with Checkpoints(workdir / "checkpoints", config.keep_checkpoints, **options) as checkpoints:
     state = _restore(training, checkpoints, workdir, lines)
     start = int(state.step) if state else 0
-    # The run was stopped before the evaluation after its last step.
-    is_due = start and (start % config.eval_every == 0 or start >= config.num_steps)
+    # A run that was stopped after a save may lack the evaluation of that step.
+    is_due = start > 0 and (start % config.eval_every == 0 or start >= config.num_steps)
     is_there = any(line["step"] == start and "valid_loss" in line for line in lines)
-    lacks_evaluation = processes.any_process(bool(is_due) and not is_there)
+    lacks_evaluation = processes.any_process(is_due and not is_there)
     if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
       run.task.save_vocabulary(run.vocabulary, workdir)
