@@ -151,8 +151,7 @@ def has_accelerator() -> bool:
 def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   """Returns the values of `flags` in the arguments `argv`; those of paths as paths, unless empty.
 
-  Raises:
-    InputError: a flag, config file or config key is unknown, missing or of the wrong type.
+  Raises InputError: a flag, config file or config key is unknown, missing or of the wrong type.
 
   >>> parse(dict(workdir=WORKDIR, beam_size=Flag(4, "")), ["--workdir=runs/a"])
   {'workdir': PosixPath('runs/a'), 'beam_size': 4}
@@ -209,8 +208,7 @@ def _define_config(
 def make_folder(folder: Path, flag: str) -> pathlib.Path:
   """Makes the folder that a flag names.
 
-  Raises:
-    InputError: the folder cannot be made or written.
+  Raises InputError: the folder cannot be made or written.
   """
   if in_bucket(folder):
     raise InputError(f"--{flag}={folder}: give a local folder")
@@ -229,8 +227,7 @@ def lock_folder(folder: Path, flag: str) -> Iterator[None]:
   The lock is released when its process ends, even if it is killed; in a bucket, see
   `lock_in_bucket`.
 
-  Raises:
-    InputError: another process holds the lock, or the folder cannot be written.
+  Raises InputError: another process holds the lock, or the folder cannot be written.
   """
   if in_bucket(folder):
     with lock_in_bucket(folder, flag):

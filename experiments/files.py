@@ -28,8 +28,7 @@ Path = pathlib.Path | epath.Path  # local, or in a bucket
 def to_path(name: str | os.PathLike) -> Path:
   """Returns a local path, or one in a bucket, as in gs://bucket/runs/mine or s3://bucket/mine.
 
-  Raises:
-    InputError: the name has another scheme, or the package that serves it is not installed.
+  Raises InputError: the name has another scheme, or the package that serves it is not installed.
   """
   if not (scheme := re.match("([a-z0-9]+):/", os.fspath(name))):
     return pathlib.Path(name)

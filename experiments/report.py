@@ -20,21 +20,22 @@ from experiments.evaluation import tables
 from experiments.evaluation.records import Rows, group_rows, read_records, record_files
 from experiments.sections import METRICS, blocks_of
 
-FLAGS = dict(results=command.Flag("results", "the folder of runs/*.jsonl and of the pages"))
+FLAGS = dict(
+  results=command.Flag("results", "the folder of runs/*.jsonl and of the pages", is_path=True)
+)
 _PAGES = dict(translation="report", graphs="graphs", music="music")
 _POSITIONS = "positions"  # a page of its own, for sweeps of several tasks
 
 
-def main(results: str) -> None:
+def main(results: pathlib.Path) -> None:
   """Writes the pages, and prints their paths."""
-  print(*write_all(pathlib.Path(results)), sep="\n")
+  print(*write_all(results), sep="\n")
 
 
 def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
   """Rewrites the blocks of each page with records, and returns the pages.
 
-  Raises:
-    InputError: there are no records, or a damaged one.
+  Raises InputError: there are no records, or a damaged one.
   """
   pages: dict[pathlib.Path, dict[str, str]] = {}
   for name, file in sorted(record_files(folder / "runs").items()):

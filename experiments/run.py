@@ -16,7 +16,6 @@ from experiments.config import LARGEST, MOST_STEPS, between, check_keys, check_v
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.digests import check_unchanged
 from experiments.training.sharding import (
   AnyMesh,
   make_mesh,
@@ -33,7 +32,7 @@ from experiments.training.step import (
   make_train_step,
 )
 from experiments.training.task import Run, Task
-from experiments.training.workdir import read_json
+from experiments.training.workdir import check_unchanged, read_json
 
 _CHOICES = {
   "training.schedule": ("paper", "inverse_sqrt"),
@@ -60,8 +59,7 @@ def parse_config(
   dotted key. The mesh is checked for `num_devices`, by default those of this machine; with 0, for
   as many as it names, since the config is of another machine.
 
-  Raises:
-    InputError: names the first wrong value and the remedy.
+  Raises InputError: names the first wrong value and the remedy.
   """
   config = defaults(values).copy_and_resolve_references()
   check_keys(flatten(values), config)
@@ -148,7 +146,9 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
 
   The optimizer is Adam with the constants of Shaw et al. 2018. Nothing is computed or compiled.
   """
-  run, config = make_run(task, vocabulary, mesh or make_mesh(**task.config.mesh)), task.config
+  config, mesh = task.config, mesh or make_mesh(**task.config.mesh)
+  graphdef, params = nnx.split(nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0))))
+  run = Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, params))
   rate = schedule(config)
   optimizer = optax.adam(rate, b2=0.98, eps=1e-9)
 
@@ -160,10 +160,10 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
 
   def init() -> TrainState:
     params = jax.jit(init_params)(jax.random.key(config.seed))
-    return put_parameters(start(put_parameters(params, run.mesh)), run.mesh)
+    return put_parameters(start(put_parameters(params, mesh)), mesh)
 
   step = make_train_step(
-    run.graphdef,
+    graphdef,
     task.loss,
     optimizer,
     num_microbatches=config.training.num_microbatches,
@@ -171,15 +171,8 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
     prng=config.training.prng,
     schedule=rate,
   )
-  shapes = shapes_on(run.mesh, jax.eval_shape(start, run.params))
-  return Training(run, shapes, init, step, make_eval_step(run.graphdef, task.loss))
-
-
-def make_run(task: Task, vocabulary: Any, mesh: AnyMesh) -> Run:
-  """Returns the run of a task on a mesh, with shapes in place of parameters."""
-  model = nnx.eval_shape(lambda: task.make_model(vocabulary, nnx.Rngs(0)))
-  graphdef, params = nnx.split(model)
-  return Run(task, vocabulary, mesh, graphdef, shapes_on(mesh, params))
+  shapes = shapes_on(mesh, jax.eval_shape(start, params))
+  return Training(run, shapes, init, step, make_eval_step(graphdef, task.loss))
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:
@@ -204,15 +197,14 @@ def load_run(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Run
   """
   task = load_task(workdir, name, average_checkpoints)
   check_unchanged(workdir)
-  return with_average(make_run(task, task.load_vocabulary(workdir), make_mesh()), workdir)
+  return with_average(build(task, task.load_vocabulary(workdir), make_mesh()).run, workdir)
 
 
 def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Task:
   """Loads the task of the run in a folder, which may be of another machine.
 
-  Raises:
-    InputError: the folder holds no run, or its config is damaged, or the run is not of the task
-      that is named.
+  Raises InputError: the folder holds no run, or its config is damaged, or the run is not of the
+  task that is named.
   """
   path = workdir / "config.json"
   if not path.is_file():

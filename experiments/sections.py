@@ -11,14 +11,9 @@ from experiments.evaluation import tables
 from experiments.evaluation.bleu import sentence_counts
 from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.evaluation.records import Record, Rows
-from experiments.evaluation.statistics import (
-  Scores,
-  draw_sentences,
-  score_seeds,
-  student_interval,
-)
-from experiments.graphs import scores as graphs
-from experiments.music import scores as music
+from experiments.evaluation.tables import Scores, draw_sentences, score_seeds, student_interval
+from experiments.graphs import task as graphs
+from experiments.music import task as music
 from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
 

@@ -20,7 +20,6 @@ results. To train a cell again, delete its line and run directory, or give other
 import collections
 import contextlib
 import datetime
-import functools
 import os
 import pathlib
 import re
@@ -46,8 +45,8 @@ from experiments.run import own_values, parse_config
 FLAGS = dict(
   config=command.SWEEP,
   seeds=command.Flag(3, "number of seeds per row, counted up from the config's"),
-  out=command.Flag("runs/sweeps", "folder of the run directories"),
-  results=command.Flag("results/runs", "folder of the results files"),
+  out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
+  results=command.Flag("results/runs", "folder of the results files", is_path=True),
   parallel=command.Flag(1, "number of cells at once, each with its share of the cores"),
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
@@ -56,7 +55,6 @@ _POLL_SECONDS = 1.0
 _SAVE_SECONDS = 60.0  # for a training to save and end
 
 Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
-Report = Callable[..., None]  # of a cell, its new state and a note
 
 
 class Cell(NamedTuple):
@@ -78,17 +76,21 @@ class Cell(NamedTuple):
 
 
 def main(
-  config: command.ConfigFile, seeds: int, out: str, results: str, parallel: int, dry_run: bool
+  config: command.ConfigFile,
+  seeds: int,
+  out: pathlib.Path,
+  results: pathlib.Path,
+  parallel: int,
+  dry_run: bool,
 ) -> None:
   """Runs the cells that are not finished; exits with status 1 if one failed."""
   if seeds < 1 or parallel < 1:
     raise InputError(f"--seeds={seeds} --parallel={parallel}: give at least 1")
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
   sweep = slug(config.config.name)
-  cells = plan_cells(config, seeds, pathlib.Path(out))
-  path = pathlib.Path(results, f"{sweep}.jsonl")
-  path = record_files(path.parent).get(sweep, path)
-  lock = command.lock_folder(pathlib.Path(out, sweep), "out")
+  cells = plan_cells(config, seeds, out)
+  path = record_files(results).get(sweep, results / f"{sweep}.jsonl")
+  lock = command.lock_folder(out / sweep, "out")
   with contextlib.nullcontext() if dry_run else lock:
     records = (find_records if dry_run else collect_records)(path, cells)
     waiting = [cell for cell in cells if cell.key not in records]
@@ -101,8 +103,7 @@ def main(
       print(f"{len(cells) - len(waiting)} of {len(cells)} are finished: {path}", file=sys.stderr)
       return
     states = {cell: "finished" if cell.key in records else "waiting" for cell in cells}
-    report = functools.partial(_report, states)
-    _train(waiting, parallel, lambda: collect_records(path, cells), report)
+    _train(waiting, parallel, lambda: collect_records(path, cells), states)
   print(f"{sweep}: {_count(states)}; {path}")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   if errors:
@@ -112,9 +113,8 @@ def main(
 def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> list[Cell]:
   """Returns the cells in the order they run: every row with the config's seed, then with the next.
 
-  Raises:
-    InputError: there is no `sweep()`, or a cell's config is not valid, or all rows override a value
-      of the command line.
+  Raises InputError: there is no `sweep()`, or a cell's config is not valid, or all rows override a
+  value of the command line.
   """
   if not hasattr(file.module, "sweep"):
     raise InputError(
@@ -169,8 +169,7 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   Records of equal configs in other sweeps' results count too; their names are printed. Records of
   other rows and seeds in the results file come last.
 
-  Raises:
-    InputError: a file is damaged, or the results have a record of another config.
+  Raises InputError: a file is damaged, or the results have a record of another config.
   """
   lines, found = read_records(path), {}
   own = {(record["row"], record["seed"]): record for record in lines}
@@ -215,7 +214,7 @@ def _train(
   waiting: Sequence[Cell],
   parallel: int,
   collect: Callable[[], Mapping[Key, Record]],
-  report: Report,
+  states: dict[Cell, str],
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
   queue, running, start = collections.deque(waiting), {}, time.monotonic()
@@ -226,7 +225,7 @@ def _train(
         if queue and share not in running:
           cell = queue.popleft()
           running[share] = cell, _start(cell, share, parallel)
-          report(cell, "running")
+          _report(states, cell, "running")
       time.sleep(_POLL_SECONDS)
       for share, (cell, process) in [*running.items()]:
         if process.poll() is None:
@@ -236,10 +235,12 @@ def _train(
         seconds = (time.monotonic() - start) / (len(waiting) - unfinished) * unfinished
         left = datetime.timedelta(seconds=round(seconds))
         if cell.key in collect():
-          report(cell, "finished", f", {left} left")
+          _report(states, cell, "finished", f", {left} left")
         else:
-          log = cell.file(".log").read_text(encoding="utf-8", errors="replace")
-          _fail(cell, process.returncode, log, report)
+          log = cell.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
+          lines = [f"exit status {process.returncode}", *log[-40:]]
+          write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
+          _report(states, cell, "failed")
   finally:
     for _, process in running.values():
       process.terminate()
@@ -263,13 +264,6 @@ def _start(cell: Cell, share: int, parallel: int) -> subprocess.Popen:
   words += [sys.executable, *cell.command[1:]]
   with open(cell.file(".log"), "wb") as log:
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
-
-
-def _fail(cell: Cell, status: int, output: str, report: Report) -> None:
-  """Keeps the end of a failed cell's output in CELL.error.txt."""
-  lines = [f"exit status {status}", *output.splitlines()[-40:]]
-  write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
-  report(cell, "failed")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,17 +20,20 @@ from experiments.run import Training, build, defaults, parse_config, with_averag
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import list_steps
-from experiments.training.digests import check_unchanged, data_digests, write_digests
 from experiments.training.environment import code_version
 from experiments.training.loop import NonFiniteError, profiled, train
 from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
+from experiments.training.processes import StopOnSignal, Stopped
 from experiments.training.sharding import put_batch
-from experiments.training.signals import StopOnSignal, Stopped
 from experiments.training.step import Compiler, TrainState, with_operations
+from experiments.training.task import Run
 from experiments.training.workdir import (
   check_not_lost,
   check_shared,
+  check_unchanged,
   claim_workdir,
+  data_digests,
+  write_digests,
   write_run_files,
 )
 
@@ -43,14 +46,30 @@ def run(
   wandb: str = "",
   is_command: bool = False,
 ) -> None:
-  """Trains from the last checkpoint in the run directory, if any; exits if it is stopped.
+  """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
-  The arguments are those of the command; `is_command` says that the process ends afterwards.
+  Exits if it is stopped. The arguments are those of the command; `is_command` says that the process
+  ends afterwards.
   """
   processes.join_processes(distributed)
   with processes.only_first_prints(), StopOnSignal(at_exit=is_command) as stop:
     try:
-      _run(config, workdir, stop, profile_steps, wandb)
+      with contextlib.ExitStack() as stack:
+        values = {f"config.{key}": x for key, x in flatten(config).items()}
+        processes.check_same(values | code_version())
+        with processes.failing_together():
+          task = parse_config(config)
+          if processes.is_first():
+            stack.enter_context(command.lock_folder(workdir, "workdir"))
+          claim_workdir(workdir, task.config, defaults(config))
+          data = task.load_data()
+          for note in data.notes:
+            print(note)
+          training = build(task, task.learn_vocabulary(data, workdir))
+        with jax.set_mesh(training.run.mesh):
+          _train(training, data, workdir, stop, profile_steps, wandb)
+        evaluate(with_average(training.run, workdir), data, workdir)
+        processes.wait_for_all("evaluated")
     except NonFiniteError as error:
       sys.exit(f"stopped: {error}")
     except Stopped as stopped:
@@ -61,44 +80,27 @@ def run(
       sys.exit(128 + stop.signal)
 
 
-def _run(
-  config: ConfigDict, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
-) -> None:
-  """Builds all from the config and the data, trains and evaluates."""
-  processes.check_same({f"config.{key}": x for key, x in flatten(config).items()} | code_version())
-  with contextlib.ExitStack() as stack:
-    with processes.failing_together():
-      task = parse_config(config)
-      if processes.is_first():
-        stack.enter_context(command.lock_folder(workdir, "workdir"))
-      claim_workdir(workdir, task.config.to_dict(), defaults(config).to_dict())
-      data = task.load_data()
-      for note in data.notes:
-        print(note)
-      training = build(task, task.learn_vocabulary(data, workdir))
-    with jax.set_mesh(training.run.mesh):
-      _train(training, data, workdir, stop, profile_steps, wandb)
-    evaluate(with_average(training.run, workdir), data, workdir)
-    processes.wait_for_all("evaluated")
-
-
 def _train(
   training: Training, data: Any, workdir: Path, stop: StopOnSignal, profile_steps: str, wandb: str
 ) -> None:
   """Trains as `config.training` says; writes nothing before all inputs are checked."""
   run, config = training.run, training.run.config.training
-  _print_devices(training)
+  _print_devices(run)
   batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {batches}", f"validation: {valid_batches}", sep="\n")
   digests = data_digests(data, batches.examples, run.task.name_split)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
   with processes.failing_together():
     check_unchanged(workdir, digests)
+    lines = read_metrics(workdir)
   options = dict(save_every=config.save_every, rename_damaged=True)
   with Checkpoints(workdir / "checkpoints", config.keep_checkpoints, **options) as checkpoints:
-    state = _restore(training, checkpoints, workdir)
+    state = _restore(training, checkpoints, workdir, lines)
     start = int(state.step) if state else 0
-    lacks_evaluation = _lacks_evaluation(start, training, workdir)
+    # A run that was stopped after a save may lack the evaluation of that step.
+    is_due = start > 0 and (start % config.eval_every == 0 or start >= config.num_steps)
+    is_there = any(line["step"] == start and "valid_loss" in line for line in lines)
+    lacks_evaluation = processes.any_process(is_due and not is_there)
     if processes.is_first():
       write_run_files(workdir, run.config.to_dict())
       run.task.save_vocabulary(run.vocabulary, workdir)
@@ -107,31 +109,42 @@ def _train(
     checkpoints.prepare()
     stop.deferred = True
     if start < config.num_steps or lacks_evaluation:
+      on_devices = map(
+        functools.partial(put_batch, mesh=run.mesh), prefetch(batches, start, config.num_steps)
+      )
+      on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
       with (
         _reporting(training, workdir, start, wandb) as reporter,
         Compiler() as compiler,
-        contextlib.closing(_batches(training, batches, start, profile_steps, workdir)) as putting,
+        contextlib.closing(on_devices),
       ):
         step = _compile_ahead(training, batches, valid_batches, start, compiler)
         evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
+
+        def save(state: TrainState) -> None:
+          reporter.upload()  # no line before a checkpoint may be lost
+          checkpoints.save(int(state.step), state)
+
         state = state or training.init()
-        if lacks_evaluation:  # the run was stopped before it
+        if lacks_evaluation:
           evaluate_state(state)
         if not stop.should_stop():
-          parts = training, step, putting, reporter, checkpoints, evaluate_state, stop
-          state = _train_from(state, *parts)
+          state = train(
+            state,
+            step,
+            on_devices,
+            num_steps=config.num_steps,
+            report=reporter.step,
+            evaluate=evaluate_state,
+            save=save,
+            should_stop=stop.should_stop,
+            eval_every=config.eval_every,
+            save_every=config.save_every,
+            max_skipped=config.max_skipped,
+          )
     stop.deferred = False
     if stop.should_stop():
       raise Stopped(f"at step {int(state.step)}")
-
-
-def _batches(
-  training: Training, batches: Any, start: int, profile_steps: str, workdir: Path
-) -> Iterator[Any]:
-  """Yields the batches of the steps after `start`, on the devices."""
-  put = functools.partial(put_batch, mesh=training.run.mesh)
-  ahead = map(put, prefetch(batches, start, training.run.config.training.num_steps))
-  return profiled(ahead, start, profile_steps, str(workdir / "tensorboard"))
 
 
 def _compile_ahead(
@@ -153,39 +166,7 @@ def _compile_ahead(
   return step
 
 
-def _train_from(
-  state: TrainState,
-  training: Training,
-  step: Callable,
-  batches: Iterator,
-  reporter: Reporter | NoReporter,
-  checkpoints: Checkpoints,
-  evaluate_state: Callable[[TrainState], None],
-  stop: StopOnSignal,
-) -> TrainState:
-  config = training.run.config.training
-
-  def save(state: TrainState) -> None:
-    reporter.upload()  # no line before a checkpoint may be lost
-    checkpoints.save(int(state.step), state)
-
-  return train(
-    state,
-    step,
-    batches,
-    num_steps=config.num_steps,
-    report=reporter.step,
-    evaluate=evaluate_state,
-    save=save,
-    should_stop=stop.should_stop,
-    eval_every=config.eval_every,
-    save_every=config.save_every,
-    max_skipped=config.max_skipped,
-  )
-
-
-def _print_devices(training: Training) -> None:
-  run = training.run
+def _print_devices(run: Run) -> None:
   axes = [f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1]
   devices = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
   print(f"devices: {devices}, processes: {jax.process_count()}, mesh:", *axes or "1")
@@ -193,26 +174,18 @@ def _print_devices(training: Training) -> None:
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
 
 
-def _restore(training: Training, checkpoints: Checkpoints, workdir: Path) -> TrainState | None:
+def _restore(
+  training: Training, checkpoints: Checkpoints, workdir: Path, lines: Sequence[Mapping[str, Any]]
+) -> TrainState | None:
   """Restores the newest good checkpoint; returns None if nothing was ever saved."""
   processes.check_same({"the list of checkpoints in --workdir": list_steps(checkpoints.folder)})
-  state = None
   if checkpoints.latest_step() is None:
     with processes.failing_together():
-      check_not_lost(workdir, read_metrics(workdir))
-  else:
-    state = checkpoints.restore(like=training.shapes)
-    print(f"{workdir} is trained to step {int(state.step)}")
+      check_not_lost(workdir, lines)
+    return None
+  state = checkpoints.restore(like=training.shapes)
+  print(f"{workdir} is trained to step {int(state.step)}")
   return state
-
-
-def _lacks_evaluation(step: int, training: Training, workdir: Path) -> bool:
-  """Returns whether the evaluation after a step is due, and not reported; all must call this."""
-  config = training.run.config.training
-  is_due = step and (step % config.eval_every == 0 or step >= config.num_steps)
-  lines = read_metrics(workdir) if is_due else []
-  is_there = any(line["step"] == step and "valid_loss" in line for line in lines)
-  return processes.any_process(bool(is_due) and not is_there)  # before the first process writes
 
 
 @contextlib.contextmanager

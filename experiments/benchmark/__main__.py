@@ -14,21 +14,23 @@ import pathlib
 import sys
 
 from experiments import command
-from experiments.benchmark import attention, decode, steps
+from experiments.benchmark import attention, models
 
 
-def write_pages(out: str) -> None:
+def write_pages(out: pathlib.Path) -> None:
   """Rewrites the page of each command that has raw results in a folder."""
-  for module in (attention, steps, decode):
-    module.write_page(pathlib.Path(out))
+  for module in (attention, models):
+    module.write_page(out)
 
 
-FLAGS = dict(out=command.Flag("results", "the folder of the raw results and the pages"))
+FLAGS = dict(
+  out=command.Flag("results", "the folder of the raw results and the pages", is_path=True)
+)
 COMMANDS = dict(
   attention=(attention.main, attention.FLAGS),
-  step=(steps.time_steps, steps.STEP_FLAGS),
-  positions=(steps.time_positions, steps.POSITION_FLAGS),
-  decode=(decode.main, decode.FLAGS),
+  step=(models.time_steps, models.STEP_FLAGS),
+  positions=(models.time_positions, models.POSITION_FLAGS),
+  decode=(models.time_decoding, models.DECODE_FLAGS),
   pages=(write_pages, FLAGS),
 )
 

@@ -223,8 +223,7 @@ def bucket_boundaries(
     max_length: examples longer than this are ignored.
     multiple_of: every boundary is a multiple of this (8 suits TPUs).
 
-  Raises:
-    InputError: every example is longer than max_length.
+  Raises InputError: every example is longer than max_length.
 
   >>> bucket_boundaries(np.array([3, 3, 3, 4, 9, 10]), 2)
   (4, 10)

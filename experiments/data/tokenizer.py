@@ -125,8 +125,7 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
       (the most frequent words, and of equally frequent ones the first by code points).
     size: the largest number of entries, with the special tokens and, for subwords, the 256 bytes.
 
-  Raises:
-    InputError: the size is too small for the special tokens and the bytes or one word.
+  Raises InputError: the size is too small for the special tokens and the bytes or one word.
 
   >>> tokenizer = train_tokenizer(["ein Mann", "ein Mann schläft"], "bpe", size=300)
   >>> pieces(tokenizer, encode(tokenizer, ["ein Mann"])[0])
@@ -265,8 +264,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def load_tokenizers(folder: Path) -> Tokenizers:
   """Reads the files that `save_tokenizers` wrote.
 
-  Raises:
-    InputError: a file is missing or damaged.
+  Raises InputError: a file is missing or damaged.
   """
   paths, tokenizers = tokenizer_files(folder), []
   if not paths:

@@ -33,8 +33,8 @@ class Upstream(NamedTuple):
 
     The copy may be packed as `name`.gz. Downloads are kept in `CACHE`, if it can be written.
 
-    Raises:
-      InputError: the file is missing, damaged or not the published one, or there is no network.
+    Raises InputError: the file is missing, damaged or not the published one, or there is no
+    network.
     """
     if path:
       return self._copy(pathlib.Path(path, name).expanduser())

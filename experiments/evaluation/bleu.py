@@ -22,7 +22,6 @@ def corpus_bleu(
   *,
   tokenize: str = "13a",
   lowercase: bool = False,
-  subword_mark: str = "",
 ) -> Score:
   """Computes sacreBLEU (Post 2018) of a corpus with one reference per sentence.
 
@@ -30,7 +29,6 @@ def corpus_bleu(
     hypotheses, references: aligned sentences of plain text.
     tokenize: sacreBLEU's tokeniser; "none" for tokenised text.
     lowercase: compares lower-cased text.
-    subword_mark: the ending of subwords, which `join_subwords` joins first.
 
   Raises ValueError: the numbers of hypotheses and references differ or are zero.
 
@@ -41,7 +39,7 @@ def corpus_bleu(
   'nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp'
   """
   metric = _metric(lowercase=lowercase, tokenize=tokenize)
-  return _score(metric, *_joined(hypotheses, references, subword_mark))
+  return _score(metric, hypotheses, references)
 
 
 def paper_bleu(
@@ -50,7 +48,6 @@ def paper_bleu(
   language: str,
   *,
   tokenized: bool = False,
-  subword_mark: str = "",
 ) -> Score:
   """Computes BLEU as the paper did: Moses tokens, hyphens split, cased, not smoothed.
 
@@ -58,7 +55,7 @@ def paper_bleu(
   score slightly: compare it with the paper's only, never with sacreBLEU.
 
   Args:
-    hypotheses, references, subword_mark: as in `corpus_bleu`.
+    hypotheses, references: as in `corpus_bleu`.
     language: of the Moses tokeniser, such as "de".
     tokenized: the text consists of Moses tokens, so that only hyphens are split.
 
@@ -80,8 +77,8 @@ def paper_bleu(
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
   metric = _metric(tokenize="none", smooth_method="none")
-  texts = _joined(hypotheses, references, subword_mark)
-  value, signature = _score(metric, *(list(map(tokens, lines)) for lines in texts))
+  texts = (list(map(tokens, lines)) for lines in (hypotheses, references))
+  value, signature = _score(metric, *texts)
   return Score(value, signature.replace("tok:none", f"tok:moses-{language}+hyphens"))
 
 
@@ -91,7 +88,6 @@ def sentence_statistics(
   *,
   tokenize: str = "13a",
   lowercase: bool = False,
-  subword_mark: str = "",
 ) -> Int[np.ndarray, "sentences 6"]:
   """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each sentence.
 
@@ -102,7 +98,7 @@ def sentence_statistics(
   """
   # effective_order changes no counts, but sacreBLEU warns without it.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)
-  pairs = zip(*_joined(hypotheses, references, subword_mark), strict=True)
+  pairs = zip(hypotheses, references, strict=True)
   scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
   rows = [[score.sys_len, score.ref_len, *score.counts] for score in scores]
   return np.array(rows, int).reshape(-1, 6)
@@ -137,10 +133,6 @@ def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:
   compute = _metric().compute_bleu
   scores = [compute(c[2:6], c[6:], c[0], c[1], "exp").score for c in flat]
   return np.array(scores).reshape(counts.shape[:-1])
-
-
-def _joined(hypotheses, references, mark: str) -> list[list[str]]:
-  return [[join_subwords(line, mark) for line in texts] for texts in (hypotheses, references)]
 
 
 def _metric(**options) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments.files import Path, to_path, whole_file
+from experiments.files import Path, whole_file
 from relpos_jax.typing import ArrayLike, Float
 
 if TYPE_CHECKING:  # which takes a quarter of a second to import
@@ -56,9 +56,7 @@ class SpreadPanel(NamedTuple):
   mark: tuple[float, str] | None = None  # a dotted line at this x, and its label
 
 
-def learning_curves(
-  metrics: Sequence[Mapping[str, Any]], path: str | Path, score: str = "BLEU"
-) -> Path:
+def learning_curves(metrics: Sequence[Mapping[str, Any]], path: Path, score: str = "BLEU") -> Path:
   """Draws the losses, the score and the learning rate over the steps, and returns the path.
 
   Args:
@@ -89,9 +87,7 @@ def _stretches(
   return [(x.mean(), y.min(), y.mean(), y.max()) for x, y in (of.T for of in stretches) if len(x)]
 
 
-def cost_curves(
-  rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: str | Path
-) -> Path:
+def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], path: Path) -> Path:
   """Draws measures over length on logarithmic axes, with one legend, and returns the path.
 
   Args:
@@ -131,7 +127,7 @@ def cost_curves(
   return _save_with_legend(figure, names, 2 * columns, path)
 
 
-def spread_curves(panels: Sequence[SpreadPanel], path: str | Path) -> Path:
+def spread_curves(panels: Sequence[SpreadPanel], path: Path) -> Path:
   """Draws panels side by side with one legend, and returns the path.
 
   Each curve is in a band from its lowest to its highest values. A name has the same colour in all
@@ -176,7 +172,7 @@ def _save_with_legend(
   return save(figure, path)
 
 
-def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
+def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   """Draws matrices of attention weights side by side on one colour scale, and returns the path.
 
   Up to three panels of five to forty words per axis are readable.
@@ -244,9 +240,8 @@ def clean(ax: "matplotlib.axes.Axes") -> None:
   ax.set_axisbelow(True)
 
 
-def save(figure: "matplotlib.figure.Figure", path: str | Path) -> Path:
+def save(figure: "matplotlib.figure.Figure", path: Path) -> Path:
   """Writes a picture and returns its path."""
-  path = to_path(path)
   with warnings.catch_warnings():
     # The font lacks some scripts; it draws a box for a missing glyph.
     warnings.filterwarnings("ignore", "Glyph .* missing from")

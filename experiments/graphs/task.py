@@ -1,8 +1,9 @@
-"""The task of classifying labelled directed graphs, or pairs of their nodes."""
+"""The task of classifying labelled directed graphs, or pairs of their nodes, and its scores."""
 
-import collections
 import functools
+import itertools
 import json
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -16,8 +17,10 @@ from ml_collections import ConfigDict
 from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import bucket_boundaries, prefetch
 from experiments.errors import InputError
+from experiments.evaluation.pictures import SpreadPanel, spread_curves
+from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
-from experiments.graphs import scores
+from experiments.graphs.data import load_clutrr, load_tu, split_folds
 from experiments.graphs.graph import (
   PAD,
   Graph,
@@ -28,10 +31,9 @@ from experiments.graphs.graph import (
   empty_batch,
 )
 from experiments.training import task as tasks
-from experiments.training.loss import Loss, cross_entropy
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh, num_rows_together, put_batch
-from experiments.training.task import Evaluation, Run
+from experiments.training.task import Evaluation, Loss, Run, cross_entropy
 from experiments.training.workdir import read_json
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.typing import PyTree
@@ -43,6 +45,19 @@ _NUMBERS = (
   ("above 0 and below 1", lambda x: 0 < x < 1, ("data.clutrr.valid_share",)),
   between(3, LARGEST, "data.tu.num_folds"),
   between(-1, LARGEST, "data.tu.fold"),
+)
+
+# Conditional Theorem Provers (Minervini et al. 2020), trained on chains of 2, 3 and 4 relations:
+# accuracy in percent by length, one seed, from the README of github.com/uclnlp/ctp.
+CTP = dict(zip(range(2, 11), (100.0, 72.0, 74.0, 97.8, 96.2, 98.1, 97.8, 94.4, 89.3), strict=True))
+NAME = "CTP, published"
+LONGEST_TRAINED = 4  # relations of a chain
+METRIC = Metric(
+  "accuracy",
+  lambda graphs: 100 * graphs[:, 1].mean(),
+  tolerance=0.01,
+  fixed=(0,),
+  differs_by_seed=True,
 )
 
 
@@ -72,13 +87,9 @@ class Graphs(tasks.Task):
     """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
     data = self.config.data
     if data.source == "clutrr":
-      from experiments.graphs import clutrr
-
-      return clutrr.load(**data.clutrr)
-    from experiments.graphs import tu
-
+      return load_clutrr(**data.clutrr)
     fold = self.config.seed % data.tu.num_folds if data.tu.fold == -1 else data.tu.fold
-    return tu.split_folds(tu.load(data.tu.name, data.tu.path), fold, data.tu.num_folds)
+    return split_folds(load_tu(data.tu.name, data.tu.path), fold, data.tu.num_folds)
 
   def learn_vocabulary(self, data: GraphData, workdir: Path) -> GraphNames:
     return self.load_vocabulary(workdir) if (workdir / _NAMES_FILE).exists() else data.names
@@ -172,19 +183,34 @@ class Graphs(tasks.Task):
     return compute
 
   def evaluate(self, run: Run, data: GraphData, workdir: Path) -> Evaluation | None:
-    """Computes accuracy and loss of every split but train."""
+    """Scores every split but train, and always predicting the most frequent class."""
     _check_names(run.vocabulary, data)
-    graphs = [(name, graph) for name, of in data.splits.items() if name != "train" for graph in of]
-    predictions = self._predict(run, [graph for _, graph in graphs])
+    splits = {name: of for name, of in data.splits.items() if name != "train"}
+    found = iter(self._predict(run, [graph for of in splits.values() for graph in of]))
     if not is_first():
       return None
-    source = self.config.data.source
-    rows: dict[str, list[scores.Row]] = collections.defaultdict(list)
-    for (name, graph), prediction in zip(graphs, predictions, strict=True):
-      size = len(graph.senders if source == "clutrr" else graph.nodes)
-      rows[name].append(scores.Row(size, int(graph.target), *prediction))
+    is_chain = self.config.data.source == "clutrr"
     most_frequent = statistics.mode(int(graph.target) for graph in data.splits["train"])
-    return scores.evaluation(source, rows, most_frequent, workdir)
+    scores, results, sentences, pictures = {}, {}, {}, ()
+    lines = ["split      graphs   accuracy (%)   most frequent class (%)    loss"]
+    for split, graphs in splits.items():
+      answers, nats = zip(*itertools.islice(found, len(graphs)), strict=True)
+      targets = [int(graph.target) for graph in graphs]
+      is_right = [*map(operator.eq, answers, targets)]
+      scores[split] = dict(
+        accuracy=100 * statistics.fmean(is_right),
+        loss=statistics.fmean(nats),
+        majority=100 * targets.count(most_frequent) / len(targets),
+      )
+      results[split] = dict(graphs=len(graphs), **scores[split])
+      sizes = (len(graph.senders if is_chain else graph.nodes) for graph in graphs)
+      sentences[split] = [[*row] for row in zip(sizes, map(int, is_right), strict=True)]
+      accuracy, loss, majority = scores[split].values()
+      lines.append(f"{split:9}{len(graphs):8,}{accuracy:15.1f}{majority:26.1f}{loss:8.3f}")
+    if is_chain:
+      tests = {k: [scores[f"test_{k}"]["accuracy"]] for k in CTP}
+      pictures = (draw_lengths({"this model": tests}, workdir / "lengths.png"),)
+    return Evaluation("\n".join(["", *lines, ""]), results, scores, sentences, pictures)
 
   def _predict(self, run: Run, graphs: Sequence[Graph]) -> list[tuple[int, float]]:
     """Returns the predicted class of each graph, and the cross entropy of its target in nats."""
@@ -225,3 +251,17 @@ def _check_names(names: GraphNames, data: GraphData) -> None:
         f"the data have {kind} {theirs}, the trained model {ours}: give the data it was trained "
         "on, or another --workdir"
       )
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+def draw_lengths(scores: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> Path:
+  """Draws accuracies by row and length, over the runs, beside those of CTP."""
+  scores = {**scores, NAME: {k: [accuracy] for k, accuracy in CTP.items()}}
+  curves = {
+    row: [(k, min(of), statistics.fmean(of), max(of)) for k, of in by_length.items()]
+    for row, by_length in scores.items()
+  }
+  mark = LONGEST_TRAINED + 0.5, "longest in training"
+  return spread_curves([SpreadPanel("relations in the chain", "accuracy (%)", curves, mark)], path)

@@ -191,8 +191,8 @@ class Codec(NamedTuple):
 
   Attributes:
     vocab_size: V. Tokens 0 to 2 are padding, begin and end.
-    read: returns the tokens of a MIDI file. Raises InputError.
-    write: writes tokens to a MIDI file; skips tokens that have no meaning in their context.
+    encode_score: returns the tokens of a score; takes its name for an InputError too.
+    decode_score: returns the score of tokens; skips those that have no meaning in their context.
     spans: returns the notes of tokens.
     times: returns the step of each token and of the token after the last.
     step: the unit of time, in words.
@@ -201,13 +201,21 @@ class Codec(NamedTuple):
   """
 
   vocab_size: int
-  read: Callable[[str | os.PathLike], Int[np.ndarray, "_"]]
-  write: Callable[[Int[np.ndarray, "_"], str | os.PathLike], None]
+  encode_score: Callable[[Score, str], Int[np.ndarray, "_"]]
+  decode_score: Callable[[Int[np.ndarray, "_"]], Score]
   spans: Callable[[Int[np.ndarray, "_"]], list[Span]]
   times: Callable[[Int[np.ndarray, "_"]], Float[np.ndarray, "_"]]
   step: str
   alignment: int
   transpose: Callable[[Int[np.ndarray, "_"], int], Int[np.ndarray, "_"]]
+
+  def read(self, path: str | os.PathLike) -> Int[np.ndarray, "_"]:
+    """Returns the tokens of a MIDI file. Raises InputError."""
+    return self.encode_score(read_score(path), str(path))
+
+  def write(self, tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
+    """Writes tokens to a MIDI file."""
+    write_score(self.decode_score(tokens), path)
 
 
 def clip_transposition(semitones: int, pitches: Int[np.ndarray, "_"]) -> int:

@@ -11,7 +11,6 @@ have no meaning in their context.
 """
 
 import itertools
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,9 +22,7 @@ from experiments.music.midi_files import (
   Score,
   Span,
   clip_transposition,
-  read_score,
   strip_special,
-  write_score,
 )
 from relpos_jax.typing import Float, Int
 
@@ -155,14 +152,13 @@ def score(notes: Sequence[Note]) -> Score:
   return Score([Part("Piano", list(notes))], STEPS_PER_SECOND // 2, [(0, 0.5)])
 
 
-def read(path: str | os.PathLike) -> Int[np.ndarray, "L"]:
-  """Reads a MIDI file as a stream. Raises InputError as `read_score` does."""
-  return encode(on_grid(read_score(path)))
-
-
-def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
-  """Writes the MIDI file of a stream."""
-  write_score(score(decode(tokens)), path)
-
-
-CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "steps of 10 ms", 1, transpose)
+CODEC = Codec(
+  VOCAB_SIZE,
+  lambda score, name: encode(on_grid(score)),
+  lambda tokens: score(decode(tokens)),
+  spans,
+  times,
+  "steps of 10 ms",
+  1,
+  transpose,
+)

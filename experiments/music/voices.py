@@ -9,7 +9,6 @@ the chorales (36 to 81), so that any piece can be encoded and transposed.
 """
 
 import itertools
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,9 +21,7 @@ from experiments.music.midi_files import (
   Score,
   Span,
   clip_transposition,
-  read_score,
   strip_special,
-  write_score,
 )
 from relpos_jax.typing import Float, Int, Integer
 
@@ -130,17 +127,13 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
   return grid
 
 
-def read(path: str | os.PathLike) -> Int[np.ndarray, "L"]:
-  """Reads a MIDI file of four voices as tokens, rounded to the grid.
-
-  Raises InputError as `read_score` and `grid_of` do.
-  """
-  return encode(grid_of(read_score(path), str(path)))
-
-
-def write(tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
-  """Writes the MIDI file of tokens, one track per voice."""
-  write_score(score(decode(tokens)), path)
-
-
-CODEC = Codec(VOCAB_SIZE, read, write, spans, times, "16th notes", len(VOICES), transpose)
+CODEC = Codec(
+  VOCAB_SIZE,
+  lambda score, name: encode(grid_of(score, name)),
+  lambda tokens: score(decode(tokens)),
+  spans,
+  times,
+  "16th notes",
+  len(VOICES),
+  transpose,
+)

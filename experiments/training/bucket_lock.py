@@ -27,8 +27,7 @@ def lock_in_bucket(folder: Path, flag: str) -> Iterator[None]:
   same then. No clocks are compared. A process whose lock was replaced, since it did not run or
   reach the bucket for so long, ends with status 2.
 
-  Raises:
-    InputError: another process holds the lock, or the bucket cannot be used.
+  Raises InputError: another process holds the lock, or the bucket cannot be used.
   """
   lock, released = _Lock(folder), threading.Event()
   with checking_bucket(folder):

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
 from experiments.training import checkpoint_reader, manifest, processes
-from experiments.training.average import key_of, read_average, write_average
 from experiments.training.checkpoint_reader import (
   COMPLETE,
+  key_of,
   list_damaged,
   list_steps,
   list_unfinished,
+  read_average,
+  write_average,
 )
 from experiments.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
@@ -143,8 +145,7 @@ class Checkpoints:
         has their shardings, or is on the first device where they have none.
       field: the name of a field of the state; only that field is read, and `like` is like it.
 
-    Raises:
-      InputError: there is no such checkpoint, no good one, or it is of another model.
+    Raises InputError: there is no such checkpoint, no good one, or it is of another model.
     """
     steps = self.steps()
     for state in self._good_states([s for s in steps if step in (None, s)], like, field):

@@ -1,11 +1,13 @@
-"""Lists the checkpoints in a folder, reads them and finds their damage.
+"""Lists the checkpoints in a folder, reads them, finds their damage and keeps their average.
 
 Damage may be visible to one process only, so nothing here waits for other processes.
 """
 
 import contextlib
 import functools
+import hashlib
 import itertools
+import json
 import logging
 import os
 import pathlib
@@ -15,7 +17,8 @@ import tempfile
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,10 +32,12 @@ from experiments.files import (
   in_bucket,
   list_folder,
   rename,
+  whole_file,
   write_whole,
 )
 from experiments.training import manifest
-from experiments.training.manifest import Damage, Entry
+from experiments.training.manifest import Damage, Entry, by_name, describe
+from relpos_jax.typing import PyTree
 
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
 
@@ -108,7 +113,7 @@ def read(
   else:
     restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
   there = {name: entry.kind for name, entry in entries.items()}
-  here = {name: manifest.describe(array) for name, array in wanted.items()}
+  here = {name: describe(array) for name, array in wanted.items()}
   for name in sorted(here | there):
     if here.get(name) != there.get(name):
       raise InputError(
@@ -219,3 +224,31 @@ def silence_orbax() -> None:
       before(args)
 
   sys.unraisablehook = hook
+
+
+def key_of(folder: Path, steps: Sequence[int]) -> str:
+  """Names steps with the digests of their manifests: one that is saved anew has another name."""
+  files = {step: folder / str(step) / "manifest" / "metadata" for step in steps}
+  return json.dumps(
+    {step: hashlib.sha256(x.read_bytes()).hexdigest() for step, x in files.items() if x.exists()}
+  )
+
+
+def read_average(file: pathlib.Path, key: str, like: PyTree) -> PyTree | None:
+  """Returns the average that is kept for a key; None if it is another, damaged or not there."""
+  wanted = by_name(like)
+  with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    with np.load(file) as kept:
+      found = {name: kept[name] for name in wanted} if kept["key"].item() == key else {}
+    if [*map(describe, found.values())] == [*map(describe, wanted.values())]:
+      shardings = [getattr(x, "sharding", None) for x in wanted.values()]
+      leaves = jax.device_put([*found.values()], shardings)
+      return jax.tree.unflatten(jax.tree.structure(like), leaves)
+  return None
+
+
+def write_average(file: pathlib.Path, key: str, average: PyTree) -> None:
+  """Keeps an average for a key, unless the folder cannot be written."""
+  arrays = {name: np.asarray(x) for name, x in by_name(average).items()}
+  with contextlib.suppress(OSError), whole_file(file) as content:
+    np.savez(content, key=key, **arrays)

@@ -40,8 +40,7 @@ def train(
       saved and returned.
     max_skipped: this many skipped steps in a row end the training.
 
-  Raises:
-    NonFiniteError: names the step and its batch.
+  Raises NonFiniteError: names the step and its batch.
   """
   num_skipped = 0  # in a row
   in_flight = collections.deque()

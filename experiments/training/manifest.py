@@ -45,8 +45,7 @@ def make_manifest(arrays: Mapping, step: int) -> dict:
 def read_manifest(content: object, step: int) -> dict[str, Entry]:
   """Returns the entries by name of a manifest in the folder of a step.
 
-  Raises:
-    Damage: the manifest is invalid, changed, or of another step.
+  Raises Damage: the manifest is invalid, changed, or of another step.
   """
   try:
     if (saved := content["step"]) != step:

@@ -11,7 +11,6 @@ import secrets
 import socket
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -77,9 +76,9 @@ class Reporter:
     self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
 
   def __enter__(self) -> "Reporter":
-    from tensorboardX.proto.event_pb2 import SessionLog  # here, as only training uses it
-    from tensorboardX.record_writer import RecordWriter
+    import tensorboardX  # here, as only training uses it
 
+    self._tensorboard = tensorboardX
     if in_bucket(self._workdir):
       self._folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
       self._exit.callback(self.upload)
@@ -88,10 +87,11 @@ class Reporter:
     # Not SummaryWriter, whose thread hangs once the disk is full. The step in the file's name keeps
     # restarts within one second apart. START hides later steps of earlier files.
     name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{self._start}"
-    self._events = RecordWriter(str(folder / name))
+    self._events = tensorboardX.record_writer.RecordWriter(str(folder / name))
     self._exit.callback(self._events.close)
     self._add_event(self._start, file_version="brain.Event:2")
-    self._add_event(self._start + 1, session_log=SessionLog(status=SessionLog.START))
+    session_log = tensorboardX.proto.event_pb2.SessionLog
+    self._add_event(self._start + 1, session_log=session_log(status=session_log.START))
     jax.monitoring.register_event_duration_secs_listener(self._listen)
     self._display.start()
     return self
@@ -149,7 +149,7 @@ class Reporter:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
     # TensorBoard renders Markdown, where indented lines are shown as they are.
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
-    self._add_event(step, summary=_summary().text(tag, indented))
+    self._add_event(step, summary=self._tensorboard.summary.text(tag, indented))
     self._display.print_text(text)
     self._last = None
 
@@ -172,19 +172,12 @@ class Reporter:
     self._log(finite, step=step)
     for name, value in finite.items():
       if value is not None:
-        self._add_event(step, summary=_summary().scalar(name, value))
+        self._add_event(step, summary=self._tensorboard.summary.scalar(name, value))
 
   def _add_event(self, step: int, **content) -> None:
-    from tensorboardX.proto.event_pb2 import Event
-
-    self._events.write(Event(step=step, wall_time=time.time(), **content).SerializeToString())
+    event = self._tensorboard.proto.event_pb2.Event(step=step, wall_time=time.time(), **content)
+    self._events.write(event.SerializeToString())
     self._events.flush()
-
-
-def _summary() -> types.ModuleType:
-  from tensorboardX import summary
-
-  return summary
 
 
 class NoReporter:
@@ -198,8 +191,7 @@ class NoReporter:
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
   """Reads the lines of a run's metrics.jsonl, except an incomplete last line of a killed run.
 
-  Raises:
-    InputError: another line is damaged.
+  Raises InputError: another line is damaged.
   """
   path = workdir / "metrics.jsonl"
   texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []

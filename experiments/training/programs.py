@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.files import whole_file
 from experiments.training.environment import code_version
@@ -61,8 +62,18 @@ def _load(file: pathlib.Path, args: tuple, devices: Sequence[jax.Device]) -> Cal
 
 
 def _compile(file: pathlib.Path, function: Any, args: tuple, static: dict[str, Any]) -> Callable:
-  """Compiles a program, and keeps it in a file if it can be kept."""
-  compiled = function.lower(*args, **static).compile()
+  """Compiles a program, and keeps it in a file if it can be kept.
+
+  JAX's cache is switched off meanwhile: on CPUs a program that was read from it loses functions
+  when it is serialized again.
+  """
+  jax.config.update("jax_enable_compilation_cache", False)
+  compilation_cache.reset_cache()
+  try:
+    compiled = function.lower(*args, **static).compile()
+  finally:
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
   # JAX and the disk may refuse for many reasons, and a program that is not kept is no mistake.
   with contextlib.suppress(Exception):
     program, _, out = serialize_executable.serialize(compiled)

@@ -12,8 +12,8 @@ import optax
 from flax import nnx
 from jax.extend import core
 
-from experiments.training.loss import Loss
 from experiments.training.sharding import constrain_sharding
+from experiments.training.task import Loss
 from relpos_jax.attention.choice import used_rules
 from relpos_jax.typing import Array, Int, PyTree
 

@@ -1,26 +1,38 @@
-"""The run directory: whose it is, and the files of its start."""
+"""The run directory: whose it is, the files of its start, and the digests of its inputs."""
 
+import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
 from experiments.config import flatten
+from experiments.data.tokenizer import tokenizer_files
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket, list_folder, write_whole
 from experiments.training import processes
 from experiments.training.checkpoint_reader import list_damaged, list_steps
 from experiments.training.environment import environment
+from relpos_jax.typing import PyTree
 
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.eval_every", "training.save_every")
 MAY_CHANGE += ("training.keep_checkpoints", "training.num_samples", "training.max_skipped")
 
+_DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
 
 
-def claim_workdir(workdir: Path, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def claim_workdir(
+  workdir: Path,
+  config: Mapping[str, Any] | ConfigDict,
+  defaults: Mapping[str, Any] | ConfigDict,
+) -> None:
   """Raises InputError unless a folder is empty or holds a run with this config.
 
   Only the keys of `MAY_CHANGE` may differ from the config of the run. Keys added since the run was
@@ -90,3 +102,47 @@ def write_run_files(workdir: Path, config: Mapping[str, Any]) -> None:
   for name, content in (("config", config), ("environment", environment())):
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_whole(workdir / f"{name}.json", text + "\n")
+
+
+def data_digests(data: Any, examples: PyTree, name_split: Callable[[str], str]) -> dict[str, str]:
+  """Returns the digests of the training examples and of the other splits of the data, by name."""
+  digests = {"training data": _digest(jax.tree.leaves(examples))}
+  for split in data.splits.keys() - {"train"}:
+    digests[name_split(split)] = _digest(jax.tree.leaves([*data.splits[split]]))
+  return digests
+
+
+def check_unchanged(workdir: Path, digests: Mapping[str, str] | None = None) -> None:
+  """Raises InputError unless the tokenizers, and inputs with these digests, are as recorded.
+
+  Inputs without a recorded digest are not compared, since older runs have none.
+  """
+  path = workdir / _DIGESTS
+  recorded = read_json(path) if path.exists() else {}
+  for name, digest in ((digests or {}) | _tokenizer_digest(workdir)).items():
+    if recorded.get(name, digest) != digest:
+      raise InputError(
+        f"the {name} of {workdir} changed since the run was started: restore it, give another "
+        f"--workdir, or delete {_DIGESTS} there to go on with the new one"
+      )
+
+
+def write_digests(workdir: Path, digests: Mapping[str, str]) -> None:
+  """Writes these digests and that of the tokenizers, which `check_unchanged` compares."""
+  content = digests | _tokenizer_digest(workdir)
+  write_whole(workdir / _DIGESTS, json.dumps(content, indent=2) + "\n")
+
+
+def _tokenizer_digest(workdir: Path) -> dict[str, str]:
+  contents = [np.frombuffer(file.read_bytes(), np.uint8) for file in tokenizer_files(workdir)]
+  return dict(tokenizer=_digest(contents)) if contents else {}
+
+
+def _digest(items: Iterable[np.ndarray | str]) -> str:
+  """Returns the SHA-256 of arrays, with their dtypes and shapes, and of texts, with their sizes."""
+  found = hashlib.sha256()
+  for item in items:
+    array = np.frombuffer(item.encode(), np.uint8) if isinstance(item, str) else item
+    found.update(f"{array.dtype}{array.shape}".encode())
+    found.update(np.ascontiguousarray(array))
+  return found.hexdigest()

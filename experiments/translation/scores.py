@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, Tokenizers, encode, encode_pairs, pieces
 from experiments.evaluation.bleu import (
-  Score,
   bleu_of_counts,
   corpus_bleu,
   join_subwords,
@@ -61,16 +60,20 @@ def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evalu
     return Evaluation(text, {}, {}, {})
   config, results, scores, sentences = run.config, {}, {}, {}
   for split, (pairs, translations, seconds) in splits.items():
-    lines = [f"{line}\n" for line in join_lines(config, translations)]
-    write_whole(workdir / f"{split}.translations.txt", "".join(lines))
-    references = [target for _, target in pairs]
-    bleus = score(config, translations, references)
+    texts = [join_lines(config, of) for of in (translations, [target for _, target in pairs])]
+    write_whole(workdir / f"{split}.translations.txt", "".join(f"{line}\n" for line in texts[0]))
+    language = config.data.languages.partition("-")[2]
+    is_tokenized = config.data.moses or is_prepared(config)
+    bleus = dict(
+      sacrebleu=corpus_bleu(*texts, **bleu_options(config)),
+      paper_bleu=paper_bleu(*texts, language, tokenized=is_tokenized),
+    )
     results[split] = dict(sentences=len(pairs), seconds=seconds)
     results[split] |= {name: bleu._asdict() for name, bleu in bleus.items()}
     scores[split] = {name: bleu.value for name, bleu in bleus.items()}
     scores[split]["signatures"] = {name: bleu.signature for name, bleu in bleus.items()}
     lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
-    counts = sentence_statistics(translations, references, **config.evaluation)
+    counts = sentence_statistics(*texts, **bleu_options(config))
     sentences[split] = np.column_stack([lengths, counts]).tolist()
   text, pictures = bleu_table(results), ()
   if test := splits.get("test"):
@@ -91,20 +94,9 @@ def join_lines(config: ConfigDict, lines: Sequence[str]) -> list[str]:
   return [join_subwords(line, config.evaluation.subword_mark) for line in lines]
 
 
-def score(
-  config: ConfigDict, translations: Sequence[str], references: Sequence[str]
-) -> dict[str, Score]:
-  """Computes sacreBLEU and the paper's BLEU."""
-  return dict(
-    sacrebleu=corpus_bleu(translations, references, **config.evaluation),
-    paper_bleu=paper_bleu(
-      translations,
-      references,
-      config.data.languages.partition("-")[2],
-      tokenized=config.data.moses or is_prepared(config),
-      subword_mark=config.evaluation.subword_mark,
-    ),
-  )
+def bleu_options(config: ConfigDict) -> dict[str, Any]:
+  """Returns the options of sacreBLEU for lines of words."""
+  return {name: x for name, x in config.evaluation.items() if name != "subword_mark"}
 
 
 def bleu_table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -173,7 +165,7 @@ def _weights(
   return encoder, jnp.mean(jnp.stack(cross), axis=0)
 
 
-def draw_attention(run: Run, source: str, translation: str, path: str | Path):
+def draw_attention(run: Run, source: str, translation: str, path: Path):
   """Draws the attention between a sentence and its translation; returns the path."""
   model = nnx.merge(run.graphdef, own_copies(run.params))
   return attention_heatmap(attention_panels(model, run.vocabulary, source, translation), path)

@@ -31,16 +31,25 @@ from experiments.errors import InputError
 from experiments.evaluation.bleu import corpus_bleu, join_subwords
 from experiments.files import Path
 from experiments.training import task as tasks
-from experiments.training.loss import Loss, cross_entropy, shift_right
 from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh
-from experiments.training.task import Evaluation, Run, check_model, model_choices, model_values
-from experiments.translation import multi30k, scores, wmt14
+from experiments.training.task import (
+  Evaluation,
+  Loss,
+  Run,
+  check_model,
+  cross_entropy,
+  model_choices,
+  model_values,
+  shift_right,
+)
+from experiments.translation import scores, wmt14
 from experiments.translation.corpus import (
   LANGUAGES,
   Corpus,
   load_embedded,
+  load_multi30k,
   load_pairs,
   normalize_corpus,
   normalize_lines,
@@ -64,7 +73,7 @@ _NUMBERS = (
   between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
   between(UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
 )
-_LOADERS = dict(embedded=load_embedded, multi30k=multi30k.load, pairs=load_pairs, wmt14=wmt14.load)
+_LOADERS = dict(embedded=load_embedded, multi30k=load_multi30k, pairs=load_pairs, wmt14=wmt14.load)
 
 
 class Translation(tasks.Task):
@@ -115,8 +124,7 @@ class Translation(tasks.Task):
 
     One of two files, left by a killed process, does not count if there is no checkpoint.
 
-    Raises:
-      InputError: there is a checkpoint but not its tokenizers.
+    Raises InputError: there is a checkpoint but not its tokenizers.
     """
     if tokenizer_files(workdir) or any(workdir.glob("checkpoints/[0-9]*")):
       return load_tokenizers(workdir)
@@ -178,7 +186,8 @@ class Translation(tasks.Task):
     def report(params: PyTree) -> tuple[dict[str, float], str]:
       sources, references = zip(*pairs, strict=True)
       translations = translate(sources, params)
-      bleu = corpus_bleu(translations, references, **self.config.evaluation)
+      texts = (scores.join_lines(self.config, lines) for lines in (translations, references))
+      bleu = corpus_bleu(*texts, **scores.bleu_options(self.config))
       samples = scores.format_samples(self.config, pairs, translations, number=3)
       return dict(valid_bleu=bleu.value), samples
 

@@ -18,9 +18,8 @@ def load(languages: str = "en-de") -> Corpus:
   under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow, to unpack the archives
   (extra `wmt14`); reading does not. Splits are read from disk item by item.
 
-  Raises:
-    InputError: the data are not prepared and there is no TensorFlow or no network, or they are not
-      in array_record format.
+  Raises InputError: the data are not prepared and there is no TensorFlow or no network, or they are
+  not in array_record format.
 
   >>> len(load(languages="en-de").splits["test"])  # doctest: +SKIP
   3003

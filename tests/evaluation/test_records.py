@@ -13,7 +13,7 @@ from experiments.evaluation.records import (
   to_line,
   write_records,
 )
-from experiments.graphs import tu
+from experiments.graphs import data as tu
 
 CONFIG = dict(
   name="mine",

@@ -7,7 +7,7 @@ import scipy.stats
 from sacrebleu.significance import PairedTest
 
 from experiments.evaluation.bleu import sentence_counts, sentence_statistics
-from experiments.evaluation.statistics import (
+from experiments.evaluation.tables import (
   Comparison,
   Interval,
   compare_scores,

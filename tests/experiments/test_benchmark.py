@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import attention, decode, steps, timing
+from experiments.benchmark import attention, models, timing
 from experiments.benchmark.attention import AGAIN, STOCK, Case, Contestant
 from experiments.benchmark.timing import Program
 from relpos_jax.attention.choice import Implementation
@@ -180,7 +180,7 @@ def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp
     figures = dict(parameters=1, temporary_bytes=1)
     return lambda: ran.append((changes["model.positions"], *shape)), figures
 
-  monkeypatch.setattr(steps, "make_stepper", make_stepper)
+  monkeypatch.setattr(models, "make_stepper", make_stepper)
   flags = f"--config={data}/tiny.py", "--repetitions=6", f"--out={tmp_path}"
   for length, rows in ((16, 8), (8, 16)):
     answer = call("benchmark.__main__", "step", *flags, f"--length={length}")
@@ -199,16 +199,16 @@ def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
   results = json.loads((RESULTS / "steps" / "multi30k-64x16.json").read_text())
   drift = np.array([1.0, 2.0, 3.0, 50.0, 60.0, 70.0])
-  factors = {steps.BASELINE: 0.9, steps.AGAIN: 1.1, "relative": 1.04}
+  factors = {models.BASELINE: 0.9, models.AGAIN: 1.1, "relative": 1.04}
   seconds = {name: (factor * drift).tolist() for name, factor in factors.items()}
-  row = steps.block(results | dict(seconds=seconds)).splitlines()[-1]
+  row = models.block_of_steps(results | dict(seconds=seconds)).splitlines()[-1]
   assert row.endswith("| 1.040 (1.040 to 1.040) | 1.040 to 1.040 |")
 
 
 @pytest.mark.parametrize("config", ["{data}/tiny.py", "configs/positions.py:chorales"])
 def test_schemes_of_positions_are_timed_in_turns(call, data, monkeypatch, tmp_path, config):
-  rows = [("rotary", {}), (steps.BASELINE, {}), ("t5", {"model.tables_per_layer": False})]
-  monkeypatch.setattr(steps, "sweep", lambda: rows)
+  rows = [("rotary", {}), (models.BASELINE, {}), ("t5", {"model.tables_per_layer": False})]
+  monkeypatch.setattr(models, "sweep", lambda: rows)
   flags = "--length=16", "--repetitions=2", f"--out={tmp_path}", "--config.batches.tokens=32"
   config = f"--config={config.format(data=data)}", "--config.batches.max_length=16"
   small = "--config.model.width=16", "--config.model.num_layers=1"
@@ -216,7 +216,7 @@ def test_schemes_of_positions_are_timed_in_turns(call, data, monkeypatch, tmp_pa
   assert answer.status == 0, answer.err
   (file,) = (tmp_path / "positions").glob("*-2x16.json")
   raw = json.loads(file.read_text())
-  assert [*raw["seconds"]] == ["rotary", steps.BASELINE, "t5", steps.AGAIN]
+  assert [*raw["seconds"]] == ["rotary", models.BASELINE, "t5", models.AGAIN]
   rotary, same, t5, again = (of["parameters"] for of in raw["models"].values())
   assert rotary == same == again < t5
   assert min(of["temporary_bytes"] for of in raw["models"].values()) > 0
@@ -236,7 +236,7 @@ def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path
   assert {len(of) for of in raw["seconds"].values()} == {4}
   low, median, high = timing.quartiles(3 / np.array(raw["seconds"]["relpos_jax, 2"]))
   assert f"| relpos_jax | 2 | 27 | {median:,.1f} ({low:,.1f} to {high:,.1f}) |" in answer.out
-  assert decode.block(raw) in (tmp_path / "decode.md").read_text()
+  assert models.block_of_decoding(raw) in (tmp_path / "decode.md").read_text()
 
 
 # Pages -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.music import piano_roll, voices
-from experiments.music.scores import likelihood, make_nats_of
+from experiments.music.task import likelihood, make_nats_of
 from experiments.run import load_run
 from experiments.training.task import own_copies
 
@@ -32,7 +32,7 @@ def pieces(tmp_path_factory) -> pathlib.Path:
     for piece in range(number):
       steps = np.cumsum(random.integers(-1, 2, (NUM_STEPS, 4)), axis=0)
       grid = np.array([72, 67, 60, 48]) + steps % 5
-      voices.write(voices.encode(grid), folder / split / f"{piece}.mid")
+      voices.CODEC.write(voices.encode(grid), folder / split / f"{piece}.mid")
   return folder
 
 
@@ -77,11 +77,11 @@ def test_a_sample_continues_its_prime(run, call, pieces, tmp_path):
   )
   answers = sample("a"), sample("b"), sample("c", "--seed=1")
   assert [answer.status for answer in answers] == [0, 0, 0], answers
-  a, b, c = (voices.read(tmp_path / f"{name}.mid") for name in "abc")
+  a, b, c = (voices.CODEC.read(tmp_path / f"{name}.mid") for name in "abc")
   np.testing.assert_array_equal(a, b)
   assert len(a) > 32 and a.tolist() != c.tolist()
   for piece in (a, c):
-    np.testing.assert_array_equal(piece[:32], voices.read(prime)[:32])
+    np.testing.assert_array_equal(piece[:32], voices.CODEC.read(prime)[:32])
   assert (tmp_path / "a.png").stat().st_size > 5_000
 
 
@@ -120,8 +120,8 @@ def test_a_run_does_not_go_on_with_other_music(run, train_music, pieces, tmp_pat
   workdir, file = shutil.copytree(run[0], tmp_path / "run"), pieces / "train" / "0.mid"
   before = file.read_bytes()
   try:
-    tokens = voices.read(file)
-    voices.write(voices.transpose(tokens, 1), file)
+    tokens = voices.CODEC.read(file)
+    voices.CODEC.write(voices.transpose(tokens, 1), file)
     answer = train_music(workdir)
   finally:
     file.write_bytes(before)
@@ -134,7 +134,7 @@ def test_a_run_does_not_go_on_with_other_music(run, train_music, pieces, tmp_pat
 def test_attention_on_all_tokens_and_the_begin_is_drawn(run, pieces, monkeypatch, num_tokens):
   drawn = []
   monkeypatch.setattr(piano_roll, "piano_roll", lambda *args: drawn.append(args[2]) or args[3])
-  piece = voices.read(pieces / "test" / "0.mid")[:num_tokens]
+  piece = voices.CODEC.read(pieces / "test" / "0.mid")[:num_tokens]
   piano_roll.draw(load_run(run[0]), piece, pathlib.Path("a.png"))
   np.testing.assert_allclose(drawn[0].sum(-1), 1, rtol=1e-5)
   assert drawn[0].shape[-1] == num_tokens + 1

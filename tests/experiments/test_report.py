@@ -13,7 +13,7 @@ import sacrebleu
 
 from experiments import report, sections
 from experiments.evaluation.records import digest, read_records
-from experiments.graphs import scores as graphs
+from experiments.graphs import task as graphs
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 STUDENT = {3: 4.30265, 2: 12.7062}  # 95% of Student's t, by the number of seeds

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from experiments.graphs import clutrr
+from experiments.graphs import data as clutrr
 
 HEADER = "id,story,target,task_name,story_edges,edge_types,query_edge"
 
@@ -44,7 +44,7 @@ def folder(tmp_path, publish) -> pathlib.Path:
   graphs = "\n".join(lines).encode()
   (tmp_path / "graphs" / clutrr._GRAPHS).write_bytes(graphs)
   for name in ("archive", "graphs"):
-    publish(clutrr, "UPSTREAM", tmp_path / name)
+    publish(clutrr, "CLUTRR", tmp_path / name)
   (tmp_path / "graphs" / clutrr._GRAPHS).unlink()
   (tmp_path / "graphs" / f"{clutrr._GRAPHS}.gz").write_bytes(gzip.compress(graphs))
   return tmp_path
@@ -58,9 +58,9 @@ def as_lists(graphs):
 def test_archive_and_graphs_are_read(folder, kind, serve, publish):
   path = "" if kind == "address" else str(folder / kind)
   with serve(folder / "archive") as url:
-    publish(clutrr, "UPSTREAM", folder / "archive", url)
-    data = clutrr.load(path)
-  again = clutrr.load(path, valid_share=0.0)  # what is kept needs no network
+    publish(clutrr, "CLUTRR", folder / "archive", url)
+    data = clutrr.load_clutrr(path)
+  again = clutrr.load_clutrr(path, valid_share=0.0)  # what is kept needs no network
   assert {*data.splits} == {"train", "valid", *(f"test_{k}" for k in range(2, 11))}
   assert again.splits["valid"] == [] and len(again.splits["train"]) == 300
   for name, split in clutrr.SPLITS.items():
@@ -75,7 +75,7 @@ def test_archive_and_graphs_are_read(folder, kind, serve, publish):
 
 
 def test_recorded_graphs_are_upstreams(shared_data):
-  splits = clutrr._read(str(shared_data / "clutrr"))
+  splits = clutrr._read_clutrr(str(shared_data / "clutrr"))
   assert {split: len(graphs) for split, graphs in splits.items()} == {
     "train": 15_083, "test_2": 38, "test_3": 107, "test_4": 77, "test_5": 185, "test_6": 105,
     "test_7": 155, "test_8": 135, "test_9": 124, "test_10": 122,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.errors import InputError
-from experiments.graphs import tu
+from experiments.graphs import data as tu
 from experiments.graphs.graph import Graph, GraphData, GraphNames
 
 # Two graphs: a directed triangle with a loop and an edge given twice, and a pair of nodes.
@@ -41,7 +41,7 @@ def edges(graph):
 
 @pytest.mark.parametrize("name", ["", "TOY"])
 def test_a_users_folder_is_read(tmp_path, name):
-  data = tu.load(name, path=str(write(tmp_path / "toy")))
+  data = tu.load_tu(name, path=str(write(tmp_path / "toy")))
   assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
     ("7", "8", "9"), ("0", "2"), ("-1", "1")
   )  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_users_folder_is_read(tmp_path, name):
 
 def test_optional_files_may_be_missing(tmp_path):
   kinds = "node_labels", "edge_labels", "node_attributes", "edge_attributes"
-  data = tu.load("", path=str(write(tmp_path / "toy", **dict.fromkeys(kinds))))
+  data = tu.load_tu("", path=str(write(tmp_path / "toy", **dict.fromkeys(kinds))))
   graph = data.splits["all"][0]
   assert data.names.node_labels == ("node",) and data.names.edge_labels == ()
   assert graph.nodes.tolist() == [0] * 3 and graph.labels.tolist() == [-1] * 4
@@ -86,7 +86,7 @@ WRONG = {
 def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, message):
   folder = write(tmp_path / "toy", **WRONG[message])
   with pytest.raises(InputError) as caught:
-    tu.load("", path=str(folder))
+    tu.load_tu("", path=str(folder))
   files = {kind: folder / f"TOY_{kind}.txt" for kind in FILES}
   assert str(caught.value).startswith(message.format(folder=folder, **files))
   assert "\n" not in str(caught.value)
@@ -94,7 +94,7 @@ def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, message):
 
 def refusal(name: str, path: object = "") -> str:
   with pytest.raises(InputError) as caught:
-    tu.load(name, str(path))
+    tu.load_tu(name, str(path))
   return str(caught.value)
 
 
@@ -116,9 +116,9 @@ def test_folder_archive_and_address_are_equal(tmp_path, serve, publish):
       archive.write(file, f"MUTAG/{file.name}")
   with serve(tmp_path) as url:
     publish(tu, "MOLECULES", tmp_path, url)
-    downloaded = tu.load("MUTAG")
-  wanted = tu.load("", path=str(folder))
-  for data in (downloaded, tu.load("MUTAG", path=str(tmp_path))):
+    downloaded = tu.load_tu("MUTAG")
+  wanted = tu.load_tu("", path=str(folder))
+  for data in (downloaded, tu.load_tu("MUTAG", path=str(tmp_path))):
     assert data.names == wanted.names
     for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
@@ -153,7 +153,7 @@ def test_fewer_graphs_than_folds_are_refused():
 
 
 def test_molecules_match_the_literature(shared_data):
-  data = tu.load("MUTAG", path=str(shared_data / "tu"))
+  data = tu.load_tu("MUTAG", path=str(shared_data / "tu"))
   graphs = data.splits["all"]
   names = data.names
   assert (len(graphs), len(names.node_labels), len(names.edge_labels)) == (135, 6, 4)

@@ -127,7 +127,7 @@ GRID = np.array([[67, 64, 60, 48], [67, 65, -1, 50]])
 
 def write(path, grid=GRID):
   path.parent.mkdir(parents=True, exist_ok=True)
-  voices.write(voices.encode(grid), path)
+  voices.CODEC.write(voices.encode(grid), path)
 
 
 def refusal(*arguments, **options) -> str:
@@ -149,7 +149,7 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   assert sopranos == {"train": [2, 0, 1], "valid": [3]}
   assert music.notes == (f"MIDI files of {tmp_path}: 3 train, 1 valid",)
   first, *_ = data.load_midi_folder(str(tmp_path)).splits["train"]  # as events by default
-  np.testing.assert_array_equal(first, performance.read(tmp_path / "train" / "a.midi"))
+  np.testing.assert_array_equal(first, performance.CODEC.read(tmp_path / "train" / "a.midi"))
 
 
 def test_splits_have_80_10_and_10_percent():

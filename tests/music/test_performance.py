@@ -96,5 +96,5 @@ def test_a_midi_file_holds_the_stream(tmp_path):
   drawn = np.random.default_rng(0).integers([0, 1, 0], [999, 300, 128], (200, 3)).tolist()
   notes = [Note(start, start + length, pitch, 64) for start, length, pitch in drawn]
   stream = performance.encode(performance.on_grid(performance.score(notes)))
-  performance.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")
-  np.testing.assert_array_equal(performance.read(tmp_path / "a.mid"), stream)
+  performance.CODEC.write([BOS, *stream.tolist(), EOS], tmp_path / "a.mid")
+  np.testing.assert_array_equal(performance.CODEC.read(tmp_path / "a.mid"), stream)

@@ -52,8 +52,8 @@ def test_a_midi_file_holds_the_tokens_even_of_silent_voices(tmp_path):
   grid = np.random.default_rng(0).integers(-1, 128, (50, 4))
   grid[:, 1] = -1
   tokens = voices.encode(grid)
-  voices.write([BOS, *tokens.tolist(), EOS], tmp_path / "a.mid")
-  np.testing.assert_array_equal(voices.read(tmp_path / "a.mid"), tokens)
+  voices.CODEC.write([BOS, *tokens.tolist(), EOS], tmp_path / "a.mid")
+  np.testing.assert_array_equal(voices.CODEC.read(tmp_path / "a.mid"), tokens)
   names = [track.name for track in mido.MidiFile(tmp_path / "a.mid").tracks]
   assert names[1:] == ["Soprano", "Alto", "Tenor", "Bass"]
 
@@ -77,4 +77,4 @@ def test_a_file_of_three_voices_is_refused(tmp_path):
   score = Score([Part("", [Note(0, 9, 60, 64)])] * 3, 480, [(0, 0.5)])
   write_score(score, tmp_path / "trio.mid")
   with pytest.raises(InputError, match=r"trio\.mid has 3 tracks or channels with notes; want four"):
-    voices.read(tmp_path / "trio.mid")
+    voices.CODEC.read(tmp_path / "trio.mid")

@@ -20,9 +20,8 @@ import numpy as np
 
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import train
-from experiments.training.processes import check_same, join_processes
+from experiments.training.processes import StopOnSignal, check_same, join_processes
 from experiments.training.sharding import make_mesh, put_batch, put_parameters
-from experiments.training.signals import StopOnSignal
 from experiments.training.step import TrainState
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, NamedSharding
 
 from experiments.training.programs import kept
@@ -54,6 +55,21 @@ def test_another_process_does_not_trace(process):
 ])  # fmt: skip
 def test_another_key_value_shape_or_dtype_is_traced(process, change):
   assert [process(), process(**change), process(**change), process()] == [1, 1, 0, 0]
+
+
+def test_a_program_that_jax_has_compiled_before_is_kept_whole(cache):
+  name = "jax_persistent_cache_min_compile_time_secs"
+  before = jax.config.values[name]
+  jax.config.update(name, 0)
+  compilation_cache.reset_cache()  # so that it uses the folder
+  try:
+    jax.jit(lambda x: jnp.sort(x @ x.T))(jnp.eye(8))
+    for _ in range(2):
+      call = kept(jax.jit(lambda x: jnp.sort(x @ x.T)), "a", jax.devices()[:1])
+      np.testing.assert_array_equal(call(jnp.eye(8)), np.sort(np.eye(8)))
+  finally:
+    jax.config.update(name, before)
+    compilation_cache.reset_cache()
 
 
 def test_another_setting_of_jax_is_traced(process):

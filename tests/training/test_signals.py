@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from experiments.training.signals import StopOnSignal, Stopped
+from experiments.training.processes import StopOnSignal, Stopped
 
 
 def terminate():
@@ -63,7 +63,7 @@ def test_an_interrupt_that_a_launcher_passes_on_too_stops_once_and_again_kills(b
 
 
 def test_after_the_last_one_the_process_ends_with_its_own_status():
-  script = "import signal, sys; from experiments.training.signals import StopOnSignal\n"
+  script = "import signal, sys; from experiments.training.processes import StopOnSignal\n"
   script += (
     "with StopOnSignal(at_exit=True): pass\nsignal.raise_signal(signal.SIGTERM); sys.exit(3)"
   )

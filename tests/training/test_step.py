@@ -12,7 +12,6 @@ from experiments.data.batching import Batch
 from experiments.data.tokenizer import EOS, PAD
 from experiments.graphs.graph import Graph, GraphBatches
 from experiments.graphs.task import Graphs
-from experiments.training.loss import cross_entropy
 from experiments.training.sharding import make_mesh, put_batch, put_parameters
 from experiments.training.step import (
   Compiler,
@@ -24,6 +23,7 @@ from experiments.training.step import (
   make_train_step,
   with_operations,
 )
+from experiments.training.task import cross_entropy
 from experiments.translation import task as translation_task
 from experiments.translation.task import Translation
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig

@@ -1,20 +1,30 @@
-r"""Times training steps of models with random parameters on random tokens.
+r"""Times training steps and beam search of models with random parameters on random tokens.
 
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark step --config=configs/wmt14.py --length=32 --out=results \
       --config.batches.tokens=1024 --config.model.dtype=float32
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
+  python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4 --length=16
 
-The models take turns in one process; their order changes from round to round. With --out all times
-are written to OUT/steps/NAME-ROWSxLENGTH.json and that block of OUT/steps.md, or to
-OUT/positions/NAME-ROWSxLENGTH.json and the block cost-NAME-ROWSxLENGTH of OUT/positions.md.
+What is compared takes turns in one process; the order changes from round to round. With --out all
+times are written to OUT/PAGE/NAME-ROWSxLENGTH.json, and to that block of OUT/PAGE.md, where PAGE is
+steps, positions (whose blocks are cost-NAME-ROWSxLENGTH) or decode.
 
 `step` compares relative positions with the same model with sinusoids, on the same batch;
 `positions` compares all rows of configs/positions.py. The model with sinusoids is measured twice: a
 ratio is to the mean of its two copies, and the ratio of the second to the first is the noise.
+
+`decode` sets the end mark's embedding to zero, so that no translation ends before its limit,
+--config.decoding.extra_length tokens more than its source: the search at its longest. With the
+extra `benchmark`, CTranslate2 translates with the same parameters, if it knows such positions
+(--config.model.tables_per_head=False).
 """
 
+import functools
+import importlib.util
+import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -25,11 +35,14 @@ from ml_collections import ConfigDict
 from configs.positions import sweep
 from experiments import command
 from experiments.benchmark import timing
-from experiments.data.tokenizer import UNK
+from experiments.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table
+from experiments.export import ctranslate2_spec, foreign_value
 from experiments.run import build, parse_config
 from experiments.training.sharding import make_mesh
+from experiments.training.task import Run
+from experiments.translation.task import Translation, make_translator
 
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 _ORDERS = 6  # of three models
@@ -41,6 +54,17 @@ STEP_FLAGS = dict(
   out=timing.OUT,
 )
 POSITION_FLAGS = STEP_FLAGS | dict(repetitions=command.Flag(22, "steps of each of the 11 models"))
+DECODE_FLAGS = dict(
+  config=command.CONFIG,
+  beam_sizes=command.Flag("1,4", "separated by commas; 1 is greedy"),
+  length=command.Flag(32, "tokens of a source sentence, its end mark included"),
+  sentences=command.Flag(64, "to translate in each round"),
+  repetitions=command.Flag(8, "rounds"),
+  out=timing.OUT,
+)
+
+
+# Training steps -----------------------------------------------------------------------------------
 
 
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
@@ -76,7 +100,9 @@ def _time_models(config, models, length: int, repetitions: int, out: str, comman
   results["models"] = {name: figures for name, (_, figures) in steps.items()}
   steps = {name: step for name, (step, _) in steps.items()}
   results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
-  timing.publish(config, results, folder, f"{shape[0]}x{length}", block, _PREFIXES[command_name])
+  timing.publish(
+    config, results, folder, f"{shape[0]}x{length}", block_of_steps, _PREFIXES[command_name]
+  )
 
 
 def make_stepper(
@@ -106,17 +132,8 @@ def make_stepper(
   return step, figures
 
 
-# Pages --------------------------------------------------------------------------------------------
-
-
-def write_page(out: pathlib.Path) -> None:
-  """Rewrites the blocks of both commands from the raw results."""
-  for name, prefix in _PREFIXES.items():
-    timing.rewrite_page(out / name, block, prefix)
-
-
-def block(results: timing.Record) -> str:
-  """Returns the provenance and the table of one measurement."""
+def block_of_steps(results: timing.Record) -> str:
+  """Returns the provenance and the table of steps: medians, and ratios to the baseline."""
   (rows, length), seconds, cells = results["shape"], results["seconds"], []
   baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
   for name, figures in results["models"].items():
@@ -148,3 +165,84 @@ def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> t
   options = dict(n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345))
   interval = scipy.stats.bootstrap((ratios,), np.median, **options).confidence_interval
   return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)
+
+
+# Decoding -----------------------------------------------------------------------------------------
+
+
+def time_decoding(
+  config: ConfigDict, beam_sizes: str, length: int, sentences: int, repetitions: int, out: str
+) -> None:
+  """Translates the same sentences with each beam size in turns."""
+  timing.check_task(config, "translation")
+  beams = timing.parse_lengths("beam_sizes", beam_sizes)
+  folder = timing.make_folder(out, "decode")
+  size = config.vocabulary.size
+  words = [f"w{number}" for number in range(size - UNK - 1)]
+  tokenizer = train_tokenizer([" ".join(words)], "words", size)
+  training = build(Translation(config), Tokenizers(tokenizer, tokenizer))
+  # With an embedding of zero the end mark's logit is never the highest.
+  params = jax.tree.map(
+    lambda x: x.at[EOS].set(0) if x.ndim == 2 and x.shape[0] == size else x, training.init().params
+  )
+  run = training.run._replace(params=params)
+  chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
+  lines = [" ".join(row) for row in chosen]
+  functions = {}
+  for beam in beams:
+    functions[f"relpos_jax, {beam}"] = functools.partial(
+      make_translator(run, beam_size=beam), lines
+    )
+    if translate := _ctranslate2(run, lines, beam):
+      functions[f"CTranslate2, {beam}"] = translate
+  results = dict(sentences=sentences, length=length)
+  results["tokens"] = {  # also compiles
+    name: sum(len(line.split()) for line in translate()) for name, translate in functions.items()
+  }
+  results["seconds"] = timing.time_rounds(functions, repetitions)
+  timing.publish(config, results, folder, f"{sentences}x{length}", block_of_decoding)
+
+
+def _ctranslate2(run: Run, lines: Sequence[str], beam_size: int) -> Callable | None:
+  """Returns a function that translates with CTranslate2 and the run's parameters, if it can."""
+  if not importlib.util.find_spec("ctranslate2") or foreign_value(run.config):
+    return None
+  import ctranslate2
+
+  folder = tempfile.TemporaryDirectory()
+  ctranslate2_spec(run).save(folder.name)
+  cores = len(os.sched_getaffinity(0))
+  translator = ctranslate2.Translator(folder.name, intra_threads=cores, inter_threads=1)
+  sources = [[*line.split(), "</s>"] for line in lines]
+  options = dict(beam_size=beam_size, length_penalty=run.config.decoding.length_penalty)
+  options["max_decoding_length"] = len(sources[0]) + run.config.decoding.extra_length
+
+  def translate() -> list[str]:
+    found = translator.translate_batch(sources, **options)
+    return [" ".join(result.hypotheses[0]) for result in found]
+
+  return translate
+
+
+def block_of_decoding(results: timing.Record) -> str:
+  """Returns the provenance and the table of decoding: medians and quartiles of rounds."""
+  rows = []
+  for name, seconds in results["seconds"].items():
+    amounts = results["sentences"], results["tokens"][name]
+    rates = (timing.quartiles(amount / np.array(seconds)) for amount in amounts)
+    cells = [f"{median:,.1f} ({low:,.1f} to {high:,.1f})" for low, median, high in rates]
+    rows.append([*name.rsplit(", ", 1), f"{results['tokens'][name]:,}", *cells])
+  header = ["program", "beam size", "output tokens", "sentences a second", "output tokens a second"]
+  rounds = len(next(iter(results["seconds"].values())))
+  return (
+    f"{timing.provenance(results)}\n"
+    f"{results['name']}: {results['sentences']} sentences of {results['length']} tokens, "
+    f"{rounds} rounds, config {results['digest']}.\n\n{markdown_table(header, rows)}"
+  )
+
+
+def write_page(out: pathlib.Path) -> None:
+  """Rewrites the blocks of all three commands from the raw results."""
+  for name, prefix in _PREFIXES.items():
+    timing.rewrite_page(out / name, block_of_steps, prefix)
+  timing.rewrite_page(out / "decode", block_of_decoding)
