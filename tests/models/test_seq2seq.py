@@ -82,20 +82,6 @@ def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
   assert matrices(TINY) == [(13, 16), (17, 16), (17, 16)]
 
 
-@pytest.mark.parametrize(
-  "field, value, message",
-  [
-    ("positions", "relativ", "positions is 'relativ'; want one of relative, sinusoidal"),
-    ("share_embeddings", True, "vocabularies of 13 and 17; want one size"),
-  ],
-)
-def test_values_that_make_no_model_are_refused(field, value, message):
-  config = tiny()
-  object.__setattr__(config, field, value)  # bypasses the type checks of the tests
-  with pytest.raises(ValueError, match=message):
-    config.__post_init__()
-
-
 NUM_MASKS = dict(
   embedding_dropout_rate=2,
   dropout_rate=2 + 3,
