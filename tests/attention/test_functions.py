@@ -28,22 +28,12 @@ def fire(params, i, j, *_):
   return jax.nn.relu(share * params["w1"] + params["b1"]) @ params["w2"]
 
 
-def kerple(params, i, j, *_):
-  """Computes the logarithmic KERPLE: Chi et al. 2022, equation 6."""
-  return -(params["a"] ** 2) * jnp.log1p(params["b"] ** 2 * abs(i - j))
-
-
-def swin(table, i, j, x, y, _):
-  """Looks up the offset of two patches, rows and columns: Liu et al. 2021, section 3.2."""
-  row, column = y - x + table.shape[0] // 2
-  return table[row, column]
-
-
 def beit(params, i, j, x, y, _):
-  """Looks up as Swin does; the class token, at row -1, has numbers of its own (Bao et al. 2021)."""
+  """Looks up the offset of two patches; the class token has its own numbers (Bao et al. 2021)."""
+  row, column = y - x + params["table"].shape[0] // 2
   to_class, from_class = y[0] < 0, x[0] < 0
   own = jnp.where(to_class & from_class, params["both"], jnp.where(to_class, *params["one"]))
-  return jnp.where(to_class | from_class, own, swin(params["table"], i, j, x, y, _))
+  return jnp.where(to_class | from_class, own, params["table"][row, column])
 
 
 def graphormer(table, i, j, x, y, distance):
@@ -57,23 +47,15 @@ def hstu(params, i, j, time, key_time, _):
   return params["position"][j - i + LENGTH - 1] + params["time"][jnp.clip(bucket, 0, 7)]
 
 
-def in_space(widths, i, j, x, y, _):
-  """Computes a Gaussian of the distance of two points in space, a width per head."""
-  return -jnp.sum((x - y) ** 2) * widths**2
-
-
 GRID = np.stack(np.divmod(np.arange(LENGTH), 4), -1)
 PATCHES = np.concatenate([[[-1, -1]], GRID[:-1]])
 TIMES = np.sort(RNG.integers(0, 10_000, LENGTH))
 TABLE = normal(7, 9, HEADS)
-POINTS = normal(LENGTH, 3)
 SCHEMES = dict(
   fire=FunctionBias(
     fire,
     dict(c=normal(), threshold=normal(), w1=normal(8), b1=normal(8), w2=normal(8, HEADS)),
   ),
-  kerple=FunctionBias(kerple, dict(a=normal(HEADS), b=normal(HEADS))),
-  swin=FunctionBias(swin, TABLE, GRID, GRID),
   beit=FunctionBias(
     beit, dict(table=TABLE, both=normal(HEADS), one=normal(2, HEADS)), PATCHES, PATCHES
   ),
@@ -83,7 +65,6 @@ SCHEMES = dict(
   hstu=FunctionBias(
     hstu, dict(position=normal(2 * LENGTH - 1), time=normal(8, HEADS)), TIMES, TIMES
   ),
-  in_space=FunctionBias(in_space, normal(HEADS), POINTS, POINTS),
 )
 CALL = [normal(2, LENGTH, HEADS, 4) for _ in range(3)]
 
@@ -164,9 +145,9 @@ def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
   "relation, message",
   [
     (FunctionBias(lambda *_: jnp.ones(3)), r"function returns float.* want a number, or \[2\]"),
-    (FunctionBias(kerple, {}, normal(5)), r"of_query has an array of shape \(5,\); want \[12, "),
+    (FunctionBias(fire, {}, normal(5)), r"of_query has an array of shape \(5,\); want \[12, "),
     (
-      FunctionBias(kerple, {}, of_pair=normal(12)),
+      FunctionBias(fire, {}, of_pair=normal(12)),
       r"of_pair has .*; want \[12, 12, ...\] or \[2, ",
     ),
   ],

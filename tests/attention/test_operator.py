@@ -37,36 +37,27 @@ def call(query=QUERY, key=KEY, value=KEY, relations=RELATIONS, **options):
 
 
 CONTENT = np.ones((2, 5, 4, 3), np.float32)
+LABELS = np.arange(35).reshape(5, 7)
 WRONG_RELATIONS = {
   "relations is of type list; want RelativePositions, EdgeLabels, Ed": [RELATIONS],
-  "relations[1] is of type tuple; want RelativePositions": (RELATIONS, (RELATIONS,)),
   "relations[0] is float32 of shape (5, 8); want RelativePositions": (TABLE,),
   "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], shared by "
   "the heads, or [R, 4]": (RELATIONS, DistanceBias(TABLE[:, :3])),
-  "relations.table is float32 of shape (5, 6); want floating numbers of shape [R, 8], shared by "
-  "the heads, or [R, 4, 8]": KeyBias(TABLE[:, :6]),
-  "relations[2].table is float32 of shape (5, 8); want floating numbers of shape [R, 3], shared": (
-    (RELATIONS, RELATIONS, ContentBias(CONTENT, TABLE))
-  ),
-  "relations.table is int32 of shape (5,); want floating": DistanceBias(np.ones(5, "i4")),
-  "relations.table is None; want an array": KeyBias(None),
-  "relations.query is None; want an array": ContentBias(None, TABLE),
   "relations.labels is None; want an array": EdgeLabels(None, TABLE, None),
   "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": ContentBias(CONTENT[0], TABLE[:, :3]),
-  "relations.query has dtype float16; want the query's, float32": ContentBias(
-    CONTENT.astype(np.float16), TABLE[:, :3]
-  ),
   "relations[1].slopes has shape (3,); want (4,)": (RELATIONS, LinearBias(np.ones(3))),
-  "relations.slopes has dtype int32; want floating": LinearBias(np.ones(4, np.int32)),
   "relations[1] has 4 rows; want an odd number, 2k + 1": (RELATIONS, KeyBias(TABLE[:4])),
   "relations.left is 5; want 0 to 4, a table row": DistanceBias(TABLE[:, 0], left=5),
   "relations.beyond is 'wrap'; want": ContentBias(CONTENT, TABLE[:, :3], "wrap"),
   "relations[0] has neither a key nor a value table": (RelativePositions(None, None), RELATIONS),
+  "relations.key and relations.value have shapes (5, 8) and (3, 8)": RelativePositions(
+    TABLE, TABLE[:3]
+  ),
+  "relations.labels go from 0 to 34; want 0 to 4, or -1": EdgeLabels(LABELS, TABLE, None),
+  "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": EdgeLabels(LABELS.T, TABLE, None),
 }
-LABELS = np.arange(35).reshape(5, 7)
 WRONG = {
   "query is int32 of shape (2, 5, 4, 8); want floating": dict(query=QUERY.astype(int)),
-  "key has shape (2, 7, 2, 6); want [2, S, K, 8]": dict(key=KEY[..., :6]),
   "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
   "value has shape (2, 6, 2, 8); want [2, 7, 2, V] for key of shape (2, 7, 2, 8)": dict(
     value=KEY[:, 1:]
@@ -74,33 +65,15 @@ WRONG = {
   "key and value have dtypes float16 and float32; want": dict(key=KEY.astype(np.float16)),
   "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
-  "query_positions has dtype float32; want integer": dict(query_positions=np.ones(5, "f4")),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
-  "query_offset has shape (3,); want () or (2,)": dict(query_offset=np.arange(3)),
-  "query_offset has dtype float32; want integer": dict(query_offset=np.float32(3)),
   "query_offset goes from 2147483648": dict(query_offset=2**31),
   "query_offset is given with positions; want it or": dict(
     query_offset=1, key_positions=np.arange(7)
   ),
-  "query_seq_lengths has shape (3,); want (2,)": dict(query_seq_lengths=np.int32([1, 2, 3])),
   "local_window_size is -1; want None, or one or two": dict(local_window_size=-1),
   "want both query_segment_ids and key_segment": dict(query_segment_ids=np.ones((2, 5), int)),
-  "query_positions goes from 0 to 4294967296": dict(query_positions=np.arange(5) << 30),
-  "relations.key and relations.value have shapes (5, 8) and (3, 8)": dict(
-    relations=RelativePositions(TABLE, TABLE[:3])
-  ),
-  "relations.labels go from 0 to 34; want 0 to 4, or -1": dict(
-    relations=EdgeLabels(LABELS, TABLE, None)
-  ),
-  "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": dict(
-    relations=EdgeLabels(LABELS.T, TABLE, None)
-  ),
-  "relations.features has shape (5, 7, 4); want (2, 5, 7, 5) or (5, 7, 5)": dict(
-    relations=EdgeFeatures(np.ones((5, 7, 4)), TABLE, None)
-  ),
   **{message: dict(relations=relations) for message, relations in WRONG_RELATIONS.items()},
   "logits_soft_cap is 0.0; want a positive number or None": dict(logits_soft_cap=0.0),
-  "dropout_rate is 1.0; want 0 <= rate < 1": dict(dropout_rate=1.0),
   "dropout_rate is 0.1 and dropout_key is None": dict(dropout_rate=0.1),
   "implementation is 'flash'; want None or one of reference, per_position": dict(
     implementation="flash"

@@ -1,8 +1,8 @@
 """The laws of every relation, alone and in sums, in float64, on random tables."""
 
-import cmath
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,11 @@ KINDS = ["positions", "labels", "features", "distance", "linear", "content", "ke
 KINDS += ["numbers", "function"]
 BY_DISTANCE = ["positions", "distance", "linear", "content", "key"]
 SUMS = [
-  ("distance", "linear"),
   ("positions", "labels", "distance"),
   ("labels", "labels"),
   ("key", "features", "content", "linear"),
   ("function", "positions", "numbers", "function"),
   ("positions", "key"),
-  ("positions", "positions", "distance", "distance"),
   (*BY_DISTANCE, *BY_DISTANCE),
 ]
 
@@ -210,8 +208,7 @@ def test_lookups_by_products_are_lookups(kind, monkeypatch):
 
 
 # Law 15.
-@pytest.mark.parametrize("hidden", [[2, 4], [0, 1, 8]], ids=str)
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("hidden, is_causal", [([2, 4], False), ([0, 1, 8], True)], ids=str)
 def test_rows_that_hide_distances_cost_no_digits(hidden, is_causal, monkeypatch):
   """Compares float32 with float64; a table has other rows, slopes and a value table beside it."""
   rng = np.random.default_rng(0)
@@ -267,7 +264,7 @@ def t5_bucket(distance, num_buckets, bidirectional, max_distance):
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (32, 20), (9, 6), (64, 500)])
+@pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (9, 6)])
 def test_t5_rows_are_t5_buckets(num_buckets, max_distance, bidirectional):
   buckets = jnp.asarray(np.random.default_rng(0).normal(size=(num_buckets, 3)))
   distances = np.arange(-700, 700)
@@ -292,30 +289,6 @@ def test_alibi_has_the_slopes_of_the_paper_and_its_code():
   np.testing.assert_allclose(LinearBias.alibi(8).slopes, [2.0**-x for x in range(1, 9)])
 
 
-def test_deberta():
-  """Computes the three terms of He et al. 2021, equations 2 to 4, one pair at a time."""
-  rng = np.random.default_rng(0)
-  length, heads, width, k = 9, 2, 4, 3
-  query, key, value = rng.normal(size=(3, length, heads, width))
-  key_rows, query_rows = rng.normal(size=(2, 2 * k, heads, width))
-  delta = lambda i, j: 0 if i - j <= -k else 2 * k - 1 if i - j >= k else i - j + k
-  output = np.zeros(query.shape)
-  for i, n in np.ndindex(length, heads):
-    logits = [
-      query[i, n] @ key[j, n]
-      + query[i, n] @ key_rows[delta(i, j), n]
-      + key[j, n] @ query_rows[delta(j, i), n]
-      for j in range(length)
-    ]
-    weights = np.exp(np.array(logits) / (3 * width) ** 0.5)
-    output[i, n] = weights @ value[:, n] / weights.sum()
-  to_position = RelativePositions(key_rows[::-1], None, left=k - 1)  # its rows are by i - j
-  relations = to_position, KeyBias(query_rows, left=k)
-  scale = (3 * width) ** -0.5
-  found = dot_product_attention(query, key, value, relations=relations, scale=scale)
-  np.testing.assert_allclose(found, output, **TOLERANCE)
-
-
 def log_bucket_position(relative_pos, bucket_size, max_position):
   """Returns the bucket of one distance, as DeBERTa's code does in float32."""
   mid = bucket_size // 2
@@ -326,7 +299,7 @@ def log_bucket_position(relative_pos, bucket_size, max_position):
   return int(log_pos * np.sign(relative_pos))
 
 
-@pytest.mark.parametrize("span, max_distance", [(256, 512), (32, 100), (2, 3), (4, 40), (6, 9)])
+@pytest.mark.parametrize("span, max_distance", [(256, 512), (2, 3), (4, 40)])
 def test_debertas_rows_are_its_buckets(span, max_distance):
   """Follows the disentangled bias of DeBERTa v2 in transformers, for a query and keys around it."""
   rng, length = np.random.default_rng(0), 2 * max_distance + 7
@@ -351,25 +324,6 @@ def test_debertas_rows_are_its_buckets(span, max_distance):
   np.testing.assert_allclose(weights[0, 0], jax.nn.softmax(logits / 3), **TOLERANCE)
 
 
-def test_rotate_multiplies_complex_numbers():
-  x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)))
-  positions = jnp.asarray([[0, 1, 2, 3, 4], [7, -2, 900, 4, 4]])
-  found = rotate(x, positions, base=100.0)
-  for b, t, n, d in np.ndindex(2, 5, 3, 3):
-    pair = complex(x[b, t, n, d], x[b, t, n, d + 3])
-    turned = pair * cmath.exp(1j * float(positions[b, t]) * 100.0 ** (-2 * d / 6))
-    np.testing.assert_allclose(
-      complex(found[b, t, n, d], found[b, t, n, d + 3]), turned, **TOLERANCE
-    )
-  np.testing.assert_array_equal(rotate(x[1], positions[1], base=100.0), found[1])
-  same = jnp.broadcast_to(positions[1], (2, 5))
-  np.testing.assert_array_equal(rotate(x, positions[1]), rotate(x, same))
-  small = x.astype(jnp.bfloat16)
-  assert rotate(small, positions).dtype == jnp.bfloat16
-  rounded = rotate(small.astype(jnp.float32), positions).astype(jnp.bfloat16)
-  np.testing.assert_array_equal(rotate(small, positions), rounded)
-
-
 def test_rotate_turns_the_part_that_has_frequencies():
   rng = np.random.default_rng(0)
   x, frequencies = jnp.asarray(rng.normal(size=(2, 5, 3, 10))), jnp.asarray(rng.normal(size=3))
@@ -383,19 +337,10 @@ def test_rotate_turns_the_part_that_has_frequencies():
   by_base = rotate(x, positions, base=100.0)
   np.testing.assert_allclose(rotate(x, positions, frequencies=usual), by_base, **TOLERANCE)
   np.testing.assert_array_equal(rotate(x, positions, frequencies=jnp.zeros(4)), x)
-
-
-def test_rotated_logits_depend_on_distances_alone():
-  rng = np.random.default_rng(0)
-  query, key = jnp.asarray(rng.normal(size=(2, 2, 5, 3, 6)))
-  positions = jnp.asarray([3, 0, 8, 1, 1])
-
-  def weights(shift, of_keys=0):
-    turned = rotate(query, positions + shift), rotate(key, positions + shift + of_keys)
-    return attention_weights(*turned)
-
-  np.testing.assert_allclose(weights(1000), weights(0), **TOLERANCE)
-  assert not np.allclose(weights(0, of_keys=1), weights(0))
+  np.testing.assert_array_equal(rotate(x[1], positions[1], base=100.0), by_base[1])
+  small = x.astype(jnp.bfloat16)
+  rounded = rotate(small.astype(jnp.float32), positions).astype(jnp.bfloat16)
+  np.testing.assert_array_equal(rotate(small, positions), rounded, strict=True)
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])
@@ -472,7 +417,7 @@ def test_projected_never_forms_a_vector_for_every_pair(kind):
 
 
 @pytest.mark.parametrize("name", ["reference", "skew", "chunked", "blocks", None])
-@pytest.mark.parametrize("shared", [(2, 3, 2), (2, 1, 1), (1, 3, 1), (2, 3, 1), (1, 1, 2), ()])
+@pytest.mark.parametrize("shared", [(2, 3, 2), (1, 3, 1), (1, 1, 2), ()])
 def test_any_number_of_batch_axes(name, shared, monkeypatch):
   """Shares a bias along some of three axes of the batch, and a mask along others."""
   monkeypatch.setattr(chunked, "_default_block", lambda inputs: 4)
@@ -614,7 +559,7 @@ def test_parts_of_the_keys_are_merged_by_their_residuals(name, monkeypatch):
   assert not hidden[0].any() and np.isneginf(hidden[1]).all()
 
 
-@pytest.mark.parametrize("shape", [(6,), (5, 6), (4, 5, 6), (5, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(6,), (4, 5, 6), (5, 1)], ids=str)
 def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
   rng = np.random.default_rng(0)
   q, k, bias = (jnp.asarray(rng.normal(size=x)) for x in ((2, 5, 4, 3), (2, 6, 4, 3), shape))
@@ -701,21 +646,6 @@ def test_the_others_refuse_what_has_no_band(name):
   assert explanation.reasons[name] == "it takes no EdgeLabels"
 
 
-@pytest.mark.parametrize(
-  "sizes, message",
-  [
-    (dict(buckets=np.ones((3, 8))), "buckets has 3 rows and max_distance is 128; want at least 4"),
-    (
-      dict(buckets=np.ones((32, 4)), max_distance=8),
-      "buckets has 32 rows and max_distance is 8; want at least 4 rows, and a max_distance above 8",
-    ),
-  ],
-)
-def test_t5_names_a_wrong_argument(sizes, message):
-  with pytest.raises(ValueError, match=message):
-    DistanceBias.t5(**sizes)
-
-
 @pytest.mark.parametrize("name", ["pallas_tpu", "pallas_gpu"])
 def test_kernels_refuse_values_of_another_width(name):
   x, table = jnp.ones((1, 300, 1, 8), jnp.float32), jnp.ones((3, 8))
@@ -726,28 +656,18 @@ def test_kernels_refuse_values_of_another_width(name):
   assert explain(x, x, x[..., :4], **options).reasons[name] == reason
 
 
-def test_deberta_names_a_wrong_argument():
-  with pytest.raises(ValueError, match="buckets has 10 rows and max_distance is 512; want a mult"):
-    RelativePositions.deberta(np.ones((10, 4)))
-  with pytest.raises(ValueError, match=r"max_distance is 9; want .* a max_distance above 9"):
-    KeyBias.deberta(np.ones((32, 4)), max_distance=9)
+WRONG = {
+  "buckets has 3 rows and max_distance is 128; want": lambda x: DistanceBias.t5(np.ones((3, 8))),
+  "buckets has 10 rows and max_distance is 512; want": lambda x: KeyBias.deberta(np.ones((10, 4))),
+  "x has shape (2, 5, 4, 7); want heads of an even": lambda x: rotate(x[..., 1:], jnp.arange(5)),
+  "positions has shape (4,); want (2, 5) or (5,)": lambda x: rotate(x, jnp.arange(4)),
+  "frequencies has shape (5,); want at most (4,)": lambda x: rotate(
+    x, jnp.arange(5), frequencies=jnp.ones(5)
+  ),
+}
 
 
-def test_rotate_names_wrong_frequencies():
-  x = jnp.ones((2, 5, 4, 8))
-  for shape in ((5,), (1, 4)):
-    with pytest.raises(ValueError, match=r"frequencies has shape .*; want at most \(4,\)"):
-      rotate(x, jnp.arange(5), frequencies=jnp.ones(shape))
-
-
-@pytest.mark.parametrize(
-  "x, positions, message",
-  [
-    (np.ones((2, 5, 4, 7)), np.arange(5), "x has shape (2, 5, 4, 7); want heads of an even width"),
-    (np.ones((2, 5, 4, 8)), np.arange(4), "positions has shape (4,); want (2, 5) or (5,)"),
-  ],
-)
-def test_rotate_names_a_wrong_argument(x, positions, message):
-  with pytest.raises(ValueError) as caught:
-    rotate(jnp.asarray(x), positions)
-  assert str(caught.value) == message
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_argument_of_a_scheme_is_named(message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    WRONG[message](jnp.ones((2, 5, 4, 8)))

@@ -155,8 +155,6 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     "\ud800",  # no UTF-8
     words[:-9],
     words.replace('{"SpecialToken":{"id":"</s>"', '{"SpecialToken":{"id":"</t>"'),  # Rust panics
-    words.replace('"special_tokens":{"</s>"', '"special_tokens":{"</t>"'),
-    words.replace('"</s>":2', '"</t>":2'),
     words.replace('"unk_token":"<unk>"', '"unk_token":"<unc>"'),
   ):
     (tmp_path / "tokenizer.json").write_bytes(content.encode(errors="surrogatepass"))

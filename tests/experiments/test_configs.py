@@ -80,31 +80,6 @@ def test_no_two_experiments_share_a_folder():
   assert len({*names}) == len(names)
 
 
-@pytest.mark.parametrize("argument", WMT14)
-def test_the_papers_base_and_big_models(argument):
-  # Shaw et al. 2018, sections 4.1 and 4.2.
-  size, languages, positions, _ = argument.split(",")
-  config, is_big = load(f"wmt14.py:{argument}"), size == "big"
-  model, training = config.model, config.training
-  layers = (6, 1024, 16, 4096) if is_big else (6, 512, 8, 1024)
-  assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == layers
-  assert (model.positions, model.beyond) == (positions, "clip")
-  assert (model.max_distance, model.tables_per_head) == ((8, False) if is_big else (16, True))
-  assert model.tables_per_layer and model.relative_keys and model.relative_values
-  assert model.share_embeddings and config.vocabulary.joint
-  dropout = 0.3 if is_big and languages == "ende" else 0.1
-  assert model.embedding_dropout_rate == model.dropout_rate == dropout
-  assert training.label_smoothing == 0.1 and training.schedule == "paper"
-  assert training.num_steps == (300_000 if is_big else 100_000)
-  assert config.decoding.average_checkpoints == (20 if is_big else 1) <= training.keep_checkpoints
-  assert not is_big or training.save_every == 600  # 10 minutes, of a second an update
-  decoding = config.decoding
-  assert (decoding.beam_size, decoding.length_penalty, decoding.extra_length) == (4, 0.6, 50)
-  assert decoding.stop == "bound" and default.get_config().decoding.stop == "count"
-  assert config.vocabulary.size == VOCABULARY and config.batches.tokens == 8 * 4096
-  assert config.data.languages == ("en-de" if languages == "ende" else "en-fr")
-
-
 @pytest.mark.parametrize("size", ["base", "big"])
 def test_the_two_recipes_of_the_time(size):
   # Tensor2tensor of September 2017 and from October 2017 on.

@@ -114,12 +114,7 @@ def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
   for change, words in (
     (f"data.tu.path={tmp_path}/empty", "empty/RINGS_A.txt No such file NAME_A.txt"),
     ("data.tu.path=", "unknown 'RINGS' MUTAG"),
-    ("data.source=multi30k", "config.data.source clutrr, tu"),
     ("data.tu.fold=4", "config.data.tu.fold is 4 0 to 3"),
-    ("data.tu.num_folds=49", "config.data.tu.num_folds 48 graphs"),
-    ("data.clutrr.valid_share=1", "config.data.clutrr.valid_share is 1"),
-    ("batches.max_length=3", "none of at most 3 long"),
-    ("batches.tokens=7", "config.batches.tokens is 7 0 rows 8"),
     ("mesh.sequence=2", "config.mesh.sequence is 2 graphs"),
     ("model.sees=nobody", "config.model sees 'nobody' neighbours, all"),
     ("model.implementation=edge_list model.sees=all", "config.model sees 'all' edge_list"),
@@ -134,11 +129,10 @@ def test_mistakes_with_graphs_are_one_line(run, call, train_graphs, tmp_path):
   assert answer.status == 2 and "graphs" in answer.err
 
 
-@pytest.mark.parametrize("change", [dict(more=1), dict(classes=3), dict(num_edge_features=None)])
-def test_names_of_another_shape_are_one_line(run, call, tmp_path, change):
+def test_names_of_another_shape_are_one_line(run, call, tmp_path):
   copied = pathlib.Path(shutil.copytree(run[0], tmp_path / "run"))
   values = json.loads((copied / "graphs.json").read_text())
-  (copied / "graphs.json").write_text(json.dumps(values | change))
+  (copied / "graphs.json").write_text(json.dumps(values | dict(more=1)))
   answer = call("evaluate", f"--workdir={copied}")
   assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
   assert f"{copied}/graphs.json is damaged" in answer.err

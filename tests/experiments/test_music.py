@@ -97,12 +97,8 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
   train = lambda change: train_music(tmp_path / "run", f"--config.{change}")
   for answer, words in (
     (sample(f"--out={tmp_path}/new.wav"), "--out .mid"),
-    (sample(f"--out={tmp_path}/nowhere/new.mid"), "--out no folder"),
     (sample(out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(out, "--top_p=0"), "top_p=0 give"),
-    (sample(out, "--top_k=-1"), "top_k=-1 give"),
-    (sample(out, "--temperature=-1"), "temperature=-1 give"),
-    (sample(out, "--average_checkpoints=9"), "average_checkpoints is 9 8"),
     (sample(f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
     (sample(f"--out={tmp_path}/drawn.mid"), "drawn.png exists another --out"),
     (call("sample", f"--workdir={workdir}", out), "translation music"),

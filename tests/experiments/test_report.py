@@ -159,14 +159,10 @@ def test_hand_written_text_stays_and_pictures_are_drawn(tmp_path):
   "change, words",
   [
     (lambda r: r["config"].update({"model.width": 64}), "its digest is"),
-    (lambda r: r.update(seed=7), "its seed is 7"),
     (lambda r: r.update(row="relative"), "a second record of 'relative', seed 1"),
     (lambda r: r["scores"]["test"].update(sacrebleu=12.25), "not 12.25"),
-    (lambda r: r["sentences"].pop("test"), "different splits"),
-    (lambda r: r.update(config=[]), "no record"),
     (lambda r: _shift(r), "not the same data as line 1"),
     (lambda r: r["budget"].update(updates=3000), "not the same budget as line 1"),
-    (lambda r: r["scores"]["test"].update(signatures={}), "not the same signatures as line 1"),
     (lambda r: _with_config(r, {"model.width": 64}), "not the same config as line 2"),
     (lambda r: r.update(recipe=2, digest=digest(r["config"], 2)), "not the same recipe as line 1"),
   ],
@@ -193,10 +189,6 @@ def _shift(record):
 def _with_config(record, values):
   record["config"] |= values
   record["digest"] = digest(record["config"], recipe=1)
-
-
-def test_a_folder_without_records_is_one_line(call, tmp_path):
-  refused(call("report", f"--results={tmp_path}"), f"no records in {tmp_path}")
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):

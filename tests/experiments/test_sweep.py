@@ -213,7 +213,6 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
   [
     ("--config.model.max_distance=16", "--config.model.max_distance has no effect three.py"),
     ("--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
-    ("--parallel=0", "--parallel=0: give at least 1"),
     ("--config=configs/quickstart.py", "configs/quickstart.py has no sweep() configs/table1.py"),
   ],
 )

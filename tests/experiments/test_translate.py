@@ -12,7 +12,6 @@ import pytest
 from configs import quickstart
 from experiments import translate as translate_command
 from experiments.data.tokenizer import decode, encode, load_tokenizers
-from experiments.errors import InputError
 from experiments.run import load_run, load_task
 from experiments.training.sharding import make_mesh
 from experiments.translation.corpus import Corpus
@@ -107,19 +106,6 @@ def test_lines_are_translated_and_counted_in_portions(
   stdin = b"a cat\n" * 4 + b"the dog sees the house.\n"
   answer = call("translate", f"--workdir={workdir}", "--max_source_length=3", stdin=stdin)
   assert answer.status == 0 and "line 5 has " in answer.err
-
-
-@pytest.mark.parametrize("name", ["stdin", "stdout"])
-def test_a_closed_stream_is_named(workdir, monkeypatch, name):
-  monkeypatch.setattr(sys, name, None)
-  with pytest.raises(InputError, match="stdin or stdout is closed"):
-    translate_command.main(workdir, "-", 1, 9, 0)
-
-
-def test_the_beam_size_is_as_given(translate, workdir, fast):
-  greedy = translate(LINES[0].encode(), "--beam_size=1")
-  with fast():
-    assert greedy == make_translator(load_run(workdir), beam_size=1)(LINES[:1])
 
 
 def test_so_many_checkpoints_are_averaged_as_asked(call, longer):

@@ -1,11 +1,9 @@
 """Folders in TU format are read or refused by file and line, downloaded, split into folds."""
 
-import collections
 import itertools
 import pathlib
 import zipfile
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,17 +63,12 @@ def test_optional_files_may_be_missing(tmp_path):
 
 WRONG = {
   "{A}, line 2: '2;4'; want 2 integers, comma-separated": dict(A="1, 2\n2;4\n"),
-  "{A}, line 1: '1, 2, 3'; want 2 integers": dict(A="1, 2, 3\n"),
   "{A}, line 3: want two nodes from 1 to 5": dict(A="1, 2\n2, 1\n2, 6\n"),
-  "{A}, line 1: want two nodes from 1 to 5": dict(A="0, 1\n"),
   "{A}, line 2: want two nodes of one graph": dict(A="1, 2\n1, 3\n"),
   "{graph_indicator}, line 5: want a graph from 1 to 2": dict(graph_indicator="1\n1\n2\n1\n3\n"),
-  "{graph_labels}, line 3: the graph has no node": dict(graph_labels="1\n0\n1\n"),
-  "{graph_indicator}, line 2: ''; want 1 integers": dict(graph_indicator="1\n\n2\n1\n2\n"),
   "{node_labels} has 2 lines; want 5, one per node": dict(node_labels="1\n2\n"),
   "{node_attributes}, line 2: '1'; want 2 finite numbers": dict(node_attributes="1, 2\n1\n"),
   "{edge_attributes}, line 2: 'nan'; want 1 finite": dict(edge_attributes="1\nnan\n"),
-  "{edge_attributes}, line 2: '1e39'; want 1 finite": dict(edge_attributes="1\n1e39\n"),
   "{graph_labels}: want one class per graph, two or more": dict(graph_labels="5\n5\n"),
   "cannot read {graph_labels}: [Errno 2] No such file": dict(graph_labels=None),
   "{folder} has 0 data sets in TU format: want a folder with NAME_A.txt": dict(A=None),
@@ -99,7 +92,6 @@ def refusal(name: str, path: object = "") -> str:
 
 
 def test_missing_folders_and_names_are_named(tmp_path):
-  assert refusal("", "/no/such").startswith("/no/such has 0 data sets in TU format: want")
   folder = write(tmp_path / "toy")
   assert refusal("OTHER", folder).startswith(f"cannot read {folder}/OTHER_A.txt: ")
   write(folder, name="TWO")
@@ -150,15 +142,3 @@ def test_folds_cover_every_graph_once_with_their_share_of_every_class(classes, n
 def test_fewer_graphs_than_folds_are_refused():
   with pytest.raises(InputError, match=r"10 folds of 2 graphs: lower config.data.tu.num_folds"):
     tu.split_folds(make_data([0, 1]), 0, 10)
-
-
-def test_molecules_match_the_literature(shared_data):
-  data = tu.load_tu("MUTAG", path=str(shared_data / "tu"))
-  graphs = data.splits["all"]
-  names = data.names
-  assert (len(graphs), len(names.node_labels), len(names.edge_labels)) == (135, 6, 4)
-  assert {*collections.Counter(int(graph.target) for graph in graphs)} == {0, 1}
-  for graph in graphs[:20]:
-    both = {(r, s, label) for s, r, label in edges(graph)}
-    assert both == {*edges(graph)} and len(edges(graph)) == len(both)  # undirected
-  assert np.mean([len(graph.nodes) for graph in graphs]) > 15

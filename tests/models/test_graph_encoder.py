@@ -202,8 +202,3 @@ def test_tables_have_rows_for_labels_directions_and_features():
   assert {*tables(reverse_edges="none", tables_per_head=False)} == {(4, 4)}
   assert {*tables(num_edge_features=5)} == {(7, 2, 4), (10, 2, 4)}
   assert {*tables(num_edge_features=5, reverse_edges="none")} == {(4, 2, 4), (5, 2, 4)}
-
-
-def test_all_nodes_are_no_list_of_edges():
-  with pytest.raises(ValueError, match="sees is 'all' and implementation 'edge_list'"):
-    make(sees="all", implementation="edge_list")

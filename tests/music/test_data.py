@@ -154,7 +154,6 @@ def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
 
 def test_splits_have_80_10_and_10_percent():
   splits = [data.split_of(f"{number}.mid") for number in range(2000)]
-  assert splits[21:26] == ["train", "train", "train", "valid", "train"]
   shares = [splits.count(split) / 2000 for split in data.SPLITS]
   np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.03)
 

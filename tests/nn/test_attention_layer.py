@@ -124,12 +124,6 @@ def test_a_row_that_outgrows_its_cache_becomes_nan_and_the_others_do_not():
   assert jnp.isnan(y[1]).all() and cache.positions[1].tolist() == [-1, 0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("option", ["relations", "senders"])
-def test_a_layer_with_positions_refuses_other_relations(option):
-  with pytest.raises(ValueError, match=f"takes no {option}"):
-    make_layer()(jnp.asarray(X), **{option: None})
-
-
 def test_a_width_that_heads_do_not_divide_needs_a_head_width():
   with pytest.raises(ValueError, match="width is 18; want a multiple of num_heads, 4"):
     MultiHeadAttention(18, 4, rngs=nnx.Rngs(0))

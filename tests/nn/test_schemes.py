@@ -164,11 +164,6 @@ def test_decoders_have_all_buckets_for_the_left():
   assert [len(relation(is_causal).table) for is_causal in (True, False)] == [129, 257]
 
 
-def test_a_scheme_that_is_no_relation_says_so():
-  with pytest.raises(NotImplementedError, match="RotaryPositions has no relation"):
-    layers.RotaryPositions()()
-
-
 def test_wrong_arguments_are_named():
   rngs = nnx.Rngs(0)
   refused = lambda message: pytest.raises(ValueError, match=message)

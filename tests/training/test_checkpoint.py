@@ -296,22 +296,10 @@ def test_the_manifest_itself_is_verified(copied, entry):
 def test_damaged_metadata_of_orbax_are_damage_and_one_line(copied, capfd, name, old, new):
   file = copied / "3" / "state" / name
   file.write_text(re.sub(old, new, file.read_text(), count=1))
-  for _ in range(9):
+  for _ in range(3):
     assert Checkpoints(copied).restore(like=make_state()).step == 2
   gc.collect()
-  assert capfd.readouterr().err.count("\n") == 9
-
-
-@pytest.mark.parametrize("content", [None, [], {}, {"w": "hello"}, {"w": "flot32[3]"}, {"w": 3}])
-def test_what_is_no_manifest_is_damage(content):
-  with pytest.raises(Damage, match="its manifest cannot be understood"):
-    manifest.read_manifest(content, 3)
-
-
-@pytest.mark.parametrize("value", [..., None, np.zeros(2, np.int32), np.zeros(3, np.int16)])
-def test_what_comes_back_must_be_an_array_of_its_kind(value):
-  with pytest.raises(Damage, match=r"w is .*; int32\[3\] was saved"):
-    manifest.check_kinds({"w": value}, {"w": manifest.Entry("int32[3]", "0" * 16)})
+  assert capfd.readouterr().err.count("\n") == 3
 
 
 def test_a_step_in_the_folder_of_another_is_damage(copied, capsys):
@@ -378,9 +366,8 @@ def test_what_may_not_be_read_is_not_damaged(saved, what):
     assert names(folder) == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("name", ["lr[0.1]", "a*"])
-def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path, name):
-  text = refusal(lambda: Checkpoints(tmp_path / name / "checkpoints"))
+def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path):
+  text = refusal(lambda: Checkpoints(tmp_path / "lr[0.1]" / "checkpoints"))
   assert "another --workdir" in text and text.isprintable()
   assert not names(tmp_path)
 

@@ -49,11 +49,9 @@ def test_a_run_goes_on_with_its_config_but_for_what_no_step_depends_on(tmp_path,
   "config, words",
   [
     (changed(model=dict(width=128)), "model.width 512 128"),
-    (changed(model=dict(layers=(1, 3))), "model.layers [1, 2] [1, 3]"),
     (changed(model=dict(bias=True)), "model.bias absent true"),
     (changed(model=dict(younger=1)), "model.younger is 0 there and 1 here"),
     (CONFIG | dict(model=dict(width=512, younger=0)), "model.rate 0.1 absent"),
-    (CONFIG | dict(decoding_of=3), "decoding_of absent 3"),
   ],
 )
 def test_another_config_is_refused_with_the_key_and_both_values(tmp_path, config, words):

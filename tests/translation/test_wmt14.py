@@ -77,12 +77,3 @@ def test_what_cannot_be_downloaded_is_one_line(monkeypatch):
   message = _refusal()
   assert message.startswith("cannot prepare wmt14_translate in ")
   assert "X, has wrong checksum; set TFDS_DATA_DIR" in message
-
-
-@pytest.mark.usefixtures("small")
-def test_data_in_another_format_are_named(data_dir):
-  wmt14.load("en-de")
-  version = data_dir / "wmt14_translate" / "de-en" / "1.0.0"
-  info = version / "dataset_info.json"
-  info.write_text(info.read_text().replace("array_record", "tfrecord"))
-  assert f"{version} is not in array_record format: set TFDS_DATA_DIR" in _refusal()
