@@ -73,7 +73,7 @@ def formula(arrays, relations, options):
   )
   mask = np.broadcast_to(options.get("mask", True), (batch, 1, num_queries, num_keys))
   left, right = options.get("local_window_size", (np.inf, np.inf))
-  output = np.zeros(query.shape)
+  output = np.zeros((*query.shape[:3], value.shape[3]))
   for b, i, n in np.ndindex(batch, num_queries, heads):
     logits, values = [], []
     for j in range(num_keys):

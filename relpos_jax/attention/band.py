@@ -74,6 +74,8 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
     return "a bias is given"
   if inputs.soft_cap is not None:
     return "a soft cap is given"
+  if (width := inputs.value.shape[3]) != inputs.key.shape[3]:
+    return f"values are {width} wide; it needs the keys' width, {inputs.key.shape[3]}"
   if inputs.sinks is not None or inputs.return_residual:
     return "sinks are given, or a residual is asked for"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):

@@ -33,7 +33,7 @@ _Arrays = dict[int, Array]  # by their place among the leaves of the inputs
 
 def attention(
   inputs: Inputs, block: int | None = None
-) -> Float[Array, "B T N H"] | tuple[Array, Float[Array, "B T N"]]:
+) -> Float[Array, "B T N V"] | tuple[Array, Float[Array, "B T N"]]:
   """Computes attention, and its residual if the inputs ask for it.
 
   A block has `block` queries, by default a number for the call.
@@ -106,7 +106,8 @@ def attention(
 
     query, _, value, *_ = floats.values()
     shape = batch, heads, num_queries, 1
-    empty = zeros(query.shape, value), zeros(shape, query.astype(_wide(query)))
+    outputs = batch, num_queries, heads, value.shape[3]
+    empty = zeros(outputs, value), zeros(shape, query.astype(_wide(query)))
     output, log_total = jax.lax.fori_loop(0, num_blocks, step, empty)
     return (output, log_total), (floats, integers, log_total)
 

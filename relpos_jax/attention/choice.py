@@ -103,9 +103,11 @@ RULES: tuple[Rule, ...] = (
   Rule("projected", "queries are few, on a CPU", reference.has_few_queries),
   Rule(
     PLAIN,
-    "there are no relations (cross-attention has none), dropout, soft cap, sinks or residual",
+    "there are no relations (cross-attention has none), nor options that jax.nn lacks",
     lambda x: (
-      not (x.relations or x.return_residual) and x.dropout_seeds is x.soft_cap is x.sinks is None
+      not (x.relations or x.return_residual)
+      and x.dropout_seeds is x.soft_cap is x.sinks is None
+      and x.value.shape == x.key.shape  # jax.nn takes no others
     ),
   ),
   Rule("projected", "a dimension is symbolic", lambda x: is_symbolic(x.query, x.key)),

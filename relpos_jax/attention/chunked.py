@@ -49,8 +49,8 @@ _GROUP = 128
 _FLOATS = dict(
   query="BTNH",
   key="BSKH",
-  value="BSKH",
-  bias="BNTS",
+  value="BSKV",
+  bias="ANTS",  # one of them is that of B / A sequences that follow one another
   content="BTNP",
   slopes="BN",
   left_logits="BNS",  # what a `KeyBias` adds to keys left of the band
@@ -59,7 +59,7 @@ _FLOATS = dict(
   bias_table="BNR",
   content_table="BNRP",
   key_table="BNRH",
-  value_table="BNRH",
+  value_table="BNRV",
 )
 _AXES = dict(
   _FLOATS,
@@ -68,8 +68,8 @@ _AXES = dict(
   seeds="BN",
   query_offset="B",
   first_key="B",  # the place of the keys in a sequence that a ring of devices shares
-  output="BTNH",
-  d_output="BTNH",
+  output="BTNV",
+  d_output="BTNV",
   **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
   **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
   **{f"d_{name}": letters for name, letters in _FLOATS.items()},
@@ -96,7 +96,7 @@ def has_band(inputs: Inputs) -> bool:
 
 def attention(
   inputs: Inputs, block: int | None = None, group: int = _GROUP
-) -> Float[Array, "B T N H"] | tuple[Array, Array]:
+) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Computes attention over blocks of `block` queries, by default a size for the call.
 
   The queries of a block are in groups (chunked_block.py) of `group` or more. A call without a band
@@ -141,7 +141,7 @@ def attention(
 
 
 def _with_sinks(
-  output: Float[Array, "B T N H"], residual: Float[Array, "B T N"], sinks: Float[Array, " N"]
+  output: Float[Array, "B T N V"], residual: Float[Array, "B T N"], sinks: Float[Array, " N"]
 ) -> tuple[Array, Array]:
   """Merges attention with a part whose logit is the sink and whose value is zero."""
   sees_key = ~jnp.isneginf(residual)
@@ -211,14 +211,16 @@ def _not_none(**arrays: Array | None) -> Arrays:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, Array]:
+def _flash(
+  plan: ChunkPlan, floats: Arrays, visibility: Arrays
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """Computes attention and its residual; its own backward pass computes the weights again."""
   return _flash_forward(plan, floats, visibility)[0]
 
 
 def _flash_forward(
   plan: ChunkPlan, floats: Arrays, visibility: Arrays
-) -> tuple[tuple[Float[Array, "B T N H"], Float[Array, "B T N"]], tuple]:
+) -> tuple[tuple[Float[Array, "B T N V"], Float[Array, "B T N"]], tuple]:
   kernel, operands = _kernel(plan, _forward, ring.forward), floats | visibility
   outputs = over_devices(kernel, _AXES, operands, plan.shards, precision=plan.precision)
   inverse = outputs["inverse_total"]
@@ -235,7 +237,7 @@ def _flash_backward(
   # Divides each query's cotangent by its total once, instead of each of its weights.
   d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
   # sum_j p_ij dp_ij, with or without dropout.
-  delta = jnp.einsum("BTNH,BTNH->BNT", outputs["output"], d_output, precision=plan.precision)
+  delta = jnp.einsum("BTNV,BTNV->BNT", outputs["output"], d_output, precision=plan.precision)
   if plan.has_residual:
     delta -= d_residual.swapaxes(1, 2) * outputs["inverse_total"]
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
@@ -263,7 +265,7 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   names = ["output", "maximum", "inverse_total"]
   names += ["right_sums", "row_sums"] if "value_table" in arrays else []
   query = arrays["query"]
-  sizes = dict(zip("BTNH", query.shape, strict=True))
+  sizes = dict(zip("BTNV", (*query.shape[:3], arrays["value"].shape[3]), strict=True))
   outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
 
   def step(pairs, block, keys, of_keys):
@@ -294,6 +296,7 @@ def _over_heads(
   """
   batch, num_queries, heads, _ = arrays["query"].shape
   sharing = heads // arrays["key"].shape[2]
+  batch_of_bias = batch // len(arrays["bias"]) if "bias" in arrays else 1
   plan = plan._replace(block=min(plan.block, num_queries))
   num_heads = _num_heads(plan, heads, sharing)
 
@@ -301,6 +304,7 @@ def _over_heads(
     first = index * num_heads
     key_heads = first % heads // sharing, -(-num_heads // sharing)
     region = dict(B=(first // heads, 1), N=(first % heads, num_heads), K=key_heads)
+    region["A"] = first // heads // batch_of_bias, 1
     # A smaller array per group of heads: XLA would copy the full one for every group if several
     # loops one after the other wrote into it.
     of_heads = {
@@ -443,5 +447,5 @@ def _starts_and_sizes(
 def _heads_first(name: str) -> tuple[list[int], tuple[int, ...]]:
   """Returns the permutation of axes to the batch, heads, all others; and the axis of the batch."""
   letters = _AXES[name]
-  order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "BNK")
-  return order, (0,) if "B" in letters else ()
+  order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "ABNK")
+  return order, (0,) if letters[0] in "AB" else ()

@@ -150,13 +150,13 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
   has_key = maximum > 0.5 * masks.LOWEST
   inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, total, 1), 0)
   kept = _drop(block, pairs, weights)
-  output, right = _sum_over_keys(value, kept, block["query"].shape[-1])
+  output, right = _sum_over_keys(value, kept, value.shape[2] - pairs.plan.num_groups)
   outputs = dict(maximum=maximum, inverse_total=inverse_total)
   if "value_table" in block:
     by_row = _sum_by_row(pairs, kept, right)
     row_sums = kept.sum(1) if "seeds" in block else total
     by_row = jnp.concatenate([by_row, row_sums[:, None]], axis=1)
-    output += jnp.einsum("NRT,NRH->NTH", by_row, block["value_table"])
+    output += jnp.einsum("NRT,NRV->NTV", by_row, block["value_table"])
     outputs |= dict(right_sums=by_row[:, -2], row_sums=row_sums)
   return outputs | dict(output=output * inverse_total[..., None])
 
@@ -203,9 +203,9 @@ def differentiate(
   if "value_table" in block:
     of_all = (block[name][:, None] for name in ("right_sums", "row_sums"))
     sums = jnp.concatenate([_sum_by_diagonal(pairs, kept), *of_all], axis=1)
-    of_block["d_value_table"] = jnp.einsum("NRT,NTH->NRH", sums, d_output)
+    of_block["d_value_table"] = jnp.einsum("NRT,NTV->NRV", sums, d_output)
   d_key = jnp.einsum("NST,NTH->NSH", d_logits, query)
-  d_value = jnp.einsum("NST,NTH->NSH", kept, d_output)
+  d_value = jnp.einsum("NST,NTV->NSV", kept, d_output)
 
   def add(x, dx):
     return jax.lax.dynamic_update_slice_in_dim(
@@ -224,7 +224,7 @@ def _d_kept(pairs: Pairs, block: Arrays, value: Float[Array, "N S W"]) -> Float[
     return _scores(value, d_output)
   d_sums = _project(block, "value_table", "d_output")
   # Computed apart from the others: read from a row of theirs, it would be strided.
-  d_row_sums = jnp.einsum("NH,NTH->NT", block["value_table"][:, -1], d_output)
+  d_row_sums = jnp.einsum("NV,NTV->NT", block["value_table"][:, -1], d_output)
   d_kept = _scores(value, d_output, d_sums[:, -2])
   return _add_near(pairs, d_kept, d_sums[:, :-1]) + d_row_sums[:, None]
 

@@ -41,7 +41,8 @@ def edge_attention(
 
   Args:
     query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
-    key, value: `[B, S, K, H]`; N is a multiple of K. T = S for a graph's attention to itself.
+    key: `[B, S, K, H]`; N is a multiple of K. T = S for a graph's attention to itself.
+    value: `[B, S, K, V]`, of any width V; value tables are as wide.
     senders: integers `[B, M]`, rows of key and value; -1 is padding.
     receivers: integers `[B, M]`, rows of query; -1 is padding. Nodes out of range raise if they are
       concrete and are padding if they are traced.
@@ -53,7 +54,7 @@ def edge_attention(
     dropout_key: `jax.random.key`; needed if the rate is positive.
 
   Returns:
-    `[B, T, N, H]`, in the value's dtype. Softmax and sums are in float32, or in float64 for
+    `[B, T, N, V]`, in the value's dtype. Softmax and sums are in float32, or in float64 for
     float64 inputs.
 
   >>> father, mother = 0, 1
@@ -83,11 +84,12 @@ def _edge_attention(
     senders = validation.as_array("senders", senders)
     receivers = validation.as_array("receivers", receivers)
     validation.check_edge_list(senders, receivers, query.shape[:-2], key.shape[-3])
-    labels = validation.check_edge_relation("labels", labels, senders.shape, query.shape[-2:])
+    sizes = senders.shape, query.shape[-2], (query.shape[-1], value.shape[-1])
+    labels = validation.check_edge_relation("labels", labels, *sizes)
     if not query.size or not key.size or not senders.size:
-      return jnp.zeros(query.shape, value.dtype)
+      return jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
     edges = _sorted(senders, receivers, labels, query.shape[-3], key.shape[-3])
-  features = validation.check_edge_relation("features", features, senders.shape, query.shape[-2:])
+  features = validation.check_edge_relation("features", features, *sizes)
   wide, heads = jnp.promote_types(query.dtype, jnp.float32), query.shape[-2]
 
   def nodes(x):
@@ -113,7 +115,7 @@ def _edge_attention(
   for a_MNH in _vectors("value", edges, labels, features, wide):
     messages += weights[..., None] * a_MNH
   output = _sum(messages, edges.receivers, num_queries)
-  return output.reshape(query.shape).astype(value.dtype)
+  return output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
 
 
 def pair_features(

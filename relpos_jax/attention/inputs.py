@@ -1,6 +1,7 @@
 """One call of the operator: its arguments, checked and in one layout."""
 
 import dataclasses
+import math
 import operator
 from typing import NamedTuple
 
@@ -33,15 +34,16 @@ _FAR = 2**29
 
 
 class Inputs(NamedTuple):
-  """The checked arguments of a call, with a batch, defaults and tables `[R, 1 or N, H]`.
+  """The checked arguments of a call, with one batch axis, defaults and tables `[R, 1 or N, H]`.
 
-  A table of `DistanceBias` has no last axis. The terms of all relations are added.
+  A table of `DistanceBias` has no last axis. The terms of all relations are added. One of A biases
+  is that of B / A sequences that follow one another.
   """
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
-  value: Float[Array, "B S K H"]
-  bias: Float[Array, "#B #N #T #S"] | None
+  value: Float[Array, "B S K V"]
+  bias: Float[Array, "A #N #T #S"] | None
   mask: Bool[Array, "#B #N #T #S"] | None
   relations: tuple[Relation, ...]
   scale: ArrayLike
@@ -74,6 +76,12 @@ class Inputs(NamedTuple):
       segments = self.query_segment_ids[:, None, :, None], self.key_segment_ids[:, None, None]
       found.append(jnp.equal(*segments))
     return masks.combine(*found)
+
+  def bias_of_each(self) -> Float[Array, "#B #N #T #S"] | None:
+    """Returns the bias of each sequence, or that of all; None without one."""
+    if self.bias is None or len(self.bias) == 1:
+      return self.bias
+    return self.bias.repeat(len(self.query) // len(self.bias), 0)
 
   def query_mask(self) -> Bool[Array, "#B 1 T 1"] | None:
     """Returns False for the queries past their row's length; None without lengths."""
@@ -109,7 +117,7 @@ class Inputs(NamedTuple):
 def gather_inputs(
   query: ArrayLike,
   key: ArrayLike,
-  value: ArrayLike,
+  value: ArrayLike | None,
   bias: ArrayLike | None = None,
   mask: ArrayLike | None = None,
   *,
@@ -130,9 +138,13 @@ def gather_inputs(
   dropout_key: ArrayLike | None = None,
   return_residual: bool = False,
 ) -> Inputs:
-  """Checks the operator's arguments and fills in the defaults."""
+  """Checks the operator's arguments and fills in the defaults.
+
+  Without values, the keys take their place, and value tables have any width.
+  """
   query_offset = 0 if query_offset is None else query_offset
-  arrays = dict(query=query, key=key, value=value)
+  value_width = None if value is None else jnp.shape(value)[-1]
+  arrays = dict(query=query, key=key, value=key if value is None else value)
   query, key, value = (validation.as_array(name, x) for name, x in arrays.items())
   validation.check_shapes(query, key, value)
   if (query_segment_ids is None) != (key_segment_ids is None):
@@ -153,15 +165,16 @@ def gather_inputs(
   if has_offset and not linear:
     raise ValueError("query_offset is given with positions; want it or query_positions")
   window = _window(local_window_size, 2 * _FAR if linear else jnp.iinfo(jnp.int32).max)
-  checked = validation.check_relations(relations, logits, width, query.dtype)
+  widths = width, value_width
+  checked = validation.check_relations(relations, logits, widths, query.dtype)
   relations = tuple(_relation(relation, query.dtype) for relation in checked)
   if query_positions is None:
     query_positions = jnp.arange(num_queries, dtype=jnp.int32)
   if key_positions is None:
     key_positions = jnp.arange(num_keys, dtype=jnp.int32)
-  query_positions = _given("query_positions", query_positions, 2, *of_queries)
+  query_positions = _given("query_positions", query_positions, 1, *of_queries)
   if has_offset:
-    offsets = _given("query_offset", query_offset, 1, (), tuple(batch))
+    offsets = _given("query_offset", query_offset, 0, (), tuple(batch))
     if isinstance(query_offset, int | np.integer):
       query_offset = min(max(int(query_offset), -_FAR), _FAR)
       query_positions += query_offset
@@ -171,13 +184,13 @@ def gather_inputs(
   seeds = None
   if dropout_rate:  # a seed for every head; `dropout.keep` derives the rest
     bits = jax.random.bits(dropout_key, (*batch, heads), "uint32")
-    seeds = _batched(jax.lax.bitcast_convert_type(bits, jnp.int32), 2)
+    seeds = _batched(jax.lax.bitcast_convert_type(bits, jnp.int32), 1)
   inputs = Inputs(
-    query=_batched(query, 4),
-    key=_batched(key, 4),
-    value=_batched(value, 4),
-    bias=_given("bias", bias, 4, logits),
-    mask=_given("mask", mask, 4, logits),
+    query=_batched(query, 3),
+    key=_batched(key, 3),
+    value=_batched(value, 3),
+    bias=_of_logits("bias", bias, logits),
+    mask=_of_logits("mask", mask, logits),
     relations=relations,
     scale=scale,
     soft_cap=logits_soft_cap,
@@ -187,16 +200,16 @@ def gather_inputs(
     linear_positions=linear,
     query_offset=query_offset,
     query_positions=query_positions,
-    key_positions=_given("key_positions", key_positions, 2, *of_keys),
-    query_lengths=_given("query_seq_lengths", query_seq_lengths, 1, tuple(batch)),
-    key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 1, tuple(batch)),
-    query_segment_ids=_given("query_segment_ids", query_segment_ids, 2, *of_queries),
-    key_segment_ids=_given("key_segment_ids", key_segment_ids, 2, *of_keys),
+    key_positions=_given("key_positions", key_positions, 1, *of_keys),
+    query_lengths=_given("query_seq_lengths", query_seq_lengths, 0, tuple(batch)),
+    key_lengths=_given("key_value_seq_lengths", key_value_seq_lengths, 0, tuple(batch)),
+    query_segment_ids=_given("query_segment_ids", query_segment_ids, 1, *of_queries),
+    key_segment_ids=_given("key_segment_ids", key_segment_ids, 1, *of_keys),
     dropout_rate=dropout_rate,
     dropout_seeds=seeds,
     return_residual=return_residual,
   )
-  return align_manual_axes(inputs)._replace(explicit=explicit_axes(query))
+  return align_manual_axes(inputs)._replace(explicit=explicit_axes(inputs.query))
 
 
 def is_symbolic(*arrays: Array) -> bool:
@@ -204,19 +217,33 @@ def is_symbolic(*arrays: Array) -> bool:
   return any(export.is_symbolic_dim(size) for array in arrays for size in array.shape)
 
 
-def _given(name: str, x: ArrayLike | None, ndim: int, *shapes: tuple[int, ...]) -> Array | None:
-  """Returns an optional argument as a checked array with a batch.
+def _of_logits(name: str, x: ArrayLike | None, logits: tuple[int, ...]) -> Array | None:
+  """Returns a bias or mask with one batch axis, which a mask has in full or of size 1.
+
+  A bias that the last batch axes share stays as small as it is.
+  """
+  if x is None:
+    return None
+  x, batch = validation.check_logits_like(name, validation.as_array(name, x), logits), logits[:-3]
+  num_own = max((i + 1 for i, n in enumerate(x.shape[:-3]) if n != 1), default=0)
+  if num_own and name == "mask":
+    num_own = len(batch)
+  rest = x.shape[-3:]
+  x = jnp.broadcast_to(x, (*batch[:num_own], *[1] * (len(batch) - num_own), *rest))
+  return x.reshape(math.prod(batch[:num_own]), *rest)
+
+
+def _given(name: str, x: ArrayLike | None, rank: int, *shapes: tuple[int, ...]) -> Array | None:
+  """Returns an optional argument as a checked array with a batch axis before its last `rank`.
 
   Integers become int32, unless they are traced in 64 bits: then their values are not checked.
   """
   if x is None:
     return None
   x = validation.as_array(name, x)
-  if name in ("bias", "mask"):
-    return _batched(validation.check_logits_like(name, x, *shapes), ndim)
   validation.check_array(name, x, jnp.integer, *shapes)
   is_wide = isinstance(x, jax.core.Tracer) and x.dtype.itemsize == 8
-  return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), ndim)
+  return _batched(x.astype(jnp.int64 if is_wide else jnp.int32), rank)
 
 
 def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int] | None:
@@ -238,15 +265,17 @@ def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
     changes[name] = table.astype(wide).reshape(len(table), -1, *row)
   match relation:
     case EdgeLabels() | LabelBias():
-      changes["labels"] = _batched(relation.labels, 3)
+      changes["labels"] = _batched(relation.labels, 2)
     case EdgeFeatures():
-      changes["features"] = _batched(relation.features.astype(wide), 4)
+      changes["features"] = _batched(relation.features.astype(wide), 3)
     case ContentBias():
-      changes["query"] = _batched(relation.query, 4)
+      changes["query"] = _batched(relation.query, 3)
     case LinearBias():
       changes["slopes"] = relation.slopes.astype(wide)
   return dataclasses.replace(relation, **changes)
 
 
-def _batched(array: Array, ndim: int) -> Array:
-  return array if array.ndim == ndim else array[None]
+def _batched(array: Array, rank: int) -> Array:
+  """Merges the axes before the last `rank` into one, or adds one."""
+  batch, rest = array.shape[: array.ndim - rank], array.shape[array.ndim - rank :]
+  return array if len(batch) == 1 else array.reshape(math.prod(batch), *rest)

@@ -1,5 +1,6 @@
 """The operator: attention with any relation, by any implementation."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -48,8 +49,10 @@ def dot_product_attention(
   infinity in a hidden key or value may still reach the result, as in jax.nn: zero times it is NaN.
 
   Args:
-    query: `[B, T, N, H]`, or `[T, N, H]` without a batch (then B is absent everywhere below).
-    key, value: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
+    query: `[B, T, N, H]`. For B, here and below, there may be no axis or several: `[T, N, H]` or
+      `[B, R, T, N, H]`.
+    key: `[B, S, K, H]`; N is a multiple of K: consecutive query heads share a key head.
+    value: `[B, S, K, V]`, of any width V; value tables are as wide.
     bias: added to the scaled logits, of any rank that broadcasts to `[B, N, T, S]`; below -1.2e38
       it hides.
     mask: bool, True where the key may be seen; broadcasts to `[B, N, T, S]`, as a bias does.
@@ -84,7 +87,7 @@ def dot_product_attention(
     return_residual: whether to return the logarithm of the sum of exp(logit), too, as in jax.nn.
 
   Returns:
-    `[B, T, N, H]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in float32 or
+    `[B, T, N, V]`, in the value's dtype; with `return_residual` also `[B, T, N]`, in float32 or
     float64, -inf where a query sees no key: `merge` joins parts of the keys by it. Softmax and sums
     of weights are in float32, or in float64 for float64 inputs (without relations always in
     float32, as in jax.nn).
@@ -124,7 +127,7 @@ def dot_product_attention(
   )
   result = ("BTNH", "BTN") if return_residual else "BTNH"
   output = with_automatic_axes(_attend, inputs.query, inputs, implementation, result=result)
-  return output if jnp.ndim(query) == 4 else jax.tree.map(lambda x: x[0], output)
+  return jax.tree.map(functools.partial(_with_batch, jnp.shape(query)), output)
 
 
 def attention_weights(
@@ -152,14 +155,14 @@ def attention_weights(
          [0.25      , 0.25      , 0.25      , 0.25      ]], dtype=float32)
   """
 
-  inputs = gather_inputs(query, key, key, bias, mask, relations=relations, **options)
+  inputs = gather_inputs(query, key, None, bias, mask, relations=relations, **options)
   weights = with_automatic_axes(_weights, inputs.query, inputs, result="BNTS")
-  return weights if jnp.ndim(query) == 4 else weights[0]
+  return _with_batch(jnp.shape(query), weights)
 
 
 def merge(
   outputs: Sequence[ArrayLike], residuals: Sequence[ArrayLike]
-) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N"]]:
+) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B T N"]]:
   """Merges attention to parts of the keys into attention to all of them.
 
   Takes the outputs and the residuals of `dot_product_attention` with `return_residual`, for the
@@ -180,12 +183,17 @@ def merge(
   return merged.astype(outputs.dtype), total
 
 
+def _with_batch(query: tuple[int, ...], x: Array) -> Array:
+  """Returns a result with the batch axes of a query of this shape."""
+  return x.reshape(*query[:-3], *x.shape[1:])
+
+
 def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, Array]:
   """Calls the implementation of that name, or the one chosen for the call."""
   used_rules.get().append(rule := choose(inputs, implementation))
   name = rule.implementation
   if not inputs.query.size or not inputs.key.size:
-    output = jnp.zeros(inputs.query.shape, inputs.value.dtype)
+    output = jnp.zeros((*inputs.query.shape[:3], inputs.value.shape[3]), inputs.value.dtype)
     none = jnp.full(inputs.query.shape[:3], -jnp.inf, jnp.promote_types(output.dtype, jnp.float32))
     return (output, none) if inputs.return_residual else output
   if name == PLAIN:
@@ -206,7 +214,7 @@ def _weights(inputs: Inputs) -> Float[Array, "B N T S"]:
 
 def _plain(inputs: Inputs) -> Array:
   """Calls jax.nn, then sets to zero queries that see no key; jax.nn would average the values."""
-  mask, bias = inputs.pair_mask(), inputs.bias
+  mask, bias = inputs.pair_mask(), inputs.bias_of_each()
   if bias is not None:
     bias = jnp.maximum(bias.astype(jnp.float32), masks.LOWEST)  # -inf becomes finite
   arrays = inputs.query, inputs.key, inputs.value, bias, mask

@@ -312,7 +312,7 @@ def over_devices(
     call = functools.partial(over_devices, kernel, axes, shards=shards, tile=tile)
 
     def with_axis(letter):
-      return [letter in axes[name].replace("K", "N") for name in operands]
+      return [letter in _merged(axes[name]) for name in operands]
 
     def mergeable(letter):
       return all(map(operator.ge, with_axis(letter), is_mapped))
@@ -354,21 +354,29 @@ def _merge(
   mapped: Mapping[str, bool],
   arrays: Arrays,
 ) -> Arrays:
-  """Merges the first axis of mapped arrays into the batch, letter B, or the heads, N and K."""
+  """Merges the first axis of mapped arrays into the batch, B and A, or the heads, N and K."""
+  sizes = {}
+  for name, x in operands.items():
+    for own, n in zip(axes[name], x.shape, strict=True):
+      sizes[own] = max(n, sizes.get(own, 1))
 
   def merge(name, x):
-    axis = axes[name].replace("K", "N").find(letter)
+    axis = _merged(axes[name]).find(letter)
     shape = [*operands[name].shape]
     may_broadcast = name in ("mask", "bias") and f"d_{name}" not in results
     if axis < 0 or (may_broadcast and not mapped[name] and shape[axis] == 1):
       return x
-    of_all = "key" if axes[name][axis] == "K" else "query"
-    shape[axis] = operands[of_all].shape[axes[of_all].index(axes[name][axis])]
+    shape[axis] = sizes[axes[name][axis]]
     x = jnp.broadcast_to(x if mapped[name] else x[None], (size, *shape))
     shape[axis] *= size
     return jnp.moveaxis(x, 0, axis).reshape(shape)
 
   return {name: merge(name, x) for name, x in arrays.items()}
+
+
+def _merged(letters: str) -> str:
+  """Returns letters of which B stands for A, too, and N for K."""
+  return letters.replace("A", "B").replace("K", "N")
 
 
 def _split(
@@ -381,7 +389,7 @@ def _split(
   """Splits the axis that `_merge` merged, and moves the mapped one first."""
 
   def split(name, x):
-    axis = axes[name].replace("K", "N").index(letter)
+    axis = _merged(axes[name]).index(letter)
     x = jnp.moveaxis(x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :]), axis, 0)
     is_sum = results[name].shape[axis] < x.shape[axis + 1]  # the gradient of a shared array
     return x.sum(axis + 1, keepdims=True) if is_sum else x
@@ -416,16 +424,20 @@ def _even_shards(
   operands: Arrays,
   tile: int,
 ) -> ShardAxes:
-  """Returns the wanted mesh axes that shard the query and the key heads evenly."""
+  """Returns the wanted mesh axes that shard the query, the key heads and the biases evenly."""
 
   def even(letter: str, array: str, multiple: int = 1, of: str = "") -> tuple[str, ...]:
     names = wanted.get(letter, ())
     size = operands[array].shape[axes[array].index(of or letter)]
     return names if size % (multiple * math.prod(mesh.shape[x] for x in names)) == 0 else ()
 
+  batch = even("B", "query")
+  if "bias" in operands and len(operands["bias"]) > 1:
+    batch = batch and even("B", "bias", of="A")
   heads = even("N", "key", of="K" if "K" in axes["key"] else "N")
   queries = even("T", "query", tile) if "T" in axes["query"] else ()
-  return {"B": even("B", "query"), "N": heads, "K": heads, "T": queries, "S": wanted.get("S", ())}
+  of_keys = wanted.get("S", ())
+  return {"A": batch, "B": batch, "N": heads, "K": heads, "T": queries, "S": of_keys}
 
 
 def _spec(shards: ShardAxes, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
@@ -461,22 +473,27 @@ def _reduction(
 
 
 def _rule(axes: Mapping[str, str], operands: Mapping, results: Mapping) -> SdyShardingRule:
-  """Returns the propagation rule: along B, T, N and K; an axis N has K groups if K < N."""
+  """Returns the propagation rule: along B, T, N and K; an axis N has K groups if K < N.
+
+  Biases that are fewer than the sequences have an axis of their own: they may not divide evenly.
+  """
 
   def sizes(name):
     return dict(zip(axes[name], operands[name].shape, strict=True))
 
   num_heads, key_heads = sizes("query")["N"], sizes("key")["K"]
   grouped = 1 < key_heads < num_heads
-  heads = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
+  factors = dict(N=CompoundFactor("K", "G") if grouped else "N", K="K" if grouped else "N")
+  if "bias" in operands and len(operands["bias"]) == len(operands["query"]):
+    factors["A"] = "B"
   ones, replicated = itertools.count(), {}  # a dict keeps the order of appearance
 
   def factor(letter: str, size: int):
     if size == 1:
       return f"one{next(ones)}"
-    if letter not in "BNKT":
+    if letter not in "ABNKT":
       replicated[letter] = None
-    return heads.get(letter, letter)
+    return factors.get(letter, letter)
 
   mappings = [
     tuple(ArrayMapping(*map(factor, axes[name], x.shape)) for name, x in arrays.items())

@@ -25,7 +25,7 @@ from relpos_jax.attention.relations import (
 from relpos_jax.typing import Array, Float, Int
 
 
-def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
+def attention(inputs: Inputs) -> Float[Array, "B T N V"]:
   """Computes attention with two projections on the table rows."""
   return reference.attention(inputs, relative_logits, relative_values)
 
@@ -56,7 +56,7 @@ def project(
 
 def relative_values(
   inputs: Inputs, relation: Vectors, weights: Float[Array, "B N T S"]
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N V"]:
   """Computes sum_j p_ij aV_ij."""
   edges, table = inputs.edges(relation), relation.value
   if jnp.issubdtype(edges.dtype, jnp.floating):

@@ -67,7 +67,7 @@ def _function_terms(inputs: Inputs, relation: FunctionBias) -> Float[Array, "#B 
 
 def relative_values(
   inputs: Inputs, relation: Vectors, weights: Float[Array, "B N T S"]
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N V"]:
   """Computes sum_j p_ij aV_ij."""
   a_BTSNH = _vectors(relation.value, inputs.edges(relation))
   return product("BNTS,BTSNH->BTNH", weights, a_BTSNH)
@@ -99,7 +99,7 @@ def attention(
   inputs: Inputs,
   relative_logits: Callable[[Inputs, Relation], Array] = relative_logits,
   relative_values: Callable[[Inputs, Vectors, Array], Array] = relative_values,
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N V"]:
   """Computes z_i = sum_j p_ij (v_j + aV_ij), with dropout of the p_ij."""
   return weighted_sum(inputs, attention_weights(inputs, relative_logits), relative_values)
 
@@ -108,7 +108,7 @@ def weighted_sum(
   inputs: Inputs,
   weights: Float[Array, "B N T S"],
   relative_values: Callable[[Inputs, Vectors, Array], Array],
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N V"]:
   """Computes the output from the weights, of which some are dropped."""
   if inputs.dropout_seeds is not None:
     _, _, rows, columns = jnp.ogrid[:1, :1, : weights.shape[2], : weights.shape[3]]
@@ -119,7 +119,8 @@ def weighted_sum(
   weights_BKGTS = weights.reshape(batch, inputs.key.shape[2], -1, num_queries, num_keys)
   weights_BKGTS = weights_BKGTS.astype(inputs.value.dtype)
   multiply = product_of_few if has_few_queries(inputs) else product
-  output = multiply("BKGTS,BSKH->BTKGH", weights_BKGTS, inputs.value).reshape(inputs.query.shape)
+  output = multiply("BKGTS,BSKV->BTKGV", weights_BKGTS, inputs.value)
+  output = output.reshape(*inputs.query.shape[:3], inputs.value.shape[3])
   for relation in inputs.value_terms():
     output += relative_values(inputs, relation, weights)
   return output.astype(inputs.value.dtype)
@@ -177,8 +178,8 @@ def masked_logits(
   logits *= jnp.asarray(inputs.scale, logits.dtype)
   for relation in unscaled:
     logits += relative_logits(inputs, relation)
-  if inputs.bias is not None:
-    logits += inputs.bias.astype(logits.dtype)
+  if (bias := inputs.bias_of_each()) is not None:
+    logits += bias.astype(logits.dtype)
   logits = masks.cap(logits, inputs.soft_cap)
   if not may_hide(inputs):
     return logits
@@ -216,7 +217,7 @@ def product_of_few(subscripts: str, x: Float[Array, "..."], y: Float[Array, "...
   return jnp.einsum(swapped, y.astype(wide), x.astype(wide))
 
 
-def per_position(inputs: Inputs) -> Float[Array, "B T N H"]:
+def per_position(inputs: Inputs) -> Float[Array, "B T N V"]:
   """Computes attention with T batched products in each relative term.
 
   Batch elements and heads share the vectors [S, H] of query position i, so a relative term is T

@@ -86,7 +86,7 @@ def backward(
   results = {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
   if "value_table" in arrays:  # the sums are of all rounds, so their gradients are counted once
     sums = [arrays[name] for name in ("right_sums", "row_sums")]
-    d_rows = jnp.einsum("RBNT,BTNH->NRH", jnp.stack(sums), arrays["d_output"])
+    d_rows = jnp.einsum("RBNT,BTNV->NRV", jnp.stack(sums), arrays["d_output"])
     table = results["d_value_table"]
     if table.shape[1] == 1:
       d_rows = d_rows.sum(0, keepdims=True)

@@ -20,7 +20,7 @@ from relpos_jax.typing import Array, Float
 unsupported = bands.unsupported
 
 
-def attention(inputs: Inputs) -> Float[Array, "B T N H"]:
+def attention(inputs: Inputs) -> Float[Array, "B T N V"]:
   """Computes attention with a skew in each relative term."""
   return reference.attention(inputs, relative_logits, relative_values)
 
@@ -41,7 +41,7 @@ def relative_logits(inputs: Inputs, relation: ByDistance | LinearBias) -> Float[
 
 def relative_values(
   inputs: Inputs, relation: RelativePositions, weights: Float[Array, "B N T S"]
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B T N V"]:
   """Computes sum_j p_ij aV_ij."""
   table = relation.value
   if inputs.is_causal:  # where a skew has entries of other rows; the weights of a NaN row are NaN

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import numbers
 import typing
 from typing import Any
@@ -48,10 +49,10 @@ def check_32_bits(name: str, x: object) -> None:
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:
-  """Checks shapes and dtypes: query [B,T,N,H], key and value [B,S,K,H], or all without B."""
-  if query.ndim not in (3, 4) or not jnp.issubdtype(query.dtype, jnp.floating):
+  """Checks shapes and dtypes: query [*B,T,N,H], key [*B,S,K,H], value [*B,S,K,V]."""
+  if query.ndim < 3 or not jnp.issubdtype(query.dtype, jnp.floating):
     raise ValueError(
-      f"query is {_describe(query)}; want floating numbers of shape [B, T, N, H] or [T, N, H]"
+      f"query is {_describe(query)}; want floating numbers of shape [*B, T, N, H], B any axes"
     )
   *batch, _, heads, width = query.shape
   if key.ndim != query.ndim or [*key.shape[:-3], key.shape[-1]] != [*batch, width]:
@@ -59,8 +60,9 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
     raise ValueError(f"key has shape {key.shape}; want [{want}] for query of shape {query.shape}")
   if heads % key.shape[-2]:
     raise ValueError(f"key has {key.shape[-2]} heads; want a divisor of the query's {heads} heads")
-  if value.shape != key.shape:
-    raise ValueError(f"value has shape {value.shape}; want the key's, {key.shape}")
+  if value.shape[:-1] != key.shape[:-1]:
+    want = ", ".join(str(n) for n in [*key.shape[:-1], "V"])
+    raise ValueError(f"value has shape {value.shape}; want [{want}] for key of shape {key.shape}")
   if {key.dtype, value.dtype} != {query.dtype}:
     found = f"key and value have dtypes {key.dtype} and {value.dtype}"
     raise ValueError(f"{found}; want the query's, {query.dtype}")
@@ -87,9 +89,15 @@ def check_array(name: str, array: Array, kind: type, *shapes: tuple[int, ...]) -
 
 
 def check_relations(
-  relations: Relations | None, logits: tuple[int, ...], width: int, dtype: DTypeLike
+  relations: Relations | None,
+  logits: tuple[int, ...],
+  widths: tuple[int, int | None],
+  dtype: DTypeLike,
 ) -> tuple[Relation, ...]:
-  """Returns relations as arrays, checked against logits of shape [B, N, T, S] or [N, T, S]."""
+  """Returns relations as arrays, checked against logits of shape [*B, N, T, S].
+
+  The widths are those of keys and of values; None for any width of values.
+  """
   if relations is None:
     return ()
   several = isinstance(relations, tuple)
@@ -106,7 +114,7 @@ def check_relations(
     if isinstance(relation, FunctionBias):
       checked.append(_check_function(name, relation, logits))
       continue
-    relation = _with_arrays(name, relation, heads, width, (*batch, *pairs), pairs)
+    relation = _with_arrays(name, relation, heads, widths, (*batch, *pairs), pairs)
     if isinstance(relation, ContentBias):
       vectors, shape = relation.query, (*batch, num_queries, heads, relation.table.shape[-1])
       check_array(f"{name}.query", vectors, jnp.floating, shape)
@@ -117,19 +125,19 @@ def check_relations(
 
 
 def _check_function(name: str, relation: FunctionBias, logits: tuple[int, ...]) -> FunctionBias:
-  """Returns a function's data as arrays with a batch, checked as its result is."""
+  """Returns a function's data as arrays with one batch axis, checked as its result is."""
   *batch, heads, num_queries, num_keys = logits
   sizes = dict(of_query=(num_queries,), of_key=(num_keys,), of_pair=(num_queries, num_keys))
 
   def with_batch(field: str, x: ArrayLike) -> Array:
     x, size = as_array(f"{name}.{field}", x), sizes[field]
-    if batch and x.shape[: 1 + len(size)] == (*batch, *size):
-      return x
+    if batch and x.shape[: len(batch) + len(size)] == (*batch, *size):
+      return x.reshape(math.prod(batch), *x.shape[len(batch) :])
     if x.shape[: len(size)] != size:
       want = ", ".join(map(str, size))
       raise ValueError(
         f"{name}.{field} has an array of shape {x.shape}; want [{want}, ...]"
-        + f" or [{batch[0]}, {want}, ...]" * bool(batch)
+        + f" or [{', '.join(map(str, batch))}, {want}, ...]" * bool(batch)
       )
     return x[None]
 
@@ -166,13 +174,13 @@ def check_edge_list(
 
 
 def check_edge_relation(
-  name: str, relation: object, edges: tuple[int, ...], head: tuple[int, int]
+  name: str, relation: object, edges: tuple[int, ...], heads: int, widths: tuple[int, int]
 ) -> EdgeLabels | EdgeFeatures | None:
   """Returns labels [*B, M] or features [*B, M, F] as arrays, checked against their tables."""
   wanted = EdgeLabels if name == "labels" else EdgeFeatures
   if not isinstance(relation, wanted | None):
     raise ValueError(f"{name} is {_describe(relation)}; want {wanted.__name__} or None")
-  return None if relation is None else _with_arrays(name, relation, *head, edges)
+  return None if relation is None else _with_arrays(name, relation, heads, widths, edges)
 
 
 def check_numbers(
@@ -194,7 +202,11 @@ def check_numbers(
 
 
 def _with_arrays(
-  name: str, relation: Relation, heads: int, width: int, *shapes: tuple[int, ...]
+  name: str,
+  relation: Relation,
+  heads: int,
+  widths: tuple[int, int | None],
+  *shapes: tuple[int, ...],
 ) -> Relation:
   """Returns a relation as arrays, checked against the shapes that the edges may have."""
   fields = [f.name for f in dataclasses.fields(relation) if not f.metadata.get("static")]
@@ -216,7 +228,8 @@ def _with_arrays(
       case ContentBias():
         row = jnp.shape(relation.query)[-1:]
       case _:
-        row = (width,)
+        width = widths[field == "value"]
+        row = jnp.shape(table)[-1:] if width is None else (width,)
     shaped = table.ndim > len(row) and table.shape[1:] in (row, (heads, *row)) and len(table)
     if not shaped or not jnp.issubdtype(table.dtype, jnp.floating):
       want = ["R", *row], ["R", heads, *row]

@@ -68,7 +68,9 @@ WRONG = {
   "query is int32 of shape (2, 5, 4, 8); want floating": dict(query=QUERY.astype(int)),
   "key has shape (2, 7, 2, 6); want [2, S, K, 8]": dict(key=KEY[..., :6]),
   "key has 3 heads; want a divisor of the query's 4 heads": dict(key=np.ones((2, 7, 3, 8), "f4")),
-  "value has shape (2, 6, 2, 8); want the key's, (2, 7, 2, 8)": dict(value=KEY[:, 1:]),
+  "value has shape (2, 6, 2, 8); want [2, 7, 2, V] for key of shape (2, 7, 2, 8)": dict(
+    value=KEY[:, 1:]
+  ),
   "key and value have dtypes float16 and float32; want": dict(key=KEY.astype(np.float16)),
   "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),

@@ -60,14 +60,14 @@ class RandomCall:
 
   def __init__(self, kinds, seed, length=12, **options):
     self.rng = rng = np.random.default_rng([seed, *map(KINDS.index, kinds)])
-    self.batch, self.queries, self.keys, key_heads, group, self.width = map(
-      int, rng.integers([1, 1, 1, 1, 1, 1], [3, length + 1, length + 1, 3, 3, 4])
+    self.batch, self.queries, self.keys, key_heads, group, self.width, self.value_width = map(
+      int, rng.integers(1, [3, length + 1, length + 1, 3, 3, 4, 6])
     )
     self.heads = key_heads * group
     self.arrays = dict(
       query=self.normal(self.batch, self.queries, self.heads, self.width),
       key=self.normal(self.batch, self.keys, key_heads, self.width),
-      value=self.normal(self.batch, self.keys, key_heads, self.width),
+      value=self.normal(self.batch, self.keys, key_heads, self.value_width),
     )
     if self.flip():
       self.arrays["bias"] = self.normal(self.batch, 1, self.queries, self.keys)
@@ -91,7 +91,8 @@ class RandomCall:
     sides = dict(beyond="zero" if self.flip() else "clip", left=left)
     heads = [self.heads] * self.flip()
     table = self.normal(rows, *heads, self.width)
-    both = [[table, None], [None, table], [table, 2 * table[::-1]]][self.rng.integers(3)]
+    values = self.normal(rows, *heads, self.value_width)
+    both = [[table, None], [None, values], [table, values]][self.rng.integers(3)]
     pairs = self.batch, self.queries, self.keys
     match kind:
       case "positions":
@@ -418,6 +419,63 @@ def test_projected_never_forms_a_vector_for_every_pair(kind):
   ).sum()
   text = as_users_do(jax.grad(loss, (0, 1))).lower(*shapes).compile().as_text()
   assert "24,24,40]" not in text and "24,24,4,40]" not in text and "24,4,24,40]" not in text
+
+
+@pytest.mark.parametrize("name", ["reference", "skew", "chunked", "blocks", None])
+@pytest.mark.parametrize("shared", [(2, 3, 2), (2, 1, 1), (1, 3, 1), (2, 3, 1), (1, 1, 2), ()])
+def test_any_number_of_batch_axes(name, shared, monkeypatch):
+  """Shares a bias along some of three axes of the batch, and a mask along others."""
+  monkeypatch.setattr(chunked, "_default_block", lambda inputs: 4)
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 4)
+  rng, batch, length = np.random.default_rng(0), (2, 3, 2), 7
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
+  arrays = dict(query=normal(*batch, length, 4, 3), bias=normal(*shared, 4, length, length))
+  arrays |= dict(key=normal(*batch, length, 2, 3), value=normal(*batch, length, 2, 5))
+  relations = [KeyBias(normal(3, 3)), ContentBias(normal(*batch, length, 4, 2), normal(5, 2))]
+  if name not in ("skew", "chunked"):
+    relations += [EdgeLabels(jnp.asarray(rng.integers(-1, 4, (*batch, 7, 7))), normal(4, 3), None)]
+    relations += [FunctionBias(lambda _, i, j, x, *__: x * j, of_query=normal(*batch, length))]
+  options = dict(query_offset=jnp.asarray(rng.integers(-3, 3, batch)))
+  options |= dict(key_value_seq_lengths=jnp.asarray(rng.integers(3, 8, batch)))
+  options |= dict(query_segment_ids=jnp.asarray(rng.integers(0, 2, (*batch, length))))
+  options |= dict(key_segment_ids=jnp.arange(length) % 2, is_causal=True)
+  options |= dict(mask=jnp.asarray(rng.random((2, 1, 2, 1, length, length)) < 0.8))
+  options |= dict(dropout_rate=0.2, dropout_key=jax.random.key(0))
+  full = jnp.broadcast_to(arrays["bias"], (*batch, 4, length, length))
+  wide = jnp.broadcast_to(options["mask"], (*batch, 1, length, length))
+
+  def merge_axes(x):
+    return x.reshape(12, *x.shape[3:]) if jnp.shape(x)[:3] == batch else x
+
+  merged = arrays | dict(bias=full), tuple(relations), options | dict(mask=wide)
+  wanted = results(*jax.tree.map(merge_axes, merged))
+  sums = functools.partial(jnp.broadcast_to, shape=full.shape)
+  (of_bias,) = jax.linear_transpose(sums, arrays["bias"])(wanted[1]["bias"].reshape(full.shape))
+  wanted[1]["bias"] = of_bias
+  found = results(arrays, tuple(relations), options, "chunked" if name == "blocks" else name)
+  assert found[0].shape == (*batch, length, 4, 5)
+  assert_close(found, jax.tree.map(lambda x, y: x.reshape(y.shape), wanted, found), name)
+
+
+@pytest.mark.parametrize("mapped", ["query", "bias", "key_table"])
+def test_vmap_over_several_batch_axes(mapped):
+  rng = np.random.default_rng(0)
+  shapes = dict(query=(2, 3, 5, 4, 3), key=(2, 3, 5, 2, 3), value=(2, 3, 5, 2, 4))
+  shapes |= dict(bias=(2, 1, 4, 5, 5), key_table=(3, 3))
+  arrays = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+
+  def both(several, name):
+    def call(key_table, **arrays):
+      relations = RelativePositions(key_table, None)
+      return dot_product_attention(**arrays, relations=relations, implementation=name)
+
+    output, pull_back = jax.vjp(lambda x: call(**x), arrays | {mapped: several})
+    return output, pull_back(jnp.cos(output))
+
+  several = jnp.stack([arrays[mapped], 2 * arrays[mapped], arrays[mapped][..., ::-1]])
+  found = quickly(jax.vmap(functools.partial(both, name="chunked")))(several)
+  each = [quickly(functools.partial(both, name="reference"))(x) for x in several]
+  assert_close(found, jax.tree.map(lambda *x: jnp.stack(x), *each))
 
 
 # Law 14.

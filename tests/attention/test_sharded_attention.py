@@ -25,7 +25,7 @@ from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
 
 # Of the axes by letter; others have size 1.
-SIZES = dict(B=8, T=24, S=24, P=24, N=4, K=2, H=16, R=9)
+SIZES = dict(A=2, B=8, T=24, S=24, P=24, N=4, K=2, H=16, R=9)
 # Names of mesh axes that the package does not know.
 HEADS_TOO = dict(B="rows", N="megatron", K="megatron")
 BATCH_ALONE = dict(B=("megatron", "rows"))
@@ -190,6 +190,22 @@ def test_each_device_has_its_part_of_a_bias(bias, heads, along):
     options = dict(mask=mask, dropout_rate=0.3, dropout_key=jax.random.key(0))
   attend = functools.partial(call, **options)
   check_eight_devices_equal_one(attend, in_blocks, axes, along)
+
+
+@pytest.mark.parametrize("num_biases, bias", [(4, "BNTS"), (2, "ANTS")])
+def test_each_device_has_the_biases_of_its_sequences(num_biases, bias):
+  """Gathers sequences if their biases are too few to be shared out."""
+  axes = dict(query="BTNH", key="BSNH", value="BSNH", bias=bias, key_table="RH", value_table="RH")
+
+  def attend(attention, arrays):
+    arrays = dict(arrays)
+    biases = arrays.pop("bias").reshape(num_biases, -1, 4, 24, 24)[:, :1]
+    for name in ("query", "key", "value"):
+      arrays[name] = arrays[name].reshape(num_biases, -1, *arrays[name].shape[1:])
+    return call(attention, arrays | dict(bias=biases)).reshape(8, 24, 4, 16)
+
+  stays = num_biases == 4
+  check_eight_devices_equal_one(attend, in_blocks, axes, dict(B="rows"), stays=stays)
 
 
 def test_a_sum_over_an_uneven_batch_counts_nothing_else():
