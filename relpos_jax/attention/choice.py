@@ -128,7 +128,7 @@ used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxl
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
-  on_ring = implementation is None and bool(axes_of_keys())
+  on_ring = implementation is None and axes_of_keys()[1] > 1
   implementation = "chunked" if on_ring else implementation  # the others would gather the keys
   if implementation is None:
 

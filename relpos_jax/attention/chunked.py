@@ -8,7 +8,6 @@ the hidden pairs are never computed.
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
 
 import jax
@@ -82,10 +81,9 @@ def unsupported(inputs: Inputs) -> str | None:
   """Returns why this implementation cannot run a call; None if it can."""
   if is_symbolic(inputs.query, inputs.key):
     return "a dimension is symbolic; it needs numbers"
-  if names := axes_of_keys():
-    mesh = jax.sharding.get_abstract_mesh()
-    if reason := ring.unsupported(inputs, math.prod(mesh.shape[name] for name in names)):
-      return f"mesh_axes shards the keys over {names}: {reason}"
+  names, num_devices = axes_of_keys()
+  if names and (reason := ring.unsupported(inputs, num_devices)):
+    return f"mesh_axes shards the keys over {names}: {reason}"
   return None
 
 
@@ -106,9 +104,9 @@ def attention(
     return blocks.attention(inputs, block)
   band = bands.band_of(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
-  shards, of_keys = axes_of_query(inputs.explicit), axes_of_keys()
+  shards, (of_keys, num_devices) = axes_of_query(inputs.explicit), axes_of_keys()
   plan = ChunkPlan(
-    block=block or _default_block(inputs),
+    block=block or _default_block(inputs, inputs.key.shape[1] // num_devices),
     group=group,
     num_keys=inputs.key.shape[1],
     offset=inputs.query_offset if isinstance(inputs.query_offset, int) else 0,
@@ -133,7 +131,10 @@ def attention(
     seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
     query_offset=None if isinstance(inputs.query_offset, int) else inputs.query_offset,
   )
-  output, residual = _flash(plan, _differentiable_arrays(inputs, band), visibility)
+  floats = _differentiable_arrays(inputs, band)
+  if of_keys:  # they travel in their own dtype
+    floats |= dict(key=inputs.key, value=inputs.value)
+  output, residual = _flash(plan, floats, visibility)
   if inputs.sinks is not None:
     output, residual = _with_sinks(output, residual, inputs.sinks)
   output = output.astype(inputs.value.dtype)
@@ -150,10 +151,10 @@ def _with_sinks(
   return output * jax.nn.sigmoid(finite - sinks)[..., None], total
 
 
-def _default_block(inputs: Inputs) -> int:
+def _default_block(inputs: Inputs, num_keys: int) -> int:
   """Returns the queries in a block: fewer if causal, where a block computes its longest row."""
   block = 256 if inputs.is_causal else 512
-  while inputs.window is None and block > 64 and block * inputs.key.shape[1] > 2 * _PAIRS:
+  while inputs.window is None and block > 64 and block * num_keys > 2 * _PAIRS:
     block //= 2
   return block
 
@@ -162,11 +163,10 @@ def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
   """Returns the arrays that have gradients, in float32 or wider so that these are rounded once."""
   wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
   slopes = bands.slopes(inputs)
-  is_ring = bool(axes_of_keys())  # they travel in their own dtype
   floats = dict(
     query=inputs.query.astype(wide) * jnp.asarray(inputs.scale, wide),
-    key=inputs.key if is_ring else inputs.key.astype(wide),
-    value=inputs.value if is_ring else inputs.value.astype(wide),
+    key=inputs.key.astype(wide),
+    value=inputs.value.astype(wide),
     bias=None if inputs.bias is None else inputs.bias.astype(wide),
     slopes=None if slopes is None else slopes[None],
   )

@@ -95,9 +95,10 @@ def axes_in_context() -> dict[str, tuple[str, ...]]:
   return {letter: tuple(x for x in names if x in free) for letter, names in known.items()}
 
 
-def axes_of_keys() -> tuple[str, ...]:
-  """Returns the automatic axes of the mesh in context that shard keys: those of `mesh_axes`."""
-  return axes_in_context().get("S", ())
+def axes_of_keys() -> tuple[tuple[str, ...], int]:
+  """Returns the axes of the mesh in context that shard keys, by `mesh_axes`, and their devices."""
+  mesh, names = jax.sharding.get_abstract_mesh(), axes_in_context().get("S", ())
+  return names, math.prod(mesh.shape[name] for name in names)
 
 
 def target_platform() -> str:

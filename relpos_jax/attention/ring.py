@@ -2,15 +2,15 @@
 
 In every round a device attends to the keys that it has, adds the result to that of the rounds
 before, and passes the keys on to its neighbour (Liu et al. 2023, "Ring attention with blockwise
-transformers"). So it never holds more than two parts of the keys. The backward pass goes round
-again, and the gradients of the keys travel with them. Those of the tables are summed over devices
-once, at the end.
+transformers"). So no device gathers them. The backward pass goes round again, and the gradients of
+the keys travel with them. Those of the tables are summed over devices once, at the end.
 
 Causal: a sequence has two chunks for each of n devices, and device i gets chunks i and 2n - 1 - i
-(Zhu 2024, the "zigzag" of ring-flash-attention). In every round two of the four pairs of chunks
+(the "zigzag" of Zhu's ring-flash-attention, 2024). In every round two of the four pairs of chunks
 have visible weights, on all devices alike; in the first one three. The others are skipped. Arrays
-are dealt at the start and put back at the end, which moves each of them once. Where parts are odd,
-they stay as they are; then the last device has all the work and the first one waits for it.
+are dealt at the start and put back at the end, which moves each of them once. Parts that have an
+odd number of tokens stay as they are: the last device then computes in every round, the first one
+in one, and waits for the others in the rest.
 
 A round is the algorithm of chunked.py, whose queries are at `query start - key start`.
 """
@@ -25,12 +25,7 @@ from relpos_jax.attention import masks
 from relpos_jax.attention.chunked_block import Arrays, ChunkPlan
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
-from relpos_jax.attention.relations import (
-  ContentBias,
-  DistanceBias,
-  LinearBias,
-  RelativePositions,
-)
+from relpos_jax.attention.relations import ContentBias, DistanceBias, LinearBias, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Bool, Int
 
 Axes = Mapping[str, str]  # a letter for each axis of an array, by name
@@ -40,9 +35,8 @@ Compute = Callable[[ChunkPlan, Arrays, ArrayLike], Arrays]
 
 def unsupported(inputs: Inputs, num_devices: int) -> str | None:
   """Returns why keys cannot go round so many devices, or None if they can."""
-  if reason := bands.unsupported(
-    inputs, (RelativePositions, DistanceBias, ContentBias, LinearBias)
-  ):
+  kinds = RelativePositions, DistanceBias, ContentBias, LinearBias
+  if reason := bands.unsupported(inputs, kinds):
     return reason
   if inputs.bias is not None:
     return "a bias is given"
@@ -109,8 +103,9 @@ def _around(
   store: Callable[[Arrays, Arrays, Region], Arrays],
 ) -> Arrays:
   """Stores what `compute` returns for every pair of a chunk of queries and one of keys."""
-  num_chunks = 2 if _is_dealt(plan, arrays) else 1
-  num_queries, num_keys = (arrays[x].shape[1] // num_chunks for x in ("query", "key"))
+  sizes = [arrays[name].shape[1] for name in ("query", "key")]
+  num_chunks = 2 if plan.is_causal and not any(size % 2 for size in sizes) else 1
+  num_queries, num_keys = (size // num_chunks for size in sizes)
   plan = plan._replace(num_keys=num_keys)
   here, size = jax.lax.axis_index(plan.ring), jax.lax.axis_size(plan.ring)
   if num_chunks > 1:
@@ -167,10 +162,9 @@ def _merge(results: Arrays, part: Arrays, axes: Axes, region: Region) -> Arrays:
   of_old = jnp.exp(old["maximum"] - maximum)
   of_new = jnp.where(has_key, jnp.exp(new["maximum"] - maximum), 0)
 
-  shares = dict(output=(_like_output(of_old), _like_output(of_new)))
-
   def add(name, x):
-    old_share, new_share = shares.get(name, (of_old, of_new))
+    shares = of_old, of_new
+    old_share, new_share = map(_like_output, shares) if name == "output" else shares
     return x * old_share + new[name] * new_share
 
   sums = {name: add(name, x) for name, x in old.items() if name != "maximum"}
@@ -191,10 +185,6 @@ def _attend(plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: Arra
 # Chunks and how they are dealt.
 
 
-def _is_dealt(plan: ChunkPlan, arrays: Arrays) -> bool:
-  return plan.is_causal and all(arrays[name].shape[1] % 2 == 0 for name in ("query", "key"))
-
-
 def _chunk(device: ArrayLike, number: ArrayLike, num_chunks: int, num_devices: int) -> Array:
   """Returns the place in the sequence of a device's chunk.
 
@@ -213,6 +203,7 @@ def _deal(plan: ChunkPlan, arrays: Arrays, axes: Axes, back: bool = False) -> Ar
   is_even = jax.lax.axis_index(plan.ring) % 2 == 0  # whether the earlier of its chunks is
   places = [min(chunk, 2 * size - 1 - chunk) for chunk in range(2 * size)]
   ways = [[(i, places[2 * i + odd]) for i in range(size)] for odd in (0, 1)]
+  ways = [[(there, here) for here, there in way] for way in ways] if back else ways
 
   def in_order(x, y):
     return jnp.where(is_even, x, y), jnp.where(is_even, y, x)
@@ -221,8 +212,7 @@ def _deal(plan: ChunkPlan, arrays: Arrays, axes: Axes, back: bool = False) -> Ar
     parts = jnp.split(x, 2, axis)
     if back:
       parts = in_order(*parts)
-    ways_ = [[(b, a) for a, b in way] for way in ways] if back else ways
-    parts = [jax.lax.ppermute(x, plan.ring, way) for x, way in zip(parts, ways_, strict=True)]
+    parts = [jax.lax.ppermute(x, plan.ring, way) for x, way in zip(parts, ways, strict=True)]
     return jnp.concatenate(parts if back else in_order(*parts), axis)
 
   dealt = dict(arrays)
