@@ -106,7 +106,7 @@ def mesh_sizes(num_devices: int, *, ring: bool = False, **wanted: int) -> dict[s
 
 
 def multiple_of_tokens(mesh: ConfigDict, sequence: int) -> int:
-  """Returns the number that divides the tokens of a row: in a ring there are early and late ones."""
+  """Returns the number that divides the tokens of rows: in a ring they have two parts a device."""
   return 2 * sequence if mesh.ring and sequence > 1 else sequence
 
 
