@@ -25,13 +25,7 @@ from relpos_jax.attention.chunked_block import (
   pairs_at,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.attention.partitioned import (
-  axes_of_keys,
-  axes_of_query,
-  over_devices,
-  zeros,
-)
-from relpos_jax.attention.skew import skew
+from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -52,12 +46,10 @@ _FLOATS = dict(
   bias="ANTS",  # one of them is that of B / A sequences that follow one another
   content="BTNP",
   slopes="BN",
-  left_logits="BNS",  # what a `KeyBias` adds to keys left of the band
-  right_logits="BNS",  # to those right of it
-  row_logits="BNRT",  # and within the band
   bias_table="BNR",
   content_table="BNRP",
   key_table="BNRH",
+  by_key_table="BNRH",
   value_table="BNRV",
 )
 _AXES = dict(
@@ -175,35 +167,16 @@ def _differentiable_arrays(inputs: Inputs, band: bands.Band | None) -> Arrays:
 
 def _of_band(inputs: Inputs, band: bands.Band) -> Arrays:
   """Returns the arrays of the relations by distance."""
-  tables = _not_none(**band.tables._replace(by_key=None)._asdict())
+  tables = _not_none(**band.tables._asdict())
+  if "by_key" in tables:
+    tables["by_key"] *= jnp.asarray(inputs.scale, tables["by_key"].dtype)
   if "value" in tables:  # the row left of the band is last, as the sum of all weights it multiplies
     tables["value"] = jnp.roll(tables["value"], -1, axis=0)
   arrays = {f"{name}_table": jnp.swapaxes(x, 0, 1)[None] for name, x in tables.items()}
   if band.content is not None:
     wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
     arrays["content"] = band.content.astype(wide)
-  if band.tables.by_key is not None:
-    arrays |= _key_bias(inputs, band)
   return arrays
-
-
-def _key_bias(inputs: Inputs, band: bands.Band) -> Arrays:
-  """Returns what a `KeyBias` adds: for queries by row of the band, and for keys beside it."""
-  batch, num_queries, heads, _ = inputs.query.shape
-  num_keys, key_heads = inputs.key.shape[1:3]
-  table = band.tables.by_key * jnp.asarray(inputs.scale, band.tables.by_key.dtype)
-  key = inputs.key.astype(table.dtype).repeat(heads // key_heads, 2)
-  products = jnp.einsum("BSNH,RNH->BNRS", key, table)
-  # By row from the key of the first query, so that a skew finds that of each query; 0 without one.
-  size = num_queries + band.num_diagonals
-  padded = jnp.pad(products[:, :, 1:-1], [(0, 0)] * 3 + [(size, size)])
-  start = jnp.clip(jnp.asarray(inputs.query_offset) + band.first + size, 0, num_keys + size)
-  start = jnp.broadcast_to(start, (batch,)) if start.ndim else start
-  read = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size, axis=-1)
-  by_key = jax.vmap(read, (0, 0 if start.ndim else None))(padded, start)
-  by_query = skew(by_key[:, :, ::-1], num_queries)[:, :, ::-1]
-  row_logits = jnp.pad(by_query, [(0, 0), (0, 0), (1, 1), (0, 0)])
-  return dict(left_logits=products[:, :, 0], right_logits=products[:, :, -1], row_logits=row_logits)
 
 
 def _not_none(**arrays: Array | None) -> Arrays:

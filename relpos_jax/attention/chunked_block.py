@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.partitioned import Shards
+from relpos_jax.attention.skew import skew
 from relpos_jax.typing import Array, Bool, Float, Int, Shaped
 
 Arrays = dict[str, Array]
@@ -143,6 +144,7 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
   Output and inverse_total are zero for a query whose keys are all masked.
   """
   key, value = _read(pairs, keys)
+  block |= _key_bias(pairs, *_of_key_bias(block, key))
   logits = _logits(pairs, block, key, _terms(block))
   maximum = jnp.maximum(logits.max(1), masks.LOWEST)  # a bias may be -inf
   weights = jnp.exp(logits - maximum[:, None])
@@ -168,8 +170,10 @@ def differentiate(
 
   The cotangents `d_output` and `delta` are already divided by the total, so weights need not be.
   """
-  query, d_output, terms = block["query"], block["d_output"], _terms(block)
+  query, d_output = block["query"], block["d_output"]
   key, value = _read(pairs, keys)
+  by_key, of_key_bias = jax.vjp(functools.partial(_key_bias, pairs), *_of_key_bias(block, key))
+  terms = _terms(block := block | by_key)
   logits = _logits(pairs, block, key, terms)
   weights = jnp.exp(logits - block["maximum"][:, None])
   kept = _drop(block, pairs, weights)
@@ -205,6 +209,10 @@ def differentiate(
     sums = jnp.concatenate([_sum_by_diagonal(pairs, kept), *of_all], axis=1)
     of_block["d_value_table"] = jnp.einsum("NRT,NTV->NRV", sums, d_output)
   d_key = jnp.einsum("NST,NTH->NSH", d_logits, query)
+  if by_key:
+    d_by_key = {name: of_block.pop(f"d_{name}") for name in by_key}
+    of_block["d_by_key_table"], d_near = of_key_bias(d_by_key)
+    d_key += d_near
   d_value = jnp.einsum("NST,NTV->NSV", kept, d_output)
 
   def add(x, dx):
@@ -245,6 +253,54 @@ def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
   if "row_logits" in block:
     terms.append(block["row_logits"])
   return functools.reduce(jnp.add, terms) if terms else None
+
+
+def _of_key_bias(block: Arrays, key: Float[Array, "N S W"]) -> tuple[Array, Array] | tuple[()]:
+  """Returns the table of every `KeyBias`, and the keys that it multiplies; nothing without one."""
+  if "by_key_table" not in block:
+    return ()
+  return block["by_key_table"], key[..., : block["query"].shape[-1]]
+
+
+def _key_bias(pairs: Pairs, table: Array | None = None, key: Array | None = None) -> Arrays:
+  """Returns what a `KeyBias` adds: to near pairs by row and query, by key to those beside them.
+
+  A few rows at a time are multiplied by the keys that they have in the block, and skewed.
+  """
+  if table is None or key is None:
+    return {}
+  block, num_diagonals = pairs.plan.block, pairs.plan.num_diagonals
+  step = max(1, min(num_diagonals, block))
+  num_steps = max(1, -(-num_diagonals // step))
+  near = _keys_from(
+    key, pairs.rows[0] + pairs.plan.first - pairs.columns[0], num_steps * step + block
+  )
+  if num_steps > 1:  # then a step is a block
+    parts = near.reshape(len(near), num_steps + 1, block, -1)
+    near = jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=2)
+  else:
+    near = near[:, None]
+  rows = jnp.pad(table[:, 1:-1], [(0, 0), (0, num_steps * step - num_diagonals), (0, 0)])
+  rows = rows.reshape(len(rows), num_steps, step, -1)
+  products = jnp.einsum("NXRH,NXSH->NXRS", rows, near)
+  by_query = skew(products[:, :, ::-1], block)[:, :, ::-1]
+  by_query = by_query.reshape(len(key), -1, block)[:, :num_diagonals]
+  return dict(
+    left_logits=jnp.einsum("NH,NSH->NS", table[:, 0], key),
+    right_logits=jnp.einsum("NH,NSH->NS", table[:, -1], key),
+    row_logits=jnp.pad(by_query, [(0, 0), (1, 1), (0, 0)]),
+  )
+
+
+def _keys_from(
+  key: Float[Array, "N S H"], start: Int[Array, ""], size: int
+) -> Float[Array, "N {size} H"]:
+  """Returns keys from an index on that may be out of range, where there are zeros."""
+  num_read = min(size, key.shape[1])
+  first = jnp.clip(start, 0, key.shape[1] - num_read)
+  read = jax.lax.dynamic_slice_in_dim(key, first, num_read, axis=1)
+  padded = jnp.pad(read, [(0, 0), (size, size), (0, 0)])
+  return jax.lax.dynamic_slice_in_dim(padded, size + start - first, size, axis=1)
 
 
 def _scores(
@@ -362,8 +418,8 @@ def _logits(
 def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
   """Returns the terms of a block's logits that are linear in one array and have no row, by name."""
   terms = dict(
-    left_logits=lambda x: jnp.where(pairs.is_left, x[:, pairs.columns, None], 0),
-    right_logits=lambda x: jnp.where(pairs.is_right, x[:, pairs.columns, None], 0),
+    left_logits=lambda x: jnp.where(pairs.is_left, x[..., None], 0),
+    right_logits=lambda x: jnp.where(pairs.is_right, x[..., None], 0),
     slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances),
     bias=lambda x: _slice_keys(x, pairs),
   )

@@ -42,6 +42,25 @@ class ByDistance:
     return rows if self.beyond == "clip" else jnp.where(distance == nearest, rows, -1)
 
 
+def _deberta_rows(num_rows: int, max_distance: int) -> np.ndarray:
+  """Returns DeBERTa's row for each distance j - i from -max_distance to max_distance.
+
+  `make_log_bucket_position` of the authors, of the distance i - j, and clipped.
+  """
+  exact = num_rows // 4
+  if num_rows % 4 or not 0 < exact < max_distance - 1:
+    raise ValueError(
+      f"buckets has {num_rows} rows and max_distance is {max_distance}; want a multiple of 4 rows, "
+      f"and a max_distance above {exact + 1}"
+    )
+  distances = np.arange(max_distance, -max_distance - 1, -1)
+  far = np.maximum(abs(distances), exact) / exact
+  growing = np.log(far) / math.log((max_distance - 1) / exact) * (exact - 1)
+  growing = exact + np.ceil(growing - 1e-9).astype(int)  # 3.000...1 is 3
+  buckets = np.where(abs(distances) <= exact, distances, np.sign(distances) * growing)
+  return np.clip(buckets + num_rows // 2, 0, num_rows - 1)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativePositions(ByDistance):
@@ -70,6 +89,25 @@ class RelativePositions(ByDistance):
   value: Any
   beyond: str = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+  @classmethod
+  def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "RelativePositions":
+    """Returns DeBERTa's content-to-position term, with a row for each distance it tells apart.
+
+    A row for each small distance, then rows that grow with the logarithm of the distance, as in
+    DeBERTa v2 and v3; `KeyBias.deberta` is the other term, and the scale is (3 H)**-0.5.
+
+    Args:
+      buckets: `[R, N, H]` or `[R, H]`, the projected embeddings in the order of the authors' code:
+        row 0 is for keys far after the query. R is twice their `position_buckets`.
+      max_distance: their `max_relative_positions`.
+
+    >>> import jax.numpy as jnp
+    >>> RelativePositions.deberta(jnp.arange(8.0)[:, None], max_distance=5).key[:, 0]
+    Array([7., 7., 7., 6., 5., 4., 3., 2., 1., 1., 0.], dtype=float32)
+    """
+    buckets = jnp.asarray(buckets)
+    return cls(buckets[_deberta_rows(len(buckets), max_distance)], None)
 
 
 @jax.tree_util.register_dataclass
@@ -269,6 +307,15 @@ class KeyBias(ByDistance):
   table: Any
   beyond: str = dataclasses.field(default="clip", metadata={"static": True})
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+  @classmethod
+  def deberta(cls, buckets: ArrayLike, max_distance: int = 512) -> "KeyBias":
+    """Returns DeBERTa's position-to-content term, of buckets as in `RelativePositions.deberta`.
+
+    A pair has the same row of both, as in the authors' code.
+    """
+    buckets = jnp.asarray(buckets)
+    return cls(buckets[_deberta_rows(len(buckets), max_distance)])
 
 
 @jax.tree_util.register_dataclass

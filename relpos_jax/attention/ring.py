@@ -25,7 +25,6 @@ from relpos_jax.attention import masks
 from relpos_jax.attention.chunked_block import Arrays, ChunkPlan
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
-from relpos_jax.attention.relations import ContentBias, DistanceBias, LinearBias, RelativePositions
 from relpos_jax.typing import Array, ArrayLike, Bool, Int
 
 Axes = Mapping[str, str]  # a letter for each axis of an array, by name
@@ -35,8 +34,7 @@ Compute = Callable[[ChunkPlan, Arrays, ArrayLike], Arrays]
 
 def unsupported(inputs: Inputs, num_devices: int) -> str | None:
   """Returns why keys cannot go round so many devices, or None if they can."""
-  kinds = RelativePositions, DistanceBias, ContentBias, LinearBias
-  if reason := bands.unsupported(inputs, kinds):
+  if reason := bands.unsupported(inputs):
     return reason
   if inputs.bias is not None:
     return "a bias is given"

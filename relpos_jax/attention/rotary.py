@@ -7,7 +7,10 @@ from relpos_jax.typing import Array, ArrayLike, Float
 
 
 def rotate(
-  x: Float[Array, "*B T N H"], positions: ArrayLike, base: float = 10_000.0
+  x: Float[Array, "*B T N H"],
+  positions: ArrayLike,
+  base: float = 10_000.0,
+  frequencies: ArrayLike | None = None,
 ) -> Float[Array, "*B T N H"]:
   r"""Rotates queries or keys by their positions, so that products depend on distances alone.
 
@@ -22,17 +25,24 @@ def rotate(
     x: queries or keys `[B, T, N, H]` or `[T, N, H]`; H is even.
     positions: integers or numbers `[B, T]`, or `[T]` for all of the batch.
     base: the wavelengths are 2 pi base**(2 d / H) positions.
+    frequencies: `[F]`, radians per position, instead of those of the base. The first 2 F elements
+      of x are turned, with d and d + F a pair, and the others stay as they are.
 
   Returns:
     An array of x's shape and dtype.
 
   Raises:
-    ValueError: H is odd, or the positions do not fit x.
+    ValueError: H is odd, or the positions or frequencies do not fit x.
 
   >>> from relpos_jax import dot_product_attention
   >>> q = k = v = jnp.ones((2, 10, 8, 64))
   >>> positions = jnp.arange(10)
   >>> dot_product_attention(rotate(q, positions), rotate(k, positions), v).shape
+  (2, 10, 8, 64)
+
+  A quarter of the width, as in GPT-NeoX:
+
+  >>> rotate(q, positions, frequencies=10_000.0 ** -jnp.linspace(0, 1, 8, endpoint=False)).shape
   (2, 10, 8, 64)
   """
   *batch, length, _, width = x.shape
@@ -44,10 +54,13 @@ def rotate(
       f"positions has shape {positions.shape}; want {(*batch, length)} or {(length,)}"
     )
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  half = width // 2
-  frequencies = base ** (-jnp.arange(half, dtype=wide) / half)
+  if frequencies is None:
+    frequencies = base ** (-jnp.arange(width // 2, dtype=wide) / (width // 2))
+  frequencies = jnp.asarray(frequencies, wide)
+  if frequencies.ndim != 1 or 2 * len(frequencies) > width:
+    raise ValueError(f"frequencies has shape {frequencies.shape}; want at most ({width // 2},)")
   angles = positions[..., None, None].astype(wide) * frequencies
   cos, sin = jnp.cos(angles), jnp.sin(angles)
-  first, second = jnp.split(x, 2, axis=-1)
-  rotated = first * cos - second * sin, second * cos + first * sin
+  first, second, rest = jnp.split(x, [len(frequencies), 2 * len(frequencies)], axis=-1)
+  rotated = first * cos - second * sin, second * cos + first * sin, rest
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -72,13 +73,23 @@ class AlibiPositions(Positions):
 class RotaryPositions(Positions):
   """Has no parameters: rotates queries and keys by their positions. Su et al. 2021.
 
+  `base` and `frequencies` are those of `relpos_jax.rotate`.
+
   >>> q = k = jnp.ones((2, 5, 8, 64))
   >>> RotaryPositions().arguments(q, k)["query"].shape
   (2, 5, 8, 64)
   """
 
-  def __init__(self, base: float = 10_000.0, *, rngs: nnx.Rngs | None = None):
+  def __init__(
+    self,
+    base: float = 10_000.0,
+    *,
+    frequencies: ArrayLike | None = None,
+    rngs: nnx.Rngs | None = None,
+  ):
     self.base = base
+    # Numbers, not an array: stacked layers share them, and a state has none.
+    self.frequencies = None if frequencies is None else (*np.asarray(frequencies, float).tolist(),)
 
   def arguments(
     self,
@@ -93,8 +104,10 @@ class RotaryPositions(Positions):
       query_positions = offset + jnp.arange(query.shape[-3])
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
-    query = rotate(query, query_positions, self.base)
-    return dict(query=query, key=rotate(key, key_positions, self.base))
+    given = None if self.frequencies is None else np.array(self.frequencies)
+    how = dict(base=self.base, frequencies=given)
+    query = rotate(query, query_positions, **how)
+    return dict(query=query, key=rotate(key, key_positions, **how))
 
 
 class TransformerXLPositions(Positions):

@@ -316,6 +316,41 @@ def test_deberta():
   np.testing.assert_allclose(found, output, **TOLERANCE)
 
 
+def log_bucket_position(relative_pos, bucket_size, max_position):
+  """Returns the bucket of one distance, as DeBERTa's code does in float32."""
+  mid = bucket_size // 2
+  if -mid <= relative_pos <= mid:
+    return relative_pos
+  far, farthest = np.float32(abs(relative_pos) / mid), np.float32((max_position - 1) / mid)
+  log_pos = np.ceil(np.log(far) / np.log(farthest) * np.float32(mid - 1)) + mid
+  return int(log_pos * np.sign(relative_pos))
+
+
+@pytest.mark.parametrize("span, max_distance", [(256, 512), (32, 100), (2, 3), (4, 40), (6, 9)])
+def test_debertas_rows_are_its_buckets(span, max_distance):
+  """Follows the disentangled bias of DeBERTa v2 in transformers, for a query and keys around it."""
+  rng, length = np.random.default_rng(0), 2 * max_distance + 7
+  key_rows, query_rows = jnp.asarray(rng.normal(size=(2, 2 * span, 3)))
+  query, keys = (
+    jnp.asarray(rng.normal(size=(1, 1, 3))),
+    jnp.asarray(rng.normal(size=(length, 1, 3))),
+  )
+  distances = length // 2 - np.arange(length)
+  found = [log_bucket_position(int(x), span, max_distance) for x in distances]
+  rows = np.clip(np.array(found) + span, 0, 2 * span - 1)
+  assert {0, 2 * span - 1} < {*rows} or span == 2
+  logits = (
+    keys[:, 0] @ query[0, 0] + key_rows[rows] @ query[0, 0] + (keys[:, 0] * query_rows[rows]).sum(1)
+  )
+  relations = (
+    RelativePositions.deberta(key_rows, max_distance),
+    KeyBias.deberta(query_rows, max_distance),
+  )
+  options = dict(scale=9**-0.5, query_offset=length // 2)
+  weights = attention_weights(query, keys, relations=relations, **options)
+  np.testing.assert_allclose(weights[0, 0], jax.nn.softmax(logits / 3), **TOLERANCE)
+
+
 def test_rotate_multiplies_complex_numbers():
   x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)))
   positions = jnp.asarray([[0, 1, 2, 3, 4], [7, -2, 900, 4, 4]])
@@ -333,6 +368,21 @@ def test_rotate_multiplies_complex_numbers():
   assert rotate(small, positions).dtype == jnp.bfloat16
   rounded = rotate(small.astype(jnp.float32), positions).astype(jnp.bfloat16)
   np.testing.assert_array_equal(rotate(small, positions), rounded)
+
+
+def test_rotate_turns_the_part_that_has_frequencies():
+  rng = np.random.default_rng(0)
+  x, frequencies = jnp.asarray(rng.normal(size=(2, 5, 3, 10))), jnp.asarray(rng.normal(size=3))
+  positions = jnp.asarray(rng.integers(-9, 99, (2, 5)))
+  found = rotate(x, positions, frequencies=frequencies)
+  pair = x[..., :3] + 1j * x[..., 3:6]
+  turned = pair * jnp.exp(1j * positions[..., None, None] * frequencies)
+  wanted = jnp.concatenate([turned.real, turned.imag, x[..., 6:]], axis=-1)
+  np.testing.assert_allclose(found, wanted, **TOLERANCE)
+  usual = 100.0 ** (-jnp.arange(5) / 5)
+  by_base = rotate(x, positions, base=100.0)
+  np.testing.assert_allclose(rotate(x, positions, frequencies=usual), by_base, **TOLERANCE)
+  np.testing.assert_array_equal(rotate(x, positions, frequencies=jnp.zeros(4)), x)
 
 
 def test_rotated_logits_depend_on_distances_alone():
@@ -455,6 +505,33 @@ def test_any_number_of_batch_axes(name, shared, monkeypatch):
   found = results(arrays, tuple(relations), options, "chunked" if name == "blocks" else name)
   assert found[0].shape == (*batch, length, 4, 5)
   assert_close(found, jax.tree.map(lambda x, y: x.reshape(y.shape), wanted, found), name)
+
+
+@pytest.mark.parametrize(
+  "query, bias",
+  [
+    ((64, 64, 4, 8), (1, 4, 64, 64)),
+    ((4, 16, 64, 4, 8), (4, 1, 4, 64, 64)),
+    ((1, 1024, 1, 8), (1024, 1024)),
+  ],
+  ids=["shared", "shared by rows", "dense"],
+)
+def test_a_bias_alone_takes_less_memory_than_in_jax_nn(query, bias):
+  query = jax.ShapeDtypeStruct(query, jnp.float32)
+  bias = jax.ShapeDtypeStruct(bias, jnp.float32)
+
+  def stock(q, bias):
+    flat = q.reshape(-1, *q.shape[-3:])
+    if bias.ndim == 5:
+      bias = bias.repeat(16, 1).reshape(-1, *bias.shape[-3:])
+    return jax.nn.dot_product_attention(flat, flat, flat, bias)
+
+  def memory(attend):
+    loss = lambda q, bias: (attend(q, bias) ** 2).sum()
+    compiled = as_users_do(jax.grad(loss, (0, 1))).lower(query, bias).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert memory(lambda q, bias: dot_product_attention(q, q, q, bias)) < 0.8 * memory(stock)
 
 
 @pytest.mark.parametrize("mapped", ["query", "bias", "key_table"])
@@ -595,6 +672,24 @@ def test_no_weights_of_all_pairs_without_a_band(kind):
   assert "2,1024,1024]" not in compiled.as_text()
 
 
+def test_a_key_bias_takes_little_more_memory_than_positions():
+  """Compiles both passes, causal: no number for every row of the table and every token."""
+
+  def compiled(kind):
+    def loss(x, table):
+      relations = RelativePositions(table, None) if kind == "positions" else KeyBias(table)
+      options = dict(relations=relations, is_causal=True, implementation="chunked")
+      return (dot_product_attention(x, x, x, **options) ** 2).sum()
+
+    arrays = jnp.ones((1, 2048, 2, 16)), jnp.ones((513, 2, 16))
+    return as_users_do(jax.grad(loss, (0, 1))).lower(*arrays).compile()
+
+  with jax.enable_x64(False):
+    key, positions = map(compiled, ("key", "positions"))
+  memory = [x.memory_analysis().temp_size_in_bytes for x in (key, positions)]
+  assert memory[0] < 1.2 * memory[1] < 513 * 2048 * 2 * 16
+
+
 @pytest.mark.parametrize("name", ["skew", "pallas_tpu", "pallas_gpu"])
 def test_the_others_refuse_what_has_no_band(name):
   x, table = jnp.ones((1, 300, 1, 8)), jnp.ones((3, 8))
@@ -619,6 +714,20 @@ def test_the_others_refuse_what_has_no_band(name):
 def test_t5_names_a_wrong_argument(sizes, message):
   with pytest.raises(ValueError, match=message):
     DistanceBias.t5(**sizes)
+
+
+def test_deberta_names_a_wrong_argument():
+  with pytest.raises(ValueError, match="buckets has 10 rows and max_distance is 512; want a mult"):
+    RelativePositions.deberta(np.ones((10, 4)))
+  with pytest.raises(ValueError, match=r"max_distance is 9; want .* a max_distance above 9"):
+    KeyBias.deberta(np.ones((32, 4)), max_distance=9)
+
+
+def test_rotate_names_wrong_frequencies():
+  x = jnp.ones((2, 5, 4, 8))
+  for shape in ((5,), (1, 4)):
+    with pytest.raises(ValueError, match=r"frequencies has shape .*; want at most \(4,\)"):
+      rotate(x, jnp.arange(5), frequencies=jnp.ones(shape))
 
 
 @pytest.mark.parametrize(

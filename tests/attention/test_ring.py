@@ -14,6 +14,7 @@ from relpos_jax import (
   ContentBias,
   DistanceBias,
   EdgeLabels,
+  FunctionBias,
   KeyBias,
   LinearBias,
   RelativePositions,
@@ -30,6 +31,7 @@ CONTENT = dict(content="BTNP", content_table="RP")
 RELATIONS = dict(
   vectors=lambda x: RelativePositions(x["key_table"], x["value_table"]),
   bias=lambda x: DistanceBias(x["bias_table"], beyond="zero", left=6),
+  keys=lambda x: KeyBias(x["by_key_table"]),
   slopes=lambda x: LinearBias(x["slopes"]),
   content=lambda x: ContentBias(x["content"], x["content_table"]),
 )
@@ -83,8 +85,8 @@ def gradients(attend, arrays):
       dict(is_causal=True, logits_soft_cap=2.0, local_window_size=12, return_residual=True),
     ),
     (
-      "content slopes bias vectors",
-      CONTENT | VECTORS | dict(slopes="N", bias_table="RN"),
+      "content slopes bias keys vectors",
+      CONTENT | VECTORS | dict(slopes="N", bias_table="RN", by_key_table="RNH"),
       dict(data=2, sequence=2, tensor=2),
       dict(is_causal=True, dropout_rate=0.3, mask=np.arange(32) % 7 > 0),
     ),
@@ -171,7 +173,7 @@ def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead():
   x, odd = jnp.ones((2, 32, 4, 8)), jnp.ones((2, 36, 4, 8))
   mesh, context = lay_out(dict(sequence=8))
   refused = [
-    ("no KeyBias", x, dict(relations=KeyBias(jnp.ones((3, 8))))),
+    ("no FunctionBias", x, dict(relations=FunctionBias(lambda params, *_: params, jnp.ones(4)))),
     (
       "no EdgeLabels",
       x,

@@ -10,7 +10,7 @@ from compiling import quickly, randomly
 from flax import linen, nnx
 
 import relpos_jax.linen
-from relpos_jax import DistanceBias, attention_weights, dot_product_attention
+from relpos_jax import DistanceBias, attention_weights, dot_product_attention, rotate
 from relpos_jax import nn as layers
 from relpos_jax.models.layers import LayersConfig, make_positions
 
@@ -81,6 +81,14 @@ def test_each_scheme_is_its_papers_formula(scheme):
   wanted = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   found = attention_weights(**module.arguments(Q, KEY))
   np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
+
+
+def test_rotary_positions_have_the_frequencies_they_are_given():
+  found = layers.RotaryPositions(frequencies=np.array([0.3])).arguments(Q, KEY, query_offset=2)
+  for name, x, first in (("query", Q, 2), ("key", KEY, 0)):
+    wanted = rotate(x, first + jnp.arange(T), frequencies=np.array([0.3]))
+    np.testing.assert_array_equal(found[name], wanted)
+    np.testing.assert_array_equal(found[name][..., 2:], x[..., 2:])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
