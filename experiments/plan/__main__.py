@@ -33,6 +33,7 @@ FLAGS = dict(
   effort=command.Flag("full", "the compiler's: full, as in training, or least, which is quick"),
 )
 _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
+_OUT_OF_MEMORY = r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
 
 
 def main(config: ConfigDict, topology: str, effort: str) -> None:
@@ -50,7 +51,7 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
     step = compile_step(task, mesh, shape)
     rows |= figures(CHIPS[chip], step, config.training.num_steps)
   except jax.errors.JaxRuntimeError as error:
-    if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
+    if not (memory := re.search(_OUT_OF_MEMORY, str(error))):
       raise
     rows["does not fit"] = memory[0]
   print(markdown_table(["a chip, a step", config.name], [*map(list, rows.items())]))
@@ -130,6 +131,7 @@ _COLLECTIVE = re.compile(
 )
 _CALLEES = re.compile(r"(?:calls|body)=%?([\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONDITION = re.compile(r"condition=%?([\w.-]+)")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\]")
 
 
@@ -157,7 +159,8 @@ class Collective(NamedTuple):
 def find(text: str, num_chips: int) -> list[Collective]:
   """Finds the collectives of a compiled program (`Compiled.as_text()`) that runs on `num_chips`.
 
-  In a loop they run as often as its body, or once if the compiler does not state how often.
+  In a loop they run as often as its body: as the compiler states, or as the only constant of its
+  condition says, which is the case for TPUs; else once.
   """
   computations, lines = {}, []
   for line in text.splitlines():  # callers stand after those they call, the entry last
@@ -168,9 +171,11 @@ def find(text: str, num_chips: int) -> list[Collective]:
   times = collections.Counter({name: 1 for name in list(computations)[-1:]})
   for name in reversed(computations):
     for line in computations[name]:
-      trips = _TRIPS.search(line)
+      trips = _TRIPS.findall(line)
+      if not trips and (condition := _CONDITION.search(line)):
+        trips = re.findall(r" constant\((\d+)\)", "\n".join(computations[condition[1]]))
       for callee in _CALLEES.findall(line):
-        times[callee] += times[name] * (int(trips[1]) if trips else 1)
+        times[callee] += times[name] * (int(trips[0]) if len(trips) == 1 else 1)
   return [
     Collective(*found, times[name])
     for name, lines in computations.items()

@@ -41,6 +41,15 @@ TEXT = """HloModule jit_step, is_scheduled=true
   %of_a_part = f32[16]{0} all-reduce(%x), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
 }
 
+%before (carry: (s32[], f32[16])) -> pred[] {
+  %end = s32[]{:T(128)} constant(4)
+  ROOT %less = pred[] compare(%number, %end), direction=LT
+}
+
+%round (carry: (s32[], f32[16])) -> (s32[], f32[16]) {
+  %passed_on = f32[7]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}
+}
+
 ENTRY %main (a: f32[100]) -> f32[100] {
   %both = (f32[2,8]{1,0:T(8,128)}, bf16[4]{0}) all-reduce(%a, %b), to_apply=%add
   %started = f32[10]{0} all-reduce-start(%a), replica_groups=[2,4]<=[8], to_apply=%add
@@ -48,7 +57,8 @@ ENTRY %main (a: f32[100]) -> f32[100] {
   %gather = (f32[5]{0}, f32[40]{0}) all-gather-start(%c), replica_groups=[1,8]<=[8], dimensions={0}
   %rs-start = ((bf16[64]{0}), bf16[8]{0}) async-start(%d), calls=%async_computation
   %shift = (f32[6]{0}, f32[6]{0}, u32[], u32[]) collective-permute-start(%e), source_target_pairs={{0,1}}
-  %loop = (s32[], f32[16]) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %loop = (s32[], f32[16]) while(%t), condition=%before, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %ring = (s32[], f32[16]) while(%t), condition=%before, body=%round
   %named = f32[24,2]{1,0} all-gather(%f), replica_groups=mesh['x'=2,'y'=4] {'y'}, dimensions={0}
   %part = f32[8]{0} all-reduce(%c), replica_groups=mesh['x'=2,'y'=4] {'x','y':(2)2}, to_apply=%add
   %read = f32[9]{0} fusion(%both, %all-reduce.7), kind=kLoop, calls=%add
@@ -60,6 +70,7 @@ def test_each_collective_counts_once_with_its_bytes_and_its_chips():
   assert find(TEXT, 8) == [
     Collective("reduce-scatter", 2 * 64, 8, 1),
     Collective("all-reduce", 4 * 16, 4, 3),
+    Collective("collective-permute", 4 * 7, 8, 4),
     Collective("all-reduce", 4 * 16 + 2 * 4, 8, 1),
     Collective("all-reduce", 4 * 10, 4, 1),
     Collective("all-gather", 4 * 40, 8, 1),
@@ -136,6 +147,7 @@ def test_no_compiler_for_tpus(call, monkeypatch):
     (WMT14, "v5e:2x4", [WORDS, "batches.max_length=128"]),
     (WMT14, "v5e:2x4", [WORDS, "batches.max_length=256", KERNEL]),
     (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096", KERNEL]),
+    (LONG, "v5e:2x2", ["mesh.sequence=4", "batches.max_length=4096", "mesh.ring=True"]),
   ],
 )
 def test_steps_compile_for_chips(file, name, changes, call):
