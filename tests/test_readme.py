@@ -4,6 +4,7 @@ import importlib
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -12,13 +13,52 @@ EXAMPLES = [page for page in PAGES if "```py" in PAGES[page]]
 COMMANDS = [page for page in PAGES if "python -m experiments" in PAGES[page]]
 
 
+SCHEMES = re.findall(r"^\| (.*?) \| `(attend\(.*?\))` \|", PAGES["schemes"], re.MULTILINE)
+
+
+def code_of(page):
+  return re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_the_examples_of_a_page_run(page):
-  blocks = re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+  blocks = code_of(page)
   assert len(blocks) == PAGES[page].count("```py")
   names = {}
   for block in blocks:
     exec(block, names)
+
+
+@pytest.fixture(scope="module")
+def names_of_schemes():
+  names = {}
+  for block in code_of("schemes"):
+    exec(block, names)
+  return names
+
+
+@pytest.mark.parametrize("scheme, line", SCHEMES)
+def test_the_line_of_a_scheme_runs(scheme, line, names_of_schemes):
+  output = eval(line, names_of_schemes)
+  assert output.size % names_of_schemes["v"].size == 0 and bool(np.isfinite(output).all())
+
+
+@pytest.mark.parametrize(
+  "scheme, first, last, factor", [("Llama 3.1", 1, 4, 8), ("YaRN", 1, 32, 4)]
+)
+def test_the_frequencies_of_a_scheme(scheme, first, last, factor, names_of_schemes):
+  """Follows YaRN's section 3.2 and Llama's code, a frequency at a time."""
+  name, line = next(x for x in SCHEMES if x[0].startswith(scheme))
+  length = int(re.search(r"from ([\d,]+) tokens", name)[1].replace(",", ""))
+  turned = lambda frequencies: frequencies
+  found = eval(
+    re.search(r"turned\(.*?\)\)(?=[,)])", line)[0], names_of_schemes | dict(turned=turned)
+  )
+  for new, old in zip(found, names_of_schemes["f"], strict=True):
+    rotations = length * old / (2 * np.pi)
+    share = (rotations - first) / (last - first)
+    share = 0 if rotations < first else 1 if rotations > last else share
+    np.testing.assert_allclose(new, (1 - share) * old / factor + share * old, rtol=1e-5)
 
 
 @pytest.mark.parametrize("page", COMMANDS)
@@ -44,4 +84,5 @@ def test_a_page_of_the_api_lists_all_public_names(page, name):
 
 
 def test_some_pages_have_examples_and_commands():
+  assert len(SCHEMES) >= 30 and len(SCHEMES) == PAGES["schemes"].count("| `")
   assert len(EXAMPLES) >= 5 and {"README", "train"} <= {*EXAMPLES} & {*COMMANDS}

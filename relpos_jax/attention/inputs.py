@@ -79,9 +79,10 @@ class Inputs(NamedTuple):
 
   def bias_of_each(self) -> Float[Array, "#B #N #T #S"] | None:
     """Returns the bias of each sequence, or that of all; None without one."""
-    if self.bias is None or len(self.bias) == 1:
+    batch = self.query.shape[0]
+    if self.bias is None or self.bias.shape[0] in (1, batch):
       return self.bias
-    return self.bias.repeat(len(self.query) // len(self.bias), 0)
+    return self.bias.repeat(batch // self.bias.shape[0], 0)
 
   def query_mask(self) -> Bool[Array, "#B 1 T 1"] | None:
     """Returns False for the queries past their row's length; None without lengths."""

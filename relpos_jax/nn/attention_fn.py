@@ -188,14 +188,14 @@ def attend_as_flax(
   if keys is None and num_queries == num_keys:
     keys = queries
   dtype = jnp.result_type(query, key, value) if dtype is None else dtype
-  q, k, v = (x.astype(dtype).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
-  queries = _merged("query_positions", queries, batch, rank=1)
+  q, k, v = (x.astype(dtype) for x in (query, key, value))
+  queries = _positions("query_positions", queries, batch)
   options = dict(
-    bias=_merged("bias", bias, batch, rank=3),
-    mask=None if mask is None else _merged("mask", mask, batch, rank=3) != 0,
+    bias=bias,
+    mask=None if mask is None else jnp.asarray(mask) != 0,
     is_causal=is_causal,
     logits_soft_cap=hook.logits_soft_cap,
-    key_positions=_merged("key_positions", keys, batch, rank=1),
+    key_positions=_positions("key_positions", keys, batch),
   )
   if keys is None and queries is not None and num_queries == 1:
     options["query_offset"] = queries[..., 0]  # supported by more implementations
@@ -205,12 +205,10 @@ def attend_as_flax(
     names = "query_positions", "key_positions", "query_offset"
     options |= dict(query=q, key=k) | arguments(q, k, *map(options.get, names))
     if sow is not None:
-      weights = attention_weights(**options).astype(dtype)
-      sow("attention_weights", weights.reshape(*batch, *weights.shape[1:]))
+      sow("attention_weights", attention_weights(**options).astype(dtype))
     if not deterministic:
       options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_rng)
-    z = dot_product_attention(value=v, **options, implementation=hook.implementation)
-  return z.reshape(query.shape)
+    return dot_product_attention(value=v, **options, implementation=hook.implementation)
 
 
 def _precision_context(precision: Any) -> Any:
@@ -225,13 +223,10 @@ def _precision_context(precision: Any) -> Any:
   return jax.default_matmul_precision(name if "_" in name else name.lower())
 
 
-def _merged(name: str, x: ArrayLike | None, batch: list[int], rank: int) -> Array | None:
-  """Merges the axes before the last `rank` into one; positions of all rows have no such axis."""
+def _positions(name: str, x: ArrayLike | None, batch: list[int]) -> Array | None:
+  """Returns positions of each row, or `[T]` if all rows have the same."""
   if x is None:
     return None
   x = as_array(name, x)
-  x = x.reshape(*[1] * (rank - x.ndim), *x.shape)
-  own, rest = x.shape[: x.ndim - rank], x.shape[x.ndim - rank :]
-  if math.prod(own) == 1:
-    return x.reshape(rest) if rank == 1 else x.reshape(1, *rest)
-  return jnp.broadcast_to(x, (*batch, *rest)).reshape(math.prod(batch), *rest)
+  *own, length = x.shape
+  return x.reshape(length) if math.prod(own) == 1 else jnp.broadcast_to(x, (*batch, length))

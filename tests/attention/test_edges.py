@@ -70,9 +70,9 @@ def arrays_of(num_nodes, num_senders, batch=(), heads=4, key_heads=2, tables=(),
   return dict(
     query=normal(*batch, num_nodes, heads, width),
     key=normal(*batch, num_senders, key_heads, width, seed=1),
-    value=normal(*batch, num_senders, key_heads, width, seed=2),
+    value=normal(*batch, num_senders, key_heads, width + 1, seed=2),
     key_table=normal(E + F, *tables, width, seed=3),
-    value_table=normal(E + F, *tables, width, seed=4),
+    value_table=normal(E + F, *tables, width + 1, seed=4),
   )
 
 

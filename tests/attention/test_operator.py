@@ -287,6 +287,7 @@ def exported_options(name, labels, ids):
     "positions given": dict(query_positions=ids, key_positions=ids),
     "a soft cap": dict(logits_soft_cap=1.0, query_segment_ids=ids // 5, key_segment_ids=ids // 5),
     "dropout": dict(dropout_rate=0.3, dropout_key=jax.random.key(0)),
+    "a sum": dict(bias=0.1 * labels[:, None]),
   }
   return dict(relations=relations.get(name), mask=labels[:, None] != 3, **more.get(name, {}))
 

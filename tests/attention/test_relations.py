@@ -716,6 +716,16 @@ def test_t5_names_a_wrong_argument(sizes, message):
     DistanceBias.t5(**sizes)
 
 
+@pytest.mark.parametrize("name", ["pallas_tpu", "pallas_gpu"])
+def test_kernels_refuse_values_of_another_width(name):
+  x, table = jnp.ones((1, 300, 1, 8), jnp.float32), jnp.ones((3, 8))
+  options = dict(relations=RelativePositions(table, None))
+  reason = "values are 4 wide; it needs the keys' width, 8"
+  with pytest.raises(NotImplementedError, match=f"'{name}' cannot .*{reason}"):
+    dot_product_attention(x, x, x[..., :4], implementation=name, **options)
+  assert explain(x, x, x[..., :4], **options).reasons[name] == reason
+
+
 def test_deberta_names_a_wrong_argument():
   with pytest.raises(ValueError, match="buckets has 10 rows and max_distance is 512; want a mult"):
     RelativePositions.deberta(np.ones((10, 4)))
