@@ -2,7 +2,7 @@
 
 XLA cannot partition a kernel, so each device runs it on its own shard. Only batch, heads and
 queries may be sharded, evenly: every other axis is gathered first. If queries are sharded, every
-device gathers all keys of its sequences.
+device gathers all keys of its sequences, unless `mesh_axes` shards these, too (ring.py).
 
 On CPUs and GPUs the shards follow the query's, in a callback of the partitioner. This does not work
 on TPUs (JAX's issue 38196). There the mesh must be in context (`jax.set_mesh`), and the shards
