@@ -29,6 +29,7 @@ def get_config(argument: str = ""):
   config.data.update(source="wmt14", languages=f"en-{languages[2:]}")
   config.batches.update(tokens=8 * 4096, max_length=256, num_shapes=8)
   config.model.update(positions=positions, dtype="bfloat16")
+  config.decoding.stop = "bound"
   if size == "big":
     dropout = 0.3 if languages == "ende" else 0.1
     config.model.update(width=1024, num_heads=16, feed_forward=4096, max_distance=8)

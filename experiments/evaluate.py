@@ -10,16 +10,13 @@ checkpoint is good, also writes record.json, the run's line in the results of a 
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments import command
-from experiments.evaluation.pictures import learning_curves
-from experiments.evaluation.records import make_record, to_line
 from experiments.files import Path, check_writable, write_whole
-from experiments.run import load_run, own_values
-from experiments.training.metrics import read_metrics
-from experiments.training.task import Run
-from experiments.training.workdir import read_json
+
+if TYPE_CHECKING:
+  from experiments.training.task import Run
 
 FLAGS = dict(
   workdir=command.WORKDIR,
@@ -29,14 +26,22 @@ FLAGS = dict(
 
 def main(workdir: Path, average_checkpoints: int) -> None:
   """Repeats the evaluation at the end of training."""
+  from experiments.run import load_run  # takes a second, after which a mistake is told too late
+
   if workdir.exists():
     check_writable(workdir)
   run = load_run(workdir, average_checkpoints=average_checkpoints)
   evaluate(run, run.task.load_data(), workdir)
 
 
-def evaluate(run: Run, data: Any, workdir: Path) -> None:
+def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   """Prints scores, samples and the paths of pictures; writes the results and the record."""
+  from experiments.evaluation.pictures import learning_curves
+  from experiments.evaluation.records import make_record, to_line
+  from experiments.run import own_values
+  from experiments.training.metrics import read_metrics
+  from experiments.training.workdir import read_json
+
   found = run.task.evaluate(run, data, workdir)
   if found is None:  # in all processes but the first
     return

@@ -30,7 +30,6 @@ from relpos_jax.nn.attention import MultiHeadAttention
 
 FLAGS = dict(
   workdir=command.WORKDIR,
-  format=command.Flag("ctranslate2", "of the model; there is one"),
   out=command.Flag(None, "the folder to write to, which must not exist", is_path=True),
 )
 
@@ -45,10 +44,8 @@ _NEEDED = dict(
 )
 
 
-def main(workdir: Path, format: str, out: Path) -> None:
-  """Writes the model of a run as another program's."""
-  if format != "ctranslate2":
-    raise InputError(f"--format={format}: there is ctranslate2")
+def main(workdir: Path, out: Path) -> None:
+  """Writes the model of a run for CTranslate2."""
   if out.exists():
     raise InputError(f"{out} exists already: give another --out, or delete it")
   task = load_task(workdir, "translation")

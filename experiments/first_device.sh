@@ -111,7 +111,7 @@ fi
 tests parity_bfloat16 "$kernel and bfloat16$cases"
 tests parity_float32 "$kernel and float32$cases"
 peers=(--implementations="$kernel,chunked,projected")
-peers+=(--peers=cudnn,cudnn_dense_bias,torch_sdpa,flex_attention)
+peers+=(--peers=cudnn,cudnn_dense_bias,torch_sdpa)
 benchmark attention attention "${lengths[@]}" "${peers[@]}"
 benchmark attention_long attention "${long[@]}" "${peers[@]}" --name="$device-long"
 tests parity_without_kernels "$others"

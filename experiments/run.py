@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from configs import default
 from experiments.config import LARGEST, MOST_STEPS, between, check_keys, check_values, flatten
 from experiments.errors import InputError
-from experiments.files import Path
+from experiments.files import Path, in_bucket
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.digests import check_unchanged
 from experiments.training.sharding import (
@@ -220,17 +220,24 @@ def load_task(workdir: Path, name: str = "", average_checkpoints: int = 0) -> Ta
   if not path.is_file():
     raise InputError(f"no training run in {str(workdir)!r}: give its --workdir")
   given = {"decoding.average_checkpoints": average_checkpoints} if average_checkpoints else {}
-  task = parse_config(read_json(path), 0, given)
+  values = read_json(path)
+  if "beam_size" in (decoding := values.get("decoding", {})):
+    decoding.setdefault("stop", "bound")  # as before there was a choice
+  task = parse_config(values, 0, given)
   if name not in ("", task.config.task):
     raise InputError(f"--workdir={workdir} is a run of {task.config.task}: give a run of {name}")
   return task
 
 
 def with_average(run: Run, workdir: Path) -> Run:
-  """Averages the parameters over the last checkpoints, replicated on every device."""
+  """Averages the parameters over the last checkpoints, replicated on every device.
+
+  In a local folder the average is kept for the next command, in average.npz.
+  """
   replicate = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(run.mesh))
   shapes = jax.tree.map(lambda x: replicate(x.shape, x.dtype), run.params)
   training, num = run.config.training, run.config.decoding.average_checkpoints
+  keep = None if in_bucket(workdir) or jax.process_count() > 1 else workdir / "average.npz"
   with Checkpoints(workdir / "checkpoints", save_every=training.save_every) as checkpoints:
-    params, steps = checkpoints.average(num, like=shapes, since=training.warmup_steps)
+    params, steps = checkpoints.average(num, like=shapes, since=training.warmup_steps, keep=keep)
   return run._replace(params=params, steps=tuple(steps))

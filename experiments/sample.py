@@ -16,10 +16,6 @@ import numpy as np
 from experiments import command
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.music.piano_roll import draw
-from experiments.music.task import sample_pieces
-from experiments.run import load_run, load_task
-from relpos_jax.decoding.sampling import SamplingParams
 
 FLAGS = dict(
   workdir=command.WORKDIR,
@@ -62,6 +58,12 @@ def main(
   for written in (out, picture):
     if os.path.lexists(written):
       raise InputError(f"{written} exists already: give another --out, or delete it")
+  # Here, since they take a second, after which a mistake would be told too late.
+  from experiments.music.piano_roll import draw
+  from experiments.music.task import sample_pieces
+  from experiments.run import load_run, load_task
+  from relpos_jax.decoding.sampling import SamplingParams
+
   sampling = SamplingParams(temperature, top_k, top_p)
   task = load_task(workdir, "music")
   begun = task.codec.read(prime)[: prime_tokens or None] if prime else np.empty(0, int)

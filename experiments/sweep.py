@@ -4,16 +4,13 @@ r"""Trains every row of a table with several seeds and collects the results.
   python -m experiments.sweep --config=configs/table2.py --dry_run
   python -m experiments.sweep --config=configs/table3.py --parallel=4 --seeds=1 \
       --config.training.num_steps=500 --config.name=table3-trial
-  python -m experiments.sweep --config=configs/table2.py \
-      --submit='sbatch --job-name={name} --wrap={command}'
-  python -m experiments.sweep --config=configs/table2.py \
-      --submit='xpk workload create --workload={name} --command={command}'
+  python -m experiments.sweep --config=configs/table2.py --dry_run | xargs -d '\n' -n1 sbatch --wrap
 
 A sweep is a config file with a generator `sweep()` of (row, changes). A cell is a row with a seed;
 it trains in OUT/SWEEP/CELL and logs to CELL.log. The same command resumes the sweep and skips cells
 that are finished, here or in another sweep. If a cell fails, CELL.error.txt keeps the end of its
-log, and the sweep continues. With --submit each cell is a job; the same command collects the
-results of finished jobs. To submit a cell again, delete its CELL.submitted.
+log, and the sweep continues. --dry_run prints the command of each cell that would train, a line
+each, such as for the jobs of a cluster; once these are finished, the sweep collects their results.
 
 RESULTS/SWEEP.jsonl (or .jsonl.xz) has a line per cell; this repository has those of its own
 results. To train a cell again, delete its line and run directory, or give other --out and
@@ -24,7 +21,6 @@ import collections
 import contextlib
 import datetime
 import functools
-import hashlib
 import os
 import pathlib
 import re
@@ -37,7 +33,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import filelock
 import jax
 
 from experiments import command
@@ -54,13 +49,11 @@ FLAGS = dict(
   out=command.Flag("runs/sweeps", "folder of the run directories"),
   results=command.Flag("results/runs", "folder of the results files"),
   parallel=command.Flag(1, "number of cells at once, each with its share of the cores"),
-  submit=command.Flag("", "command that submits one job, with {name} and {command} in it"),
   dry_run=command.Flag(False, "print the commands that would run, and exit"),
 )
 TRAIN = ("python", "-m", "experiments.train")
 _POLL_SECONDS = 1.0
 _SAVE_SECONDS = 60.0  # for a training to save and end
-_LONGEST_JOB_NAME = 40  # xpk's limit; Kubernetes and SLURM allow more
 
 Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
 Report = Callable[..., None]  # of a cell, its new state and a note
@@ -85,50 +78,31 @@ class Cell(NamedTuple):
 
 
 def main(
-  config: command.ConfigFile,
-  seeds: int,
-  out: str,
-  results: str,
-  parallel: int,
-  submit: str,
-  dry_run: bool,
+  config: command.ConfigFile, seeds: int, out: str, results: str, parallel: int, dry_run: bool
 ) -> None:
-  """Runs or submits the cells that are not finished; exits with status 1 if one failed."""
+  """Runs the cells that are not finished; exits with status 1 if one failed."""
   if seeds < 1 or parallel < 1:
     raise InputError(f"--seeds={seeds} --parallel={parallel}: give at least 1")
-  if submit and "{command}" not in submit:
-    raise InputError(f"--submit={submit}: give a command with {{name}} and {{command}} in it")
-  if submit and not shutil.which(program := shlex.split(submit)[0]) and not dry_run:
-    raise InputError(f"--submit: no program {program!r} on this machine")
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
   sweep = slug(config.config.name)
   cells = plan_cells(config, seeds, pathlib.Path(out))
   path = pathlib.Path(results, f"{sweep}.jsonl")
   path = record_files(path.parent).get(sweep, path)
-
-  def words_of(cell):
-    return submission(submit, sweep, cell) if submit else cell.command
-
   lock = command.lock_folder(pathlib.Path(out, sweep), "out")
   with contextlib.nullcontext() if dry_run else lock:
     records = (find_records if dry_run else collect_records)(path, cells)
     waiting = [cell for cell in cells if cell.key not in records]
-    waiting = [cell for cell in waiting if not cell.file(".submitted").exists()]
-    if all(cell.key in records for cell in cells):
+    if not waiting:
       flags = "--results=FOLDER" + " --out=FOLDER" * any(cell.workdir.exists() for cell in cells)
       print(f"every cell has a record: give {flags} to train anew", file=sys.stderr)
     if dry_run:
       for cell in waiting:
-        print(shlex.join(words_of(cell)))
+        print(shlex.join(cell.command))
       print(f"{len(cells) - len(waiting)} of {len(cells)} are finished: {path}", file=sys.stderr)
       return
-    states = {cell: "finished" if cell.key in records else "submitted" for cell in cells}
-    states |= dict.fromkeys(waiting, "waiting")
+    states = {cell: "finished" if cell.key in records else "waiting" for cell in cells}
     report = functools.partial(_report, states)
-    if submit:
-      _submit(waiting, words_of, report)
-    else:
-      _train(waiting, parallel, lambda: collect_records(path, cells), report)
+    _train(waiting, parallel, lambda: collect_records(path, cells), report)
   print(f"{sweep}: {_count(states)}; {path}")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]
   if errors:
@@ -158,7 +132,7 @@ def plan_cells(file: command.ConfigFile, num_seeds: int, out: pathlib.Path) -> l
 
 
 def slug(text: str) -> str:
-  """Returns a text as lower-case letters, digits and single hyphens, for names of jobs.
+  """Returns a text as lower-case letters, digits and single hyphens, for names of folders.
 
   >>> slug("relative, k=16")
   'relative-k-16'
@@ -181,31 +155,11 @@ def _make_cell(
   return Cell(row, seed, digest(own_values(config)), workdir, words)
 
 
-def submission(template: str, sweep: str, cell: Cell) -> list[str]:
-  """Returns the words of the command that submits a cell to a cluster.
-
-  >>> cell = Cell("k=4", 0, "", pathlib.Path("runs/k-4-seed0"), ("python", "train.py"))
-  >>> submission("sbatch --job-name={name} --wrap={command}", "table2", cell)
-  ['sbatch', '--job-name=table2-k-4-seed0', '--wrap=python train.py']
-  """
-  name = f"{sweep}-{cell.workdir.name}"
-  if len(name) > _LONGEST_JOB_NAME:  # six digits of its hash keep it unique
-    end = f"-{hashlib.sha256(name.encode()).hexdigest()[:6]}-seed{cell.seed}"
-    name = name[: _LONGEST_JOB_NAME - len(end)].rstrip("-") + end
-  values = {"{name}": name, "{command}": shlex.join(cell.command)}
-
-  def fill(word):
-    return re.sub(r"\{(name|command)\}", lambda match: values[match[0]], word)
-
-  return [*map(fill, shlex.split(template))]
-
-
 def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
   """Writes the records of a sweep to its results file and returns them; see `find_records`."""
   command.make_folder(path.parent, "results")
-  with filelock.FileLock(path.with_name(".lock")):  # other processes may write the same file
-    if records := find_records(path, cells):
-      write_records(path, records.values())
+  if records := find_records(path, cells):
+    write_records(path, records.values())
   return records
 
 
@@ -255,21 +209,6 @@ def _report(states: dict[Cell, str], cell: Cell, state: str, note: str = "") -> 
 def _count(states: Mapping[Cell, str]) -> str:
   counts = collections.Counter(states.values())
   return ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
-
-
-def _submit(
-  cells: Sequence[Cell], words_of: Callable[[Cell], Sequence[str]], report: Report
-) -> None:
-  """Submits each cell; keeps the cluster's answer in CELL.submitted."""
-  for cell in cells:
-    answer = subprocess.run(words_of(cell), capture_output=True, text=True)
-    output = answer.stdout + answer.stderr
-    if answer.returncode:
-      _fail(cell, answer.returncode, output, report)
-    else:
-      cell.file(".error.txt").unlink(missing_ok=True)
-      write_whole(cell.file(".submitted"), output)
-      report(cell, "submitted")
 
 
 def _train(

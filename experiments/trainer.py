@@ -11,11 +11,11 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments import command
+from experiments.chips import peak_operations
 from experiments.config import flatten
 from experiments.data.batching import prefetch
 from experiments.evaluate import evaluate
 from experiments.files import Path
-from experiments.plan import peak_operations
 from experiments.run import Training, build, defaults, parse_config, with_average
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints

@@ -16,11 +16,6 @@ from typing import Any
 from experiments import command
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.run import load_run
-from experiments.training.metrics import track
-from experiments.translation.corpus import read_lines
-from experiments.translation.scores import join_lines
-from experiments.translation.task import MAX_BEAM_SIZE, make_translator, normalize_input
 
 _LINES_AT_ONCE = 1024
 
@@ -37,6 +32,13 @@ def main(
   workdir: Path, input: str, beam_size: int, max_source_length: int, average_checkpoints: int
 ) -> None:
   """Writes the translation of each line; an empty line gives an empty line."""
+  # Here, since they take a second, after which a mistake would be told too late.
+  from experiments.run import load_run
+  from experiments.training.metrics import track
+  from experiments.translation.corpus import read_lines
+  from experiments.translation.scores import join_lines
+  from experiments.translation.task import MAX_BEAM_SIZE, make_translator, normalize_input
+
   if sys.stdout is None or (input == "-" and sys.stdin is None):
     raise InputError("stdin or stdout is closed: give both, such as < lines.en > lines.de")
   if not 0 <= beam_size <= MAX_BEAM_SIZE:

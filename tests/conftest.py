@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import hashlib
 import http.server
 import os
 import pathlib
@@ -15,6 +16,8 @@ import jax
 import pytest
 from chaos.table import Recorder
 from compiling import QUICK
+
+from experiments.data import upstream
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Commands, here and in processes of their own, neither use nor fill a person's folder.
@@ -77,10 +80,32 @@ def float64():
 
 
 @pytest.fixture
-def data_dir(tmp_path, monkeypatch) -> pathlib.Path:
-  """Returns a folder, not made yet, in which TFDS prepares data sets."""
-  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-  return tmp_path / "tfds"
+def kept(tmp_path, monkeypatch) -> pathlib.Path:
+  """Returns the folder, not made yet, in which downloads of data sets are kept."""
+  monkeypatch.setattr(upstream, "CACHE", str(tmp_path / "kept"))
+  return tmp_path / "kept"
+
+
+@pytest.fixture
+def publish(kept, monkeypatch):
+  """Returns a function that takes a folder's files for the published ones of an `Upstream`."""
+
+  def publish(module, name: str, folder: pathlib.Path, url: str = "http://127.0.0.1:9/") -> None:
+    contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    before = getattr(module, name)
+    monkeypatch.setattr(module, name, before._replace(url=url, files={**before.files, **sums}))
+
+  return publish
+
+
+@pytest.fixture
+def cache(tmp_path) -> Iterator[pathlib.Path]:
+  """Has JAX keep programs in a folder, which is returned."""
+  before = jax.config.jax_compilation_cache_dir
+  jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+  yield tmp_path
+  jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.fixture

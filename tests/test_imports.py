@@ -5,6 +5,7 @@ Inside the library and inside `experiments`, imports point one way.
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -38,7 +39,7 @@ MAY_IMPORT = LAYERS | {
     sorted(SYSTEMS), FOUNDATION | NN | SHARED | {"relpos_jax.models", "relpos_jax.decoding"}
   ),
 }
-COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch", "plan", "report")}
+COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch")}
 LIBRARY = {name for name in MAY_IMPORT if name.startswith("relpos_jax")}
 # Third-party libraries that only these modules may import.
 BEHIND = {
@@ -133,17 +134,25 @@ print([name for name in sys.modules if name.startswith("jax.experimental.pallas"
   assert (answer.stdout, answer.returncode) == ("[]\n", 0), answer.stderr
 
 
-@pytest.mark.parametrize("command, systems", [
-  ("translate", ["translation"]),
-  ("train", []),
-  ("sample", ["music"]),
-  ("evaluate", []),
-])  # fmt: skip
-def test_a_command_loads_no_system_that_it_does_not_run(command, systems):
-  program = f"""
-import sys, experiments.{command}
-print(*sorted({{name.split(".")[1] for name in sys.modules if name.startswith("experiments.")}}))
-"""
-  answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-  loaded = {"translation", "music", "graphs"}.intersection(answer.stdout.split())
-  assert (loaded, answer.returncode) == ({*systems}, 0), answer.stderr
+# Libraries, and systems of the project, that take long to load.
+HEAVY = {"grain", "matplotlib", "orbax", "sacrebleu", "sacremoses", "scipy", "tensorboardX"}
+HEAVY |= {"tensorflow_datasets"}
+
+
+def loaded(*words: str, status: int) -> set[str]:
+  """Runs a command and returns the packages that it imports, those of the project in two parts."""
+  words = (sys.executable, "-X", "importtime", "-m", *words)
+  answer = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+  assert answer.returncode == status, answer.stderr[-1000:]
+  imported = re.findall(r"^import time:.*\| +(\S+)$", answer.stderr, flags=re.MULTILINE)
+  return {package(name) for name in imported}
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "translate", "sample", "launch"])
+def test_these_tell_a_wrong_key_before_they_load_jax(command):
+  assert not loaded(f"experiments.{command}", "--wrong=1", status=2) & (HEAVY | {"jax", "flax"})
+
+
+@pytest.mark.parametrize("command", ["sweep", "export", "checkpoints", "plan", "report"])
+def test_no_command_waits_for_what_it_may_not_need(command):
+  assert not loaded(f"experiments.{command}", "--wrong=1", status=2) & HEAVY

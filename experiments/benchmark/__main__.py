@@ -1,10 +1,9 @@
-r"""Measures attention, training steps and decoding, or lists what a TPU's compiler states.
+r"""Measures attention, training steps and decoding.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4
-  python -m experiments.benchmark tpu_costs --lengths=256,1024
   python -m experiments.benchmark pages --out=results
 
 `pages` measures nothing: it rewrites the tables and pictures from the raw results in a folder.
@@ -15,22 +14,21 @@ import pathlib
 import sys
 
 from experiments import command
-from experiments.benchmark import attention, models, tpu_costs
+from experiments.benchmark import attention, decode, steps
 
 
 def write_pages(out: str) -> None:
   """Rewrites the page of each command that has raw results in a folder."""
-  for module in (attention, models, tpu_costs):
+  for module in (attention, steps, decode):
     module.write_page(pathlib.Path(out))
 
 
 FLAGS = dict(out=command.Flag("results", "the folder of the raw results and the pages"))
 COMMANDS = dict(
   attention=(attention.main, attention.FLAGS),
-  step=(models.time_steps, models.STEP_FLAGS),
-  positions=(models.time_positions, models.POSITION_FLAGS),
-  decode=(models.time_decoding, models.DECODE_FLAGS),
-  tpu_costs=(tpu_costs.main, tpu_costs.FLAGS),
+  step=(steps.time_steps, steps.STEP_FLAGS),
+  positions=(steps.time_positions, steps.POSITION_FLAGS),
+  decode=(decode.main, decode.FLAGS),
   pages=(write_pages, FLAGS),
 )
 

@@ -2,14 +2,13 @@ r"""Times every implementation of attention and its peers against jax.nn's atten
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
-  python -m experiments.benchmark attention --max_distance=128 --tokens=0 --implementations=none \
-      --peers=chunked_keys,chunked_distances,dense_distances,chunked_dense
+  python -m experiments.benchmark attention --implementations=chunked --peers=dense_bias,torch_sdpa
 
 Each contestant runs next to jax.nn.dot_product_attention without relations, in one process; a ratio
 is of two neighbours in time. jax.nn is also measured against itself: that ratio is the noise.
 Blockwise implementations are also timed against themselves without relations. A contestant that
-cannot do a call, or needs more memory than is free, is left out with the reason. PyTorch's peers
-need the extra `benchmark`.
+cannot do a call, or needs more memory than is free, is left out with the reason. torch_sdpa
+needs the extra `benchmark`.
 
 Keys and values have relations, but see the peers in results/attention.md; float32 on CPUs, bfloat16
 elsewhere. --memory_lengths compiles one sequence of each length for its memory, and runs nothing.
@@ -22,12 +21,10 @@ import os
 import pathlib
 import re
 import sys
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments import command
@@ -38,7 +35,7 @@ from experiments.evaluation.pictures import CostPanel, cost_curves
 from experiments.evaluation.tables import column_table, markdown_table, rewrite_blocks
 from experiments.files import write_whole
 from experiments.training.environment import environment
-from relpos_jax import DistanceBias, FunctionBias, RelativePositions, dot_product_attention
+from relpos_jax import RelativePositions, dot_product_attention
 from relpos_jax.attention import skew
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 from relpos_jax.attention.inputs import gather_inputs
@@ -46,14 +43,14 @@ from relpos_jax.attention.inputs import gather_inputs
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
 _USUAL = ",".join(name for name in IMPLEMENTATIONS if name != "reference")
-_NOT_COMPILED = (AGAIN, "torch_sdpa", "flex_attention")  # for their memory alone
+_NOT_COMPILED = (AGAIN, "torch_sdpa")  # for their memory alone
 MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
 
 FLAGS = dict(
   lengths=command.Flag("32,128,512,1024,4096", "tokens of a sequence, separated by commas"),
   memory_lengths=command.Flag("", "lengths at which to compile one sequence for its memory"),
   implementations=command.Flag(_USUAL, f"all, none, or some of {','.join(IMPLEMENTATIONS)}"),
-  peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa,flex_attention"),
+  peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
   masks=command.Flag("all", f"all, or one of {','.join(MASKS)}"),
   passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
   repetitions=command.Flag(20, "of every pair"),
@@ -82,7 +79,7 @@ class Case(NamedTuple):
 class Contestant(NamedTuple):
   """An attention function, and the relations that it computes."""
 
-  relations: str  # "keys and values", "keys", "distances" or "none"
+  relations: str  # "keys and values", "keys" or "none"
   prepare: Callable[[Case], Program]  # or raises RuntimeError with the reason why it cannot run
 
 
@@ -167,42 +164,10 @@ def arguments(case: Case) -> tuple:
   return *tokens, RelativePositions(*tables)
 
 
-def _ours(case, query, key, value, relations, *, implementation, choose=None):
-  relations = choose(case, relations) if choose else relations
+def _ours(case, query, key, value, relations, *, implementation, related=True):
+  relations = relations if related else None
   options = dict(is_causal=case.is_causal, implementation=implementation)
   return dot_product_attention(query, key, value, relations=relations, **options)
-
-
-def _none(case: Case, relations: RelativePositions) -> None:
-  return None
-
-
-def _keys(case: Case, relations: RelativePositions) -> RelativePositions:
-  return RelativePositions(relations.key, None)
-
-
-def _distances(case: Case, relations: RelativePositions) -> DistanceBias:
-  """Returns a number for each distance and head: columns of the table of keys."""
-  return DistanceBias(relations.key[:, : case.heads])
-
-
-def _by_distance(table, i, j, *_):
-  k = len(table) // 2
-  return table[jnp.clip(j - i, -k, k) + k]
-
-
-def _function(case: Case, relations: RelativePositions) -> FunctionBias:
-  """Returns a function that looks up the numbers of `_distances`."""
-  return FunctionBias(_by_distance, _distances(case, relations).table)
-
-
-def _dense_distances(case, query, key, value, relations, *, implementation=None):
-  """Computes attention with the numbers of `_distances`, looked up for all pairs, as a bias."""
-  numbers, positions = _distances(case, relations), jnp.arange(case.length)
-  bias = numbers.table[numbers.labels(positions, positions)]  # [T, S, N]
-  bias = jnp.moveaxis(bias, -1, 0)[None].astype(query.dtype)
-  options = dict(is_causal=case.is_causal, implementation=implementation)
-  return dot_product_attention(query, key, value, bias, **options)
 
 
 def _jax_nn(case, query, key, value, relations, *, bias=None, implementation=None):
@@ -218,111 +183,53 @@ def _dense_bias(case, query, key, value, relations, *, implementation=None):
   return _jax_nn(case, query, key, value, None, bias=bias, implementation=implementation)
 
 
-def _in_torch(attention, num_scores: int) -> Callable[[Case], Program]:
-  """Returns the `prepare` of attention(case, query, key, value, table).
+def _torch_sdpa(case: Case) -> Program:
+  """Returns PyTorch's scaled_dot_product_attention, without relations."""
+  # Threads that wait by spinning slow the next JAX call down two to four times.
+  os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+  try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+  except ImportError as error:
+    remedy = "PyTorch is not installed: pip install 'relpos_jax[benchmark]'"
+    raise NotImplementedError(remedy) from error
 
-  On a CPU it holds `num_scores` arrays [B, N, T, S] at once.
-  """
+  if hasattr(os, "sched_getaffinity"):
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+  backend = jax.default_backend()
+  if backend != "cpu" and not (backend == "gpu" and torch.cuda.is_available()):
+    raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no {backend.upper()}")
+  device = "cpu" if backend == "cpu" else "cuda"
+  *tokens, _ = arguments(case)
+  options = dict(device=device, dtype=getattr(torch, case.dtype))
+  tensors = [  # [B, N, T, H]
+    torch.tensor(np.asarray(array.swapaxes(1, 2), "f4")).to(**options) for array in tokens
+  ]
+  cotangent, *inputs = [None] * (not case.backward) + tensors
+  inputs = [tensor.requires_grad_(case.backward) for tensor in inputs]
 
-  def prepare(case: Case) -> Program:
-    # Threads that wait by spinning slow the next JAX call down two to four times.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-      import torch
-    except ImportError as error:
-      remedy = "PyTorch is not installed: pip install 'relpos_jax[benchmark]'"
-      raise NotImplementedError(remedy) from error
+  def run():
+    result = scaled_dot_product_attention(*inputs, is_causal=case.is_causal)
+    if case.backward:
+      result = torch.autograd.grad(result, inputs, cotangent)
+    if device == "cuda":
+      torch.cuda.synchronize()
+    return result
 
-    if hasattr(os, "sched_getaffinity"):
-      torch.set_num_threads(len(os.sched_getaffinity(0)))
-    backend = jax.default_backend()
-    if backend != "cpu" and not (backend == "gpu" and torch.cuda.is_available()):
-      raise NotImplementedError(f"this PyTorch, {torch.__version__}, finds no {backend.upper()}")
-    device = "cpu" if backend == "cpu" else "cuda"
-    *tokens, relations = arguments(case)
-    arrays = [array.swapaxes(1, 2) for array in tokens] + [relations.key]  # [B, N, T, H]
-    options = dict(device=device, dtype=getattr(torch, case.dtype))
-    tensors = [torch.tensor(np.asarray(array, "f4")).to(**options) for array in arrays]
-    cotangent, *inputs = [None] * (not case.backward) + tensors
-    inputs = [tensor.requires_grad_(case.backward) for tensor in inputs]
-
-    def run():
-      result = attention(case, *inputs)
-      if case.backward:
-        gradients = torch.autograd.grad(result, inputs, cotangent, allow_unused=True)
-        result = [gradient for gradient in gradients if gradient is not None]
-      if device == "cuda":
-        torch.cuda.synchronize()
-      return result
-
-    if device == "cpu":
-      return Program(run, None, num_scores * 4 * case.batch * case.heads * case.length**2)
-    run()  # compiles
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return Program(run, torch.cuda.max_memory_allocated() - before, 0)
-
-  return prepare
+  if device == "cpu":  # it may hold the scores [B, N, T, S]
+    return Program(run, None, 4 * case.batch * case.heads * case.length**2)
+  run()  # prepares the kernel
+  torch.cuda.reset_peak_memory_stats()
+  before = torch.cuda.memory_allocated()
+  run()
+  return Program(run, torch.cuda.max_memory_allocated() - before, 0)
 
 
-def _sdpa(case, query, key, value, table):
-  from torch.nn.functional import scaled_dot_product_attention
-
-  return scaled_dot_product_attention(query, key, value, is_causal=case.is_causal)
-
-
-def _flex(case, query, key, value, table):
-  """Computes attention with the key term, looked up by distance in a buffer [B, N, T, 2 k + 1]."""
-  import torch
-
-  k = case.max_distance
-  buffer = torch.einsum("bnth,rh->bntr", query * case.width**-0.5, table)
-
-  def add_relative_term(score, b, n, i, j):
-    return score + buffer[b, n, i, torch.clamp(j - i, -k, k) + k]
-
-  flex_attention, causal_mask = _flex_attention(query.device.type)
-  mask = causal_mask(case.length) if case.is_causal else None
-  with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-    warnings.filterwarnings("ignore", ".* attribute of a Tensor that is not a leaf")  # `buffer`'s
-    return flex_attention(query, key, value, score_mod=add_relative_term, block_mask=mask)
-
-
-@functools.lru_cache
-def _flex_attention(device: str):
-  """Returns FlexAttention, on GPUs compiled for each case, and a causal mask by length.
-
-  After 8 shapes PyTorch would run the others uncompiled, all scores in memory, and their times
-  would pass for the kernel's. Hence a higher limit, and `fullgraph`, which makes that an error.
-  """
-  import torch
-  from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-  torch._dynamo.config.recompile_limit = 256
-  if device != "cpu":
-    flex_attention = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-
-  @functools.lru_cache
-  def causal_mask(length: int):
-    return create_block_mask(lambda b, n, i, j: j <= i, None, None, length, length, device=device)
-
-  return flex_attention, causal_mask
-
-
-_chunked = functools.partial(_compiled, _ours, implementation="chunked")
 PEERS = dict(
   dense_bias=Contestant("keys", _compiled(_dense_bias)),
   cudnn=Contestant("none", _compiled(_jax_nn, "gpu", implementation="cudnn")),
   cudnn_dense_bias=Contestant("keys", _compiled(_dense_bias, "gpu", implementation="cudnn")),
-  chunked_keys=Contestant("keys", _chunked(choose=_keys)),
-  chunked_distances=Contestant("distances", _chunked(choose=_distances)),
-  chunked_function=Contestant("distances", _chunked(choose=_function)),
-  dense_distances=Contestant("distances", _compiled(_dense_distances)),
-  chunked_dense=Contestant("distances", _compiled(_dense_distances, implementation="chunked")),
-  torch_sdpa=Contestant("none", _in_torch(_sdpa, num_scores=1)),
-  flex_attention=Contestant("keys", _in_torch(_flex, num_scores=8)),
+  torch_sdpa=Contestant("none", _torch_sdpa),
 )
 
 
@@ -334,7 +241,7 @@ def _entrants(implementations: Sequence[str], peers: Sequence[str]) -> dict[str,
     ours = functools.partial(_compiled, _ours, IMPLEMENTATIONS[name].device, implementation=name)
     found[name] = Contestant("keys and values", ours())
     if name in BLOCKWISE:
-      found[f"{name} (no relations)"] = Contestant("none", ours(choose=_none))
+      found[f"{name} (no relations)"] = Contestant("none", ours(related=False))
   return found | {name: PEERS[name] for name in peers}
 
 
@@ -386,10 +293,8 @@ def time_pairs(
 def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
   """Returns pairs of all with jax.nn, and of blockwise ones with their alternatives."""
   pairs = [(name, STOCK) for name in names if name != STOCK]
-  rivals = {x: (f"{x} (no relations)", "per_position", "flex_attention") for x in BLOCKWISE}
-  rivals["chunked_function"] = "chunked_distances", "dense_distances"
-  rivals["chunked_distances"] = "chunked_keys", "dense_distances", "chunked_dense"
-  for name, others in rivals.items():
+  for name in BLOCKWISE:
+    others = f"{name} (no relations)", "per_position"
     pairs += [(name, other) for other in others if {name, other} <= {*names}]
   return pairs
 

@@ -9,11 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from experiments import command
 from experiments.errors import InputError
-from experiments.evaluation.records import hardware
-from experiments.training.environment import short_commit
+from experiments.evaluation.records import digest, hardware
+from experiments.evaluation.tables import rewrite_blocks
+from experiments.files import write_whole
+from experiments.run import own_values, parse_config
+from experiments.training.environment import environment, short_commit
 
+OUT = command.Flag("", "the folder to write to; empty: only print")
 Record = Mapping[str, Any]
 
 
@@ -79,6 +85,41 @@ def free_bytes() -> float:
   meminfo = pathlib.Path("/proc/meminfo")
   found = meminfo.exists() and re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
   return 1024 * int(found[1]) if found else float("inf")
+
+
+def check_task(config: ConfigDict, *tasks: str) -> None:
+  """Raises InputError unless the config is valid, and of one of the tasks."""
+  parse_config(config)
+  if config.task not in tasks:
+    raise InputError(f"--config is of {config.task}: give one of {' or '.join(tasks)}")
+
+
+def make_folder(out: str, name: str) -> pathlib.Path | None:
+  """Makes the folder out/name of the raw results; None without `out`."""
+  return command.make_folder(pathlib.Path(out, name), "out") if out else None
+
+
+def publish(
+  config: ConfigDict,
+  results: dict[str, Any],
+  folder: pathlib.Path | None,
+  shape: str,
+  block: Callable[[Record], str],
+  prefix: str = "",
+) -> None:
+  """Prints the block of a measurement, and with a folder writes its raw results and its page."""
+  results |= dict(environment=environment(), name=config.name, digest=digest(own_values(config)))
+  print(block(results))
+  if folder:
+    write_whole(folder / f"{config.name}-{shape}.json", json.dumps(results) + "\n")
+    rewrite_page(folder, block, prefix)
+
+
+def rewrite_page(folder: pathlib.Path, block: Callable[[Record], str], prefix: str = "") -> None:
+  """Rewrites a block of the page FOLDER.md for each of the raw results in the folder."""
+  if results := read_results(folder):
+    blocks = {prefix + stem: block(of) for stem, of in results.items()}
+    rewrite_blocks(folder.with_suffix(".md"), blocks)
 
 
 def read_results(folder: pathlib.Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
-import grain
 import numpy as np
 
 from experiments.data.tokenizer import PAD, Ragged
@@ -248,5 +247,7 @@ def _check_any(sizes: Int[np.ndarray, "examples"], longest: int) -> None:
 
 def prefetch(batches: Any, start: int, stop: int) -> Iterator[Any]:
   """Yields `batches[start]` to `batches[stop - 1]`, made ahead in a thread."""
+  import grain  # here: translating and sampling do without
+
   steps = grain.MapDataset.range(start, stop).map(batches.__getitem__)
   return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

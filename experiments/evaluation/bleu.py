@@ -2,11 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import sacrebleu
-import sacremoses
 
 from relpos_jax.typing import Float, Int
 
@@ -42,7 +40,7 @@ def corpus_bleu(
   >>> score.signature.split("|version")[0]
   'nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp'
   """
-  metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
+  metric = _metric(lowercase=lowercase, tokenize=tokenize)
   return _score(metric, *_joined(hypotheses, references, subword_mark))
 
 
@@ -72,14 +70,16 @@ def paper_bleu(
   >>> score.signature.split("|version")[0]
   'nrefs:1|case:mixed|eff:no|tok:moses-de+hyphens|smooth:none'
   """
-  moses = sacremoses.MosesTokenizer(language)
+  from sacremoses import MosesTokenizer  # here, as translating does without
+
+  moses = MosesTokenizer(language)
 
   def tokens(line: str) -> str:
     # Escaping renames tokens one to one and does not change BLEU.
     line = line if tokenized else str(moses.tokenize(line, return_str=True, escape=False))
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
-  metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
+  metric = _metric(tokenize="none", smooth_method="none")
   texts = _joined(hypotheses, references, subword_mark)
   value, signature = _score(metric, *(list(map(tokens, lines)) for lines in texts))
   return Score(value, signature.replace("tok:none", f"tok:moses-{language}+hyphens"))
@@ -101,7 +101,7 @@ def sentence_statistics(
   array([[4, 4, 3, 2, 1, 0]])
   """
   # effective_order changes no counts, but sacreBLEU warns without it.
-  metric = sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=True, effective_order=True)
+  metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)
   pairs = zip(*_joined(hypotheses, references, subword_mark), strict=True)
   scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
   rows = [[score.sys_len, score.ref_len, *score.counts] for score in scores]
@@ -134,7 +134,8 @@ def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:
   100.0
   """
   flat = counts.reshape(-1, 10).tolist()
-  scores = [sacrebleu.BLEU.compute_bleu(c[2:6], c[6:], c[0], c[1], "exp").score for c in flat]
+  compute = _metric().compute_bleu
+  scores = [compute(c[2:6], c[6:], c[0], c[1], "exp").score for c in flat]
   return np.array(scores).reshape(counts.shape[:-1])
 
 
@@ -142,7 +143,13 @@ def _joined(hypotheses, references, mark: str) -> list[list[str]]:
   return [[join_subwords(line, mark) for line in texts] for texts in (hypotheses, references)]
 
 
-def _score(metric: sacrebleu.BLEU, hypotheses, references) -> Score:
+def _metric(**options) -> Any:
+  from sacrebleu import BLEU
+
+  return BLEU(force=True, **options)
+
+
+def _score(metric: Any, hypotheses, references) -> Score:
   if len(hypotheses) != len(references) or len(references) == 0:
     raise ValueError(
       f"{len(hypotheses)} hypotheses and {len(references)} references: want equally many, not 0"

@@ -8,17 +8,18 @@ import math
 import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
 
 from experiments.files import Path, to_path, whole_file
 from relpos_jax.typing import ArrayLike, Float
 
-_TRAIN, _VALID, GREY = "#4477aa", "#cc3311", "#666666"
+if TYPE_CHECKING:  # which takes a quarter of a second to import
+  import matplotlib.axes
+  import matplotlib.figure
+
+GREY = "#666666"
 _MARKED: dict[str, Any] = dict(markersize=3.5, linewidth=1.8)
 # Paul Tol's "bright" and "vibrant", which colour-blind readers can distinguish, as do the markers.
 COLOURS = (
@@ -26,7 +27,7 @@ COLOURS = (
   *("#66ccee", "#aa3377", "#ee7733", "#009988", "#999999"),
 )
 _MARKERS = "osD^vPX<>*d"
-DPI = 150
+_DPI = 150
 
 
 class CostPanel(NamedTuple):
@@ -64,53 +65,28 @@ def learning_curves(
     metrics: the lines of a run's metrics.jsonl: a "step" and any of "loss", "valid_loss",
       "learning_rate", and "valid_" with the name of the score in lower case.
     path: the picture's file.
-    score: the name of a score, such as BLEU; higher is better.
+    score: the name of a score, such as BLEU.
   """
-  names = ("loss", "valid_loss", f"valid_{score.lower()}", "learning_rate")
-  loss, valid_loss, scores, rate = (_series(metrics, name) for name in names)
-  heights = [2.6] + [1.8] * bool(scores) + [1.1] * bool(rate)
-  figure = Figure(figsize=(7.5, 0.6 + sum(heights)), dpi=DPI, layout="constrained")
-  axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-  if loss:
-    smooth = _smooth(loss[1])
-    axes[0].plot(*loss, color=_TRAIN, alpha=0.35, linewidth=0.8)
-    label = f"training, last {smooth[-1]:.2f}"
-    axes[0].plot(loss[0], smooth, color=_TRAIN, linewidth=1.8, label=label)
-  if valid_loss:
-    label = f"validation, last {valid_loss[1][-1]:.2f}"
-    axes[0].plot(*valid_loss, "o-", color=_VALID, label=label, **_MARKED)
-  axes[0].set_ylabel("loss (nats)")
-  if loss or valid_loss:
-    axes[0].legend(frameon=False)
-  if scores:
-    step, best = max(zip(*scores, strict=True), key=lambda point: point[1])
-    label = f"validation, best {best:.3g} at step {step:,.0f}"
-    axes[1].plot(*scores, "o-", color=_VALID, label=label, **_MARKED)
-    axes[1].set(ylabel=score, ylim=(0, 1.15 * best or 1.0))
-    axes[1].legend(frameon=False, loc="lower right")
-  if rate:
-    axes[-1].plot(*rate, color=GREY, linewidth=1.5)
-    axes[-1].set(ylabel="learning rate", ylim=(0, None))
-  for ax in axes:
-    clean(ax)
-  axes[-1].set_xlabel("step")
-  axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-  axes[-1].xaxis.set_major_formatter("{x:,.0f}")
-  figure.align_ylabels(axes)
-  return save(figure, path)
+  names = {
+    "loss (nats)": dict(training="loss", validation="valid_loss"),
+    score: dict(validation=f"valid_{score.lower()}"),
+    "learning rate": dict(training="learning_rate"),
+  }
+  loss, *others = (
+    SpreadPanel("step", measure, {side: _stretches(metrics, name) for side, name in of.items()})
+    for measure, of in names.items()
+  )
+  return spread_curves([loss, *(panel for panel in others if any(panel.curves.values()))], path)
 
 
-def _series(metrics, name) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns the steps and values of the records with a finite number of this name."""
-  values = [(record["step"], record.get(name)) for record in metrics]
-  pairs = [(step, value) for step, value in values if value is not None and np.isfinite(value)]
-  return tuple(np.array(pairs, float).T) if pairs else None
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-  """Computes a centred running mean over a thirtieth of the curve, less at the ends."""
-  window = np.ones(len(values) // 30 + 1)
-  return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
+def _stretches(
+  metrics: Sequence[Mapping[str, Any]], name: str, most: int = 40
+) -> list[tuple[float, float, float, float]]:
+  """Returns the points (step, lowest, mean, highest) of the finite values in stretches of steps."""
+  values = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+  finite = np.array([pair for pair in values if np.isfinite(pair[1])], float).reshape(-1, 2)
+  stretches = np.array_split(finite, min(most, len(finite)) or 1)
+  return [(x.mean(), y.min(), y.mean(), y.max()) for x, y in (of.T for of in stretches) if len(x)]
 
 
 def cost_curves(
@@ -123,6 +99,8 @@ def cost_curves(
     dashed: names of the baselines, whose curves are dashed. "a (b)" has the colour of "a".
     path: the picture's file.
   """
+  from matplotlib.ticker import LogLocator
+
   names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
 
   def kind(name):
@@ -132,7 +110,7 @@ def cost_curves(
   styles = {name: _style(kinds.index(kind(name)), name in dashed) for name in names}
   columns = max(map(len, rows))
   size = (4.2 * columns, 3.2 * len(rows) + 0.25 * len(names) / columns + 0.4)
-  figure = Figure(size, dpi=DPI, layout="constrained")
+  figure = make_figure(*size)
   grid = figure.subplots(len(rows), columns, squeeze=False)
   for ax, panel in itertools.chain.from_iterable(map(itertools.zip_longest, grid, rows)):
     if panel is None:
@@ -159,9 +137,11 @@ def spread_curves(panels: Sequence[SpreadPanel], path: str | Path) -> Path:
   Each curve is in a band from its lowest to its highest values. A name has the same colour in all
   panels.
   """
+  from matplotlib.ticker import MaxNLocator
+
   names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
   size = (max(5.5, 4.6 * len(panels)), 3.9 + 0.2 * len(names) / len(panels))
-  figure = Figure(size, dpi=DPI, layout="constrained")
+  figure = make_figure(*size)
   for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
     for name, points in panel.curves.items():
       style = _style(names.index(name), is_dashed=False)
@@ -187,7 +167,9 @@ def _style(number: int, is_dashed: bool) -> dict[str, Any]:
   return dict(color=COLOURS[number % len(COLOURS)], marker=marker) | _MARKED | lines
 
 
-def _save_with_legend(figure: Figure, names: Sequence[str], columns: int, path) -> Path:
+def _save_with_legend(
+  figure: "matplotlib.figure.Figure", names: Sequence[str], columns: int, path
+) -> Path:
   lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
   handles = [lines[name] for name in names]
   figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
@@ -213,7 +195,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
     1.0 + sum(inches(panel.columns, panel.rows) + 0.6 for panel in panels),
     1.0 + max(inches(panel.rows, panel.columns) for panel in panels),
   )
-  figure = Figure(size, dpi=DPI, layout="constrained")
+  figure = make_figure(*size)
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
   for ax, panel, width in zip(axes, panels, widths, strict=True):
@@ -229,7 +211,7 @@ def attention_heatmap(panels: Sequence[Panel], path: str | Path) -> Path:
   return save(figure, path)
 
 
-def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
+def _draw_weights(ax: "matplotlib.axes.Axes", panel: Panel, highest: float, fontsize: float):
   _, weights, rows, columns = panel
   image = ax.pcolormesh(
     np.asarray(weights), cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
@@ -248,14 +230,21 @@ def _draw_weights(ax: Axes, panel: Panel, highest: float, fontsize: float):
   return image
 
 
-def clean(ax: Axes) -> None:
+def make_figure(width: float, height: float) -> "matplotlib.figure.Figure":
+  """Returns an empty figure of a size in inches."""
+  from matplotlib.figure import Figure
+
+  return Figure((width, height), dpi=_DPI, layout="constrained")
+
+
+def clean(ax: "matplotlib.axes.Axes") -> None:
   """Removes the box around curves and draws a pale grid behind them."""
   ax.spines[["top", "right"]].set_visible(False)
   ax.grid(color="#dddddd", linewidth=0.6)
   ax.set_axisbelow(True)
 
 
-def save(figure: Figure, path: str | Path) -> Path:
+def save(figure: "matplotlib.figure.Figure", path: str | Path) -> Path:
   """Writes a picture and returns its path."""
   path = to_path(path)
   with warnings.catch_warnings():

@@ -1,11 +1,9 @@
-"""Confidence intervals over seeds, the paired bootstrap over sentences, and bands of lengths."""
+"""Confidence intervals over seeds, and the paired bootstrap over sentences."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from experiments.evaluation.bleu import bleu_of_counts
 from relpos_jax.typing import Float, Int
@@ -39,40 +37,28 @@ class Comparison(NamedTuple):
     return half_width is not None and abs(mean) > half_width and self.p_value < 0.05
 
 
-def student_interval(values: _Values) -> Interval:
+def student_interval(values: _Values, *minus: _Values) -> Interval:
   """Computes the mean of independent values and its 95% interval by Student's t.
+
+  With further values it is the difference of the means, and its interval by Welch's t.
 
   >>> mean, half_width = student_interval([1.0, 2.0, 3.0])
   >>> f"{mean:.1f} ± {half_width:.3f}"
   '2.0 ± 2.484'
-  """
-  mean, square = _mean_and_square_error(values)
-  return Interval(mean, None if square is None else _half_width(square, len(values) - 1.0))
-
-
-def difference_interval(first: _Values, second: _Values) -> Interval:
-  """Computes the difference of the means (first - second) and its 95% interval by Welch's t.
-
-  >>> difference_interval([5.0, 5.0], [2.0])
+  >>> student_interval([5.0, 5.0], [2.0])
   Interval(mean=3.0, half_width=None)
   """
-  (mean, square), (other, other_square) = map(_mean_and_square_error, (first, second))
-  if square is None or other_square is None:
-    return Interval(mean - other, None)
-  if not (total := square + other_square):
-    return Interval(mean - other, 0.0)
-  freedom = total**2 / (square**2 / (len(first) - 1) + other_square**2 / (len(second) - 1))
-  return Interval(mean - other, _half_width(total, freedom))
+  from scipy.special import stdtrit
 
-
-def _mean_and_square_error(values: _Values) -> tuple[float, float | None]:
-  square = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else None
-  return float(np.mean(values)), square
-
-
-def _half_width(square_error: float, freedom: float) -> float:
-  """Returns the standard error times the 97.5% quantile of Student's t."""
-  return float(stdtrit(freedom, (1 + 0.95) / 2)) * math.sqrt(square_error)
+  mean = float(np.mean(values) - sum(map(np.mean, minus)))
+  sizes = [len(of) for of in (values, *minus)]
+  if min(sizes) < 2:
+    return Interval(mean, None)
+  squares = [np.var(of, ddof=1) / len(of) for of in (values, *minus)]  # of the standard errors
+  if not (total := sum(squares)):
+    return Interval(mean, 0.0)
+  freedom = total**2 / sum(x**2 / (n - 1) for x, n in zip(squares, sizes, strict=True))
+  return Interval(mean, float(stdtrit(freedom, (1 + 0.95) / 2) * np.sqrt(total)))
 
 
 def draw_sentences(
@@ -104,31 +90,7 @@ def compare_scores(first: Scores, second: Scores) -> Comparison:
   >>> compare_scores(first, Scores(np.array([1.0]), np.array([1.0, 1.0, 1.0])))
   Comparison(difference=Interval(mean=1.5, half_width=None), p_value=0.5)
   """
-  difference = difference_interval(first.seeds, second.seeds)
+  difference = student_interval(first.seeds, second.seeds)
   sampled = np.abs(first.samples - second.samples)
   exceeding = np.sum(sampled - sampled.mean() > abs(difference.mean))
   return Comparison(difference, (int(exceeding) + 1) / (len(sampled) + 1))
-
-
-def length_bands(
-  lengths: Int[np.ndarray, "sentences"], trained: int, smallest: int
-) -> list[tuple[int, int]]:
-  """Splits lengths into bands (first, last), with a boundary after the length `trained`.
-
-  Each band is the narrowest with `smallest` sentences. Fewer at the end of a side join the band
-  before.
-
-  >>> length_bands(np.array([3, 4, 4, 5, 6, 7, 9]), trained=5, smallest=2)
-  [(3, 5), (6, 9)]
-  """
-  found = []
-  for side in (lengths[lengths <= trained], lengths[lengths > trained]):
-    bands: list[list[int]] = []
-    for length in np.sort(side).tolist():
-      if not bands or (len(bands[-1]) >= smallest and length > bands[-1][-1]):
-        bands.append([])
-      bands[-1].append(length)
-    if len(bands) > 1 and len(bands[-1]) < smallest:
-      bands[-2:] = [bands[-2] + bands[-1]]
-    found += [(band[0], band[-1]) for band in bands]
-  return found

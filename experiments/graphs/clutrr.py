@@ -1,4 +1,4 @@
-"""CLUTRR, a TFDS data set of kinship graphs: the answer follows from the labels of the edges."""
+"""CLUTRR, a data set of kinship graphs: the answer follows from the labels of the edges."""
 
 import ast
 import csv
@@ -7,13 +7,12 @@ import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from experiments.data.builders import FilesBuilder, load_files
+from experiments.data.upstream import Upstream
 from experiments.graphs.graph import Graph, GraphData, GraphNames
 
 RELATIONS = (
@@ -29,6 +28,17 @@ ANSWERS = (
 SPLITS = {"1.2,1.3,1.4_train": "train"} | {f"1.{k}_test": f"test_{k}" for k in range(2, 11)}
 
 _ZIP, _GRAPHS = "data_db9b8f04.zip", "data_db9b8f04.graphs.jsonl"
+UPSTREAM = Upstream(
+  "clutrr",
+  f"{_ZIP}, from data/clutrr-emnlp of github.com/uclnlp/ctp",
+  "https://raw.githubusercontent.com/uclnlp/ctp/8cd7e639024f2aa28bdae4783e940cad784580ae/"
+  "data/clutrr-emnlp/",
+  {
+    _ZIP: "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd",
+    # The same graphs without the stories.
+    _GRAPHS: "e202bfa46d4759e7bca17666e24b2a73c3b88208f9e0968a0022c95400649194",
+  },
+)
 
 
 def load(path: str = "", valid_share: float = 0.1) -> GraphData:
@@ -41,16 +51,14 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   train. The graphs of test_2 occur in train; those of the other test splits do not.
 
   From the repository of Minervini et al. 2020 (3.1 MB), or from a file in the folder `path`, as in
-  `load_files`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
+  `Upstream`: the same archive, or data_db9b8f04.graphs.jsonl.gz, its graphs alone.
 
   Raises InputError for a missing or wrong file, or no network.
 
   >>> load(path="ctp/data/clutrr-emnlp").splits["train"][0].labels  # doctest: +SKIP
   array([4, 1], dtype=int32)
   """
-  has_graphs = bool(path) and (pathlib.Path(path).expanduser() / f"{_GRAPHS}.gz").exists()
-  found = load_files(Clutrr, path, _graph, _GRAPHS if has_graphs else "")
-  splits = {name: found[name] for name in SPLITS.values()}
+  splits = _read(path)
   is_valid = [(graph, _hash(graph) < valid_share) for graph in splits["train"]]
   train, valid = ([graph for graph, held in is_valid if held is part] for part in (False, True))
   note = f"CLUTRR: {len(valid):,} of {len(is_valid):,} training graphs are for validation"
@@ -58,58 +66,28 @@ def load(path: str = "", valid_share: float = 0.1) -> GraphData:
   return GraphData(splits | dict(train=train, valid=valid), names, (note,))
 
 
-class Clutrr(FilesBuilder):
-  """TFDS builder of CLUTRR, data set db9b8f04: training chains have 2, 3 and 4 relations."""
-
-  KEY = "clutrr"
-  UPSTREAM = f"{_ZIP}, from data/clutrr-emnlp of github.com/uclnlp/ctp"
-  URL = (
-    "https://raw.githubusercontent.com/uclnlp/ctp/8cd7e639024f2aa28bdae4783e940cad784580ae/"
-    "data/clutrr-emnlp/"
-  )
-  FILES = {  # noqa: RUF012
-    _ZIP: (3_115_620, "52571c7feb2dc628d6cd56cc9e03f2572d343fdccbbc5c7301caa02f12f1b7bd"),
-    # The same graphs without the stories.
-    _GRAPHS: (3_144_564, "e202bfa46d4759e7bca17666e24b2a73c3b88208f9e0968a0022c95400649194"),
-  }
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    def numbers(*shape):
-      return tfds.features.Tensor(shape=shape, dtype=np.int32)
-
-    return self._about(
-      features=tfds.features.FeaturesDict(
-        dict(edges=numbers(None, 3), query=numbers(2), target=numbers())
-      ),
-      license="CC BY-NC 4.0",
-      citation="Sinha et al. 2019, arXiv:1908.06177; Minervini et al. 2020, arXiv:2007.06477.",
-    )
-
-  @classmethod
-  def read(cls, content: Callable[[str], bytes], config: str) -> dict[str, list[dict]]:
-    splits = {name: [] for name in SPLITS.values()}
-    if config == _GRAPHS:
-      for row in map(json.loads, content(_GRAPHS).decode().splitlines()):
-        splits[SPLITS[row["split"]]].append(_example(row))
-      return splits
-    columns = dict(story_edges="edges", edge_types="labels", query_edge="query")
-    with zipfile.ZipFile(io.BytesIO(content(_ZIP))) as archive:
-      for name, split in SPLITS.items():
-        for row in csv.DictReader(io.StringIO(archive.read(f"{name}.csv").decode(), newline="")):
-          values = {ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()}
-          splits[split].append(_example(row | values))
+def _read(path: str) -> dict[str, list[Graph]]:
+  """Returns the graphs by split."""
+  splits = {name: [] for name in SPLITS.values()}
+  if path and (pathlib.Path(path).expanduser() / f"{_GRAPHS}.gz").exists():
+    for row in map(json.loads, UPSTREAM.read(_GRAPHS, path).decode().splitlines()):
+      splits[SPLITS[row["split"]]].append(_graph(row))
     return splits
+  columns = dict(story_edges="edges", edge_types="labels", query_edge="query")
+  with zipfile.ZipFile(io.BytesIO(UPSTREAM.read(_ZIP, path))) as archive:
+    for name, split in SPLITS.items():
+      for row in csv.DictReader(io.StringIO(archive.read(f"{name}.csv").decode(), newline="")):
+        values = {ours: ast.literal_eval(row[theirs]) for theirs, ours in columns.items()}
+        splits[split].append(_graph(row | values))
+  return splits
 
 
-def _example(row: Mapping[str, Any]) -> dict[str, Any]:
+def _graph(row: Mapping[str, Any]) -> Graph:
   labels = map(RELATIONS.index, row["labels"])
   edges = [(*edge, label) for edge, label in zip(row["edges"], labels, strict=True)]
-  return dict(edges=edges, query=row["query"], target=ANSWERS.index(row["target"]))
-
-
-def _graph(item: Mapping[str, Any]) -> Graph:
-  number = int(np.array(item["edges"])[:, :2].max()) + 1
-  return Graph.of([0] * number, item["edges"], target=item["target"], query=item["query"])
+  number = int(np.array(edges)[:, :2].max()) + 1
+  target = ANSWERS.index(row["target"])
+  return Graph.of([0] * number, edges, target=target, query=row["query"])
 
 
 def _hash(graph: Graph) -> float:

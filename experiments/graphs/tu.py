@@ -1,50 +1,48 @@
 """Graph data sets in TU format: molecules with bond labels, and users' own folders."""
 
-import functools
 import io
 import pathlib
 import zipfile
-from collections.abc import Callable
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from experiments.data.builders import FilesBuilder, prepare_files, read_lazily, upstream_content
+from experiments.data.upstream import Upstream
 from experiments.errors import InputError
 from experiments.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.typing import Bool, Int, Shaped
 
-_NAMES = ("node_labels", "edge_labels", "classes")
+MOLECULES = Upstream(
+  "tu",
+  "datasets of github.com/nd7141/graph_datasets",
+  "https://raw.githubusercontent.com/nd7141/graph_datasets/"
+  "97da5acfd1f8137f7776783533717182d3e5a6fc/datasets/",
+  {
+    "MUTAG.zip": "ea3576783c61cd2b3a942e9e3bab821cd4b359f5409fd53b31192c721207f6fa",
+    "Mutagenicity.zip": "387ce29718d08c9788521fb3a8842b67bc16751907414ac69dd3c6c113b95e40",
+  },
+)
 
 
 def load(name: str = "MUTAG", path: str = "") -> GraphData:
   """Loads graphs and their classes in one split, "all".
 
-  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are prepared once under TFDS_DATA_DIR, from
-  Ivanov et al. 2019, or read from the archive of that name in the folder `path`. Isomorphic copies
-  are removed there, so published figures for the 188 graphs of MUTAG do not apply. Any other name,
-  or "" for the only one, is a data set in TU format in the folder `path`: see `read_folder`.
+  "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are from the archives of Ivanov et al. 2019,
+  which may be in the folder `path`: see `Upstream`. Isomorphic copies are removed there, so
+  published figures for the 188 graphs of MUTAG do not apply. Any other name, or "" for the only
+  one, is a data set in TU format in the folder `path`: see `read_folder`.
 
   Raises InputError for an unknown name, a missing or wrong file or folder, or no network.
 
   >>> load("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
   """
-  if f"{name}.zip" not in TU.FILES:
-    if path:
-      return read_folder(pathlib.Path(path).expanduser(), name)
-    known = " or ".join(config.name for config in TU.BUILDER_CONFIGS)
-    raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
+  if (archive := f"{name}.zip") in MOLECULES.files:
+    folder = zipfile.Path(io.BytesIO(MOLECULES.read(archive, path)), f"{name}/")
+    return read_folder(folder, name)
   if path:
-    return _read_archive(functools.partial(upstream_content, TU, path), name)
-  builder = prepare_files(TU, name)
-
-  def graph(item):
-    return Graph.of(item["nodes"], item["edges"], target=item["target"])
-
-  graphs = [*read_lazily(builder, "train", graph)]
-  names = GraphNames(*(tuple(builder.info.metadata[kind]) for kind in _NAMES))
-  return GraphData(dict(all=graphs), names)
+    return read_folder(pathlib.Path(path).expanduser(), name)
+  known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
+  raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
 
 
 def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
@@ -65,55 +63,6 @@ def split_folds(data: GraphData, fold: int, num_folds: int) -> GraphData:
   splits = {name: [graphs[i] for i in parts[name]] for name in ("train", "valid", "test")}
   note = f"of {num_folds} folds, {fold} is for testing, {(fold + 1) % num_folds} for validation"
   return data._replace(splits=splits, notes=(note,))
-
-
-class TU(FilesBuilder):
-  """TFDS builder of data sets in TU format without attributes, one config each."""
-
-  BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name) for name in ("MUTAG", "Mutagenicity")]  # noqa: RUF012
-  KEY = "tu"
-  UPSTREAM = "datasets of github.com/nd7141/graph_datasets"
-  URL = (
-    "https://raw.githubusercontent.com/nd7141/graph_datasets/"
-    "97da5acfd1f8137f7776783533717182d3e5a6fc/datasets/"
-  )
-  FILES = {  # noqa: RUF012
-    "MUTAG.zip": (17_653, "ea3576783c61cd2b3a942e9e3bab821cd4b359f5409fd53b31192c721207f6fa"),
-    "Mutagenicity.zip": (
-      *(678_585, "387ce29718d08c9788521fb3a8842b67bc16751907414ac69dd3c6c113b95e40"),
-    ),
-  }
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    def numbers(*shape):
-      return tfds.features.Tensor(shape=shape, dtype=np.int32)
-
-    return self._about(
-      features=tfds.features.FeaturesDict(
-        dict(nodes=numbers(None), edges=numbers(None, 3), target=numbers())
-      ),
-      license="Free for research.",
-      citation="Morris et al. 2020, arXiv:2007.08663; Ivanov et al. 2019, arXiv:1910.12091.",
-      metadata=tfds.core.MetadataDict(),
-    )
-
-  def _split_generators(self, dl_manager: tfds.download.DownloadManager):
-    def content(name):
-      return pathlib.Path(dl_manager.download(self.URL + name)).read_bytes()
-
-    data = _read_archive(content, self.builder_config.name)
-    self.info.metadata.update({kind: [*getattr(data.names, kind)] for kind in _NAMES})
-
-    def edges(graph):
-      return np.column_stack([graph.senders, graph.receivers, graph.labels])
-
-    rows = (dict(nodes=x.nodes, edges=edges(x), target=x.target) for x in data.splits["all"])
-    return {"train": enumerate(rows)}
-
-
-def _read_archive(content: Callable[[str], bytes], name: str) -> GraphData:
-  archive = zipfile.ZipFile(io.BytesIO(content(f"{name}.zip")))
-  return read_folder(zipfile.Path(archive, f"{name}/"), name)
 
 
 _LARGEST = 2.0**63  # fits into int64 and float32

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from experiments.data.builders import FilesBuilder, load_files
 from experiments.data.tokenizer import EOS, Ragged
+from experiments.data.upstream import Upstream
 from experiments.errors import InputError
 from experiments.music import performance, voices
 from experiments.music.midi_files import Codec
@@ -23,6 +22,13 @@ CODECS: dict[str, Codec] = {"events": performance.CODEC, "voices": voices.CODEC}
 SPLITS = ("train", "valid", "test")
 
 _CHORALES = "Jsb16thSeparated.json"
+CHORALES = Upstream(
+  "chorales",
+  f"{_CHORALES} of github.com/czhuang/JSB-Chorales-dataset",
+  "https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
+  "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/",
+  {_CHORALES: "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"},
+)
 
 # Batches are shuffled with the same key: the counter keeps the two random streams apart.
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
@@ -39,7 +45,7 @@ def load_chorales(path: str = "") -> Music:
   """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al. 2012's splits.
 
   `experiments.music.voices` writes them as tokens; upstream's order is kept. They are from the
-  upstream repository, 1.7 MB, or from a copy of its file in the folder `path`: see `load_files`.
+  upstream repository, 1.7 MB, or from a copy of its file in the folder `path`: see `Upstream`.
 
   Raises InputError: a file is missing or wrong, or there is no network.
 
@@ -47,36 +53,8 @@ def load_chorales(path: str = "") -> Music:
   >>> music.splits["train"][0][:8]  # doctest: +SKIP
   array([78, 74, 69, 62, 78, 74, 69, 62])
   """
-  return Music(load_files(JsbChorales, path, lambda item: voices.encode(np.array(item["grid"]))))
-
-
-class JsbChorales(FilesBuilder):
-  """The TFDS builder of the chorales."""
-
-  KEY = "chorales"
-  UPSTREAM = f"{_CHORALES} of github.com/czhuang/JSB-Chorales-dataset"
-  URL = (
-    "https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/"
-    "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d/"
-  )
-  FILES = {  # noqa: RUF012
-    _CHORALES: (1_666_444, "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7")
-  }
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    return self._about(
-      features=tfds.features.FeaturesDict(
-        {"grid": tfds.features.Tensor(shape=(None, 4), dtype=np.int64)}
-      ),
-      license="None stated; the scores are in the public domain.",
-      citation="Boulanger-Lewandowski et al. 2012, arXiv:1206.6392; Huang et al. 2017, Coconet.",
-    )
-
-  @classmethod
-  def read(cls, content: Callable[[str], bytes], config: str) -> dict[str, list[dict]]:
-    pieces = json.loads(content(_CHORALES))
-    names = dict(train="train", validation="valid", test="test")
-    return {split: [dict(grid=grid) for grid in pieces[of]] for split, of in names.items()}
+  grids = json.loads(CHORALES.read(_CHORALES, path))
+  return Music({split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS})
 
 
 def load_midi_folder(path: str = "", codec: str = "events") -> Music:

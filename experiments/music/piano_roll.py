@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, PAD
-from experiments.evaluation.pictures import COLOURS, DPI, GREY, Axes, Figure, clean, save
+from experiments.evaluation.pictures import COLOURS, GREY, clean, make_figure, save
 from experiments.files import Path
 from experiments.music.midi_files import Codec, Span
 from experiments.training.task import Run, own_copies
@@ -63,7 +64,7 @@ def piano_roll(
   """
   spans, times = codec.spans(piece), codec.times(piece)
   heights = [3.4, 0.4 + 0.2 * len(weights)]
-  figure = Figure(figsize=(10, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
+  figure = make_figure(10.0, 0.5 + sum(heights))
   notes, below = figure.subplots(2, sharex=True, height_ratios=heights)
   _draw_notes(notes, spans)
   # At least one step, for an empty piece.
@@ -81,7 +82,7 @@ def piano_roll(
   return save(figure, path)
 
 
-def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
+def _draw_notes(ax: Any, spans: Sequence[Span]) -> None:
   starts, ends, pitches, voices = np.array(spans, int).reshape(-1, 4).T
   ax.barh(
     pitches,
@@ -102,7 +103,7 @@ def _draw_notes(ax: Axes, spans: Sequence[Span]) -> None:
   ax.set_ylabel("pitch")
 
 
-def _draw_attention(ax: Axes, weights_of: np.ndarray, times: np.ndarray, end: float) -> None:
+def _draw_attention(ax: Any, weights_of: np.ndarray, times: np.ndarray, end: float) -> None:
   """Draws a row per layer, the first on top, each scaled to its own maximum."""
   edges = np.linspace(0, end, int(min(_MAX_COLUMNS, end)) + 1)
   layers, now = len(weights_of), times[-1]

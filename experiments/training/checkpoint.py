@@ -8,14 +8,15 @@ import shutil
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
 from experiments.training import checkpoint_reader, manifest, processes
+from experiments.training.average import key_of, read_average, write_average
 from experiments.training.checkpoint_reader import (
   COMPLETE,
   list_damaged,
@@ -110,6 +111,8 @@ class Checkpoints:
         stay good.
       ValueError: `step` is not after all saved steps.
     """
+    import orbax.checkpoint as ocp
+
     arrays = by_name(state)
     items = ocp.args.Composite(
       state=ocp.args.PyTreeSave(arrays),
@@ -153,7 +156,13 @@ class Checkpoints:
     raise InputError(f"checkpoint {self.folder / str(step)} {found}: there are {others}")
 
   def average(
-    self, num: int, *, like: PyTree, part: float = 0.2, since: int = 0
+    self,
+    num: int,
+    *,
+    like: PyTree,
+    part: float = 0.2,
+    since: int = 0,
+    keep: pathlib.Path | None = None,
   ) -> tuple[PyTree, list[int]]:
     """Averages `params` over the last good checkpoints; returns the average and their steps.
 
@@ -163,28 +172,39 @@ class Checkpoints:
     6.1.
 
     Only the field `params` of the states is read, and `like` is like it. The sum is in float32, the
-    result in the dtypes of `like`. Errors are as for `restore`.
+    result in the dtypes of `like`. Errors are as for `restore`. The file `keep` holds the last
+    average, which is read again if it is of the same steps, all of them good.
     """
-    total, averaged = None, []
-    for step in reversed(self._regular(self.steps())):
-      if len(averaged) == num or (averaged and step < max(since, (1 - part) * averaged[0])):
-        break
-      for params in self._good_states([step], like, "params"):
-        total = _add(total, params) if averaged else params
-        averaged.append(step)
-    if not averaged:
-      raise self._none_good()
-    averaged, count = averaged[::-1], len(averaged)
-    if count < num:
+    steps = self._regular(self.steps())[::-1]
+
+    def belongs(step: int, averaged: list[int]) -> bool:
+      is_near = not averaged or step >= max(since, (1 - part) * averaged[0])
+      return is_near and len(averaged) < num
+
+    wanted, averaged, total = [], [], None
+    for step in steps:
+      wanted += [step] * belongs(step, wanted)
+    key = key_of(self.folder, wanted) if keep else ""
+    average = read_average(keep, key, like) if keep else None
+    if average is not None:
+      averaged = wanted
+    else:
+      for step in steps:
+        for params in self._good_states([step] * belongs(step, averaged), like, "params"):
+          total = _add(total, params) if averaged else params
+          averaged.append(step)
+      if not averaged:
+        raise self._none_good()
+      average = _mean(total, like, len(averaged))
+      if keep and averaged == wanted:
+        write_average(keep, key, average)
+    averaged = averaged[::-1]
+    if len(averaged) < num:
       processes.print_once(
         f"averages {', '.join(map(str, averaged))} alone: {self.folder} has fewer than {num} good "
         f"checkpoints in the last {part:.0%} of the steps, after the warmup"
       )
-
-    def mean(x, to):
-      return (x.astype(jnp.float32) / count).astype(to.dtype)
-
-    return jax.jit(lambda total: jax.tree.map(mean, total, like))(total), averaged
+    return average, averaged
 
   def _regular(self, steps: list[int]) -> list[int]:
     """Returns the newest step, and those that an undisturbed run saves too."""
@@ -205,7 +225,9 @@ class Checkpoints:
     return pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
 
   @functools.cached_property
-  def _manager(self) -> ocp.CheckpointManager:
+  def _manager(self) -> Any:
+    import orbax.checkpoint as ocp
+
     checkpoint_reader.silence_orbax()
 
     def should_preserve(checkpoints, *, context):
@@ -294,6 +316,13 @@ class Checkpoints:
 @jax.jit
 def _add(total: PyTree, part: PyTree) -> PyTree:
   return jax.tree.map(lambda t, x: t.astype(jnp.float32) + x.astype(jnp.float32), total, part)
+
+
+def _mean(total: PyTree, like: PyTree, count: int) -> PyTree:
+  def mean(x, to):
+    return (x.astype(jnp.float32) / count).astype(to.dtype)
+
+  return jax.jit(lambda total: jax.tree.map(mean, total, like))(total)
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:

@@ -16,10 +16,10 @@ import textwrap
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from experiments.errors import InputError
 from experiments.files import (
@@ -98,6 +98,8 @@ def read(
     Damage: the files that this process reads are damaged or partial.
     InputError: the checkpoint is of another model.
   """
+  import orbax.checkpoint as ocp
+
   entries = read_entries(path)
   entries = {n: e for n, e in entries.items() if not field or f"{n}.".startswith(f"{field}.")}
   if wanted is None:
@@ -135,12 +137,16 @@ def is_deleted(path: Path) -> bool:
 
 def read_entries(path: Path) -> dict[str, Entry]:
   """Reads the manifest of a step; raises Damage if it is damaged or of another step."""
+  import orbax.checkpoint as ocp
+
   content = _read_item(path, manifest=ocp.args.JsonRestore())
   return manifest.read_manifest(content, int(path.name))
 
 
 @functools.cache
-def _checkpointer() -> ocp.Checkpointer:
+def _checkpointer() -> Any:
+  import orbax.checkpoint as ocp
+
   silence_orbax()
   this = jax.process_index()
   alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
@@ -148,6 +154,8 @@ def _checkpointer() -> ocp.Checkpointer:
 
 
 def _read_item(path: Path, **item):
+  import orbax.checkpoint as ocp
+
   (name,) = item
   try:
     with _readable(path, name) as folder:

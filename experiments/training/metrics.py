@@ -11,6 +11,7 @@ import secrets
 import socket
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -18,9 +19,6 @@ import jax
 import rich.console
 import rich.progress
 from ml_collections import ConfigDict
-from tensorboardX import summary
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.record_writer import RecordWriter
 
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket, upload, write_whole
@@ -79,6 +77,9 @@ class Reporter:
     self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
 
   def __enter__(self) -> "Reporter":
+    from tensorboardX.proto.event_pb2 import SessionLog  # here, as only training uses it
+    from tensorboardX.record_writer import RecordWriter
+
     if in_bucket(self._workdir):
       self._folder = pathlib.Path(self._exit.enter_context(tempfile.TemporaryDirectory()))
       self._exit.callback(self.upload)
@@ -148,7 +149,7 @@ class Reporter:
       file.write(f"=== step {step}, {tag}\n{text}\n\n")
     # TensorBoard renders Markdown, where indented lines are shown as they are.
     indented = re.sub("^", "    ", text, flags=re.MULTILINE)
-    self._add_event(step, summary=summary.text(tag, indented))
+    self._add_event(step, summary=_summary().text(tag, indented))
     self._display.print_text(text)
     self._last = None
 
@@ -171,11 +172,19 @@ class Reporter:
     self._log(finite, step=step)
     for name, value in finite.items():
       if value is not None:
-        self._add_event(step, summary=summary.scalar(name, value))
+        self._add_event(step, summary=_summary().scalar(name, value))
 
   def _add_event(self, step: int, **content) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+
     self._events.write(Event(step=step, wall_time=time.time(), **content).SerializeToString())
     self._events.flush()
+
+
+def _summary() -> types.ModuleType:
+  from tensorboardX import summary
+
+  return summary
 
 
 class NoReporter:

@@ -4,13 +4,9 @@ import dataclasses
 import functools
 import lzma
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import tensorflow_datasets as tfds
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
-from experiments.data.builders import SPLITS, LazyPairs, prepare, read_lazily
 from experiments.errors import InputError
 from experiments.files import read_content
 
@@ -23,7 +19,7 @@ LANGUAGES = {
 }
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
 _BOM = b"\xef\xbb\xbf"
-_WMT14 = "http://www.statmt.org/wmt14/"
+_READ_AHEAD = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +32,39 @@ class Corpus:
 
   splits: Mapping[str, Sequence[tuple[str, str]]]
   notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LazyPairs(Sequence):
+  """A sequence of `function(item)`, computed each time an item is read.
+
+  For data sets that do not fit into memory. Iteration and slices read in bulk if `items` has
+  `__getitems__`, as data sources of TFDS do, which is several times faster.
+
+  >>> pairs = LazyPairs(["Ja", "Nein"], lambda word: (word, word.lower()))
+  >>> pairs[1], list(pairs)
+  (('Nein', 'nein'), [('Ja', 'ja'), ('Nein', 'nein')])
+  """
+
+  items: Sequence[Any]
+  function: Callable[[Any], Any]
+
+  def __len__(self) -> int:
+    return len(self.items)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.__getitems__(range(len(self))[index])
+    return self.function(self.items[range(len(self))[index]])
+
+  def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    in_bulk = getattr(self.items, "__getitems__", None)
+    items = in_bulk(list(indices)) if in_bulk else map(self.items.__getitem__, indices)
+    return [self.function(item) for item in items]
+
+  def __iter__(self) -> Iterator[Any]:
+    for start in range(0, len(self), _READ_AHEAD):
+      yield from self[start : start + _READ_AHEAD]
 
 
 def load_embedded(train_size: int = 20_000) -> Corpus:
@@ -137,33 +166,6 @@ def read_lines(path: pathlib.Path) -> list[str]:
   return [line.removesuffix("\r") for line in lines] if text else []
 
 
-def load_wmt14(languages: str = "en-de") -> Corpus:
-  """Loads WMT 2014, the task of the paper; valid is newstest2013, test is newstest2014.
-
-  `languages` is "en-de", "de-en", "en-fr" or "fr-en". TFDS downloads and prepares the data once
-  under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow, to unpack the archives
-  (extra `wmt14`); reading does not. Splits are read from disk item by item.
-
-  Raises:
-    InputError: the data are not prepared and there is no TensorFlow or no network, or they are not
-      in array_record format.
-
-  >>> len(load_wmt14(languages="en-de").splits["test"])  # doctest: +SKIP
-  3003
-  """
-  pair = languages.split("-")
-  (foreign,) = {*pair} - {"en"}
-  # The class, because tfds.builder does not find it by name without TensorFlow.
-  make = functools.partial(tfds.translate.Wmt14Translate, config=f"{foreign}-en")
-  remedy = "set TFDS_DATA_DIR to a folder with wmt14_translate prepared as array_record"
-  builder = prepare(make, remedy, url=_WMT14, tensorflow_extra="wmt14")
-
-  def text(item):
-    return tuple(item[language].decode() for language in pair)
-
-  return Corpus({split: read_lazily(builder, name, text) for split, name in SPLITS.items()})
-
-
 def normalize_lines(
   lines: Iterable[str], language: str, *, moses: bool = True, lowercase: bool = False
 ) -> list[str]:
@@ -194,6 +196,8 @@ def normalize_lines(
 
 @functools.cache
 def _moses(language: str) -> tuple[Callable[[str], str], Callable[..., Any]]:
+  from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
   # Without perl_parity, sacremoses treats ’ and French quotes differently from the Perl script.
   normalizer = MosesPunctNormalizer(language, perl_parity=True)
   return normalizer.normalize, MosesTokenizer(language).tokenize

@@ -36,13 +36,12 @@ from experiments.training.metrics import track
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh
 from experiments.training.task import Evaluation, Run, check_model, model_choices, model_values
-from experiments.translation import multi30k, scores
+from experiments.translation import multi30k, scores, wmt14
 from experiments.translation.corpus import (
   LANGUAGES,
   Corpus,
   load_embedded,
   load_pairs,
-  load_wmt14,
   normalize_corpus,
   normalize_lines,
 )
@@ -54,6 +53,7 @@ MAX_BEAM_SIZE = 1024
 _CHOICES = {
   "data.source": tuple(LANGUAGES),
   "vocabulary.kind": KINDS,
+  "decoding.stop": ("count", "bound"),
   # The tokenizers of sacreBLEU that need no further package or download.
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
 } | model_choices(TransformerConfig)
@@ -64,7 +64,7 @@ _NUMBERS = (
   between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
   between(UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
 )
-_LOADERS = dict(embedded=load_embedded, wmt14=load_wmt14, pairs=load_pairs, multi30k=multi30k.load)
+_LOADERS = dict(embedded=load_embedded, multi30k=multi30k.load, pairs=load_pairs, wmt14=wmt14.load)
 
 
 class Translation(tasks.Task):
@@ -206,7 +206,9 @@ def transformer_config(
 
 def make_translator(run: Run, **changes) -> Translator:
   """Makes a translator on the run's devices from `config.decoding` and changes to it."""
-  options = run.config.decoding.to_dict() | changes
+  sizes = [tokenizer.get_vocab_size() for tokenizer in run.vocabulary]
+  options = dict(key=f"{run.config.model.to_json(sort_keys=True)} {sizes}")
+  options |= run.config.decoding.to_dict() | changes
   del options["average_checkpoints"]
   return Translator(run.graphdef, run.params, run.vocabulary, run.mesh, **options)
 

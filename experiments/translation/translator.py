@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged, Tokenizers, decode, encode
+from experiments.training.programs import kept
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.decoding.beam import Search, begin, extend
 from relpos_jax.models.layers import Cache, Memory, decoding_model
@@ -39,9 +40,11 @@ class Translator:
     mesh: the rows of a batch are sharded over all its devices, whatever the types of its axes.
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
+    stop: when the search for a sentence ends, "count" or "bound": see `beam_search`.
     extra_length: a translation has at most this many tokens more than its source.
     token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU, whose
       caches hold no more, and 16,384 / beam_size elsewhere.
+    key: names the model for the programs that are kept for the next process; without one, none is.
     track: wraps the lines as they are done, given their number, for example to show progress.
   """
 
@@ -54,8 +57,10 @@ class Translator:
     *,
     beam_size: int = 4,
     length_penalty: float = 0.6,
+    stop: str = "count",
     extra_length: int = 50,
     token_budget: int | None = None,
+    key: str = "",
     track: Callable[[Iterable, int], Iterable] = lambda lines, number: lines,
   ):
     automatic = (AxisType.Auto,) * len(mesh.axis_names)
@@ -66,16 +71,15 @@ class Translator:
     default = (2560 if target_platform() == "cpu" else 16_384) // beam_size
     self._token_budget = default if token_budget is None else token_budget
 
-    def start(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
-      model, lengths = decoding_model(graphdef, params), jnp.sum(source != PAD, axis=1)
+    def start(model: nnx.Module, source: Int[Array, "B S"], room: int) -> Search:
+      lengths = jnp.sum(source != PAD, axis=1)
       cache = model.init_cache(len(source), room, beam_size)
       limits = jnp.where(lengths > 0, lengths + extra_length, 0)
-      search = begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
-      return _Batch(search, model.encode_memory(source))
+      return begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
 
     def make_empty(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
-      search, memories = start(params, source, room)
-      return _Batch(search, jax.tree.map(jnp.zeros_like, memories))  # the encoder does not run
+      model = decoding_model(graphdef, params)
+      return _Batch(start(model, source, room), model.empty_memory(source))
 
     def advance(
       params: PyTree,
@@ -93,8 +97,9 @@ class Translator:
       def put(x, new):
         return x.at[rows].set(new, mode="drop")
 
-      search, memories = jax.tree.map(put, batch, start(params, source, room))
       model = decoding_model(graphdef, params)
+      new = _Batch(start(model, source, room), model.encode_memory(source))
+      search, memories = jax.tree.map(put, batch, new)
 
       def step(search):
         return extend(
@@ -102,6 +107,7 @@ class Translator:
           lambda tokens, cache: model.decode(tokens, cache, memories),
           Cache.reorder,
           length_penalty=length_penalty,
+          stop=stop,
           eos=EOS,
           pad=PAD,
         )
@@ -120,18 +126,22 @@ class Translator:
     # Each device stops by itself.
     on_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_row, check_vma=False)
     for_host, on_device = (NamedSharding(mesh, spec) for spec in (everywhere, by_row))
-    self._make_empty = jax.jit(
+    make_empty_jit = jax.jit(
       lambda *arrays, room: on_devices(
         functools.partial(make_empty, room=room), in_specs=(everywhere, by_row)
       )(*arrays),
       static_argnames="room",
       out_shardings=on_device,
     )
-    self._advance = jax.jit(
+    advance_jit = jax.jit(
       on_devices(advance, in_specs=(everywhere, by_row, by_row, by_row, everywhere)),
       out_shardings=(on_device, for_host, for_host, for_host),
       donate_argnums=1,
     )
+    options = beam_size, length_penalty, stop, extra_length, mesh
+    key, devices = key and f"{key} {options}", [*mesh.devices.flat]
+    self._make_empty = kept(make_empty_jit, key and f"make_empty {key}", devices)
+    self._advance = kept(advance_jit, key and f"advance {key}", devices)
 
   def __call__(self, lines: Sequence[str], params: PyTree | None = None) -> list[str]:
     """Translates lines in order, an empty line as empty; `params` replace the translator's."""
@@ -176,7 +186,7 @@ class Translator:
           rows[device, n] = row
           new[device, n] = in_row[device, row] = waiting.pop()
       source = sources.padded(new.ravel(), (new.size, length), PAD)
-      most_done = num_new - 1 if waiting else num_rows - 1
+      most_done = np.int32(num_new - 1 if waiting else num_rows - 1)
       batch, *found = self._advance(params, batch, source, rows.ravel(), most_done)
       is_done, is_full, tokens = map(np.asarray, found)
       is_done = is_done.reshape(in_row.shape) & (in_row >= 0)

@@ -19,6 +19,7 @@ import functools
 import operator
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention.inputs import Inputs, is_symbolic
@@ -72,6 +73,8 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
   """Returns why the fused kernels, for any device, cannot run this call; None if they can."""
   if inputs.bias is not None:
     return "a bias is given"
+  if isinstance(inputs.scale, jax.core.Tracer):
+    return "scale is traced; it needs a number"
   if inputs.soft_cap is not None:
     return "a soft cap is given"
   if (width := inputs.value.shape[3]) != inputs.key.shape[3]:
@@ -97,6 +100,9 @@ def distances(inputs: Inputs) -> tuple[int, int]:
   if isinstance(offset, int):  # the distances that occur; distance 0 stays
     low = max(low, min(-inputs.query.shape[1] - offset, 0))
     high = min(high, max(inputs.key.shape[1] - offset, 0))
+  if inputs.window is not None:  # all beside the band is hidden if the table is as wide
+    left, right = inputs.window
+    low, high = -left - 1 if low <= -left else low, right + 1 if high >= right else high
   if inputs.is_causal:  # distance 0 is on the band, and all right of it is hidden
     high = 1
   return low, max(high, low + 1)

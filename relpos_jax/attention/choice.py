@@ -22,6 +22,7 @@ class Implementation(NamedTuple):
   attention: Callable[[Inputs], Array]
   unsupported: Callable[[Inputs], str | None] = lambda inputs: None  # why, or None if it can
   device: str | None = None  # the only platform it compiles for; elsewhere it is interpreted
+  held: Callable[[Inputs], str | None] = lambda inputs: None  # large arrays that it makes, if any
 
 
 def _kernel(name: str, device: str) -> Implementation:
@@ -33,7 +34,13 @@ def _kernel(name: str, device: str) -> Implementation:
   def attention(inputs):
     return module().attention(inputs)
 
-  return Implementation(attention, lambda inputs: module().unsupported(inputs), device)
+  def unsupported(inputs):
+    return module().unsupported(inputs)
+
+  def held(inputs):
+    return module().held(inputs) if device == "gpu" else None
+
+  return Implementation(attention, unsupported, device, held)
 
 
 # The names that `implementation=` takes.
@@ -200,16 +207,19 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   inputs = _abstract_inputs(arrays, options)
   chosen, reason, _ = choose(inputs, implementation)
   reasons = {chosen: f"chosen, {reason}"}
-  for name, (_, unsupported, device) in IMPLEMENTATIONS.items():
+  for name, (_, unsupported, device, held) in IMPLEMENTATIONS.items():
+    if reason := name != chosen and unsupported(inputs):
+      reasons[name] = reason
+      continue
     is_compiled = device in (None, target_platform())
-    slow = "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
-    if name == chosen:
-      reasons[name] += slow
-    elif device and is_compiled:
-      named = "can do it if implementation= names it: it was not measured on a device yet"
-      reasons[name] = unsupported(inputs) or named
+    if device and is_compiled:
+      able = "can do it if implementation= names it: it was not measured on a device yet"
     else:
-      reasons[name] = unsupported(inputs) or f"can do it, but {chosen} is preferred{slow}"
+      able = f"can do it, but {chosen} is preferred"
+    reasons[name] = reasons.get(name, able)
+    reasons[name] += "" if is_compiled else f"; interpreted, and slow: no {device.upper()}"
+    if large := held(inputs):
+      reasons[name] += f"; {large}"
   return Explanation(chosen, reasons)
 
 

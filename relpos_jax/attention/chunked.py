@@ -21,12 +21,11 @@ from relpos_jax.attention.chunked_block import (
   ChunkPlan,
   attend,
   differentiate,
-  mark_right,
   pairs_at,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
 _STRETCHES = 4
@@ -144,9 +143,14 @@ def _with_sinks(
 
 
 def _default_block(inputs: Inputs, num_keys: int) -> int:
-  """Returns the queries in a block: fewer if causal, where a block computes its longest row."""
+  """Returns the queries in a block: few in a window, which hides the more pairs of a block.
+
+  A causal block computes its longest row.
+  """
+  if inputs.window is not None:
+    return 128
   block = 256 if inputs.is_causal else 512
-  while inputs.window is None and block > 64 and block * num_keys > 2 * _PAIRS:
+  while block > 64 and block * num_keys > 2 * _PAIRS:
     block //= 2
   return block
 
@@ -334,8 +338,8 @@ def _run_stretch(
   """Computes the blocks of a range of queries; the last one is moved back to end with it."""
   first, end, num_keys = stretch
   plan = plan._replace(num_keys=num_keys)
-  rest = dict(arrays)
-  keys = {name: rest.pop(name) for name in ("key", "value")}
+  keys = {name: arrays[name] for name in ("key", "value")}
+  others = {name: x for name, x in arrays.items() if name not in keys}
   keys = _read(keys, heads | dict(S=(0, num_keys)))
   repeats = heads["N"][1] // len(keys["key"])  # for query heads that share a key head
   keys = {name: x.repeat(repeats, 0) for name, x in keys.items()}
@@ -343,29 +347,32 @@ def _run_stretch(
   keys = {name: _widen(x, plan.num_groups, heads["N"][0]) for name, x in keys.items()}
 
   def run_block(number, carry):
-    results, of_keys, keys = carry
+    results, of_keys = carry
     start = first + number * plan.block
     row = jnp.minimum(start, end - plan.block)
     queries = dict(T=(row, plan.block))
-    block = _read(rest, heads | queries)
-    is_new = row + jnp.arange(plan.block) >= start
-    for name in ("d_output", "delta"):  # zeros here make all gradients of a repeated query zero
-      if name in block:
-        counted = jnp.expand_dims(is_new, range(1, block[name].ndim - 1))
-        block[name] = jnp.where(counted, block[name], 0)
-    position = first_query + block.get("query_offset", plan.offset) + row
-    pairs = pairs_at(plan, position)
-    keys = {name: mark_right(pairs, x) for name, x in keys.items()}
+    block = _read(others, heads | queries)
+    block = _zero_repeated(block, row + jnp.arange(plan.block) < start)
+    pairs = pairs_at(plan, first_query + block.get("query_offset", plan.offset) + row)
     of_block, of_keys = step(pairs, block, keys, of_keys)
-    return store(results, of_block, queries), of_keys, keys
+    return store(results, of_block, queries), of_keys
 
   num_blocks = -(-(end - first) // plan.block)
-  results, of_keys, _ = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys, keys))
+  results, of_keys = jax.lax.fori_loop(0, num_blocks, run_block, (results, of_keys))
   return _add(results, of_keys, dict(S=(0, num_keys)))
 
 
+def _zero_repeated(block: Arrays, is_repeated: Bool[Array, " T"]) -> Arrays:
+  """Makes the cotangents of repeated queries zero, and so all of their gradients."""
+  cotangents = {name: block[name] for name in ("d_output", "delta") if name in block}
+  return block | {
+    name: jnp.where(jnp.expand_dims(is_repeated, range(1, x.ndim - 1)), 0, x)
+    for name, x in cotangents.items()
+  }
+
+
 def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
-  """Returns keys or values with room for `mark_right`."""
+  """Returns keys or values with room for an element per group."""
   if not groups:
     return x
   room = zeros((*x.shape[:2], x.shape[2] + groups), x)

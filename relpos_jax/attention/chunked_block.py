@@ -65,7 +65,7 @@ class ChunkPlan(NamedTuple):
   @property
   def num_groups(self) -> int:
     """Returns the number of groups, of equal sizes; 0 if no key right of the band is visible."""
-    if not self.has_band or self.is_causal:
+    if not self.has_band or self.is_causal or (self.window and self.window[1] < self.right):
       return 0
     at_most = max(self.block // self.group, 1)
     return max(n for n in range(1, at_most + 1) if self.block % n == 0)
@@ -118,22 +118,16 @@ def pairs_at(plan: ChunkPlan, row: Int[Array, ""]) -> Pairs:
   return Pairs(plan, start, row + jnp.arange(plan.block), start + jnp.arange(plan.num_read))
 
 
-def mark_right(pairs: Pairs, x: Float[Array, "N C W"]) -> Float[Array, "N C W"]:
-  """Writes into the last elements of all keys or values which are right of each group."""
-  if not pairs.plan.num_groups:
-    return x
-  is_right = jnp.arange(x.shape[1])[:, None] >= pairs.ends[None]
-  return x.at[:, :, -pairs.plan.num_groups :].set(is_right.astype(x.dtype))
-
-
 def _read(pairs: Pairs, keys: Arrays) -> list[Float[Array, "N S W"]]:
-  """Returns the block's keys and values."""
-  size = pairs.plan.num_read
-
-  def part(x):
-    return jax.lax.dynamic_slice_in_dim(x, pairs.start, size, axis=1)
-
-  return [part(keys[name]) for name in ("key", "value")]
+  """Returns the block's keys and values, with 1 in the last elements if right of each group."""
+  plan, found = pairs.plan, []
+  for name in ("key", "value"):
+    x = jax.lax.dynamic_slice_in_dim(keys[name], pairs.start, plan.num_read, axis=1)
+    if plan.num_groups:
+      is_right = pairs.columns[:, None] >= pairs.ends[None]
+      x = x.at[:, :, -plan.num_groups :].set(is_right.astype(x.dtype))
+    found.append(x)
+  return found
 
 
 def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
@@ -336,29 +330,28 @@ def _add_near(
 ) -> Float[Array, "N S T"]:
   """Adds to near pairs the numbers of their rows.
 
-  The queries near a key follow one another, and their numbers are added at once: on a CPU this
-  costs a tenth of adding them one by one.
+  The queries near a key follow one another: their numbers are added at once, `width` for each key,
+  which on a CPU costs a tenth of adding them one by one.
   """
   plan, (heads, num_keys, block) = pairs.plan, x.shape
-  low, high = plan.first, plan.right - 1
-  size = min(block + high - low, num_keys)
-  width = min(plan.group_size + high - low, block)
-  if not size * width:
+  num_near = min(block + plan.num_diagonals - 1, num_keys)
+  width = min(plan.group_size + plan.num_diagonals - 1, block)
+  if not num_near * width:
     return x
-  first_key = jnp.clip(pairs.rows[0] + low - pairs.columns[0], 0, num_keys - size)
-  key = first_key + jnp.arange(size)
-  column = pairs.columns[0] + key
-  query = jnp.clip(column - pairs.rows[0] - high - plan.group_size + 1, 0, block - width)
-  index = (num_keys * jnp.arange(heads)[:, None] + key[None]) * block + query[None]
-  query = query[:, None] + jnp.arange(width)[None]
-  distance = column[:, None] - pairs.rows[0] - query
-  row = jnp.clip(distance - low, 0, plan.num_diagonals)
-  numbers = rows[:, row, jnp.minimum(query, rows.shape[2] - 1)]
-  end = pairs.rows[0] + (query // plan.group_size + 1) * plan.group_size + high
-  added = jnp.where(((distance >= low) & (column[:, None] < end))[None], numbers, 0)
-  added = jnp.broadcast_to(added, (heads, size, width))
+  row, column = pairs.rows[0], pairs.columns[0]
+  key = jnp.clip(row + plan.first - column, 0, num_keys - num_near) + jnp.arange(num_near)
+  first_query = jnp.clip(column + key - row - plan.right - plan.group_size + 2, 0, block - width)
+  query = first_query[:, None] + jnp.arange(width)[None]
+  distance = (column + key - row)[:, None] - query
+  diagonal = jnp.clip(distance - plan.first, 0, plan.num_diagonals)
+  numbers = rows[:, diagonal, jnp.minimum(query, rows.shape[2] - 1)]
+  last_of_group = query - query % plan.group_size + plan.group_size - 1
+  is_near = (distance >= plan.first) & (distance + query < last_of_group + plan.right)
+  added = jnp.where(is_near[None], numbers, 0)
+  added = jnp.broadcast_to(added, (heads, num_near, width))
+  start = (num_keys * jnp.arange(heads)[:, None] + key[None]) * block + first_query[None]
   by_key = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
-  flat = x.reshape(-1), index.reshape(-1, 1), added.reshape(-1, width)
+  flat = x.reshape(-1), start.reshape(-1, 1), added.reshape(-1, width)
   return jax.lax.scatter_add(*flat, by_key, mode="promise_in_bounds").reshape(x.shape)
 
 
@@ -407,7 +400,8 @@ def _logits(
   else:
     right = jnp.maximum(terms[:, -1], masks.LOWEST)  # 0 times -inf would be NaN
     logits = _add_near(pairs, _scores(key, block["query"], right), terms[:, 1:])
-    logits += jnp.where(pairs.is_left, terms[:, :1], 0)
+    if pairs.plan.window is None or -pairs.plan.window[0] < pairs.plan.first:
+      logits += jnp.where(pairs.is_left, terms[:, :1], 0)
   for term in _added(block, pairs).values():
     logits += term
   logits = masks.cap(logits, pairs.plan.soft_cap)

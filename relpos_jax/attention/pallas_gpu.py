@@ -5,6 +5,7 @@ around the kernels of `pallas_gpu_kernels`.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from relpos_jax.attention import dropout, masks, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
+from relpos_jax.attention.relations import ByDistance, DistanceBias
 from relpos_jax.typing import Array, Float
 
 _MIN_TILE = 16  # the smallest side of a product on the tensor cores
@@ -36,6 +38,19 @@ def unsupported(inputs: Inputs) -> str | None:
   if target_platform() == "gpu" and inputs.query.dtype == jnp.float64:
     return "query is float64; on a GPU it needs float32 or narrower"
   return bands.unsupported_by_kernels(inputs)
+
+
+def held(inputs: Inputs) -> str | None:
+  """Returns the memory that the band's arrays take; None without a band."""
+  kinds = {type(x) for x in inputs.relations if isinstance(x, ByDistance)}
+  if not kinds:
+    return None
+  first, last = bands.distances(inputs)
+  batch, length, heads, _ = inputs.query.shape
+  shape = batch, heads, length, last - first + 1
+  size = math.prod(shape) * max(4, inputs.query.dtype.itemsize)
+  when = "the backward pass" if kinds == {DistanceBias} else "each pass"
+  return f"{when} holds arrays of {shape} = {size / 1e9:.2g} GB for the band"
 
 
 def default_blocks(inputs: Inputs) -> Blocks:
@@ -79,8 +94,8 @@ def _power_of_2(size: int) -> int:
 
 def _plan(inputs: Inputs, band: bands.Band | None, blocks: Blocks, interpret: bool) -> GpuPlan:
   left, right = (FAR, FAR) if inputs.window is None else inputs.window
-  return GpuPlan(  # queries are multiplied by a traced scale before the kernels
-    scale=1.0 if isinstance(inputs.scale, jax.core.Tracer) else float(inputs.scale),
+  return GpuPlan(
+    scale=float(inputs.scale),
     first=FAR if band is None else band.first,
     num_diagonals=0 if band is None else band.num_diagonals,
     lowest=-min(left, FAR),
@@ -101,12 +116,11 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
   query, key, value = (
     _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
   )
-  if isinstance(inputs.scale, jax.core.Tracer):
-    query *= jnp.asarray(inputs.scale, query.dtype)
   floats = dict(query=_padded(query, 1, block_T))
   floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
   if _has_logits(band):
-    floats["band_logits"] = _padded(_band_logits(inputs, band), 2, block_T)
+    logits = _band_logits(inputs, band)
+    floats["band_logits"] = _padded(logits, 2, block_T) if _by_query(band) else logits
   if (slopes := bands.slopes(inputs)) is not None:
     floats["slopes"] = slopes
   batch, num_keys = inputs.key.shape[:2]
@@ -134,10 +148,14 @@ def _has_logits(band: bands.Band | None) -> bool:
   return band is not None and bool(jax.tree.leaves(band.tables._replace(value=None)))
 
 
-def _band_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
+def _by_query(band: bands.Band) -> bool:
+  """Returns whether queries have terms of their own: a `DistanceBias` is the same for all."""
+  return band.tables.key is not None or band.tables.content is not None
+
+
+def _band_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "#B #N #T R"]:
   """Returns the relative term of each query by row of the tables, at last that left of the band."""
   key, _, content, bias, _ = jax.tree.map(lambda rows: jnp.roll(rows, -1, axis=0), band.tables)
-  batch, length, heads, _ = inputs.query.shape
   terms = []
   if key is not None:
     logits = reference.product("BTNH,RNH->BNTR", inputs.query, key)
@@ -146,7 +164,7 @@ def _band_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "B N T R"]:
     wide = band.content.astype(content.dtype)
     terms.append(reference.product("BTNP,RNP->BNTR", wide, content))
   if bias is not None:
-    terms.append(jnp.broadcast_to(bias.T[:, None], (batch, heads, length, len(bias))))
+    terms.append(bias.T[None, :, None])
   return sum(terms[1:], terms[0])
 
 

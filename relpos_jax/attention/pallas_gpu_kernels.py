@@ -35,7 +35,7 @@ AXES = dict(
   query="BtNh",
   key="BSKh",
   value="BSKh",
-  band_logits="BNtr",
+  band_logits="BNtr",  # one of B, N and t for all if they do not differ
   slopes="N",
   key_mask="BS",  # 1 for keys that are not hidden
   key_ends="B",  # one past the last of them
@@ -154,14 +154,15 @@ def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
   wide = jnp.promote_types(query.dtype, jnp.float32)
   shapes = dict(d_query=jax.ShapeDtypeStruct(query.shape, query.dtype if band is None else wide))
   if band is not None:
-    band = band[..., :-1]
-    shapes["d_band_logits"] = jax.ShapeDtypeStruct(band.shape, wide)
+    shape = *operands["delta"].shape, plan.num_diagonals + 1
+    shapes["d_band_logits"] = jax.ShapeDtypeStruct(shape, wide)
   if "slopes" in operands:
     shapes["d_slopes"] = jax.ShapeDtypeStruct(operands["delta"].shape, wide)
   gradients = _call(_d_query_kernel, plan, "t", plan.blocks.d_query, operands, shapes)
   if band is not None:
-    written = _is_written(plan, operands, band)
-    d_band = jnp.where(written, gradients["d_band_logits"], 0.0)
+    d_band = gradients["d_band_logits"]
+    d_band = jnp.where(_is_written(plan, operands, d_band), d_band, 0.0)
+    d_band = d_band.sum([axis for axis in range(3) if band.shape[axis] == 1], keepdims=True)
     left = -d_band.sum(-1, keepdims=True)
     gradients["d_band_logits"] = jnp.concatenate([d_band, left], -1)
   batch, _, heads, width = query.shape
@@ -202,13 +203,16 @@ def _call(
   group = heads // key.shape[2]
 
   def spec(axes, x):
-    one = {"B": None, "N": None, "K": None, blocked: size}
-    shape = tuple(one.get(axis, n) for axis, n in zip(axes, x.shape, strict=True))
+    axes = list(zip(axes, x.shape, strict=True))
+
+    def size_of(axis, n):
+      return {"B": None, "N": None, "K": None, blocked: min(size, n)}.get(axis, n)
 
     def index(i, n, b):
-      return {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
+      at = {"B": b, "N": n, "K": lax.div(n, jnp.int32(group)), blocked: i}
+      return tuple(at.get(axis, 0) if n > 1 else 0 for axis, n in axes)
 
-    return pl.BlockSpec(shape, lambda *at: tuple(index(*at).get(axis, 0) for axis in axes))
+    return pl.BlockSpec(tuple(size_of(*axis) for axis in axes), index)
 
   def specs(arrays):
     return {name: spec(AXES[name], x) for name, x in arrays.items()}
@@ -422,8 +426,8 @@ def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Arr
   if tile.side == "mixed" and "band_logits" in operands:
     logits += _gather(plan, operands["band_logits"], tile)
   elif "band_logits" in operands:
-    column = plan.num_diagonals + (tile.side == "left")
-    logits += operands["band_logits"][tile.queries, column][:, None]
+    band, column = operands["band_logits"], plan.num_diagonals + (tile.side == "left")
+    logits += band[tile.queries if band.shape[0] > 1 else slice(None), column][:, None]
   if "slopes" in operands:
     logits -= operands["slopes"][...] * jnp.abs(tile.distances).astype(logits.dtype)
   conditions = []
@@ -449,6 +453,7 @@ def _keep(plan: GpuPlan, operands: Arrays, tile: _Tile) -> Bool[Array, "Q S"]:
 def _gather(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:
   """Reads each pair's entry of [T, R]; left of the band that of one more column, or 0 if none."""
   rows, columns = _indices(plan, tile)
+  rows = rows if reference.shape[0] > 1 else jnp.zeros_like(rows)
   return plgpu.load(reference.at[rows, columns], mask=columns < reference.shape[1], other=0.0)
 
 

@@ -31,8 +31,6 @@ def unsupported(inputs: Inputs, interpret: bool | None = None) -> str | None:
   """Returns why this implementation cannot run the call; None if it can."""
   if reason := band.unsupported_by_kernels(inputs):
     return reason
-  if isinstance(inputs.scale, jax.core.Tracer):
-    return "scale is traced; it needs a number"
   if inputs.relations:
     first, last = band.distances(inputs)
     if (num_rows := last - first + 1) > MAX_ROWS:

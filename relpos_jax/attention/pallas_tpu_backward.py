@@ -7,16 +7,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
-from relpos_jax.attention.partitioned import shapes_like
-
-# Batch, key heads, query heads of one key head, blocks of queries, blocks of keys.
-SEMANTICS = ("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary")
 
 
 def backward(
@@ -24,11 +18,7 @@ def backward(
 ) -> dict[str, jax.Array]:
   """Returns all gradients: query and content in `dtype`, the tables per sequence and head."""
   query, key = operands["query"], operands["key"]
-  batch, heads, width, length = query.shape
-  key_heads, num_keys = key.shape[1], key.shape[3]
-  num_tiles = tiles.tiles_a_step(plan, operands)
-  num_steps = num_keys // (plan.block * num_tiles)
-  grid = (batch, key_heads, heads // key_heads, length // plan.block, num_steps)
+  batch, heads, width, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
   # The gradients of several devices are summed wide.
   of_keys = jax.ShapeDtypeStruct(key.shape, wide if "first_block" in operands else key.dtype)
@@ -40,7 +30,7 @@ def backward(
       of_heads = batch, heads, *operands[name].shape[1:]
       outputs[f"d_{name}"] = jax.ShapeDtypeStruct(of_heads, wide)
   band, row = (plan.period, plan.block), (1, plan.block)
-  scratch = dict(query=(width, plan.block), key=(width, num_keys), value=(width, num_keys))
+  scratch = dict(query=(width, plan.block)) | dict.fromkeys(("key", "value"), key.shape[2:])
   if tiles.has_logits(operands):
     scratch |= dict(key_band=band, key_left=row, key_right=row)
     scratch |= dict(band_d_logits=band, right_d_logits=row)
@@ -48,36 +38,9 @@ def backward(
     scratch |= dict(value_band=band, value_right=row, value_left=row, band_weights=band)
   if "slopes" in operands:
     scratch |= dict(slopes=row)
-  # A device with a part of the queries does not know their numbers here, nor a traced offset.
-  known = plan.is_causal and "first_block" not in operands
-  # The gradients of all keys stay on the chip.
-  axes = tiles.AXES | dict.fromkeys(("d_key", "d_value"), "BKhs")
-
-  def index(b, m, g, i, step):
-    """Returns the blocks of a step, keys from right to left; a hidden one reads no new ones."""
-    keys = num_steps - 1 - step
-    if known:
-      last = i - (plan.key_block - plan.first_block)
-      keys = jnp.clip(jax.lax.div(last, np.int32(num_tiles)), 0, keys)
-    return dict(B=b, N=m * grid[2] + g, K=m, T=i, S=keys)
-
-  def specs(arrays):
-    return tiles.block_specs(arrays, plan.block, num_tiles, index, axes)
-
-  return pl.pallas_call(
-    functools.partial(_kernel, plan, num_tiles),
-    grid=grid,
-    in_specs=[specs(operands)],
-    out_specs=specs(outputs),
-    out_shape=shapes_like(query, outputs),
-    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=SEMANTICS, vmem_limit_bytes=tiles.VMEM_BYTES
-    ),
-    cost_estimate=tiles.cost(plan, operands, outputs, num_products=5),
-    interpret=plan.interpret,
-    name="relative_attention_backward",
-  )(operands)
+  return tiles.call(
+    plan, "backward", _kernel, operands, outputs, scratch, num_parallel=2, num_products=5
+  )
 
 
 def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
@@ -88,15 +51,11 @@ def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
 
   @pl.when((group == 0) & (query_step == 0) & (step == 0))
   def _():
-    for name in ("key", "value"):
-      scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
+    tiles.fill(scratch, ("key", "value"))
 
   @pl.when((query_step == 0) & (step == 0))
   def _():
-    for name in tiles.TABLES:
-      if name in operands:
-        of_table = outputs[f"d_{name}"]
-        of_table[...] = jnp.zeros(of_table.shape, of_table.dtype)
+    tiles.fill(outputs, [f"d_{name}" for name in tiles.TABLES])
 
   pl.when(step == 0)(lambda: _start(plan, operands, scratch))
   tile = functools.partial(_tile, plan, scratch, query_block, first)
@@ -111,21 +70,12 @@ def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
 
 def _start(plan: TpuPlan, operands, scratch) -> None:
   """Computes the terms of a block's queries, and of its cotangents, by row of the tables."""
-  sums = "band_d_logits", "band_weights", "right_d_logits", "slopes"
-  for name in ("query", *sums):
-    if name in scratch:
-      scratch[name][...] = jnp.zeros(scratch[name].shape, scratch[name].dtype)
-  if tiles.has_logits(operands):
-    band = tiles.band_logits(plan, operands)
-    scratch["key_left"][...] = band[plan.left_row, None]
-    scratch["key_right"][...] = band[plan.last_row, None]
-    scratch["key_band"][...] = tiles.skew(plan, band)
+  tiles.fill(scratch, ("query", "band_d_logits", "band_weights", "right_d_logits", "slopes"))
+  tiles.store_logits(plan, operands, scratch)
   if "value_table" in operands:
     d_output, table = operands["d_output"][0, 0], operands["value_table"][0]
-    band = tiles.precise_product(table, d_output, (1, 0), d_output.dtype)
-    scratch["value_right"][...] = band[plan.last_row, None]
-    scratch["value_left"][...] = band[plan.left_row, None]
-    scratch["value_band"][...] = tiles.skew(plan, band)
+    rows = tiles.precise_product(table, d_output, (1, 0), d_output.dtype)
+    tiles.store_band(plan, scratch, "value", rows)
 
 
 def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, side) -> None:
@@ -133,7 +83,9 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
   query, key, value, d_output = (
     operands[name][0, 0] for name in ("query", "key", "value", "d_output")
   )
-  weights = _weights(plan, operands, scratch, query, key, offset, side)
+  logits = tiles.logits_of(plan, operands, scratch, offset, side)
+  shift = operands[f"{side}_shift" if side and "key_band" in scratch else "maximum"][0, 0]
+  weights = jnp.exp(logits - shift) * operands["inverse_total"][0, 0]
   d_weights = tiles.product(value, d_output, (0, 0))
   common = 0  # The weights' gradient has this term for all keys of the tile.
   if "value_table" in operands:
@@ -163,19 +115,6 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
   scratch["value"][:, keys] += tiles.product(d_output, low_weights, (1, 1))
   scratch["key"][:, keys] += tiles.product(query, low_d_logits, (1, 1))
   scratch["query"][...] += tiles.product(key, low_d_logits, (1, 0))
-
-
-def _weights(plan: TpuPlan, operands, scratch, query, key, offset, side):
-  logits = tiles.product(key, query, (0, 0)) * plan.scale
-  logits = tiles.add_slopes(plan, logits, offset, operands)
-  shift = "maximum"
-  if "key_band" in scratch and side:
-    shift = f"{side}_shift"
-  elif "key_band" in scratch:
-    terms = (scratch[f"key_{name}"] for name in ("band", "right", "left"))
-    logits = tiles.add_band(plan, logits, offset, *terms)
-  logits = tiles.hide(plan, logits, offset, operands)
-  return jnp.exp(logits - operands[shift][0, 0]) * operands["inverse_total"][0, 0]
 
 
 def _collect(plan: TpuPlan, scratch, name: str, tile, offset, side: str | None) -> None:

@@ -11,17 +11,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
-from relpos_jax.attention.partitioned import shapes_like
-
-# Batch, heads and blocks of queries are parallel; blocks of keys are sequential.
-SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
 def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -29,10 +23,8 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
 
   The numbers per query are float32 or wider.
   """
-  query, key = operands["query"], operands["key"]
+  query = operands["query"]
   batch, heads, width, length = query.shape
-  num_tiles = tiles.tiles_a_step(plan, operands)
-  grid = (batch, heads, length // plan.block, key.shape[3] // (plan.block * num_tiles))
   wide = jnp.promote_types(query.dtype, jnp.float32)
   of_query = jax.ShapeDtypeStruct((batch, heads, 1, length), wide)
   outputs = dict(output=jax.ShapeDtypeStruct(query.shape, query.dtype))
@@ -51,74 +43,43 @@ def forward(plan: TpuPlan, operands: dict[str, jax.Array]) -> dict[str, jax.Arra
     scratch |= dict(band_logits=band, right_sums=row, right_sums_maximum=row)
   if plan.dropout_rate:
     scratch |= dict(dropped_sums=row)
-  # A device with a part of the queries does not know their numbers here, nor a traced offset.
-  known = plan.is_causal and "first_block" not in operands
-
-  def index(b, n, i, step):
-    """Returns the blocks of a step, keys from right to left; a hidden one reads no new ones."""
-    keys = grid[3] - 1 - step
-    if known:
-      keys = jnp.clip(jax.lax.div(i + plan.first_block, np.int32(num_tiles)), 0, keys)
-    return dict(B=b, N=n, K=jax.lax.div(n, np.int32(heads // key.shape[1])), T=i, S=keys)
-
-  def specs(arrays):
-    return tiles.block_specs(arrays, plan.block, num_tiles, index)
-
-  return pl.pallas_call(
-    functools.partial(_kernel, plan, num_tiles),
-    grid=grid,
-    in_specs=[specs(operands)],
-    out_specs=specs(outputs),
-    out_shape=shapes_like(query, outputs),
-    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=SEMANTICS, vmem_limit_bytes=tiles.VMEM_BYTES
-    ),
-    cost_estimate=tiles.cost(plan, operands, outputs, num_products=2),
-    interpret=plan.interpret,
-    name="relative_attention_forward",
-  )(operands)
+  return tiles.call(
+    plan, "forward", _kernel, operands, outputs, scratch, num_parallel=4, num_products=2
+  )
 
 
 def _kernel(plan: TpuPlan, num_tiles: int, operands, outputs, scratch) -> None:
-  query_block, step = pl.program_id(2) + tiles.first_block(plan, operands), pl.program_id(3)
-  last_step = pl.num_programs(3) - 1
+  query_block, step = pl.program_id(3) + tiles.first_block(plan, operands), pl.program_id(4)
+  last_step = pl.num_programs(4) - 1
   first = (last_step - step) * num_tiles
-  pl.when(step == 0)(lambda: _start(plan, operands, scratch))
+
+  @pl.when(step == 0)
+  def _():
+    tiles.fill(scratch, ("output", "sums", "dropped_sums", "right_sums"))
+    maxima = "maximum", "right_sums_maximum", "left_maximum", "right_maximum"
+    tiles.fill(scratch, ("band_logits", *maxima), masks.LOWEST)
+    tiles.store_logits(plan, operands, scratch)
+
   tile = functools.partial(_tile, plan, scratch, query_block, first)
   tiles.for_tiles(plan, operands, first - query_block, num_tiles, tile)
   if plan.has_earlier_queries and "right_sums" in scratch:
-    is_earlier = (step == last_step) & (query_block < 0)
-    pl.when(is_earlier)(lambda: _pass_diagonal(plan, scratch))
+
+    @pl.when((step == last_step) & (query_block < 0))
+    def _():  # all keys are right of the band; the diagonal, where they are counted, is not visited
+      scratch["right_sums"][...] += scratch["dropped_sums" if plan.dropout_rate else "sums"][...]
+      scratch["right_sums_maximum"][...] = scratch["maximum"][...]
+
   pl.when(step == last_step)(lambda: _finish(plan, operands, outputs, scratch, query_block))
-
-
-def _start(plan: TpuPlan, operands, scratch) -> None:
-  lowest = jnp.asarray(masks.LOWEST, scratch["output"].dtype)
-  clear = dict(output=0, maximum=lowest, sums=0, dropped_sums=0, band_logits=lowest)
-  clear |= dict(right_sums=0, right_sums_maximum=lowest, left_maximum=lowest, right_maximum=lowest)
-  for name, number in clear.items():  # not a set: its order would vary between runs
-    if name in scratch:
-      scratch[name][...] = jnp.full(scratch[name].shape, number, scratch[name].dtype)
-  if tiles.has_logits(operands):
-    logits = tiles.band_logits(plan, operands)
-    scratch["key_band"][...] = tiles.skew(plan, logits)
-    scratch["key_left"][...] = logits[plan.left_row, None]
-    scratch["key_right"][...] = logits[plan.last_row, None]
 
 
 def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, side) -> None:
   """Adds a tile to the online softmax: a plain one of a side, or one that touches the band."""
-  query, key, value = (operands[name][0, 0] for name in ("query", "key", "value"))
-  logits = tiles.product(key, query, (0, 0)) * plan.scale
-  logits = tiles.add_slopes(plan, logits, offset, operands)
-  if not side and "key_band" in scratch:
-    terms = (scratch[f"key_{name}"] for name in ("band", "right", "left"))
-    logits = tiles.add_band(plan, logits, offset, *terms)
-  logits = tiles.hide(plan, logits, offset, operands)
+  value, logits = operands["value"][0, 0], tiles.logits_of(plan, operands, scratch, offset, side)
   by_row = not side and "value_table" in operands
   if by_row:
-    _store_band_logits(plan, scratch, logits, offset)
+    stored = scratch["band_logits"]
+    for piece, inside in tiles.crossing(plan, offset):
+      stored[piece.band] = jnp.where(inside, logits[piece.keys, piece.queries], stored[piece.band])
   maximum, of_tile = scratch["maximum"][...], logits.max(0, keepdims=True)
   if side and f"key_{side}" in scratch:
     of_side = scratch[f"{side}_maximum"]
@@ -149,13 +110,6 @@ def _tile(plan: TpuPlan, scratch, query_block, first, operands, number, offset, 
     scratch["right_sums_maximum"][...] = new_maximum
 
 
-def _store_band_logits(plan: TpuPlan, scratch, logits, offset) -> None:
-  """Stores the logits of the band, skewed."""
-  stored = scratch["band_logits"]
-  for piece, inside in tiles.crossing(plan, offset):
-    stored[piece.band] = jnp.where(inside, logits[piece.keys, piece.queries], stored[piece.band])
-
-
 def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> None:
   """Updates the weights' sums right of the band.
 
@@ -170,12 +124,6 @@ def _sum_right(plan: TpuPlan, scratch, weights, correction, before, offset) -> N
   for piece, inside in tiles.crossing(plan, offset):
     part = jnp.where(inside, weights[piece.keys, piece.queries], 0)
     sums[:, piece.queries] -= part.sum(0, keepdims=True)
-
-
-def _pass_diagonal(plan: TpuPlan, scratch) -> None:
-  """Moves the sums of queries before all keys to the right of the band, as the diagonal would."""
-  scratch["right_sums"][...] += scratch["dropped_sums" if plan.dropout_rate else "sums"][...]
-  scratch["right_sums_maximum"][...] = scratch["maximum"][...]
 
 
 def _finish(plan: TpuPlan, operands, outputs, scratch, query_block) -> None:

@@ -17,7 +17,7 @@ once per block of queries, by a rotation whose shift grows with the column.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.partitioned import Shards
+from relpos_jax.attention.partitioned import Shards, shapes_like
 
 # A letter for each axis of each array, see `over_devices`.
 #
@@ -181,16 +181,8 @@ def pieces(plan: TpuPlan, offset: int) -> list[list[Piece]]:
 
 def distances(plan: TpuPlan, piece: Piece) -> jax.Array:
   """Returns j - i in a sub-tile."""
-
-  def iota(axis):
-    return jax.lax.broadcasted_iota(jnp.int32, (plan.height, plan.lanes), axis)
-
+  iota = functools.partial(jax.lax.broadcasted_iota, jnp.int32, (plan.height, plan.lanes))
   return iota(0) - iota(1) + piece.distance
-
-
-def in_band(plan: TpuPlan, distance: jax.Array) -> jax.Array:
-  """Returns True on the diagonals of the band."""
-  return (distance >= plan.first) & (distance < plan.last)
 
 
 def skew(plan: TpuPlan, x: jax.Array, sign: int = 1) -> jax.Array:
@@ -213,9 +205,49 @@ def all_distances(plan: TpuPlan, offset) -> jax.Array:
   return offset * plan.block + iota(0) - iota(1)
 
 
-def hide(plan: TpuPlan, logits, offset, operands):
-  """Sets the logits of a tile's hidden pairs to LOWEST."""
-  hidden, distance = [], all_distances(plan, offset)
+def has_logits(operands: Mapping) -> bool:
+  """Returns whether any table has a term of the logits."""
+  return any(name in operands for name in LOGIT_TABLES)
+
+
+def fill(arrays, names: Iterable[str], number: float = 0) -> None:
+  """Fills those of the named arrays that there are with a number."""
+  for name in names:
+    if name in arrays:
+      arrays[name][...] = jnp.full(arrays[name].shape, number, arrays[name].dtype)
+
+
+def store_band(plan: TpuPlan, scratch, name: str, rows: jax.Array) -> None:
+  """Stores the terms of a block's queries, `[period, block]`: beside the band, and on it skewed."""
+  scratch[f"{name}_left"][...] = rows[plan.left_row, None]
+  scratch[f"{name}_right"][...] = rows[plan.last_row, None]
+  scratch[f"{name}_band"][...] = skew(plan, rows)
+
+
+def store_logits(plan: TpuPlan, operands, scratch) -> None:
+  """Computes and stores the tables' terms of a block's logits, if any."""
+  terms = []
+  for factor, name in (("query", "key_table"), ("content", "content_table")):
+    if name in operands:
+      x = operands[factor][0, 0]
+      term = precise_product(operands[name][0], x, (1, 0), x.dtype)
+      terms.append(term * plan.scale if factor == "query" else term)
+  if "bias_table" in operands:
+    terms.append(jnp.broadcast_to(operands["bias_table"][0], (plan.period, plan.block)))
+  if terms:
+    store_band(plan, scratch, "key", sum(terms[1:], terms[0]))
+
+
+def logits_of(plan: TpuPlan, operands, scratch, offset, side: str | None) -> jax.Array:
+  """Computes a tile's logits, LOWEST for hidden pairs; those of a side lack the tables' term."""
+  logits = product(operands["key"][0, 0], operands["query"][0, 0], (0, 0)) * plan.scale
+  distance = all_distances(plan, offset)
+  if "slopes" in operands:
+    logits -= operands["slopes"][0] * jnp.abs(distance).astype(logits.dtype)
+  if not side and "key_band" in scratch:
+    terms = (scratch[f"key_{name}"] for name in ("band", "right", "left"))
+    logits = add_band(plan, logits, offset, *terms)
+  hidden = []
   if plan.is_causal and isinstance(offset, int) and offset == 0:
     hidden.append(distance > 0)
   if plan.window is not None:
@@ -227,31 +259,6 @@ def hide(plan: TpuPlan, logits, offset, operands):
   for mask in hidden:
     logits = jnp.where(mask, jnp.asarray(masks.LOWEST, logits.dtype), logits)
   return logits
-
-
-def has_logits(operands: Mapping) -> bool:
-  """Returns whether any table has a term of the logits."""
-  return any(name in operands for name in LOGIT_TABLES)
-
-
-def band_logits(plan: TpuPlan, operands) -> jax.Array:
-  """Returns the relative term of a block's queries, `[period, block]`."""
-  terms = []
-  for factor, name in (("query", "key_table"), ("content", "content_table")):
-    if name in operands:
-      x = operands[factor][0, 0]
-      term = precise_product(operands[name][0], x, (1, 0), x.dtype)
-      terms.append(term * plan.scale if factor == "query" else term)
-  if "bias_table" in operands:
-    terms.append(jnp.broadcast_to(operands["bias_table"][0], (plan.period, plan.block)))
-  return sum(terms[1:], terms[0])
-
-
-def add_slopes(plan: TpuPlan, logits, offset, operands):
-  """Subtracts slope * abs(j - i), if there are slopes."""
-  if "slopes" not in operands:
-    return logits
-  return logits - operands["slopes"][0] * jnp.abs(all_distances(plan, offset)).astype(logits.dtype)
 
 
 def add_band(plan: TpuPlan, tile, offset: int, band, right, left=None):
@@ -272,11 +279,12 @@ def add_band(plan: TpuPlan, tile, offset: int, band, right, left=None):
 
 def crossing(plan: TpuPlan, offset: int) -> list[tuple[Piece, jax.Array]]:
   """Returns the sub-tiles that cross the band, with True on the band."""
-  found = itertools.chain(*pieces(plan, offset))
 
   def inside(piece):
-    return in_band(plan, distances(plan, piece))
+    distance = distances(plan, piece)
+    return (distance >= plan.first) & (distance < plan.last)
 
+  found = itertools.chain(*pieces(plan, offset))
   return [(piece, inside(piece)) for piece in found if piece.where == "band"]
 
 
@@ -360,67 +368,103 @@ def precise_product(
   return sum(product(a, b, contract) for a, b in pairs)
 
 
-def for_tiles(plan: TpuPlan, operands: dict, first, num_tiles: int, tile) -> None:
+def for_tiles(plan: TpuPlan, operands: dict, first, num_tiles: int, tile: Callable) -> None:
   """Runs `tile(operands, number, offset, side)` for the tiles of a step, from right to left.
 
   `first` is the offset of tile 0. A plain tile is on a `side` of the band, "left" or "right"; of
   the others it is None, and the offset is static.
   """
   special, (lowest, highest), stop = plan.special_offsets(), plan.offsets, first + num_tiles
+  left_stop, right_start = (special[-1], special[0] + 1) if special else (stop, highest + 1)
 
   def run(offset, side: str | None = None):
     number = offset - first
     keys = pl.ds(pl.multiple_of(number * plan.block, plan.block), plan.block)
-
-    def index(name):
-      return tuple(keys if letter == "S" else slice(None) for letter in AXES[name])
-
-    views = {name: x.at[index(name)] for name, x in operands.items() if "S" in AXES[name]}
+    views = {
+      name: x.at[tuple(keys if letter == "S" else slice(None) for letter in AXES[name])]
+      for name, x in operands.items()
+      if "S" in AXES[name]
+    }
     tile(operands | views, number, offset, side)
 
-  def plain(start, stop, side: str):
+  def run_plain(start, stop, side: str):
     def run_if_seen(offset, _):
       return pl.when(plan.runs(offset))(lambda: run(offset, side))
 
     jax.lax.fori_loop(start, stop, run_if_seen, None)
 
-  if special and highest > special[0] and not plan.is_causal:
-    plain(jnp.maximum(first, special[0] + 1), stop, "right")
-  for static in special:
-    here = plan.runs(static) & (first <= static) & (static < stop)
-    pl.when(here)(functools.partial(run, static))
-  if not special or lowest < special[-1]:
-    plain(first, jnp.minimum(stop, special[-1]) if special else stop, "left")
+  if right_start <= highest and not plan.is_causal:
+    run_plain(jnp.maximum(first, right_start), stop, "right")
+  for offset in special:
+    is_here = plan.runs(offset) & (first <= offset) & (offset < stop)
+    pl.when(is_here)(functools.partial(run, offset))
+  if not special or lowest < left_stop:
+    run_plain(first, jnp.minimum(stop, left_stop), "left")
 
 
-def block_specs(
-  arrays: Shapes,
-  block: int,
-  num_tiles: int,
-  index: Callable[..., dict[str, jax.Array]],
-  axes: Mapping[str, str] = AXES,
-) -> dict[str, pl.BlockSpec]:
-  """Returns the block of each array that a step of the grid reads or writes.
+def call(
+  plan: TpuPlan,
+  name: str,
+  kernel: Callable[..., None],
+  operands: dict[str, jax.Array],
+  outputs: Shapes,
+  scratch: Mapping[str, tuple[int, int]],
+  *,
+  num_parallel: int,
+  num_products: int,
+) -> dict[str, jax.Array]:
+  """Runs `kernel(plan, num_tiles, operands, outputs, scratch)` over all tiles.
 
-  A block has one of the batch (B) and of heads (N, K), `block` queries (T) or the keys of
-  `num_tiles` tiles (S), and all of the other axes. `index` maps a step's indices in the grid to
-  those of the blocks by letter.
+  The grid is of the batch, key heads, query heads of a key head, blocks of queries, and steps of
+  `num_tiles` blocks of keys from right to left; the first `num_parallel` of these are parallel.
+  `scratch` has shapes, and `num_products` is for `cost`.
   """
-  sizes = dict(B=1, N=1, K=1, T=block, S=block * num_tiles)
+  query, key = operands["query"], operands["key"]
+  batch, heads, _, length = query.shape
+  key_heads, num_keys = key.shape[1], key.shape[3]
+  num_tiles = tiles_a_step(plan, operands)
+  num_steps = num_keys // (plan.block * num_tiles)
+  grid = batch, key_heads, heads // key_heads, length // plan.block, num_steps
+  sizes = dict(B=1, N=1, K=1, T=plan.block, S=plan.block * num_tiles)
+  # The gradients of all keys stay on the chip.
+  axes = AXES | dict.fromkeys(("d_key", "d_value"), "BKhs")
+  # A device with a part of the queries does not know their numbers here, nor a traced offset.
+  known = plan.is_causal and "first_block" not in operands
 
-  def spec(name):
+  def spec(name, x):
     if name == "first_block":
       return pl.BlockSpec(memory_space=pltpu.SMEM)
-    pairs = list(zip(axes[name], arrays[name].shape, strict=True))
+    pairs = list(zip(axes[name], x.shape, strict=True))
 
-    def block_index(*step):
-      by_letter = index(*step)
+    def index(b, m, g, i, step):
+      keys = num_steps - 1 - step
+      if known:  # a hidden step reads no new keys
+        last = i - (plan.key_block - plan.first_block)
+        keys = jnp.clip(jax.lax.div(last, np.int32(num_tiles)), 0, keys)
+      by_letter = dict(B=b, N=m * grid[2] + g, K=m, T=i, S=keys)
       return tuple(by_letter.get(letter, 0) if size > 1 else 0 for letter, size in pairs)
 
-    shape = tuple(min(sizes.get(letter, size), size) for letter, size in pairs)
-    return pl.BlockSpec(shape, block_index)
+    return pl.BlockSpec([min(sizes.get(letter, size), size) for letter, size in pairs], index)
 
-  return {name: spec(name) for name in arrays}
+  def specs(arrays):
+    return {name: spec(name, x) for name, x in arrays.items()}
+
+  wide = jnp.promote_types(query.dtype, jnp.float32)
+  return pl.pallas_call(
+    functools.partial(kernel, plan, num_tiles),
+    grid=grid,
+    in_specs=[specs(operands)],
+    out_specs=specs(outputs),
+    out_shape=shapes_like(query, outputs),
+    scratch_shapes=[{name: pltpu.VMEM(shape, wide) for name, shape in scratch.items()}],
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=["parallel"] * num_parallel + ["arbitrary"] * (len(grid) - num_parallel),
+      vmem_limit_bytes=VMEM_BYTES,
+    ),
+    cost_estimate=cost(plan, operands, outputs, num_products),
+    interpret=plan.interpret,
+    name=f"relative_attention_{name}",
+  )(operands)
 
 
 def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) -> pl.CostEstimate:
@@ -443,7 +487,7 @@ def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) ->
     return int(np.broadcast_to(condition, offsets.shape).sum())
 
   num_pairs = batch * heads * count(plan.runs(offsets)) * plan.block**2
-  # As in the kernels' block specs.
+  # As in the block specs of `call`.
   num_tiles = tiles_a_step(plan, operands)
   steps = np.arange(num_keys // (plan.block * num_tiles))[::-1]
   if plan.is_causal and "first_block" not in operands:

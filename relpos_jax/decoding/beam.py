@@ -20,7 +20,9 @@ from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 # The score of no hypothesis: it loses every comparison, and adding log-probabilities keeps it.
 _NONE = -jnp.inf
-_BLOCK = 128  # tokens of the vocabulary whose best is found first
+# Tokens of a block of the vocabulary, whose best is found first. A number that divides the
+# vocabulary's size is chosen, if there is one: otherwise the logits are copied with padding.
+_BLOCKS = range(128, 15, -1)
 
 # Maps the latest tokens and the cache to the logits of the next tokens, and the new cache.
 Decode = Callable[[Int[Array, "B W"], PyTree], tuple[Float[Array, "B W V"], PyTree]]
@@ -69,16 +71,15 @@ def beam_search(
   max_length: int,
   length_limits: Int[Array, " B"],
   length_penalty: float = 0.6,
+  stop: str = "bound",
   bos: int,
   eos: int,
   pad: int,
 ) -> tuple[Int[Array, "B W L"], Float[Array, "B W"]]:
   """Finds the W best continuations of `bos` by log P(tokens) / ((5 + length) / 6)**length_penalty.
 
-  The score is that of Wu et al. 2016, section 7, without coverage; the length counts `eos`. The
-  search for a sentence stops once no live hypothesis can beat the best one that ended, so that the
-  best hypothesis is exact and the others are those that had ended by then. Sentences do not
-  influence one another. `pad` is never chosen.
+  The score is that of Wu et al. 2016, section 7, without coverage; the length counts `eos`.
+  Sentences do not influence one another. `pad` is never chosen.
 
   On many devices, call it in `jax.shard_map(..., check_vma=False)`: each then stops when its own
   sentences are done. Automatic partitioning would gather the logits at every step.
@@ -94,6 +95,10 @@ def beam_search(
     length_limits: the most tokens of each sentence, `eos` included, and L at most: the paper's
       is the source's length + 50. Rows that only fill up a batch have limit 0 and no hypotheses.
     length_penalty: 0 compares log-probabilities; the larger, the longer the output.
+    stop: when the search for a sentence ends. "bound", the rule of Tensor2Tensor: once no live
+      hypothesis can beat the best one that ended, so that the best is exact. "count", the rule of
+      fairseq and CTranslate2: once W have ended, for which only the W best extensions may end; it
+      needs fewer steps.
     bos: the token that starts every hypothesis and is not in the result.
     eos, pad: the token that ends a hypothesis, and the one that follows it in the result.
 
@@ -110,7 +115,7 @@ def beam_search(
   """
   limits = jnp.minimum(length_limits, max_length)
   first = begin(cache, limits, beam_size=beam_size, max_length=max_length, bos=bos, pad=pad)
-  options = dict(length_penalty=length_penalty, eos=eos, pad=pad)
+  options = dict(length_penalty=length_penalty, stop=stop, eos=eos, pad=pad)
   last = jax.lax.while_loop(
     lambda search: jnp.any(search.is_live),
     lambda search: extend(search, decode, reorder, **options),
@@ -142,12 +147,15 @@ def extend(
   reorder: Callable[[PyTree, Int[Array, "B W"]], PyTree] = reorder_rows,
   *,
   length_penalty: float = 0.6,
+  stop: str = "bound",
   eos: int,
   pad: int,
 ) -> Search:
   """Extends the live hypotheses by one token; see `beam_search`. Sentences that are done stay."""
   if length_penalty < 0:
     raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
+  if stop not in ("bound", "count"):
+    raise ValueError(f"stop is {stop!r}; want bound or count")
 
   def score(log_probs: Float[Array, "B C"], length: Int[Array, "B 1"]) -> Float[Array, "B C"]:
     return log_probs / ((5.0 + length) / 6.0) ** length_penalty
@@ -156,10 +164,15 @@ def extend(
   new, beams, cache = _candidates(search, decode, pad)
   is_end = jnp.take_along_axis(new.tokens, length[:, None], axis=2)[:, :, 0] == eos
   scored = Hypotheses(new.tokens, score(new.scores, length))
-  ended = _add_ended(search.ended, scored, is_end, length == limits)
-  can_win = score(new.scores, limits) > ended.scores[:, :1]
-  goes_on = ~is_end & can_win & (length < limits)
-  scores, best = jax.lax.top_k(_keep(new, goes_on).scores, search.live.scores.shape[1])
+  beam_size, is_last = search.live.scores.shape[1], length == limits
+  is_best = jnp.arange(new.scores.shape[1]) < beam_size
+  may_end = is_end if stop == "bound" else is_end & (is_best | is_last)
+  ended = _add_ended(search.ended, scored, may_end, is_last)
+  if stop == "bound":
+    goes_on = score(new.scores, limits) > ended.scores[:, :1]
+  else:
+    goes_on = ended.scores[:, -1:] == _NONE
+  scores, best = jax.lax.top_k(_keep(new, goes_on & ~is_end & ~is_last).scores, beam_size)
   live = Hypotheses(_pick(new.tokens, best), scores)
   cache = reorder(cache, _pick(beams, best))
   extended = Search(length[:, 0], search.limits, live, ended, cache=None)
@@ -192,18 +205,34 @@ def _best(
   The best C are in the C blocks of tokens with the highest maxima, so that two short searches find
   them, among the maxima and in these blocks, instead of one in the whole vocabulary.
   """
-  sums = jax.nn.log_softmax(logits) + scores[:, :, None]
-  vocabulary = sums.shape[-1]
-  sums = jnp.where(jnp.arange(vocabulary) == pad, _NONE, sums)
-  room = (0, 0), (0, 0), (0, -vocabulary % _BLOCK)
-  sums = jnp.pad(sums, room, constant_values=_NONE)
-  padded = sums.shape[-1]
-  sums = sums.reshape(len(sums), -1, _BLOCK)
-  _, blocks = jax.lax.top_k(sums.max(-1), min(count, sums.shape[1]))
-  blocks = jnp.sort(blocks)  # of equal sums the first are taken
-  best, at = jax.lax.top_k(_pick(sums, blocks).reshape(len(sums), -1), count)
-  beams, tokens = jnp.divmod(_pick(blocks, at // _BLOCK) * _BLOCK + at % _BLOCK, padded)
-  return best, beams, tokens
+  vocabulary = logits.shape[-1]
+  block = next((n for n in _BLOCKS if vocabulary % n == 0), _BLOCKS[0])
+  # A beam's score and the normaliser of its logits are added to what is left of them at the end:
+  # an array of all sums would be written and read once more.
+  added = scores - jax.nn.logsumexp(logits, axis=-1)
+  highest = _highest_of_blocks(logits, pad, block)
+  num = highest.shape[2]  # blocks of a beam
+  highest = (highest + added[:, :, None]).reshape(len(logits), -1)
+  _, blocks = jax.lax.top_k(highest, min(count, highest.shape[1]))
+  beams, firsts = jnp.divmod(jnp.sort(blocks), num)  # sorted: of equal sums the first are taken
+  tokens = (firsts * block)[:, :, None] + jnp.arange(block)
+  found = jax.vmap(lambda x, *at: x.at[at].get(mode="fill", fill_value=_NONE))(
+    logits, beams[:, :, None], tokens
+  )
+  sums = jnp.where(tokens == pad, _NONE, found + _pick(added, beams)[:, :, None])
+  best, at = jax.lax.top_k(sums.reshape(len(sums), -1), count)
+  return best, _pick(beams, at // block), _pick(tokens.reshape(len(sums), -1), at)
+
+
+def _highest_of_blocks(
+  logits: Float[Array, "B W V"], pad: int, block: int
+) -> Float[Array, "B W blocks"]:
+  """Returns the highest logit of each block of tokens, `pad` excluded."""
+  room = (0, 0), (0, 0), (0, -logits.shape[2] % block)
+  in_blocks = jnp.pad(logits, room, constant_values=_NONE).reshape(*logits.shape[:2], -1, block)
+  own, at = in_blocks[:, :, pad // block], jnp.arange(block)
+  own = jnp.where(at == pad % block, _NONE, own)  # of the one block, as masking all would copy them
+  return in_blocks.max(-1).at[:, :, pad // block].set(own.max(-1))
 
 
 def _add_ended(ended: Hypotheses, new: Hypotheses, is_end, at_limit) -> Hypotheses:

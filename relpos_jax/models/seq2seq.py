@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from relpos_jax.models.layers import (
@@ -90,8 +92,16 @@ class Transformer(nnx.Module):
     self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None
   ) -> tuple[Memory, ...]:
     """Encodes a source once, for decoding many tokens: a memory for each layer of the decoder."""
-    x, mask = self.encode(source, rngs), (source != PAD)[:, None, None]
-    layers = self.decoder.layers
+    return self._memories(self.encode(source, rngs), source)
+
+  def empty_memory(self, source: Int[Array, "B S"]) -> tuple[Memory, ...]:
+    """Returns memories like those of a source, all zeros, without running the encoder."""
+    width = self.source_embedding.table.shape[1]
+    memories = self._memories(jnp.zeros((*source.shape, width)), source)
+    return jax.tree.map(jnp.zeros_like, memories)
+
+  def _memories(self, x: Float[Array, "B S D"], source: Int[Array, "B S"]) -> tuple[Memory, ...]:
+    layers, mask = self.decoder.layers, (source != PAD)[:, None, None]
     return tuple(Memory(*layer.cross_attention.keys_values(x), mask) for layer in layers)
 
   def init_cache(self, batch_size: int, num_slots: int, beam_size: int | None = None) -> Cache:

@@ -1,6 +1,8 @@
 """The fused kernel for GPUs: interpreted against the oracle, and lowered for an H100."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,6 @@ from kernel_calls import (
   assert_exact,
   assert_finite_where_only_low_rows_are_seen,
   assert_low_rows_hide,
-  attend,
 )
 
 from relpos_jax import (
@@ -25,8 +26,9 @@ from relpos_jax import (
   LinearBias,
   RelativePositions,
   dot_product_attention,
+  explain,
 )
-from relpos_jax.attention import pallas_gpu, reference
+from relpos_jax.attention import pallas_gpu
 from relpos_jax.attention.inputs import gather_inputs
 from relpos_jax.attention.pallas_gpu_kernels import Blocks
 
@@ -96,15 +98,27 @@ def test_queries_that_see_only_low_rows():
   assert_finite_where_only_low_rows_are_seen(in_small_blocks)
 
 
-@pytest.mark.usefixtures("float64")
-def test_a_scale_may_be_traced():
-  arrays = arrays_of(queries=6, keys=6)
+@pytest.mark.parametrize(
+  ("kinds", "found"),
+  [
+    ("none", ""),
+    ("slopes", ""),
+    ("all", "; each pass holds arrays of (1, 8, 512, 33) = 0.00054 GB for the band"),
+    ("t5", "; the backward pass holds arrays of (1, 8, 512, 257) = 0.0042 GB for the band"),
+  ],
+)
+def test_explain_says_what_memory_the_band_takes(kinds, found):
+  *arrays, relations = shapes(kinds=kinds)
+  reason = explain(*arrays, relations=relations).reasons["pallas_gpu"]
+  assert reason.endswith("interpreted, and slow: no GPU" + found)
 
-  def slope(attention):
-    call = lambda scale: (attend(arrays, attention, scale=scale) ** 2).sum()
-    return jax.jit(jax.grad(call))(0.3)
 
-  np.testing.assert_allclose(slope(in_small_blocks), slope(reference.attention), rtol=1e-10)
+def test_a_bias_by_distance_is_not_repeated_for_each_query():
+  """The forward pass has no array larger than the query."""
+  arrays = shapes(kinds="t5")
+  lowered = jax.jit(loss).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+  found = re.findall(r"tensor<((?:\d+x)+)", lowered)
+  assert max(math.prod(map(int, x.split("x")[:-1])) for x in found) == arrays[0].size
 
 
 def test_wide_heads_are_refused():
@@ -121,13 +135,14 @@ def loss(query, key, value, relations, **options):
 
 
 def shapes(length=512, width=64, k=16, dtype=jnp.bfloat16, kinds="shaw", **more):
-  """Returns the shapes of query, key, value and relations: "shaw", "t5" or all "kinds"."""
+  """Returns the shapes of query, key, value and relations: "shaw", "t5" "slopes" or all "kinds"."""
   array = jax.ShapeDtypeStruct((1, length, 8, width), dtype, **more)
   table = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32, **more)
   shaw = RelativePositions(*[table(2 * k + 1, width)] * 2)
   content, slopes = ContentBias(array, table(2 * k + 1, width)), LinearBias(table(8))
   every = shaw, DistanceBias(table(2 * k + 1, 8)), content, slopes
-  relations = dict(none=(), shaw=shaw, t5=DistanceBias(table(257, 8)), all=every)
+  t5 = DistanceBias(table(257, 8))
+  relations = dict(none=(), shaw=shaw, t5=t5, slopes=slopes, all=every)
   return array, array, array, relations[kinds]
 
 

@@ -170,22 +170,23 @@ def test_refuses_by_name(options, reason, kernel):
     dot_product_attention(*arrays, implementation=kernel, **options)
 
 
-def test_refuses_a_traced_scale():
-  attend = functools.partial(dot_product_attention, implementation="pallas_tpu")
+@pytest.mark.parametrize("kernel", ["pallas_tpu", "pallas_gpu"])
+def test_refuses_a_traced_scale(kernel):
+  attend = functools.partial(dot_product_attention, implementation=kernel)
   with pytest.raises(NotImplementedError, match="scale is traced"):
     jax.jit(lambda scale: attend(*[arrays_of()["query"]] * 3, scale=scale))(0.1)
 
 
 def test_it_takes_large_tables_of_which_a_call_reaches_few_rows():
-  """Music Transformer: k = 1,024, of which a causal call reaches the left half and distance 0."""
+  """Music Transformer: k = 1,024, of which a causal call reaches half, and one in a window few."""
   sequence, table = jnp.zeros((1, 2048, 1, 8)), jnp.zeros((2 * 1024 + 1, 8))
   reasons = []
-  for is_causal in (True, False):
+  for options in (dict(is_causal=True), dict(local_window_size=99), {}):
     relations = RelativePositions(table, None, beyond="zero")
     run = functools.partial(explain, sequence, sequence, sequence, relations=relations)
-    reasons.append(run(is_causal=is_causal).reasons["pallas_tpu"])
-  assert reasons[0].startswith("can do it")
-  assert reasons[1] == "the call reaches 2051 rows of the tables; it takes at most 2048"
+    reasons.append(run(**options).reasons["pallas_tpu"])
+  assert all(reason.startswith("can do it") for reason in reasons[:2])
+  assert reasons[2] == "the call reaches 2051 rows of the tables; it takes at most 2048"
 
 
 def test_refuses_on_a_tpu_what_it_cannot_compile():

@@ -16,7 +16,7 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from experiments.plan import NO_TPU
+from experiments.chips import NO_TPU
 from relpos_jax import (
   ContentBias,
   DistanceBias,

@@ -69,10 +69,14 @@ def penalty(length, alpha):
   return ((5 + length) / 6) ** alpha
 
 
-def textbook(model, cache, limit, beam_size, alpha):
-  """Searches one sentence with lists and loops, without stopping early: (score, tokens)."""
+def textbook(model, cache, limit, beam_size, alpha, stop="bound"):
+  """Searches one sentence with lists and loops: (score, tokens), best first.
+
+  For "bound" it goes on to the limit. For "count" it stops when W hypotheses have ended, each one
+  of the W best extensions when it did: fairseq's rule.
+  """
   live, ended = [(0.0, [])], []
-  for _ in range(limit):
+  for step in range(limit):
     last = [tokens[-1] if tokens else BOS for _, tokens in live]
     logits, cache = model.decode(jnp.array(last), cache)
     extensions = [
@@ -82,9 +86,11 @@ def textbook(model, cache, limit, beam_size, alpha):
       if token != PAD
     ]
     best = sorted(extensions, reverse=True)[: 2 * beam_size if beam_size > 1 else 1]
-    ended += [(x / penalty(len(tokens), alpha), tokens) for x, tokens, _ in best if EOS in tokens]
+    may_end = beam_size if stop == "count" and step + 1 < limit else None
+    for x, tokens, _ in best[:may_end]:
+      ended += [(x / penalty(len(tokens), alpha), tokens)] * (EOS in tokens)
     best = [x for x in best if EOS not in x[1]][:beam_size]
-    if not best:
+    if not best or (stop == "count" and len(ended) >= beam_size):
       break
     live = [(log_prob, tokens) for log_prob, tokens, _ in best]
     cache = rows(cache, [parent for *_, parent in best])
@@ -119,6 +125,28 @@ def test_stopping_early_loses_nothing(beam_size, alpha):
     score, sentence = textbook(model, rows(cache, [i]), limit, beam_size, alpha)[0]
     assert tokens[i, 0].tolist() == sentence + [PAD] * (9 - len(sentence))
     np.testing.assert_allclose(scores[i, 0], score, rtol=1e-5)
+
+
+@pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (3, 1.0), (4, 0.6)])
+def test_the_search_for_a_count_finds_all_that_the_textbook_does(beam_size, alpha):
+  model, limits = RememberingModel(3, vocabulary=9, spread=0.7), [0, 1, 2, 5, 9, 9, 9, 9]
+  cache = model.cache(8)
+  options = dict(beam_size=beam_size, length_penalty=alpha)
+  tokens, scores = search(model, cache, limits, max_length=9, stop="count", **options)
+  differs = False
+  for i, limit in enumerate(limits[1:], start=1):
+    expected = textbook(model, rows(cache, [i]), limit, beam_size, alpha, "count")[:beam_size]
+    assert tokens[i, : len(expected)].tolist() == [x + [PAD] * (9 - len(x)) for _, x in expected]
+    np.testing.assert_allclose(scores[i, : len(expected)], [x for x, _ in expected], rtol=1e-5)
+    assert np.all(scores[i, len(expected) :] == -np.inf)
+    differs |= expected[0] != textbook(model, rows(cache, [i]), limit, beam_size, alpha)[0]
+  assert differs == (beam_size > 1), "the rules differ but for greedy search"
+
+
+def test_an_unknown_rule_is_refused():
+  with pytest.raises(ValueError, match="stop is 'first'; want bound or count"):
+    search(RememberingModel(0), RememberingModel(0).cache(1), [2], max_length=2, beam_size=1,
+           stop="first")  # fmt: skip
 
 
 def test_the_search_stops_when_every_sentence_is_decided():
@@ -223,7 +251,7 @@ def test_scores_are_summed_in_float32():
   np.testing.assert_allclose(scores, -200 * np.log(3), rtol=1e-5)
 
 
-@pytest.mark.parametrize("vocabulary, pad", [(300, 0), (300, 299), (256, 130), (7, 3)])
+@pytest.mark.parametrize("vocabulary, pad", [(300, 0), (300, 299), (307, 306), (256, 130), (7, 3)])
 def test_the_best_of_blocks_are_the_best_of_all_and_of_equals_the_first(vocabulary, pad):
   first, second = jax.random.split(jax.random.key(vocabulary + pad))
   logits = jnp.round(2 * jax.random.normal(first, (3, 4, vocabulary)))  # many are equal

@@ -61,6 +61,7 @@ def run_copy(workdir, tmp_path):
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
     ("training.num_steps=0", "config.training.num_steps is 0 from 1 to"),
     ("training.schedule=cosine", "config.training.schedule 'cosine' paper, inverse_sqrt"),
+    ("decoding.stop=first", "config.decoding.stop 'first' count, bound"),
     ("decoding.average_checkpoints=4", "average_checkpoints is 4 3 training.keep_checkpoints"),
     ("seed=-1", "config.seed is -1 from 0"),
     ("mesh.data=9", "mesh of data=9 8 devices config.mesh"),

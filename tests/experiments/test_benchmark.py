@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import attention, models, timing
+from experiments.benchmark import attention, decode, steps, timing
 from experiments.benchmark.attention import AGAIN, STOCK, Case, Contestant
 from experiments.benchmark.timing import Program
 from relpos_jax.attention.choice import Implementation
@@ -66,16 +66,9 @@ def out(call, tmp_path_factory) -> pathlib.Path:
     patch.setattr(attention, "BLOCKWISE", ("projected",))
     patch.setitem(attention.IMPLEMENTATIONS, "elsewhere", ELSEWHERE)
     answer = call(
-      *(
-        "benchmark.__main__",
-        "attention",
-        *TINY,
-        "--lengths=8,16",
-        "--memory_lengths=16,64",
-        "--name=here",
-      ),
+      *("benchmark.__main__", "attention", *TINY, "--lengths=8,16", "--memory_lengths=16,64"),
       *("--implementations=projected,per_position,elsewhere", "--peers=dense_bias,cudnn"),
-      *("--masks=bidirectional", "--passes=backward", f"--out={folder}"),
+      *("--masks=bidirectional", "--passes=backward", f"--out={folder}", "--name=here"),
     )
   assert answer.status == 0, answer.err
   return folder
@@ -158,49 +151,17 @@ def test_a_dense_bias_holds_the_relative_key_term():
   np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "name", ["chunked_distances", "chunked_function", "dense_distances", "chunked_dense"]
-)
-def test_biases_by_distance_are_the_same_numbers(name):
-  found = attention.PEERS[name].prepare(CASE).run()
-  attend = functools.partial(REFERENCE, CASE, choose=attention._distances)
-  wanted = timing.with_gradients(attend)(*attention.arguments(CASE))
-  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, wanted)
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_pytorch_gives_the_same_results_and_gradients(is_causal, monkeypatch):
-  flex = pytest.importorskip("torch.nn.attention.flex_attention")
-  # On CPUs it refuses to be differentiated, though what it runs there can be.
-  monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
-  case = CASE._replace(is_causal=is_causal)
-  forward = case._replace(backward=False)
-  for name, function in (("torch_sdpa", attention._jax_nn), ("flex_attention", REFERENCE)):
-    prepare = attention.PEERS[name].prepare
-    result = functools.partial(function, forward)(*keys_only(forward))
-    np.testing.assert_allclose(prepare(forward).run().swapaxes(1, 2), result, atol=1e-5)
-    cotangent, *arrays = keys_only(case)
-    _, pull_back = jax.vjp(functools.partial(function, case), *arrays)
-    *of_tokens, of_relations = pull_back(cotangent)
-    of_table = jax.tree.leaves(of_relations) if name == "flex_attention" else []
-    wanted = [gradient.swapaxes(1, 2) for gradient in of_tokens] + of_table
-    for gradient, of in zip(prepare(case).run(), wanted, strict=True):
-      np.testing.assert_allclose(gradient, of, atol=1e-5)
-
-
-def test_flex_attention_is_compiled_for_every_case(monkeypatch):
-  torch = pytest.importorskip("torch")
-  graphs = []
-  backend = lambda graph, inputs: graphs.append(graph) or graph.forward
-  monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-  make = attention._flex_attention.__wrapped__
-  monkeypatch.setattr(attention, "_flex_attention", functools.cache(lambda _: make("cuda")))
-  torch._dynamo.reset()
-  with torch._dynamo.config.patch(recompile_limit=2):
-    for number, length in enumerate(range(4, 8), 1):
-      case = CASE._replace(length=length, is_causal=False, backward=False)
-      attention.PEERS["flex_attention"].prepare(case).run()
-      assert len(graphs) == number
+@pytest.mark.parametrize("backward", [False, True])
+def test_pytorch_gives_the_same_results_and_gradients(is_causal, backward):
+  pytest.importorskip("torch")
+  case = CASE._replace(is_causal=is_causal, backward=backward)
+  *arrays, _ = attention.arguments(case)
+  attend = functools.partial(attention._jax_nn, case, relations=None)
+  wanted = timing.with_gradients(attend)(*arrays)[1] if backward else [attend(*arrays)]
+  found = attention.PEERS["torch_sdpa"].prepare(case).run()
+  for theirs, ours in zip(found if backward else [found], wanted, strict=True):
+    np.testing.assert_allclose(theirs.swapaxes(1, 2), ours, atol=1e-5)
 
 
 def test_without_pytorch_its_rows_give_the_remedy(monkeypatch):
@@ -216,9 +177,10 @@ def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp
   ran = []
 
   def make_stepper(config, changes, shape):
-    return lambda: ran.append((changes["model.positions"], *shape)), {}
+    figures = dict(parameters=1, temporary_bytes=1)
+    return lambda: ran.append((changes["model.positions"], *shape)), figures
 
-  monkeypatch.setattr(models, "make_stepper", make_stepper)
+  monkeypatch.setattr(steps, "make_stepper", make_stepper)
   flags = f"--config={data}/tiny.py", "--repetitions=6", f"--out={tmp_path}"
   for length, rows in ((16, 8), (8, 16)):
     answer = call("benchmark.__main__", "step", *flags, f"--length={length}")
@@ -237,33 +199,28 @@ def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp
 def test_a_rounds_ratio_is_to_the_mean_of_its_two_sinusoidal_steps():
   results = json.loads((RESULTS / "steps" / "multi30k-64x16.json").read_text())
   drift = np.array([1.0, 2.0, 3.0, 50.0, 60.0, 70.0])
-  factors = {models.BASELINE: 0.9, models.AGAIN: 1.1, "relative": 1.04}
+  factors = {steps.BASELINE: 0.9, steps.AGAIN: 1.1, "relative": 1.04}
   seconds = {name: (factor * drift).tolist() for name, factor in factors.items()}
-  row = models.step_block(results | dict(seconds=seconds)).splitlines()[-1]
-  assert row.endswith("| 1.040 | 1.040 to 1.040 | 1.040 to 1.040 |")
+  row = steps.block(results | dict(seconds=seconds)).splitlines()[-1]
+  assert row.endswith("| 1.040 (1.040 to 1.040) | 1.040 to 1.040 |")
 
 
 @pytest.mark.parametrize("config", ["{data}/tiny.py", "configs/positions.py:chorales"])
 def test_schemes_of_positions_are_timed_in_turns(call, data, monkeypatch, tmp_path, config):
-  rows = [("rotary", {}), (models.BASELINE, {}), ("t5", {"model.tables_per_layer": False})]
-  monkeypatch.setattr(models, "sweep", lambda: rows)
-  flags = "--length=16", "--repetitions=1", f"--out={tmp_path}", "--config.batches.tokens=32"
+  rows = [("rotary", {}), (steps.BASELINE, {}), ("t5", {"model.tables_per_layer": False})]
+  monkeypatch.setattr(steps, "sweep", lambda: rows)
+  flags = "--length=16", "--repetitions=2", f"--out={tmp_path}", "--config.batches.tokens=32"
   config = f"--config={config.format(data=data)}", "--config.batches.max_length=16"
   small = "--config.model.width=16", "--config.model.num_layers=1"
   answer = call("benchmark.__main__", "positions", *config, *small, *flags)
   assert answer.status == 0, answer.err
   (file,) = (tmp_path / "positions").glob("*-2x16.json")
   raw = json.loads(file.read_text())
-  names = ["rotary", models.BASELINE, "t5", models.AGAIN]
-  assert [*raw["seconds"]] == [*raw["models"]] == names
-  parameters, memory = (
-    [raw["models"][name][x] for name in names] for x in ("parameters", "temporary_bytes")
-  )
-  assert parameters[0] == parameters[1] == parameters[3] < parameters[2] and min(memory) > 0
-  page = (tmp_path / "positions.md").read_text()
-  assert f"<!-- begin cost-{file.stem} -->" in page
-  (seconds,) = raw["seconds"]["t5"]
-  assert f"| t5 | {parameters[2]:,} | {1e3 * seconds:,.1f} | {32 / seconds:,.0f} |" in page
+  assert [*raw["seconds"]] == ["rotary", steps.BASELINE, "t5", steps.AGAIN]
+  rotary, same, t5, again = (of["parameters"] for of in raw["models"].values())
+  assert rotary == same == again < t5
+  assert min(of["temporary_bytes"] for of in raw["models"].values()) > 0
+  assert f"<!-- begin cost-{file.stem} -->" in (tmp_path / "positions.md").read_text()
 
 
 # Decoding ----------------------------------------------------------------------------------------
@@ -279,7 +236,7 @@ def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path
   assert {len(of) for of in raw["seconds"].values()} == {4}
   low, median, high = timing.quartiles(3 / np.array(raw["seconds"]["relpos_jax, 2"]))
   assert f"| relpos_jax | 2 | 27 | {median:,.1f} ({low:,.1f} to {high:,.1f}) |" in answer.out
-  assert models.decode_block(raw) in (tmp_path / "decode.md").read_text()
+  assert decode.block(raw) in (tmp_path / "decode.md").read_text()
 
 
 # Pages -------------------------------------------------------------------------------------------
@@ -287,13 +244,10 @@ def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path
 
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
   monkeypatch.setattr(attention, "cost_curves", lambda *_: None)
-  for name in ("attention", "steps", "positions"):
-    shutil.copytree(RESULTS / name, tmp_path / name)
-  for name in ("tpu_costs",):
-    shutil.copy(RESULTS / f"{name}.json", tmp_path)
-  pages = {f"{name}.md" for name in ("attention", "steps", "tpu_costs")}
+  pages = "attention", "steps", "decode", "positions"
   for name in pages:
-    shutil.copy(RESULTS / name, tmp_path)
+    shutil.copytree(RESULTS / name, tmp_path / name)
+    shutil.copy(RESULTS / f"{name}.md", tmp_path)
   assert call("benchmark.__main__", "pages", f"--out={tmp_path}").status == 0
   for name in pages:
-    assert (tmp_path / name).read_text() == (RESULTS / name).read_text(), name
+    assert (tmp_path / f"{name}.md").read_text() == (RESULTS / f"{name}.md").read_text(), name

@@ -90,6 +90,8 @@ def test_damaged_ones_are_passed_over_and_training_resumes_before_them_to_the_sa
   call, train, workdir, run_copy, parameters, monkeypatch
 ):
   damage(run_copy, 12)
+  assert call("translate", f"--workdir={run_copy}").status == 0  # the average was kept
+  (run_copy / "average.npz").unlink()
   for name in ("evaluate", "translate"):
     answer = call(name, f"--workdir={run_copy}", stdin=b"a cat\n")
     assert answer.status == 0, answer.err

@@ -21,7 +21,6 @@ WORDS = [f"w{number}" for number in range(40)]
   "arguments, words",
   [
     ([], "config.model.tables_per_head is True --config.model.tables_per_head=False"),
-    (["--format=onnx"], "--format=onnx ctranslate2"),
     (["--out=."], ". exists already --out"),
   ],
 )

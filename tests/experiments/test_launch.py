@@ -154,19 +154,20 @@ def test_slurm_requeues_what_was_stopped_or_killed(recipe, ends, restarts, is_re
   assert (status, calls[1:]) == (ends, [["scontrol", "requeue", "7"]] if is_requeued else [])
 
 
-# A TPU that is there once it is created, and is preempted during the first training.
+# A queue that has a TPU at the second look, and a TPU that is preempted during the first training.
 GCLOUD = """
 state=$(dirname "$0")/state
 case "$*" in
-  *" describe "*) cat "$state" || exit 1 ;;
-  *" create "*) [[ -e $state.full ]] || { touch "$state.full"; exit 1; }; echo READY > "$state" ;;
+  *" describe "*) [[ -e $state ]] || { echo NOT_FOUND >&2; exit 1; }
+    cat "$state"; ! grep -q WAITING "$state" || echo ACTIVE > "$state" ;;
+  *" create "*) echo WAITING_FOR_RESOURCES > "$state" ;;
   *" delete "*) rm "$state" ;;
   *experiments.train*) [[ -e $state.once ]] || { touch "$state.once"; END; } ;;
 esac
 """
 FLAGS = {
   "describe": {"zone", "format"},
-  "create": {"zone", "accelerator-type", "version"},
+  "create": {"zone", "node-id", "accelerator-type", "runtime-version"},
   "delete": {"zone"},
   "scp": {"zone", "worker"},
   "ssh": {"zone", "worker", "command"},
@@ -177,27 +178,36 @@ FLAGS = {
   "end, status, verbs",
   [
     (
-      "echo PREEMPTED > $state; exit 255",
+      "echo SUSPENDED > $state; exit 255",
       0,
-      "describe create describe create describe scp ssh ssh "
-      "describe delete describe create describe scp ssh ssh",
+      "describe create describe describe scp ssh ssh "
+      "describe delete describe create describe describe scp ssh ssh",
     ),
-    ("exit 143", 0, "describe create describe create describe scp ssh ssh describe scp ssh ssh"),
-    ("exit 2", 2, "describe create describe create describe scp ssh ssh"),
+    ("exit 143", 0, "describe create describe describe scp ssh ssh describe scp ssh ssh"),
+    ("exit 2", 2, "describe create describe describe scp ssh ssh"),
   ],
 )
-def test_a_tpu_vm_is_created_and_a_preempted_one_replaced(recipe, end, status, verbs):
+def test_a_tpu_vm_is_queued_and_a_preempted_one_replaced(recipe, end, status, verbs):
   programs = dict(gcloud=GCLOUD.replace("END", end))
   found, calls = recipe("tpu_vm.sh", programs, TPU="t", ZONE="z", WAIT="0")
   assert (found, " ".join(call[4] for call in calls)) == (status, verbs)
   for call in calls:
-    given = options(word for word in call if word not in ("--spot", "--quiet"))
-    assert call[:4] == ["gcloud", "compute", "tpus", "tpu-vm"] and given["zone"] == "z"
+    given = options(word for word in call if word not in ("--spot", "--quiet", "--force"))
+    group = "tpu-vm" if call[4] in ("scp", "ssh") else "queued-resources"
+    assert call[:4] == ["gcloud", "compute", "tpus", group] and given["zone"] == "z"
     assert {*given} == FLAGS[call[4]] and ("--spot" in call) == (call[4] == "create")
     assert "worker" not in given or given["worker"] == "all"
   install, train = [options(call)["command"] for call in calls if call[4] == "ssh"][-2:]
   assert "uv venv --allow-existing --python=3.12" in install and ".[tpu,experiments]" in install
   assert "experiments.train --distributed" in train and "--workdir=runs/with\\ space" in train
+
+
+@pytest.mark.parametrize("verb, num_calls", [("describe", 1), ("create", 2)])
+def test_a_wrong_zone_quota_or_login_ends_the_recipe(recipe, verb, num_calls):
+  refuse = f'case "$*" in *" {verb} "*) echo "login expired" >&2; exit 1 ;; esac\n'
+  status, calls = recipe("tpu_vm.sh", dict(gcloud=refuse + GCLOUD), TPU="t", ZONE="z", SPOT="no")
+  assert (status, len(calls)) == (1, num_calls)
+  assert not any("--spot" in call for call in calls)
 
 
 def test_xpk_passes_sigterm_on_and_restarts_on_its_status(recipe, tmp_path):

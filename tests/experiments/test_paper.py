@@ -13,7 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 
 from experiments import command
 from experiments.data.batching import Batch
-from experiments.plan.__main__ import batch_of
+from experiments.plan import batch_of
 from experiments.run import build
 from experiments.training.sharding import AXES, make_mesh
 from experiments.translation.task import Translation

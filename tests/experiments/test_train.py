@@ -33,11 +33,10 @@ def results(workdir):
 
 
 def test_the_folder_holds_all_of_the_run(workdir, data):
-  names = ("checkpoints", "metrics.jsonl", "tensorboard", "samples.txt", "record.json")
-  assert {path.name for path in workdir.iterdir()} == {
-    *("config.json", "environment.json", "digests.json", "tokenizer.json", *names),
-    *("results.json", "test.translations.txt", "learning_curves.png", "attention.png"),
-  }
+  names = "config.json environment.json digests.json tokenizer.json checkpoints metrics.jsonl"
+  names += " tensorboard samples.txt record.json results.json test.translations.txt average.npz"
+  names += " learning_curves.png attention.png"
+  assert {path.name for path in workdir.iterdir()} == {*names.split()}
   assert {path.name for path in (workdir / "checkpoints").iterdir()} == {"6", "9", "12"}
   assert [path.name.split(".")[0] for path in (workdir / "tensorboard").iterdir()] == ["events"]
   config = json.loads((workdir / "config.json").read_text())

@@ -1,6 +1,9 @@
 """Tests that the command translate writes one line for every line, in order."""
 
 import gzip
+import json
+import re
+import subprocess
 import sys
 
 import numpy as np
@@ -10,10 +13,10 @@ from configs import quickstart
 from experiments import translate as translate_command
 from experiments.data.tokenizer import decode, encode, load_tokenizers
 from experiments.errors import InputError
-from experiments.run import load_run
+from experiments.run import load_run, load_task
 from experiments.training.sharding import make_mesh
 from experiments.translation.corpus import Corpus
-from experiments.translation.task import Translation, make_translator
+from experiments.translation.task import Translation, make_translator, normalize_input
 
 LINES = [
   "a man sees a tree.",
@@ -52,6 +55,16 @@ def test_every_line_has_its_translation(translations, workdir, fast):
     assert translations == [translator([line])[0] for line in LINES]
   assert not any(translations[i] for i, line in enumerate(LINES) if not line.strip())
   assert len({*translations}) > 3  # or order would not be seen
+
+
+def test_a_line_loads_no_other_system_and_no_library_of_scores(workdir):
+  words = sys.executable, "-X", "importtime", "-m", "experiments.translate", f"--workdir={workdir}"
+  answer = subprocess.run(words, input="the dog\n", capture_output=True, text=True, check=True)
+  imported = {*re.findall(r"^import time:.*\| +(\S+)$", answer.stderr, flags=re.MULTILINE)}
+  assert "experiments.translation.translator" in imported
+  assert not imported & {"experiments.music", "experiments.graphs", "matplotlib", "sacrebleu"}
+  assert not imported & {"grain", "sacremoses", "scipy", "tensorboardX", "tensorflow_datasets"}
+  assert "orbax" not in imported  # since the evaluation after training kept the average
 
 
 def test_line_ends_and_byte_order_mark_do_not_matter(translate, translations, tmp_path):
@@ -117,10 +130,17 @@ def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
   assert answer.status == 2 and "average_checkpoints is 4, but only 3 are kept" in answer.err
 
 
+def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):
+  config = json.loads((workdir / "config.json").read_text())
+  assert config["decoding"].pop("stop") == load_task(workdir).config.decoding.stop == "count"
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  assert load_task(tmp_path).config.decoding.stop == "bound"
+
+
 def test_input_is_normalised_as_in_training(workdir):
   config = load_run(workdir).config
   config.data.update(moses=True, lowercase=True)
-  assert translate_command.normalize_input(config, ["The dog's!"]) == ["the dog 's !"]
+  assert normalize_input(config, ["The dog's!"]) == ["the dog 's !"]
 
 
 def test_training_strips_lines_as_translating_does():

@@ -1,17 +1,13 @@
 """CLUTRR has upstream's graphs, and valid graphs that are not in train."""
 
 import gzip
-import hashlib
 import json
 import pathlib
 import zipfile
 
 import pytest
 
-from experiments.errors import InputError
 from experiments.graphs import clutrr
-
-pytestmark = pytest.mark.usefixtures("data_dir")
 
 HEADER = "id,story,target,task_name,story_edges,edge_types,query_edge"
 
@@ -37,8 +33,8 @@ SPLITS = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> pathlib.Path:
-  """Writes a small upstream archive and its graphs, and records their checksums."""
+def folder(tmp_path, publish) -> pathlib.Path:
+  """Writes a small archive and its graphs in place of the published ones."""
   for name in ("archive", "graphs"):
     (tmp_path / name).mkdir()
   with zipfile.ZipFile(tmp_path / "archive" / clutrr._ZIP, "w") as archive:
@@ -46,11 +42,11 @@ def folder(tmp_path, monkeypatch) -> pathlib.Path:
       archive.writestr(f"{name}.csv", "\n".join([HEADER, *map(csv_line, rows)]) + "\n")
   lines = [json.dumps(row | dict(split=name)) for name, rows in SPLITS.items() for row in rows]
   graphs = "\n".join(lines).encode()
+  (tmp_path / "graphs" / clutrr._GRAPHS).write_bytes(graphs)
+  for name in ("archive", "graphs"):
+    publish(clutrr, "UPSTREAM", tmp_path / name)
+  (tmp_path / "graphs" / clutrr._GRAPHS).unlink()
   (tmp_path / "graphs" / f"{clutrr._GRAPHS}.gz").write_bytes(gzip.compress(graphs))
-  archive = (tmp_path / "archive" / clutrr._ZIP).read_bytes()
-  for name, content in {clutrr._ZIP: archive, clutrr._GRAPHS: graphs}.items():
-    record = len(content), hashlib.sha256(content).hexdigest()
-    monkeypatch.setitem(clutrr.Clutrr.FILES, name, record)
   return tmp_path
 
 
@@ -59,12 +55,12 @@ def as_lists(graphs):
 
 
 @pytest.mark.parametrize("kind", ["archive", "graphs", "address"])
-def test_archive_and_graphs_are_read(folder, kind, serve, monkeypatch):
+def test_archive_and_graphs_are_read(folder, kind, serve, publish):
   path = "" if kind == "address" else str(folder / kind)
   with serve(folder / "archive") as url:
-    monkeypatch.setattr(clutrr.Clutrr, "URL", url)
+    publish(clutrr, "UPSTREAM", folder / "archive", url)
     data = clutrr.load(path)
-  again = clutrr.load(path, valid_share=0.0)  # prepared data need no network
+  again = clutrr.load(path, valid_share=0.0)  # what is kept needs no network
   assert {*data.splits} == {"train", "valid", *(f"test_{k}" for k in range(2, 11))}
   assert again.splits["valid"] == [] and len(again.splits["train"]) == 300
   for name, split in clutrr.SPLITS.items():
@@ -78,25 +74,14 @@ def test_archive_and_graphs_are_read(folder, kind, serve, monkeypatch):
   assert not any(graph in train for graph in valid)
 
 
-def test_a_missing_or_wrong_file_is_named(folder):
-  with pytest.raises(InputError, match=f"cannot read /no/{clutrr._ZIP}: No such file"):
-    clutrr.load("/no")
-  file = folder / "archive" / clutrr._ZIP
-  file.write_bytes(b"<html>")
-  with pytest.raises(InputError, match=f"wrong file {file}: its sha256 is"):
-    clutrr.load(str(file.parent))
-
-
 def test_recorded_graphs_are_upstreams(shared_data):
-  content = gzip.decompress((shared_data / "clutrr" / f"{clutrr._GRAPHS}.gz").read_bytes())
-  record = len(content), hashlib.sha256(content).hexdigest()
-  assert clutrr.Clutrr.FILES[clutrr._GRAPHS] == record
-  rows = clutrr.Clutrr.read(lambda name: content, clutrr._GRAPHS)
-  assert {split: len(of_split) for split, of_split in rows.items()} == {
+  splits = clutrr._read(str(shared_data / "clutrr"))
+  assert {split: len(graphs) for split, graphs in splits.items()} == {
     "train": 15_083, "test_2": 38, "test_3": 107, "test_4": 77, "test_5": 185, "test_6": 105,
     "test_7": 155, "test_8": 135, "test_9": 124, "test_10": 122,
   }  # fmt: skip
-  rows = [row for of_split in rows.values() for row in of_split]
-  labels = {label for row in rows for *_, label in row["edges"]}
-  assert labels == {*range(len(clutrr.RELATIONS))}
-  assert {row["target"] for row in rows} == {*range(len(clutrr.ANSWERS))}
+  graphs = [graph for of_split in splits.values() for graph in of_split]
+  assert {label for graph in graphs for label in graph.labels.tolist()} == {
+    *range(len(clutrr.RELATIONS))
+  }
+  assert {int(graph.target) for graph in graphs} == {*range(len(clutrr.ANSWERS))}

@@ -1,7 +1,6 @@
-"""Folders in TU format are read or refused by file and line, prepared once, split into folds."""
+"""Folders in TU format are read or refused by file and line, downloaded, split into folds."""
 
 import collections
-import hashlib
 import itertools
 import pathlib
 import zipfile
@@ -14,8 +13,6 @@ from hypothesis import strategies as st
 from experiments.errors import InputError
 from experiments.graphs import tu
 from experiments.graphs.graph import Graph, GraphData, GraphNames
-
-pytestmark = pytest.mark.usefixtures("data_dir")
 
 # Two graphs: a directed triangle with a loop and an edge given twice, and a pair of nodes.
 FILES = {
@@ -111,35 +108,18 @@ def test_missing_folders_and_names_are_named(tmp_path):
   assert f"cannot read {tmp_path}/MUTAG.zip: No such file" in refusal("MUTAG", tmp_path)
 
 
-@pytest.fixture
-def molecules(tmp_path, monkeypatch) -> pathlib.Path:
-  """Returns a folder named MUTAG, beside the archive of its files."""
+def test_folder_archive_and_address_are_equal(tmp_path, serve, publish):
   plain = dict(node_attributes=None, edge_attributes=None)
   folder = write(tmp_path / "MUTAG", name="MUTAG", **plain)
   with zipfile.ZipFile(tmp_path / "MUTAG.zip", "w") as archive:
     for file in folder.iterdir():
       archive.write(file, f"MUTAG/{file.name}")
-  content = (tmp_path / "MUTAG.zip").read_bytes()
-  record = len(content), hashlib.sha256(content).hexdigest()
-  monkeypatch.setitem(tu.TU.FILES, "MUTAG.zip", record)
-  return folder
-
-
-@pytest.fixture
-def prepared(data_dir, molecules, serve, monkeypatch) -> GraphData:
-  """Returns the data of MUTAG, prepared from an address that is gone now."""
-  with serve(molecules.parent) as url:
-    monkeypatch.setattr(tu.TU, "URL", url)
-    return tu.load("MUTAG")
-
-
-def test_prepared_data_equal_the_folder_and_the_archive(prepared, molecules):
-  found = tu.load("MUTAG", path=str(molecules.parent))
-  again, wanted = tu.load("MUTAG"), tu.load("", path=str(molecules))
-  for data in (prepared, found, again):
-    assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
-      wanted.names.node_labels, wanted.names.edge_labels, wanted.names.classes
-    )  # fmt: skip
+  with serve(tmp_path) as url:
+    publish(tu, "MOLECULES", tmp_path, url)
+    downloaded = tu.load("MUTAG")
+  wanted = tu.load("", path=str(folder))
+  for data in (downloaded, tu.load("MUTAG", path=str(tmp_path))):
+    assert data.names == wanted.names
     for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
 

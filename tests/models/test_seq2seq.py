@@ -57,6 +57,15 @@ def test_tables_are_in_every_self_attention_and_nowhere_else():
   }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_empty_memory_is_like_that_of_a_source(dtype):
+  model = make(tiny(dtype=dtype))
+  source = jnp.asarray(SOURCE)
+  memories, empty = model.encode_memory(source), model.empty_memory(source)
+  kinds = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert kinds(empty) == kinds(memories) and not any(map(np.any, jax.tree.leaves(empty)))
+
+
 def test_tables_can_be_absent_or_shared():
   assert not tables(tiny(positions="sinusoidal")) and not tables(tiny(positions="none"))
   assert not tables(tiny(relative_keys=False, relative_values=False))

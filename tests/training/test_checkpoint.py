@@ -160,6 +160,56 @@ def test_average_sums_in_float32(checkpoints):
   np.testing.assert_array_equal(average, jnp.asarray(np.mean(values), jnp.bfloat16))
 
 
+@pytest.fixture
+def average(copied, tmp_path):
+  """Returns a function that averages two steps of a copy, and keeps what it finds."""
+  file, like = tmp_path / "average.npz", make_state().params
+  return lambda **options: Checkpoints(copied).average(2, part=1.0, keep=file, like=like, **options)
+
+
+def test_an_average_is_kept_and_read_without_the_checkpoints(copied, average):
+  wanted, steps = average()
+  for step in (1, 2, 3):
+    shutil.rmtree(copied / str(step) / "state")
+  found, again = average()
+  assert_same_bits(found, wanted)
+  assert again == steps == [2, 3]
+
+
+@pytest.mark.parametrize("change", ["damaged", "a step", "a manifest", "a kind"])
+def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
+  copied, average, tmp_path, change
+):
+  average()
+  file = tmp_path / "average.npz"
+  kept = bytearray(file.read_bytes())
+  if change == "damaged":
+    kept[len(kept) // 2] ^= 4
+    file.write_bytes(kept)
+  elif change == "a step":
+    with Checkpoints(copied) as checkpoints:
+      checkpoints.save(4, make_state(4))
+  elif change == "a manifest":
+    shutil.rmtree(copied / "3")
+    with Checkpoints(copied) as checkpoints:
+      checkpoints.save(3, make_state(7))
+  else:
+    np.savez(file, **{name: x.astype(np.float16) for name, x in np.load(file).items() if x.ndim})
+  wanted, _ = Checkpoints(copied).average(2, part=1.0, like=make_state().params)
+  assert_same_bits(average()[0], wanted)
+
+
+def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):
+  good = (copied / "3").with_name("good")
+  shutil.copytree(copied / "3", good)
+  flip(copied, 3)
+  assert average()[1] == [1, 2]
+  shutil.rmtree(copied / "3")
+  good.rename(copied / "3")
+  assert average()[1] == [2, 3]
+  assert "passed over" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   "change, words",
   [

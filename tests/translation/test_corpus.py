@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.data import builders
-from experiments.data.builders import LazyPairs
 from experiments.errors import InputError
 from experiments.translation import corpus as module
-from experiments.translation.corpus import Corpus, load_embedded, normalize_corpus, normalize_lines
+from experiments.translation.corpus import (
+  Corpus,
+  LazyPairs,
+  load_embedded,
+  normalize_corpus,
+  normalize_lines,
+)
 
 SHA256 = {
   "train": "a61596f2318cf4e374c7f2aa8eada7e1bc8f5e565a03fb81bdf7f91dab1e157f",
@@ -68,7 +72,7 @@ def _pair(number):
 @given(st.lists(st.integers()), st.slices(20), st.integers(1, 5))
 def test_lazy_pairs_read_as_the_list_of_them_and_in_bulk(numbers, part, read_ahead):
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(builders, "_READ_AHEAD", read_ahead)
+    patch.setattr(module, "_READ_AHEAD", read_ahead)
     lazy, eager = LazyPairs(numbers, _pair), [_pair(number) for number in numbers]
     assert list(lazy) == list(LazyPairs(_BulkOnly(numbers), _pair)) == eager
     assert len(lazy) == len(eager)

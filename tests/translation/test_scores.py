@@ -35,8 +35,8 @@ REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier
 def run(monkeypatch) -> Run:
   """Makes a run without a model, with fixed translations."""
   task = Translation(multi30k.get_config("prepared"))
-  for module in (translation_task, translate_module):
-    monkeypatch.setattr(module, "make_translator", lambda *_, **__: lambda *_: SUBWORDS)
+  translator = lambda *_, **__: lambda *_: SUBWORDS
+  monkeypatch.setattr(translation_task, "make_translator", translator)
   return Run(task, task.learn_tokenizers(Corpus(dict(train=PAIRS))), None, None, None)
 
 
@@ -65,7 +65,7 @@ def test_scores_and_samples_during_training_are_of_words(run):
 
 
 def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(translate_module, "load_run", lambda *_: run)
+  monkeypatch.setattr("experiments.run.load_run", lambda *_: run)
   (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
   translate_module.main("", str(tmp_path / "a.en"), 0, max_source_length=99, average_checkpoints=0)
   assert capsys.readouterr().out.splitlines() == WORDS

@@ -87,6 +87,23 @@ def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
   assert translator._advance._cache_size() == 2  # source lengths 16 and 128
 
 
+def test_the_rule_that_ends_a_search_is_passed_on(model, translations):
+  options = dict(OPTIONS, stop="bound")
+  assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) != translations
+  with pytest.raises(ValueError, match="stop is 'first'"):
+    Translator(*model, TOKENIZERS, ONE, **options | dict(stop="first"))(SHORT)
+
+
+def test_another_process_does_not_trace(model, translations, cache, monkeypatch):
+  options = dict(OPTIONS, key="mine")
+  assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
+  monkeypatch.setattr(Transformer, "decode", None)
+  assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
+  for change in (dict(key="other"), dict(extra_length=5), dict(stop="bound"), dict(beam_size=3)):
+    with pytest.raises(TypeError):  # of what it traces
+      Translator(*model, TOKENIZERS, ONE, **options | change)(SHORT)
+
+
 def test_eight_devices_translate_as_one(model, translations):
   graphdef, params = model
   mesh = make_mesh(8)

@@ -3,12 +3,12 @@
 import importlib.util
 
 import pytest
+import requests
 import tensorflow_datasets as tfds
 
-from experiments.data import builders
-from experiments.data.builders import LazyPairs
 from experiments.errors import InputError
-from experiments.translation.corpus import LANGUAGES, load_wmt14
+from experiments.translation import wmt14
+from experiments.translation.corpus import LANGUAGES, LazyPairs
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def data_dir(tmp_path, monkeypatch):
 def tensorflow(monkeypatch):
   """Simulates TensorFlow and the network."""
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-  monkeypatch.setattr(builders.requests, "head", lambda url, timeout: None)
+  monkeypatch.setattr(requests, "head", lambda url, timeout: None)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def small(monkeypatch, tensorflow):
 
 def _refusal(**options) -> str:
   with pytest.raises(InputError) as caught:
-    load_wmt14(**options)
+    wmt14.load(**options)
   message = str(caught.value)
   assert "\n" not in message
   return message
@@ -51,14 +51,14 @@ def _refusal(**options) -> str:
 @pytest.mark.parametrize("languages", LANGUAGES["wmt14"])
 def test_prepared_data_are_text_of_the_right_split_and_side(languages, monkeypatch):
   names = {"train": "train", "valid": "validation", "test": "test"}
-  for split, pairs in load_wmt14(languages).splits.items():
+  for split, pairs in wmt14.load(languages).splits.items():
     both = [(f"{names[split]} {i}", f"{names[split]} ü {i}") for i in range(3)]
     wanted = both if languages.startswith("en") else [pair[::-1] for pair in both]
     assert isinstance(pairs, LazyPairs)
     assert sorted(pairs) == wanted
     assert [pairs[i] for i in range(3)] == list(pairs)
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  assert len(load_wmt14(languages).splits["test"]) == 3  # reading needs no TensorFlow
+  assert len(wmt14.load(languages).splits["test"]) == 3  # reading needs no TensorFlow
 
 
 def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
@@ -81,7 +81,7 @@ def test_what_cannot_be_downloaded_is_one_line(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 def test_data_in_another_format_are_named(data_dir):
-  load_wmt14("en-de")
+  wmt14.load("en-de")
   version = data_dir / "wmt14_translate" / "de-en" / "1.0.0"
   info = version / "dataset_info.json"
   info.write_text(info.read_text().replace("array_record", "tfrecord"))

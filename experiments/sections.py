@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,12 +14,12 @@ from experiments.evaluation.records import Record, Rows
 from experiments.evaluation.statistics import (
   Scores,
   draw_sentences,
-  length_bands,
   score_seeds,
   student_interval,
 )
 from experiments.graphs import scores as graphs
 from experiments.music import scores as music
+from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
 
 METRICS = dict(translation=translation.METRIC, graphs=graphs.METRIC, music=music.METRIC)
@@ -55,7 +54,7 @@ def blocks_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[s
   if task == "graphs":
     is_chains = _first(rows)["config"]["data.source"] == "clutrr"
     return {sweep: _chains(sweep, rows, folder) if is_chains else _folds(sweep, rows)}
-  by_length = _by_length(sweep, rows, folder)
+  by_length = _by_length(sweep, rows)
   found = {sweep: _translation(sweep, rows, folder)}
   return found | {f"by-length-{sweep}": by_length} if by_length else found
 
@@ -80,7 +79,7 @@ def run_facts(rows: Rows) -> dict[str, str]:
     ),
     "hardware": each(lambda r: r["hardware"]),
     "date": each(lambda r: r["date"][:10]),
-    "commit": each(lambda r: re.sub("([0-9a-f]{12})[0-9a-f]+", r"\1", r["commit"] or "unknown")),
+    "commit": each(lambda r: short_commit(r["commit"])),
     **{name: each(lambda r, n=name: r["packages"].get(n)) for name in ("python", "jax", "flax")},
   }
 
@@ -197,20 +196,18 @@ def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
   return np.concatenate([np.array(run["sentences"][split]) for split in splits])
 
 
-def _bleu(
-  rows: Rows, splits: Sequence[str], mask: np.ndarray | None = None, num_samples: int = 1000
-) -> dict[str, Scores]:
+def _bleu(rows: Rows, splits: Sequence[str], mask: np.ndarray | None = None) -> dict[str, Scores]:
   """Computes the BLEU of each row on the sentences of the splits, or on those of the mask."""
   selected = slice(None) if mask is None else mask
   counts = {
     row: np.stack([sentence_counts(_sentences(run, splits)[selected, 1:]) for run in runs])
     for row, runs in rows.items()
   }
-  draws = draw_sentences(next(iter(counts.values())).shape[1], num_samples)
+  draws = draw_sentences(next(iter(counts.values())).shape[1])
   return {row: score_seeds(of, draws) for row, of in counts.items()}
 
 
-def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+def _by_length(sweep: str, rows: Rows) -> str:
   """Returns the tables of BLEU by length, "" if no sentence is longer than those trained on.
 
   A length is that of the longer side in tokens of the vocabulary, over all splits.
@@ -235,31 +232,12 @@ def _by_length(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
     title: {row: tables.mean_and_interval(of.seeds) for row, of in scores.items()}
     for title, scores in titled.items()
   }
-  picture = folder / f"{sweep}-length.png"
   parts = [
     tables.column_table(f"{sweep}: tokens (sentences)", rows, columns),
     tables.comparison_table(f"above {trained}", [*rows], long),
     tables.comparison_table("change", [*rows], change),
-    _bands(rows, lengths, trained, picture),
-    f"![BLEU by length: {sweep}]({folder.name}/{picture.name})",
   ]
   return "\n\n".join(parts)
-
-
-def _bands(rows: Rows, lengths: np.ndarray, trained: int, picture: pathlib.Path) -> str:
-  """Returns the table of BLEU by bands of lengths, and draws it at each band's mean length."""
-  cells, curves = [], {row: [] for row in rows}
-  for first, last in length_bands(lengths, trained, smallest=max(20, len(lengths) // 20)):
-    mask = (first <= lengths) & (lengths <= last)
-    scores = _bleu(rows, _splits(rows), mask, num_samples=0)
-    name = f"{first}" if first == last else f"{first} to {last}"
-    means = [tables.mean_and_interval(of.seeds, digits=1) for of in scores.values()]
-    cells.append([name, f"{mask.sum():,}", *means])
-    for row, (seeds, _) in scores.items():
-      curves[row].append((lengths[mask].mean(), seeds.min(), seeds.mean(), seeds.max()))
-  mark = (trained + 0.5, "limit of training")
-  spread_curves([SpreadPanel("tokens", "sacreBLEU", curves, mark)], picture)
-  return tables.markdown_table(["tokens", "sentences", *rows], cells)
 
 
 # Music --------------------------------------------------------------------------------------------

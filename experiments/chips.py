@@ -1,4 +1,4 @@
-"""Plans of training steps on TPU chips: the chips, and their compiler, which needs none."""
+"""The peaks of TPU chips and GPUs, and the TPU's compiler, which needs no TPU."""
 
 import importlib.util
 import math
@@ -22,25 +22,21 @@ NO_TPU = dict(
 
 
 class Chip(NamedTuple):
-  """Peak figures of one chip; rates are per second, and of links in one direction."""
+  """Peak figures of one chip; rates are per second."""
 
   flops: float  # bfloat16
   hbm: float  # bytes
   hbm_bandwidth: float
-  links: int  # to neighbours
-  link_bandwidth: float  # of one of them
   source: str
 
 
 _DOCS = "docs.cloud.google.com/tpu/docs"
-# The documents give the bandwidth of all of a chip's links together; v4's is in the paper on it.
 CHIPS = {
-  "v4": Chip(275e12, 32 * 2**30, 1200e9, 6, 50e9, f"{_DOCS}/v4, arXiv 2304.01433 (table 4)"),
-  "v5e": Chip(197e12, 16e9, 819e9, 4, 200e9 / 4, f"{_DOCS}/v5e"),
-  "v5p": Chip(459e12, 95e9, 2765e9, 6, 600e9 / 6, f"{_DOCS}/v5p"),
-  "v6e": Chip(918e12, 32e9, 1600e9, 4, 400e9 / 4, f"{_DOCS}/v6e"),
+  "v4": Chip(275e12, 32 * 2**30, 1200e9, f"{_DOCS}/v4"),
+  "v5e": Chip(197e12, 16e9, 819e9, f"{_DOCS}/v5e"),
+  "v5p": Chip(459e12, 95e9, 2765e9, f"{_DOCS}/v5p"),
+  "v6e": Chip(918e12, 32e9, 1600e9, f"{_DOCS}/v6e"),
 }
-
 
 # The kinds of JAX's devices.
 _TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}

@@ -1,0 +1,150 @@
+r"""Times training steps of models with random parameters on random tokens.
+
+  python -m experiments.benchmark step --config=configs/multi30k.py --length=16
+  python -m experiments.benchmark step --config=configs/wmt14.py --length=32 --out=results \
+      --config.batches.tokens=1024 --config.model.dtype=float32
+  python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
+
+The models take turns in one process; their order changes from round to round. With --out all times
+are written to OUT/steps/NAME-ROWSxLENGTH.json and that block of OUT/steps.md, or to
+OUT/positions/NAME-ROWSxLENGTH.json and the block cost-NAME-ROWSxLENGTH of OUT/positions.md.
+
+`step` compares relative positions with the same model with sinusoids, on the same batch;
+`positions` compares all rows of configs/positions.py. The model with sinusoids is measured twice: a
+ratio is to the mean of its two copies, and the ratio of the second to the first is the noise.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+import scipy.stats
+from ml_collections import ConfigDict
+
+from configs.positions import sweep
+from experiments import command
+from experiments.benchmark import timing
+from experiments.data.tokenizer import UNK
+from experiments.errors import InputError
+from experiments.evaluation.tables import markdown_table
+from experiments.run import build, parse_config
+from experiments.training.sharding import make_mesh
+
+BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
+_ORDERS = 6  # of three models
+_PREFIXES = dict(steps="", positions="cost-")  # of blocks, by the folder of the raw results
+STEP_FLAGS = dict(
+  config=command.CONFIG,
+  length=command.Flag(32, "tokens of a sentence, on either side"),
+  repetitions=command.Flag(42, "steps of each model; a multiple of 6, the number of orders"),
+  out=timing.OUT,
+)
+POSITION_FLAGS = STEP_FLAGS | dict(repetitions=command.Flag(22, "steps of each of the 11 models"))
+
+
+def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
+  """Times the training steps of three models in turns."""
+  timing.check_task(config, "translation", "music")
+  if config.model.positions == BASELINE:
+    raise InputError(f"config.model.positions is {BASELINE}, the baseline: give relative")
+  if repetitions < 1 or repetitions % _ORDERS:
+    raise InputError(f"--repetitions={repetitions}: give a multiple of {_ORDERS}")
+  positions = {BASELINE: BASELINE, AGAIN: BASELINE, config.model.positions: config.model.positions}
+  models = {name: {"model.positions": kind} for name, kind in positions.items()}
+  _time_models(config, models, length, repetitions, out, "steps")
+
+
+def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
+  """Times the training steps of a model with each scheme of positions in turns."""
+  timing.check_task(config, "translation", "music")
+  if repetitions < 2:
+    raise InputError(f"--repetitions={repetitions}: give at least 2")
+  models = {row: {"model.positions": row} | changes for row, changes in sweep()}
+  models[AGAIN] = models[BASELINE]
+  _time_models(config, models, length, repetitions, out, "positions")
+
+
+def _time_models(config, models, length: int, repetitions: int, out: str, command_name: str):
+  """Times the training steps of a config's models, changes by name, and writes the page."""
+  if not 1 <= length <= config.batches.tokens:
+    raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
+  folder = timing.make_folder(out, command_name)
+  shape = config.batches.tokens // length, length
+  steps = {name: make_stepper(config, changes, shape) for name, changes in models.items()}
+  results = {name: config.model[name] for name in ("positions", "width", "dtype")}
+  results["models"] = {name: figures for name, (_, figures) in steps.items()}
+  steps = {name: step for name, (step, _) in steps.items()}
+  results |= dict(shape=shape, seconds=timing.time_rounds(steps, repetitions))
+  timing.publish(config, results, folder, f"{shape[0]}x{length}", block, _PREFIXES[command_name])
+
+
+def make_stepper(
+  config: ConfigDict, changes: Mapping[str, object], shape: tuple[int, int]
+) -> tuple[Callable[[], jax.Array], dict[str, int]]:
+  """Returns a function that makes one step of training on the same batch [rows, tokens].
+
+  Also returns the number of parameters, and the temporary memory of the compiled step.
+  """
+  task = parse_config(config, given=changes)
+  training = build(task, task.mock_vocabulary(), make_mesh(data=1))
+  state = training.init()
+  size = config.vocabulary.size if config.task == "translation" else task.codec.vocab_size
+  batch, treedef = jax.tree.flatten(task.empty_batch(shape))
+  tokens = np.random.default_rng(0).integers(UNK, size, (len(batch), *shape))
+  batch = treedef.unflatten(tokens.astype(np.int32))
+  train_step = training.step.lower(state, batch).compile()
+  figures = dict(parameters=sum(x.size for x in jax.tree.leaves(state.params)))
+  figures["temporary_bytes"] = train_step.memory_analysis().temp_size_in_bytes
+
+  def step():
+    nonlocal state
+    state, metrics = train_step(state, batch)
+    return state, metrics
+
+  jax.block_until_ready(step())
+  return step, figures
+
+
+# Pages --------------------------------------------------------------------------------------------
+
+
+def write_page(out: pathlib.Path) -> None:
+  """Rewrites the blocks of both commands from the raw results."""
+  for name, prefix in _PREFIXES.items():
+    timing.rewrite_page(out / name, block, prefix)
+
+
+def block(results: timing.Record) -> str:
+  """Returns the provenance and the table of one measurement."""
+  (rows, length), seconds, cells = results["shape"], results["seconds"], []
+  baseline = np.mean([seconds[BASELINE], seconds[AGAIN]], axis=0)
+  for name, figures in results["models"].items():
+    median = np.median(seconds[name])
+    ratio = _ratio(seconds[name], seconds[BASELINE] if name == AGAIN else baseline)
+    cells.append(
+      [
+        name,
+        f"{figures['parameters']:,}",
+        f"{figures['temporary_bytes'] / 2**20:,.1f} MiB",
+        f"{1e3 * median:,.1f}",
+        f"{rows * length / median:,.0f}",
+        *(ratio if name != BASELINE else ("", "")),
+      ]
+    )
+  header = ["positions", "parameters", "temporary memory", "ms a step, median", "tokens a second"]
+  header += ["ratio (quartiles)", "95% interval of the ratio"]
+  return (
+    f"{timing.provenance(results, ['jax'])}\n"
+    f"{results['name']}: width {results['width']}, {rows} x {length} tokens, {results['dtype']}, "
+    f"{len(baseline)} rounds, config {results['digest']}.\n\n{markdown_table(header, cells)}"
+  )
+
+
+def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> tuple[str, str]:
+  """Returns the median ratio of a round with its quartiles, and the median's bootstrap interval."""
+  ratios = np.divide(seconds, against)
+  low, median, high = timing.quartiles(ratios)
+  options = dict(n_resamples=10_000, method="percentile", rng=np.random.default_rng(12345))
+  interval = scipy.stats.bootstrap((ratios,), np.median, **options).confidence_interval
+  return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)

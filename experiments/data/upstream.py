@@ -1,0 +1,88 @@
+"""Reads files of data sets as they were published: a user's copies, or downloads that are kept."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from experiments.errors import InputError
+from experiments.files import read_content, whole_file
+
+CACHE = "~/.cache/relpos_jax/data"
+
+
+class Upstream(NamedTuple):
+  """A folder of published files, each known by its SHA-256.
+
+  Attributes:
+    key: of the data set in `config.data`, whose `path` may be a folder with the files.
+    where, url: the folder in words, and its address.
+    files: SHA-256 by name.
+  """
+
+  key: str
+  where: str
+  url: str
+  files: Mapping[str, str]
+
+  def read(self, name: str, path: str = "") -> bytes:
+    """Returns the content of a file: of a user's copy in the folder `path`, or of a download.
+
+    The copy may be packed as `name`.gz. Downloads are kept in `CACHE`, if it can be written.
+
+    Raises:
+      InputError: the file is missing, damaged or not the published one, or there is no network.
+    """
+    if path:
+      return self._copy(pathlib.Path(path, name).expanduser())
+    kept = pathlib.Path(CACHE, self.key, name).expanduser()
+    with contextlib.suppress(OSError):
+      if _sha256(content := kept.read_bytes()) == self.files[name]:
+        return content
+    content = self._download(name)
+    with contextlib.suppress(OSError):
+      kept.parent.mkdir(parents=True, exist_ok=True)
+      with whole_file(kept) as file:
+        file.write(content)
+    return content
+
+  def _copy(self, file: pathlib.Path) -> bytes:
+    name, read = file.name, pathlib.Path.read_bytes
+    if os.path.exists(packed := file.with_name(f"{name}.gz")):
+      file, read = packed, read_content
+    try:
+      content = read(file)
+    except OSError as error:
+      raise InputError(
+        f"cannot read {file}: {error.strerror}; path must be a folder with files of {self.where}, "
+        "or empty to download them"
+      ) from None
+    if (found := _sha256(content)) != self.files[name]:
+      raise InputError(
+        f"wrong file {file}: its sha256 is {found[:12]}..., upstream's is "
+        f"{self.files[name][:12]}...; copy it again from {self.where}, or leave path empty to "
+        "download it"
+      )
+    return content
+
+  def _download(self, name: str) -> bytes:
+    import requests
+
+    url = f"{self.url}{name}"
+    remedy = f"to use local files, give --config.data.{self.key}.path=FOLDER with {self.where}"
+    try:
+      answer = requests.get(url, timeout=20)
+    except requests.RequestException as error:
+      reason = f"no answer from {urlsplit(url).hostname} ({type(error).__name__})"
+      raise InputError(f"cannot download {url}: {reason}; {remedy}") from None
+    if not answer.ok or _sha256(answer.content) != self.files[name]:
+      reason = "it is not the file published" if answer.ok else f"status {answer.status_code}"
+      raise InputError(f"cannot download {url}: {reason}; {remedy}")
+    return answer.content
+
+
+def _sha256(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()

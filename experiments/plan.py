@@ -1,0 +1,102 @@
+r"""Estimates the memory, operations and time of a training step on TPU chips, without the chips.
+
+  pip install -e '.[tpu]'
+  python -m experiments.plan --config=configs/wmt14.py:base,ende,relative --topology=v5e:2x4
+  python -m experiments.plan --config=configs/long.py --topology=v5e:4x4
+
+The TPU's own compiler compiles the training step for all chips of the topology; no TPU is needed
+and nothing runs. The batch has the longest shape of mocked sentence lengths. Times are estimates
+from the chip's peak figures: a step takes the longer of computing and memory traffic if they
+overlap, and their sum if they do not. What chips send one another is left out.
+"""
+
+import re
+from typing import Any
+
+import jax
+from jax.stages import Compiled
+from ml_collections import ConfigDict
+
+from experiments import command
+from experiments.chips import CHIPS, Chip, chips, parse, use_compiler
+from experiments.errors import InputError
+from experiments.evaluation.tables import markdown_table
+from experiments.run import build, parse_config
+from experiments.training.sharding import AnyMesh, batch_sharding, make_mesh
+from experiments.training.task import Task
+
+FLAGS = dict(
+  config=command.CONFIG,
+  topology=command.Flag("v5e:2x4", "the kind of chip and the shape in which chips are connected"),
+  effort=command.Flag("full", "the compiler's: full, as in training, or least, which is quick"),
+)
+_EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
+_OUT_OF_MEMORY = r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
+
+
+def main(config: ConfigDict, topology: str, effort: str) -> None:
+  """Compiles the training step for the longest batches, and prints its table."""
+  if effort not in _EFFORTS:
+    raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
+  chip, num_chips = parse(topology)
+  use_compiler()
+  task = parse_config(config, num_chips)
+  mesh = make_mesh(**config.mesh, devices=chips(topology))
+  jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
+  shape = task.mock_batches(mesh).shapes[-1]
+  rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
+  try:
+    step = compile_step(task, mesh, shape)
+    rows |= figures(CHIPS[chip], step, config.training.num_steps)
+  except jax.errors.JaxRuntimeError as error:
+    if not (memory := re.search(_OUT_OF_MEMORY, str(error))):
+      raise
+    rows["does not fit"] = memory[0]
+  print(markdown_table(["a chip, a step", config.name], [*map(list, rows.items())]))
+
+
+def batch_of(task: Task, shape: tuple[int, ...], mesh: AnyMesh) -> Any:
+  """Returns a batch of padding as shapes, sharded as in training."""
+
+  def shape_of(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
+
+  return jax.tree.map(shape_of, task.empty_batch(shape))
+
+
+def compile_step(task: Task, mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> Compiled:
+  """Compiles the training step for batches of a shape."""
+  training = build(task, task.mock_vocabulary(), mesh)
+  with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # attention is chosen for its platform
+    return training.step.lower(training.shapes, batch_of(task, shape, mesh)).compile()
+
+
+def figures(chip: Chip, step: Compiled, num_steps: int) -> dict[str, str]:
+  """Returns the memory, work and times of a step on a chip, as text by name.
+
+  A roofline (Williams et al. 2009). The compiler counts one pass of each loop, and takes the Pallas
+  kernels' own estimates.
+  """
+  memory, cost = step.memory_analysis(), step.cost_analysis()
+  parts = dict(
+    compute=cost["flops"] / chip.flops, memory=cost["bytes accessed"] / chip.hbm_bandwidth
+  )
+  low, high = max(parts.values()), sum(parts.values())
+  return {
+    "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
+    "of which state and batch": _gigabytes(memory.argument_size_in_bytes),
+    "10^12 operations": f"{cost['flops'] / 1e12:.2f}",
+    "memory traffic": _gigabytes(cost["bytes accessed"]),
+    **{f"time of {name}": f"{1000 * part:.1f} ms" for name, part in parts.items()},
+    "time without the network": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
+    "all updates": f"{num_steps / 3600 * low:.1f} to {num_steps / 3600 * high:.1f} h",
+    "peaks": chip.source,
+  }
+
+
+def _gigabytes(num_bytes: float) -> str:
+  return f"{num_bytes / 1e9:.3g} GB"
+
+
+if __name__ == "__main__":
+  command.run(main, FLAGS)

@@ -1,0 +1,98 @@
+"""Keeps compiled programs, so that a later process neither traces nor compiles them."""
+
+import contextlib
+import functools
+import hashlib
+import os
+import pathlib
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from experiments.files import whole_file
+from experiments.training.environment import code_version
+
+_MOST_BYTES = 2**28  # of the files kept; those used least recently are deleted
+
+
+def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callable:
+  """Returns a jitted function whose programs are kept in JAX's compilation cache, in `programs/`.
+
+  A program is found again by the key, the code of this project, versions, settings, devices and the
+  kinds of its arguments. The key must name all that the function closes over. A file that cannot be
+  read is made again. Without a key or a local cache, or in several processes, nothing is kept.
+
+  Args:
+    function: takes arrays by position, and static values by keyword.
+    key: names what the function depends on.
+    devices: those that the program runs on.
+  """
+  folder = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+  if not key or not folder or "://" in folder or jax.process_count() > 1:
+    return function
+  programs = {}
+
+  def call(*args, **static):
+    leaves, tree = jax.tree.flatten(args)
+    kinds = [(x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves]
+    kinds = (*kinds, *static.items(), jax.sharding.get_abstract_mesh())
+    if (kinds, tree) not in programs:
+      names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
+      file = pathlib.Path(folder, "programs", _digest(key, kinds, names, *devices, *_machine()))
+      programs[kinds, tree] = _load(file, args, devices) or _compile(file, function, args, static)
+    return programs[kinds, tree](*args)
+
+  return call
+
+
+def _load(file: pathlib.Path, args: tuple, devices: Sequence[jax.Device]) -> Callable | None:
+  """Returns the program in a file; None if there is none that can be read."""
+  with contextlib.suppress(Exception):  # a broken file may raise any
+    program, out = pickle.loads(file.read_bytes())
+    trees = jax.tree.structure((args, {})), jax.tree.structure(out)
+    program = serialize_executable.deserialize_and_load(program, *trees, execution_devices=devices)
+    os.utime(file)
+    return program
+  return None
+
+
+def _compile(file: pathlib.Path, function: Any, args: tuple, static: dict[str, Any]) -> Callable:
+  """Compiles a program, and keeps it in a file if it can be kept."""
+  compiled = function.lower(*args, **static).compile()
+  # JAX and the disk may refuse for many reasons, and a program that is not kept is no mistake.
+  with contextlib.suppress(Exception):
+    program, _, out = serialize_executable.serialize(compiled)
+    content = pickle.dumps((program, jax.tree.unflatten(out, range(out.num_leaves))))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as opened:
+      opened.write(content)
+    _delete_old(file.parent)
+  return compiled
+
+
+def _delete_old(folder: pathlib.Path) -> None:
+  num_bytes = 0
+  for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+    num_bytes += file.stat().st_size
+    if num_bytes > _MOST_BYTES:
+      file.unlink()
+
+
+@functools.cache
+def _machine() -> tuple:
+  """Returns all else that a program depends on."""
+  cpuinfo = pathlib.Path("/proc/cpuinfo")
+  text = cpuinfo.read_text() if cpuinfo.exists() else ""
+  instructions = re.search(r"^(flags|Features).*", text, re.MULTILINE)
+  flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+  client = jax.devices()[0].client
+  return code_version(), instructions and instructions[0], flags, client.platform_version
+
+
+def _digest(*parts: Any) -> str:
+  settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
+  return hashlib.sha256(repr((parts, settings)).encode()).hexdigest()

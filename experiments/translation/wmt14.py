@@ -1,0 +1,93 @@
+"""WMT 2014, which TFDS prepares on disk and reads without TensorFlow."""
+
+import importlib.util
+from typing import Any
+from urllib.parse import urlsplit
+
+from experiments.errors import InputError
+from experiments.translation.corpus import Corpus, LazyPairs
+
+_URL = "http://www.statmt.org/wmt14/"
+_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our name, and that of TFDS
+
+
+def load(languages: str = "en-de") -> Corpus:
+  """Loads WMT 2014, the task of the paper; valid is newstest2013, test is newstest2014.
+
+  `languages` is "en-de", "de-en", "en-fr" or "fr-en". TFDS downloads and prepares the data once
+  under TFDS_DATA_DIR (default ~/tensorflow_datasets). That needs TensorFlow, to unpack the archives
+  (extra `wmt14`); reading does not. Splits are read from disk item by item.
+
+  Raises:
+    InputError: the data are not prepared and there is no TensorFlow or no network, or they are not
+      in array_record format.
+
+  >>> len(load(languages="en-de").splits["test"])  # doctest: +SKIP
+  3003
+  """
+  pair = languages.split("-")
+  (foreign,) = {*pair} - {"en"}
+  builder = _prepare(f"{foreign}-en")
+
+  def text(item):
+    return tuple(item[language].decode() for language in pair)
+
+  try:
+    sources = {split: builder.as_data_source(name) for split, name in _SPLITS.items()}
+  except NotImplementedError:
+    raise InputError(
+      f"{builder.data_path} is not in array_record format: set TFDS_DATA_DIR to another folder"
+    ) from None
+  return Corpus({split: LazyPairs(source, text) for split, source in sources.items()})
+
+
+def _prepare(config: str) -> Any:
+  """Returns a TFDS builder, after downloading and preparing its data unless they are on disk.
+
+  Replaces the files of an interrupted preparation. If several processes prepare the same data,
+  those of the first are kept.
+  """
+  import requests
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core.constants import get_default_data_dir
+  from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+  from tensorflow_datasets.core.download.extractor import ExtractError
+
+  def make() -> tfds.core.DatasetBuilder:
+    # The class, because tfds.builder does not find it by name without TensorFlow.
+    return tfds.translate.Wmt14Translate(config=config, data_dir=data_dir)
+
+  data_dir = get_default_data_dir()
+  builder = make()
+  remedy = f"set TFDS_DATA_DIR to a folder with {builder.name} prepared as array_record"
+  # TFDS logs a warning if the folder is missing.
+  if builder.data_path.exists() and builder.is_prepared():
+    return builder
+  if importlib.util.find_spec("tensorflow") is None:
+    raise InputError(
+      f"{builder.name} is not in {data_dir}; preparing it needs TensorFlow: "
+      f"pip install -e '.[wmt14]', or {remedy}"
+    )
+  try:
+    requests.head(_URL, timeout=20)  # TFDS retries for minutes
+  except requests.RequestException as error:
+    reason = f"no answer from {urlsplit(_URL).hostname} ({type(error).__name__})"
+    raise InputError(f"cannot download {_URL}: {reason}; {remedy}") from None
+  # TFDS takes a folder without metadata for prepared data.
+  is_partial, mode = builder.data_path.exists(), tfds.GenerateMode
+  options = tfds.download.DownloadConfig(
+    try_download_gcs=False,
+    download_mode=mode.REUSE_CACHE_IF_EXISTS if is_partial else mode.REUSE_DATASET_IF_EXISTS,
+  )
+  failures = (requests.RequestException, tfds.download.DownloadError, ExtractError)
+  failures += (NonMatchingChecksumError,)
+  try:
+    builder.download_and_prepare(download_config=options, file_format="array_record")
+  except (OSError, *failures) as error:
+    if (again := make()).is_prepared():
+      return again
+    if not isinstance(error, failures):
+      remedy = "set TFDS_DATA_DIR to a folder with room that you may write to"
+    reason = str(error).partition("\n")[0].removesuffix(":")
+    raise InputError(f"cannot prepare {builder.name} in {data_dir}: {reason}; {remedy}") from error
+  return builder

@@ -1,0 +1,86 @@
+"""A program that is kept is found again by what it depends on, and a broken file is none."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+from experiments.training.programs import kept
+
+
+class Pair(NamedTuple):
+  first: jax.Array
+  second: tuple[jax.Array, None]
+
+
+ARGS = np.arange(4), (np.ones(4), None)
+
+
+@pytest.fixture
+def process(cache):
+  """Returns a function that calls a program as a new process would; returns how often it traces."""
+  mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,))
+
+  def process(args=ARGS, key="a", times=1) -> int:
+    traced = []
+
+    def multiply(pair, by, *, times):
+      traced.append(times)
+      return Pair(pair.first * by * times, (pair.second[0] + by, None)), by
+
+    function = jax.jit(multiply, static_argnames="times", donate_argnums=0)
+    pair = jax.device_put(Pair(*args), NamedSharding(mesh, jax.P("rows")))
+    call = kept(function, key, [*mesh.devices.flat])
+    for by in (3, 4):
+      found, again = call(jax.tree.map(jnp.copy, pair), np.int32(by), times=times)
+      np.testing.assert_array_equal(found.first, args[0] * by * times)
+      np.testing.assert_array_equal(found.second[0], args[1][0] + by)
+      assert found.second[1] is None and again == by and found.first.sharding == pair.first.sharding
+    return len(traced)
+
+  return process
+
+
+def test_another_process_does_not_trace(process):
+  assert [process(), process()] == [1, 0]
+
+
+@pytest.mark.parametrize("change", [
+  dict(key="b"), dict(times=2), dict(args=(np.arange(8), ARGS[1])),
+  dict(args=(np.arange(4.0), ARGS[1])),
+])  # fmt: skip
+def test_another_key_value_shape_or_dtype_is_traced(process, change):
+  assert [process(), process(**change), process(**change), process()] == [1, 1, 0, 0]
+
+
+def test_another_setting_of_jax_is_traced(process):
+  assert process() == 1
+  with jax.default_matmul_precision("highest"):
+    assert process() == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"no program", None])
+def test_a_broken_file_is_replaced(process, cache, content):
+  process()
+  (file,) = (cache / "programs").iterdir()
+  half = file.read_bytes()[:-99]
+  file.write_bytes(half if content is None else content)
+  assert [process(), process()] == [1, 0]
+
+
+def test_a_folder_that_cannot_be_written_and_no_key_keep_nothing(process, cache):
+  assert [process(key=""), process(key="")] == [1, 1]
+  (cache / "programs").write_text("a file")
+  assert [process(), process()] == [1, 1]
+
+
+def test_the_files_used_least_are_deleted(process, cache, monkeypatch):
+  process(), process(key="b")
+  sizes = [file.stat().st_size for file in (cache / "programs").iterdir()]
+  process()
+  monkeypatch.setattr("experiments.training.programs._MOST_BYTES", sum(sizes) + 99)
+  process(key="c")
+  assert [process(), process(key="c"), process(key="b")] == [0, 0, 1]
