@@ -48,6 +48,7 @@ def get_config(task: str = "translation") -> ConfigDict:
         fsdp=1,  # batches and parameters
         tensor=1,  # heads and the feed-forward's hidden width
         sequence=1,  # tokens of each sequence
+        ring=False,  # keys of a sequence go round its devices, instead of being gathered
       ),
       training=dict(
         num_steps=100_000,

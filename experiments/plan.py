@@ -31,6 +31,7 @@ FLAGS = dict(
   effort=command.Flag("full", "the compiler's: full, as in training, or least, which is quick"),
 )
 _EFFORTS = dict(full=0.0, least=-1.0)  # JAX's exec_time_optimization_effort
+_OUT_OF_MEMORY = r"Used [\d.]+\w* of [\d.]+\w* \w+|HLO temporaries \S+ exceeds available HBM \S+\)"
 
 
 def main(config: ConfigDict, topology: str, effort: str) -> None:
@@ -48,7 +49,7 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
     step = compile_step(task, mesh, shape)
     rows |= figures(CHIPS[chip], step, config.training.num_steps)
   except jax.errors.JaxRuntimeError as error:
-    if not (memory := re.search(r"Used [\d.]+\w* of [\d.]+\w* \w+", str(error))):
+    if not (memory := re.search(_OUT_OF_MEMORY, str(error))):
       raise
     rows["does not fit"] = memory[0]
   print(markdown_table(["a chip, a step", config.name], [*map(list, rows.items())]))

@@ -18,6 +18,7 @@ from experiments.files import Path, in_bucket
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.sharding import (
   AnyMesh,
+  in_ring,
   make_mesh,
   mesh_sizes,
   put_parameters,
@@ -162,9 +163,10 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
     params = jax.jit(init_params)(jax.random.key(config.seed))
     return put_parameters(start(put_parameters(params, mesh)), mesh)
 
+  loss = in_ring(task.loss) if config.mesh.ring else task.loss
   step = make_train_step(
     graphdef,
-    task.loss,
+    loss,
     optimizer,
     num_microbatches=config.training.num_microbatches,
     seed=config.seed,
@@ -172,7 +174,7 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
     schedule=rate,
   )
   shapes = shapes_on(mesh, jax.eval_shape(start, params))
-  return Training(run, shapes, init, step, make_eval_step(graphdef, task.loss))
+  return Training(run, shapes, init, step, make_eval_step(graphdef, loss))
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:

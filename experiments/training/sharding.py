@@ -5,20 +5,24 @@
   tensor    attention's heads, and the feed-forward's hidden width
   sequence  the tokens of a sequence
 
-Results do not depend on the mesh. On a mesh of `data` alone every device has all parameters.
+Results do not depend on the mesh. On a mesh of `data` alone every device has all parameters. With
+`ring` the keys and values of a sequence go round its devices; otherwise each gathers them.
 """
 
+import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
 from experiments.errors import InputError
+from relpos_jax.attention.partitioned import mesh_axes
 from relpos_jax.typing import PyTree
 
 AXES = ("data", "fsdp", "tensor", "sequence")
@@ -45,6 +49,7 @@ def make_mesh(
   tensor: int = 1,
   sequence: int = 1,
   *,
+  ring: bool = False,  # of attention (`in_ring`), not of the mesh
   devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
   """Returns a mesh of these sizes over the first of the devices; -1 takes all that remain.
@@ -84,7 +89,7 @@ def _arranged(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
   )
 
 
-def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:
+def mesh_sizes(num_devices: int, *, ring: bool = False, **wanted: int) -> dict[str, int]:
   """Returns the sizes of `make_mesh` for a number of devices, which need not exist.
 
   >>> mesh_sizes(8, data=-1, fsdp=2, tensor=1, sequence=1)
@@ -98,6 +103,22 @@ def mesh_sizes(num_devices: int, **wanted: int) -> dict[str, int]:
   if rest == 0 or (over and len(given) < len(wanted)):
     raise InputError(f"a mesh of {sizes} does not fit {num_devices} devices: change config.mesh")
   return {name: rest if size == -1 else size for name, size in wanted.items()}
+
+
+def multiple_of_tokens(mesh: ConfigDict, sequence: int) -> int:
+  """Returns the number that divides the tokens of rows: in a ring they have two parts a device."""
+  return 2 * sequence if mesh.ring and sequence > 1 else sequence
+
+
+def in_ring(loss: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a loss in whose attention the keys of a sequence go round its devices."""
+
+  @functools.wraps(loss)
+  def with_ring(*args, **options):
+    with mesh_axes(queries="sequence", keys="sequence"):
+      return loss(*args, **options)
+
+  return with_ring
 
 
 def num_rows_together(sizes: Mapping[str, int]) -> int:

@@ -15,7 +15,7 @@ from experiments.config import LARGEST, between, rates
 from experiments.data.batching import Batches, bucket_boundaries
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.training.sharding import AnyMesh, num_rows_together
+from experiments.training.sharding import AnyMesh, multiple_of_tokens, num_rows_together
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 
@@ -228,7 +228,7 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
   """Raises InputError unless batches of the longest rows divide over mesh and microbatches."""
   tokens, longest = config.batches.tokens, config.batches.max_length
   together, num_parts = num_rows_together(sizes), config.training.num_microbatches
-  longest += -longest % sizes["sequence"]
+  longest += -longest % multiple_of_tokens(config.mesh, sizes["sequence"])
   if tokens // longest < together * num_parts:
     raise InputError(
       f"config.batches.tokens is {tokens}, {tokens // longest} rows of config.batches.max_length "
@@ -248,7 +248,7 @@ def batch_maker(
     lengths,
     config.batches.num_shapes,
     max_length=max_length or config.batches.max_length,
-    multiple_of=mesh.shape["sequence"],
+    multiple_of=multiple_of_tokens(config.mesh, mesh.shape["sequence"]),
   )
   rows = num_rows_together(mesh.shape) * config.training.num_microbatches
   least = boundaries[-1] * rows if max_length else 0

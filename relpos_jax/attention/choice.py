@@ -11,7 +11,7 @@ import jax
 
 from relpos_jax.attention import chunked, projected, reference, skew
 from relpos_jax.attention.inputs import Inputs, gather_inputs, is_symbolic
-from relpos_jax.attention.partitioned import target_platform
+from relpos_jax.attention.partitioned import axes_of_keys, target_platform
 from relpos_jax.attention.relations import RelativePositions
 from relpos_jax.typing import Array
 
@@ -154,6 +154,8 @@ used_rules = contextvars.ContextVar("used_rules", default=collections.deque(maxl
 
 def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
   """Returns the rule whose implementation runs; raises if the one asked for does not support it."""
+  on_ring = implementation is None and axes_of_keys()[1] > 1
+  implementation = "chunked" if on_ring else implementation  # the others would gather the keys
   if implementation is None:
 
     def able(rule):
@@ -165,7 +167,8 @@ def choose(inputs: Inputs, implementation: str | None = None) -> Rule:
     raise ValueError(f"implementation is {implementation!r}; want None or one of {known}")
   if reason := _unsupported(implementation, inputs):
     raise NotImplementedError(f"implementation {implementation!r} cannot do this call: {reason}")
-  return Rule(implementation, "implementation= names it")
+  named = "mesh_axes shards the keys, and it passes them round"
+  return Rule(implementation, named if on_ring else "implementation= names it")
 
 
 def _unsupported(name: str, inputs: Inputs) -> str | None:

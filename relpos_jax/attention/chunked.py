@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import blocks, dropout
+from relpos_jax.attention import blocks, dropout, ring
 from relpos_jax.attention.chunked_block import (
   Arrays,
   ChunkPlan,
@@ -24,7 +24,7 @@ from relpos_jax.attention.chunked_block import (
   pairs_at,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
-from relpos_jax.attention.partitioned import axes_of_query, over_devices, zeros
+from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
 from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 # The maximum in a causal call: n stretches compute (n + 1) / 2n of all pairs, but compile n loops.
@@ -57,6 +57,7 @@ _AXES = dict(
   key_segments="BS",
   seeds="BN",
   query_offset="B",
+  first_key="B",  # the place of the keys in a sequence that a ring of devices shares
   output="BTNV",
   d_output="BTNV",
   **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
@@ -71,13 +72,15 @@ def unsupported(inputs: Inputs) -> str | None:
   """Returns why this implementation cannot run a call; None if it can."""
   if is_symbolic(inputs.query, inputs.key):
     return "a dimension is symbolic; it needs numbers"
+  names, num_devices = axes_of_keys()
+  if names and (reason := ring.unsupported(inputs, num_devices)):
+    return f"mesh_axes shards the keys over {names}: {reason}"
   return None
 
 
 def has_band(inputs: Inputs) -> bool:
   """Returns whether the algorithm of the band computes a call, which is twice as fast."""
-  is_plain = inputs.sinks is None and not inputs.return_residual
-  return is_plain and not bands.unsupported(inputs)
+  return not bands.unsupported(inputs)
 
 
 def attention(
@@ -92,8 +95,9 @@ def attention(
     return blocks.attention(inputs, block)
   band = bands.band_of(inputs)
   first, num_diagonals = (1, 0) if band is None else (band.first, band.num_diagonals)
+  shards, (of_keys, num_devices) = axes_of_query(inputs.explicit), axes_of_keys()
   plan = ChunkPlan(
-    block=block or _default_block(inputs),
+    block=block or _default_block(inputs, inputs.key.shape[1] // num_devices),
     group=group,
     num_keys=inputs.key.shape[1],
     offset=inputs.query_offset if isinstance(inputs.query_offset, int) else 0,
@@ -104,7 +108,9 @@ def attention(
     is_causal=inputs.is_causal,
     window=inputs.window,
     dropout_rate=inputs.dropout_rate,
-    shards=axes_of_query(inputs.explicit),
+    has_residual=inputs.return_residual or inputs.sinks is not None,
+    ring=of_keys,
+    shards=(*shards, ("S", of_keys)) if of_keys else shards,
     precision=jax.config.jax_default_matmul_precision,
   )
   visibility = _not_none(
@@ -116,11 +122,27 @@ def attention(
     seeds=dropout.from_row(inputs.dropout_seeds, inputs.query_offset),
     query_offset=None if isinstance(inputs.query_offset, int) else inputs.query_offset,
   )
-  output = _flash(plan, _differentiable_arrays(inputs, band), visibility)
-  return output.astype(inputs.value.dtype)
+  floats = _differentiable_arrays(inputs, band)
+  if of_keys:  # they travel in their own dtype
+    floats |= dict(key=inputs.key, value=inputs.value)
+  output, residual = _flash(plan, floats, visibility)
+  if inputs.sinks is not None:
+    output, residual = _with_sinks(output, residual, inputs.sinks)
+  output = output.astype(inputs.value.dtype)
+  return (output, residual) if inputs.return_residual else output
 
 
-def _default_block(inputs: Inputs) -> int:
+def _with_sinks(
+  output: Float[Array, "B T N V"], residual: Float[Array, "B T N"], sinks: Float[Array, " N"]
+) -> tuple[Array, Array]:
+  """Merges attention with a part whose logit is the sink and whose value is zero."""
+  sees_key = ~jnp.isneginf(residual)
+  finite = jnp.where(sees_key, residual, 0)
+  total = jnp.where(sees_key, jnp.logaddexp(finite, sinks), -jnp.inf)
+  return output * jax.nn.sigmoid(finite - sinks)[..., None], total
+
+
+def _default_block(inputs: Inputs, num_keys: int) -> int:
   """Returns the queries in a block: few in a window, which hides the more pairs of a block.
 
   A causal block computes its longest row.
@@ -128,7 +150,7 @@ def _default_block(inputs: Inputs) -> int:
   if inputs.window is not None:
     return 128
   block = 256 if inputs.is_causal else 512
-  while block > 64 and block * inputs.key.shape[1] > 2 * _PAIRS:
+  while block > 64 and block * num_keys > 2 * _PAIRS:
     block //= 2
   return block
 
@@ -166,30 +188,47 @@ def _not_none(**arrays: Array | None) -> Arrays:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> Float[Array, "B T N V"]:
-  """Computes attention; its own backward pass computes the weights again."""
+def _flash(
+  plan: ChunkPlan, floats: Arrays, visibility: Arrays
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """Computes attention and its residual; its own backward pass computes the weights again."""
   return _flash_forward(plan, floats, visibility)[0]
 
 
-def _flash_forward(plan: ChunkPlan, floats: Arrays, visibility: Arrays) -> tuple[Array, tuple]:
-  kernel, operands = functools.partial(_forward, plan), floats | visibility
+def _flash_forward(
+  plan: ChunkPlan, floats: Arrays, visibility: Arrays
+) -> tuple[tuple[Float[Array, "B T N V"], Float[Array, "B T N"]], tuple]:
+  kernel, operands = _kernel(plan, _forward, ring.forward), floats | visibility
   outputs = over_devices(kernel, _AXES, operands, plan.shards, precision=plan.precision)
-  return outputs["output"], (floats, visibility, outputs)
+  inverse = outputs["inverse_total"]
+  log_total = jnp.where(inverse > 0, -jnp.log(jnp.where(inverse > 0, inverse, 1)), -jnp.inf)
+  residual = (outputs["maximum"] + log_total).swapaxes(1, 2)
+  return (outputs["output"], residual), (floats, visibility, outputs)
 
 
 def _flash_backward(
-  plan: ChunkPlan, residuals: tuple, d_output: Float[Array, "B T N V"]
+  plan: ChunkPlan, residuals: tuple, cotangents: tuple[Array, Array]
 ) -> tuple[Arrays, None]:
   floats, visibility, outputs = residuals
+  d_output, d_residual = cotangents
   # Divides each query's cotangent by its total once, instead of each of its weights.
   d_output *= outputs["inverse_total"].swapaxes(1, 2)[..., None]
   # sum_j p_ij dp_ij, with or without dropout.
   delta = jnp.einsum("BTNV,BTNV->BNT", outputs["output"], d_output, precision=plan.precision)
+  if plan.has_residual:
+    delta -= d_residual.swapaxes(1, 2) * outputs["inverse_total"]
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  kernel = functools.partial(_backward, plan)
+  kernel = _kernel(plan, _backward, ring.backward)
   grads = over_devices(kernel, _AXES, arrays, plan.shards, precision=plan.precision)
-  return {name: grads[f"d_{name}"] for name in floats}, None
+  return {name: grads[f"d_{name}"].astype(x.dtype) for name, x in floats.items()}, None
+
+
+def _kernel(plan: ChunkPlan, compute: Callable, on_ring: Callable) -> Callable:
+  """Returns what one device computes of its arrays, which may have to go round a ring for it."""
+  if plan.ring:
+    return functools.partial(on_ring, plan, compute, _AXES)
+  return functools.partial(compute, plan)
 
 
 _flash.defvjp(_flash_forward, _flash_backward)

@@ -52,6 +52,8 @@ class ChunkPlan(NamedTuple):
   is_causal: bool
   window: tuple[int, int] | None
   dropout_rate: float
+  has_residual: bool  # whether the logsumexp has a gradient
+  ring: tuple[str, ...]  # the mesh axes that shard keys, which go round
   shards: Shards | None  # of the query, over a mesh
   precision: str | None  # of products, the default in force where the call was traced
 
@@ -183,8 +185,9 @@ def differentiate(
     (of_block[f"d_{name}"],) = jax.linear_transpose(term, block[name])(d_logits)
   if terms is not None:
     by_row = _sum_by_row(pairs, d_logits, right)
-    # Of all keys: zero, as the weights sum to one, unless a soft cap changes it.
-    total = 0 if pairs.plan.soft_cap is None else d_logits.sum(1, keepdims=True)
+    # Of all keys: zero, as the weights sum to one, unless a soft cap or the residual changes it.
+    is_zero = pairs.plan.soft_cap is None and not pairs.plan.has_residual
+    total = 0 if is_zero else d_logits.sum(1, keepdims=True)
     d_terms = jnp.concatenate([total - by_row.sum(1, keepdims=True), by_row], axis=1)
     for table, queries in _PRODUCTS.items():
       if table in block:
@@ -442,5 +445,7 @@ def _drop(block: Arrays, pairs: Pairs, x: Float[Array, "N S T"]) -> Float[Array,
   if "seeds" not in block:
     return x
   rate, seeds = pairs.plan.dropout_rate, block["seeds"][:, None, None]
-  kept = dropout.keep(seeds, pairs.rows[None, None], pairs.columns[None, :, None], rate)
+  first = block.get("first_key", 0)
+  rows, columns = first + pairs.rows, first + pairs.columns
+  kept = dropout.keep(seeds, rows[None, None], columns[None, :, None], rate)
   return jnp.where(kept, x / (1 - rate), 0)

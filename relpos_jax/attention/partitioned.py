@@ -2,7 +2,7 @@
 
 XLA cannot partition a kernel, so each device runs it on its own shard. Only batch, heads and
 queries may be sharded, evenly: every other axis is gathered first. If queries are sharded, every
-device gathers all keys of its sequences.
+device gathers all keys of its sequences, unless `mesh_axes` shards these, too (ring.py).
 
 On CPUs and GPUs the shards follow the query's, in a callback of the partitioner. This does not work
 on TPUs (JAX's issue 38196). There the mesh must be in context (`jax.set_mesh`), and the shards
@@ -55,6 +55,7 @@ def mesh_axes(
   batch: str | tuple[str, ...] | None = None,
   heads: str | tuple[str, ...] | None = None,
   queries: str | tuple[str, ...] | None = None,
+  keys: str | tuple[str, ...] | None = None,
 ):
   """Returns a context in which attention is sharded over these axes of the mesh in context.
 
@@ -68,13 +69,17 @@ def mesh_axes(
       and "replica" that the mesh has.
     heads: axes that shard the heads; None for "tensor", "model", "tp" and "heads".
     queries: axes that shard the queries; None for "sequence", "seq", "sp" and "context".
+    keys: the axes of queries again, so that keys are sharded, too, and go round the devices
+      (ring.py) instead of being gathered; None otherwise. The mesh must be in context.
 
   A name that the mesh in context lacks raises ValueError when attention is called.
 
   >>> with mesh_axes(batch=("replicas", "zero"), heads="megatron"):
   ...   pass
   """
-  given = dict(B=batch, N=heads, T=queries)
+  if keys is not None and (queries is None or _tuple(keys) != _tuple(queries)):
+    raise ValueError(f"keys is {keys!r}; want None or the axes of queries, {queries!r}")
+  given = dict(B=batch, N=heads, T=queries, S=keys)
   return _GIVEN(tuple((x, names if names is None else _tuple(names)) for x, names in given.items()))
 
 
@@ -88,6 +93,12 @@ def axes_in_context() -> dict[str, tuple[str, ...]]:
     raise ValueError(f"mesh_axes has {sorted(missing)}; the mesh in context {mesh.axis_names}")
   known = _USUAL | given
   return {letter: tuple(x for x in names if x in free) for letter, names in known.items()}
+
+
+def axes_of_keys() -> tuple[tuple[str, ...], int]:
+  """Returns the axes of the mesh in context that shard keys, by `mesh_axes`, and their devices."""
+  mesh, names = jax.sharding.get_abstract_mesh(), axes_in_context().get("S", ())
+  return names, math.prod(mesh.shape[name] for name in names)
 
 
 def target_platform() -> str:
@@ -168,7 +179,7 @@ def axes_of_query(explicit: Shards) -> Shards | None:
       "of relpos_jax.mesh_axes",
       stacklevel=2,
     )
-  return tuple(axes.items())
+  return tuple((letter, names) for letter, names in axes.items() if letter != "S")
 
 
 def align_manual_axes(x: Any) -> Any:
@@ -224,7 +235,7 @@ def over_devices(
       sequence, head and query by itself. Results are summed over these where they have size 1 and
       the query has not, or no axis of queries: the gradients of a shared bias, and of keys.
     axes: a letter for each axis of each operand and result; only B, N, K and T are sharded in
-      operands, where they are larger than 1.
+      operands, where they are larger than 1, and S if `shards` has it.
     operands: the arrays, including "query" and "key".
     shards: the mesh axes that shard the query by letter; None follows its sharding.
     precision: the default precision of the kernel's products, by default the one in force now.
@@ -426,7 +437,8 @@ def _even_shards(
     batch = batch and even("B", "bias", of="A")
   heads = even("N", "key", of="K" if "K" in axes["key"] else "N")
   queries = even("T", "query", tile) if "T" in axes["query"] else ()
-  return {"A": batch, "B": batch, "N": heads, "K": heads, "T": queries}
+  of_keys = wanted.get("S", ())
+  return {"A": batch, "B": batch, "N": heads, "K": heads, "T": queries, "S": of_keys}
 
 
 def _spec(shards: ShardAxes, letters: str, shape: tuple[int, ...]) -> PartitionSpec:
@@ -445,7 +457,7 @@ def _reduction(
   shape, keys, spec = result.shape, letters.find("S"), _spec(shards, letters, result.shape)
   shared = (shards.get(x, ()) for x, n in zip(letters, shape, strict=True) if n == 1)
   summed, scattered = tuple(itertools.chain(*shared)), ()
-  of_queries = () if "T" in letters else shards["T"]
+  of_queries = () if "T" in letters or (keys >= 0 and shards["S"]) else shards["T"]
   if keys < 0 or shape[keys] % math.prod(mesh.shape[name] for name in of_queries):
     summed += of_queries
   elif of_queries:

@@ -15,7 +15,7 @@ from experiments.data.batching import Batch
 from experiments.data.tokenizer import EOS, PAD
 from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.task import Graphs
-from experiments.training.sharding import AXES, make_mesh, put_batch, put_parameters
+from experiments.training.sharding import AXES, in_ring, make_mesh, put_batch, put_parameters
 from experiments.training.step import init_state, make_train_step
 from experiments.translation.task import Translation
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
@@ -61,10 +61,10 @@ def batch() -> Batch:
   return Batch(*rows.astype(np.int32))
 
 
-def step_on(sizes):
+def step_on(sizes, ring=False):
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   loss = Translation(default.get_config()).loss
-  step = make_train_step(model()[0], loss, SGD)
+  step = make_train_step(model()[0], in_ring(loss) if ring else loss, SGD)
   with jax.set_mesh(mesh):
     compiled = step.lower(put_parameters(state(), mesh), put_batch(batch(), mesh)).compile()
     after, metrics = compiled(put_parameters(state(), mesh), put_batch(batch(), mesh))
@@ -76,15 +76,17 @@ def on_one_device():
   return step_on((1, 1, 1, 1))
 
 
-@pytest.mark.parametrize("sizes", MESHES)
-def test_a_mesh_gives_one_devices_loss_and_gradients(sizes):
-  after, metrics, text = step_on(sizes)
+@pytest.mark.parametrize("sizes, ring", [*((x, False) for x in MESHES), ((1, 1, 2, 4), True)])
+def test_a_mesh_gives_one_devices_loss_and_gradients(sizes, ring):
+  after, metrics, text = step_on(sizes, ring)
   one, wanted, _ = on_one_device()
   np.testing.assert_allclose(metrics["loss"], wanted["loss"], rtol=1e-5)
   for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(one), strict=True):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
   kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-  expected = (EXPECTED[name] for name, size in zip(AXES, sizes, strict=True) if size > 1)
+  expected = [EXPECTED[name] for name, size in zip(AXES, sizes, strict=True) if size > 1]
+  if ring:
+    expected = [{"collective-permute"}]
   assert {*re.findall(rf" ({kinds})(?:-start)?\(", text)} <= {"all-reduce"}.union(*expected)
 
 

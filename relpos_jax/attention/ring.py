@@ -1,0 +1,249 @@
+"""A ring of devices: each has a part of a sequence, and the keys go round.
+
+In every round a device attends to the keys that it has, adds the result to that of the rounds
+before, and passes the keys on to its neighbour (Liu et al. 2023, "Ring attention with blockwise
+transformers"). So no device gathers them. The backward pass goes round again, and the gradients of
+the keys travel with them. Those of the tables are summed over devices once, at the end.
+
+Causal: a sequence has two chunks for each of n devices, and device i gets chunks i and 2n - 1 - i
+(the "zigzag" of Zhu's ring-flash-attention, 2024). In every round two of the four pairs of chunks
+have visible weights, on all devices alike; in the first one three. The others are skipped. Arrays
+are dealt at the start and put back at the end, which moves each of them once. Parts that have an
+odd number of tokens stay as they are: the last device then computes in every round, the first one
+in one, and waits for the others in the rest.
+
+A round is the algorithm of chunked.py, whose queries are at `query start - key start`.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from relpos_jax.attention import band as bands
+from relpos_jax.attention import masks
+from relpos_jax.attention.chunked_block import Arrays, ChunkPlan
+from relpos_jax.attention.inputs import Inputs
+from relpos_jax.attention.partitioned import zeros
+from relpos_jax.typing import Array, ArrayLike, Bool, Int
+
+Axes = Mapping[str, str]  # a letter for each axis of an array, by name
+Region = dict[str, tuple[Int[Array, ""], int]]  # by axis letter: start and size
+Compute = Callable[[ChunkPlan, Arrays, ArrayLike], Arrays]
+
+
+def unsupported(inputs: Inputs, num_devices: int) -> str | None:
+  """Returns why keys cannot go round so many devices, or None if they can."""
+  if reason := bands.unsupported(inputs):
+    return reason
+  if inputs.bias is not None:
+    return "a bias is given"
+  if inputs.mask is not None and min(inputs.mask.shape[-2:]) > 1:
+    return f"mask has shape {inputs.mask.shape}; it takes segments, lengths and masks of keys"
+  sizes = inputs.query.shape[1], inputs.key.shape[1]
+  if any(size % num_devices or size < 2 * num_devices for size in sizes):
+    return f"{sizes[0]} queries and {sizes[1]} keys do not divide into parts of two or more"
+  return None
+
+
+def forward(
+  plan: ChunkPlan, compute: Compute, axes: Axes, arrays: Arrays, first_query: ArrayLike
+) -> Arrays:
+  """Computes the outputs of `compute`, `chunked`'s forward pass, for keys on several devices."""
+  if isinstance(first_query, int):
+    return _attend(plan, compute, arrays, first_query)
+  shapes = jax.eval_shape(lambda x: _attend(plan, compute, x, 0), arrays)
+  results = {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
+  results["maximum"] += masks.LOWEST
+  results["total"] = results.pop("inverse_total")
+
+  def merge(results, part, region):
+    return _merge(results, part, axes, region)
+
+  axes = {**axes, "total": axes["inverse_total"]}
+  results = _around(plan, compute, axes, arrays, results, merge)
+  total = results.pop("total")
+  inverse_total = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+  output = results["output"] * _like_output(inverse_total)
+  return results | dict(output=output, inverse_total=inverse_total)
+
+
+def backward(
+  plan: ChunkPlan, compute: Compute, axes: Axes, arrays: Arrays, first_query: ArrayLike
+) -> Arrays:
+  """Computes the gradients of `compute`, `chunked`'s backward pass, for keys on several devices."""
+  if isinstance(first_query, int):
+    return _attend(plan, compute, arrays, first_query)
+  shapes = jax.eval_shape(lambda x: _attend(plan, compute, x, 0), arrays)
+  results = {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
+  if "value_table" in arrays:  # the sums are of all rounds, so their gradients are counted once
+    sums = [arrays[name] for name in ("right_sums", "row_sums")]
+    d_rows = jnp.einsum("RBNT,BTNV->NRV", jnp.stack(sums), arrays["d_output"])
+    table = results["d_value_table"]
+    if table.shape[1] == 1:
+      d_rows = d_rows.sum(0, keepdims=True)
+    results["d_value_table"] = table.at[0, :, -2:].add(d_rows)
+    arrays = arrays | dict.fromkeys(("right_sums", "row_sums"), jnp.zeros_like(sums[0]))
+
+  def add(results, part, region):
+    old = _read(results, axes, region)
+    return _write(results, {name: old[name] + x for name, x in part.items()}, axes, region)
+
+  return _around(plan, compute, axes, arrays, results, add)
+
+
+def _around(
+  plan: ChunkPlan,
+  compute: Compute,
+  axes: Axes,
+  arrays: Arrays,
+  results: Arrays,
+  store: Callable[[Arrays, Arrays, Region], Arrays],
+) -> Arrays:
+  """Stores what `compute` returns for every pair of a chunk of queries and one of keys."""
+  sizes = [arrays[name].shape[1] for name in ("query", "key")]
+  num_chunks = 2 if plan.is_causal and not any(size % 2 for size in sizes) else 1
+  num_queries, num_keys = (size // num_chunks for size in sizes)
+  plan = plan._replace(num_keys=num_keys)
+  here, size = jax.lax.axis_index(plan.ring), jax.lax.axis_size(plan.ring)
+  if num_chunks > 1:
+    arrays = _deal(plan, arrays, axes)
+  travelling = {name: x for name, x in arrays.items() if _travels(axes[name], x)}
+  staying = {name: x for name, x in arrays.items() if name not in travelling}
+  forth = [(i, (i + 1) % size) for i in range(size)]
+
+  def run_round(number, carry):
+    travelling, results = carry
+    owner = (here - number) % size
+
+    def run_pair(index, results):
+      of_queries, of_keys = index // num_chunks, index % num_chunks
+      region = dict(T=(of_queries * num_queries, num_queries), S=(of_keys * num_keys, num_keys))
+      first_key = _chunk(owner, of_keys, num_chunks, size) * num_keys
+      first_query = _chunk(here, of_queries, num_chunks, size) * num_queries - first_key
+
+      def run(results):
+        part = _read(staying | travelling, axes, region)
+        part["first_key"] = first_key[None]
+        return store(results, _attend(plan, compute, part, first_query), region)
+
+      is_visible = _is_visible(plan, arrays, first_query, num_queries)
+      return jax.lax.cond(is_visible, run, lambda results: results, results)
+
+    results = jax.lax.fori_loop(0, num_chunks**2, run_pair, results)
+    moving = travelling | {name: x for name, x in results.items() if _travels(axes[name], x)}
+    moved = {name: jax.lax.ppermute(x, plan.ring, forth) for name, x in moving.items()}
+    return {name: moved.pop(name) for name in travelling}, results | moved
+
+  _, results = jax.lax.fori_loop(0, size, run_round, (travelling, results))
+  return _deal(plan, results, axes, back=True) if num_chunks > 1 else results
+
+
+def _is_visible(
+  plan: ChunkPlan, arrays: Arrays, first_query: Int[Array, ""], num_queries: int
+) -> Bool[Array, ""]:
+  """Returns whether a query of a chunk may see a key of another; `first_query` is from the keys."""
+  left, right = plan.window or (2**30, 2**30)
+  right = 0 if plan.is_causal else right
+  first = first_query + arrays.get("query_offset", jnp.full(1, plan.offset))
+  return jnp.any((first + num_queries - 1 >= -right) & (first - plan.num_keys + 1 <= left))
+
+
+def _merge(results: Arrays, part: Arrays, axes: Axes, region: Region) -> Arrays:
+  """Adds the sums of another part of the keys, relative to the higher of the two maxima."""
+  old = _read(results, axes, region)
+  inverse = part.pop("inverse_total")
+  has_key = inverse > 0
+  new = part | dict(total=1 / jnp.where(has_key, inverse, 1))
+  new["output"] *= _like_output(new["total"])
+  maximum = jnp.maximum(old["maximum"], jnp.where(has_key, new["maximum"], masks.LOWEST))
+  of_old = jnp.exp(old["maximum"] - maximum)
+  of_new = jnp.where(has_key, jnp.exp(new["maximum"] - maximum), 0)
+
+  def add(name, x):
+    shares = of_old, of_new
+    old_share, new_share = map(_like_output, shares) if name == "output" else shares
+    return x * old_share + new[name] * new_share
+
+  sums = {name: add(name, x) for name, x in old.items() if name != "maximum"}
+  return _write(results, sums | dict(maximum=maximum), axes, region)
+
+
+def _like_output(x: Array) -> Array:
+  """Returns numbers [B, N, T] as [B, T, N, 1]."""
+  return x.swapaxes(1, 2)[..., None]
+
+
+def _attend(plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: ArrayLike) -> Arrays:
+  """Computes the part of one chunk of keys, which travel in their own dtype."""
+  wide = {name: arrays[name].astype(arrays["query"].dtype) for name in ("key", "value")}
+  return compute(plan._replace(num_keys=arrays["key"].shape[1]), arrays | wide, first_query)
+
+
+# Chunks and how they are dealt.
+
+
+def _chunk(device: ArrayLike, number: ArrayLike, num_chunks: int, num_devices: int) -> Array:
+  """Returns the place in the sequence of a device's chunk.
+
+  >>> [[int(_chunk(device, number, 2, 4)) for number in (0, 1)] for device in range(4)]
+  [[0, 7], [1, 6], [2, 5], [3, 4]]
+  """
+  return jnp.where(number == 0, device, num_chunks * num_devices - 1 - device)
+
+
+def _deal(plan: ChunkPlan, arrays: Arrays, axes: Axes, back: bool = False) -> Arrays:
+  """Moves chunks 2i and 2i + 1 of device i to the devices that `_chunk` gives them, or back.
+
+  Each device has an even chunk and an odd one, and so either kind is permuted at once.
+  """
+  size = jax.lax.axis_size(plan.ring)
+  is_even = jax.lax.axis_index(plan.ring) % 2 == 0  # whether the earlier of its chunks is
+  places = [min(chunk, 2 * size - 1 - chunk) for chunk in range(2 * size)]
+  ways = [[(i, places[2 * i + odd]) for i in range(size)] for odd in (0, 1)]
+  ways = [[(there, here) for here, there in way] for way in ways] if back else ways
+
+  def in_order(x, y):
+    return jnp.where(is_even, x, y), jnp.where(is_even, y, x)
+
+  def deal(x, axis):
+    parts = jnp.split(x, 2, axis)
+    if back:
+      parts = in_order(*parts)
+    parts = [jax.lax.ppermute(x, plan.ring, way) for x, way in zip(parts, ways, strict=True)]
+    return jnp.concatenate(parts if back else in_order(*parts), axis)
+
+  dealt = dict(arrays)
+  for name, x in arrays.items():
+    for axis, letter in enumerate(axes[name]):
+      if letter in "TS" and x.shape[axis] > 1:
+        dealt[name] = deal(x, axis)
+  return dealt
+
+
+def _travels(letters: str, x: Array) -> bool:
+  return "S" in letters and x.shape[letters.index("S")] > 1
+
+
+def _read(arrays: Arrays, axes: Axes, region: Region) -> Arrays:
+  """Returns the slice of each array in a region."""
+  return {
+    name: jax.lax.dynamic_slice(x, *_starts_and_sizes(axes[name], x, region))
+    for name, x in arrays.items()
+  }
+
+
+def _write(arrays: Arrays, parts: Arrays, axes: Axes, region: Region) -> Arrays:
+  """Overwrites a region of the arrays."""
+
+  def write(name, part):
+    starts, _ = _starts_and_sizes(axes[name], arrays[name], region)
+    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
+
+  return arrays | {name: write(name, part) for name, part in parts.items()}
+
+
+def _starts_and_sizes(letters: str, x: Array, region: Region) -> tuple[list, list]:
+  axes = zip(letters, x.shape, strict=True)
+  slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
+  return [jnp.int32(start) for start, _ in slices], [size for _, size in slices]
