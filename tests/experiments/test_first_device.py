@@ -57,7 +57,7 @@ def test_all_pieces_run_and_only_the_open_ones_again(run, tmp_path):
       values = command.parse(COMMANDS[name][1], flags)
     elif module == "experiments.sweep":
       values = command.parse(sweep.FLAGS, [name, *flags])
-      assert values["seeds"] == 3 and values["results"] == f"{tmp_path}/out/runs"
+      assert values["seeds"] == 3 and values["results"] == tmp_path / "out" / "runs"
     else:
       assert module == "pytest" and "device" in flags
   status, output, commands = run()
