@@ -102,10 +102,13 @@ def publish(kept, monkeypatch):
 @pytest.fixture
 def cache(tmp_path) -> Iterator[pathlib.Path]:
   """Has JAX keep programs in a folder, which is returned."""
-  before = jax.config.jax_compilation_cache_dir
-  jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+  names = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
+  before = [getattr(jax.config, name) for name in names]
+  for name, value in zip(names, (True, str(tmp_path)), strict=True):
+    jax.config.update(name, value)
   yield tmp_path
-  jax.config.update("jax_compilation_cache_dir", before)
+  for name, value in zip(names, before, strict=True):
+    jax.config.update(name, value)
 
 
 @pytest.fixture
