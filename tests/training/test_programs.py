@@ -94,9 +94,15 @@ def test_a_folder_that_cannot_be_written_and_no_key_keep_nothing(process, cache)
 
 
 def test_the_files_used_least_are_deleted(process, cache, monkeypatch):
-  process(), process(key="b")
-  sizes = [file.stat().st_size for file in (cache / "programs").iterdir()]
+  def files():
+    return {file.name: file.stat().st_size for file in (cache / "programs").iterdir()}
+
   process()
-  monkeypatch.setattr("experiments.training.programs._MOST_BYTES", sum(sizes) * 5 // 4)  # two programs
+  (used,) = files()
+  process(key="b")
+  before = files()
+  process()
+  limit = sum(before.values()) * 5 // 4
+  monkeypatch.setattr("experiments.training.programs._MOST_BYTES", limit)
   process(key="c")
-  assert [process(), process(key="c"), process(key="b")] == [0, 0, 1]
+  assert len(files()) == 2 and before.keys() & files().keys() == {used}
