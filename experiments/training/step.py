@@ -87,14 +87,14 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
 
 
 class Compiler:
-  """Compiles programs ahead of their first call, two at a time in threads.
+  """Compiles programs ahead of their first call, one after another in a thread.
 
   JAX keeps a compiled program, so that a call with arrays of the same shapes finds it. Processes of
   one run do not compile ahead.
   """
 
   def __init__(self):
-    self._threads = concurrent.futures.ThreadPoolExecutor(2)
+    self._threads = concurrent.futures.ThreadPoolExecutor(1)
 
   def __enter__(self) -> "Compiler":
     return self
