@@ -60,14 +60,16 @@ def train(
           "skipped in a row: lower the learning rate or look at these batches"
         )
 
-  for step in range(int(state.step) + 1, num_steps + 1):
+  first = int(state.step) + 1
+  for step in range(first, num_steps + 1):
     batch = next(batches)
     state, metrics = train_step(state, batch)
     in_flight.append((step, batch, metrics))
     is_last = step == num_steps
     evaluate_now, save_now = (is_last or step % every == 0 for every in (eval_every, save_every))
     # One step stays in flight, so that the device does not wait for the host to read its metrics.
-    report_all_but(0 if evaluate_now or save_now else 1)
+    # The first is told at once: the next may have to be compiled.
+    report_all_but(0 if step == first or evaluate_now or save_now else 1)
     if save_now:
       save(state)
     if evaluate_now and not should_stop(state):

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,16 +36,17 @@ def kept(function: Callable, key: str, devices: Sequence[jax.Device]) -> Callabl
   folder = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
   if not key or not folder or "://" in folder or jax.process_count() > 1:
     return function
-  programs = {}
+  programs, lock = {}, threading.Lock()
 
   def call(*args, **static):
     leaves, tree = jax.tree.flatten(args)
     kinds = [(x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves]
     kinds = (*kinds, *static.items(), jax.sharding.get_abstract_mesh())
-    if (kinds, tree) not in programs:
-      names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
-      file = pathlib.Path(folder, "programs", _digest(key, kinds, names, *devices, *_machine()))
-      programs[kinds, tree] = _load(file, args, devices) or _compile(file, function, args, static)
+    with lock:  # of several threads one compiles
+      if (kinds, tree) not in programs:
+        names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
+        file = pathlib.Path(folder, "programs", _digest(key, kinds, names, *devices, *_machine()))
+        programs[kinds, tree] = _load(file, args, devices) or _compile(file, function, args, static)
     return programs[kinds, tree](*args)
 
   return call

@@ -1,7 +1,9 @@
 """Translation of lines by beam search, where a line that is done makes room for the next."""
 
+import concurrent.futures
 import functools
-import itertools
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,21 +20,31 @@ from relpos_jax.decoding.beam import Search, begin, extend
 from relpos_jax.models.layers import Cache, Memory, decoding_model
 from relpos_jax.typing import Array, Bool, Int, PyTree
 
-_SHORTEST = 16
+_SHORTEST = 32
+_NOT_YET, _DONE, _FULL = range(3)  # a sentence's state: full if it needs more room for its tokens
 
 
 class _Batch(NamedTuple):
-  """The sentences that are being translated, one in each row."""
+  """The sentences that are being translated, one in each row.
+
+  Attributes:
+    number: of the sentence in each row; -1: none.
+    is_full: the rows whose search was given up, since it needs more room.
+  """
 
   search: Search
   memories: tuple[Memory, ...]
+  number: Int[Array, " B"]
+  is_full: Bool[Array, " B"]
 
 
 class Translator:
   """Translates lines by beam search.
 
-  Lines of about the same length share a batch, which compiles once for each length of
-  `_padded_length`. Once an eighth of its rows are done, the next lines take them.
+  Lines of about the same length, up to 32 tokens, 64, 128, ..., share a batch, which compiles once
+  for each of these lengths. Once an eighth of its rows are done, the next lines take them. A
+  translation longer than a batch has room for is searched for anew with those of the next length.
+  On a CPU two batches take turns with its cores, since much of a step uses only one.
 
   Args:
     graphdef, params: the model, split.
@@ -68,59 +80,88 @@ class Translator:
     self.params = params
     self.tokenizers = tokenizers
     self._num_devices, self._track = mesh.size, track
-    default = (2560 if target_platform() == "cpu" else 16_384) // beam_size
+    is_cpu = target_platform() == "cpu"
+    default = (2560 if is_cpu else 16_384) // beam_size
+    self._taking = threading.Lock()
+    self._num_threads = 2 if is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1 else 1
     self._token_budget = default if token_budget is None else token_budget
 
-    def start(model: nnx.Module, source: Int[Array, "B S"], room: int) -> Search:
-      lengths = jnp.sum(source != PAD, axis=1)
-      cache = model.init_cache(len(source), room, beam_size)
+    def start(model: nnx.Module, lengths: Int[Array, " B"], room: int) -> Search:
+      cache = model.init_cache(len(lengths), room, beam_size)
       limits = jnp.where(lengths > 0, lengths + extra_length, 0)
       return begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
 
     def make_empty(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
-      model = decoding_model(graphdef, params)
-      return _Batch(start(model, source, room), model.empty_memory(source))
+      model, rows = decoding_model(graphdef, params), len(source)
+      search = start(model, jnp.zeros(rows, jnp.int32), room)
+      none = jnp.full(rows, -1), jnp.zeros(rows, bool)
+      return _Batch(search, model.empty_memory(source), *none)
 
     def advance(
       params: PyTree,
       batch: _Batch,
-      source: Int[Array, "New S"],
-      rows: Int[Array, " New"],
-      most_done: Int[Array, ""],
-    ) -> tuple[_Batch, Bool[Array, " B"], Bool[Array, " B"], Int[Array, "B L"]]:
-      """Puts new sources into rows, and searches until more than `most_done` are done or one full.
+      source: Int[Array, "B S"],
+      number: Int[Array, " B"],
+      is_last: Bool[Array, ""],
+    ) -> tuple[_Batch, Int[Array, "2*B"], Int[Array, "2*B L"]]:
+      """Searches until all new sources, those with a number, have a row and a few rows are free.
 
-      Also returns which are done, which have no room for a token, and the best translations.
+      If no others follow, it searches until all are done. Also returns the states and the best
+      translations of the sentences by number.
       """
-      room = batch.search.live.tokens.shape[2] - 1
-
-      def put(x, new):
-        return x.at[rows].set(new, mode="drop")
-
+      rows, room = len(source), batch.search.live.tokens.shape[2] - 1
+      few = max(1, rows // 8)
       model = decoding_model(graphdef, params)
-      new = _Batch(start(model, source, room), model.encode_memory(source))
-      search, memories = jax.tree.map(put, batch, new)
+      memories, lengths = model.encode_memory(source), jnp.sum(source != PAD, axis=1)
+      num_new = jnp.sum(number >= 0)
 
-      def step(search):
-        return extend(
-          search,
-          lambda tokens, cache: model.decode(tokens, cache, memories),
+      def fill(batch: _Batch, taken: Int[Array, ""]) -> tuple[_Batch, Int[Array, ""]]:
+        """Gives the next sources to a few of the rows that are free."""
+        (free,) = jnp.nonzero(batch.number < 0, size=few, fill_value=rows)
+        new = taken + jnp.arange(few)
+        free = jnp.where(new < num_new, free, rows)  # no row: nothing is put there
+        pick = functools.partial(jnp.take, indices=new, axis=0, mode="clip")
+        search = start(model, pick(lengths), room)
+        new = _Batch(search, jax.tree.map(pick, memories), pick(number), jnp.zeros(few, bool))
+        batch = jax.tree.map(lambda x, y: x.at[free].set(y, mode="drop"), batch, new)
+        return batch, taken + jnp.sum(free < rows)
+
+      def step(batch: _Batch) -> _Batch:
+        search = extend(
+          batch.search,
+          lambda tokens, cache: model.decode(tokens, cache, batch.memories),
           Cache.reorder,
           length_penalty=length_penalty,
           stop=stop,
           eos=EOS,
           pad=PAD,
         )
+        is_full = search.is_live & (search.length == room)
+        scores = jnp.where(is_full[:, None], -jnp.inf, search.live.scores)
+        search = search._replace(live=search.live._replace(scores=scores))
+        return batch._replace(search=search, is_full=batch.is_full | is_full)
 
-      def is_full(search):
-        return search.is_live & (search.length == room)
+      def search_on(carry):
+        batch, taken, states, found = carry
+        batch, taken = fill(batch, taken)
+        wanted = jnp.where((taken < num_new) | ~is_last, few, rows)
+        batch = jax.lax.while_loop(
+          lambda batch: jnp.sum(~batch.search.is_live) < wanted, step, batch
+        )
+        is_over = ~batch.search.is_live & (batch.number >= 0)
+        at = jnp.where(is_over, batch.number, 2 * rows)
+        states = states.at[at].set(jnp.where(batch.is_full, _FULL, _DONE), mode="drop")
+        found = found.at[at].set(batch.search.ended.tokens[:, 0, 1:], mode="drop")
+        batch = batch._replace(number=jnp.where(is_over, -1, batch.number))
+        return batch, taken, states, found
 
-      def goes_on(search):
-        return (jnp.sum(~search.is_live) <= most_done) & ~is_full(search).any()
+      def goes_on(carry):
+        batch, taken, *_ = carry
+        return (taken < num_new) | (is_last & jnp.any(batch.number >= 0))
 
-      search = jax.lax.while_loop(goes_on, step, search)
-      found = ~search.is_live, is_full(search), search.ended.tokens[:, 0, 1:]
-      return _Batch(search, memories), *found
+      nothing = jnp.full(2 * rows, _NOT_YET), jnp.full((2 * rows, room), PAD)
+      batch, _, *found = jax.lax.while_loop(goes_on, search_on, (batch, 0, *nothing))
+      return batch, *found
 
     everywhere, by_row = PartitionSpec(), PartitionSpec(mesh.axis_names)
     # Each device stops by itself.
@@ -135,7 +176,7 @@ class Translator:
     )
     advance_jit = jax.jit(
       on_devices(advance, in_specs=(everywhere, by_row, by_row, by_row, everywhere)),
-      out_shardings=(on_device, for_host, for_host, for_host),
+      out_shardings=(on_device, for_host, for_host),
       donate_argnums=1,
     )
     options = beam_size, length_penalty, stop, extra_length, mesh
@@ -149,62 +190,73 @@ class Translator:
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     lengths = sources.lengths.tolist()
-
-    def padded_length(i):
-      return _padded_length(lengths[i])
-
-    filled = [i for i, line in enumerate(lines) if line.strip()]
     # The longest of a batch come first, so that none is left to be searched for alone.
-    filled.sort(key=lambda i: (padded_length(i), -lengths[i]))
-    done = (
-      pair
-      for length, alike in itertools.groupby(filled, padded_length)
-      for pair in self._translate(params, sources, length, list(alike))
-    )
-    for i, tokens in self._track(done, len(filled)):
+    filled = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: -lengths[i])
+    for i, tokens in self._track(self._translate_all(params, sources, filled), len(filled)):
       text = decode(self.tokenizers.target, tokens)
       translations[i] = text.replace("\n", " ").replace("\r", " ")
     return translations
 
-  def _translate(
-    self, params: PyTree, sources: Ragged, length: int, waiting: list[int]
+  def _translate_all(
+    self, params: PyTree, sources: Ragged, waiting: list[int]
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
-    """Yields which of the waiting sources are done, and the tokens of their translations."""
-    num_rows = max(1, self._token_budget // length // self._num_devices)  # of a device
-    num_new = max(1, num_rows // 8)
-    in_row = np.full((self._num_devices, num_rows), -1)  # the source in each row, if any
-    make_empty = functools.partial(
-      self._make_empty, params, np.full((in_row.size, length), PAD, np.int32)
-    )
-    room = length + max(_SHORTEST, length // 2)  # for the tokens of a translation
-    batch, waiting = make_empty(room=room), waiting[::-1]
-    while waiting or np.any(in_row >= 0):
-      new = np.zeros((self._num_devices, num_new), int)
-      rows = np.full(new.shape, num_rows, np.int32)  # no row: nothing is put there
-      for device, free in enumerate(in_row < 0):
-        for n, row in enumerate(np.flatnonzero(free)[: min(num_new, len(waiting))].tolist()):
-          rows[device, n] = row
-          new[device, n] = in_row[device, row] = waiting.pop()
+    """Yields which of the waiting sources are done, and their tokens, short ones first."""
+    lengths, length = sources.lengths.tolist(), _SHORTEST
+    while waiting:
+      alike, longer = [], []
+      for i in waiting:
+        (alike if lengths[i] <= length else longer).append(i)
+      num_rows = max(1, self._token_budget // length // self._num_devices)  # of a device
+      few = len(alike) <= num_rows * self._num_devices
+      alike.reverse()
+      streams = [
+        self._translate(params, sources, length, num_rows, alike)
+        for _ in range(1 if few else self._num_threads)
+      ]
+      for i, tokens in _merged(streams):
+        if tokens is None:
+          longer.append(i)
+        else:
+          yield i, tokens
+      waiting, length = longer, 2 * length
+
+  def _translate(
+    self, params: PyTree, sources: Ragged, length: int, num_rows: int, waiting: list[int]
+  ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
+    """Yields the sources, from the end of those waiting, that are done at once, and their tokens.
+
+    In place of the tokens of a translation that needs more room there is None.
+    """
+    numbered = np.full((self._num_devices, 2 * num_rows), -1)  # the source of each number, if any
+    new = np.zeros((self._num_devices, num_rows), int)
+    room = length + length // 2  # for the tokens of a translation
+    batch = self._make_empty(params, np.full((new.size, length), PAD, np.int32), room=room)
+    while waiting or np.any(numbered >= 0):
+      number = np.full(new.shape, -1, np.int32)
+      with self._taking:
+        for device, unused in enumerate(numbered < 0):
+          share = min(num_rows, -(-len(waiting) // (self._num_devices - device)))
+          for n, free in enumerate(np.flatnonzero(unused)[:share].tolist()):
+            number[device, n] = free
+            new[device, n] = numbered[device, free] = waiting.pop()
       source = sources.padded(new.ravel(), (new.size, length), PAD)
-      most_done = np.int32(num_new - 1 if waiting else num_rows - 1)
-      batch, *found = self._advance(params, batch, source, rows.ravel(), most_done)
-      is_done, is_full, tokens = map(np.asarray, found)
-      is_done = is_done.reshape(in_row.shape) & (in_row >= 0)
-      yield from zip(in_row[is_done].tolist(), tokens[is_done.ravel()], strict=True)
-      in_row[is_done] = -1
-      if is_full.any():
-        room *= 2
-        batch = _move(batch, make_empty(room=room))
+      batch, *found = self._advance(params, batch, source, number.ravel(), np.bool_(not waiting))
+      states, tokens = (np.asarray(x).reshape(*numbered.shape, *x.shape[1:]) for x in found)
+      is_over = states != _NOT_YET
+      is_done = states[is_over] == _DONE
+      texts = [x if done else None for x, done in zip(tokens[is_over], is_done, strict=True)]
+      yield list(zip(numbered[is_over].tolist(), texts, strict=True))
+      numbered[is_over] = -1
 
 
-def _padded_length(length: int) -> int:
-  """Returns the least of 16, 32, 48, 64, 96, 128, 192, ... that is not below a length."""
-  power = max(_SHORTEST, 1 << (length - 1).bit_length())
-  between = power * 3 // 4
-  return between if length <= between and between > 2 * _SHORTEST else power
-
-
-@jax.jit
-def _move(arrays: PyTree, into: PyTree) -> PyTree:
-  """Returns the larger arrays with the others in their corner."""
-  return jax.tree.map(lambda x, y: y.at[tuple(map(slice, x.shape))].set(x), arrays, into)
+def _merged(streams: Sequence[Iterator[list]]) -> Iterator:
+  """Yields what is in the lists of all streams; each runs in a thread of its own."""
+  with concurrent.futures.ThreadPoolExecutor(len(streams)) as threads:
+    running = {threads.submit(next, stream, None): stream for stream in streams}
+    while running:
+      done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+      for future in done:
+        stream = running.pop(future)
+        if (found := future.result()) is not None:
+          running[threads.submit(next, stream, None)] = stream
+          yield from found

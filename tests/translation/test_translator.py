@@ -1,12 +1,14 @@
 """The translator: order, empty and long lines, devices, and few compilations."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD, Tokenizers, decode, encode, train_tokenizer
 from experiments.training.sharding import make_mesh, put_parameters
+from experiments.translation import translator as translator_module
 from experiments.translation.translator import Translator
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
@@ -85,6 +87,18 @@ def test_a_very_long_line_is_translated_among_others_and_compilations_are_few(
   assert [translated[0], translated[2]] == translations[:2]
   assert translated[1] and len(encode(TOKENIZER, [LONG])[0]) > OPTIONS["token_budget"]
   assert translator._advance._cache_size() == 2  # source lengths 16 and 128
+
+
+def test_a_translation_that_needs_more_room_is_searched_for_anew(model, monkeypatch):
+  graphdef, params = model
+  params = jax.tree.map(jnp.copy, params)
+  params["softmax"]["table"][EOS] *= 0.0
+  options = dict(extra_length=60, token_budget=1024, beam_size=2)
+  found = Translator(graphdef, params, TOKENIZERS, ONE, **options)(SHORT)
+  lengths = [len(tokens) for tokens in encode(TOKENIZER, found)]
+  assert max(lengths) > 50, "a batch of 32 tokens has room for 48"
+  monkeypatch.setattr(translator_module, "_SHORTEST", 128)
+  assert Translator(graphdef, params, TOKENIZERS, ONE, **options)(SHORT) == found
 
 
 def test_the_rule_that_ends_a_search_is_passed_on(model, translations):
