@@ -92,14 +92,13 @@ captions=() chorales=()
 [[ -d $folder/jsb ]] && chorales=(--config.data.chorales.path="$folder/jsb")
 kernel=pallas_$platform others="chunked or projected" cases=""
 lengths=(--lengths=256,512,1024,2048 --tokens=16384 --repetitions=50)
-long=(--lengths=4096,8192,16384 --tokens=16384 --repetitions=50) step=(--length=32) decode=("${step[@]}")
+long=(--lengths=4096,8192,16384 --tokens=16384 --repetitions=50) step=(--length=32)
 if [[ $toy ]]; then
   workers=1 kernel=pallas_gpu others="projected and both" cases=" and small and both"
   small=(--config.model.width=16 --config.model.num_layers=1 --config.model.num_heads=2)
   lengths=(--lengths=16,32 --tokens=32 --heads=2 --width=16 --max_distance=2 --repetitions=1)
   long=("${lengths[@]}")
   step=(--length=4 "${small[@]}" --config.vocabulary.size=50)
-  decode=("${step[@]}" --repetitions=1 --sentences=2 --config.decoding.extra_length=1)
   step+=(--repetitions=6 --config.batches.tokens=256)
   for i in {1..40}; do printf 'dog %d sees me\tHund %d sieht mich\n' "$i" "$i"; done >"$out/toy.tsv"
   captions=(--config.data.source=pairs --config.vocabulary.size=300 --config.batches.tokens=64)
@@ -123,9 +122,6 @@ sweep positions_chorales positions.py:chorales --parallel="$parallel" "${chorale
 sweep music music.py:published --parallel="$few" "${chorales[@]}"
 for size in base big; do
   benchmark step_$size step --config=configs/wmt14.py:$size,ende,relative "${step[@]}"
-done
-for config in multi30k.py:published wmt14.py:base; do
-  benchmark decode_${config%%.*} decode --config=configs/$config "${decode[@]}" --beam_sizes=1,4
 done
 
 for name in "$@"; do

@@ -1,9 +1,9 @@
-r"""Measures attention, training steps and decoding.
+r"""Measures attention, training steps and translation.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
-  python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4
+  python -m experiments.benchmark translate --workdir=runs/shared --input=captions.en
   python -m experiments.benchmark pages --out=results
 
 `pages` measures nothing: it rewrites the tables and pictures from the raw results in a folder.
@@ -30,7 +30,7 @@ COMMANDS = dict(
   attention=(attention.main, attention.FLAGS),
   step=(models.time_steps, models.STEP_FLAGS),
   positions=(models.time_positions, models.POSITION_FLAGS),
-  decode=(models.time_decoding, models.DECODE_FLAGS),
+  translate=(models.time_translation, models.TRANSLATE_FLAGS),
   pages=(write_pages, FLAGS),
 )
 

@@ -1,29 +1,33 @@
-r"""Times training steps and beam search of models with random parameters on random tokens.
+r"""Times training steps of models with random parameters, and translation with trained ones.
 
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark step --config=configs/wmt14.py --length=32 --out=results \
       --config.batches.tokens=1024 --config.model.dtype=float32
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
-  python -m experiments.benchmark decode --config=configs/multi30k.py --beam_sizes=1,4 --length=16
+  python -m experiments.benchmark translate --workdir=runs/shared --input=captions.en
 
-What is compared takes turns in one process; the order changes from round to round. With --out all
-times are written to OUT/PAGE/NAME-ROWSxLENGTH.json, and to that block of OUT/PAGE.md, where PAGE is
-steps, positions (whose blocks are cost-NAME-ROWSxLENGTH) or decode.
+What is compared takes turns; the order changes from round to round. With --out all times are
+written to OUT/PAGE/NAME-SHAPE.json, and to that block of OUT/PAGE.md, where PAGE is steps,
+positions (whose blocks are cost-NAME-SHAPE) or translate. SHAPE is ROWSxLENGTH, or LINES-CORES.
 
 `step` compares relative positions with the same model with sinusoids, on the same batch;
 `positions` compares all rows of configs/positions.py. The model with sinusoids is measured twice: a
 ratio is to the mean of its two copies, and the ratio of the second to the first is the noise.
 
-`decode` sets the end mark's embedding to zero, so that no translation ends before its limit,
---config.decoding.extra_length tokens more than its source: the search at its longest. With the
-extra `benchmark`, CTranslate2 translates with the same parameters, if it knows such positions
-(--config.model.tables_per_head=False).
+`translate` times what `python -m experiments.translate` does with a file, as a process and within
+one that has compiled all programs, and the same with CTranslate2 and the same parameters: train
+with --config.model.tables_per_head=False, as `experiments.export` says. It uses the cores that it
+may: `taskset -c 0` gives it one.
 """
 
 import functools
 import importlib.util
+import itertools
+import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
@@ -35,15 +39,17 @@ from ml_collections import ConfigDict
 from configs.positions import sweep
 from experiments import command
 from experiments.benchmark import timing
-from experiments.data.tokenizer import EOS, UNK, Tokenizers, train_tokenizer
+from experiments.data.tokenizer import UNK, tokenizer_files
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table
 from experiments.export import ctranslate2_spec, foreign_value
-from experiments.run import build, parse_config
+from experiments.files import Path
+from experiments.run import build, load_run, parse_config
 from experiments.training.sharding import make_mesh
-from experiments.training.task import Run
-from experiments.translation.task import Translation, make_translator
+from experiments.translation.corpus import read_lines
+from experiments.translation.task import make_translator, normalize_input
 
+OURS, THEIRS = "relpos_jax", "CTranslate2"
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
 _ORDERS = 6  # of three models
 _PREFIXES = dict(steps="", positions="cost-")  # of blocks, by the folder of the raw results
@@ -54,12 +60,11 @@ STEP_FLAGS = dict(
   out=timing.OUT,
 )
 POSITION_FLAGS = STEP_FLAGS | dict(repetitions=command.Flag(22, "steps of each of the 11 models"))
-DECODE_FLAGS = dict(
-  config=command.CONFIG,
-  beam_sizes=command.Flag("1,4", "separated by commas; 1 is greedy"),
-  length=command.Flag(32, "tokens of a source sentence, its end mark included"),
-  sentences=command.Flag(64, "to translate in each round"),
-  repetitions=command.Flag(8, "rounds"),
+TRANSLATE_FLAGS = dict(
+  workdir=command.WORKDIR,
+  input=command.Flag(None, "a text file, a sentence a line", is_path=True),
+  lines=command.Flag(0, "how many, again from the first after the last; 0: those of the file"),
+  repetitions=command.Flag(4, "rounds"),
   out=timing.OUT,
 )
 
@@ -167,77 +172,77 @@ def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> t
   return f"{median:.3f} ({low:.3f} to {high:.3f})", "{:.3f} to {:.3f}".format(*interval)
 
 
-# Decoding -----------------------------------------------------------------------------------------
+# Translation --------------------------------------------------------------------------------------
 
 
-def time_decoding(
-  config: ConfigDict, beam_sizes: str, length: int, sentences: int, repetitions: int, out: str
-) -> None:
-  """Translates the same sentences with each beam size in turns."""
-  timing.check_task(config, "translation")
-  beams = timing.parse_lengths("beam_sizes", beam_sizes)
-  folder = timing.make_folder(out, "decode")
-  size = config.vocabulary.size
-  words = [f"w{number}" for number in range(size - UNK - 1)]
-  tokenizer = train_tokenizer([" ".join(words)], "words", size)
-  training = build(Translation(config), Tokenizers(tokenizer, tokenizer))
-  # With an embedding of zero the end mark's logit is never the highest.
-  params = jax.tree.map(
-    lambda x: x.at[EOS].set(0) if x.ndim == 2 and x.shape[0] == size else x, training.init().params
-  )
-  run = training.run._replace(params=params)
-  chosen = np.random.default_rng(0).choice(words, (sentences, length - 1))
-  lines = [" ".join(row) for row in chosen]
-  functions = {}
-  for beam in beams:
-    functions[f"relpos_jax, {beam}"] = functools.partial(
-      make_translator(run, beam_size=beam), lines
-    )
-    if translate := _ctranslate2(run, lines, beam):
-      functions[f"CTranslate2, {beam}"] = translate
-  results = dict(sentences=sentences, length=length)
-  results["tokens"] = {  # also compiles
-    name: sum(len(line.split()) for line in translate()) for name, translate in functions.items()
-  }
-  results["seconds"] = timing.time_rounds(functions, repetitions)
-  timing.publish(config, results, folder, f"{sentences}x{length}", block_of_decoding)
+def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, out: str) -> None:
+  """Times programs that translate the same lines in turns, as processes and within one."""
+  run = load_run(workdir, "translation")
+  if problem := foreign_value(run.config):
+    raise InputError(problem)
+  if not importlib.util.find_spec("ctranslate2"):
+    raise InputError("CTranslate2 is not installed: pip install -e '.[export]'")
+  from experiments.benchmark import foreign
 
-
-def _ctranslate2(run: Run, lines: Sequence[str], beam_size: int) -> Callable | None:
-  """Returns a function that translates with CTranslate2 and the run's parameters, if it can."""
-  if not importlib.util.find_spec("ctranslate2") or foreign_value(run.config):
-    return None
-  import ctranslate2
-
-  folder = tempfile.TemporaryDirectory()
-  ctranslate2_spec(run).save(folder.name)
+  texts = read_lines(input)
+  texts = list(itertools.islice(itertools.cycle(texts), lines or len(texts)))
+  normal, decoding = normalize_input(run.config, texts), run.config.decoding
   cores = len(os.sched_getaffinity(0))
-  translator = ctranslate2.Translator(folder.name, intra_threads=cores, inter_threads=1)
-  sources = [[*line.split(), "</s>"] for line in lines]
-  options = dict(beam_size=beam_size, length_penalty=run.config.decoding.length_penalty)
-  options["max_decoding_length"] = len(sources[0]) + run.config.decoding.extra_length
+  options = dict(beam_size=decoding.beam_size, length_penalty=decoding.length_penalty)
+  # The fastest batches of 1, 2, 4, ... sentences on two cores.
+  options |= dict(max_decoding_length=256, max_batch_size=64)
+  folder = timing.make_folder(out, "translate")
+  with tempfile.TemporaryDirectory() as temporary:
+    raw, split, model = (pathlib.Path(temporary, name) for name in ("raw", "split", "model"))
+    raw.write_text("\n".join(texts) + "\n", "utf-8")
+    split.write_text("\n".join(normal) + "\n", "utf-8")
+    model.mkdir()
+    ctranslate2_spec(run).save(str(model))
+    tokenizers = tokenizer_files(workdir)
+    theirs = *map(str, (model, tokenizers[0], tokenizers[-1], split)), cores
+    process = f"--workdir={workdir}", f"--input={raw}"
+    functions = {
+      f"{OURS}, process": _process("translate", *process),
+      f"{THEIRS}, process": _process("benchmark.foreign", *map(str, theirs), json.dumps(options)),
+      f"{OURS}, in one process": functools.partial(make_translator(run), normal),
+      f"{THEIRS}, in one process": foreign.make_translator(*theirs, options),
+    }
+    results = dict(lines=len(texts), beam_size=decoding.beam_size, cores=cores)
+    results["words"] = {  # also compiles
+      name: sum(len(line.split()) for line in translate()) for name, translate in functions.items()
+    }
+    results["seconds"] = timing.time_rounds(functions, repetitions)
+  shape = f"{len(texts)}-{cores}"
+  timing.publish(run.config, results, folder, shape, block_of_translation)
 
-  def translate() -> list[str]:
-    found = translator.translate_batch(sources, **options)
-    return [" ".join(result.hypotheses[0]) for result in found]
 
-  return translate
+def _process(module: str, *arguments: str) -> Callable[[], list[str]]:
+  """Returns a function that runs a module in a process and returns the lines that it prints."""
+  command = [sys.executable, "-m", f"experiments.{module}", *arguments]
+  options = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, encoding="utf-8")
+  return lambda: subprocess.run(command, **options).stdout.splitlines()
 
 
-def block_of_decoding(results: timing.Record) -> str:
-  """Returns the provenance and the table of decoding: medians and quartiles of rounds."""
-  rows = []
-  for name, seconds in results["seconds"].items():
-    amounts = results["sentences"], results["tokens"][name]
-    rates = (timing.quartiles(amount / np.array(seconds)) for amount in amounts)
-    cells = [f"{median:,.1f} ({low:,.1f} to {high:,.1f})" for low, median, high in rates]
-    rows.append([*name.rsplit(", ", 1), f"{results['tokens'][name]:,}", *cells])
-  header = ["program", "beam size", "output tokens", "sentences a second", "output tokens a second"]
-  rounds = len(next(iter(results["seconds"].values())))
+def block_of_translation(results: timing.Record) -> str:
+  """Returns the provenance and the table of translation: medians, and ratios to CTranslate2."""
+  rows, seconds = [], results["seconds"]
+  for name, of in seconds.items():
+    program, _, what = name.partition(", ")
+    low, median, high = timing.quartiles(of)
+    cells = [
+      what,
+      program,
+      f"{results['words'][name]:,}",
+      f"{median:.2f} ({low:.2f} to {high:.2f})",
+    ]
+    ratios = np.divide(of, seconds[f"{THEIRS}, {what}"])
+    rows.append([*cells, f"{np.median(ratios):.2f}" if program == OURS else ""])
+  header = ["what", "program", "words of output", "seconds (quartiles)", "ratio to CTranslate2"]
   return (
     f"{timing.provenance(results)}\n"
-    f"{results['name']}: {results['sentences']} sentences of {results['length']} tokens, "
-    f"{rounds} rounds, config {results['digest']}.\n\n{markdown_table(header, rows)}"
+    f"{results['name']}: {results['lines']:,} lines, beam {results['beam_size']}, "
+    f"{results['cores']} cores, {len(of)} rounds, config {results['digest']}.\n\n"
+    f"{markdown_table(header, rows)}"
   )
 
 
@@ -245,4 +250,4 @@ def write_page(out: pathlib.Path) -> None:
   """Rewrites the blocks of all three commands from the raw results."""
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, block_of_steps, prefix)
-  timing.rewrite_page(out / "decode", block_of_decoding)
+  timing.rewrite_page(out / "translate", block_of_translation)

@@ -185,20 +185,27 @@ def test_schemes_of_positions_are_timed_in_turns(call, monkeypatch, tmp_path):
   assert f"<!-- begin cost-{file.stem} -->" in (tmp_path / "positions.md").read_text()
 
 
-# Decoding ----------------------------------------------------------------------------------------
+# Translation --------------------------------------------------------------------------------------
 
 
-def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path):
-  flags = "--beam_sizes=1,2", "--length=5", "--sentences=3", "--repetitions=4", f"--out={tmp_path}"
-  answer = call("benchmark.__main__", "decode", f"--config={data}/tiny.py", *flags)
+def test_translation_is_timed_beside_ctranslate2(call, data, tmp_path):
+  pytest.importorskip("ctranslate2")
+  workdir, lines = tmp_path / "run", data / "test.en"
+  flags = [f"--workdir={workdir}", f"--input={lines}", f"--out={tmp_path}"]
+  shared = "--config.model.tables_per_head=False"
+  answer = call("train", f"--config={data}/tiny.py", f"--workdir={workdir}", shared)
   assert answer.status == 0, answer.err
-  raw = json.loads((tmp_path / "decode" / "tiny-3x5.json").read_text())
-  assert {"relpos_jax, 1", "relpos_jax, 2"} <= raw["tokens"].keys() == raw["seconds"].keys()
-  assert {*raw["tokens"].values()} == {3 * (5 + 4)}  # extra_length is 4
-  assert {len(of) for of in raw["seconds"].values()} == {4}
-  low, median, high = timing.quartiles(3 / np.array(raw["seconds"]["relpos_jax, 2"]))
-  assert f"| relpos_jax | 2 | 27 | {median:,.1f} ({low:,.1f} to {high:,.1f}) |" in answer.out
-  assert models.block_of_decoding(raw) in (tmp_path / "decode.md").read_text()
+  answer = call("benchmark.__main__", "translate", *flags, "--lines=3", "--repetitions=2")
+  assert answer.status == 0, answer.err
+  (file,) = (tmp_path / "translate").glob("tiny-3-*.json")
+  raw = json.loads(file.read_text())
+  words, seconds = raw["words"], raw["seconds"]
+  assert len(seconds) == 4 and {len(of) for of in seconds.values()} == {2}
+  for program in (models.OURS, models.THEIRS):
+    assert words[f"{program}, process"] == words[f"{program}, in one process"] > 0
+  ratio = np.median(np.divide(*(seconds[f"{x}, process"] for x in (models.OURS, models.THEIRS))))
+  assert f"| {ratio:.2f} |" in answer.out
+  assert models.block_of_translation(raw) in (tmp_path / "translate.md").read_text()
 
 
 # Pages -------------------------------------------------------------------------------------------
@@ -206,7 +213,7 @@ def test_every_beam_translates_all_sentences_to_their_limit(call, data, tmp_path
 
 def test_the_committed_pages_are_those_of_the_raw_results(call, tmp_path, monkeypatch):
   monkeypatch.setattr(attention, "cost_curves", lambda *_: None)
-  pages = "attention", "steps", "decode", "positions"
+  pages = "attention", "steps", "translate", "positions"
   for name in pages:
     shutil.copytree(RESULTS / name, tmp_path / name)
     shutil.copy(RESULTS / f"{name}.md", tmp_path)
