@@ -78,6 +78,7 @@ class Graphs(tasks.Task):
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
 
+  def check_model(self) -> None:
     def make_config():
       return encoder_config(self.config, self.mock_vocabulary())
 

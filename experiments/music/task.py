@@ -63,6 +63,8 @@ class MusicTask(tasks.Task):
   def check(self, sizes: Mapping[str, int]) -> None:
     check_values(self.config, _CHOICES, (*tasks.TOKEN_CHECKS, *_NUMBERS))
     tasks.check_batches(self.config, sizes)
+
+  def check_model(self) -> None:
     tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
     tasks.check_model(LanguageModel, self._model_config, tokens)
 

@@ -47,6 +47,9 @@ class Task(Protocol):
   def check(self, sizes: Mapping[str, int]) -> None:
     """Raises InputError if a value is wrong for a mesh of these sizes; reads no data."""
 
+  def check_model(self) -> None:
+    """Raises InputError if the model does not support its config; see the function."""
+
   def load_data(self) -> Any:
     """Loads the data of `config.data`; raises InputError if they are invalid."""
 

@@ -90,6 +90,8 @@ class Translation(tasks.Task):
         "set config.vocabulary.joint=True or config.model.share_embeddings=False"
       )
     tasks.check_batches(self.config, sizes)
+
+  def check_model(self) -> None:
     tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
     check_model(Transformer, lambda: transformer_config(self.config, 8, 8), tokens, tokens)
 
