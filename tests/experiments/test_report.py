@@ -215,8 +215,9 @@ def test_figures_in_the_text_of_a_page_occur_in_its_tables(name, own):
   assert [figure for figure in figures if figure not in tables and figure not in own] == []
 
 
-def test_the_intervals_of_the_readme_are_those_of_the_results():
-  text = (RESULTS.parent / "README.md").read_text("utf-8").partition("## Results")[2]
+@pytest.mark.parametrize("page", ["README", "docs/positions"])
+def test_the_intervals_of_a_page_are_those_of_the_results(page):
+  text = (RESULTS.parent / f"{page}.md").read_text("utf-8")
   figures = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
   tables = "".join(page.read_text("utf-8") for page in RESULTS.glob("*.md"))
   assert len(figures) > 10 and [x for x in figures if x not in tables] == []
