@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from experiments import report, sections
+from experiments import adoption, report, sections
 from experiments.evaluation.records import digest, read_records
 from experiments.graphs import task as graphs
 
@@ -213,6 +213,12 @@ def test_figures_in_the_text_of_a_page_occur_in_its_tables(name, own):
   figures = re.findall(r"(?<![\w.:/])\d+\.\d+(?: ± \d+\.\d+)?(?!\d)", blocks.sub("", text))
   tables = "".join(match[0] for match in blocks.finditer(text))
   assert [figure for figure in figures if figure not in tables and figure not in own] == []
+
+
+@pytest.mark.parametrize("name", adoption.EXAMPLES)
+def test_the_lines_of_an_adopted_model_are_those_of_its_patch(name):
+  lines = adoption.lines_of(RESULTS / f"adoption/{name}.patch")
+  assert f"| {name} | {lines} |" in (RESULTS / "adoption.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", ["README", "docs/positions"])
