@@ -1,6 +1,7 @@
 """Tests that notebooks install alike and are stored with clean outputs; nbmake runs them."""
 
 import configparser
+import importlib.util
 import json
 import pathlib
 import re
@@ -30,10 +31,15 @@ def texts(output):
       yield re.sub(r"data:\w+/\w+;base64,[\w+/=]+", "", "".join(data))
 
 
-def test_all_install_in_the_same_way_apart_from_extras():
-  without_extras = lambda text: re.sub(r'(?<=EXTRAS = "\.\.", )"[\w,]+"', "", text)
-  first = [source(code_cells(path)[0]) for path in PATHS]
-  assert first and len({*map(without_extras, first)}) == 1 and "SOURCE, EXTRAS" in first[0]
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_the_badge_and_the_install_cell_have_the_address_of_setup_cfg(path):
+  spec = importlib.util.spec_from_file_location("heads", path.parents[1] / ".ci/notebooks.py")
+  heads = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(heads)
+  assert heads.with_head(path, heads.public_address()) == path.read_text("utf-8")
+  elsewhere = heads.with_head(path, "https://github.com/here/it")
+  assert f"/github/here/it/blob/main/notebooks/{path.name})" in elsewhere
+  assert elsewhere.count("here/it") == 2 and "OWNER" not in elsewhere
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

@@ -3,9 +3,14 @@
 import importlib
 import pathlib
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
+from flax import nnx
+
+from relpos_jax import nn
+from relpos_jax.models.layers import LayersConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {x.stem: x.read_text("utf-8") for x in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
@@ -59,6 +64,16 @@ def test_the_frequencies_of_a_scheme(scheme, first, last, factor, names_of_schem
     share = (rotations - first) / (last - first)
     share = 0 if rotations < first else 1 if rotations > last else share
     np.testing.assert_allclose(new, (1 - share) * old / factor + share * old, rtol=1e-5)
+
+
+def test_the_table_of_positions_has_all_schemes_and_modules_that_run():
+  rows = re.findall(r"^\| `(\w+)`.*\| (?:`(.*)` )?\|$", PAGES["positions"], re.MULTILINE)
+  assert {name for name, _ in rows} == {*get_args(LayersConfig.__annotations__["positions"])}
+  rngs = nnx.Rngs(0)
+  for module in filter(None, dict(rows).values()):
+    relative = nn.RelativeAttention(positions=eval(module, vars(nn) | dict(rngs=rngs)))
+    layer = nnx.MultiHeadAttention(8, 512, attention_fn=relative, decode=False, rngs=rngs)
+    assert np.isfinite(layer(np.ones((1, 4, 512), np.float32))).all()
 
 
 @pytest.mark.parametrize("page", COMMANDS)

@@ -28,8 +28,9 @@ def edge_attention(
 ) -> Array:
   r"""Computes the attention of every node to the senders of the edges it receives.
 
-  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) \qquad
-    z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
+  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij})$$
+
+  $$z_i = \sum_{j \to i} \mathrm{softmax}_j(e_{ij}) (v_j + a^V_{ij})$$
 
   Shaw et al. 2018, section 3.1; pairs without an edge are hidden. The receiver is the query i, the
   sender the key j. Several edges may join a pair: its a_ij is the sum of the rows of its distinct

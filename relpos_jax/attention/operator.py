@@ -41,8 +41,9 @@ def dot_product_attention(
 ) -> Array | tuple[Array, Array]:
   r"""Computes attention with a relation a_ij between every query i and key j.
 
-  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij}) \qquad
-    z_i = \sum_j \mathrm{softmax}_j(e_{ij} + b_{ij}) (v_j + a^V_{ij})$$
+  $$e_{ij} = s\, q_i \cdot (k_j + a^K_{ij})$$
+
+  $$z_i = \sum_j \mathrm{softmax}_j(e_{ij} + b_{ij}) (v_j + a^V_{ij})$$
 
   Shaw et al. 2018, equations 3 and 4. With `relations=None` it is `jax.nn.dot_product_attention`.
   A query that sees no key gets zero output and zero gradient. B, T and S may be 0. A NaN or an

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from experiments import report, sections
+from experiments import adoption, report, sections
 from experiments.evaluation.records import digest, read_records
 from experiments.graphs import task as graphs
 
@@ -215,8 +215,15 @@ def test_figures_in_the_text_of_a_page_occur_in_its_tables(name, own):
   assert [figure for figure in figures if figure not in tables and figure not in own] == []
 
 
-def test_the_intervals_of_the_readme_are_those_of_the_results():
-  text = (RESULTS.parent / "README.md").read_text("utf-8").partition("## Results")[2]
+@pytest.mark.parametrize("name", adoption.EXAMPLES)
+def test_the_lines_of_an_adopted_model_are_those_of_its_patch(name):
+  lines = adoption.lines_of(RESULTS / f"adoption/{name}.patch")
+  assert f"| {name} | {lines} |" in (RESULTS / "adoption.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", ["README", "docs/positions"])
+def test_the_intervals_of_a_page_are_those_of_the_results(page):
+  text = (RESULTS.parent / f"{page}.md").read_text("utf-8")
   figures = re.findall(r"\d+\.\d+ ± \d+\.\d+", text)
   tables = "".join(page.read_text("utf-8") for page in RESULTS.glob("*.md"))
   assert len(figures) > 10 and [x for x in figures if x not in tables] == []

@@ -1,0 +1,266 @@
+"""Adds relative positions to published models, checks them, and writes results/adoption.md.
+
+  pip install equinox; pip install --pre haliax
+  python -m experiments.adoption --flax=FOLDER --nanodo=FOLDER
+
+The folders are checkouts of github.com/google/flax and github.com/google-deepmind/nanodo, which
+results/adoption/*.patch change.
+"""
+
+import functools
+import importlib
+import inspect
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx, traverse_util
+
+from experiments import command
+from experiments.errors import InputError
+from experiments.evaluation.tables import markdown_table, rewrite_blocks
+from experiments.training.environment import environment
+from relpos_jax import RelativePositions, dot_product_attention
+
+_DEVICES, _BATCH, _LENGTH, _VOCAB = 8, 8, 24, 16
+_WIDTHS = dict(emb_dim=32, num_heads=4, num_layers=2, qkv_dim=32, mlp_dim=64, max_len=_LENGTH)
+
+
+class Model(NamedTuple):
+  """Parameters, logits of (parameters, tokens), and the same token by token, with a cache."""
+
+  params: dict[str, Any]
+  logits: Callable
+  decode: Callable | None = None
+
+
+def attend_in_equinox(layer, x, tables):
+  """Applies an `equinox.nn.MultiheadAttention` to a sequence `[T, D]`, causally."""
+  projections = layer.query_proj, layer.key_proj, layer.value_proj
+  q, k, v = (jax.vmap(f)(x).reshape(len(x), layer.num_heads, -1) for f in projections)
+  z = dot_product_attention(q, k, v, relations=RelativePositions(*tables), is_causal=True)
+  return jax.vmap(layer.output_proj)(z.reshape(len(x), -1))
+
+
+def attend_in_haliax(q, k, v, tables, axes=("Pos", "Heads", "HeadSize")):
+  """Attends causally from named arrays to a named array, as `haliax.nn.attention`."""
+  arrays = (x.rearrange((..., *axes)).array for x in (q, k, v))
+  z = dot_product_attention(*arrays, relations=RelativePositions(*tables), is_causal=True)
+  return type(q)(z, q.rearrange((..., *axes)).axes)
+
+
+def _flax_example(class_name, folder, tokens):
+  """Returns lm1b's or wmt's model; wmt's translates the tokens into themselves."""
+  models = _import(folder, "models")
+  config = models.TransformerConfig(_VOCAB, _VOCAB, deterministic=True, **_WIDTHS)
+  model, decoder = (getattr(models, class_name)(config.replace(decode=x)) for x in (False, True))
+  is_translator = hasattr(model, "encode")
+  inputs = (tokens, tokens) if is_translator else (tokens,)
+
+  def logits(params, tokens):
+    return model.apply(dict(params=params), *[tokens] * len(inputs))
+
+  def decode(params, tokens):
+    cache, options, steps = decoder.init(jax.random.key(0), *inputs)["cache"], {}, []
+    context = ()
+    if is_translator:
+      context = model.apply(dict(params=params), tokens, method="encode"), tokens
+      options = dict(method="decode")
+    for t in range(_LENGTH):
+      token = models.shift_right(tokens)[:, t : t + 1]
+      variables = dict(params=params, cache=cache)
+      logits, updated = decoder.apply(variables, *context, token, mutable=["cache"], **options)
+      cache = updated["cache"]
+      steps.append(logits)
+    return jnp.concatenate(steps, axis=1)
+
+  params = linen.unbox(model.init(jax.random.key(0), *inputs)["params"])
+  return Model(params, logits, decode)
+
+
+def _gemma(folder, tokens):
+  transformer, configs = _import(folder, "transformer", "transformer_cfg")
+  config = configs.TransformerConfig(
+    **dict(num_layers=2, num_embed=_VOCAB, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=8),
+    **dict(num_kv_heads=2, final_logit_softcap=None, use_post_attn_norm=False),
+    **dict(use_post_ffw_norm=False, attention_types=(configs.AttentionType.GLOBAL,) * 2),
+  )
+  graph, state, rest = nnx.split(transformer.Transformer(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
+  positions = jnp.broadcast_to(jnp.arange(_LENGTH), (_BATCH, _LENGTH))
+  mask = jnp.tril(jnp.ones((_BATCH, _LENGTH, _LENGTH), bool))
+
+  def merge(params):
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state, rest)
+
+  def decode(params, tokens):
+    model, steps = merge(params), []
+    cache = model.init_cache(_LENGTH, _BATCH)
+    for t in range(_LENGTH):
+      at = slice(t, t + 1)
+      logits, cache = model(tokens[:, at], positions[:, at], cache, mask[:, at])
+      steps.append(logits)
+    return jnp.concatenate(steps, axis=1)
+
+  def logits(params, tokens):
+    return merge(params)(tokens, positions, None, mask)[0]
+
+  return Model(nnx.to_pure_dict(state), logits, decode)
+
+
+def _nanodo(folder, tokens):
+  nanodo = _import(folder, "nanodo.model")
+  model = nanodo.TransformerDo(nanodo.DoConfig(D=32, H=4, L=_LENGTH, N=2, V=_VOCAB, F=64))
+  params = linen.unbox(model.init(jax.random.key(0), tokens)["params"])
+  return Model(params, lambda params, tokens: model.apply(dict(params=params), tokens))
+
+
+EXAMPLES = dict(
+  lm1b=("flax", "examples/lm1b", functools.partial(_flax_example, "TransformerLM")),
+  wmt=("flax", "examples/wmt", functools.partial(_flax_example, "Transformer")),
+  gemma=("flax", "examples/gemma", _gemma),
+  nanodo=("nanodo", "", _nanodo),
+)
+
+
+def _import(folder, *names):
+  """Imports modules of a folder, and forgets them: another folder has others of these names."""
+  sys.path.insert(0, str(folder))
+  modules = [importlib.import_module(name) for name in names]
+  sys.path.remove(str(folder))
+  for name, module in [*sys.modules.items()]:
+    if str(getattr(module, "__file__", "")).startswith(str(folder)):
+      del sys.modules[name]
+  return modules if len(names) > 1 else modules[0]
+
+
+def _equinox():
+  """Returns one layer around equinox's attention, with tables and without."""
+  import equinox
+
+  layer = equinox.nn.MultiheadAttention(4, 32, key=jax.random.key(0))
+  causal = jnp.tril(jnp.ones((_LENGTH, _LENGTH), bool))
+  changed = jax.vmap(attend_in_equinox, (None, 0, None))
+  yield _around(lambda tables, x: changed(layer, x, tables))
+  yield _around(lambda tables, x: jax.vmap(lambda x: layer(x, x, x, mask=causal))(x))
+
+
+def _haliax():
+  """Returns one layer around haliax's attention, with tables and without."""
+  import haliax
+
+  project = _normal(3, 3, 32, 4, 8) / 32**0.5
+
+  def named(x):
+    arrays = jnp.einsum("btd,cdnh->cbtnh", x, project)
+    return [haliax.named(array, ("Batch", "Pos", "Heads", "HeadSize")) for array in arrays]
+
+  def original(tables, x):
+    q, *others = named(x)
+    k, v = (y.rename(dict(Pos="KPos")) for y in others)
+    mask = haliax.nn.attention.causal_mask(q.resolve_axis("Pos"), k.resolve_axis("KPos"))
+    z = haliax.nn.attention.dot_product_attention("KPos", "HeadSize", q, k, v, mask)
+    return z.rearrange((..., "Pos", "Heads", "HeadSize")).array.reshape(x.shape)
+
+  yield _around(lambda tables, x: attend_in_haliax(*named(x), tables).array.reshape(x.shape))
+  yield _around(original)
+
+
+def _around(attend):
+  def logits(params, tokens):
+    x = params["embed"][tokens]
+    return (x + attend(params["tables"], x)) @ params["embed"].T
+
+  return Model(dict(embed=_normal(1, _VOCAB, 32), tables=_normal(2, 2, 33, 8)), logits)
+
+
+def _normal(seed, *shape):
+  return jax.random.normal(jax.random.key(seed), shape)
+
+
+def check(model: Model, original: Model, tokens) -> list[str]:
+  """Returns how far a model is from the original, from itself on several devices, and decoding.
+
+  Raises AssertionError: further than rounding, or a table has no gradient.
+  """
+  flat = traverse_util.flatten_dict(model.params)
+  tables = [path for path in flat if "tables" in path]
+  zeros = flat | {path: jnp.zeros_like(flat[path]) for path in tables}
+  kept = {path: zeros[path] for path in traverse_util.flatten_dict(original.params)}
+  started = model.logits(traverse_util.unflatten_dict(zeros), tokens)
+  before = original.logits(traverse_util.unflatten_dict(kept), tokens)
+
+  @jax.jit
+  def gradients(params, tokens):
+    def loss(params):
+      return -jax.nn.log_softmax(model.logits(params, tokens))[..., 0].mean()
+
+    return traverse_util.flatten_dict(jax.grad(loss)(params))
+
+  mesh = jax.make_mesh((_DEVICES,), ("data",), (jax.sharding.AxisType.Auto,))
+  one = gradients(model.params, tokens)
+  shards = jax.device_put(tokens, jax.NamedSharding(mesh, jax.P("data")))
+  several = gradients(jax.device_put(model.params, jax.NamedSharding(mesh, jax.P())), shards)
+  assert tables and all(jnp.abs(one[path]).max() > 0 for path in tables), "a table has no gradient"
+  figures = [_apart(before, started), max(_apart(one[x], jax.device_get(several[x])) for x in one)]
+  if model.decode:
+    figures.append(_apart(model.decode(model.params, tokens), model.logits(model.params, tokens)))
+  assert max(figures) < 1e-4, f"the model differs: {figures}"
+  return [f"{x:.0e}" for x in figures] + ["no cache"] * (3 - len(figures))
+
+
+def _apart(a, b) -> float:
+  return float(jnp.abs(a - b).max())
+
+
+def lines_of(patch: pathlib.Path) -> str:
+  """Returns the lines added and removed by a patch."""
+  lines = [line[0] for line in patch.read_text("utf-8").splitlines()[2:] if line]
+  return f"[+{lines.count('+')} -{lines.count('-')}]({patch.parent.name}/{patch.name})"
+
+
+def main(flax: str, nanodo: str, out: pathlib.Path) -> None:
+  """Checks all models and rewrites their table."""
+  jax.config.update("jax_num_cpu_devices", _DEVICES)
+  tokens = jax.random.randint(jax.random.key(7), (_BATCH, _LENGTH), 1, _VOCAB)
+  rows, folders = [], dict(flax=flax, nanodo=nanodo)
+  for name, (source, inside, load) in EXAMPLES.items():
+    folder, patch = pathlib.Path(folders[source]).resolve(), out / f"adoption/{name}.patch"
+    if not (folder / inside).is_dir():
+      raise InputError(f"--{source}: {folder} has no {inside}: give a checkout")
+    with tempfile.TemporaryDirectory() as changed:
+      copy = pathlib.Path(changed, inside)
+      shutil.copytree(folder / inside, copy, dirs_exist_ok=True)
+      subprocess.run(["patch", "-p1", "-s", "-i", patch.resolve()], cwd=changed, check=True)
+      models = load(copy, tokens), load(folder / inside, tokens)
+      rows.append([name, lines_of(patch), *check(*models, tokens)])
+      print(*rows[-1], sep="\t")
+  functions = dict(equinox=(_equinox, attend_in_equinox), haliax=(_haliax, attend_in_haliax))
+  for name, (load, function) in functions.items():
+    number = len(inspect.getsource(function).splitlines()) - 2  # of the body
+    rows.append([name, f"+{number}", *check(*load(), tokens)])
+    print(*rows[-1], sep="\t")
+  header = ["model", "lines", "tables of zeros, and the original"]
+  header += [f"gradients on {_DEVICES} devices, and on one", "decoded, and the full pass"]
+  code = "\n\n".join(inspect.getsource(function) for _, function in functions.values())
+  about = environment("equinox", "haliax")
+  versions = ", ".join(f"{x} {about['packages'][x]}" for x in ("jax", "flax", "equinox", "haliax"))
+  note = f"{about['date'][:10]}, {about['devices']}, {versions}."
+  table = markdown_table(header, rows)
+  rewrite_blocks(out / "adoption.md", dict(adoption=f"{table}\n\n{note}\n\n```python\n{code}```"))
+
+
+FLAGS = dict(
+  flax=command.Flag("", "a checkout of flax"),
+  nanodo=command.Flag("", "a checkout of nanodo"),
+  out=command.Flag("results", "the folder of the page", is_path=True),
+)
+
+if __name__ == "__main__":
+  command.run(main, FLAGS)
