@@ -131,9 +131,10 @@ _TRANSLATION = dict(
   decoding=dict(
     beam_size=4,
     length_penalty=0.6,
-    # The search for a sentence ends when beam_size hypotheses have: count; when no other can be
-    # better than the best: bound, as in the paper's code, which takes more steps.
-    stop="count",
+    # The search for a sentence ends when no hypothesis at its present length is better than the
+    # last of beam_size that ended: present; when none can ever be better than the best: bound, as
+    # in the paper's code, which takes more steps.
+    stop="present",
     extra_length=50,  # maximum tokens of a translation beyond its source's
   ),
   evaluation=dict(

@@ -62,7 +62,7 @@ MAX_BEAM_SIZE = 1024
 _CHOICES = {
   "data.source": tuple(LANGUAGES),
   "vocabulary.kind": KINDS,
-  "decoding.stop": ("count", "bound"),
+  "decoding.stop": ("present", "bound"),
   # The tokenizers of sacreBLEU that need no further package or download.
   "evaluation.tokenize": ("13a", "intl", "zh", "char", "none"),
 } | model_choices(TransformerConfig)

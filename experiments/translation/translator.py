@@ -52,7 +52,7 @@ class Translator:
     mesh: the rows of a batch are sharded over all its devices, whatever the types of its axes.
     beam_size: hypotheses per sentence; 1 is greedy.
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
-    stop: when the search for a sentence ends, "count" or "bound": see `beam_search`.
+    stop: when the search for a sentence ends, "present" or "bound": see `beam_search`.
     extra_length: a translation has at most this many tokens more than its source.
     token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU, whose
       caches hold no more, and 16,384 / beam_size elsewhere.
@@ -69,7 +69,7 @@ class Translator:
     *,
     beam_size: int = 4,
     length_penalty: float = 0.6,
-    stop: str = "count",
+    stop: str = "present",
     extra_length: int = 50,
     token_budget: int | None = None,
     key: str = "",

@@ -96,9 +96,9 @@ def beam_search(
       is the source's length + 50. Rows that only fill up a batch have limit 0 and no hypotheses.
     length_penalty: 0 compares log-probabilities; the larger, the longer the output.
     stop: when the search for a sentence ends. "bound", the rule of Tensor2Tensor: once no live
-      hypothesis can beat the best one that ended, so that the best is exact. "count", the rule of
-      fairseq and CTranslate2: once W have ended, for which only the W best extensions may end; it
-      needs fewer steps.
+      hypothesis can beat the best one that ended, so that the best is exact. "present" also
+      stops once none, at its present length, beats the W-th best that ended, the rule of Hugging
+      Face, which takes fewer steps. (fairseq's, once W have ended, loses to short ones that do.)
     bos: the token that starts every hypothesis and is not in the result.
     eos, pad: the token that ends a hypothesis, and the one that follows it in the result.
 
@@ -154,8 +154,8 @@ def extend(
   """Extends the live hypotheses by one token; see `beam_search`. Sentences that are done stay."""
   if length_penalty < 0:
     raise ValueError(f"length_penalty is {length_penalty}; want 0 or more")
-  if stop not in ("bound", "count"):
-    raise ValueError(f"stop is {stop!r}; want bound or count")
+  if stop not in ("bound", "present"):
+    raise ValueError(f"stop is {stop!r}; want bound or present")
 
   def score(log_probs: Float[Array, "B C"], length: Int[Array, "B 1"]) -> Float[Array, "B C"]:
     return log_probs / ((5.0 + length) / 6.0) ** length_penalty
@@ -165,13 +165,10 @@ def extend(
   is_end = jnp.take_along_axis(new.tokens, length[:, None], axis=2)[:, :, 0] == eos
   scored = Hypotheses(new.tokens, score(new.scores, length))
   beam_size, is_last = search.live.scores.shape[1], length == limits
-  is_best = jnp.arange(new.scores.shape[1]) < beam_size
-  may_end = is_end if stop == "bound" else is_end & (is_best | is_last)
-  ended = _add_ended(search.ended, scored, may_end, is_last)
-  if stop == "bound":
-    goes_on = score(new.scores, limits) > ended.scores[:, :1]
-  else:
-    goes_on = ended.scores[:, -1:] == _NONE
+  ended = _add_ended(search.ended, scored, is_end, is_last)
+  goes_on = score(new.scores, limits) > ended.scores[:, :1]
+  if stop == "present":
+    goes_on &= scored.scores > ended.scores[:, -1:]
   scores, best = jax.lax.top_k(_keep(new, goes_on & ~is_end & ~is_last).scores, beam_size)
   live = Hypotheses(_pick(new.tokens, best), scores)
   cache = reorder(cache, _pick(beams, best))

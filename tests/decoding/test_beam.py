@@ -72,8 +72,8 @@ def penalty(length, alpha):
 def textbook(model, cache, limit, beam_size, alpha, stop="bound"):
   """Searches one sentence with lists and loops: (score, tokens), best first.
 
-  For "bound" it goes on to the limit. For "count" it stops when W hypotheses have ended, each one
-  of the W best extensions when it did: fairseq's rule.
+  For "bound" it goes on to the limit. For "present" it drops hypotheses that cannot beat the best
+  that ended even at the limit, or that at their length are no better than the W-th best.
   """
   live, ended = [(0.0, [])], []
   for step in range(limit):
@@ -86,11 +86,15 @@ def textbook(model, cache, limit, beam_size, alpha, stop="bound"):
       if token != PAD
     ]
     best = sorted(extensions, reverse=True)[: 2 * beam_size if beam_size > 1 else 1]
-    may_end = beam_size if stop == "count" and step + 1 < limit else None
-    for x, tokens, _ in best[:may_end]:
+    for x, tokens, _ in best:
       ended += [(x / penalty(len(tokens), alpha), tokens)] * (EOS in tokens)
     best = [x for x in best if EOS not in x[1]][:beam_size]
-    if not best or (stop == "count" and len(ended) >= beam_size):
+    ended.sort(reverse=True)
+    if stop == "present" and ended:
+      best = [x for x in best if x[0] / penalty(limit, alpha) > ended[0][0]]
+    if stop == "present" and len(ended) >= beam_size:
+      best = [x for x in best if x[0] / penalty(step + 1, alpha) > ended[beam_size - 1][0]]
+    if not best:
       break
     live = [(log_prob, tokens) for log_prob, tokens, _ in best]
     cache = rows(cache, [parent for *_, parent in best])
@@ -128,23 +132,32 @@ def test_stopping_early_loses_nothing(beam_size, alpha):
 
 
 @pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (3, 1.0), (4, 0.6)])
-def test_the_search_for_a_count_finds_all_that_the_textbook_does(beam_size, alpha):
+def test_the_search_at_the_present_length_finds_all_that_the_textbook_does(beam_size, alpha):
   model, limits = RememberingModel(3, vocabulary=9, spread=0.7), [0, 1, 2, 5, 9, 9, 9, 9]
   cache = model.cache(8)
   options = dict(beam_size=beam_size, length_penalty=alpha)
-  tokens, scores = search(model, cache, limits, max_length=9, stop="count", **options)
-  differs = False
+  tokens, scores = search(model, cache, limits, max_length=9, stop="present", **options)
   for i, limit in enumerate(limits[1:], start=1):
-    expected = textbook(model, rows(cache, [i]), limit, beam_size, alpha, "count")[:beam_size]
+    expected = textbook(model, rows(cache, [i]), limit, beam_size, alpha, "present")[:beam_size]
     assert tokens[i, : len(expected)].tolist() == [x + [PAD] * (9 - len(x)) for _, x in expected]
     np.testing.assert_allclose(scores[i, : len(expected)], [x for x, _ in expected], rtol=1e-5)
     assert np.all(scores[i, len(expected) :] == -np.inf)
-    differs |= expected[0] != textbook(model, rows(cache, [i]), limit, beam_size, alpha)[0]
-  assert differs == (beam_size > 1), "the rules differ but for greedy search"
+
+
+def test_the_search_at_the_present_length_takes_fewer_steps():
+  model, beam_size = RememberingModel(3, vocabulary=9, spread=0.7), 4
+  cache = jax.tree.map(lambda x: jnp.repeat(x[:, None], beam_size, axis=1), model.cache(8))
+  first = beam.begin(cache, jnp.full(8, 50), beam_size=beam_size, max_length=50, bos=BOS, pad=PAD)
+
+  def steps(stop):
+    extend = functools.partial(beam.extend, decode=model.decode, stop=stop, eos=EOS, pad=PAD)
+    return jax.lax.while_loop(lambda search: search.is_live.any(), extend, first).length.sum()
+
+  assert 0 < steps("present") < steps("bound")
 
 
 def test_an_unknown_rule_is_refused():
-  with pytest.raises(ValueError, match="stop is 'first'; want bound or count"):
+  with pytest.raises(ValueError, match="stop is 'first'; want bound or present"):
     search(RememberingModel(0), RememberingModel(0).cache(1), [2], max_length=2, beam_size=1,
            stop="first")  # fmt: skip
 

@@ -118,7 +118,7 @@ def test_so_many_checkpoints_are_averaged_as_asked(call, longer):
 
 def test_a_run_older_than_the_choice_stops_at_the_bound_as_it_did(workdir, tmp_path):
   config = json.loads((workdir / "config.json").read_text())
-  assert config["decoding"].pop("stop") == load_task(workdir).config.decoding.stop == "count"
+  assert config["decoding"].pop("stop") == load_task(workdir).config.decoding.stop == "present"
   (tmp_path / "config.json").write_text(json.dumps(config))
   assert load_task(tmp_path).config.decoding.stop == "bound"
 
