@@ -21,18 +21,9 @@ import pathlib
 import shutil
 import sys
 
-import jax
-
 from experiments import command
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
-from experiments.training.checkpoint_reader import (
-  examine,
-  is_deleted,
-  list_damaged,
-  list_steps,
-)
-from experiments.training.manifest import Damage
 
 FLAGS = dict(
   workdir=command.WORKDIR,
@@ -43,6 +34,11 @@ FLAGS = dict(
 
 def main(workdir: Path, verify: bool, prune: int) -> None:
   """Lists checkpoints, and deletes old ones with --prune."""
+  # Here, since they take half a second, after which a mistake is told too late.
+  import jax
+
+  from experiments.training.checkpoint_reader import list_damaged, list_steps
+
   if in_bucket(workdir):
     raise InputError(f"{workdir} is in a bucket: copy it to a local folder, and give that")
   folder = workdir / "checkpoints"
@@ -73,6 +69,9 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
 
 def _examine(folder: pathlib.Path, steps: list[int], num_good: int) -> dict[pathlib.Path, str]:
   """Returns the state of each step, newest first, reading them until `num_good` are good."""
+  from experiments.training.checkpoint_reader import examine, is_deleted
+  from experiments.training.manifest import Damage
+
   states = {}
   for path in (folder / str(step) for step in reversed(steps)):
     states[path] = "not read"

@@ -14,19 +14,21 @@ another: CTranslate2 divides by length**alpha, this project by ((5 + length) / 6
 """
 
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments import command
 from experiments.errors import InputError
 from experiments.files import Path
-from experiments.run import load_run, load_task
-from experiments.training.task import Run
-from relpos_jax.models.layers import Layer
-from relpos_jax.nn.attention import MultiHeadAttention
+
+if TYPE_CHECKING:
+  from flax import nnx
+
+  from experiments.training.task import Run
+  from relpos_jax.models.layers import Layer
+  from relpos_jax.nn.attention import MultiHeadAttention
 
 FLAGS = dict(
   workdir=command.WORKDIR,
@@ -48,6 +50,8 @@ def main(workdir: Path, out: Path) -> None:
   """Writes the model of a run for CTranslate2."""
   if out.exists():
     raise InputError(f"{out} exists already: give another --out, or delete it")
+  from experiments.run import load_run, load_task  # takes a second
+
   task = load_task(workdir, "translation")
   if problem := foreign_value(task.config):
     raise InputError(problem)
@@ -76,9 +80,10 @@ def foreign_value(config: ConfigDict) -> str | None:
   return None
 
 
-def ctranslate2_spec(run: Run) -> Any:
+def ctranslate2_spec(run: "Run") -> Any:
   """Returns the specification of a CTranslate2 model with the parameters of a run."""
   from ctranslate2.specs import common_spec, transformer_spec
+  from flax import nnx
 
   config, model = run.config.model, nnx.merge(run.graphdef, run.params)
   spec = transformer_spec.TransformerSpec.from_config(
@@ -108,7 +113,7 @@ def ctranslate2_spec(run: Run) -> Any:
   return spec
 
 
-def _layer(spec: Any, layer: Layer) -> None:
+def _layer(spec: Any, layer: "Layer") -> None:
   queries, keys, values = (getattr(layer.self_attention, x) for x in ("query", "key", "value"))
   _attention(spec.self_attention, layer.self_attention, [queries, keys, values])
   tables = layer.self_attention.tables()
@@ -128,7 +133,9 @@ def _layer(spec: Any, layer: Layer) -> None:
   _norm(spec.ffn.layer_norm, layer.residuals[-1].norm)
 
 
-def _attention(spec: Any, layer: MultiHeadAttention, *together: list[nnx.LinearGeneral]) -> None:
+def _attention(
+  spec: Any, layer: "MultiHeadAttention", *together: "list[nnx.LinearGeneral]"
+) -> None:
   """Sets the weights of projections, those given together as one, and of the output."""
   for theirs, projections in zip(spec.linear, together, strict=False):
     kernels = [_array(x.kernel).reshape(x.kernel.shape[0], -1) for x in projections]
@@ -137,11 +144,11 @@ def _attention(spec: Any, layer: MultiHeadAttention, *together: list[nnx.LinearG
   spec.linear[-1].weight = np.ascontiguousarray(kernel.reshape(-1, kernel.shape[-1]).T)
 
 
-def _norm(spec: Any, norm: nnx.LayerNorm) -> None:
+def _norm(spec: Any, norm: "nnx.LayerNorm") -> None:
   spec.gamma, spec.beta = _array(norm.scale), _array(norm.bias)
 
 
-def _array(parameter: nnx.Param) -> np.ndarray:
+def _array(parameter: "nnx.Param") -> np.ndarray:
   return np.ascontiguousarray(parameter[...], np.float32)
 
 

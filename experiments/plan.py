@@ -11,19 +11,19 @@ overlap, and their sum if they do not. What chips send one another is left out.
 """
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
-import jax
-from jax.stages import Compiled
 from ml_collections import ConfigDict
 
 from experiments import command
-from experiments.chips import CHIPS, Chip, chips, parse, use_compiler
 from experiments.errors import InputError
-from experiments.evaluation.tables import markdown_table
-from experiments.run import build, parse_config
-from experiments.training.sharding import AnyMesh, batch_sharding, make_mesh
-from experiments.training.task import Task
+
+if TYPE_CHECKING:
+  from jax.sharding import Mesh
+  from jax.stages import Compiled
+
+  from experiments.chips import Chip
+  from experiments.training.task import Task
 
 FLAGS = dict(
   config=command.CONFIG,
@@ -38,16 +38,24 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   """Compiles the training step for the longest batches, and prints its table."""
   if effort not in _EFFORTS:
     raise InputError(f"--effort={effort}: give {' or '.join(_EFFORTS)}")
-  chip, num_chips = parse(topology)
-  use_compiler()
+  # Here, since they take a second, after which a mistake is told too late.
+  import jax
+
+  from experiments import chips
+  from experiments.evaluation.tables import markdown_table
+  from experiments.run import parse_config
+  from experiments.training.sharding import make_mesh
+
+  chip, num_chips = chips.parse(topology)
+  chips.use_compiler()
   task = parse_config(config, num_chips)
-  mesh = make_mesh(**config.mesh, devices=chips(topology))
+  mesh = make_mesh(**config.mesh, devices=chips.chips(topology))
   jax.config.update("jax_exec_time_optimization_effort", _EFFORTS[effort])
   shape = task.mock_batches(mesh).shapes[-1]
   rows = {"chips": f"{num_chips} x {chip}", "batch": f"{shape[0]} x {shape[1]}"}
   try:
     step = compile_step(task, mesh, shape)
-    rows |= figures(CHIPS[chip], step, config.training.num_steps)
+    rows |= figures(chips.CHIPS[chip], step, config.training.num_steps)
   except jax.errors.JaxRuntimeError as error:
     if not (memory := re.search(_OUT_OF_MEMORY, str(error))):
       raise
@@ -55,23 +63,23 @@ def main(config: ConfigDict, topology: str, effort: str) -> None:
   print(markdown_table(["a chip, a step", config.name], [*map(list, rows.items())]))
 
 
-def batch_of(task: Task, shape: tuple[int, ...], mesh: AnyMesh) -> Any:
-  """Returns a batch of padding as shapes, sharded as in training."""
+def compile_step(task: "Task", mesh: "Mesh", shape: tuple[int, ...]) -> "Compiled":
+  """Compiles the training step for batches of a shape."""
+  import jax
 
-  def shape_of(x: jax.Array) -> jax.ShapeDtypeStruct:
+  from experiments.run import build
+  from experiments.training.sharding import batch_sharding
+
+  def shape_of(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh, x.ndim))
 
-  return jax.tree.map(shape_of, task.empty_batch(shape))
-
-
-def compile_step(task: Task, mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> Compiled:
-  """Compiles the training step for batches of a shape."""
   training = build(task, task.mock_vocabulary(), mesh)
+  batch = jax.tree.map(shape_of, task.empty_batch(shape))
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # attention is chosen for its platform
-    return training.step.lower(training.shapes, batch_of(task, shape, mesh)).compile()
+    return training.step.lower(training.shapes, batch).compile()
 
 
-def figures(chip: Chip, step: Compiled, num_steps: int) -> dict[str, str]:
+def figures(chip: "Chip", step: "Compiled", num_steps: int) -> dict[str, str]:
   """Returns the memory, work and times of a step on a chip, as text by name.
 
   A roofline (Williams et al. 2009). The compiler counts one pass of each loop, and takes the Pallas

@@ -16,9 +16,7 @@ from configs import default
 from experiments import command
 from experiments.config import flatten
 from experiments.errors import InputError
-from experiments.evaluation import tables
 from experiments.evaluation.records import Rows, group_rows, read_records, record_files
-from experiments.sections import METRICS, blocks_of
 
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages", is_path=True)
@@ -37,6 +35,9 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 
   Raises InputError: there are no records, or a damaged one.
   """
+  from experiments.evaluation import tables  # here, as the systems' libraries take a second
+  from experiments.sections import blocks_of
+
   pages: dict[pathlib.Path, dict[str, str]] = {}
   for name, file in sorted(record_files(folder / "runs").items()):
     task, rows = _read(file)
@@ -55,6 +56,8 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _read(file: pathlib.Path) -> tuple[str, Rows]:
   """Returns the task of a file's records, and the records by row with complete configs."""
+  from experiments.sections import METRICS
+
   records = read_records(file)
   task = records[0]["config"].get("task", "translation") if records else None
   if task not in METRICS:

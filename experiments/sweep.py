@@ -32,15 +32,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from experiments import command
 from experiments.config import flatten
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files, write_records
 from experiments.files import write_whole
 from experiments.launch import dying_with_this_process
-from experiments.run import own_values, parse_config
 
 FLAGS = dict(
   config=command.SWEEP,
@@ -86,6 +83,8 @@ def main(
   """Runs the cells that are not finished; exits with status 1 if one failed."""
   if seeds < 1 or parallel < 1:
     raise InputError(f"--seeds={seeds} --parallel={parallel}: give at least 1")
+  import jax  # here, and `run` below: they take a second, after which a mistake is told too late
+
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
   sweep = slug(config.config.name)
   cells = plan_cells(config, seeds, out)
@@ -143,6 +142,8 @@ def slug(text: str) -> str:
 def _make_cell(
   file: command.ConfigFile, folder: pathlib.Path, row: str, changes: Mapping[str, Any], seed: int
 ) -> Cell:
+  from experiments.run import own_values, parse_config
+
   workdir, values = folder / f"{slug(row)}-seed{seed}", flatten(file.config)
   values = {key: values[key] for key in file.given} | changes | dict(seed=seed)
   arguments = [f"--config={file.name}", *(f"--config.{key}={x}" for key, x in values.items())]

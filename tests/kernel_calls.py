@@ -1,4 +1,4 @@
-"""Calls of the fused kernels in interpret mode, compared with the reference in float64."""
+"""Calls of implementations with tiles or blocks, compared with the reference in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -27,20 +27,33 @@ def arrays_of(
   width=WIDTH,
   rows=5,
   tables="kv",
-  per_head=False,
+  per_head="",
+  bias=None,
   more=(),
   dtype=np.float64,
 ):
-  """Returns random arrays to differentiate; `tables` names those for keys and for values."""
+  """Returns random arrays to differentiate.
+
+  `tables` names those for keys and for values, and `per_head` those that heads do not share; `bias`
+  has axes of BNTS.
+  """
   random = np.random.default_rng(0).normal
-  table = (rows, *([heads] if per_head else []), width)
   arrays = dict(
     query=random(size=(BATCH, queries, heads, width)),
     key=random(size=(BATCH, keys, key_heads, width)),
     value=random(size=(BATCH, keys, key_heads, width)),
   )
-  arrays |= {name: random(size=table) for name in tables}
+  for name in tables:
+    arrays[name] = random(size=(rows, *[heads] * (name in per_head), width))
+  if bias is not None:
+    arrays["bias"] = random(size=like_logits(bias, heads, queries, keys))
   return jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays | dict(more=more))
+
+
+def like_logits(axes, heads, queries, keys):
+  """Returns a shape that broadcasts to [B, N, T, S]: of size 1 but for these axes."""
+  sizes = dict(B=BATCH, N=heads, T=queries, S=keys)
+  return tuple(n if axis in axes else 1 for axis, n in sizes.items())
 
 
 def shapes_of(
@@ -74,7 +87,7 @@ def attend(arrays, attention, beyond="clip", left=None, **options):
   given = any(table is not None for table in tables)
   relations = (*[RelativePositions(*tables, beyond, left)] * given, *arrays["more"])
   sequences = (arrays[name] for name in ("query", "key", "value"))
-  return attention(gather_inputs(*sequences, relations=relations, **options))
+  return attention(gather_inputs(*sequences, arrays.get("bias"), relations=relations, **options))
 
 
 def output_and_gradients(attention, arrays, options):
@@ -112,7 +125,7 @@ CASES = {
   "k larger than a block": (dict(rows=2 * 11 + 1), {}),
   "k larger than the sequence, zero": (dict(rows=2 * 30 + 1, queries=12), dict(beyond="zero")),
   "more keys, causal, grouped heads": (
-    dict(queries=13, keys=29, heads=4, per_head=True),
+    dict(queries=13, keys=29, heads=4, per_head="kv"),
     dict(is_causal=True),
   ),
   "more queries, zero, lengths": (dict(queries=27, keys=13), dict(beyond="zero") | LENGTHS),
@@ -143,7 +156,7 @@ CASES = {
     dict(query_offset=-15, local_window_size=(3, 9)),
   ),
   "a traced offset, causal": (
-    dict(queries=9, keys=29, key_heads=1, per_head=True),
+    dict(queries=9, keys=29, key_heads=1, per_head="kv"),
     dict(query_offset=np.array(13), is_causal=True) | DROPOUT,
   ),
   "offsets before the keys and after, k larger than a block": (

@@ -148,11 +148,9 @@ def loaded(*words: str, status: int) -> set[str]:
   return {package(name) for name in imported}
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "translate", "sample", "launch"])
-def test_these_tell_a_wrong_key_before_they_load_jax(command):
+COMMANDS = ["train", "evaluate", "translate", "sample", "launch", "sweep", "export", "checkpoints"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "plan", "report", "benchmark"])
+def test_commands_tell_a_wrong_key_before_they_load_jax(command):
   assert not loaded(f"experiments.{command}", "--wrong=1", status=2) & (HEAVY | {"jax", "flax"})
-
-
-@pytest.mark.parametrize("command", ["sweep", "export", "checkpoints", "plan", "report"])
-def test_no_command_waits_for_what_it_may_not_need(command):
-  assert not loaded(f"experiments.{command}", "--wrong=1", status=2) & HEAVY

@@ -12,27 +12,35 @@ r"""Measures attention, training steps and translation.
 
 import pathlib
 import sys
+from collections.abc import Callable, Mapping
 
 from experiments import command
-from experiments.benchmark import attention, models
+
+COMMANDS = ("attention", "step", "positions", "translate", "pages")
+FLAGS = dict(
+  out=command.Flag("results", "the folder of the raw results and the pages", is_path=True)
+)
 
 
 def write_pages(out: pathlib.Path) -> None:
   """Rewrites the page of each command that has raw results in a folder."""
+  from experiments.benchmark import attention, models
+
   for module in (attention, models):
     module.write_page(out)
 
 
-FLAGS = dict(
-  out=command.Flag("results", "the folder of the raw results and the pages", is_path=True)
-)
-COMMANDS = dict(
-  attention=(attention.main, attention.FLAGS),
-  step=(models.time_steps, models.STEP_FLAGS),
-  positions=(models.time_positions, models.POSITION_FLAGS),
-  translate=(models.time_translation, models.TRANSLATE_FLAGS),
-  pages=(write_pages, FLAGS),
-)
+def load(name: str) -> tuple[Callable[..., None], Mapping[str, command.Flag]]:
+  """Imports a command, which takes a second; returns its main function and its flags."""
+  if name == "pages":
+    return write_pages, FLAGS
+  if name == "attention":
+    from experiments.benchmark import attention
+
+    return attention.main, attention.FLAGS
+  from experiments.benchmark import models
+
+  return models.COMMANDS[name]
 
 
 def run(argv: list[str]) -> None:
@@ -43,7 +51,7 @@ def run(argv: list[str]) -> None:
   if name not in COMMANDS:
     print(f"error: no command {name!r}: give {', '.join(COMMANDS)}", file=sys.stderr)
     sys.exit(2)
-  main, known = COMMANDS[name]
+  main, known = load(name)
   # Attention is measured as in a program of one's own.
   command.run(main, known, flags, keep_memory=name != "attention")
 

@@ -251,3 +251,10 @@ def write_page(out: pathlib.Path) -> None:
   for name, prefix in _PREFIXES.items():
     timing.rewrite_page(out / name, block_of_steps, prefix)
   timing.rewrite_page(out / "translate", block_of_translation)
+
+
+COMMANDS = dict(
+  step=(time_steps, STEP_FLAGS),
+  positions=(time_positions, POSITION_FLAGS),
+  translate=(time_translation, TRANSLATE_FLAGS),
+)

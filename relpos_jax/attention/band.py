@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from relpos_jax.attention import masks
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.relations import (
   ByDistance,
@@ -31,7 +32,7 @@ from relpos_jax.attention.relations import (
   LinearBias,
   RelativePositions,
 )
-from relpos_jax.typing import Array, Float
+from relpos_jax.typing import Array, Float, Int
 
 
 class Tables(NamedTuple):
@@ -87,6 +88,22 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
   if wide := [x for x in segments if x is not None and x.dtype != jnp.int32]:
     return f"segment ids are {wide[0].dtype}; it needs int32"
   return unsupported(inputs, (RelativePositions, DistanceBias, ContentBias, LinearBias))
+
+
+def pad(x: Array, axis: int, block: int) -> Array:
+  """Pads an axis with zeros to a multiple of `block`."""
+  missing = -x.shape[axis] % block
+  return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)]) if missing else x
+
+
+def key_mask(inputs: Inputs, block: int) -> Int[Array, "#B S"] | None:
+  """Returns 0 for hidden keys and padding to a multiple of `block`; None if there are none."""
+  num_keys = inputs.key.shape[1]
+  mask = masks.combine(inputs.mask, inputs.key_mask())
+  if mask is None and num_keys % block == 0:
+    return None
+  mask = jnp.ones((1, num_keys), bool) if mask is None else mask[:, 0, 0]
+  return pad(jnp.broadcast_to(mask, (len(mask), num_keys)).astype(jnp.int32), 1, block)
 
 
 def distances(inputs: Inputs) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from relpos_jax.attention.relations import (
   EdgeFeatures,
   EdgeLabels,
   FunctionBias,
+  KeyBias,
   LabelBias,
   Relation,
 )
@@ -42,6 +43,7 @@ def attention(
   block = block or _default_block(batch * heads * inputs.key.shape[1])
   if block >= num_queries:
     return projected.attention(inputs)
+  inputs = inputs._replace(relations=tuple(_known(inputs, x) for x in inputs.relations))
   num_blocks = -(-num_queries // block)
   hides = reference.may_hide(inputs)
   # The products of a block read keys and values by head: they are transposed once for all blocks.
@@ -145,6 +147,14 @@ def attention(
     return output
   residual = jnp.where(jnp.isposinf(log_total), -jnp.inf, log_total)
   return output, residual[..., 0].swapaxes(1, 2)
+
+
+def _known(inputs: Inputs, relation: Relation) -> Relation:
+  """Computes what a `KeyBias` has of all keys, once; other relations stay as they are."""
+  if not isinstance(relation, KeyBias):
+    return relation
+  products = projected.project(inputs, relation)
+  return projected.ProjectedKeys(products, relation.beyond, relation.reach[0])
 
 
 def _default_block(pairs_of_a_query: int) -> int:

@@ -19,9 +19,11 @@ from relpos_jax.attention import blocks, dropout, ring
 from relpos_jax.attention.chunked_block import (
   Arrays,
   ChunkPlan,
+  Region,
   attend,
   differentiate,
   pairs_at,
+  starts_and_sizes,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
@@ -64,8 +66,6 @@ _AXES = dict(
   **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
   **{f"d_{name}": letters for name, letters in _FLOATS.items()},
 )
-
-Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -285,7 +285,7 @@ def _over_heads(
     # A smaller array per group of heads: XLA would copy the full one for every group if several
     # loops one after the other wrote into it.
     of_heads = {
-      name: zeros(_starts_and_sizes(name, x, region)[1], x) for name, x in results.items()
+      name: zeros(starts_and_sizes(_AXES[name], x, region)[1], x) for name, x in results.items()
     }
     for stretch in _stretches(plan, arrays, first_query):
       of_heads = _run_stretch(plan, arrays, first_query, region, stretch, of_heads, step, store)
@@ -392,7 +392,7 @@ def _read(arrays: Arrays, region: Region) -> Arrays:
 
   def read_one(name, x):
     order, batch = _heads_first(name)
-    part = jax.lax.dynamic_slice(x, *_starts_and_sizes(name, x, region))
+    part = jax.lax.dynamic_slice(x, *starts_and_sizes(_AXES[name], x, region))
     return part.transpose(order).squeeze(batch)
 
   return {name: read_one(name, x) for name, x in arrays.items()}
@@ -402,7 +402,7 @@ def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays with parts that have the axes `_read` returns."""
 
   def write_one(name, part):
-    starts, _ = _starts_and_sizes(name, arrays[name], region)
+    starts, _ = starts_and_sizes(_AXES[name], arrays[name], region)
     order, batch = _heads_first(name)
     part = jnp.expand_dims(part, batch).transpose(np.argsort(order))
     return jax.lax.dynamic_update_slice(arrays[name], part, starts)
@@ -415,15 +415,6 @@ def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   old = _read({name: arrays[name] for name in parts}, region)
   new = {name: x + parts[name].reshape(len(x), -1, *x.shape[1:]).sum(1) for name, x in old.items()}
   return _write(arrays, new, region)
-
-
-def _starts_and_sizes(
-  name: str, x: Array, region: Region
-) -> tuple[list[Int[Array, ""]], tuple[int, ...]]:
-  axes = zip(_AXES[name], x.shape, strict=True)
-  slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
-  starts, sizes = zip(*slices, strict=True)
-  return [jnp.int32(start) for start in starts], sizes
 
 
 def _heads_first(name: str) -> tuple[list[int], tuple[int, ...]]:

@@ -30,12 +30,22 @@ import jax.numpy as jnp
 from relpos_jax.attention import dropout, masks
 from relpos_jax.attention.partitioned import Shards
 from relpos_jax.attention.skew import skew
-from relpos_jax.typing import Array, Bool, Float, Int, Shaped
+from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Shaped
 
 Arrays = dict[str, Array]
+Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
 # The tables whose products with queries are logits by row of the band, and these queries.
 _PRODUCTS = dict(key_table="query", content_table="content")
+
+
+def starts_and_sizes(
+  letters: str, x: Array, region: Region
+) -> tuple[list[Int[Array, ""]], list[int]]:
+  """Returns where the slice of an array in a region starts, and its size, along each axis."""
+  axes = zip(letters, x.shape, strict=True)
+  slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
+  return [jnp.int32(start) for start, _ in slices], [size for _, size in slices]
 
 
 class ChunkPlan(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
-from relpos_jax.attention import dropout, masks, reference
+from relpos_jax.attention import dropout, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.pallas_gpu_kernels import AXES, FAR, Blocks, GpuPlan, backward, forward
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
@@ -114,20 +114,18 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
   """Returns the kernels' floats and masks: padded, and all with a batch axis."""
   block_T, block_S, _ = (max(sizes) for sizes in zip(*blocks, strict=True))
   query, key, value = (
-    _padded(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
+    bands.pad(x, 3, _power_of_2(x.shape[3])) for x in (inputs.query, inputs.key, inputs.value)
   )
-  floats = dict(query=_padded(query, 1, block_T))
-  floats |= dict(key=_padded(key, 1, block_S), value=_padded(value, 1, block_S))
+  floats = dict(query=bands.pad(query, 1, block_T))
+  floats |= dict(key=bands.pad(key, 1, block_S), value=bands.pad(value, 1, block_S))
   if _has_logits(band):
     logits = _band_logits(inputs, band)
-    floats["band_logits"] = _padded(logits, 2, block_T) if _by_query(band) else logits
+    floats["band_logits"] = bands.pad(logits, 2, block_T) if _by_query(band) else logits
   if (slopes := bands.slopes(inputs)) is not None:
     floats["slopes"] = slopes
-  batch, num_keys = inputs.key.shape[:2]
-  mask, arrays = masks.combine(inputs.mask, inputs.key_mask()), {}
-  if mask is not None or num_keys % block_S:  # some keys are masked, or padding
-    mask = jnp.ones((batch, 1, 1, num_keys), jnp.int32) * (1 if mask is None else mask)
-    mask = _padded(mask[:, 0, 0], 1, block_S)
+  batch, arrays = len(inputs.key), {}
+  if (mask := bands.key_mask(inputs, block_S)) is not None:
+    mask = jnp.broadcast_to(mask, (batch, mask.shape[1]))
     numbers = jnp.arange(1, mask.shape[1] + 1, dtype=jnp.int32)
     arrays |= dict(key_mask=mask, key_ends=jnp.max(mask * numbers[None], axis=1))
   if inputs.query_segment_ids is not None:
@@ -135,7 +133,7 @@ def _operands(inputs: Inputs, band: bands.Band | None, blocks: Blocks) -> tuple[
       ("query_segments", inputs.query_segment_ids, block_T),
       ("key_segments", inputs.key_segment_ids, block_S),
     ):
-      arrays[name] = _padded(jnp.broadcast_to(ids, (batch, ids.shape[1])), 1, block)
+      arrays[name] = bands.pad(jnp.broadcast_to(ids, (batch, ids.shape[1])), 1, block)
   if inputs.dropout_seeds is not None:
     arrays["seeds"] = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
   if not isinstance(inputs.query_offset, int) or inputs.query_offset:
@@ -166,12 +164,6 @@ def _band_logits(inputs: Inputs, band: bands.Band) -> Float[Array, "#B #N #T R"]
   if bias is not None:
     terms.append(bias.T[None, :, None])
   return sum(terms[1:], terms[0])
-
-
-def _padded(x: Array, axis: int, block: int) -> Array:
-  """Pads an axis with zeros to a multiple of `block`."""
-  missing = -x.shape[axis] % block
-  return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)]) if missing else x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

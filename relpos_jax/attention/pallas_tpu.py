@@ -12,12 +12,11 @@ import jax.numpy as jnp
 from relpos_jax.attention import band, dropout
 from relpos_jax.attention import pallas_tpu_tiles as tiles
 from relpos_jax.attention.inputs import Inputs
-from relpos_jax.attention.masks import combine
 from relpos_jax.attention.pallas_tpu_backward import backward
 from relpos_jax.attention.pallas_tpu_forward import forward
 from relpos_jax.attention.pallas_tpu_tiles import TpuPlan
 from relpos_jax.attention.partitioned import axes_of_query, over_devices, target_platform
-from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Float, Int
 
 LANES = 128
 BLOCK = 512
@@ -66,10 +65,10 @@ def attention(
   first = inputs.query_offset % plan.block  # the number of the first query in its block
 
   def pad_queries(x, axis):
-    return _roll(_pad(x, plan.num_blocks[0] * plan.block, axis), first, axis)
+    return _roll(band.pad(x, axis, plan.num_blocks[0] * plan.block), first, axis)
 
   def pad_keys(x, axis):
-    return _pad(x, plan.block, axis)
+    return band.pad(x, axis, plan.block)
 
   def last(x):
     return jnp.moveaxis(x, 1, 3)
@@ -78,12 +77,12 @@ def attention(
   floats |= dict(key=pad_keys(last(inputs.key), 3), value=pad_keys(last(inputs.value), 3))
   if "content" in floats:
     floats["content"] = pad_queries(last(floats["content"]), 3)
-  masks = dict(key_mask=_mask_of_keys(inputs, plan.block), key_segments=inputs.key_segment_ids)
-  masks = {
-    name: pad_keys(x.astype(jnp.int32), 1)[..., None] for name, x in masks.items() if x is not None
-  }
+  masks = {}
+  if (mask := band.key_mask(inputs, plan.block)) is not None:
+    masks["key_mask"] = mask[..., None]
   if inputs.query_segment_ids is not None:
     masks["query_segments"] = pad_queries(inputs.query_segment_ids, 1)[:, None]
+    masks["key_segments"] = pad_keys(inputs.key_segment_ids, 1)[..., None]
   if inputs.dropout_seeds is not None:
     seeds = dropout.from_row(inputs.dropout_seeds, inputs.query_offset)
     masks["seeds"] = seeds[:, :, None, None]
@@ -113,7 +112,7 @@ def plan_of(
     period = _up(last - first + 2, tiles.height(lanes))
     for name, rows in table.tables._asdict().items():
       if rows is not None:  # the row of distance d, from first - 1 on, becomes row d % period
-        rows = jnp.roll(_pad(rows, period, 0), first - 1, axis=0)
+        rows = jnp.roll(band.pad(rows, 0, period), first - 1, axis=0)
         arrays[f"{name}_table"] = rows.swapaxes(0, 1)
     if "bias_table" in arrays:
       arrays["bias_table"] = arrays["bias_table"][..., None]
@@ -141,21 +140,6 @@ def plan_of(
     shards=axes_of_query(inputs.explicit),
   )
   return plan, arrays
-
-
-def _mask_of_keys(inputs: Inputs, block: int) -> Bool[Array, "#B S"] | None:
-  """Returns False for hidden keys; None if all are mask and none are padding."""
-  num_keys = inputs.key.shape[1]
-  mask = combine(inputs.mask, inputs.key_mask())
-  if mask is None:
-    return None if num_keys % block == 0 else jnp.ones((1, num_keys), bool)
-  return jnp.broadcast_to(mask[:, 0, 0], (len(mask), num_keys))
-
-
-def _pad(x: Array, block: int, axis: int) -> Array:
-  pad = [(0, 0)] * x.ndim
-  pad[axis] = (0, -x.shape[axis] % block)
-  return jnp.pad(x, pad)
 
 
 def _roll(x: Array, shift: int | Int[Array, "#B"], axis: int) -> Array:

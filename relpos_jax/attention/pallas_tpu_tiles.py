@@ -1,4 +1,4 @@
-"""The tiles of the fused kernels for TPUs: their part of the band, their masks, specs and cost.
+"""The tiles of the fused kernels for TPUs: their part of the band, their masks and specs.
 
 A tile is `block` queries by `block` keys, `offset` blocks right of the diagonal, split into
 sub-tiles `height` keys by `lanes` queries. With j - i = d, a sub-tile is all left of the band
@@ -412,7 +412,7 @@ def call(
 
   The grid is of the batch, key heads, query heads of a key head, blocks of queries, and steps of
   `num_tiles` blocks of keys from right to left; the first `num_parallel` of these are parallel.
-  `scratch` has shapes, and `num_products` is for `cost`.
+  `scratch` has shapes; a tile takes `num_products` products of [block, H] by [block, block].
   """
   query, key = operands["query"], operands["key"]
   batch, heads, _, length = query.shape
@@ -445,6 +445,14 @@ def call(
     return {name: spec(name, x) for name, x in arrays.items()}
 
   wide = jnp.promote_types(query.dtype, jnp.float32)
+  num_pairs = batch * heads * length * num_keys // (2 if plan.is_causal else 1)
+  cost = pl.CostEstimate(
+    flops=2 * num_products * num_pairs * query.shape[2],
+    transcendentals=num_pairs,
+    bytes_accessed=sum(
+      math.prod(x.shape) * x.dtype.itemsize for x in (operands | outputs).values()
+    ),
+  )
   return pl.pallas_call(
     functools.partial(kernel, plan, num_tiles),
     grid=grid,
@@ -456,43 +464,7 @@ def call(
       dimension_semantics=["parallel"] * num_parallel + ["arbitrary"] * (len(grid) - num_parallel),
       vmem_limit_bytes=VMEM_BYTES,
     ),
-    cost_estimate=cost(plan, operands, outputs, num_products),
+    cost_estimate=cost,
     interpret=plan.interpret,
     name=f"relative_attention_{name}",
   )(operands)
-
-
-def cost(plan: TpuPlan, operands: Shapes, outputs: Shapes, num_products: int) -> pl.CostEstimate:
-  """Estimates a call's cost from `num_products` products of [block, H] by [block, block] per tile.
-
-  Keys and values are read for every block of queries, unless they are one step; all other arrays
-  once. If devices share the queries it is the cost of the last one, which in a causal call has the
-  most visible keys. With a traced offset, it is that of the last queries.
-  """
-  batch, heads, width, length = operands["query"].shape
-  num_keys = operands["key"].shape[3]
-  first = plan.first_block
-  if first is None:
-    first = plan.num_blocks[1] - plan.num_blocks[0]
-  first += plan.num_blocks[0] - length // plan.block  # if a device has a part of the queries
-  queries = np.arange(first, first + length // plan.block)[:, None]
-  offsets = plan.key_block + np.arange(num_keys // plan.block) - queries
-
-  def count(condition):
-    return int(np.broadcast_to(condition, offsets.shape).sum())
-
-  num_pairs = batch * heads * count(plan.runs(offsets)) * plan.block**2
-  # As in the block specs of `call`.
-  num_tiles = tiles_a_step(plan, operands)
-  steps = np.arange(num_keys // (plan.block * num_tiles))[::-1]
-  if plan.is_causal and "first_block" not in operands:
-    steps = np.clip((queries - plan.key_block) // num_tiles, 0, steps)
-  num_reads = 1 + int(np.count_nonzero(np.diff((steps + 0 * queries).ravel())))
-  fetched = batch * heads * num_reads * num_tiles * plan.block
-  once = [x for name, x in (operands | outputs).items() if name not in ("key", "value")]
-  per_key = 2 * width * operands["key"].dtype.itemsize
-  return pl.CostEstimate(
-    flops=2 * num_products * num_pairs * width,
-    transcendentals=num_pairs,
-    bytes_accessed=fetched * per_key + sum(math.prod(x.shape) * x.dtype.itemsize for x in once),
-  )

@@ -4,6 +4,7 @@ q_i . aK_ij = (q_i . table)[label_ij], and sum_j p_ij aV_ij = (sum of p_ij by la
 With features instead of labels, the lookup and the sum are products with them.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -23,6 +24,16 @@ from relpos_jax.attention.relations import (
   Vectors,
 )
 from relpos_jax.typing import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ProjectedKeys(KeyBias):
+  """A `KeyBias` whose `table` is its products with the keys, `[B, N, S, R]`."""
+
+  @property
+  def reach(self) -> tuple[int, int]:
+    return self.left, self.table.shape[-1] - 1 - self.left
 
 
 def attention(inputs: Inputs) -> Float[Array, "B T N V"]:
@@ -46,6 +57,8 @@ def project(
   inputs: Inputs, relation: Vectors | DistanceBias | LabelBias | ContentBias | KeyBias
 ) -> Float[Array, "#B #N _ R"]:
   """Computes the terms of each query, or in a `KeyBias` of each key, by row of the table."""
+  if isinstance(relation, ProjectedKeys):
+    return relation.table
   if isinstance(relation, DistanceBias | LabelBias):
     num_rows, heads = relation.table.shape
     shape = 1, heads, inputs.query.shape[1], num_rows

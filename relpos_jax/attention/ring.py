@@ -22,13 +22,12 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import masks
-from relpos_jax.attention.chunked_block import Arrays, ChunkPlan
+from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, Region, starts_and_sizes
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
 from relpos_jax.typing import Array, ArrayLike, Bool, Int
 
 Axes = Mapping[str, str]  # a letter for each axis of an array, by name
-Region = dict[str, tuple[Int[Array, ""], int]]  # by axis letter: start and size
 Compute = Callable[[ChunkPlan, Arrays, ArrayLike], Arrays]
 
 
@@ -52,8 +51,7 @@ def forward(
   """Computes the outputs of `compute`, `chunked`'s forward pass, for keys on several devices."""
   if isinstance(first_query, int):
     return _attend(plan, compute, arrays, first_query)
-  shapes = jax.eval_shape(lambda x: _attend(plan, compute, x, 0), arrays)
-  results = {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
+  results = _zeros(plan, compute, arrays)
   results["maximum"] += masks.LOWEST
   results["total"] = results.pop("inverse_total")
 
@@ -74,8 +72,7 @@ def backward(
   """Computes the gradients of `compute`, `chunked`'s backward pass, for keys on several devices."""
   if isinstance(first_query, int):
     return _attend(plan, compute, arrays, first_query)
-  shapes = jax.eval_shape(lambda x: _attend(plan, compute, x, 0), arrays)
-  results = {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
+  results = _zeros(plan, compute, arrays)
   if "value_table" in arrays:  # the sums are of all rounds, so their gradients are counted once
     sums = [arrays[name] for name in ("right_sums", "row_sums")]
     d_rows = jnp.einsum("RBNT,BTNV->NRV", jnp.stack(sums), arrays["d_output"])
@@ -90,6 +87,12 @@ def backward(
     return _write(results, {name: old[name] + x for name, x in part.items()}, axes, region)
 
   return _around(plan, compute, axes, arrays, results, add)
+
+
+def _zeros(plan: ChunkPlan, compute: Compute, arrays: Arrays) -> Arrays:
+  """Returns zeros in the shapes of the results."""
+  shapes = jax.eval_shape(lambda x: _attend(plan, compute, x, 0), arrays)
+  return {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
 
 
 def _around(
@@ -228,7 +231,7 @@ def _travels(letters: str, x: Array) -> bool:
 def _read(arrays: Arrays, axes: Axes, region: Region) -> Arrays:
   """Returns the slice of each array in a region."""
   return {
-    name: jax.lax.dynamic_slice(x, *_starts_and_sizes(axes[name], x, region))
+    name: jax.lax.dynamic_slice(x, *starts_and_sizes(axes[name], x, region))
     for name, x in arrays.items()
   }
 
@@ -237,13 +240,7 @@ def _write(arrays: Arrays, parts: Arrays, axes: Axes, region: Region) -> Arrays:
   """Overwrites a region of the arrays."""
 
   def write(name, part):
-    starts, _ = _starts_and_sizes(axes[name], arrays[name], region)
+    starts, _ = starts_and_sizes(axes[name], arrays[name], region)
     return jax.lax.dynamic_update_slice(arrays[name], part, starts)
 
   return arrays | {name: write(name, part) for name, part in parts.items()}
-
-
-def _starts_and_sizes(letters: str, x: Array, region: Region) -> tuple[list, list]:
-  axes = zip(letters, x.shape, strict=True)
-  slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
-  return [jnp.int32(start) for start, _ in slices], [size for _, size in slices]

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_calls import BATCH, DROPOUT, WIDTH, arrays_of, assert_exact, attend, normal
+from kernel_calls import BATCH, DROPOUT, arrays_of, assert_exact, attend, normal
 
 from relpos_jax import ContentBias, DistanceBias, LinearBias, RelativePositions, explain
-from relpos_jax.attention import pallas_tpu, pallas_tpu_tiles
+from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs
-from relpos_jax.attention.pallas_tpu_tiles import cost
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -77,29 +76,3 @@ def test_bfloat16_lowers_for_a_tpu_whatever_the_default_precision():
   query = jax.ShapeDtypeStruct((1, 512, 1, 64), jnp.bfloat16)
   with jax.enable_x64(False), jax.default_matmul_precision("high"):
     jax.jit(output_and_gradient).trace(query).lower(lowering_platforms=("tpu",))
-
-
-@pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(local_window_size=(17, 0))])
-@pytest.mark.parametrize(
-  ("tiles_a_step", "read", "read_if_causal"), [(1, 1, 10 / 16), (2, 1, 5 / 8), (4, 1 / 4, 1 / 4)]
-)
-def test_tiles_with_a_visible_pair_cost_time(
-  options, tiles_a_step, read, read_if_causal, monkeypatch
-):
-  block, array = 16, jax.ShapeDtypeStruct((BATCH, 64, 1, WIDTH), np.float32)
-  monkeypatch.setattr(pallas_tpu_tiles, "STEP_BYTES", tiles_a_step * block * WIDTH * 4)
-  plans = []
-  gather = lambda x: plans.append(pallas_tpu.plan_of(gather_inputs(x, x, x, **options), True)[0])
-  jax.eval_shape(gather, array)
-  operands = dict.fromkeys(("query", "key", "value"), array.update(shape=(BATCH, 1, WIDTH, 64)))
-  found = cost(plans[0], operands, dict(output=operands["query"]), num_products=2)
-  i, j = np.ogrid[:64, :64]
-  left, right = options.get("local_window_size", (64, 64))
-  seen = (j <= i if "is_causal" in options else True) & (j - i <= right) & (i - j <= left)
-  num_tiles = seen.reshape(4, block, 4, block).any((1, 3)).sum()
-  assert found.transcendentals == BATCH * num_tiles * block**2
-  assert found.flops == 2 * 2 * WIDTH * found.transcendentals
-  # A hidden step of a causal call reads no keys; one outside of the window does. A single step
-  # reads them once for all queries.
-  read = read_if_causal if "is_causal" in options else read
-  assert found.bytes_accessed == (2 + 2 * 4 * read) * 4 * BATCH * 64 * WIDTH

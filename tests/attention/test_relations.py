@@ -12,6 +12,7 @@ from compiling import as_users_do, quickly
 from formula import formula
 from kernel_calls import LOW
 
+from experiments.training.step import count_operations
 from relpos_jax import (
   ContentBias,
   DistanceBias,
@@ -29,6 +30,7 @@ from relpos_jax import (
   rotate,
 )
 from relpos_jax.attention import blocks, chunked, projected
+from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -633,6 +635,19 @@ def test_a_key_bias_takes_little_more_memory_than_positions():
     key, positions = map(compiled, ("key", "positions"))
   memory = [x.memory_analysis().temp_size_in_bytes for x in (key, positions)]
   assert memory[0] < 1.2 * memory[1] < 513 * 2048 * 2 * 16
+
+
+def test_a_key_bias_multiplies_keys_and_rows_once_for_all_blocks():
+  x, table = jnp.ones((1, 64, 2, 8)), jnp.ones((129, 8))
+
+  def operations(block):
+    def loss(x, table):
+      options = dict(relations=KeyBias(table), query_positions=jnp.arange(64))
+      return blocks.attention(gather_inputs(x, x, x, **options), block).sum()
+
+    return count_operations(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, table).jaxpr)
+
+  assert operations(4) == operations(16)
 
 
 @pytest.mark.parametrize("name", ["skew", "pallas_tpu", "pallas_gpu"])

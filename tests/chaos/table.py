@@ -45,24 +45,6 @@ FAULTS = {
   ),
   "bits": Fault("one bit of the newest checkpoint flipped", _RIGHT, 20, 100),
   "files": Fault("a file of the newest checkpoint truncated, or removed", _RIGHT),
-  "swapped": Fault(
-    "folders of checkpoints swapped, or one copied over another",
-    "`checkpoints --verify` names all that are wrong; stderr has a line for each one read, a good "
-    f"step is taken, and it ends with {_BITS}",
-  ),
-  "missing": Fault(
-    "the folder of the checkpoints moved away, or a dangling link, beside metrics",
-    "refused with one line and exit status 2, the metrics untouched; once it is put back it ends "
-    f"with {_BITS}",
-  ),
-  "links": Fault(
-    "links among the checkpoints, then `checkpoints --prune`",
-    "the checkpoints that stay without the links stay, and are good",
-  ),
-  "paths": Fault(
-    "a --workdir whose absolute path has one of the characters [ * ? \\",
-    "refused with one line and exit status 2 before anything is compiled; nothing is written",
-  ),
   "disk": Fault(
     "disk full during a save",
     "stderr is one line, exit status 2, the older steps good; with room again it ends with "

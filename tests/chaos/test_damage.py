@@ -1,14 +1,14 @@
-"""Damaged checkpoints: the right values are restored, or those of the step before."""
+"""Damaged checkpoints and a full disk: right values are restored, or those of the step before."""
 
 import pathlib
-import re
-import shutil
+import resource
 
 import numpy as np
 import pytest
 
-from chaos.run import kept, shapes
+from chaos.run import digests, kept, shapes
 from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint_reader import list_steps
 
 pytestmark = pytest.mark.chaos
 
@@ -85,21 +85,22 @@ def test_files(how, training, rng, restore):
     restore(what, lambda copy, name=name, damage=damage: damage(copy / name), number % 10 == 3)
 
 
-@pytest.mark.parametrize("how", ["80 over 100", "100 over 80", "80 and 100 swapped"])
-def test_swapped(how, training, tmp_path, begin):
-  begin(how)
-  folder = training.copy(tmp_path / "run") / "checkpoints"
-  (folder / "80").rename(tmp_path / "80"), (folder / "100").rename(tmp_path / "100")
-  is_swap = how.endswith("swapped")
-  shutil.copytree(tmp_path / ("100" if is_swap or how.endswith("80") else "80"), folder / "80")
-  shutil.copytree(tmp_path / ("80" if is_swap or how.endswith("100") else "100"), folder / "100")
-  wrong = {"80 over 100": [100], "100 over 80": [80]}.get(how, [80, 100])
-  found = training.checkpoints(tmp_path / "run", "--verify")
-  rows = re.findall(r"^ *(\d+) .* bytes  damaged", found.stdout, re.MULTILINE)
-  assert sorted(map(int, rows)) == wrong and found.returncode == 1 and found.stderr == ""
-  messages = training.to_its_end(tmp_path / "run")
-  read = [step for step in reversed(wrong) if 100 in wrong]
-  assert [line.partition(" is damaged: ")[0] for line in messages] == [
-    f"checkpoint {folder}/{step}" for step in read
-  ]
-  assert kept(tmp_path / "run") == 100
+def test_disk(number, training, tmp_path, rng, begin):
+  # A limit on the size of the files that the process may write makes the disk full.
+  workdir = tmp_path / "run"
+  with training.started(workdir) as run:
+    step = rng.choice((20, 40, 60))
+    run.until(lambda: kept(workdir) >= step)
+    for pid in run.pids():
+      _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+      resource.prlimit(pid, resource.RLIMIT_FSIZE, (2**16, most))
+    status = run.wait()
+  steps = list_steps(workdir / "checkpoints")
+  begin(f"full after step {max(steps, default=0)}")
+  assert status == 2, run.err()
+  messages = training.messages(run)
+  assert len(messages) == 1 and messages[0].startswith("error: cannot write a checkpoint in "), (
+    messages
+  )
+  assert steps and all(digests(workdir, step) for step in steps)
+  assert training.to_its_end(workdir) == []

@@ -66,18 +66,18 @@ class Training:
 
   @contextlib.contextmanager
   def started(
-    self, workdir, *flags, processes=1, program=_TRAIN, cwd=ROOT, launcher=(), devices=1, **env
+    self, workdir, *flags, processes=1, program=_TRAIN, launcher=(), devices=1
   ) -> Iterator[Run]:
     """Starts the training, several processes as on a cluster; kills what is left at the end."""
     run = Run(workdir, self._folder / f"log-{next(self._logs)}", bool(launcher))
     words = [*dying_with_this_process(), sys.executable, *launcher]
     words += [*program, *self.words(workdir, *flags)]
-    envs = [self.env(devices) | env] if launcher else environments(processes, self.env() | env)
+    envs = [self.env(devices)] if launcher else environments(processes, self.env())
     with contextlib.ExitStack() as stack:
       opened = lambda suffix: stack.enter_context(open(run.log.with_suffix(suffix), "w"))
       streams = dict(stdout=opened(".out"), stderr=opened(".err"))
       for env in envs:
-        run.processes.append(subprocess.Popen(words, env=env, cwd=cwd, **streams))
+        run.processes.append(subprocess.Popen(words, env=env, cwd=ROOT, **streams))
         stack.callback(run.processes[-1].wait)
         stack.callback(run.processes[-1].kill)
       yield run
@@ -126,7 +126,3 @@ class Training:
   def copy(self, workdir: pathlib.Path) -> pathlib.Path:
     shutil.rmtree(workdir, ignore_errors=True)
     return shutil.copytree(self.undisturbed(), workdir)
-
-  def checkpoints(self, workdir: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
-    words = [sys.executable, "-m", "experiments.checkpoints", f"--workdir={workdir}", *flags]
-    return subprocess.run(words, env=self.env(), cwd=ROOT, capture_output=True, text=True)

@@ -73,8 +73,11 @@ def test_a_folder_that_may_only_be_read(train_refused, refused, run_copy, monkey
   refused(run_copy, "cannot write into run", "evaluate", f"--workdir={run_copy}")
 
 
-def test_checkpoints_that_are_gone(train_refused, run_copy):
+@pytest.mark.parametrize("is_link", [False, True])
+def test_checkpoints_that_are_gone(train_refused, run_copy, is_link):
   shutil.rmtree(run_copy / "checkpoints")
+  if is_link:
+    (run_copy / "checkpoints").symlink_to("nowhere")
   train_refused("run/checkpoints 12 bring back delete run to start again")
 
 

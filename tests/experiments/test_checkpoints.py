@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from experiments import checkpoints as checkpoints_command
 from experiments import trainer as trainer_module
 from experiments.training import checkpoint_reader
 
@@ -78,9 +77,10 @@ def test_a_step_that_the_training_deletes_meanwhile_is_no_damage(
     shutil.rmtree(oldest / "state", ignore_errors=True)
     delete = lambda: shutil.rmtree(oldest, ignore_errors=True)
     threading.Timer(0.1, delete).start() if path == oldest else flag == "--prune=1" and delete()
-    checkpoint_reader.examine(path)
+    real(path)
 
-  monkeypatch.setattr(checkpoints_command, "examine", examine)
+  real = checkpoint_reader.examine
+  monkeypatch.setattr(checkpoint_reader, "examine", examine)
   answer = call("checkpoints", f"--workdir={run_copy}", flag)
   assert (answer.status, answer.err) == (0, "")
   assert states(answer) == dict.fromkeys(left, "good") and {*names(run_copy)} == left

@@ -1,6 +1,8 @@
-"""Folders of MIDI files; rows with each piece once per epoch, sliced and transposed at random."""
+"""The chorales; MIDI folders; rows with each piece once per epoch, sliced and moved at random."""
 
 import itertools
+import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -169,3 +171,32 @@ def test_bad_folders_and_files_are_named(tmp_path):
   write(tmp_path / "train" / "a.mid")
   (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
   assert f"cannot read MIDI file {tmp_path / 'train' / 'b.mid'}" in refusal(str(tmp_path))
+
+
+PIECES = {
+  split: np.random.default_rng(number).integers(-1, 128, (number, 5, 4)).tolist()
+  for number, split in enumerate(["valid", "test", "train"], 1)
+}
+
+
+@pytest.fixture
+def folder(tmp_path, publish) -> pathlib.Path:
+  """Returns a folder with a small file in place of the published one."""
+  folder = tmp_path / "jsb"
+  folder.mkdir()
+  (folder / data._CHORALES).write_text(json.dumps(PIECES))
+  publish(data, "CHORALES", folder)
+  return folder
+
+
+def check(music):
+  assert {*music.splits} == {"train", "valid", "test"}
+  for split, pieces in music.splits.items():
+    assert [voices.decode(tokens).tolist() for tokens in pieces] == PIECES[split]
+
+
+def test_a_folder_and_an_address_give_the_pieces_upstream(folder, serve, publish):
+  check(data.load_chorales(str(folder)))
+  with serve(folder) as url:
+    publish(data, "CHORALES", folder, url)
+    check(data.load_chorales())

@@ -1,6 +1,8 @@
-"""Folders in TU format are read or refused by file and line, downloaded, split into folds."""
+"""CLUTRR has upstream's graphs; TU folders are read or refused by line, and split into folds."""
 
+import gzip
 import itertools
+import json
 import pathlib
 import zipfile
 
@@ -9,8 +11,74 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.errors import InputError
-from experiments.graphs import data as tu
+from experiments.graphs import data as data_module
+from experiments.graphs.data import ANSWERS, RELATIONS, load_clutrr, load_tu, split_folds
 from experiments.graphs.graph import Graph, GraphData, GraphNames
+
+HEADER = "id,story,target,task_name,story_edges,edge_types,query_edge"
+
+
+def row(number: int) -> dict:
+  """Returns a chain of two relations; every third equals the one before."""
+  relations = RELATIONS
+  kind = number - (number % 3 == 2)
+  labels = [relations[kind % 14], relations[kind // 14 % 14]]
+  return dict(edges=[[0, 1], [1, 2]], labels=labels, query=[0, 2], target="aunt")
+
+
+def csv_line(row: dict) -> str:
+  cells = [tuple(edge) for edge in row["edges"]], row["labels"], tuple(row["query"])
+  quoted = ",".join(f'"{cell}"' for cell in cells)
+  return f'1,"a ""story"", in\ntwo lines",{row["target"]},task_1.2,{quoted}'
+
+
+SPLITS = {
+  name: [row(number) for number in range(300 if split == "train" else 1)]
+  for name, split in data_module.SPLITS.items()
+}
+
+
+@pytest.fixture
+def folder(tmp_path, publish) -> pathlib.Path:
+  """Writes a small archive and its graphs in place of the published ones."""
+  for name in ("archive", "graphs"):
+    (tmp_path / name).mkdir()
+  with zipfile.ZipFile(tmp_path / "archive" / data_module._ZIP, "w") as archive:
+    for name, rows in SPLITS.items():
+      archive.writestr(f"{name}.csv", "\n".join([HEADER, *map(csv_line, rows)]) + "\n")
+  lines = [json.dumps(row | dict(split=name)) for name, rows in SPLITS.items() for row in rows]
+  graphs = "\n".join(lines).encode()
+  (tmp_path / "graphs" / data_module._GRAPHS).write_bytes(graphs)
+  for name in ("archive", "graphs"):
+    publish(data_module, "CLUTRR", tmp_path / name)
+  (tmp_path / "graphs" / data_module._GRAPHS).unlink()
+  (tmp_path / "graphs" / f"{data_module._GRAPHS}.gz").write_bytes(gzip.compress(graphs))
+  return tmp_path
+
+
+def as_lists(graphs):
+  return [[x.tolist() for x in graph] for graph in graphs]
+
+
+@pytest.mark.parametrize("kind", ["archive", "graphs", "address"])
+def test_archive_and_graphs_are_read(folder, kind, serve, publish):
+  path = "" if kind == "address" else str(folder / kind)
+  with serve(folder / "archive") as url:
+    publish(data_module, "CLUTRR", folder / "archive", url)
+    found = load_clutrr(path)
+  again = load_clutrr(path, valid_share=0.0)  # what is kept needs no network
+  assert {*found.splits} == {"train", "valid", *(f"test_{k}" for k in range(2, 11))}
+  assert again.splits["valid"] == [] and len(again.splits["train"]) == 300
+  for name, split in data_module.SPLITS.items():
+    for graph, wanted in zip(again.splits[split], SPLITS[name], strict=True):
+      relations = [RELATIONS[label] for label in graph.labels]
+      assert (relations, graph.query.tolist()) == (wanted["labels"], wanted["query"])
+      assert graph.senders.tolist() == [0, 1] and graph.receivers.tolist() == [1, 2]
+      assert ANSWERS[graph.target] == "aunt" and graph.nodes.tolist() == [0, 0, 0]
+  train, valid = (as_lists(found.splits[split]) for split in ("train", "valid"))
+  assert len(train) + len(valid) == 300 and 0.04 < len(valid) / 300 < 0.2
+  assert not any(graph in train for graph in valid)
+
 
 # Two graphs: a directed triangle with a loop and an edge given twice, and a pair of nodes.
 FILES = {
@@ -39,7 +107,7 @@ def edges(graph):
 
 @pytest.mark.parametrize("name", ["", "TOY"])
 def test_a_users_folder_is_read(tmp_path, name):
-  data = tu.load_tu(name, path=str(write(tmp_path / "toy")))
+  data = load_tu(name, path=str(write(tmp_path / "toy")))
   assert (data.names.node_labels, data.names.edge_labels, data.names.classes) == (
     ("7", "8", "9"), ("0", "2"), ("-1", "1")
   )  # fmt: skip
@@ -54,7 +122,7 @@ def test_a_users_folder_is_read(tmp_path, name):
 
 def test_optional_files_may_be_missing(tmp_path):
   kinds = "node_labels", "edge_labels", "node_attributes", "edge_attributes"
-  data = tu.load_tu("", path=str(write(tmp_path / "toy", **dict.fromkeys(kinds))))
+  data = load_tu("", path=str(write(tmp_path / "toy", **dict.fromkeys(kinds))))
   graph = data.splits["all"][0]
   assert data.names.node_labels == ("node",) and data.names.edge_labels == ()
   assert graph.nodes.tolist() == [0] * 3 and graph.labels.tolist() == [-1] * 4
@@ -79,7 +147,7 @@ WRONG = {
 def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, message):
   folder = write(tmp_path / "toy", **WRONG[message])
   with pytest.raises(InputError) as caught:
-    tu.load_tu("", path=str(folder))
+    load_tu("", path=str(folder))
   files = {kind: folder / f"TOY_{kind}.txt" for kind in FILES}
   assert str(caught.value).startswith(message.format(folder=folder, **files))
   assert "\n" not in str(caught.value)
@@ -87,7 +155,7 @@ def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, message):
 
 def refusal(name: str, path: object = "") -> str:
   with pytest.raises(InputError) as caught:
-    tu.load_tu(name, str(path))
+    load_tu(name, str(path))
   return str(caught.value)
 
 
@@ -107,10 +175,10 @@ def test_folder_archive_and_address_are_equal(tmp_path, serve, publish):
     for file in folder.iterdir():
       archive.write(file, f"MUTAG/{file.name}")
   with serve(tmp_path) as url:
-    publish(tu, "MOLECULES", tmp_path, url)
-    downloaded = tu.load_tu("MUTAG")
-  wanted = tu.load_tu("", path=str(folder))
-  for data in (downloaded, tu.load_tu("MUTAG", path=str(tmp_path))):
+    publish(data_module, "MOLECULES", tmp_path, url)
+    downloaded = load_tu("MUTAG")
+  wanted = load_tu("", path=str(folder))
+  for data in (downloaded, load_tu("MUTAG", path=str(tmp_path))):
     assert data.names == wanted.names
     for graph, other in zip(data.splits["all"], wanted.splits["all"], strict=True):
       assert [x.tolist() for x in graph] == [x.tolist() for x in other]
@@ -124,7 +192,7 @@ def make_data(classes) -> GraphData:
 @given(st.lists(st.integers(0, 3), min_size=10, max_size=80), st.integers(3, 10))
 def test_folds_cover_every_graph_once_with_their_share_of_every_class(classes, number):
   data = make_data(classes)
-  splits = [tu.split_folds(data, fold, number).splits for fold in range(number)]
+  splits = [split_folds(data, fold, number).splits for fold in range(number)]
 
   def ids(fold, *names):
     return [id(graph) for name in names for graph in splits[fold][name]]
@@ -141,4 +209,4 @@ def test_folds_cover_every_graph_once_with_their_share_of_every_class(classes, n
 
 def test_fewer_graphs_than_folds_are_refused():
   with pytest.raises(InputError, match=r"10 folds of 2 graphs: lower config.data.tu.num_folds"):
-    tu.split_folds(make_data([0, 1]), 0, 10)
+    split_folds(make_data([0, 1]), 0, 10)
