@@ -110,7 +110,8 @@ _TRANSLATION = dict(
       prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
     ),
     wmt14=dict(),
-    # Each "source_file,target_file" or one "file.tsv", plain or .gz.
+    # Each "source_file,target_file" or one "file.tsv", plain or .gz. Several test sets have names:
+    # --config.data.pairs.test.NAME=FILES, or test=dict(NAME=FILES, ...) in place of test="".
     pairs=dict(train="", valid="", test=""),
   ),
   vocabulary=dict(
