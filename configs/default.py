@@ -171,8 +171,10 @@ _GRAPHS = dict(
       valid_share=0.1,  # share of the distinct training graphs
     ),
     tu=dict(
-      name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`
-      path="",  # a folder in TU format, or of the molecules' archives; empty: download them
+      name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`, or nothing
+      # A folder in TU format, a file of graphs in JSON, or a folder of the molecules' archives;
+      # empty: download them
+      path="",
       num_folds=10,  # stratified
       fold=-1,  # for testing; the next one validates; -1: chosen by the seed
     ),
