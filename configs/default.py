@@ -110,7 +110,8 @@ _TRANSLATION = dict(
       prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
     ),
     wmt14=dict(),
-    # Each "source_file,target_file" or one "file.tsv", plain or .gz.
+    # Each "source_file,target_file" or one "file.tsv", plain or .gz. Several test sets have names:
+    # --config.data.pairs.test.NAME=FILES, or test=dict(NAME=FILES, ...) in place of test="".
     pairs=dict(train="", valid="", test=""),
   ),
   vocabulary=dict(
@@ -171,8 +172,10 @@ _GRAPHS = dict(
       valid_share=0.1,  # share of the distinct training graphs
     ),
     tu=dict(
-      name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`
-      path="",  # a folder in TU format, or of the molecules' archives; empty: download them
+      name="MUTAG",  # or Mutagenicity, or the prefix of the files in `path`, or nothing
+      # A folder in TU format, a file of graphs in JSON, or a folder of the molecules' archives;
+      # empty: download them
+      path="",
       num_folds=10,  # stratified
       fold=-1,  # for testing; the next one validates; -1: chosen by the seed
     ),

@@ -17,7 +17,7 @@ import filelock
 from absl import flags as absl_flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments.config import check_keys
+from experiments.config import TEST_SETS, add_test_sets, check_keys, flatten
 from experiments.errors import InputError
 from experiments.files import Path, check_writable, in_bucket, to_path, write_refusal
 from experiments.training.bucket_lock import lock_in_bucket
@@ -199,7 +199,11 @@ def _define_config(
     config = module.get_config(*[argument] * bool(argument))
   except (TypeError, ValueError) as error:  # an unknown argument
     raise InputError(f"{file.value}: {error}") from error
+  named = re.compile(rf"(--?config\.)?{TEST_SETS}\.")
+  if any(map(named.match, [*argv, *flatten(config)])):
+    argv = [re.sub(rf"^(--?config\.{TEST_SETS})(=|$)", r"\1.test\2", arg) for arg in argv]
   given = [m[1] for arg in argv if (m := re.match(r"--?(?:no)?config\.([^=]*)", arg))]
+  add_test_sets(config, given)
   check_keys(given, config)
   config_flags.DEFINE_config_dict("config", config.lock(), flag_values=values, sys_argv=argv)
   return argv, ConfigFile(file.value, module, config, tuple(given))

@@ -13,6 +13,7 @@ Numbers = tuple[str, Callable[[float], bool], Collection[str]]
 
 # The largest number of steps, in an int32, and the largest size of an axis.
 MOST_STEPS, LARGEST = 2**31 - 1, 2**24
+TEST_SETS = "data.pairs.test"  # the key of a test set, or of a group of them by name
 
 
 def between(least: int, most: int, *names: str) -> Numbers:
@@ -63,6 +64,25 @@ def check_keys(names: Iterable[str], known: ConfigDict) -> None:
       similar += difflib.get_close_matches(name, keys, n=1)
       hint = f"did you mean config.{similar[0]}?" if similar else "see configs/default.py"
       raise InputError(f"unknown config.{name}: {hint}")
+
+
+def add_test_sets(config: ConfigDict, keys: Iterable[str]) -> None:
+  """Adds the named test sets among dotted keys, as "data.pairs.test.long", to a config.
+
+  A test set that the config has without a name gets the name "test".
+
+  >>> config = ConfigDict(dict(data=dict(pairs=dict(test="a.tsv"))))
+  >>> add_test_sets(config, ["seed", "data.pairs.test.long"])
+  >>> config.data.pairs.test.to_dict()
+  {'long': '', 'test': 'a.tsv'}
+  """
+  names = [name for group, _, name in (key.rpartition(".") for key in keys) if group == TEST_SETS]
+  if names and (pairs := config.data.get("pairs")):
+    old = dict(test=pairs.test) if isinstance(pairs.test, str) else pairs.test.to_dict()
+    old = {name: files for name, files in old.items() if files}
+    with config.unlocked():
+      del pairs["test"]  # whose type would stay
+      pairs.test = dict.fromkeys(names, "") | old
 
 
 def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, object]:

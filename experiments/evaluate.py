@@ -1,37 +1,82 @@
-"""Scores a trained model on every test split.
+"""Scores a trained model on every test split, or on other pairs of files.
 
   python -m experiments.evaluate --workdir=runs/quickstart
+  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.en,news.de
+  python -m experiments.evaluate --workdir=runs/quickstart --pairs=news.tsv --hypotheses=theirs.de
 
 Prints a table and samples, and draws the learning curves. For translation, the scores are BLEU by
-sacreBLEU and as in the paper, and an attention map is drawn. Writes results.json, the pictures and
-the translations of each split into the run directory. If the training is finished and its last
-checkpoint is good, also writes record.json, the run's line in the results of a sweep.
+sacreBLEU and as in the paper, chrF, and the percentage of translations that equal the reference; an
+attention map is drawn. Writes results.json, the pictures and the translations of each split into
+the run directory. If the training is finished and its last checkpoint is good, also writes
+record.json, the run's line in the results of a sweep.
+
+With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
+scores a file of translations, a line for each pair, as the run's are scored; writes nothing.
 """
 
 import json
+import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 from experiments import command
+from experiments.errors import InputError
 from experiments.files import Path, check_writable, write_whole
 
 if TYPE_CHECKING:
-  from experiments.training.task import Run
+  from experiments.training.task import Evaluation, Run
 
 FLAGS = dict(
   workdir=command.WORKDIR,
+  pairs=command.Flag("", "other pairs to score: source_file,target_file or file.tsv"),
+  hypotheses=command.Flag("", "a file of translations of --pairs, which are scored instead"),
   average_checkpoints=command.AVERAGE,
 )
 
 
-def main(workdir: Path, average_checkpoints: int) -> None:
-  """Repeats the evaluation at the end of training."""
+def main(workdir: Path, pairs: str, hypotheses: str, average_checkpoints: int) -> None:
+  """Repeats the evaluation at the end of training, or scores other files."""
   from experiments.run import load_run  # takes a second, after which a mistake is told too late
 
+  if hypotheses:
+    print(_score_hypotheses(workdir, pairs, hypotheses))
+    return
   if workdir.exists():
     check_writable(workdir)
-  run = load_run(workdir, average_checkpoints=average_checkpoints)
-  evaluate(run, run.task.load_data(), workdir)
+  if not pairs:
+    run = load_run(workdir, average_checkpoints=average_checkpoints)
+    evaluate(run, run.task.load_data(), workdir)
+    return
+  from experiments.translation.corpus import read_splits
+
+  corpus = read_splits(dict(pairs=pairs))
+  run = load_run(workdir, "translation", average_checkpoints)
+  (folder := workdir / "pairs").mkdir(exist_ok=True)
+  for note in corpus.notes:
+    print(note)
+  if found := run.task.evaluate(run, run.task.normalize(corpus), folder):
+    _print(found, run, folder)
+
+
+def _score_hypotheses(workdir: Path, pairs: str, hypotheses: str) -> str:
+  """Returns the table of the scores of a file of translations, as those of a run are scored."""
+  from experiments.run import load_task
+  from experiments.translation.corpus import Corpus, read_lines, read_pairs
+  from experiments.translation.scores import score_lines, score_table
+
+  if not pairs:
+    raise InputError("--hypotheses are translations of --pairs: give source_file,target_file")
+  rows, lines = read_pairs(pairs), read_lines(pathlib.Path(hypotheses))
+  if len(rows) != len(lines):
+    raise InputError(
+      f"{hypotheses} has {len(lines)} lines and {pairs} {len(rows)}: give a translation of each"
+    )
+  task = load_task(workdir, "translation")
+  filled = [i for i, row in enumerate(rows) if all(map(str.strip, row))]
+  corpus = task.normalize(Corpus(dict(pairs=[rows[i] for i in filled])))
+  references = [target for _, target in corpus.splits["pairs"]]
+  scores, _ = score_lines(task.config, [lines[i] for i in filled], references)
+  return score_table(dict(pairs=dict(sentences=len(filled)) | scores))
 
 
 def evaluate(run: "Run", data: Any, workdir: Path) -> None:
@@ -47,12 +92,9 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
     return
   metrics = read_metrics(workdir)
   curves = learning_curves(metrics, workdir / "learning_curves.png", run.task.score)
-  print(found.text)
-  print("pictures:", curves, *found.pictures)
+  _print(found, run, workdir, curves)
   if not found.results:
     return
-  results = {split: dict(row, checkpoints=run.steps) for split, row in found.results.items()}
-  write_whole(workdir / "results.json", json.dumps(results, indent=2) + "\n")
   config, last = run.config, metrics[-1] if metrics else {}
   num_steps = config.training.num_steps
   # A finished training ends with an evaluation.
@@ -70,6 +112,15 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
     write_whole(workdir / "record.json", to_line(record))
   elif last.get("step", 0) <= num_steps:
     (workdir / "record.json").unlink(missing_ok=True)  # of a shorter training
+
+
+def _print(found: "Evaluation", run: "Run", folder: Path, *pictures: Path) -> None:
+  """Prints scores, samples and the paths of pictures; writes results.json into a folder."""
+  print(found.text)
+  print("pictures:", *pictures, *found.pictures)
+  if found.results:
+    results = {split: dict(row, checkpoints=run.steps) for split, row in found.results.items()}
+    write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,15 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import default
-from experiments.config import LARGEST, MOST_STEPS, between, check_keys, check_values, flatten
+from experiments.config import (
+  LARGEST,
+  MOST_STEPS,
+  add_test_sets,
+  between,
+  check_keys,
+  check_values,
+  flatten,
+)
 from experiments.errors import InputError
 from experiments.files import Path, in_bucket
 from experiments.training.checkpoint import Checkpoints
@@ -65,6 +73,7 @@ def parse_config(
   Raises InputError: names the first wrong value and the remedy.
   """
   config = defaults(values).copy_and_resolve_references()
+  add_test_sets(config, flatten(values))
   check_keys(flatten(values), config)
   try:
     config.update(values)

@@ -160,11 +160,12 @@ def _draw_curves(
 def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   first, splits = _first(rows), _splits(rows)
   columns = _seed_columns(rows)
-  names = {split: f"sacreBLEU, {split}" for split in splits} | {splits[0]: "sacreBLEU"}
-  for split, name in names.items():
-    columns[name] = _mean_column(rows, lambda run, split=split: run["scores"][split]["sacrebleu"])
-  paper = _mean_column(rows, lambda run: run["scores"][splits[0]]["paper_bleu"])
-  columns["paper's BLEU"] = paper
+  for kind, title in translation.TITLES.items():
+    for split in splits[:1] if kind == "paper_bleu" else splits:
+      scores = {row: [run["scores"][split] for run in runs] for row, runs in rows.items()}
+      if all(kind in of for runs in scores.values() for of in runs):  # old records lack some
+        name = title if split == splits[0] else f"{title}, {split}"
+        columns[name] = _mean_column(scores, lambda of, kind=kind: of[kind])
   for name, published in _PAPER.get(sweep.partition("-")[0], {}).items():
     columns[name] = {row: f"{bleu:.1f}" for row, bleu in published.items()}
   signatures = first["scores"][splits[0]]["signatures"]

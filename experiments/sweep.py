@@ -4,6 +4,7 @@ r"""Trains every row of a table with several seeds and collects the results.
   python -m experiments.sweep --config=configs/table2.py --dry_run
   python -m experiments.sweep --config=configs/table3.py --parallel=4 --seeds=1 \
       --config.training.num_steps=500 --config.name=table3-trial
+  python -m experiments.sweep --config=configs/table2.py --only=k=16
   python -m experiments.sweep --config=configs/table2.py --dry_run | xargs -d '\n' -n1 sbatch --wrap
 
 A sweep is a config file with a generator `sweep()` of (row, changes). A cell is a row with a seed;
@@ -42,6 +43,7 @@ from experiments.launch import dying_with_this_process
 FLAGS = dict(
   config=command.SWEEP,
   seeds=command.Flag(3, "number of seeds per row, counted up from the config's"),
+  only=command.Flag("", "the one row to train, by its name"),
   out=command.Flag("runs/sweeps", "folder of the run directories", is_path=True),
   results=command.Flag("results/runs", "folder of the results files", is_path=True),
   parallel=command.Flag(1, "number of cells at once, each with its share of the cores"),
@@ -75,6 +77,7 @@ class Cell(NamedTuple):
 def main(
   config: command.ConfigFile,
   seeds: int,
+  only: str,
   out: pathlib.Path,
   results: pathlib.Path,
   parallel: int,
@@ -88,20 +91,24 @@ def main(
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the trainings
   sweep = slug(config.config.name)
   cells = plan_cells(config, seeds, out)
+  rows = dict.fromkeys(cell.row for cell in cells)
+  if only and only not in rows:
+    raise InputError(f"--only={only}: give a row of {config.name}: {'; '.join(rows)}")
+  chosen = [cell for cell in cells if only in ("", cell.row)]
   path = record_files(results).get(sweep, results / f"{sweep}.jsonl")
   lock = command.lock_folder(out / sweep, "out")
   with contextlib.nullcontext() if dry_run else lock:
     records = (find_records if dry_run else collect_records)(path, cells)
-    waiting = [cell for cell in cells if cell.key not in records]
+    waiting = [cell for cell in chosen if cell.key not in records]
     if not waiting:
-      flags = "--results=FOLDER" + " --out=FOLDER" * any(cell.workdir.exists() for cell in cells)
+      flags = "--results=FOLDER" + " --out=FOLDER" * any(cell.workdir.exists() for cell in chosen)
       print(f"every cell has a record: give {flags} to train anew", file=sys.stderr)
     if dry_run:
       for cell in waiting:
         print(shlex.join(cell.command))
-      print(f"{len(cells) - len(waiting)} of {len(cells)} are finished: {path}", file=sys.stderr)
+      print(f"{len(chosen) - len(waiting)} of {len(chosen)} are finished: {path}", file=sys.stderr)
       return
-    states = {cell: "finished" if cell.key in records else "waiting" for cell in cells}
+    states = {cell: "finished" if cell.key in records else "waiting" for cell in chosen}
     _train(waiting, parallel, lambda: collect_records(path, cells), states)
   print(f"{sweep}: {_count(states)}; {path}")
   errors = [cell.file(".error.txt") for cell in waiting if cell.file(".error.txt").exists()]

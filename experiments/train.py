@@ -7,7 +7,8 @@ r"""Trains a model, scores it and draws what it learned.
       --workdir=runs/k4
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/mine \
       --config.data.source=pairs --config.data.pairs.train=train.en,train.de \
-      --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de
+      --config.data.pairs.valid=valid.en,valid.de --config.data.pairs.test=test.en,test.de \
+      --config.data.pairs.test.long=long.tsv
 
 The folder --workdir holds the whole run; the same command resumes it from the last checkpoint.
 It may be in a bucket, gs://BUCKET/RUN or, for one process, s3://BUCKET/RUN. Only one training at a

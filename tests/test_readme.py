@@ -26,7 +26,8 @@ def code_of(page):
 
 
 @pytest.mark.parametrize("page", EXAMPLES)
-def test_the_examples_of_a_page_run(page):
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)  # some write files
   blocks = code_of(page)
   assert len(blocks) == PAGES[page].count("```py")
   names = {}

@@ -1,4 +1,4 @@
-"""sacreBLEU, which is reproducible, and the tokenised BLEU of Vaswani et al. 2017."""
+"""sacreBLEU, which is reproducible, the BLEU of Vaswani et al. 2017, chrF and exact matches."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from relpos_jax.typing import Float, Int
 
 
 class Score(NamedTuple):
-  """A BLEU score from 0 to 100, and a signature of how it was computed."""
+  """A score from 0 to 100, and a signature of how it was computed."""
 
   value: float
   signature: str
@@ -23,14 +23,10 @@ def corpus_bleu(
   tokenize: str = "13a",
   lowercase: bool = False,
 ) -> Score:
-  """Computes sacreBLEU (Post 2018) of a corpus with one reference per sentence.
+  """Computes sacreBLEU (Post 2018) of aligned sentences of plain text, one reference for each.
 
-  Args:
-    hypotheses, references: aligned sentences of plain text.
-    tokenize: sacreBLEU's tokeniser; "none" for tokenised text.
-    lowercase: compares lower-cased text.
-
-  Raises ValueError: the numbers of hypotheses and references differ or are zero.
+  `tokenize` is sacreBLEU's tokeniser, "none" for tokenised text; `lowercase` compares lower-cased
+  text. Raises ValueError: the numbers of hypotheses and references differ or are zero.
 
   >>> score = corpus_bleu(["Ein Hund schläft."], ["Der Hund schläft."])
   >>> f"{score.value:.1f}"
@@ -40,6 +36,19 @@ def corpus_bleu(
   """
   metric = _metric(lowercase=lowercase, tokenize=tokenize)
   return _score(metric, hypotheses, references)
+
+
+def corpus_chrf(
+  hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+) -> Score:
+  """Computes chrF (Popović 2015), by characters, so that single words have a score too.
+
+  >>> f"{corpus_chrf(['Hunde'], ['Hund']).value:.1f}"
+  '91.4'
+  """
+  from sacrebleu import CHRF
+
+  return _score(CHRF(lowercase=lowercase), hypotheses, references)
 
 
 def paper_bleu(
@@ -52,14 +61,8 @@ def paper_bleu(
   """Computes BLEU as the paper did: Moses tokens, hyphens split, cased, not smoothed.
 
   Equals get_ende_bleu.sh of tensor2tensor with multi-bleu.perl. Splitting compounds raises the
-  score slightly: compare it with the paper's only, never with sacreBLEU.
-
-  Args:
-    hypotheses, references: as in `corpus_bleu`.
-    language: of the Moses tokeniser, such as "de".
-    tokenized: the text consists of Moses tokens, so that only hyphens are split.
-
-  Raises ValueError as `corpus_bleu` does.
+  score slightly: compare it with the paper's only, never with sacreBLEU. `language` is that of the
+  Moses tokeniser, such as "de"; if `tokenized`, the text has Moses tokens.
 
   >>> score = paper_bleu(["Der saftig-grüne Rasen !"], ["Der saftig-grüne Rasen!"], "de")
   >>> f"{score.value:.1f}"
@@ -88,20 +91,23 @@ def sentence_statistics(
   *,
   tokenize: str = "13a",
   lowercase: bool = False,
-) -> Int[np.ndarray, "sentences 6"]:
+) -> Int[np.ndarray, "sentences 7"]:
   """Counts tokens, tokens of the reference, and matching 1- to 4-grams of each sentence.
 
-  The sums over any selection of sentences determine its BLEU: see `bleu_of_counts`.
+  The last column is 1 if the sentence equals its reference but for spaces. The sums over any
+  selection of sentences determine its BLEU: see `bleu_of_counts`.
 
   >>> sentence_statistics(["Ein Hund schläft."], ["Der Hund schläft."])
-  array([[4, 4, 3, 2, 1, 0]])
+  array([[4, 4, 3, 2, 1, 0, 0]])
   """
   # effective_order changes no counts, but sacreBLEU warns without it.
   metric = _metric(lowercase=lowercase, tokenize=tokenize, effective_order=True)
-  pairs = zip(hypotheses, references, strict=True)
-  scores = [metric.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
-  rows = [[score.sys_len, score.ref_len, *score.counts] for score in scores]
-  return np.array(rows, int).reshape(-1, 6)
+  rows = []
+  for pair in zip(hypotheses, references, strict=True):
+    score = metric.sentence_score(pair[0], [pair[1]])
+    words, own = ((line.lower() if lowercase else line).split() for line in pair)
+    rows.append([score.sys_len, score.ref_len, *score.counts, words == own])
+  return np.array(rows, int).reshape(-1, 7)
 
 
 def join_subwords(line: str, mark: str) -> str:
@@ -113,14 +119,14 @@ def join_subwords(line: str, mark: str) -> str:
   return re.sub(rf"{re.escape(mark)}(?: |\Z)", "", line) if mark else line
 
 
-def sentence_counts(statistics: Int[np.ndarray, "sentences 6"]) -> Int[np.ndarray, "sentences 10"]:
-  """Appends the numbers of 1- to 4-grams of each hypothesis to `sentence_statistics`.
+def sentence_counts(statistics: Int[np.ndarray, "sentences _"]) -> Int[np.ndarray, "sentences 10"]:
+  """Joins the first six columns of `sentence_statistics` and the numbers of 1- to 4-grams.
 
-  >>> sentence_counts(np.array([[3, 4, 2, 1, 0, 0]])).tolist()
+  >>> sentence_counts(np.array([[3, 4, 2, 1, 0, 0, 0]])).tolist()
   [[3, 4, 2, 1, 0, 0, 3, 2, 1, 0]]
   """
   totals = np.maximum(statistics[:, :1] - np.arange(4), 0)
-  return np.concatenate([statistics, totals], axis=1)
+  return np.concatenate([statistics[:, :6], totals], axis=1)
 
 
 def bleu_of_counts(counts: Int[np.ndarray, "*B 10"]) -> Float[np.ndarray, "*B"]:

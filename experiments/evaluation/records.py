@@ -11,16 +11,20 @@ A record is a dict of
   hardware, packages  a description of the machine, and versions by name
   budget              updates, tokens_per_update, minutes, tokens_per_second
   checkpoints         steps of the checkpoints averaged, which were scored; old records have none
-  scores              by split: sacrebleu, paper_bleu and signatures for translation; the first is
-                      the main score of the task
+  scores              by split, every test set that a run has: sacrebleu, paper_bleu, chrf, exact
+                      and signatures for translation, where old records lack chrf and exact; the
+                      first is the main score of the task
   sentences           by split. Translation, a row per sentence: length (the longer of source and
-                      reference in vocabulary tokens, without the end mark), hyp_len, ref_len and
-                      the matches c1 to c4 of `bleu.sentence_statistics`. Graphs, a row per graph:
-                      size (nodes, or relations of a chain), and 1 if classified right. Music, a row
-                      per piece: tokens, and the nats of these and of the end
+                      reference in vocabulary tokens, without the end mark), hyp_len, ref_len, the
+                      matches c1 to c4 of `bleu.sentence_statistics`, and 1 if it equals the
+                      reference, which old records lack. Graphs, a row per graph: size (nodes, or
+                      relations of a chain), and 1 if classified right. Music, a row per piece:
+                      tokens, and the nats of these and of the end
   curve               rows of step, valid_loss and valid score, null if none
 
-The rows of sentences determine BLEU of any selection of them. A record holds no text of the data.
+The rows of sentences determine BLEU and exact matches of any selection of them, such as those whose
+reference has one length (ref_len; in words if `evaluation.tokenize` is none). A record holds no
+text of the data.
 """
 
 import hashlib
@@ -217,6 +221,12 @@ def _check(record: Record, metric: Metric) -> None:
       raise ValueError(f"its sentences of {split} give {metric.name} {value:.4f}, not {recorded}")
 
 
+def _signatures(record: Record) -> dict[tuple[str, str], str]:
+  """Returns the signatures by split and score; old records have fewer scores."""
+  signatures = {split: of.get("signatures", {}) for split, of in record["scores"].items()}
+  return {(split, name): of[name] for split, of in signatures.items() for name in of}
+
+
 def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
   """Returns the values that all runs of a table, of a row, or of a seed share."""
   budget, splits = record["budget"], record["sentences"].items()
@@ -224,7 +234,7 @@ def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
   return {
     ("recipe",): record.get("recipe", 1),
     ("budget",): (budget["updates"], budget["tokens_per_update"]),
-    ("signatures",): [scores.get("signatures") for scores in record["scores"].values()],
+    **{("signatures", *key): text for key, text in _signatures(record).items()},
     ("data", seed): {split: np.array(of)[:, metric.fixed].tolist() for split, of in splits},
     ("config", record["row"]): {k: x for k, x in record["config"].items() if k != "seed"},
   }

@@ -1,4 +1,4 @@
-"""Graph data sets: kinship of CLUTRR, and those in TU format, molecules and users' own folders."""
+"""Graph data sets: kinship of CLUTRR, molecules, and users' own, in TU format or JSON."""
 
 import ast
 import csv
@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.data.upstream import Upstream
 from experiments.errors import InputError
+from experiments.files import read_content
 from experiments.graphs.graph import Graph, GraphData, GraphNames
 from relpos_jax.typing import Bool, Int, Shaped
 
@@ -119,18 +120,23 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   "MUTAG" (135 molecules) and "Mutagenicity" (3,335) are from the archives of Ivanov et al. 2019,
   which may be in the folder `path`: see `Upstream`. Isomorphic copies are removed there, so
   published figures for the 188 graphs of MUTAG do not apply. Any other name, or "" for the only
-  one, is a data set in TU format in the folder `path`: see `read_folder`.
+  one, is a data set in TU format in the folder `path`, or in JSON in the file `path`: see
+  `read_folder` and `read_lines`.
 
   Raises InputError for an unknown name, a missing or wrong file or folder, or no network.
 
   >>> load_tu("MUTAG", path="graph_datasets/datasets").names.edge_labels  # doctest: +SKIP
   ('0', '1', '2', '3')
   """
+  place = pathlib.Path(path).expanduser()
   if (archive := f"{name}.zip") in MOLECULES.files:
+    if place.is_file():
+      remedy = f"give the folder of {archive}, or --config.data.tu.name= for graphs in JSON"
+      raise InputError(f"config.data.tu.path is the file {path}: {remedy}")
     folder = zipfile.Path(io.BytesIO(MOLECULES.read(archive, path)), f"{name}/")
     return read_folder(folder, name)
   if path:
-    return read_folder(pathlib.Path(path).expanduser(), name)
+    return read_lines(place) if place.is_file() else read_folder(place, name)
   known = " or ".join(name.removesuffix(".zip") for name in MOLECULES.files)
   raise InputError(f"unknown data set {name!r}: give the path of its folder, or {known}")
 
@@ -227,6 +233,47 @@ def read_folder(folder: pathlib.Path | zipfile.Path, name: str = "") -> GraphDat
   ]
   widths = node_features.shape[1], edge_features.shape[1]
   return GraphData(dict(all=graphs), GraphNames(node_names, edge_names, class_names, *widths))
+
+
+def read_lines(file: pathlib.Path) -> GraphData:
+  """Reads the graphs of a file, an object in JSON on each line, plain or gzip.
+
+  As {"class": "alcohol", "nodes": ["C", "O"], "edges": [[0, 1, "single"], [1, 0, "single"]]}: the
+  labels of nodes; and edges from one node to another, counted from 0, with a label or without.
+  Labels and classes are numbered in alphabetical order. All graphs are in one split, "all".
+
+  Raises InputError, which names the line, for one of another form, and for fewer than two classes.
+  """
+  rows = []
+  for number, line in enumerate(read_content(file).splitlines(), start=1):
+    try:
+      row = json.loads(line)
+      nodes = [str(label) for label in row["nodes"]]
+      edges = [(start, end, *map(str, labels)) for start, end, *labels in row["edges"]]
+      places = range(len(nodes))
+      if not nodes or not all(x[0] in places and x[1] in places and len(x) < 4 for x in edges):
+        raise ValueError(f"{len(nodes)} nodes do not fit the edges")
+      rows.append((nodes, edges, str(row["class"])))
+    except (LookupError, TypeError, ValueError) as error:
+      wanted = 'want {"class": C, "nodes": [LABEL, ...], "edges": [[FROM, TO, LABEL], ...]}'
+      raise InputError(f"{file}, line {number}: {error}; {wanted}") from None
+  names = GraphNames(
+    tuple(sorted({label for nodes, _, _ in rows for label in nodes})),
+    tuple(sorted({label for _, edges, _ in rows for _, _, *labels in edges for label in labels})),
+    tuple(sorted({target for *_, target in rows})),
+  )
+  if len(names.classes) < 2:
+    raise InputError(f"{file}: want graphs of two classes or more")
+  node, edge, class_ = ({name: i for i, name in enumerate(of)} for of in names[:3])
+  graphs = [
+    Graph.of(
+      [node[label] for label in nodes],
+      [(start, end, edge[labels[0]] if labels else -1) for start, end, *labels in edges],
+      target=class_[target],
+    )
+    for nodes, edges, target in rows
+  ]
+  return GraphData(dict(all=graphs), names)
 
 
 def _read(

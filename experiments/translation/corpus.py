@@ -5,6 +5,7 @@ import functools
 import gzip
 import lzma
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,15 +88,10 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
   return Corpus(splits | dict(train=splits["train"][:train_size]))
 
 
-def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
-  """Reads a user's own pairs; a split is "source_file,target_file" or "file.tsv", plain or gzip.
+def load_pairs(train: str = "", valid: str = "", test: str | Mapping[str, str] = "") -> Corpus:
+  """Reads a user's own pairs; `test` may be several sets by name. See `read_splits`.
 
-  Line i of one file translates line i of the other; a line of a TSV file is source, tab, target.
-  Files are UTF-8; lines end with \\n or \\r\\n. Pairs with an empty side are skipped and counted in
-  the notes.
-
-  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in length, a line
-  does not have two columns, or a split has no pairs.
+  Raises InputError as `read_splits` does, for no training pairs, and for a name that is no word.
 
   >>> import pathlib, tempfile
   >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -109,12 +105,27 @@ def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
   """
   if not train:
     raise InputError('no training pairs: give train="source_file,target_file" or train="file.tsv"')
-  named = {"train": train, "valid": valid, "test": test}
+  tests = dict(test=test) if isinstance(test, str) else test
+  for name in tests:
+    if name in ("train", "valid") or not re.fullmatch(r"[\w-]+", name):
+      raise InputError(f"config.data.pairs.test.{name}: give the test set another name")
+  named = dict(train=train, valid=valid) | tests
+  return read_splits({split: files for split, files in named.items() if files})
+
+
+def read_splits(named: Mapping[str, str]) -> Corpus:
+  """Reads splits of pairs, each "source_file,target_file" or "file.tsv", plain or gzip.
+
+  Line i of one file translates line i of the other; a line of a TSV file is source, tab, target.
+  Files are UTF-8; lines end with \\n or \\r\\n. Pairs with an empty side are skipped and counted in
+  the notes.
+
+  Raises InputError: a file is missing, unreadable or not UTF-8, two files differ in length, a line
+  does not have two columns, or a split has no pairs.
+  """
   splits, notes = {}, []
   for split, files in named.items():
-    if not files:
-      continue
-    pairs = _read_pairs(files)
+    pairs = read_pairs(files)
     splits[split] = [pair for pair in pairs if all(map(str.strip, pair))]
     if not splits[split]:
       raise InputError(f"no pairs in {split}: every line of {files} has an empty side")
@@ -123,7 +134,7 @@ def load_pairs(train: str = "", valid: str = "", test: str = "") -> Corpus:
   return Corpus(splits, tuple(notes))
 
 
-def _read_pairs(files: str) -> list[tuple[str, str]]:
+def read_pairs(files: str) -> list[tuple[str, str]]:
   """Reads all pairs of "source_file,target_file" or "file.tsv", also those with an empty side."""
   paths = [pathlib.Path(name.strip()).expanduser() for name in files.split(",")]
   if len(paths) > 2:

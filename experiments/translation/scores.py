@@ -1,4 +1,4 @@
-"""Evaluation of translations: BLEU, counts by sentence, samples and attention maps."""
+"""Evaluation of translations: scores, counts by sentence, samples and attention maps."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,10 @@ from ml_collections import ConfigDict
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, Tokenizers, encode, encode_pairs, pieces
 from experiments.evaluation.bleu import (
+  Score,
   bleu_of_counts,
   corpus_bleu,
+  corpus_chrf,
   join_subwords,
   paper_bleu,
   sentence_counts,
@@ -35,6 +37,9 @@ METRIC = Metric(
   fixed=(0, 2),
 )
 
+# The names of scores in records, and in tables.
+TITLES = dict(sacrebleu="sacreBLEU", paper_bleu="paper's BLEU", chrf="chrF", exact="exact (%)")
+
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -50,38 +55,51 @@ def evaluate(run: Run, splits: Mapping[str, Translated], workdir: Path) -> Evalu
   """Scores the translations of each split, writes them, and draws the attention of one.
 
   A row of `sentences` is a sentence's length in tokens without the end mark, that of the longer
-  side, and its `sentence_statistics`.
+  side, and its `sentence_statistics`. Samples and the picture are of the first split.
   """
   if not splits:
     text = (
-      "no test pairs to score: run the training command again "
-      "with --config.data.pairs.test=source_file,target_file"
+      "no test pairs to score: score some with "
+      f"python -m experiments.evaluate --workdir={workdir} --pairs=source_file,target_file"
     )
     return Evaluation(text, {}, {}, {})
-  config, results, scores, sentences = run.config, {}, {}, {}
+  config, rows, results, scores, sentences = run.config, {}, {}, {}, {}
   for split, (pairs, translations, seconds) in splits.items():
-    texts = [join_lines(config, of) for of in (translations, [target for _, target in pairs])]
-    write_whole(workdir / f"{split}.translations.txt", "".join(f"{line}\n" for line in texts[0]))
-    language = config.data.languages.partition("-")[2]
-    is_tokenized = config.data.moses or is_prepared(config)
-    bleus = dict(
-      sacrebleu=corpus_bleu(*texts, **bleu_options(config)),
-      paper_bleu=paper_bleu(*texts, language, tokenized=is_tokenized),
-    )
+    lines = "".join(f"{line}\n" for line in join_lines(config, translations))
+    write_whole(workdir / f"{split}.translations.txt", lines)
+    found, counts = score_lines(config, translations, [target for _, target in pairs])
+    rows[split] = dict(sentences=len(pairs)) | found
     results[split] = dict(sentences=len(pairs), seconds=seconds)
-    results[split] |= {name: bleu._asdict() for name, bleu in bleus.items()}
-    scores[split] = {name: bleu.value for name, bleu in bleus.items()}
-    scores[split]["signatures"] = {name: bleu.signature for name, bleu in bleus.items()}
+    results[split] |= {name: score._asdict() for name, score in found.items()}
+    scores[split] = {name: score.value for name, score in found.items()}
+    scores[split]["signatures"] = {name: score.signature for name, score in found.items()}
     lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs)) - 1
-    counts = sentence_statistics(*texts, **bleu_options(config))
     sentences[split] = np.column_stack([lengths, counts]).tolist()
-  text, pictures = bleu_table(results), ()
-  if test := splits.get("test"):
-    text += "\n\n" + format_samples(config, test.pairs, test.translations, _NUM_SAMPLES)
-    examples = [*zip(test.pairs, test.translations, strict=True)][:_NUM_SAMPLES]
-    (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
-    pictures = (draw_attention(run, source, translation, workdir / "attention.png"),)
-  return Evaluation(f"\n\n{text}\n\n", results, scores, sentences, pictures)
+  first = next(iter(splits.values()))
+  samples = format_samples(config, first.pairs, first.translations, _NUM_SAMPLES)
+  examples = [*zip(first.pairs, first.translations, strict=True)][:_NUM_SAMPLES]
+  (source, _), translation = sorted(examples, key=lambda x: len(x[0][0]))[len(examples) // 2]
+  picture = draw_attention(run, source, translation, workdir / "attention.png")
+  text = f"\n\n{score_table(rows)}\n\n{samples}\n\n"
+  return Evaluation(text, results, scores, sentences, (picture,))
+
+
+def score_lines(
+  config: ConfigDict, translations: Sequence[str], references: Sequence[str]
+) -> tuple[dict[str, Score], Int[np.ndarray, "sentences 7"]]:
+  """Returns the scores of translations by name, those of `TITLES`, and `sentence_statistics`."""
+  texts = [join_lines(config, lines) for lines in (translations, references)]
+  options = {name: x for name, x in config.evaluation.items() if name != "subword_mark"}
+  language = config.data.languages.partition("-")[2]
+  counts = sentence_statistics(*texts, **options)
+  case = "lc" if config.evaluation.lowercase else "mixed"
+  scores = dict(
+    sacrebleu=corpus_bleu(*texts, **options),
+    paper_bleu=paper_bleu(*texts, language, tokenized=config.data.moses or is_prepared(config)),
+    chrf=corpus_chrf(*texts, lowercase=config.evaluation.lowercase),
+    exact=Score(100 * float(counts[:, -1].mean()), f"case:{case}"),
+  )
+  return scores, counts
 
 
 def is_prepared(config: ConfigDict) -> bool:
@@ -94,29 +112,28 @@ def join_lines(config: ConfigDict, lines: Sequence[str]) -> list[str]:
   return [join_subwords(line, config.evaluation.subword_mark) for line in lines]
 
 
-def bleu_options(config: ConfigDict) -> dict[str, Any]:
-  """Returns the options of sacreBLEU for lines of words."""
-  return {name: x for name, x in config.evaluation.items() if name != "subword_mark"}
+def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+  """Formats the scores, one row per split, followed by their signatures.
 
-
-def bleu_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-  """Formats both BLEU scores, one row per split, followed by their signatures.
-
-  >>> scores = dict(sacrebleu=dict(value=36.62, signature="tok:13a"),
-  ...               paper_bleu=dict(value=37.05, signature="tok:moses-de+hyphens"))
-  >>> print(bleu_table(dict(test=dict(sentences=1000) | scores)))
-  split   sentences   sacreBLEU   paper's BLEU
-  test        1,000       36.62          37.05
+  >>> scores = {name: Score(36.62, f"case:{name}") for name in TITLES}
+  >>> print(score_table(dict(test=dict(sentences=1000) | scores)))
+  split   sentences   sacreBLEU   paper's BLEU    chrF   exact (%)
+  test        1,000       36.62          36.62   36.62       36.62
   <BLANKLINE>
-  sacreBLEU: tok:13a
-  paper's BLEU: tok:moses-de+hyphens
+  sacreBLEU: case:sacrebleu
+  paper's BLEU: case:paper_bleu
+  chrF: case:chrf
+  exact (%): case:exact
   """
-  lines, signatures = ["split   sentences   sacreBLEU   paper's BLEU"], []
-  for split, row in results.items():
-    values = [row[name]["value"] for name in ("sacrebleu", "paper_bleu")]
-    lines.append(f"{split:<5}{row['sentences']:12,}{values[0]:12.2f}{values[1]:15.2f}")
-    signatures.append(f"sacreBLEU: {row['sacrebleu']['signature']}")
-    signatures.append(f"paper's BLEU: {row['paper_bleu']['signature']}")
+  width = max(map(len, ("split", *rows)))
+  header = [f"{'split':{width}}", "sentences", *(f"{title:>5}" for title in TITLES.values())]
+  lines, signatures = ["   ".join(header)], []
+  for split, row in rows.items():
+    cells = [f"{split:{width}}", f"{row['sentences']:9,}"]
+    for name, title in TITLES.items():
+      cells.append(f"{row[name].value:{max(5, len(title))}.2f}")
+      signatures.append(f"{title}: {row[name].signature}")
+    lines.append("   ".join(cells))
   return "\n".join([*lines, "", *dict.fromkeys(signatures)])
 
 

@@ -28,7 +28,7 @@ from experiments.data.tokenizer import (
   train_tokenizer,
 )
 from experiments.errors import InputError
-from experiments.evaluation.bleu import corpus_bleu, join_subwords
+from experiments.evaluation.bleu import join_subwords
 from experiments.files import Path
 from experiments.training import task as tasks
 from experiments.training.metrics import track
@@ -112,14 +112,21 @@ class Translation(tasks.Task):
         f"config.evaluation.subword_mark is {mark!r}, but no training target's subword ends in it: "
         "give the mark of the text, or none"
       )
-    if data.moses or data.lowercase:
-      corpus = normalize_corpus(corpus, data.languages, moses=data.moses, lowercase=data.lowercase)
-    return corpus
+    return self.normalize(corpus)
+
+  def normalize(self, corpus: Corpus) -> Corpus:
+    """Normalises pairs as those of training."""
+    data = self.config.data
+    how = dict(moses=data.moses, lowercase=data.lowercase)
+    return normalize_corpus(corpus, data.languages, **how) if any(how.values()) else corpus
 
   def name_split(self, split: str) -> str:
     """Returns a name with the files to test on: others may be given, the same must not change."""
     name, data = super().name_split(split), self.config.data
-    return f"{name} {data.pairs.test}" if (split, data.source) == ("test", "pairs") else name
+    if split == "valid" or data.source != "pairs":
+      return name
+    files = data.pairs.test
+    return f"{name} {files if isinstance(files, str) else files[split]}"
 
   def learn_vocabulary(self, data: Corpus, workdir: Path) -> Tokenizers:
     """Reads the tokenizers of the run directory, or trains them.
@@ -181,17 +188,17 @@ class Translation(tasks.Task):
     return cross_entropy(logits, batch.target, smoothing=self.config.training.label_smoothing)
 
   def make_report(self, run: Run, data: Corpus, batches: Any):
-    """Returns a function that computes the BLEU of greedy translations and shows a few."""
+    """Returns a function that scores greedy translations and shows a few."""
     translate = make_translator(run, beam_size=1)
     pairs = data.splits["valid"][: self.config.training.num_samples]
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
       sources, references = zip(*pairs, strict=True)
       translations = translate(sources, params)
-      texts = (scores.join_lines(self.config, lines) for lines in (translations, references))
-      bleu = corpus_bleu(*texts, **scores.bleu_options(self.config))
+      found, _ = scores.score_lines(self.config, translations, references)
+      names = dict(valid_bleu="sacrebleu", valid_chrf="chrf", valid_exact="exact")
       samples = scores.format_samples(self.config, pairs, translations, number=3)
-      return dict(valid_bleu=bleu.value), samples
+      return {name: found[kind].value for name, kind in names.items()}, samples
 
     return report
 
@@ -200,7 +207,7 @@ class Translation(tasks.Task):
     progress = dict(track=functools.partial(track, what="sentences")) if is_first() else {}
     translate = make_translator(run, **progress)
     translated = {}
-    for split in [name for name in ("test", "long") if name in data.splits]:
+    for split in sorted(data.splits.keys() - {"train", "valid"}, key=lambda x: (x != "test", x)):
       start = time.perf_counter()
       translations = translate([source for source, _ in data.splits[split]])
       seconds = round(time.perf_counter() - start, 1)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from experiments.evaluation.bleu import (
   bleu_of_counts,
   corpus_bleu,
+  corpus_chrf,
   join_subwords,
   paper_bleu,
   sentence_counts,
@@ -23,7 +24,7 @@ REFERENCES = [
   '"Schreib mir z.B. eine E-Mail-Adresse", sagte sie am 3. Mai.',
   "Zwei ältere Männer sitzen auf einer Bank und reden miteinander.",
 ]
-MEASURES = [corpus_bleu, lambda *texts: paper_bleu(*texts, "de")]
+MEASURES = [corpus_bleu, corpus_chrf, lambda *texts: paper_bleu(*texts, "de")]
 
 
 def test_paper_bleu_is_that_of_the_original_scripts():
@@ -66,10 +67,10 @@ def test_sums_of_statistics_determine_the_bleu_of_any_selection(options, chosen)
 
 def test_statistics_of_empty_and_short_sentences():
   assert sentence_statistics(["", "a b"], ["a", "a b c"]).tolist() == [
-    [0, 1, 0, 0, 0, 0],
-    [2, 3, 2, 1, 0, 0],
+    [0, 1, 0, 0, 0, 0, 0],
+    [2, 3, 2, 1, 0, 0, 0],
   ]
-  assert sentence_statistics([], []).shape == (0, 6)
+  assert sentence_statistics([], []).shape == (0, 7)
 
 
 @given(

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import itertools
+import json
 import pathlib
 import re
 import shlex
@@ -177,6 +178,32 @@ def test_the_documented_config_of_ones_own_works_anywhere(tmp_path):
   parse_config(config)
   assert (config.name, config.data.source) == ("mine", "pairs")
   assert config.data.pairs.valid == "valid.en,valid.de"
+
+
+def test_test_sets_have_names(tmp_path):
+  tests = lambda *values: load("default.py", *values).data.pairs.to_dict()["test"]
+  one, key = "data.pairs.test=a.tsv", "data.pairs.test"
+  assert tests(one) == "a.tsv"
+  assert tests(f"{key}.long=b.tsv") == dict(long="b.tsv")
+  both = dict(test="a.tsv", long="b.en,b.de")
+  assert tests(one, f"{key}.long=b.en,b.de") == tests(f"{key}.long=b.en,b.de", one) == both
+  config = load("default.py", "data.source=pairs", one, f"{key}.long=b.en,b.de")
+  assert parse_config(config).config.data.pairs.test.to_dict() == both
+  assert parse_config(json.loads(config.to_json())).config.data.pairs.test.to_dict() == both
+  file = tmp_path / "mine.py"
+  own = "config.data.pairs = dict(train='', valid='', test=dict(test='a.tsv', long=''))"
+  file.write_text(
+    f"from configs import default\ndef get_config():\n"
+    f"  config = default.get_config()\n  {own}\n  return config\n"
+  )
+  parse = lambda *flags: command.parse(dict(config=command.CONFIG), [f"--config={file}", *flags])
+  assert parse()["config"].data.pairs.test.to_dict() == dict(test="a.tsv", long="")
+  changed = parse(f"--config.{key}=c.tsv", f"--config.{key}.long=b.en,b.de")["config"]
+  assert changed.data.pairs.test.to_dict() == both | dict(test="c.tsv")
+  with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.tests\.long"):
+    tests("data.pairs.tests.long=a.tsv")
+  with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.test\.long"):
+    load("music.py", f"{key}.long=a.tsv")
 
 
 @pytest.mark.parametrize(

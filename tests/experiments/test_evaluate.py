@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import types
 
@@ -70,7 +71,7 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   assert record["config"]["model.width"] == 16 and "model.norm" not in record["config"]
   assert (record["commit"], record["date"]) == (environment["git_commit"], environment["date"])
   assert record["budget"]["updates"] == 12 and record["budget"]["tokens_per_update"] == 128
-  for kind in ("sacrebleu", "paper_bleu"):
+  for kind in ("sacrebleu", "paper_bleu", "chrf", "exact"):
     assert record["scores"]["test"][kind] == results["test"][kind]["value"]
     assert record["scores"]["test"]["signatures"][kind] == results["test"][kind]["signature"]
   assert record["curve"] == [
@@ -87,7 +88,7 @@ def test_the_records_sentences_are_those_of_the_test_split(workdir, data):
   lines = [(data / f"test.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
   sides = [encode(t, text).lengths for t, text in zip(tokenizers, lines, strict=True)]
   assert rows[:, 0].tolist() == [max(pair) - 1 for pair in zip(*sides, strict=True)]
-  lengths, counts = rows[:, 1:3].sum(0), rows[:, 3:].sum(0)
+  lengths, counts = rows[:, 1:3].sum(0), rows[:, 3:7].sum(0)
   totals = np.maximum(0, rows[:, 1:2] - np.arange(4)).sum(0)
   bleu = sacrebleu.BLEU.compute_bleu(
     counts.tolist(), totals.tolist(), *lengths.tolist(), smooth_method="exp"
@@ -128,3 +129,66 @@ def test_only_a_finished_run_gets_a_record(workdir, tmp_path, num_kept, num_step
   evaluate.evaluate(run, None, tmp_path)
   is_finished = num_kept is None and num_steps == 12
   assert (tmp_path / "record.json").exists() == is_finished
+
+
+def test_named_test_sets_are_scored_beside_the_first(workdir, train, data, tmp_path):
+  """As where the run was started without them."""
+  copy = shutil.copytree(workdir, tmp_path / "run")
+  more = f"--config.data.pairs.test.unseen={data}/valid.en,{data}/valid.de"
+  answer = train(copy, more)
+  assert answer.status == 0, answer.err
+  before, after = (json.loads((x / "record.json").read_text("utf-8")) for x in (workdir, copy))
+  assert [*after["scores"]] == [*after["sentences"]] == ["test", "unseen"]
+  assert after["scores"]["test"] == before["scores"]["test"]
+  assert after["config"]["data.pairs.test.test"] == before["config"]["data.pairs.test"]
+  assert after["scores"]["unseen"]["exact"] == 100 * np.mean(after["sentences"]["unseen"], 0)[-1]
+  assert re.search(r"^test +6 .*\nunseen +6 ", answer.out, re.MULTILINE)
+  assert train(copy, more).status == 0  # its config.json has names
+
+
+def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
+  workdir, call, data, tmp_path, contents
+):
+  copy = shutil.copytree(workdir, tmp_path / "run")
+  before, table = contents(copy), table_of((workdir / "results.json").read_text())
+  files = f"--workdir={copy}", f"--pairs={data}/test.en,{data}/test.de"
+  answer = call("evaluate", *files)
+  assert answer.status == 0, answer.err
+  found = table_of((copy / "pairs" / "results.json").read_text())
+  assert found == dict(pairs=table["test"])
+  after = contents(copy)
+  assert {name: x for name, x in after.items() if not name.startswith("pairs")} == before
+  # A line with an empty side is not scored.
+  pairs = tmp_path / "pairs.tsv"
+  lines = zip(
+    *((data / f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de")), strict=True
+  )
+  pairs.write_text("".join(f"{a}\t{b}\n" for a, b in lines) + "nothing\t\n", encoding="utf-8")
+  translations = (copy / "pairs" / "pairs.translations.txt").read_text("utf-8")
+  (theirs := tmp_path / "theirs.de").write_text(translations + "nichts\n", encoding="utf-8")
+  files = f"--workdir={copy}", f"--pairs={pairs}", f"--hypotheses={theirs}"
+  shutil.rmtree(copy / "checkpoints")
+  scored = call("evaluate", *files)
+  assert (scored.status, scored.num_compilations) == (0, 0), scored.err
+  assert scored.out.strip() and scored.out.strip() in answer.out
+
+
+def table_of(text: str) -> dict:
+  """Returns results.json without times."""
+  return {
+    k: {n: x for n, x in row.items() if n != "seconds"} for k, row in json.loads(text).items()
+  }
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    ("--hypotheses={data}/test.de", "--pairs source_file,target_file"),
+    ("--hypotheses={data}/test.de --pairs={data}/train.en,{data}/train.de", "test.de 6 53"),
+    ("--pairs={data}/test.en,{data}/gone.de", "no file gone.de"),
+  ],
+)
+def test_wrong_files_are_named(workdir, call, data, flags, words):
+  answer = call("evaluate", f"--workdir={workdir}", *flags.format(data=data).split())
+  assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0)
+  assert all(word in answer.err for word in words.split()), answer.err

@@ -104,6 +104,28 @@ def test_scores_by_length_are_the_bleu_of_their_sentences():
     assert sides["above 27"] == interval([bleu(run[run[:, 0] > 27]) for run in rows[row]])
 
 
+def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp_path):
+  records = copy.deepcopy(committed("lengths-embedded"))
+  for record in records:
+    for number, scores in enumerate(record["scores"].values()):
+      scores |= dict(chrf=50.0 + number + record["seed"], exact=10.0 + number)
+      scores["signatures"] |= dict(chrf="nc:6")
+  report.main(write_runs(tmp_path, "lengths-embedded", records))
+  cells = tables_of(tmp_path / "report.md", "lengths-embedded")["lengths-embedded"]["none"]
+  assert [cells[name] for name in ("chrF", "chrF, long")] == [
+    interval([50, 51, 52]), interval([51, 52, 53])
+  ]  # fmt: skip
+  assert (cells["exact (%)"], cells["exact (%), long"]) == ("10.00 ± 0.00", "11.00 ± 0.00")
+  before = tables_of(RESULTS / "report.md", "lengths-embedded")["lengths-embedded"]["none"]
+  assert before.items() < cells.items()
+  del records[0]["scores"]["test"]["chrf"]
+  write = "".join(json.dumps(record) + "\n" for record in records)
+  (tmp_path / "runs" / "lengths-embedded.jsonl").write_text(write)
+  report.main(tmp_path)
+  cells = tables_of(tmp_path / "report.md", "lengths-embedded")["lengths-embedded"]["none"]
+  assert "chrF" not in cells and "chrF, long" in cells
+
+
 def test_accuracies_of_graphs_are_those_of_the_seeds():
   tables = tables_of(RESULTS / "graphs.md", "graph-clutrr")
   longest = lambda run: 100 * np.mean([ok for k, ok in run["sentences"]["valid"] if k == 4])

@@ -133,6 +133,16 @@ def test_rows_are_trained_seed_by_seed_and_finished_cells_skipped(room, swept):
     assert (room / "results" / "three.jsonl").read_bytes() == before
 
 
+def test_one_row_is_trained_by_its_name(room, swept):
+  swept("--only=k=4", seeds=2)
+  assert names(room) == ["k-4-seed0", "k-4-seed1"] and results(room) == [("k=4", 0), ("k=4", 1)]
+  answer = swept("--only=k=1", "--dry_run", seeds=1)
+  assert answer.out.count("\n") == 1 and "0 of 1 are finished" in answer.err
+  assert "every cell has a record" in swept("--only=k=4").err
+  assert "three: 1 finished" in swept("--only=k=1").out
+  assert results(room) == [("k=1", 0), ("k=4", 0), ("k=4", 1)]  # no row's records are lost
+
+
 def test_records_of_the_same_config_in_another_sweep_are_taken_and_no_others(room, swept):
   swept()
   text = CONFIG_FILE.replace('"three"', '"two"').replace("(1, 2, 4)", "(4, 8)")
@@ -212,6 +222,7 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
   "flag, words",
   [
     ("--config.model.max_distance=16", "--config.model.max_distance has no effect three.py"),
+    ("--only=k=3", "--only=k=3 three.py: k=1; k=2; k=4"),
     ("--config.model.num_heads=3", "row 'k=1' config.model num_heads, 3"),
     ("--config=configs/quickstart.py", "configs/quickstart.py has no sweep() configs/table1.py"),
   ],

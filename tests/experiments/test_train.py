@@ -68,7 +68,7 @@ def test_the_output_has_the_data_the_scores_five_samples_and_the_pictures(traini
   assert "validation: shapes 14x9, batches per epoch: 1, " in answer.out
   (score,) = results(workdir).values()
   row = next(line for line in answer.out.splitlines() if line.split()[:1] == ["test"])
-  values = (f"{score[name]['value']:.2f}" for name in ("sacrebleu", "paper_bleu"))
+  values = (f"{score[name]['value']:.2f}" for name in ("sacrebleu", "paper_bleu", "chrf", "exact"))
   assert row.split() == ["test", "6", *values]
   for name in ("source  ", "reference  ", "translation  "):
     assert sum(line.startswith(name) for line in answer.out.splitlines()) == 5

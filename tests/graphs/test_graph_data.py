@@ -120,6 +120,47 @@ def test_a_users_folder_is_read(tmp_path, name):
   assert (first.target, second.target) == (0, 1)
 
 
+OBJECTS = (
+  '{"class": "b", "nodes": ["7", 7, 9], "edges": [[0, 1, "x"], [1, 2, 0], [2, 2], [0, 1, "x"]]}',
+  '{"class": "a", "nodes": ["9"], "edges": []}',
+)
+
+
+def test_a_file_of_objects_is_read(tmp_path):
+  (file := tmp_path / "toy.jsonl").write_text("\n".join(OBJECTS))
+  data = tu.load_tu("", path=str(file))
+  assert data.names == GraphNames(("7", "9"), ("0", "x"), ("a", "b"))
+  first, second = data.splits["all"]
+  assert first.nodes.tolist() == [0, 0, 1] and second.nodes.tolist() == [1]
+  assert edges(first) == [(0, 1, 1), (1, 2, 0), (2, 2, -1)] and edges(second) == []
+  assert (first.target, second.target) == (1, 0)
+  with pytest.raises(InputError, match=r"MUTAG.zip, or --config.data.tu.name= for graphs in JSON"):
+    tu.load_tu("MUTAG", path=str(file))
+
+
+@pytest.mark.parametrize(
+  "line, words",
+  [
+    ('{"class": "a", "nodes": [1]', "line 3: Expecting"),
+    ("[]", "line 3: list indices"),
+    ('{"class": "a", "nodes": [1]}', "line 3: 'edges';"),
+    ('{"class": "a", "nodes": [], "edges": []}', "line 3: 0 nodes"),
+    ('{"class": "a", "nodes": [1], "edges": [[0]]}', "line 3: not enough values"),
+    ('{"class": "a", "nodes": [1], "edges": [[0, 1, 2, 3]]}', "line 3: 1 nodes do not fit"),
+    ('{"class": "a", "nodes": [1], "edges": [[-1, 0]]}', "line 3: 1 nodes do not fit"),
+    ('{"class": "a", "nodes": [1], "edges": [["0", 0]]}', "line 3: 1 nodes do not fit"),
+  ],
+)
+def test_a_wrong_object_is_named(tmp_path, line, words):
+  (file := tmp_path / "toy.jsonl").write_text("\n".join([*OBJECTS, line]))
+  with pytest.raises(InputError) as caught:
+    tu.load_tu("", path=str(file))
+  assert words in str(caught.value) and "want {" in str(caught.value)
+  file.write_text(OBJECTS[0])
+  with pytest.raises(InputError, match="two classes"):
+    tu.load_tu("", path=str(file))
+
+
 def test_optional_files_may_be_missing(tmp_path):
   kinds = "node_labels", "edge_labels", "node_attributes", "edge_attributes"
   data = load_tu("", path=str(write(tmp_path / "toy", **dict.fromkeys(kinds))))

@@ -64,6 +64,15 @@ def test_pairs_with_an_empty_side_are_skipped_together_and_counted(tmp_path):
   )
 
 
+def test_test_sets_have_the_names_given(tmp_path):
+  pairs = _write(tmp_path / "a.tsv", b"one\teins\n")
+  corpus = load_pairs(train=str(pairs), test=dict(short=str(pairs), long=str(pairs), off=""))
+  assert [*corpus.splits] == ["train", "short", "long"]
+  for name in ("valid", "a/b", ""):
+    with pytest.raises(InputError, match=f"data.pairs.test.{name}: give"):
+      load_pairs(train=str(pairs), test={name: str(pairs)})
+
+
 FULL = b"one\n"
 PACKED = gzip.compress(b"one\ttwo\n" * 9)
 

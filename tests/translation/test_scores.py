@@ -5,9 +5,10 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+import sacrebleu
 from flax import nnx
 
-from configs import multi30k
+from configs import default, multi30k
 from experiments import translate as translate_module
 from experiments.data.tokenizer import BOS, Tokenizers, encode, train_tokenizer
 from experiments.evaluation.bleu import corpus_bleu, paper_bleu, sentence_statistics
@@ -60,8 +61,21 @@ def test_results_and_samples_are_of_words_and_attention_of_subwords(run, tmp_pat
 
 def test_scores_and_samples_during_training_are_of_words(run):
   values, shown = run.task.make_report(run, Corpus(dict(valid=PAIRS)), None)(None)
-  assert values == dict(valid_bleu=corpus_bleu(WORDS, REFERENCES, tokenize="none").value)
+  chrf = sacrebleu.corpus_chrf(WORDS, [REFERENCES]).score
+  bleu = corpus_bleu(WORDS, REFERENCES, tokenize="none").value
+  assert values == dict(valid_bleu=bleu, valid_chrf=chrf, valid_exact=pytest.approx(100 / 3))
   assert "@@" not in shown and all(line in shown for line in (*WORDS, *REFERENCES))
+
+
+@pytest.mark.parametrize("lowercase, exact", [(False, 25.0), (True, 75.0)])
+def test_single_words_have_scores_too(lowercase, exact):
+  config = default.get_config()
+  config.evaluation.lowercase = lowercase
+  references = ["Hund", "Katze", "Maus", "ein  Tier"]
+  found, counts = scores.score_lines(config, ["hund", "katze", "Haus", "ein Tier"], references)
+  assert found["exact"].value == exact == 100 * counts[:, -1].mean()
+  assert found["chrf"].value > 50 and found["sacrebleu"].value < 50
+  assert all("case:lc" in found[x].signature for x in ("chrf", "exact")) == lowercase
 
 
 def test_translations_are_words(run, tmp_path, monkeypatch, capsys):
