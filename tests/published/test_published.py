@@ -49,13 +49,13 @@ class Case(NamedTuple):
   """A published attention module, and the function of the page that computes the same."""
 
   parameters: dict[str, Any]  # torch.Tensors, by name
-  run: Callable  # of a torch.Tensor x, or of two
-  ours: Callable  # of the parameters and x, as arrays
+  run: Callable  # of x, a torch.Tensor
+  ours: Callable  # of the parameters and x, as NumPy arrays
   shape: tuple[int, ...]  # of x
 
 
 def case(module, run, ours, shape, **others) -> Case:
-  """Returns a case of a module's parameters, and others of these shapes, drawn at random."""
+  """Returns a case with a module's parameters and others of these shapes, drawn at random."""
   import torch
 
   parameters = dict(module.eval().named_parameters()) if module else {}
@@ -69,7 +69,7 @@ def case(module, run, ours, shape, **others) -> Case:
 
 
 def causal(length: int, attention: str, x):
-  """Returns the mask that a module needs: fused attention makes its own."""
+  """Returns a causal mask to add, or None: fused attention makes its own."""
   import torch
 
   lowest = torch.finfo(x.dtype).min
@@ -77,7 +77,7 @@ def causal(length: int, attention: str, x):
   return mask if attention == EAGER else None
 
 
-# The originals, from transformers where it has them. -----------------------------------------------
+# The originals, from transformers where it has them -----------------------------------------------
 
 
 def t5(batch, length, attention, is_causal=False, name="t5"):
@@ -104,13 +104,13 @@ def bert(batch, length, attention, of_keys=False):
   """Follows BertSelfAttention.forward of transformers 4.57."""
   import torch
 
-  config = dict.fromkeys(("query", "key", "value"))
-  module = torch.nn.ModuleDict({name: torch.nn.Linear(D, D) for name in config})
+  names = "query", "key", "value"
+  module = torch.nn.ModuleDict({name: torch.nn.Linear(D, D) for name in names})
   module["distance_embedding"] = torch.nn.Embedding(2 * length - 1, H)
 
   def run(x):
     query, key, value = (
-      module[name](x).view(*x.shape[:2], HEADS, H).transpose(1, 2) for name in config
+      module[name](x).view(*x.shape[:2], HEADS, H).transpose(1, 2) for name in names
     )
     scores = query @ key.transpose(-1, -2)
     at = torch.arange(length)
@@ -124,7 +124,6 @@ def bert(batch, length, attention, of_keys=False):
 
 
 def wav2vec2(batch, length, attention, kind):
-  import torch
   import transformers
   from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as shaw
   from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as xl
@@ -132,7 +131,6 @@ def wav2vec2(batch, length, attention, kind):
   sizes = dict(hidden_size=D, num_attention_heads=HEADS)
   if kind == "bert":
     config = transformers.Wav2Vec2BertConfig(**sizes)
-    assert config.left_max_position_embeddings, config.right_max_position_embeddings == (64, 8)
     made, ours, positions = shaw.Wav2Vec2BertSelfAttention, page().wav2vec2_bert, lambda x: None
   else:
     config = transformers.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
@@ -336,7 +334,6 @@ def swin(batch, length, attention, size=8):
 
 
 def beit(batch, length, attention):
-  import torch
   import transformers
   from transformers.models.beit import modeling_beit
 
@@ -390,14 +387,12 @@ class Row(NamedTuple):
 
   function: str  # of the page
   make: Callable[..., Case]
-  attentions: tuple[str, ...] = (EAGER,)
+  attentions: tuple[str, ...] = (EAGER,)  # that the original has
   single: str = ""  # what the original computes in float32, be its weights in float64; or ALL
 
 
-ALL = "all"  # it takes no float64
-
-
 BOTH = (EAGER, FUSED)
+ALL = "all"  # of a module that takes no float64
 ROWS = {
   "BERT, `relative_key`": Row("bert", bert),
   "BERT, `relative_key_query`": Row("bert", functools.partial(bert, of_keys=True)),
@@ -425,10 +420,11 @@ ROWS = {
 }
 
 
-# Errors and memory ---------------------------------------------------------------------------------
+# Errors and memory --------------------------------------------------------------------------------
 
 
 def arrays(found: Case) -> dict[str, np.ndarray]:
+  """Returns the parameters."""
   return {name: values.detach().numpy() for name, values in found.parameters.items()}
 
 
@@ -443,10 +439,10 @@ def with_gradients(ours):
 
 
 def errors(row: Row, dtype: str) -> tuple[float, float]:
-  """Returns the errors of the output and of the gradients, over the largest true values.
+  """Returns the largest errors of the output and of the gradients, over their largest values.
 
-  A gradient's are over its own, but not below a hundredth of the largest of all: the gradient of
-  the keys' bias is zero.
+  Each gradient is compared with its own largest value, or with a hundredth of the largest of all
+  gradients: that of the keys' bias may be zero.
   """
   import torch
 
@@ -474,8 +470,8 @@ def errors(row: Row, dtype: str) -> tuple[float, float]:
 def memory(row: Row) -> dict[str, int]:
   """Returns the bytes of a forward and backward pass beyond weights and inputs, by program.
 
-  The results are counted in all: the compiler's temporary memory and results, and the most bytes
-  that PyTorch's allocator had given out at a time.
+  Ours are the compiler's temporary memory and results, the others' the most that PyTorch's
+  allocator had given out at a time.
   """
   import torch
 
