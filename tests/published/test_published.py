@@ -6,6 +6,7 @@ table: pytest -n0 -m published --published_out=results/published
 
 import ast
 import functools
+import importlib
 import json
 import math
 import pathlib
@@ -68,36 +69,38 @@ def case(module, run, ours, shape, **others) -> Case:
   return Case(parameters, run, ours, shape)
 
 
-def causal(length: int, attention: str, x):
+@functools.lru_cache(maxsize=1)
+def causal(length: int, attention: str, dtype):
   """Returns a causal mask to add, or None: fused attention makes its own."""
   import torch
 
-  lowest = torch.finfo(x.dtype).min
-  mask = torch.full((1, 1, length, length), lowest, dtype=x.dtype).triu(1)
+  mask = torch.full((1, 1, length, length), torch.finfo(dtype).min, dtype=dtype).triu(1)
   return mask if attention == EAGER else None
 
 
 # The originals, from transformers where it has them -----------------------------------------------
 
 
-def t5(batch, length, attention, is_causal=False, name="t5"):
-  import importlib
+def modeling(name: str):
+  """Returns a module of transformers."""
+  return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
-  import transformers
 
-  path = f"transformers.models.{name}.modeling_{name}"
-  made = getattr(importlib.import_module(path), f"{name.upper()}Attention")
-  config = getattr(transformers, f"{name.upper()}Config")
-  config = config(d_model=D, d_kv=H, num_heads=HEADS, is_decoder=is_causal)
+def t5(batch, length, attention, is_causal=False):
+  m = modeling("t5")
+  config = m.T5Config(d_model=D, d_kv=H, num_heads=HEADS, is_decoder=is_causal)
   config._attn_implementation = attention
-  options = dict(has_relative_attention_bias=True, layer_idx=0, is_causal=is_causal)
-  module, argument = made(config, **options), "mask" if name == "t5" else "attention_mask"
-
-  def run(x):
-    mask = causal(length, attention, x) if is_causal else None
-    return module(x, **{argument: mask})[0]
-
+  module = m.T5Attention(config, True, layer_idx=0, is_causal=is_causal)
+  run = lambda x: module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
   return case(module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D))
+
+
+def umt5(batch, length, attention):
+  m = modeling("umt5")
+  config = m.UMT5Config(d_model=D, d_kv=H, num_heads=HEADS)
+  config._attn_implementation = attention
+  module = m.UMT5Attention(config, True)
+  return case(module, lambda x: module(x)[0], page().t5, (batch, length, D))
 
 
 def bert(batch, length, attention, of_keys=False):
@@ -123,23 +126,23 @@ def bert(batch, length, attention, of_keys=False):
   return case(module, run, functools.partial(page().bert, of_keys=of_keys), (batch, length, D))
 
 
-def wav2vec2(batch, length, attention, kind):
-  import transformers
-  from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as shaw
-  from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as xl
-
-  sizes = dict(hidden_size=D, num_attention_heads=HEADS)
-  if kind == "bert":
-    config = transformers.Wav2Vec2BertConfig(**sizes)
-    made, ours, positions = shaw.Wav2Vec2BertSelfAttention, page().wav2vec2_bert, lambda x: None
-  else:
-    config = transformers.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
-    made, ours = xl.Wav2Vec2ConformerSelfAttention, page().conformer
-    positions = xl.Wav2Vec2ConformerRelPositionalEmbedding(config)
+def wav2vec2_bert(batch, length, attention):
+  m = modeling("wav2vec2_bert")
+  config = m.Wav2Vec2BertConfig(hidden_size=D, num_attention_heads=HEADS)
   config._attn_implementation = attention
-  module = made(config)
+  module = m.Wav2Vec2BertSelfAttention(config)
+  return case(module, lambda x: module(x)[0], page().wav2vec2_bert, (batch, length, D))
+
+
+def conformer(batch, length, attention):
+  m = modeling("wav2vec2_conformer")
+  sizes = dict(hidden_size=D, num_attention_heads=HEADS)
+  config = m.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
+  config._attn_implementation = attention
+  module = m.Wav2Vec2ConformerSelfAttention(config)
+  positions = m.Wav2Vec2ConformerRelPositionalEmbedding(config)
   run = lambda x: module(x, relative_position_embeddings=positions(x))[0]
-  return case(module, run, ours, (batch, length, D))
+  return case(module, run, page().conformer, (batch, length, D))
 
 
 def tensor2tensor(batch, length, attention, max_distance=16):
@@ -151,12 +154,11 @@ def tensor2tensor(batch, length, attention, max_distance=16):
     at = torch.arange(length)
     rows = (at - at[:, None]).clamp(-max_distance, max_distance) + max_distance
     inner = lambda x, z: torch.matmul(x.flatten(0, 1).transpose(0, 1), z).transpose(0, 1)
+    of_keys, of_values = (torch.nn.functional.embedding(rows, w[name]) for name in ("key", "value"))
     query = query * H**-0.5
-    of_keys = inner(query, torch.nn.functional.embedding(rows, w["key"]).transpose(1, 2))
-    weights = (query @ key.transpose(-1, -2) + of_keys.view(batch, HEADS, length, length)).softmax(
-      -1
-    )
-    of_values = inner(weights, torch.nn.functional.embedding(rows, w["value"]))
+    logits = query @ key.transpose(-1, -2)
+    weights = (logits + inner(query, of_keys.transpose(1, 2)).view(logits.shape)).softmax(-1)
+    of_values = inner(weights, of_values)
     return (weights @ value + of_values.view(value.shape)).transpose(1, 2)
 
   ours = lambda w, x: page().tensor2tensor(w, *x)
@@ -176,7 +178,7 @@ def music_transformer(batch, length, attention):
     padded = torch.nn.functional.pad(relative, (1, 0))
     shifted = padded.view(batch, HEADS, length + 1, length)[:, :, 1:]
     logits = (query @ key.transpose(-1, -2) + shifted) / math.sqrt(H)
-    return ((logits + causal(length, EAGER, x)).softmax(-1) @ value).transpose(1, 2)
+    return ((logits + causal(length, EAGER, x.dtype)).softmax(-1) @ value).transpose(1, 2)
 
   ours = lambda w, x: page().music_transformer(w, *x)
   found = case(None, run, ours, (3, batch, length, HEADS, H), key=(length, HEADS, H))
@@ -186,10 +188,9 @@ def music_transformer(batch, length, attention):
 
 def deberta(batch, length, attention, is_shared):
   import torch
-  import transformers
-  from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
-  config = transformers.DebertaV2Config(
+  m = modeling("deberta_v2")
+  config = m.DebertaV2Config(
     hidden_size=D,
     num_attention_heads=HEADS,
     relative_attention=True,
@@ -198,7 +199,7 @@ def deberta(batch, length, attention, is_shared):
     pos_att_type=["c2p", "p2c"],
     share_att_key=is_shared,
   )
-  module = DisentangledSelfAttention(config)
+  module = m.DisentangledSelfAttention(config)
   mask = torch.ones(1, 1, 1, 1)
   run = lambda x: module(x, mask, rel_embeddings=found.parameters["rel_embeddings"])[0]
   ours = lambda w, x: page().deberta(w, x, w["rel_embeddings"])
@@ -208,21 +209,16 @@ def deberta(batch, length, attention, is_shared):
 
 def gemma4_audio(batch, length, attention):
   import torch
-  import transformers
-  from transformers.models.gemma4 import modeling_gemma4 as gemma
 
-  config = transformers.Gemma4AudioConfig(
-    hidden_size=D, num_attention_heads=HEADS, use_clipped_linears=False
-  )
-  module, encoding = (
-    gemma.Gemma4AudioAttention(config, 0),
-    gemma.Gemma4AudioRelPositionalEncoding(config),
-  )
+  m = modeling("gemma4")
+  config = m.Gemma4AudioConfig(hidden_size=D, num_attention_heads=HEADS, use_clipped_linears=False)
+  module = m.Gemma4AudioAttention(config, 0)
+  encoding = m.Gemma4AudioRelPositionalEncoding(config)
   at = torch.arange(length)
-  sees = gemma.sliding_window_mask_function((config.attention_context_left - 1, 0))
+  sees = m.sliding_window_mask_function((config.attention_context_left - 1, 0))
   hidden = ~sees(0, 0, at[:, None], at) * torch.finfo(torch.float32).min
   encoder = types.SimpleNamespace(config=config)
-  mask = gemma.Gemma4AudioModel._convert_4d_mask_to_blocked_5d(encoder, hidden[None, None])
+  mask = m.Gemma4AudioModel._convert_4d_mask_to_blocked_5d(encoder, hidden[None, None])
   run = lambda x: module(x, encoding(x), mask)[0]
   waves = encoding(torch.zeros(1, 1))[0].numpy()
   ours = lambda w, x: page().gemma4_audio(w, x, waves.astype(x.dtype))
@@ -231,19 +227,19 @@ def gemma4_audio(batch, length, attention):
 
 def xlnet(batch, length, attention):
   import torch
-  import transformers
-  from transformers.models.xlnet import modeling_xlnet
 
-  config = transformers.XLNetConfig(vocab_size=8, d_model=D, n_layer=1, n_head=HEADS, d_inner=8)
-  model = transformers.XLNetModel(config)
-  module: modeling_xlnet.XLNetRelativeAttention = model.layer[0].rel_attn
+  m = modeling("xlnet")
+  config = m.XLNetConfig(vocab_size=8, d_model=D, n_layer=1, n_head=HEADS, d_inner=8)
+  model = m.XLNetModel(config)
+  module = model.layer[0].rel_attn
   segments = np.arange(length) // (length // 3)
-  differ = torch.tensor(segments[:, None] != segments)[:, :, None].expand(-1, -1, batch).long()
+  differ = torch.tensor(segments[:, None] != segments).long()
+  one_hot = torch.nn.functional.one_hot(differ, 2).float()[:, :, None].expand(-1, -1, batch, -1)
 
   def run(x):
     waves = model.relative_positional_encoding(length, length, batch).to(x.dtype)
-    one_hot = torch.nn.functional.one_hot(differ, 2).to(x.dtype)
-    return module(x.transpose(0, 1), None, None, None, waves, one_hot)[0].transpose(0, 1)
+    of_segments = one_hot.to(x.dtype)
+    return module(x.transpose(0, 1), None, None, None, waves, of_segments)[0].transpose(0, 1)
 
   ours = lambda w, x: page().xlnet(w, x, np.broadcast_to(segments, x.shape[:2]))
   return case(module, run, ours, (batch, length, D))
@@ -251,38 +247,34 @@ def xlnet(batch, length, attention):
 
 def bloom(batch, length, attention):
   import torch
-  import transformers
-  from transformers.models.bloom import modeling_bloom
 
-  config = transformers.BloomConfig(hidden_size=D, n_head=HEADS)
-  module = modeling_bloom.BloomAttention(config, 0)
+  m = modeling("bloom")
+  config = m.BloomConfig(hidden_size=D, n_head=HEADS)
+  module = m.BloomAttention(config, 0)
 
   def run(x):
-    alibi = modeling_bloom.build_alibi_tensor(torch.ones(batch, length).long(), HEADS, x.dtype)
-    return module(x, torch.zeros_like(x), alibi, causal(length, EAGER, x))[0]
+    alibi = m.build_alibi_tensor(torch.ones(batch, length).long(), HEADS, x.dtype)
+    return module(x, torch.zeros_like(x), alibi, causal(length, EAGER, x.dtype))[0]
 
   return case(module, run, page().bloom, (batch, length, D))
 
 
 def mpt(batch, length, attention):
-  import transformers
-  from transformers.models.mpt import modeling_mpt
-
-  module = modeling_mpt.MptAttention(transformers.MptConfig(d_model=D, n_heads=HEADS), 0)
+  m = modeling("mpt")
+  module = m.MptAttention(m.MptConfig(d_model=D, n_heads=HEADS), 0)
 
   def run(x):
-    bias = modeling_mpt.build_mpt_alibi_tensor(HEADS, length)
-    return module(x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x) != 0)[0]
+    bias = m.build_mpt_alibi_tensor(HEADS, length)
+    return module(x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x.dtype) != 0)[0]
 
   return case(module, run, page().mpt, (batch, length, D))
 
 
 def llama(batch, length, attention, rope, ours):
   import torch
-  import transformers
-  from transformers.models.llama import modeling_llama
 
-  config = transformers.LlamaConfig(
+  m = modeling("llama")
+  config = m.LlamaConfig(
     hidden_size=D,
     num_attention_heads=HEADS,
     num_key_value_heads=2,
@@ -290,41 +282,39 @@ def llama(batch, length, attention, rope, ours):
     rope_parameters=rope,
   )
   config._attn_implementation = attention
-  module = modeling_llama.LlamaAttention(config, 0)
-  embedding = modeling_llama.LlamaRotaryEmbedding(config)
+  module = m.LlamaAttention(config, 0)
+  embedding = m.LlamaRotaryEmbedding(config)
 
   def run(x):
     positions = embedding(x, torch.arange(length)[None])
-    return module(x, positions, causal(length, attention, x))[0]
+    return module(x, positions, causal(length, attention, x.dtype))[0]
 
   return case(module, run, ours, (batch, length, D))
 
 
 def gpt_neox(batch, length, attention):
   import torch
-  import transformers
-  from transformers.models.gpt_neox import modeling_gpt_neox
 
-  config = transformers.GPTNeoXConfig(hidden_size=D, num_attention_heads=HEADS)
+  m = modeling("gpt_neox")
+  config = m.GPTNeoXConfig(hidden_size=D, num_attention_heads=HEADS)
   config._attn_implementation = attention
-  module = modeling_gpt_neox.GPTNeoXAttention(config, 0)
-  embedding = modeling_gpt_neox.GPTNeoXRotaryEmbedding(config)
+  module = m.GPTNeoXAttention(config, 0)
+  embedding = m.GPTNeoXRotaryEmbedding(config)
 
   def run(x):
     positions = embedding(x, torch.arange(length)[None])
-    return module(x, causal(length, attention, x), position_embeddings=positions)[0]
+    return module(x, causal(length, attention, x.dtype), position_embeddings=positions)[0]
 
   return case(module, run, page().gpt_neox, (batch, length, D))
 
 
 def swin(batch, length, attention, size=8):
   import torch
-  import transformers
-  from transformers.models.swin import modeling_swin
 
-  config = transformers.SwinConfig()
+  m = modeling("swin")
+  config = m.SwinConfig()
   config._attn_implementation = attention
-  module = modeling_swin.SwinAttention(config, D, HEADS, size)
+  module = m.SwinAttention(config, D, HEADS, size)
   windows = length // size**2
   seen = np.random.default_rng(0).random((windows, size**2, 1)) < 0.5
   bias = np.where(seen == seen.swapaxes(1, 2), 0.0, -100.0)
@@ -334,30 +324,24 @@ def swin(batch, length, attention, size=8):
 
 
 def beit(batch, length, attention):
-  import transformers
-  from transformers.models.beit import modeling_beit
-
+  m = modeling("beit")
   size = math.isqrt(length)
-  config = transformers.BeitConfig(
-    hidden_size=D, num_attention_heads=HEADS, image_size=size, patch_size=1
-  )
+  config = m.BeitConfig(hidden_size=D, num_attention_heads=HEADS, image_size=size, patch_size=1)
   config._attn_implementation = attention
-  module = modeling_beit.BeitAttention(config)
-  module.relative_position_bias = modeling_beit.BeitRelativePositionBias(config)  # of the layer
+  module = m.BeitAttention(config)
+  module.relative_position_bias = m.BeitRelativePositionBias(config)  # of the layer
   run = lambda x: module(x, module.relative_position_bias((size, size)))[0]
   ours = functools.partial(page().beit, size=size)
   return case(module, run, ours, (batch, size * size + 1, D))
 
 
 def sam(batch, length, attention):
-  import transformers
-  from transformers.models.sam import modeling_sam
-
+  m = modeling("sam")
   size = math.isqrt(length)
-  config = transformers.SamVisionConfig(
+  config = m.SamVisionConfig(
     hidden_size=D, num_attention_heads=HEADS, image_size=size, patch_size=1
   )
-  module = modeling_sam.SAM_VISION_ATTENTION_CLASSES[attention](config, window_size=0)
+  module = m.SAM_VISION_ATTENTION_CLASSES[attention](config, window_size=0)
   return case(module, lambda x: module(x)[0], page().sam, (batch, size, size, D))
 
 
@@ -396,19 +380,17 @@ ALL = "all"  # of a module that takes no float64
 ROWS = {
   "BERT, `relative_key`": Row("bert", bert),
   "BERT, `relative_key_query`": Row("bert", functools.partial(bert, of_keys=True)),
-  "Wav2Vec2-BERT": Row("wav2vec2_bert", functools.partial(wav2vec2, kind="bert"), BOTH),
+  "Wav2Vec2-BERT": Row("wav2vec2_bert", wav2vec2_bert, BOTH),
   "Tensor2Tensor": Row("tensor2tensor", tensor2tensor),
   "Music Transformer": Row("music_transformer", music_transformer),
   "DeBERTa v2": Row("deberta", functools.partial(deberta, is_shared=False), single="scale"),
   "DeBERTa v3": Row("deberta", functools.partial(deberta, is_shared=True), single="scale"),
   "Gemma 4's audio encoder": Row("gemma4_audio", gemma4_audio, single=ALL),
-  "Wav2Vec2-Conformer": Row(
-    "conformer", functools.partial(wav2vec2, kind="conformer"), BOTH, single="sinusoids"
-  ),
+  "Wav2Vec2-Conformer": Row("conformer", conformer, BOTH, "sinusoids"),
   "XLNet": Row("xlnet", xlnet, single="sinusoids"),
   "T5, encoder": Row("t5", t5, BOTH),
   "T5, decoder": Row("t5", functools.partial(t5, is_causal=True), BOTH),
-  "umT5": Row("t5", functools.partial(t5, name="umt5"), BOTH),
+  "umT5": Row("t5", umt5, BOTH),
   "BLOOM": Row("bloom", bloom, single="softmax"),
   "MPT": Row("mpt", mpt, single="softmax"),
   "Llama 3.1": Row("llama", functools.partial(llama, rope=LLAMA3, ours=_llama3), BOTH, "angles"),
@@ -483,8 +465,9 @@ def memory(row: Row) -> dict[str, int]:
   sizes = dict(ours=used.temp_size_in_bytes + used.output_size_in_bytes)
   for attention in row.attentions:
     found = row.make(1, LONG, attention)
-    x = torch.randn(found.shape, requires_grad=True)
+    x = torch.zeros(found.shape, requires_grad=True)
     dy = torch.zeros(tuple(y.shape))
+    causal(LONG, attention, x.dtype)  # models make it once for all layers
     with torch.profiler.profile(
       activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
