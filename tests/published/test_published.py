@@ -485,12 +485,10 @@ def record(request):
   yield found
   folder = request.config.option.published_out
   if folder and found:
-    file = pathlib.Path(folder, "cpu.json")
-    before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else {}
-    rows = {name: (before | found)[name] for name in ROWS if name in before | found}
     where = environment("torch", "transformers")
-    write_whole(file, json.dumps(dict(environment=where, rows=rows), indent=1) + "\n")
-    rewrite_blocks(PAGE, dict(published=table(where, rows)))
+    content = json.dumps(dict(environment=where, rows=found), indent=1) + "\n"
+    write_whole(pathlib.Path(folder, "cpu.json"), content)
+    rewrite_blocks(PAGE, dict(published=table(where, found)))
 
 
 def table(where, rows) -> str:
