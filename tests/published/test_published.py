@@ -487,7 +487,9 @@ def record(request):
   if folder and found:
     where = environment("torch", "transformers")
     content = json.dumps(dict(environment=where, rows=found), indent=1) + "\n"
-    write_whole(pathlib.Path(folder, "cpu.json"), content)
+    file = pathlib.Path(folder, "cpu.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, content)
     rewrite_blocks(PAGE, dict(published=table(where, found)))
 
 
