@@ -36,6 +36,7 @@ def pytest_addoption(parser):
   group = parser.getgroup("chaos")
   group.addoption("--faults", choices=("short", "long"), default="short", help="how many tries")
   group.addoption("--faults_out", metavar="FOLDER", help="write faults.json and faults.md there")
+  parser.addoption("--published_out", metavar="FOLDER", help="measure memory; write a record there")
 
 
 def pytest_xdist_auto_num_workers(config) -> int:

@@ -46,10 +46,12 @@ def test_the_badge_and_the_install_cell_have_the_address_of_setup_cfg(path):
 def test_the_first_cell_installs_what_the_others_import(path):
   setup = configparser.ConfigParser()
   setup.read(path.parents[1] / "setup.cfg")
-  extra = setup["options.extras_require"]["experiments"]
-  installed = re.findall(r"^[\w-]+", setup["options"]["install_requires"] + extra, re.MULTILINE)
-  known = {name.replace("-", "_") for name in installed} | sys.stdlib_module_names
   text = "\n".join(map(source, code_cells(path)))
+  extras = re.search(r'EXTRAS = "\.\.", "([\w,]+)"', text)[1].split(",")
+  lists = [setup["options.extras_require"][extra] for extra in extras]
+  required = "".join([setup["options"]["install_requires"], *lists])
+  installed = re.findall(r"^[\w-]+", required, re.MULTILINE)
+  known = {name.replace("-", "_") for name in installed} | sys.stdlib_module_names
   imported = {*re.findall(r"^ *(?:import|from) (\w+)", text, re.MULTILINE)}
   assert imported <= known | {"relpos_jax", "experiments", "configs", "IPython"}
 

@@ -1,0 +1,533 @@
+"""Tests that the functions of docs/published.md compute what the published modules do.
+
+With --published_out=results/published it also measures memory and writes the record and the page's
+table: pytest -n0 -m published --published_out=results/published
+"""
+
+import ast
+import functools
+import importlib
+import json
+import math
+import pathlib
+import re
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.evaluation.tables import markdown_table, rewrite_blocks
+from experiments.files import write_whole
+from experiments.training.environment import environment
+
+pytestmark = pytest.mark.published
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "published.md"
+HEADS, H = 6, 32  # not a power of two: ALiBi's slopes are two sequences
+D = HEADS * H
+TOKENS, LONG = 576, 4096  # both squares; DeBERTa's last buckets begin at 511
+EAGER, FUSED = "eager", "sdpa"
+
+
+@functools.cache
+def code() -> str:
+  text = PAGE.read_text("utf-8")
+  return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
+@functools.cache
+def page() -> types.SimpleNamespace:
+  """Returns the functions of the page."""
+  names: dict[str, Any] = {}
+  exec(code(), names)
+  return types.SimpleNamespace(**names)
+
+
+class Case(NamedTuple):
+  """A published attention module, and the function of the page that computes the same."""
+
+  parameters: dict[str, Any]  # torch.Tensors, by name
+  run: Callable  # of x, a torch.Tensor
+  ours: Callable  # of the parameters and x, as NumPy arrays
+  shape: tuple[int, ...]  # of x
+
+
+def case(module, run, ours, shape, **others) -> Case:
+  """Returns a case with a module's parameters and others of these shapes, drawn at random."""
+  import torch
+
+  parameters = dict(module.eval().named_parameters()) if module else {}
+  parameters |= {name: torch.zeros(shape, requires_grad=True) for name, shape in others.items()}
+  torch.manual_seed(0)
+  with torch.no_grad():
+    for name, values in parameters.items():
+      is_matrix = D in values.shape and name not in others
+      values.normal_(std=D**-0.5 if is_matrix else 1.0)
+  return Case(parameters, run, ours, shape)
+
+
+@functools.lru_cache(maxsize=1)
+def causal(length: int, attention: str, dtype):
+  """Returns a causal mask to add, or None: fused attention makes its own."""
+  import torch
+
+  mask = torch.full((1, 1, length, length), torch.finfo(dtype).min, dtype=dtype).triu(1)
+  return mask if attention == EAGER else None
+
+
+# The originals, from transformers where it has them -----------------------------------------------
+
+
+def modeling(name: str):
+  """Returns a module of transformers."""
+  return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+def t5(batch, length, attention, is_causal=False):
+  m = modeling("t5")
+  config = m.T5Config(d_model=D, d_kv=H, num_heads=HEADS, is_decoder=is_causal)
+  config._attn_implementation = attention
+  module = m.T5Attention(config, True, layer_idx=0, is_causal=is_causal)
+  run = lambda x: module(x, causal(length, attention, x.dtype) if is_causal else None)[0]
+  return case(module, run, functools.partial(page().t5, is_causal=is_causal), (batch, length, D))
+
+
+def umt5(batch, length, attention):
+  m = modeling("umt5")
+  config = m.UMT5Config(d_model=D, d_kv=H, num_heads=HEADS)
+  config._attn_implementation = attention
+  module = m.UMT5Attention(config, True)
+  return case(module, lambda x: module(x)[0], page().t5, (batch, length, D))
+
+
+def bert(batch, length, attention, of_keys=False):
+  """Follows BertSelfAttention.forward of transformers 4.57."""
+  import torch
+
+  names = "query", "key", "value"
+  module = torch.nn.ModuleDict({name: torch.nn.Linear(D, D) for name in names})
+  module["distance_embedding"] = torch.nn.Embedding(2 * length - 1, H)
+
+  def run(x):
+    query, key, value = (
+      module[name](x).view(*x.shape[:2], HEADS, H).transpose(1, 2) for name in names
+    )
+    scores = query @ key.transpose(-1, -2)
+    at = torch.arange(length)
+    embedding = module["distance_embedding"](at[:, None] - at + length - 1)
+    scores = scores + torch.einsum("bhld,lrd->bhlr", query, embedding)
+    if of_keys:
+      scores = scores + torch.einsum("bhrd,lrd->bhlr", key, embedding)
+    return ((scores / math.sqrt(H)).softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+  return case(module, run, functools.partial(page().bert, of_keys=of_keys), (batch, length, D))
+
+
+def wav2vec2_bert(batch, length, attention):
+  m = modeling("wav2vec2_bert")
+  config = m.Wav2Vec2BertConfig(hidden_size=D, num_attention_heads=HEADS)
+  config._attn_implementation = attention
+  module = m.Wav2Vec2BertSelfAttention(config)
+  return case(module, lambda x: module(x)[0], page().wav2vec2_bert, (batch, length, D))
+
+
+def conformer(batch, length, attention):
+  m = modeling("wav2vec2_conformer")
+  sizes = dict(hidden_size=D, num_attention_heads=HEADS)
+  config = m.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
+  config._attn_implementation = attention
+  module = m.Wav2Vec2ConformerSelfAttention(config)
+  positions = m.Wav2Vec2ConformerRelPositionalEmbedding(config)
+  run = lambda x: module(x, relative_position_embeddings=positions(x))[0]
+  return case(module, run, page().conformer, (batch, length, D))
+
+
+def tensor2tensor(batch, length, attention, max_distance=16):
+  """Follows dot_product_attention_relative of Tensor2Tensor, and its inner products."""
+  import torch
+
+  def run(x):
+    query, key, value = x.transpose(2, 3)
+    at = torch.arange(length)
+    rows = (at - at[:, None]).clamp(-max_distance, max_distance) + max_distance
+    inner = lambda x, z: torch.matmul(x.flatten(0, 1).transpose(0, 1), z).transpose(0, 1)
+    of_keys, of_values = (torch.nn.functional.embedding(rows, w[name]) for name in ("key", "value"))
+    query = query * H**-0.5
+    logits = query @ key.transpose(-1, -2)
+    weights = (logits + inner(query, of_keys.transpose(1, 2)).view(logits.shape)).softmax(-1)
+    of_values = inner(weights, of_values)
+    return (weights @ value + of_values.view(value.shape)).transpose(1, 2)
+
+  ours = lambda w, x: page().tensor2tensor(w, *x)
+  rows = 2 * max_distance + 1, H
+  found = case(None, run, ours, (3, batch, length, HEADS, H), key=rows, value=rows)
+  w = found.parameters
+  return found
+
+
+def music_transformer(batch, length, attention):
+  """Follows section 3.4.1 of Huang et al. 2018: project, pad, reshape, slice."""
+  import torch
+
+  def run(x):
+    query, key, value = x.transpose(2, 3)
+    relative = query @ w["key"].permute(1, 2, 0)
+    padded = torch.nn.functional.pad(relative, (1, 0))
+    shifted = padded.view(batch, HEADS, length + 1, length)[:, :, 1:]
+    logits = (query @ key.transpose(-1, -2) + shifted) / math.sqrt(H)
+    return ((logits + causal(length, EAGER, x.dtype)).softmax(-1) @ value).transpose(1, 2)
+
+  ours = lambda w, x: page().music_transformer(w, *x)
+  found = case(None, run, ours, (3, batch, length, HEADS, H), key=(length, HEADS, H))
+  w = found.parameters
+  return found
+
+
+def deberta(batch, length, attention, is_shared):
+  import torch
+
+  m = modeling("deberta_v2")
+  config = m.DebertaV2Config(
+    hidden_size=D,
+    num_attention_heads=HEADS,
+    relative_attention=True,
+    position_buckets=256,
+    max_relative_positions=512,
+    pos_att_type=["c2p", "p2c"],
+    share_att_key=is_shared,
+  )
+  module = m.DisentangledSelfAttention(config)
+  mask = torch.ones(1, 1, 1, 1)
+  run = lambda x: module(x, mask, rel_embeddings=found.parameters["rel_embeddings"])[0]
+  ours = lambda w, x: page().deberta(w, x, w["rel_embeddings"])
+  found = case(module, run, ours, (batch, length, D), rel_embeddings=(512, D))
+  return found
+
+
+def gemma4_audio(batch, length, attention):
+  import torch
+
+  m = modeling("gemma4")
+  config = m.Gemma4AudioConfig(hidden_size=D, num_attention_heads=HEADS, use_clipped_linears=False)
+  module = m.Gemma4AudioAttention(config, 0)
+  encoding = m.Gemma4AudioRelPositionalEncoding(config)
+  at = torch.arange(length)
+  sees = m.sliding_window_mask_function((config.attention_context_left - 1, 0))
+  hidden = ~sees(0, 0, at[:, None], at) * torch.finfo(torch.float32).min
+  encoder = types.SimpleNamespace(config=config)
+  mask = m.Gemma4AudioModel._convert_4d_mask_to_blocked_5d(encoder, hidden[None, None])
+  run = lambda x: module(x, encoding(x), mask)[0]
+  waves = encoding(torch.zeros(1, 1))[0].numpy()
+  ours = lambda w, x: page().gemma4_audio(w, x, waves.astype(x.dtype))
+  return case(module, run, ours, (batch, length, D))
+
+
+def xlnet(batch, length, attention):
+  import torch
+
+  m = modeling("xlnet")
+  config = m.XLNetConfig(vocab_size=8, d_model=D, n_layer=1, n_head=HEADS, d_inner=8)
+  model = m.XLNetModel(config)
+  module = model.layer[0].rel_attn
+  segments = np.arange(length) // (length // 3)
+  differ = torch.tensor(segments[:, None] != segments).long()
+  one_hot = torch.nn.functional.one_hot(differ, 2).float()[:, :, None].expand(-1, -1, batch, -1)
+
+  def run(x):
+    waves = model.relative_positional_encoding(length, length, batch).to(x.dtype)
+    of_segments = one_hot.to(x.dtype)
+    return module(x.transpose(0, 1), None, None, None, waves, of_segments)[0].transpose(0, 1)
+
+  ours = lambda w, x: page().xlnet(w, x, np.broadcast_to(segments, x.shape[:2]))
+  return case(module, run, ours, (batch, length, D))
+
+
+def bloom(batch, length, attention):
+  import torch
+
+  m = modeling("bloom")
+  config = m.BloomConfig(hidden_size=D, n_head=HEADS)
+  module = m.BloomAttention(config, 0)
+
+  def run(x):
+    alibi = m.build_alibi_tensor(torch.ones(batch, length).long(), HEADS, x.dtype)
+    return module(x, torch.zeros_like(x), alibi, causal(length, EAGER, x.dtype))[0]
+
+  return case(module, run, page().bloom, (batch, length, D))
+
+
+def mpt(batch, length, attention):
+  m = modeling("mpt")
+  module = m.MptAttention(m.MptConfig(d_model=D, n_heads=HEADS), 0)
+
+  def run(x):
+    bias = m.build_mpt_alibi_tensor(HEADS, length)
+    return module(x, bias.to(x.dtype), attention_mask=causal(length, EAGER, x.dtype) != 0)[0]
+
+  return case(module, run, page().mpt, (batch, length, D))
+
+
+def llama(batch, length, attention, rope, ours):
+  import torch
+
+  m = modeling("llama")
+  config = m.LlamaConfig(
+    hidden_size=D,
+    num_attention_heads=HEADS,
+    num_key_value_heads=2,
+    max_position_embeddings=int(rope["factor"] * rope["original_max_position_embeddings"]),
+    rope_parameters=rope,
+  )
+  config._attn_implementation = attention
+  module = m.LlamaAttention(config, 0)
+  embedding = m.LlamaRotaryEmbedding(config)
+
+  def run(x):
+    positions = embedding(x, torch.arange(length)[None])
+    return module(x, positions, causal(length, attention, x.dtype))[0]
+
+  return case(module, run, ours, (batch, length, D))
+
+
+def gpt_neox(batch, length, attention):
+  import torch
+
+  m = modeling("gpt_neox")
+  config = m.GPTNeoXConfig(hidden_size=D, num_attention_heads=HEADS)
+  config._attn_implementation = attention
+  module = m.GPTNeoXAttention(config, 0)
+  embedding = m.GPTNeoXRotaryEmbedding(config)
+
+  def run(x):
+    positions = embedding(x, torch.arange(length)[None])
+    return module(x, causal(length, attention, x.dtype), position_embeddings=positions)[0]
+
+  return case(module, run, page().gpt_neox, (batch, length, D))
+
+
+def swin(batch, length, attention, size=8):
+  import torch
+
+  m = modeling("swin")
+  config = m.SwinConfig()
+  config._attn_implementation = attention
+  module = m.SwinAttention(config, D, HEADS, size)
+  windows = length // size**2
+  seen = np.random.default_rng(0).random((windows, size**2, 1)) < 0.5
+  bias = np.where(seen == seen.swapaxes(1, 2), 0.0, -100.0)
+  run = lambda x: module(x.flatten(0, 1), torch.tensor(bias, dtype=x.dtype))[0].view(x.shape)
+  ours = lambda w, x: page().swin(w, x, size, bias[:, None])
+  return case(module, run, ours, (batch, windows, size**2, D))
+
+
+def beit(batch, length, attention):
+  m = modeling("beit")
+  size = math.isqrt(length)
+  config = m.BeitConfig(hidden_size=D, num_attention_heads=HEADS, image_size=size, patch_size=1)
+  config._attn_implementation = attention
+  module = m.BeitAttention(config)
+  module.relative_position_bias = m.BeitRelativePositionBias(config)  # of the layer
+  run = lambda x: module(x, module.relative_position_bias((size, size)))[0]
+  ours = functools.partial(page().beit, size=size)
+  return case(module, run, ours, (batch, size * size + 1, D))
+
+
+def sam(batch, length, attention):
+  m = modeling("sam")
+  size = math.isqrt(length)
+  config = m.SamVisionConfig(
+    hidden_size=D, num_attention_heads=HEADS, image_size=size, patch_size=1
+  )
+  module = m.SAM_VISION_ATTENTION_CLASSES[attention](config, window_size=0)
+  return case(module, lambda x: module(x)[0], page().sam, (batch, size, size, D))
+
+
+LLAMA3 = dict(
+  rope_type="llama3",
+  rope_theta=500_000.0,
+  factor=8.0,
+  low_freq_factor=1.0,
+  high_freq_factor=4.0,
+  original_max_position_embeddings=8192,
+)
+YARN = dict(
+  rope_type="yarn", rope_theta=10_000.0, factor=4.0, original_max_position_embeddings=4096
+)
+
+
+def _llama3(w, x):
+  return page().llama(w, x, page().llama3())
+
+
+def _yarn(w, x):
+  return page().llama(w, x, page().yarn(), 0.1 * math.log(4) + 1)
+
+
+class Row(NamedTuple):
+  """A row of the page's table."""
+
+  function: str  # of the page
+  make: Callable[..., Case]
+  attentions: tuple[str, ...] = (EAGER,)  # that the original has
+  single: str = ""  # what the original computes in float32, be its weights in float64; or ALL
+
+
+BOTH = (EAGER, FUSED)
+ALL = "all"  # of a module that takes no float64
+ROWS = {
+  "BERT, `relative_key`": Row("bert", bert),
+  "BERT, `relative_key_query`": Row("bert", functools.partial(bert, of_keys=True)),
+  "Wav2Vec2-BERT": Row("wav2vec2_bert", wav2vec2_bert, BOTH),
+  "Tensor2Tensor": Row("tensor2tensor", tensor2tensor),
+  "Music Transformer": Row("music_transformer", music_transformer),
+  "DeBERTa v2": Row("deberta", functools.partial(deberta, is_shared=False), single="scale"),
+  "DeBERTa v3": Row("deberta", functools.partial(deberta, is_shared=True), single="scale"),
+  "Gemma 4's audio encoder": Row("gemma4_audio", gemma4_audio, single=ALL),
+  "Wav2Vec2-Conformer": Row("conformer", conformer, BOTH, "sinusoids"),
+  "XLNet": Row("xlnet", xlnet, single="sinusoids"),
+  "T5, encoder": Row("t5", t5, BOTH),
+  "T5, decoder": Row("t5", functools.partial(t5, is_causal=True), BOTH),
+  "umT5": Row("t5", umt5, BOTH),
+  "BLOOM": Row("bloom", bloom, single="softmax"),
+  "MPT": Row("mpt", mpt, single="softmax"),
+  "Llama 3.1": Row("llama", functools.partial(llama, rope=LLAMA3, ours=_llama3), BOTH, "angles"),
+  "Llama with YaRN": Row("llama", functools.partial(llama, rope=YARN, ours=_yarn), BOTH, "angles"),
+  "GPT-NeoX": Row("gpt_neox", gpt_neox, BOTH, "angles"),
+  "Swin": Row("swin", swin, BOTH),
+  "BEiT": Row("beit", beit, BOTH),
+  "SAM": Row("sam", sam, BOTH),
+}
+
+
+# Errors and memory --------------------------------------------------------------------------------
+
+
+def arrays(found: Case) -> dict[str, np.ndarray]:
+  """Returns the parameters."""
+  return {name: values.detach().numpy() for name, values in found.parameters.items()}
+
+
+def with_gradients(ours):
+  """Returns the function of w, x and dy that returns y and the gradients of w and x."""
+
+  def function(w, x, dy):
+    y, backward = jax.vjp(ours, w, x)
+    return y, backward(dy)
+
+  return jax.jit(function)
+
+
+def errors(row: Row, dtype: str) -> tuple[float, float]:
+  """Returns the largest errors of the output and of the gradients, over their largest values.
+
+  Each gradient is compared with its own largest value, or with a hundredth of the largest of all
+  gradients: that of the keys' bias may be zero.
+  """
+  import torch
+
+  found = row.make(2, TOKENS, row.attentions[-1 if dtype == "float64" else 0])
+  random = np.random.default_rng(0)
+  for values in found.parameters.values():
+    values.data = values.data.to(getattr(torch, dtype))
+  x = torch.tensor(random.standard_normal(found.shape).astype(dtype), requires_grad=True)
+  y = found.run(x)
+  dy = random.standard_normal(tuple(y.shape)).astype(dtype)
+  y.backward(torch.tensor(dy))
+  ours, (ours_w, ours_x) = with_gradients(found.ours)(arrays(found), x.detach().numpy(), dy)
+  assert ours.dtype == dtype
+  truth = {name: values.grad.numpy() for name, values in found.parameters.items()}
+  truth["input x"] = x.grad.numpy()
+  largest = max(abs(values).max() for values in truth.values())
+  of_gradients = [
+    abs(mine - truth[name]).max() / max(abs(truth[name]).max(), largest / 100)
+    for name, mine in (ours_w | {"input x": ours_x}).items()
+  ]
+  y = y.detach().numpy()
+  return float(abs(ours - y).max() / abs(y).max()), float(max(of_gradients))
+
+
+def memory(row: Row) -> dict[str, int]:
+  """Returns the bytes of a forward and backward pass beyond weights and inputs, by program.
+
+  Ours are the compiler's temporary memory and results, the others' the most that PyTorch's
+  allocator had given out at a time.
+  """
+  import torch
+
+  found = row.make(1, LONG, row.attentions[0])
+  x = np.zeros(found.shape, np.float32)
+  y = jax.eval_shape(found.ours, arrays(found), x)
+  program = with_gradients(found.ours).lower(arrays(found), x, y).compile()
+  used = program.memory_analysis()
+  sizes = dict(ours=used.temp_size_in_bytes + used.output_size_in_bytes)
+  for attention in row.attentions:
+    found = row.make(1, LONG, attention)
+    x = torch.zeros(found.shape, requires_grad=True)
+    dy = torch.zeros(tuple(y.shape))
+    causal(LONG, attention, x.dtype)  # models make it once for all layers
+    with torch.profiler.profile(
+      activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+      found.run(x).backward(dy)
+    events = [x for x in profile.profiler.kineto_results.events() if x.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    sizes[attention] = int(np.cumsum([event.nbytes() for event in events]).max())
+  return sizes
+
+
+@pytest.fixture(scope="module")
+def record(request):
+  """Returns a dictionary for what is found; it is written if there is --published_out."""
+  found: dict[str, Any] = {}
+  yield found
+  folder = request.config.option.published_out
+  if folder and found:
+    where = environment("torch", "transformers")
+    content = json.dumps(dict(environment=where, rows=found), indent=1) + "\n"
+    file = pathlib.Path(folder, "cpu.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, content)
+    rewrite_blocks(PAGE, dict(published=table(where, found)))
+
+
+def table(where, rows) -> str:
+  """Returns the page's table."""
+  lines = {
+    node.name: node.end_lineno - node.body[0].lineno + 1
+    for node in ast.parse(code()).body
+    if isinstance(node, ast.FunctionDef)
+  }
+  mebibytes = lambda sizes, name: f"{sizes[name] / 2**20:,.0f}" if name in sizes else "-"
+  cells = [
+    [
+      name,
+      f"`{ROWS[name].function}`, {lines[ROWS[name].function]}",
+      *(f"{error:.0e}" for error in row["float32"]),
+      *([f"{error:.0e}" for error in row.get("float64", ())] or "--"),
+      ROWS[name].single or "-",
+      *(mebibytes(row["memory"], of) for of in ("ours", EAGER, FUSED)),
+    ]
+    for name, row in rows.items()
+  ]
+  header = ["model", "function, lines", "float32: output", "gradients", "float64: output"]
+  header += ["gradients", "original in float32", "MiB, ours", "original, eager", "original, sdpa"]
+  versions = ", ".join(f"{x} {where['packages'][x]}" for x in ("jax", "torch", "transformers"))
+  source = f"{where['date'][:10]}, {where['cpu']}, {versions}, `{where['command']}`."
+  return f"{source}\n\n{markdown_table(header, cells)}"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_page_computes_what_the_published_module_does(name, record, request):
+  pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[published]'")
+  row = ROWS[name]
+  found = dict(float32=errors(row, "float32"))
+  assert max(found["float32"]) < 3e-5
+  if row.single != ALL:
+    with jax.enable_x64(True):
+      found["float64"] = errors(row, "float64")
+    assert max(found["float64"]) < (1e-5 if row.single else 1e-12)
+  if request.config.option.published_out:
+    record[name] = found | dict(memory=memory(row))
