@@ -162,7 +162,7 @@ class Reporter:
   def _listen(self, event: str, seconds: float, fun_name: str = "", **_) -> None:
     if event == _COMPILED:
       self._last = None
-    elif event == _LOWERED and seconds > 0.2:  # what is lowered sooner is soon compiled
+    elif event == _LOWERED and seconds > 0.1:  # what is lowered sooner is soon compiled
       self._display.show(f"compiling {fun_name}", at_once=True)
 
   def _write(self, step: int, values: Mapping[str, float | int]) -> None:
@@ -262,13 +262,13 @@ class _Display(rich.progress.Progress):
 def track(items: Iterable[_Item], total: int, what: str) -> Iterator[_Item]:
   """Yields a number of items, and shows on stderr how many are done, a second, and the time left.
 
-  Where stderr is no terminal, a line is printed every ten seconds.
+  Where stderr is no terminal, a line is printed every five seconds.
 
   >>> [*track(["a", "b"], 2, "letters")]
   ['a', 'b']
   """
   start = time.monotonic()
-  with _Display(rich.console.Console(stderr=True), total, seconds=10.0) as display:
+  with _Display(rich.console.Console(stderr=True), total, seconds=5.0) as display:
     for done, item in enumerate(items, 1):
       yield item
       seconds = time.monotonic() - start

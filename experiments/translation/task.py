@@ -208,6 +208,8 @@ class Translation(tasks.Task):
     translate = make_translator(run, **progress)
     translated = {}
     for split in sorted(data.splits.keys() - {"train", "valid"}, key=lambda x: (x != "test", x)):
+      if is_first():
+        print(f"{split}: {len(data.splits[split]):,} sentences to translate")
       start = time.perf_counter()
       translations = translate([source for source, _ in data.splits[split]])
       seconds = round(time.perf_counter() - start, 1)

@@ -128,7 +128,7 @@ def test_arguments_are_orthogonal_and_come_in_any_order():
 def plan(name: str, seeds: int = 1) -> list[cells_module.Cell]:
   """Returns the cells of a sweep without checking their configs."""
   file = command.parse(dict(config=command.SWEEP), [f"--config=configs/{name}"])["config"]
-  with mock.patch.object(cells_module, "parse_config"):
+  with mock.patch("experiments.run.parse_config"):
     return cells_module.plan_cells(file, seeds, pathlib.Path("runs"))
 
 
