@@ -42,7 +42,7 @@ from experiments.errors import InputError
 from experiments.files import read_content, whole_file
 
 # The version of the code that computes: whoever changes the numbers of a run raises it. Records
-# without one are of version 1, before dropout by a hash of the index and searches at the present length.
+# without one are of version 1, before dropout by a hash of the index and other ends of searches.
 RECIPE = 2
 # Excluded from the digest: the name of a run, and folders of data with verified checksums.
 _EXCLUDED = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
