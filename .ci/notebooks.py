@@ -9,6 +9,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+EXTRAS = {"published.ipynb": "experiments,published"}
 INSTALL = """\
 # Installs relpos_jax where it is not installed, such as in Colab.
 import importlib.util
@@ -16,7 +17,7 @@ import sys
 
 if not importlib.util.find_spec("relpos_jax"):
   !git clone --quiet --depth=1 {address} checkout
-  %pip install --quiet -e "./checkout[experiments]"
+  %pip install --quiet -e "./checkout[{extras}]"
   sys.path.insert(0, "checkout")"""
 
 
@@ -35,7 +36,8 @@ def with_head(path: pathlib.Path, address: str) -> str:
   colab = "https://colab.research.google.com"
   badge = f"[![Open in Colab]({colab}/assets/colab-badge.svg)]({colab}/{page})\n"
   title["source"][2] = badge.replace("/github.com/", "/github/")
-  install["source"] = INSTALL.format(address=address).splitlines(keepends=True)
+  cell = INSTALL.format(address=address, extras=EXTRAS.get(path.name, "experiments"))
+  install["source"] = cell.splitlines(keepends=True)
   return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 

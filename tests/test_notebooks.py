@@ -47,7 +47,7 @@ def test_the_first_cell_installs_what_the_others_import(path):
   setup = configparser.ConfigParser()
   setup.read(path.parents[1] / "setup.cfg")
   text = "\n".join(map(source, code_cells(path)))
-  extras = re.search(r'EXTRAS = "\.\.", "([\w,]+)"', text)[1].split(",")
+  extras = re.search(r"checkout\[([\w,]+)\]", text)[1].split(",")
   lists = [setup["options.extras_require"][extra] for extra in extras]
   required = "".join([setup["options"]["install_requires"], *lists])
   installed = re.findall(r"^[\w-]+", required, re.MULTILINE)
