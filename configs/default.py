@@ -100,7 +100,7 @@ _LAYERS = dict(
 )
 _TRANSLATION = dict(
   data=dict(
-    source="embedded",  # embedded, multi30k, wmt14 or pairs, with its own options below
+    source="embedded",  # embedded, multi30k, scan, wmt14 or pairs, with its own options below
     languages="en-de",  # from-to
     moses=False,  # normalise and tokenise as Moses does, before the vocabulary
     lowercase=False,
@@ -109,6 +109,7 @@ _TRANSLATION = dict(
       path="",  # a folder of the captions' files; empty: download them
       prepared=False,  # the published baseline's files: Moses tokens, lower case, BPE
     ),
+    scan=dict(path=""),  # a folder of the files of SCAN's length split; empty: download them
     wmt14=dict(),
     # Each "source_file,target_file" or one "file.tsv", plain or .gz. Several test sets have names:
     # --config.data.pairs.test.NAME=FILES, or test=dict(NAME=FILES, ...) in place of test="".
@@ -124,10 +125,15 @@ _TRANSLATION = dict(
     max_length=128,  # pairs with a longer side are dropped
     num_shapes=6,  # each is compiled once
   ),
-  model=dict(**_LAYERS, share_embeddings=True),
+  model=dict(
+    **_LAYERS,
+    share_embeddings=True,
+    positions_in="all",  # or encoder, decoder: the other has none
+  ),
   training=dict(
     label_smoothing=0.1,
     num_samples=100,  # valid sentences translated greedily at each evaluation
+    score_tests=False,  # and as many of each test set, for the curve of what nothing is chosen by
   ),
   decoding=dict(
     beam_size=4,
@@ -142,6 +148,7 @@ _TRANSLATION = dict(
     tokenize="13a",  # sacreBLEU's; none where data.moses is on
     lowercase=False,
     subword_mark="",  # ends a subword in the data, such as @@; words are joined before scoring
+    given_lengths=False,  # scores NAME_given too: translations with the length of the reference
   ),
 )
 _MUSIC = dict(

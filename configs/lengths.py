@@ -1,36 +1,49 @@
 """Trains on short sentences and scores longer ones.
 
-  python -m experiments.sweep --config=configs/lengths.py
+  python -m experiments.sweep --config=configs/lengths.py:scan --seeds=5
+  python -m experiments.sweep --config=configs/lengths.py:embedded --seeds=5
+  python -m experiments.sweep --config=configs/lengths.py --only="relative, k=16"
   python -m experiments.sweep --config=configs/lengths.py:published
-  python -m experiments.sweep --config=configs/lengths.py:embedded
 
-Trains on Multi30k's pairs of at most 15 tokens per side (`max_length` counts the end mark) and
-scores the full test split. With our vocabulary, 18,053 of 29,000 pairs train, and 346 of 1,000
-test pairs are longer; with the published one, 18,516 and 329. `embedded` is the quickstart with
-pairs of at most 27 tokens: 18,096 of 20,000. Longer are 45 of 500 test pairs and all 200 of the
-split `long`. Other arguments are recipes of `configs/multi30k.py`.
+`scan` is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in training, 24 to 48
+in the split `test`. `embedded` is the quickstart with pairs of at most 27 tokens: 18,096 of 20,000.
+Longer are 45 of 500 test pairs and all 200 of the split `long`. Both decode greedily, score samples
+of the test sets at each evaluation, and all of them at the end, with the end mark free and with the
+reference's length given. For local files of SCAN give --config.data.scan.path=FOLDER.
+
+Other arguments are recipes of `configs/multi30k.py`: training on pairs of at most 15 tokens per
+side (`max_length` counts the end mark) and the full test split. With our vocabulary, 18,053 of
+29,000 pairs train, and 346 of 1,000 test pairs are longer; with the published one, 18,516 and 329.
 """
 
-from configs import multi30k, quickstart
+from configs import multi30k, positions, quickstart
 
 
 def get_config(argument: str = ""):
-  if argument == "embedded":
-    config = quickstart.get_config()
-    config.name = "lengths-embedded"
-    config.batches.max_length = 28
-    # Those of the quickstart when the results were computed.
-    config.vocabulary.size = 2_000
-    config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)
-    config.training.num_steps = 1_500
+  if argument not in ("scan", "embedded"):
+    config = multi30k.get_base("lengths", argument)
+    config.batches.max_length = 16
     return config
-  config = multi30k.get_base("lengths", argument)
-  config.batches.max_length = 16
+  config = quickstart.get_config()
+  config.name = f"lengths-{argument}"
+  config.batches.max_length = 28
+  if argument == "scan":
+    config.data.source, config.vocabulary.kind, config.evaluation.tokenize = "scan", "words", "none"
+    config.batches.update(tokens=1024, max_length=23)
+    config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)
+    config.training.update(learning_rate=0.002, num_steps=4000, eval_every=500, save_every=500)
+  config.training.update(num_samples=200, score_tests=True)
+  config.decoding.beam_size = 1
+  config.evaluation.given_lengths = True
   return config
 
 
 def sweep():
-  for k in (4, 16):
+  for k in (16, 4):
     yield f"relative, k={k}", {"model.max_distance": k}
-  for positions in ("sinusoidal", "none"):
-    yield positions, {"model.positions": positions}
+  _, *others = positions.sweep()  # the first is k = 16
+  yield from others
+  for stack in ("encoder", "decoder"):
+    yield f"relative, {stack} only", {"model.positions_in": stack}
+    for row in ("sinusoidal", "rotary", "xl"):
+      yield f"{row}, {stack} only", dict(others)[row] | {"model.positions_in": stack}

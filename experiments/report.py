@@ -6,8 +6,8 @@ r"""Writes the tables and pictures of the results pages from the records of runs
 Each file RESULTS/runs/*.jsonl (or .jsonl.xz) holds the records of one sweep, as
 `python -m experiments.sweep` writes them. The command rewrites the blocks between
 <!-- begin NAME --> and <!-- end NAME --> in RESULTS/report.md (translation), graphs.md and
-music.md, in positions.md for sweeps of configs/positions.py, and the pictures of these pages; it
-keeps the text around the blocks.
+music.md, in positions.md and lengths.md for sweeps NAME-... of these configs, and the pictures of
+these pages; it keeps the text around the blocks.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages", is_path=True)
 )
 _PAGES = dict(translation="report", graphs="graphs", music="music")
-_POSITIONS = "positions"  # a page of its own, for sweeps of several tasks
+_OWN = ("positions", "lengths")  # sweeps with pages of their own
 
 
 def main(results: pathlib.Path) -> None:
@@ -41,7 +41,8 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
   pages: dict[pathlib.Path, dict[str, str]] = {}
   for name, file in sorted(record_files(folder / "runs").items()):
     task, rows = _read(file)
-    page = folder / (_POSITIONS if name.startswith(f"{_POSITIONS}-") else _PAGES[task])
+    own, _, has_own = name.partition("-")
+    page = folder / (own if own in _OWN and has_own else _PAGES[task])
     page.mkdir(exist_ok=True)
     pages.setdefault(page, {}).update(blocks_of(task, name, rows, page))
   if not pages:

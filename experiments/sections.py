@@ -16,6 +16,7 @@ from experiments.graphs import task as graphs
 from experiments.music import task as music
 from experiments.training.environment import short_commit
 from experiments.translation import scores as translation
+from experiments.translation.scores import GIVEN
 
 METRICS = dict(translation=translation.METRIC, graphs=graphs.METRIC, music=music.METRIC)
 # Shaw et al. 2018: Table 1 is on newstest2014, Tables 2 and 3 on newstest2013.
@@ -49,6 +50,8 @@ def blocks_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[s
   if task == "graphs":
     is_chains = _first(rows)["config"]["data.source"] == "clutrr"
     return {sweep: _chains(sweep, rows, folder) if is_chains else _folds(sweep, rows)}
+  if _first(rows)["config"]["evaluation.given_lengths"]:
+    return {sweep: _lengths(sweep, rows)}
   by_length = _by_length(sweep, rows)
   found = {sweep: _translation(sweep, rows, folder)}
   return found | {f"by-length-{sweep}": by_length} if by_length else found
@@ -234,6 +237,56 @@ def _by_length(sweep: str, rows: Rows) -> str:
     tables.comparison_table("change", [*rows], change),
   ]
   return "\n\n".join(parts)
+
+
+# Valid exact matches (%) at whose first evaluation schemes are compared, by source of the data.
+_LEVELS = dict(scan=95, embedded=30)
+_BANDS = 4  # of the lengths beyond those of training, with about as many sentences
+
+
+def _lengths(sweep: str, rows: Rows) -> str:
+  """Returns the exact matches at equal valid scores, and at the end by length."""
+  source, splits = _first(rows)["config"]["data.source"], _splits(rows)
+  free, given = ([x for x in splits if x.endswith(GIVEN) == ends] for ends in (False, True))
+  facts = {f"sentences of {x}": f"{len(_first(rows)['sentences'][x]):,}" for x in free}
+  parts = [
+    _at_level(sweep, rows, _LEVELS[source]),
+    _exact_by_length(f"{sweep}: end mark free", rows, free),
+    _exact_by_length(f"{sweep}: length given", rows, given),
+  ]
+  return _section(rows, parts, facts | dict(data=source))
+
+
+def _at_level(sweep: str, rows: Rows, level: float) -> str:
+  """Returns the table of the exact matches where a run's valid ones first reach a level."""
+  columns: dict[str, dict[str, str]] = {"seeds": _seed_columns(rows)["seeds"]}
+  for row, runs in rows.items():
+    found = []
+    for run in runs:
+      exact = {split: dict(points) for split, points in run["exact"].items()}
+      if step := next((step for step, x in exact["valid"].items() if x >= level), None):
+        found.append({"updates": step} | {split: of[step] for split, of in exact.items()})
+    columns.setdefault("reached", {})[row] = f"{len(found)} of {len(runs)}"
+    for name in found[0] if found else ():
+      cell = tables.mean_and_interval([of[name] for of in found], 0 if name == "updates" else 1)
+      columns.setdefault(name, {})[row] = cell
+  return tables.column_table(f"{sweep}: valid first at {level}%", rows, columns)
+
+
+def _exact_by_length(title: str, rows: Rows, splits: Sequence[str]) -> str:
+  """Returns the table of the exact matches (%) at the end, by length in tokens."""
+  first = _first(rows)
+  lengths, trained = _sentences(first, splits)[:, 0], first["config"]["batches.max_length"] - 1
+  shares = np.arange(1, _BANDS + 1) / _BANDS
+  ends = np.quantile(lengths[lengths > trained], shares, method="lower").astype(int).tolist()
+  columns, start = {"valid": _mean_column(rows, lambda run: run["exact"]["valid"][-1][1], 1)}, 1
+  for end in dict.fromkeys([trained, *ends]):
+    is_in = (start <= lengths) & (lengths <= end)
+    columns[f"{lengths[is_in].min()} to {end} ({is_in.sum():,})"] = _mean_column(
+      rows, lambda run, is_in=is_in: 100 * _sentences(run, splits)[is_in, -1].mean(), 1
+    )
+    start = end + 1
+  return tables.column_table(title, rows, columns)
 
 
 # Music --------------------------------------------------------------------------------------------

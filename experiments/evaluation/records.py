@@ -21,6 +21,8 @@ A record is a dict of
                       relations of a chain), and 1 if classified right. Music, a row per piece:
                       tokens, and the nats of these and of the end
   curve               rows of step, valid_loss and valid score, null if none
+  exact               translation: by split, rows of step and exact matches (%) of a sample of valid
+                      and, with `training.score_tests`, of each test set; old records have none
 
 The rows of sentences determine BLEU and exact matches of any selection of them, such as those whose
 reference has one length (ref_len; in words if `evaluation.tokenize` is none). A record holds no
@@ -45,7 +47,8 @@ from experiments.files import read_content, whole_file
 # without one are of version 1, before dropout by a hash of the index and other ends of searches.
 RECIPE = 2
 # Excluded from the digest: the name of a run, and folders of data with verified checksums.
-_EXCLUDED = ("name", "data.multi30k.path", "data.clutrr.path", "data.chorales.path")
+_FOLDERS = (f"data.{source}.path" for source in ("multi30k", "scan", "clutrr", "chorales"))
+_EXCLUDED = ("name", *_FOLDERS)
 _TYPES = dict(row=str, seed=int, digest=str, config=dict)
 _ARCHIVES = ("MUTAG", "Mutagenicity")  # verified data sets of `data.tu`; the first is the default
 Record = Mapping[str, Any]
@@ -94,8 +97,11 @@ def make_record(
   """
   metrics = [*metrics]
   speeds = [line["tokens_per_second"] for line in metrics if line.get("tokens_per_second")]
-  curve = []
+  curve, exact = [], {}
   for line in metrics:
+    for name in line:
+      if name.endswith("_exact"):
+        exact.setdefault(name.removesuffix("_exact"), []).append([line["step"], line[name]])
     if "valid_loss" in line:
       valid_scores = [line[x] for x in line if x.startswith("valid_") and x != "valid_loss"]
       curve.append([line["step"], line["valid_loss"], *(valid_scores or [None])[:1]])
@@ -118,6 +124,7 @@ def make_record(
     scores=dict(scores),
     sentences=dict(sentences),
     curve=curve,
+    exact=exact,
   )
 
 

@@ -1,8 +1,9 @@
-"""Sentence pairs by split, from one of four sources, and their normalisation as by Moses."""
+"""Sentence pairs by split, from one of several sources, and their normalisation as by Moses."""
 
 import dataclasses
 import functools
 import gzip
+import hashlib
 import lzma
 import pathlib
 import re
@@ -13,10 +14,11 @@ from experiments.data.upstream import Upstream
 from experiments.errors import InputError
 from experiments.files import read_content
 
-# The languages of each source, source-target; any for "pairs".
+# The languages of each source, source-target; any for "pairs" and "scan".
 LANGUAGES = {
   "embedded": ("en-de",),
   "multi30k": ("en-de", "de-en", "en-fr", "fr-en"),
+  "scan": (),
   "wmt14": ("en-de", "de-en", "en-fr", "fr-en"),
   "pairs": (),
 }
@@ -310,3 +312,43 @@ def load_multi30k(languages: str = "en-de", path: str = "", prepared: bool = Fal
       for split, name in names.items()
     }
   )
+
+
+# SCAN --------------------------------------------------------------------------------------------
+
+SCAN = Upstream(
+  "scan",
+  "length_split of github.com/brendenlake/SCAN",
+  "https://raw.githubusercontent.com/brendenlake/SCAN/"
+  "c4b756cbc010d75c912f16c42c8f15dc6b7e6c8f/length_split/",
+  {
+    "tasks_train_length.txt": "b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2",
+    "tasks_test_length.txt": "0760752ed34a75116ae11dcc1ee17526b7500060da1366540730fa24894d7db3",
+  },
+)
+_SCAN_HELD_OUT = 1000
+
+
+def load_scan(path: str = "") -> Corpus:
+  """Loads the length split of SCAN: commands, and the actions that they mean.
+
+  Lake and Baroni 2018. Training has outputs of at most 22 actions, the split `test` of 24 to 48.
+  Of upstream's 16,990 training pairs 1,000 are `valid`, and 1,000 the test set `within`. All are in
+  an order without meaning, so that the first of a split are a sample of it.
+
+  Args:
+    path: a folder with upstream's files, plain or gzip; their sha256 must be the recorded ones. If
+      empty, they are downloaded (4 MB) and kept: see `Upstream`.
+
+  Raises InputError: a file is missing or wrong, or there is no network.
+  """
+
+  def read(name: str) -> list[tuple[str, str]]:
+    lines = SCAN.read(name, path).decode().splitlines()
+    lines.sort(key=lambda line: hashlib.sha256(line.encode()).digest())
+    sides = (line.removeprefix("IN: ").split(" OUT: ") for line in lines)
+    return [(command, actions) for command, actions in sides]
+
+  pairs, n = read("tasks_train_length.txt"), _SCAN_HELD_OUT
+  splits = dict(train=pairs[2 * n :], valid=pairs[:n], within=pairs[n : 2 * n])
+  return Corpus(splits | dict(test=read("tasks_test_length.txt")))

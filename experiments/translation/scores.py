@@ -30,6 +30,7 @@ from relpos_jax.models.seq2seq import Transformer
 from relpos_jax.typing import Array, Float, Int, PyTree
 
 _NUM_SAMPLES = 5
+GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
 METRIC = Metric(
   "sacrebleu",
   lambda sentences: float(bleu_of_counts(sentence_counts(sentences[:, 1:]).sum(axis=0))),
@@ -89,7 +90,7 @@ def score_lines(
 ) -> tuple[dict[str, Score], Int[np.ndarray, "sentences 7"]]:
   """Returns the scores of translations by name, those of `TITLES`, and `sentence_statistics`."""
   texts = [join_lines(config, lines) for lines in (translations, references)]
-  options = {name: x for name, x in config.evaluation.items() if name != "subword_mark"}
+  options = {name: config.evaluation[name] for name in ("tokenize", "lowercase")}
   language = config.data.languages.partition("-")[2]
   counts = sentence_statistics(*texts, **options)
   case = "lc" if config.evaluation.lowercase else "mixed"

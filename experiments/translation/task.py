@@ -1,6 +1,7 @@
 """Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
 
 import functools
+import itertools
 import re
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from experiments.data.tokenizer import (
   UNK,
   Ragged,
   Tokenizers,
+  encode,
   encode_pairs,
   load_tokenizers,
   save_tokenizers,
@@ -51,6 +53,7 @@ from experiments.translation.corpus import (
   load_embedded,
   load_multi30k,
   load_pairs,
+  load_scan,
   normalize_corpus,
   normalize_lines,
 )
@@ -73,7 +76,13 @@ _NUMBERS = (
   between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
   between(UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word
 )
-_LOADERS = dict(embedded=load_embedded, multi30k=load_multi30k, pairs=load_pairs, wmt14=wmt14.load)
+_LOADERS = dict(
+  embedded=load_embedded,
+  multi30k=load_multi30k,
+  pairs=load_pairs,
+  scan=load_scan,
+  wmt14=wmt14.load,
+)
 
 
 class Translation(tasks.Task):
@@ -189,32 +198,45 @@ class Translation(tasks.Task):
 
   def make_report(self, run: Run, data: Corpus, batches: Any):
     """Returns a function that scores greedy translations and shows a few."""
-    translate = make_translator(run, beam_size=1)
-    pairs = data.splits["valid"][: self.config.training.num_samples]
+    translate, training = make_translator(run, beam_size=1), self.config.training
+    splits = ["valid", *(_tests(data) if training.score_tests else ())]
+    samples = {split: data.splits[split][: training.num_samples] for split in splits}
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
-      sources, references = zip(*pairs, strict=True)
-      translations = translate(sources, params)
-      found, _ = scores.score_lines(self.config, translations, references)
-      names = dict(valid_bleu="sacrebleu", valid_chrf="chrf", valid_exact="exact")
-      samples = scores.format_samples(self.config, pairs, translations, number=3)
-      return {name: found[kind].value for name, kind in names.items()}, samples
+      values, shown = {}, []
+      for split, pairs in samples.items():
+        sources, references = zip(*pairs, strict=True)
+        translations = translate(sources, params)
+        found, _ = scores.score_lines(self.config, translations, references)
+        names = dict(bleu="sacrebleu", chrf="chrf", exact="exact")
+        values |= {f"{split}_{name}": found[kind].value for name, kind in names.items()}
+        shown.append(scores.format_samples(self.config, pairs, translations, number=3))
+      return values, shown[0]
 
     return report
 
   def evaluate(self, run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
     """Translates and scores the test splits; writes the translations into the run directory."""
     progress = dict(track=functools.partial(track, what="sentences")) if is_first() else {}
-    translate = make_translator(run, **progress)
+    is_given = (False, True) if self.config.evaluation.given_lengths else (False,)
     translated = {}
-    for split in sorted(data.splits.keys() - {"train", "valid"}, key=lambda x: (x != "test", x)):
+    for given, split in itertools.product(is_given, _tests(data)):
+      pairs, name = data.splits[split], split + scores.GIVEN * given
       if is_first():
-        print(f"{split}: {len(data.splits[split]):,} sentences to translate")
+        print(f"{name}: {len(pairs):,} sentences to translate")
+      translate = make_translator(run, never_ends=given, **progress)
+      sources, targets = zip(*pairs, strict=True)
+      limits = encode(run.vocabulary.target, targets).lengths - 1 if given else None
       start = time.perf_counter()
-      translations = translate([source for source, _ in data.splits[split]])
+      translations = translate(sources, None, limits)
       seconds = round(time.perf_counter() - start, 1)
-      translated[split] = scores.Translated(data.splits[split], translations, seconds)
+      translated[name] = scores.Translated(pairs, translations, seconds)
     return scores.evaluate(run, translated, workdir) if is_first() else None
+
+
+def _tests(data: Corpus) -> list[str]:
+  """Returns the names of the test sets, test first."""
+  return sorted(data.splits.keys() - {"train", "valid"}, key=lambda x: (x != "test", x))
 
 
 def transformer_config(

@@ -54,6 +54,7 @@ class Translator:
     length_penalty: alpha of ((5 + length) / 6) ** alpha (Wu et al. 2016), 0.6 in the paper.
     stop: when the search for a sentence ends, "present" or "bound": see `beam_search`.
     extra_length: a translation has at most this many tokens more than its source.
+    never_ends: no token ends a translation, which has as many tokens as its limit.
     token_budget: padded source tokens per batch; by default 2,560 / beam_size on a CPU, whose
       caches hold no more, and 16,384 / beam_size elsewhere.
     key: names the model for the programs that are kept for the next process; without one, none is.
@@ -71,6 +72,7 @@ class Translator:
     length_penalty: float = 0.6,
     stop: str = "present",
     extra_length: int = 50,
+    never_ends: bool = False,
     token_budget: int | None = None,
     key: str = "",
     track: Callable[[Iterable, int], Iterable] = lambda lines, number: lines,
@@ -79,16 +81,15 @@ class Translator:
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
     self.params = params
     self.tokenizers = tokenizers
-    self._num_devices, self._track = mesh.size, track
+    self._num_devices, self._track, self._extra_length = mesh.size, track, extra_length
     is_cpu = target_platform() == "cpu"
     default = (2560 if is_cpu else 16_384) // beam_size
     self._taking = threading.Lock()
     self._num_threads = 2 if is_cpu and mesh.size == 1 and (os.cpu_count() or 1) > 1 else 1
     self._token_budget = default if token_budget is None else token_budget
 
-    def start(model: nnx.Module, lengths: Int[Array, " B"], room: int) -> Search:
-      cache = model.init_cache(len(lengths), room, beam_size)
-      limits = jnp.where(lengths > 0, lengths + extra_length, 0)
+    def start(model: nnx.Module, limits: Int[Array, " B"], room: int) -> Search:
+      cache = model.init_cache(len(limits), room, beam_size)
       return begin(cache, limits, beam_size=beam_size, max_length=room, bos=BOS, pad=PAD)
 
     def make_empty(params: PyTree, source: Int[Array, "B S"], room: int) -> _Batch:
@@ -102,6 +103,7 @@ class Translator:
       batch: _Batch,
       source: Int[Array, "B S"],
       number: Int[Array, " B"],
+      limits: Int[Array, " B"],
       is_last: Bool[Array, ""],
     ) -> tuple[_Batch, Int[Array, "2*B"], Int[Array, "2*B L"]]:
       """Searches until all new sources, those with a number, have a row and a few rows are free.
@@ -112,7 +114,7 @@ class Translator:
       rows, room = len(source), batch.search.live.tokens.shape[2] - 1
       few = max(1, rows // 8)
       model = decoding_model(graphdef, params)
-      memories, lengths = model.encode_memory(source), jnp.sum(source != PAD, axis=1)
+      memories = model.encode_memory(source)
       num_new = jnp.sum(number >= 0)
 
       def fill(batch: _Batch, taken: Int[Array, ""]) -> tuple[_Batch, Int[Array, ""]]:
@@ -121,15 +123,19 @@ class Translator:
         new = taken + jnp.arange(few)
         free = jnp.where(new < num_new, free, rows)  # no row: nothing is put there
         pick = functools.partial(jnp.take, indices=new, axis=0, mode="clip")
-        search = start(model, pick(lengths), room)
+        search = start(model, pick(limits), room)
         new = _Batch(search, jax.tree.map(pick, memories), pick(number), jnp.zeros(few, bool))
         batch = jax.tree.map(lambda x, y: x.at[free].set(y, mode="drop"), batch, new)
         return batch, taken + jnp.sum(free < rows)
 
       def step(batch: _Batch) -> _Batch:
+        def decode(tokens, cache):
+          logits, cache = model.decode(tokens, cache, batch.memories)
+          return logits.at[..., EOS].set(-jnp.inf) if never_ends else logits, cache
+
         search = extend(
           batch.search,
-          lambda tokens, cache: model.decode(tokens, cache, batch.memories),
+          decode,
           Cache.reorder,
           length_penalty=length_penalty,
           stop=stop,
@@ -175,30 +181,40 @@ class Translator:
       out_shardings=on_device,
     )
     advance_jit = jax.jit(
-      on_devices(advance, in_specs=(everywhere, by_row, by_row, by_row, everywhere)),
+      on_devices(advance, in_specs=(everywhere, *4 * [by_row], everywhere)),
       out_shardings=(on_device, for_host, for_host),
       donate_argnums=1,
     )
-    options = beam_size, length_penalty, stop, extra_length, mesh
+    options = beam_size, length_penalty, stop, never_ends, mesh
     key, devices = key and f"{key} {options}", [*mesh.devices.flat]
     self._make_empty = kept(make_empty_jit, key and f"make_empty {key}", devices)
     self._advance = kept(advance_jit, key and f"advance {key}", devices)
 
-  def __call__(self, lines: Sequence[str], params: PyTree | None = None) -> list[str]:
-    """Translates lines in order, an empty line as empty; `params` replace the translator's."""
+  def __call__(
+    self,
+    lines: Sequence[str],
+    params: PyTree | None = None,
+    limits: Int[np.ndarray, "lines"] | None = None,
+  ) -> list[str]:
+    """Translates lines in order, an empty line as empty.
+
+    `params` replace the translator's; `limits` are the most tokens of each translation, in place of
+    those of its source and `extra_length`.
+    """
     params = self.params if params is None else params
     translations = [""] * len(lines)
     sources = encode(self.tokenizers.source, [line.strip() for line in lines])
     lengths = sources.lengths.tolist()
+    limits = sources.lengths + self._extra_length if limits is None else limits
     # The longest of a batch come first, so that none is left to be searched for alone.
     filled = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: -lengths[i])
-    for i, tokens in self._track(self._translate_all(params, sources, filled), len(filled)):
+    for i, tokens in self._track(self._translate_all(params, sources, limits, filled), len(filled)):
       text = decode(self.tokenizers.target, tokens)
       translations[i] = text.replace("\n", " ").replace("\r", " ")
     return translations
 
   def _translate_all(
-    self, params: PyTree, sources: Ragged, waiting: list[int]
+    self, params: PyTree, sources: Ragged, limits: Int[np.ndarray, "lines"], waiting: list[int]
   ) -> Iterator[tuple[int, Int[np.ndarray, "L"]]]:
     """Yields which of the waiting sources are done, and their tokens, short ones first."""
     lengths, length = sources.lengths.tolist(), _SHORTEST
@@ -210,7 +226,7 @@ class Translator:
       few = len(alike) <= num_rows * self._num_devices
       alike.reverse()
       streams = [
-        self._translate(params, sources, length, num_rows, alike)
+        self._translate(params, sources, limits, length, num_rows, alike)
         for _ in range(1 if few else self._num_threads)
       ]
       for i, tokens in _merged(streams):
@@ -221,7 +237,13 @@ class Translator:
       waiting, length = longer, 2 * length
 
   def _translate(
-    self, params: PyTree, sources: Ragged, length: int, num_rows: int, waiting: list[int]
+    self,
+    params: PyTree,
+    sources: Ragged,
+    limits: Int[np.ndarray, "lines"],
+    length: int,
+    num_rows: int,
+    waiting: list[int],
   ) -> Iterator[list[tuple[int, Int[np.ndarray, "L"] | None]]]:
     """Yields the sources, from the end of those waiting, that are done at once, and their tokens.
 
@@ -240,7 +262,8 @@ class Translator:
             number[device, n] = free
             new[device, n] = numbered[device, free] = waiting.pop()
       source = sources.padded(new.ravel(), (new.size, length), PAD)
-      batch, *found = self._advance(params, batch, source, number.ravel(), np.bool_(not waiting))
+      rows = number.ravel(), limits[new.ravel()].astype(np.int32)
+      batch, *found = self._advance(params, batch, source, *rows, np.bool_(not waiting))
       states, tokens = (np.asarray(x).reshape(*numbered.shape, *x.shape[1:]) for x in found)
       is_over = states != _NOT_YET
       is_done = states[is_over] == _DONE

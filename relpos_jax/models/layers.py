@@ -157,9 +157,12 @@ class Cache(NamedTuple):
 class Embedding(nnx.Module):
   """Embeds tokens, N(0, 1/D) times sqrt(D), with sinusoids if asked for; maps vectors to logits."""
 
-  def __init__(self, config: LayersConfig, vocab_size: int, *, rngs: nnx.Rngs):
+  def __init__(
+    self, config: LayersConfig, vocab_size: int, table: nnx.Param | None = None, *, rngs: nnx.Rngs
+  ):
     init = jax.nn.initializers.normal(config.width**-0.5)
-    self.table = nnx.Param(init(rngs.params(), (vocab_size, config.width)))
+    shape = vocab_size, config.width
+    self.table = nnx.Param(init(rngs.params(), shape)) if table is None else table
     self.sinusoidal = config.positions in ("sinusoidal", "both")
     self.dropout_rate = config.embedding_dropout_rate
     self.dtype = config.dtype

@@ -1,6 +1,8 @@
 """The encoder-decoder Transformer of Vaswani et al. 2017 with the positions of Shaw et al. 2018."""
 
 import dataclasses
+import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +27,13 @@ class TransformerConfig(LayersConfig):
   Attributes:
     source_vocab_size, target_vocab_size: V of each side; equal if embeddings are shared.
     share_embeddings: use one matrix for source, target and softmax, instead of three.
+    positions_in: the stacks that have `positions`, "all" or one; the other has none.
   """
 
   source_vocab_size: int
   target_vocab_size: int
   share_embeddings: bool = True
+  positions_in: Literal["all", "encoder", "decoder"] = "all"
 
   def __post_init__(self):
     super().__post_init__()
@@ -61,14 +65,15 @@ class Transformer(nnx.Module):
   """
 
   def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-    self.source_embedding = Embedding(config, config.source_vocab_size, rngs=rngs)
-    if config.share_embeddings:
-      self.target_embedding = self.softmax = self.source_embedding
-    else:
-      self.target_embedding = Embedding(config, config.target_vocab_size, rngs=rngs)
-      self.softmax = Embedding(config, config.target_vocab_size, rngs=rngs)
-    self.encoder = Stack(config, rngs=rngs)
-    self.decoder = Stack(config, has_memory=True, rngs=rngs)
+    without = dataclasses.replace(config, positions="none")
+    encoder = without if config.positions_in == "decoder" else config
+    decoder = without if config.positions_in == "encoder" else config
+    self.source_embedding = Embedding(encoder, config.source_vocab_size, rngs=rngs)
+    table = self.source_embedding.table if config.share_embeddings else None
+    make = functools.partial(Embedding, decoder, config.target_vocab_size, table, rngs=rngs)
+    self.target_embedding, self.softmax = make(), make()
+    self.encoder = Stack(encoder, rngs=rngs)
+    self.decoder = Stack(decoder, has_memory=True, rngs=rngs)
 
   def __call__(
     self,

@@ -34,9 +34,9 @@ ENVIRONMENT = dict(
 METRICS = [
   dict(step=1, time=100.0, loss=9.0),
   dict(step=5, time=160.0, loss=5.0, tokens_per_second=900.0),
-  dict(step=5, time=190.0, valid_loss=4.0, valid_bleu=1.5),
+  dict(step=5, time=190.0, valid_loss=4.0, valid_bleu=1.5, valid_exact=1.0),
   dict(step=10, time=250.0, loss=3.0, tokens_per_second=1100.0),
-  dict(step=10, time=280.0, valid_loss=3.0, valid_bleu=2.5),
+  dict(step=10, time=280.0, valid_loss=3.0, valid_bleu=2.5, valid_exact=2.0, test_exact=0.5),
 ]
 SCORES = dict(
   test=dict(sacrebleu=3.0, paper_bleu=3.5, signatures=dict(sacrebleu="a", paper_bleu="b"))
@@ -110,6 +110,7 @@ def test_a_record_describes_the_run_and_the_machine():
     updates=10, tokens_per_update=1024, minutes=3.0, tokens_per_second=1000.0
   )
   assert made["curve"] == [[5, 4.0, 1.5], [10, 3.0, 2.5]]
+  assert made["exact"] == dict(valid=[[5, 1.0], [10, 2.0]], test=[[10, 0.5]])
 
 
 @pytest.mark.parametrize("name", ["table1.jsonl", "table1.jsonl.xz"])

@@ -120,6 +120,19 @@ def test_only_relative_positions_are_translation_invariant(positions, invariant)
   assert np.allclose(call(left, TARGET), call(right, TARGET), atol=1e-5) == invariant
 
 
+@pytest.mark.parametrize("positions", ["relative", "sinusoidal", "rotary"])
+@pytest.mark.parametrize("stacks", ["all", "encoder", "decoder"])
+def test_a_stack_without_positions_knows_no_order(positions, stacks):
+  call = compiled(
+    tiny(target_vocab_size=13, share_embeddings=True, positions=positions, positions_in=stacks)
+  )
+  logits, order = call(SOURCE, TARGET), np.array([1, 0, 2, 3, 4, 5])
+  of_source, of_target = call(SOURCE[:, order], TARGET), call(SOURCE, TARGET[:, order[:5]])
+  assert np.allclose(of_source, logits, atol=1e-5) == (stacks == "decoder")
+  # In one causal layer, later tokens see the earlier ones as a set.
+  assert np.allclose(of_target[:, 2:], logits[:, 2:], atol=1e-5) == (stacks == "encoder")
+
+
 def test_zero_beyond_the_table_is_not_clipping():
   clip, zero = (compiled(tiny(beyond=beyond), "encode")(SOURCE) for beyond in ("clip", "zero"))
   assert jnp.abs(clip - zero).max() > 0.01

@@ -111,7 +111,7 @@ def test_another_process_does_not_trace(model, translations, cache, monkeypatch)
   assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
   monkeypatch.setattr(Transformer, "decode", None)
   assert Translator(*model, TOKENIZERS, ONE, **options)(SHORT) == translations
-  for change in (dict(key="other"), dict(extra_length=5), dict(stop="bound"), dict(beam_size=3)):
+  for change in (dict(key="other"), dict(never_ends=True), dict(stop="bound"), dict(beam_size=3)):
     with pytest.raises(TypeError):  # of what it traces
       Translator(*model, TOKENIZERS, ONE, **options | change)(SHORT)
 
@@ -156,3 +156,20 @@ def test_greedy_translations_are_those_without_a_cache_token_by_token_on_one_lin
   texts = [decode(TOKENIZER, row) for row in tokens]
   assert "\n" in "".join(texts), "which a translation of one line may not have"
   assert translator(lines) == [text.replace("\n", " ").replace("\r", " ") for text in texts]
+
+
+def test_a_translation_of_given_length_is_the_greedy_one_that_ends_there(model):
+  sources = encode(TOKENIZER, SHORT)
+
+  def found(never_ends: bool, limits) -> list[np.ndarray]:
+    options = OPTIONS | dict(beam_size=1, never_ends=never_ends)
+    translator = Translator(*model, TOKENIZERS, ONE, **options)
+    rows = dict(translator._translate_all(model[1], sources, limits, [*range(len(SHORT))]))
+    return [rows[i][rows[i] != PAD] for i in range(len(SHORT))]
+
+  free = [row[row != EOS] for row in found(False, sources.lengths + OPTIONS["extra_length"])]
+  lengths = np.array([*map(len, free)])
+  assert len({*lengths}) > 3 and all(map(np.array_equal, found(True, lengths), free))
+  longer = found(True, lengths + 2)
+  assert [*map(len, longer)] == [*(lengths + 2)] and EOS not in np.concatenate(longer)
+  assert all(np.array_equal(a[:-2], b) for a, b in zip(longer, free, strict=True))

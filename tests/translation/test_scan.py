@@ -1,0 +1,37 @@
+"""SCAN: only upstream's files, in a folder or at an address, become the corpus."""
+
+from experiments.translation import corpus
+from experiments.translation.corpus import load_scan
+
+
+def test_commands_and_actions_come_from_a_folder_or_an_address(
+  tmp_path, serve, publish, monkeypatch
+):
+  monkeypatch.setattr(corpus, "_SCAN_HELD_OUT", 2)
+  pairs = [(f"run {number}", " ".join(["I_RUN"] * number)) for number in range(1, 10)]
+  lines = [f"IN: {command} OUT: {actions}\n" for command, actions in pairs]
+  (tmp_path / "scan").mkdir()
+  for name, of in dict(train=lines[:7], test=lines[7:]).items():
+    (tmp_path / "scan" / f"tasks_{name}_length.txt").write_text("".join(of))
+  publish(corpus, "SCAN", tmp_path / "scan")
+  splits = load_scan(str(tmp_path / "scan")).splits
+  assert {split: len(of) for split, of in splits.items()} == dict(
+    train=3, valid=2, within=2, test=2
+  )
+  held_out = [pair for split in ("train", "valid", "within") for pair in splits[split]]
+  assert sorted(held_out) == pairs[:7] != held_out and sorted(splits["test"]) == pairs[7:]
+  with serve(tmp_path / "scan") as url:
+    publish(corpus, "SCAN", tmp_path / "scan", url)
+    assert load_scan().splits == splits
+
+
+def test_the_published_split_has_outputs_of_at_most_22_actions_and_longer_ones(shared_data):
+  splits = load_scan(str(shared_data / "scan")).splits
+  lengths = {split: [len(y.split()) for _, y in pairs] for split, pairs in splits.items()}
+  assert {split: len(of) for split, of in lengths.items()} == dict(
+    train=14_990, valid=1000, within=1000, test=3920
+  )
+  assert all(max(lengths[split]) == 22 for split in ("train", "valid", "within"))
+  assert (min(lengths["test"]), max(lengths["test"])) == (24, 48)
+  sample = lengths["test"][:200]
+  assert min(sample) < 26 and max(sample) == 48, "the first are no sample"
