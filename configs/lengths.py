@@ -32,7 +32,7 @@ def get_config(argument: str = ""):
     config.batches.update(tokens=1024, max_length=23)
     config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)
     config.training.update(learning_rate=0.002, num_steps=4000, eval_every=500, save_every=500)
-  config.training.update(num_samples=200, score_tests=True)
+  config.training.update(num_samples=400, score_tests=True)
   config.decoding.beam_size = 1
   config.evaluation.given_lengths = True
   return config

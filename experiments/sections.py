@@ -265,7 +265,7 @@ def _at_level(sweep: str, rows: Rows, level: float) -> str:
     for run in runs:
       exact = {split: dict(points) for split, points in run["exact"].items()}
       if step := next((step for step, x in exact["valid"].items() if x >= level), None):
-        found.append({"updates": step} | {split: of[step] for split, of in exact.items()})
+        found.append({"updates": float(step)} | {split: of[step] for split, of in exact.items()})
     columns.setdefault("reached", {})[row] = f"{len(found)} of {len(runs)}"
     for name in found[0] if found else ():
       cell = tables.mean_and_interval([of[name] for of in found], 0 if name == "updates" else 1)

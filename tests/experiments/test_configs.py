@@ -57,7 +57,7 @@ KINDS = ("relative", "clipped", "sinusoidal", "none")
 MUSIC = [",".join(words) for words in itertools.product(KINDS, ("brief", "published"))]
 SWEEPS = ("table1", "table2", "table3", "sharing", "beyond", "lengths")
 SWEEP_FILES = [f"{name}.py{argument}" for name in SWEEPS for argument in ("", ":published")]
-SWEEP_FILES.append("lengths.py:embedded")
+SWEEP_FILES = [*SWEEP_FILES, "lengths.py:embedded", "lengths.py:scan"]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,7 @@ SWEEP_FILES.append("lengths.py:embedded")
     *("music.py", "music.py:published,clipped", "music.py:none"),
     *(f"multi30k.py:{argument}" for argument in (*RECIPES, *PREPARED[:1], "both", "none")),
     *("wmt14.py:big,enfr,sinusoidal,v2", "lengths.py:published", "lengths.py:embedded"),
+    "lengths.py:scan",
     *("graph.py", "graph.py:tu", "graph.py:mutagenicity"),
   ],
 )
@@ -142,14 +143,16 @@ def rows(name: str) -> dict:
 GRAPHS = [f"graph.py:{source}" for source in ("clutrr", "tu", "mutagenicity")]
 
 
-@pytest.mark.parametrize("name", [*SWEEP_FILES[::2], "table1.py:published", "music.py", *GRAPHS])
+@pytest.mark.parametrize(
+  "name", [*SWEEP_FILES[::2], *SWEEP_FILES[-1:], "table1.py:published", "music.py", *GRAPHS]
+)
 def test_every_sweep_has_a_base_cell_and_equal_budgets(name):
   # Rows are valid and change the model only; all sweeps of Multi30k have the same base cell.
   base = load(name)
   for config in rows(name).values():
     parse_config(config, num_devices=1)
     assert all(key.startswith("model.") for key in changes(config, base))
-  if name.partition(".")[0] in SWEEPS and "embedded" not in name:
+  if name.partition(".")[0] in SWEEPS and not name.endswith(("embedded", "scan")):
     recipe = "published" if "published" in name else "brief"
     expected = {"name"} | ({"batches.max_length"} if "lengths" in name else set())
     assert set(changes(base, load(f"multi30k.py:{recipe}"))) == expected

@@ -96,33 +96,79 @@ def test_scores_of_translation_are_those_of_the_seeds():
 
 
 def test_scores_by_length_are_the_bleu_of_their_sentences():
-  tables = tables_of(RESULTS / "report.md", "by-length-lengths-embedded")
-  rows = of_rows("lengths-embedded", lambda run: np.concatenate([*run["sentences"].values()]))
-  for row, cells in tables["lengths-embedded: tokens (sentences)"].items():
+  tables = tables_of(RESULTS / "positions.md", "by-length-positions-embedded")
+  rows = of_rows("positions-embedded", lambda run: np.concatenate([*run["sentences"].values()]))
+  for row, cells in tables["positions-embedded: tokens (sentences)"].items():
     sides = {name.partition(" (")[0]: cell for name, cell in cells.items()}
     assert sides["up to 27"] == interval([bleu(run[run[:, 0] <= 27]) for run in rows[row]])
     assert sides["above 27"] == interval([bleu(run[run[:, 0] > 27]) for run in rows[row]])
 
 
+def test_exact_matches_are_compared_at_a_level_and_by_length(tmp_path):
+  rows, random = ("relative", "none"), np.random.default_rng(0)
+  records = [run for run in copy.deepcopy(committed("positions-embedded")) if run["row"] in rows]
+  for run in records:
+    for split in ("test", "long"):
+      for given in ("", "_given"):
+        old = run["sentences"][split]
+        run["sentences"][split + given] = [[*row[:7], int(random.integers(2))] for row in old]
+        run["scores"][split + given] = run["scores"][split]
+    _with_config(run, {"evaluation.given_lengths": True})
+    low = run["row"] == "none"
+    valid = [
+      [500, 29.0],
+      [1000, 29.5 if low else 30.0 + run["seed"]],
+      [1500, 29.9 if low else 30.0],
+    ]
+    others = {split: [[step, x / 2] for step, x in valid] for split in ("test", "long")}
+    run["exact"] = dict(valid=valid) | others
+  (page,) = report.write_all(write_runs(tmp_path, "lengths-embedded", records))
+  assert page.name == "lengths.md"
+  tables = tables_of(page, "lengths-embedded")
+  level, free, given = (
+    tables[f"lengths-embedded: {x}"]
+    for x in ("valid first at 30%", "end mark free", "length given")
+  )
+  assert level["relative"] == dict(
+    **{"seeds": "0, 1, 2", "reached": "3 of 3", "updates": "1000 ± 0"},
+    **{"valid": interval([30, 31, 32], 1), "test": interval([15, 15.5, 16], 1)},
+    long=interval([15, 15.5, 16], 1),
+  )
+  assert [*level["none"].values()] == ["0, 1, 2", "0 of 3", *4 * ["-"]]
+  for cells, ending in ((free, ""), (given, "_given")):
+    assert cells["relative"]["valid"] == "30.0 ± 0.0"
+    bands = [name for name in cells["relative"] if name != "valid"]
+    assert len(bands) == 5 and bands[0].endswith(" to 27 (455)")
+    for band in bands:
+      start, end, number = map(int, re.findall(r"\d+", band))
+      found = []
+      for run in (run for run in records if run["row"] == "relative"):
+        all_rows = np.concatenate([run["sentences"][x + ending] for x in ("test", "long")])
+        inside = all_rows[(all_rows[:, 0] >= start) & (all_rows[:, 0] <= end)]
+        assert len(inside) == number
+        found.append(100 * inside[:, -1].mean())
+      assert cells["relative"][band] == interval(found, 1)
+
+
 def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp_path):
-  records = copy.deepcopy(committed("lengths-embedded"))
+  records = copy.deepcopy(committed("positions-embedded"))
   for record in records:
     for number, scores in enumerate(record["scores"].values()):
       scores |= dict(chrf=50.0 + number + record["seed"], exact=10.0 + number)
       scores["signatures"] |= dict(chrf="nc:6")
-  report.main(write_runs(tmp_path, "lengths-embedded", records))
-  cells = tables_of(tmp_path / "report.md", "lengths-embedded")["lengths-embedded"]["none"]
+  report.main(write_runs(tmp_path, "positions-embedded", records))
+  cells = tables_of(tmp_path / "positions.md", "positions-embedded")["positions-embedded"]["none"]
   assert [cells[name] for name in ("chrF", "chrF, long")] == [
     interval([50, 51, 52]), interval([51, 52, 53])
   ]  # fmt: skip
   assert (cells["exact (%)"], cells["exact (%), long"]) == ("10.00 ± 0.00", "11.00 ± 0.00")
-  before = tables_of(RESULTS / "report.md", "lengths-embedded")["lengths-embedded"]["none"]
+  before = tables_of(RESULTS / "positions.md", "positions-embedded")["positions-embedded"]["none"]
   assert before.items() < cells.items()
   del records[0]["scores"]["test"]["chrf"]
   write = "".join(json.dumps(record) + "\n" for record in records)
-  (tmp_path / "runs" / "lengths-embedded.jsonl").write_text(write)
+  (tmp_path / "runs" / "positions-embedded.jsonl").write_text(write)
   report.main(tmp_path)
-  cells = tables_of(tmp_path / "report.md", "lengths-embedded")["lengths-embedded"]["none"]
+  cells = tables_of(tmp_path / "positions.md", "positions-embedded")["positions-embedded"]["none"]
   assert "chrF" not in cells and "chrF, long" in cells
 
 

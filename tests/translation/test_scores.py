@@ -28,6 +28,7 @@ PAIRS = [
   ("he st@@ a@@ res at something", "er st@@ ar@@ rt etwas an hier ."),
 ]
 SUBWORDS = ["ein mann m@@ ag &apos; ein@@ e kat@@ ze", "n@@ ein", "er st@@ ar@@ rt etwas an@@"]
+KINDS = ("bleu", "chrf", "exact")
 WORDS = ["ein mann mag &apos; eine katze", "nein", "er starrt etwas an"]
 REFERENCES = ["ein mann mag &apos; einen hund", "nein", "er starrt etwas an hier ."]
 
@@ -65,6 +66,40 @@ def test_scores_and_samples_during_training_are_of_words(run):
   bleu = corpus_bleu(WORDS, REFERENCES, tokenize="none").value
   assert values == dict(valid_bleu=bleu, valid_chrf=chrf, valid_exact=pytest.approx(100 / 3))
   assert "@@" not in shown and all(line in shown for line in (*WORDS, *REFERENCES))
+
+
+def test_test_sets_are_scored_during_training_and_with_lengths_given_if_asked(run, tmp_path):
+  data = Corpus(dict(valid=PAIRS[1::-1], test=PAIRS, long=PAIRS))
+  training, limits = run.config.training, []
+  assert {*run.task.make_report(run, data, None)(None)[0]} == {f"valid_{x}" for x in KINDS}
+  training.update(score_tests=True, num_samples=2)
+  with mock.patch.object(translation_task, "make_translator", fixed_translator(limits)):
+    values, shown = run.task.make_report(run, data, None)(None)
+    assert {*values} == {f"{split}_{x}" for split in ("valid", "test", "long") for x in KINDS}
+    assert (values["valid_exact"], values["test_exact"]) == (0.0, 50.0)
+    assert shown.count("source") == 2 and shown.startswith("source       no\n")
+    limits.clear()
+    with mock.patch.object(scores, "draw_attention"):
+      assert [*run.task.evaluate(run, data, tmp_path).scores] == ["test", "long"]
+      run.config.evaluation.given_lengths = True
+      found = run.task.evaluate(run, data, tmp_path)
+  assert [*found.scores] == [*found.sentences] == ["test", "long", "test_given", "long_given"]
+  lengths = [len(target.split()) for _, target in PAIRS]
+  free, given = (False, None), (True, lengths)
+  assert limits == [*2 * [free], free, free, given, given]
+
+
+def fixed_translator(limits: list):
+  """Returns a translator of fixed lines, which notes whether ends are given, and the limits."""
+
+  def make(run, beam_size=4, never_ends=False, **_):
+    def translate(lines, params=None, at_most=None):
+      limits.append((never_ends, None if at_most is None else at_most.tolist()))
+      return ["ein", "nein", "er"][: len(lines)]
+
+    return translate
+
+  return make
 
 
 @pytest.mark.parametrize("lowercase, exact", [(False, 25.0), (True, 75.0)])
