@@ -1,7 +1,6 @@
 """Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
 
 import functools
-import itertools
 import re
 import time
 from collections.abc import Mapping
@@ -220,17 +219,18 @@ class Translation(tasks.Task):
     progress = dict(track=functools.partial(track, what="sentences")) if is_first() else {}
     is_given = (False, True) if self.config.evaluation.given_lengths else (False,)
     translated = {}
-    for given, split in itertools.product(is_given, _tests(data)):
-      pairs, name = data.splits[split], split + scores.GIVEN * given
-      if is_first():
-        print(f"{name}: {len(pairs):,} sentences to translate")
+    for given in is_given:
       translate = make_translator(run, never_ends=given, **progress)
-      sources, targets = zip(*pairs, strict=True)
-      limits = encode(run.vocabulary.target, targets).lengths - 1 if given else None
-      start = time.perf_counter()
-      translations = translate(sources, None, limits)
-      seconds = round(time.perf_counter() - start, 1)
-      translated[name] = scores.Translated(pairs, translations, seconds)
+      for split in _tests(data):
+        pairs, name = data.splits[split], split + scores.GIVEN * given
+        if is_first():
+          print(f"{name}: {len(pairs):,} sentences to translate")
+        sources, targets = zip(*pairs, strict=True)
+        limits = encode(run.vocabulary.target, targets).lengths - 1 if given else None
+        start = time.perf_counter()
+        translations = translate(sources, None, limits)
+        seconds = round(time.perf_counter() - start, 1)
+        translated[name] = scores.Translated(pairs, translations, seconds)
     return scores.evaluate(run, translated, workdir) if is_first() else None
 
 
