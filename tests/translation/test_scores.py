@@ -71,9 +71,9 @@ def test_scores_and_samples_during_training_are_of_words(run):
 def test_test_sets_are_scored_during_training_and_with_lengths_given_if_asked(run, tmp_path):
   data = Corpus(dict(valid=PAIRS[1::-1], test=PAIRS, long=PAIRS))
   training, limits = run.config.training, []
-  assert {*run.task.make_report(run, data, None)(None)[0]} == {f"valid_{x}" for x in KINDS}
-  training.update(score_tests=True, num_samples=2)
   with mock.patch.object(translation_task, "make_translator", fixed_translator(limits)):
+    assert {*run.task.make_report(run, data, None)(None)[0]} == {f"valid_{x}" for x in KINDS}
+    training.update(score_tests=True, num_samples=2)
     values, shown = run.task.make_report(run, data, None)(None)
     assert {*values} == {f"{split}_{x}" for split in ("valid", "test", "long") for x in KINDS}
     assert (values["valid_exact"], values["test_exact"]) == (0.0, 50.0)
