@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 import time
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -224,7 +225,7 @@ class Translation(tasks.Task):
       for split in _tests(data):
         pairs, name = data.splits[split], split + scores.GIVEN * given
         if is_first():
-          print(f"{name}: {len(pairs):,} sentences to translate")
+          print(f"{name}: {len(pairs):,} sentences to translate", file=sys.stderr)
         sources, targets = zip(*pairs, strict=True)
         limits = encode(run.vocabulary.target, targets).lengths - 1 if given else None
         start = time.perf_counter()

@@ -13,9 +13,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 
 from experiments import command
 from experiments.data.batching import Batch
-from experiments.plan import batch_of
 from experiments.run import build
-from experiments.training.sharding import AXES, make_mesh
+from experiments.training.sharding import AXES, batch_sharding, make_mesh
 from experiments.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -56,7 +55,12 @@ def test_batches_have_32768_tokens():
 def test_two_steps_keep_the_shapes_of_the_state(number, argument):
   config, shape = load(argument, ONE_LAYER), batch_shapes()[number]
   task = Translation(config)
-  training, batch = build(task, task.mock_vocabulary(), CHIPS), batch_of(task, shape, CHIPS)
+  training = build(task, task.mock_vocabulary(), CHIPS)
+
+  def shape_of(x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(CHIPS, x.ndim))
+
+  batch = jax.tree.map(shape_of, task.empty_batch(shape))
   with use_abstract_mesh(CHIPS):
     once, _ = jax.eval_shape(training.step, training.shapes, batch)
     twice, metrics = jax.eval_shape(training.step, once, batch)

@@ -128,14 +128,14 @@ OBJECTS = (
 
 def test_a_file_of_objects_is_read(tmp_path):
   (file := tmp_path / "toy.jsonl").write_text("\n".join(OBJECTS))
-  data = tu.load_tu("", path=str(file))
+  data = load_tu("", path=str(file))
   assert data.names == GraphNames(("7", "9"), ("0", "x"), ("a", "b"))
   first, second = data.splits["all"]
   assert first.nodes.tolist() == [0, 0, 1] and second.nodes.tolist() == [1]
   assert edges(first) == [(0, 1, 1), (1, 2, 0), (2, 2, -1)] and edges(second) == []
   assert (first.target, second.target) == (1, 0)
   with pytest.raises(InputError, match=r"MUTAG.zip, or --config.data.tu.name= for graphs in JSON"):
-    tu.load_tu("MUTAG", path=str(file))
+    load_tu("MUTAG", path=str(file))
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_a_file_of_objects_is_read(tmp_path):
 def test_a_wrong_object_is_named(tmp_path, line, words):
   (file := tmp_path / "toy.jsonl").write_text("\n".join([*OBJECTS, line]))
   with pytest.raises(InputError) as caught:
-    tu.load_tu("", path=str(file))
+    load_tu("", path=str(file))
   assert words in str(caught.value) and "want {" in str(caught.value)
   file.write_text(OBJECTS[0])
   with pytest.raises(InputError, match="two classes"):
-    tu.load_tu("", path=str(file))
+    load_tu("", path=str(file))
 
 
 def test_optional_files_may_be_missing(tmp_path):

@@ -188,7 +188,7 @@ def test_long_work_is_tracked_and_what_is_soon_over_says_nothing(clock, capsys):
       clock.now += seconds
     return capsys.readouterr().err.splitlines()
 
-  assert deal_with(1) == []
+  assert deal_with(0.5) == []
   assert deal_with(11) == [
     *(f"{done}/6 batches, 0.1 a second" for done in range(1, 5)),
     "5/6 batches, 0.1 a second, 0:00:11 left",
