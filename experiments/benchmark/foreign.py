@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable
 
-import ctranslate2
 import tokenizers
 
 
@@ -15,6 +14,8 @@ def make_translator(
 
   `source` and `target` are tokenizers' files; `options` are those of `translate_batch`.
   """
+  import ctranslate2  # of no extra: this module alone needs it
+
   translator = ctranslate2.Translator(model, intra_threads=threads, inter_threads=1)
   split, join = map(tokenizers.Tokenizer.from_file, (source, target))
   with open(path, encoding="utf-8") as file:
