@@ -51,7 +51,8 @@ def get_config(task: str = "translation") -> ConfigDict:
         ring=False,  # keys of a sequence go round its devices, instead of being gathered
       ),
       training=dict(
-        num_steps=100_000,
+        num_steps=100_000,  # or 0, and num_epochs
+        num_epochs=0,  # passes over the training data; the other numbers here remain updates
         # paper: learning_rate * width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5);
         # inverse_sqrt: learning_rate at the end of the warmup, the same shape.
         schedule="paper",

@@ -3,6 +3,7 @@ r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecul
   python -m experiments.train --config=configs/graph.py:clutrr
   python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=3
   python -m experiments.sweep --config=configs/graph.py:tu --seeds=10
+  python -m experiments.sweep --config=configs/graph.py:mutagenicity --seeds=10
   python -m experiments.train --config=configs/graph.py:tu,values --config.data.tu.fold=3
   python -m experiments.train --config=configs/graph.py:tu --workdir=runs/mine \
       --config.data.tu.path=FOLDER --config.data.tu.name=""
@@ -46,19 +47,23 @@ def _clutrr(config) -> None:
 
 
 def _tu(config) -> None:
-  """Sets 40 epochs, after which MUTAG's valid loss only rises. A bond is two edges in the files."""
+  """Sets 40 epochs, after which MUTAG's valid loss only rises: 120 to 160 updates, by the fold.
+
+  A bond is two edges in the files.
+  """
   config.data.source = "tu"
   config.batches.update(tokens=1024, max_length=128, num_shapes=1)
   config.model.update(sees="neighbours", reverse_edges="none", dropout_rate=0.2)
-  config.training.update(num_steps=120, warmup_steps=40, eval_every=40, save_every=40)
+  config.training.update(num_steps=0, num_epochs=40)
+  config.training.update(warmup_steps=40, eval_every=40, save_every=40)
 
 
 def _mutagenicity(config) -> None:
-  """Sets about ten epochs."""
+  """Sets ten epochs, about 1,000 updates."""
   _tu(config)
   config.data.tu.name = "Mutagenicity"
   config.batches.num_shapes = 4
-  config.training.update(num_steps=1200, warmup_steps=120, eval_every=300, save_every=300)
+  config.training.update(num_epochs=10, warmup_steps=120, eval_every=300, save_every=300)
 
 
 _SOURCES = dict(clutrr=_clutrr, tu=_tu, mutagenicity=_mutagenicity)

@@ -6,10 +6,11 @@
   python -m experiments.sweep --config=configs/lengths.py:published
 
 `scan` is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in training, 24 to 48
-in the split `test`. `embedded` is the quickstart with pairs of at most 27 tokens: 19,646 of 20,000.
-Longer are 9 of 500 test pairs and all 200 of the split `long`. Both decode greedily, score samples
-of the test sets at each evaluation, and all of them at the end, with the end mark free and with the
-reference's length given. For local files of SCAN give --config.data.scan.path=FOLDER.
+in the split `test`. `embedded` is the quickstart with pairs of at most 16 tokens: 15,728 of 20,000.
+Longer are 98 of 500 test pairs, up to 34, and all 200 of the split `long`, from 37 on. Both decode
+greedily, score samples of the test sets at each evaluation, and all of them at the end, with the
+end mark free and with the reference's length given. For local files of SCAN give
+--config.data.scan.path=FOLDER.
 
 Other arguments are recipes of `configs/multi30k.py`: training on pairs of at most 15 tokens per
 side (`max_length` counts the end mark) and the full test split. With our vocabulary, 18,053 of
@@ -26,12 +27,14 @@ def get_config(argument: str = ""):
     return config
   config = quickstart.get_config()
   config.name = f"lengths-{argument}"
-  config.batches.max_length = 28
+  config.batches.max_length = 17
   if argument == "scan":
     config.data.source, config.vocabulary.kind, config.evaluation.tokenize = "scan", "words", "none"
     config.batches.update(tokens=1024, max_length=23)
     config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)
     config.training.update(learning_rate=0.002, num_steps=4000, eval_every=500, save_every=500)
+  else:
+    config.training.eval_every = 250
   config.training.update(num_samples=400, score_tests=True)
   config.decoding.beam_size = 1
   config.evaluation.given_lengths = True

@@ -1,31 +1,22 @@
 """Compares schemes of positions: which one to use.
 
-  python -m experiments.sweep --config=configs/positions.py  # embedded
   python -m experiments.sweep --config=configs/positions.py:multi30k
   python -m experiments.sweep --config=configs/positions.py:chorales
 
-`embedded` trains the quickstart on pairs of at most 27 tokens and also scores longer ones;
-`multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two
-layers on slices of 512 tokens and scores whole pieces, of about 1,000. All rows of a corpus have
-the same updates and the same model but for the positions.
+`multi30k` is `brief` of `configs/multi30k.py`; `chorales` trains two layers on slices of 512 tokens
+and scores whole pieces, of about 1,000. All rows of a corpus have the same updates and the same
+model but for the positions. `configs/lengths.py` has the same schemes on the embedded corpus.
 """
 
-from configs import default, multi30k, music, quickstart
+from configs import default, multi30k, music
 
-_CORPORA = ("embedded", "multi30k", "chorales")
+_CORPORA = ("multi30k", "chorales")
 
 
 def get_config(argument: str = ""):
-  """Returns the base cell, with Shaw's positions, by corpus; by default embedded."""
+  """Returns the base cell, with Shaw's positions, by corpus; by default multi30k."""
   (corpus,) = default.choose(argument, _CORPORA)
-  if corpus == "embedded":
-    config = quickstart.get_config()
-    config.batches.max_length = 28
-    # Those of the quickstart when the results were computed.
-    config.vocabulary.size = 2_000
-    config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)
-    config.training.num_steps = 1_500
-  elif corpus == "multi30k":
+  if corpus == "multi30k":
     config = multi30k.get_base("positions", "")
   else:
     config = music.get_config("clipped")

@@ -83,7 +83,7 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   """Prints scores, samples and the paths of pictures; writes the results and the record."""
   from experiments.evaluation.pictures import learning_curves
   from experiments.evaluation.records import make_record, to_line
-  from experiments.run import own_values
+  from experiments.run import num_updates, own_values
   from experiments.training.metrics import read_metrics
   from experiments.training.workdir import read_json
 
@@ -96,7 +96,9 @@ def evaluate(run: "Run", data: Any, workdir: Path) -> None:
   if not found.results:
     return
   config, last = run.config, metrics[-1] if metrics else {}
-  num_steps = config.training.num_steps
+  num_steps = config.training.num_steps  # without another look at the data, if it is known
+  if not num_steps:
+    num_steps = num_updates(config, run.task.make_batches(data, run.vocabulary, run.mesh)[0])
   # A finished training ends with an evaluation.
   if last.get("step") == num_steps and "valid_loss" in last:
     if run.steps[-1] != num_steps:

@@ -89,7 +89,7 @@ def figures(chip: "Chip", step: "Compiled", num_steps: int) -> dict[str, str]:
   parts = dict(
     compute=cost["flops"] / chip.flops, memory=cost["bytes accessed"] / chip.hbm_bandwidth
   )
-  low, high = max(parts.values()), sum(parts.values())
+  low, high, hours = max(parts.values()), sum(parts.values()), num_steps / 3600
   return {
     "memory": f"{_gigabytes(memory.peak_memory_in_bytes)} of {_gigabytes(chip.hbm)}",
     "of which state and batch": _gigabytes(memory.argument_size_in_bytes),
@@ -97,7 +97,7 @@ def figures(chip: "Chip", step: "Compiled", num_steps: int) -> dict[str, str]:
     "memory traffic": _gigabytes(cost["bytes accessed"]),
     **{f"time of {name}": f"{1000 * part:.1f} ms" for name, part in parts.items()},
     "time without the network": f"{1000 * low:.1f} to {1000 * high:.1f} ms",
-    "all updates": f"{num_steps / 3600 * low:.1f} to {num_steps / 3600 * high:.1f} h",
+    "all updates": f"{hours * low:.1f} to {hours * high:.1f} h" if num_steps else "of any data",
     "peaks": chip.source,
   }
 

@@ -49,7 +49,8 @@ _CHOICES = {
 }
 _NUMBERS = (
   ("from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32, ("seed",)),
-  between(1, MOST_STEPS, "training.num_steps", "training.warmup_steps", "training.eval_every"),
+  between(0, MOST_STEPS, "training.num_steps", "training.num_epochs"),
+  between(1, MOST_STEPS, "training.warmup_steps", "training.eval_every"),
   between(1, MOST_STEPS, "training.save_every", "training.max_skipped"),
   between(1, MOST_STEPS, "training.keep_checkpoints", "decoding.average_checkpoints"),
   between(1, LARGEST, "training.num_microbatches"),
@@ -81,6 +82,10 @@ def parse_config(
   except TypeError as error:
     raise InputError(f"config: {' '.join(str(error).split())}") from error
   check_values(config, _CHOICES, _NUMBERS)
+  steps, epochs = config.training.num_steps, config.training.num_epochs
+  if (steps > 0) == (epochs > 0):
+    problem = f"config.training.num_steps is {steps} and config.training.num_epochs {epochs}"
+    raise InputError(f"{problem}: give one of them, and 0 for the other")
   averaged, kept = config.decoding.average_checkpoints, config.training.keep_checkpoints
   if averaged > kept:
     problem = f"but only {kept} are kept: raise config.training.keep_checkpoints"
@@ -188,6 +193,12 @@ def build(task: Task, vocabulary: Any, mesh: AnyMesh | None = None) -> Training:
   )
   shapes = shapes_on(mesh, jax.eval_shape(start, params))
   return Training(run, shapes, init, step, make_eval_step(graphdef, loss))
+
+
+def num_updates(config: ConfigDict, batches: Any) -> int:
+  """Returns the number of updates of a training on these batches."""
+  training = config.training
+  return training.num_steps or training.num_epochs * batches.num_per_epoch
 
 
 def schedule(config: ConfigDict) -> optax.Schedule:

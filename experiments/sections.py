@@ -51,7 +51,7 @@ def blocks_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[s
     is_chains = _first(rows)["config"]["data.source"] == "clutrr"
     return {sweep: _chains(sweep, rows, folder) if is_chains else _folds(sweep, rows)}
   if _first(rows)["config"]["evaluation.given_lengths"]:
-    return {sweep: _lengths(sweep, rows)}
+    return {sweep: _lengths(sweep, rows, folder)}
   by_length = _by_length(sweep, rows)
   found = {sweep: _translation(sweep, rows, folder)}
   return found | {f"by-length-{sweep}": by_length} if by_length else found
@@ -241,18 +241,21 @@ def _by_length(sweep: str, rows: Rows) -> str:
 
 # Valid exact matches (%) at whose first evaluation schemes are compared, by source of the data.
 _LEVELS = dict(scan=95, embedded=30)
-_BANDS = 4  # of the lengths beyond those of training, with about as many sentences
+_ONLY = " only"  # ends the name of a row with positions in one stack alone
+_NUM_BOLD = 5  # curves of a picture, the best beyond the lengths of training
 
 
-def _lengths(sweep: str, rows: Rows) -> str:
-  """Returns the exact matches at equal valid scores, and at the end by length."""
+def _lengths(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
+  """Returns exact matches at equal valid scores, and at the end by stack and by length."""
   source, splits = _first(rows)["config"]["data.source"], _splits(rows)
   free, given = ([x for x in splits if x.endswith(GIVEN) == ends] for ends in (False, True))
+  ends = {"end mark free": free, "length given": given}
   facts = {f"sentences of {x}": f"{len(_first(rows)['sentences'][x]):,}" for x in free}
   parts = [
     _at_level(sweep, rows, _LEVELS[source]),
-    _exact_by_length(f"{sweep}: end mark free", rows, free),
-    _exact_by_length(f"{sweep}: length given", rows, given),
+    _by_stack(sweep, rows, ends),
+    *(_exact_by_length(f"{sweep}: {name}", rows, of) for name, of in ends.items()),
+    _draw_exact(rows, ends, folder / f"{sweep}.png"),
   ]
   return _section(rows, parts, facts | dict(data=source))
 
@@ -273,20 +276,67 @@ def _at_level(sweep: str, rows: Rows, level: float) -> str:
   return tables.column_table(f"{sweep}: valid first at {level}%", rows, columns)
 
 
+def _by_stack(sweep: str, rows: Rows, ends: Mapping[str, Sequence[str]]) -> str:
+  """Returns the table of exact matches beyond the lengths of training, by the stack."""
+  columns: dict[str, dict[str, str]] = {}
+  for name, splits in ends.items():
+    cells = _mean_column(rows, _exact(splits, _bands(rows, splits, beyond=1)[-1]), 1)
+    for row, cell in cells.items():
+      scheme, _, stack = row.partition(", ")
+      column = f"{name}, {stack if stack.endswith(_ONLY) else 'both'}"
+      columns.setdefault(column, {}).setdefault(scheme, cell)  # the first row of a scheme: k = 16
+  schemes = {scheme for column, of in columns.items() if column.endswith(_ONLY) for scheme in of}
+  trained = _first(rows)["config"]["batches.max_length"] - 1
+  return tables.column_table(f"{sweep}: above {trained}", sorted(schemes), columns)
+
+
 def _exact_by_length(title: str, rows: Rows, splits: Sequence[str]) -> str:
   """Returns the table of the exact matches (%) at the end, by length in tokens."""
-  first = _first(rows)
-  lengths, trained = _sentences(first, splits)[:, 0], first["config"]["batches.max_length"] - 1
-  shares = np.arange(1, _BANDS + 1) / _BANDS
-  ends = np.quantile(lengths[lengths > trained], shares, method="lower").astype(int).tolist()
-  columns, start = {"valid": _mean_column(rows, lambda run: run["exact"]["valid"][-1][1], 1)}, 1
-  for end in dict.fromkeys([trained, *ends]):
-    is_in = (start <= lengths) & (lengths <= end)
-    columns[f"{lengths[is_in].min()} to {end} ({is_in.sum():,})"] = _mean_column(
-      rows, lambda run, is_in=is_in: 100 * _sentences(run, splits)[is_in, -1].mean(), 1
-    )
-    start = end + 1
+  lengths = _sentences(_first(rows), splits)[:, 0]
+  columns = {"valid": _mean_column(rows, lambda run: run["exact"]["valid"][-1][1], 1)}
+  for band in _bands(rows, splits, beyond=4):
+    title_of_band = f"{lengths[band].min()} to {lengths[band].max()} ({band.sum():,})"
+    columns[title_of_band] = _mean_column(rows, _exact(splits, band), 1)
   return tables.column_table(title, rows, columns)
+
+
+def _bands(rows: Rows, splits: Sequence[str], beyond: int, within: int = 1) -> list[np.ndarray]:
+  """Returns masks of the sentences in bands of length, each with about as many.
+
+  So many bands are `within` the lengths of training, and `beyond` them.
+  """
+  first, found = _first(rows), []
+  lengths, trained = _sentences(first, splits)[:, 0], first["config"]["batches.max_length"] - 1
+  for side, number in ((lengths <= trained, within), (lengths > trained, beyond)):
+    ends = np.quantile(lengths[side], np.arange(1, number + 1) / number, method="lower")
+    start = 0
+    for end in np.unique(ends):
+      found.append(side & (start < lengths) & (lengths <= end))
+      start = end
+  return found
+
+
+def _exact(splits: Sequence[str], mask: np.ndarray) -> Callable[[Record], float]:
+  """Returns the exact matches in percent of the sentences in a mask."""
+  return lambda run: 100 * _sentences(run, splits)[mask, -1].mean()
+
+
+def _draw_exact(rows: Rows, ends: Mapping[str, Sequence[str]], picture: pathlib.Path) -> str:
+  """Draws exact matches over length for the rows with positions in both stacks."""
+  rows = {row: runs for row, runs in rows.items() if not row.endswith(_ONLY)}
+  mark = _first(rows)["config"]["batches.max_length"] - 0.5, "longest in training"
+  panels, beyond = [], dict.fromkeys(rows, 0.0)
+  for name, splits in ends.items():
+    lengths, curves = _sentences(_first(rows), splits)[:, 0], {row: [] for row in rows}
+    for band in _bands(rows, splits, beyond=8, within=4):
+      for row, runs in rows.items():
+        exact, x = [*map(_exact(splits, band), runs)], lengths[band].mean()
+        curves[row].append((x, min(exact), statistics.fmean(exact), max(exact)))
+        beyond[row] += (x > mark[0]) * statistics.fmean(exact)
+    panels.append(SpreadPanel(f"length in tokens, {name}", "exact (%)", curves, mark))
+  faint = sorted(rows, key=lambda row: -beyond[row])[_NUM_BOLD:]
+  spread_curves(panels, picture, faint)
+  return f"![Exact matches over length: {picture.stem}]({picture.parent.name}/{picture.name})"
 
 
 # Music --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from experiments.config import flatten
 from experiments.data.batching import prefetch
 from experiments.evaluate import evaluate
 from experiments.files import Path
-from experiments.run import Training, build, defaults, parse_config, with_average
+from experiments.run import Training, build, defaults, num_updates, parse_config, with_average
 from experiments.training import processes
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import list_steps
@@ -88,6 +88,7 @@ def _train(
   _print_devices(run)
   batches, valid_batches = run.task.make_batches(data, run.vocabulary, run.mesh)
   print(f"training: {batches}", f"validation: {valid_batches}", sep="\n")
+  num_steps = num_updates(run.config, batches)
   digests = data_digests(data, batches.examples, run.task.name_split)
   processes.check_same({f"the digest of the {name}": x for name, x in digests.items()})
   with processes.failing_together():
@@ -98,7 +99,7 @@ def _train(
     state = _restore(training, checkpoints, workdir, lines)
     start = int(state.step) if state else 0
     # A run that was stopped after a save may lack the evaluation of that step.
-    is_due = start > 0 and (start % config.eval_every == 0 or start >= config.num_steps)
+    is_due = start > 0 and (start % config.eval_every == 0 or start >= num_steps)
     is_there = any(line["step"] == start and "valid_loss" in line for line in lines)
     lacks_evaluation = processes.any_process(is_due and not is_there)
     if processes.is_first():
@@ -108,17 +109,17 @@ def _train(
     check_shared(workdir)
     checkpoints.prepare()
     stop.deferred = True
-    if start < config.num_steps or lacks_evaluation:
+    if start < num_steps or lacks_evaluation:
       on_devices = map(
-        functools.partial(put_batch, mesh=run.mesh), prefetch(batches, start, config.num_steps)
+        functools.partial(put_batch, mesh=run.mesh), prefetch(batches, start, num_steps)
       )
       on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
       with (
-        _reporting(training, workdir, start, wandb) as reporter,
+        _reporting(training, workdir, start, num_steps, wandb) as reporter,
         Compiler() as compiler,
         contextlib.closing(on_devices),
       ):
-        step = _compile_ahead(training, batches, valid_batches, start, compiler)
+        step = _compile_ahead(training, batches, valid_batches, start, num_steps, compiler)
         evaluate_state = _make_evaluate(training, data, valid_batches, reporter, stop)
 
         def save(state: TrainState) -> None:
@@ -133,7 +134,7 @@ def _train(
             state,
             step,
             on_devices,
-            num_steps=config.num_steps,
+            num_steps=num_steps,
             report=reporter.step,
             evaluate=evaluate_state,
             save=save,
@@ -148,15 +149,20 @@ def _train(
 
 
 def _compile_ahead(
-  training: Training, batches: Any, valid_batches: Any, start: int, compiler: Compiler
+  training: Training,
+  batches: Any,
+  valid_batches: Any,
+  start: int,
+  num_steps: int,
+  compiler: Compiler,
 ) -> Callable:
   """Starts compiling the steps of training and evaluation; returns the first, with operations."""
 
   def firsts(batches: Any, start: int, stop: int) -> Iterator[Any]:
     return (put_batch(batches[i], training.run.mesh) for i in batches.first_steps(start, stop))
 
-  stop = training.run.config.training.num_steps
-  step = with_operations(training.step, compiler, training.shapes, firsts(batches, start, stop))
+  first = firsts(batches, start, num_steps)
+  step = with_operations(training.step, compiler, training.shapes, first)
 
   def compile_evaluation(batch: Any) -> None:
     training.eval_step.lower(training.shapes.params, batch).compile()
@@ -190,7 +196,7 @@ def _restore(
 
 @contextlib.contextmanager
 def _reporting(
-  training: Training, workdir: Path, start: int, project: str
+  training: Training, workdir: Path, start: int, num_steps: int, project: str
 ) -> Iterator[Reporter | NoReporter]:
   """Yields what reports to the run directory and, if asked, to a project of Weights & Biases."""
   if not processes.is_first():
@@ -200,7 +206,7 @@ def _reporting(
   peak = mesh.size * peak_operations(mesh.devices.flat[0].device_kind)
   with (
     logging_to_wandb(config, workdir, project) as log,
-    Reporter(workdir, start, config.training.num_steps, log=log, peak=peak) as reporter,
+    Reporter(workdir, start, num_steps, log=log, peak=peak) as reporter,
   ):
     yield reporter
 

@@ -127,11 +127,11 @@ def cost_curves(rows: Sequence[Sequence[CostPanel]], dashed: Collection[str], pa
   return _save_with_legend(figure, names, 2 * columns, path)
 
 
-def spread_curves(panels: Sequence[SpreadPanel], path: Path) -> Path:
+def spread_curves(panels: Sequence[SpreadPanel], path: Path, faint: Collection[str] = ()) -> Path:
   """Draws panels side by side with one legend, and returns the path.
 
-  Each curve is in a band from its lowest to its highest values. A name has the same colour in all
-  panels.
+  Each curve is in a band from its lowest to its highest values, except the `faint` ones, which are
+  thin and without one. A name has the same colour in all panels.
   """
   from matplotlib.ticker import MaxNLocator
 
@@ -142,7 +142,10 @@ def spread_curves(panels: Sequence[SpreadPanel], path: Path) -> Path:
     for name, points in panel.curves.items():
       style = _style(names.index(name), is_dashed=False)
       x, low, mean, high = np.array(points, float).reshape(-1, 4).T
-      ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+      if name in faint:
+        style |= dict(linewidth=0.8, markersize=2.5, zorder=2)
+      else:
+        ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
       ax.plot(x, mean, label=name, **style)
     if panel.mark:
       x, text = panel.mark

@@ -240,7 +240,7 @@ def _shared(record: Record, metric: Metric) -> dict[tuple, Any]:
   seed = record["seed"] if metric.differs_by_seed else None
   return {
     ("recipe",): record.get("recipe", 1),
-    ("budget",): (budget["updates"], budget["tokens_per_update"]),
+    ("budget", seed): (budget["updates"], budget["tokens_per_update"]),
     **{("signatures", *key): text for key, text in _signatures(record).items()},
     ("data", seed): {split: np.array(of)[:, metric.fixed].tolist() for split, of in splits},
     ("config", record["row"]): {k: x for k, x in record["config"].items() if k != "seed"},

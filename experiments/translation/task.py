@@ -1,6 +1,7 @@
 """Translation: sentence pairs, two tokenizers, an encoder and a decoder, BLEU."""
 
 import functools
+import itertools
 import re
 import sys
 import time
@@ -197,10 +198,18 @@ class Translation(tasks.Task):
     return cross_entropy(logits, batch.target, smoothing=self.config.training.label_smoothing)
 
   def make_report(self, run: Run, data: Corpus, batches: Any):
-    """Returns a function that scores greedy translations and shows a few."""
+    """Returns a function that scores greedy translations and shows a few.
+
+    Of valid, pairs that are as long as those of training may be, as for the loss.
+    """
     translate, training = make_translator(run, beam_size=1), self.config.training
-    splits = ["valid", *(_tests(data) if training.score_tests else ())]
-    samples = {split: data.splits[split][: training.num_samples] for split in splits}
+    lengths = pair_lengths(*encode_pairs(run.vocabulary, data.splits["valid"]))
+    is_short = lengths <= self.config.batches.max_length
+    samples = {"valid": [*itertools.compress(data.splits["valid"], is_short)]}
+    samples |= {
+      split: data.splits[split] for split in (_tests(data) if training.score_tests else ())
+    }
+    samples = {split: pairs[: training.num_samples] for split, pairs in samples.items()}
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
       values, shown = {}, []

@@ -53,6 +53,7 @@ def run_copy(workdir, tmp_path):
     ("model.positions=t5 model.max_distance=1", "config.model max_distance is 1 2 or more"),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
+    ("training.num_epochs=3", "config.training.num_steps is 12 num_epochs 3: give one of 0 for"),
     ("decoding.average_checkpoints=4", "average_checkpoints is 4 3 training.keep_checkpoints"),
     ("mesh.data=9", "mesh of data=9 8 devices config.mesh"),
     ("mesh.data=8 batches.tokens=127", "batches.tokens is 127 7 rows 8 devices config.mesh.data"),

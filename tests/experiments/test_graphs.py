@@ -18,7 +18,7 @@ NUM_GRAPHS, NUM_FOLDS = 48, 4
 SMALL = (
   *("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.feed_forward=16"),
   *("batches.tokens=96", "batches.max_length=8", "batches.num_shapes=1", "mesh.data=1"),
-  *("training.num_steps=60", "training.eval_every=30", "training.save_every=60"),
+  *("training.num_epochs=30", "training.eval_every=30", "training.save_every=60"),
   *("training.warmup_steps=10", "training.learning_rate=0.01", "model.dropout_rate=0"),
   f"data.tu.num_folds={NUM_FOLDS}",
 )

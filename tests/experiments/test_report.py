@@ -24,7 +24,7 @@ def no_pictures(request, monkeypatch):
   """Skips drawing, which takes most of the time, except where it is tested."""
   if "pictures" not in request.node.name:
     for module in (sections, graphs):
-      monkeypatch.setattr(module, "spread_curves", lambda panels, path: path)
+      monkeypatch.setattr(module, "spread_curves", lambda panels, path, faint=(): path)
 
 
 @functools.cache
@@ -105,9 +105,10 @@ def test_scores_by_length_are_the_bleu_of_their_sentences():
 
 
 def test_exact_matches_are_compared_at_a_level_and_by_length(tmp_path):
-  rows, random = ("relative", "none"), np.random.default_rng(0)
+  rows, random = ("relative", "none", "xl"), np.random.default_rng(0)
   records = [run for run in copy.deepcopy(committed("positions-embedded")) if run["row"] in rows]
   for run in records:
+    run["row"] = run["row"].replace("xl", "relative, encoder only")
     for split in ("test", "long"):
       for given in ("", "_given"):
         old = run["sentences"][split]
@@ -135,6 +136,14 @@ def test_exact_matches_are_compared_at_a_level_and_by_length(tmp_path):
     long=interval([15, 15.5, 16], 1),
   )
   assert [*level["none"].values()] == ["0, 1, 2", "0 of 3", *4 * ["-"]]
+  stacks = tables["lengths-embedded: above 27"]
+  assert [*stacks] == ["relative"] and len(stacks["relative"]) == 4
+  for run in records:
+    long = np.concatenate([run["sentences"][x] for x in ("test_given", "long_given")])
+    run["beyond"] = 100 * long[long[:, 0] > 27, -1].mean()
+  assert stacks["relative"]["length given, encoder only"] == interval(
+    [run["beyond"] for run in records if run["row"].endswith(" only")], 1
+  )
   for cells, ending in ((free, ""), (given, "_given")):
     assert cells["relative"]["valid"] == "30.0 ± 0.0"
     bands = [name for name in cells["relative"] if name != "valid"]
@@ -260,7 +269,7 @@ def _with_config(record, values):
 
 
 def test_the_committed_pages_match_the_committed_records(tmp_path):
-  names = ("runs", "report.md", "graphs.md", "music.md", "positions.md")
+  names = ("runs", "report.md", "graphs.md", "music.md", "positions.md", "lengths.md")
   for name in names:
     (shutil.copytree if "." not in name else shutil.copy)(RESULTS / name, tmp_path / name)
   report.write_all(tmp_path)
