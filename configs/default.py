@@ -134,7 +134,7 @@ _TRANSLATION = dict(
   training=dict(
     label_smoothing=0.1,
     num_samples=100,  # valid sentences translated greedily at each evaluation
-    score_tests=False,  # and as many of each test set, for the curve of what nothing is chosen by
+    score_tests=False,  # and as many of each test set, longer than in training if it has any
   ),
   decoding=dict(
     beam_size=4,

@@ -6,8 +6,8 @@
   python -m experiments.sweep --config=configs/lengths.py:published
 
 `scan` is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in training, 24 to 48
-in the split `test`. `embedded` is the quickstart with pairs of at most 16 tokens: 15,728 of 20,000.
-Longer are 98 of 500 test pairs, up to 34, and all 200 of the split `long`, from 37 on. Both decode
+in the split `test`. `embedded` is the quickstart with pairs of at most 16 tokens: 16,423 of 20,000.
+Longer are 81 of 500 test pairs, up to 33, and all 200 of the split `long`, from 36 on. Both decode
 greedily, score samples of the test sets at each evaluation, and all of them at the end, with the
 end mark free and with the reference's length given. For local files of SCAN give
 --config.data.scan.path=FOLDER.

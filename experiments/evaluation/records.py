@@ -22,7 +22,8 @@ A record is a dict of
                       tokens, and the nats of these and of the end
   curve               rows of step, valid_loss and valid score, null if none
   exact               translation: by split, rows of step and exact matches (%) of a sample of valid
-                      and, with `training.score_tests`, of each test set; old records have none
+                      and, with `training.score_tests`, of the longer ones of each test set, or of
+                      all if none is longer than in training; old records have none
 
 The rows of sentences determine BLEU and exact matches of any selection of them, such as those whose
 reference has one length (ref_len; in words if `evaluation.tokenize` is none). A record holds no

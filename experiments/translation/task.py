@@ -200,16 +200,17 @@ class Translation(tasks.Task):
   def make_report(self, run: Run, data: Corpus, batches: Any):
     """Returns a function that scores greedy translations and shows a few.
 
-    Of valid, pairs that are as long as those of training may be, as for the loss.
+    Those of valid are as long as training has them; those of a test set longer, if it has longer.
     """
     translate, training = make_translator(run, beam_size=1), self.config.training
-    lengths = pair_lengths(*encode_pairs(run.vocabulary, data.splits["valid"]))
-    is_short = lengths <= self.config.batches.max_length
-    samples = {"valid": [*itertools.compress(data.splits["valid"], is_short)]}
-    samples |= {
-      split: data.splits[split] for split in (_tests(data) if training.score_tests else ())
-    }
-    samples = {split: pairs[: training.num_samples] for split, pairs in samples.items()}
+    splits = ["valid", *(_tests(data) if training.score_tests else ())]
+    samples = {}
+    for split in splits:
+      pairs = data.splits[split]
+      lengths = pair_lengths(*encode_pairs(run.vocabulary, pairs))
+      chosen = (lengths <= self.config.batches.max_length) == (split == "valid")
+      chosen |= ~chosen.any()
+      samples[split] = [*itertools.compress(pairs, chosen)][: training.num_samples]
 
     def report(params: PyTree) -> tuple[dict[str, float], str]:
       values, shown = {}, []

@@ -246,11 +246,13 @@ def documented_sweeps() -> dict[str, str]:
   return {load(name.removeprefix("configs/")).name: name.removeprefix("configs/") for name in names}
 
 
-# Of values that the quickstart had once: now configs/lengths.py:embedded has this corpus.
-OLD = "positions-embedded"
+# Not trained again as they were: lengths.py:embedded has that corpus, and molecules have epochs.
+OLD = ("positions-embedded", "graph-tu")
 
 
-@pytest.mark.parametrize("name, file", sorted((x, y) for x, y in record_files(RESULTS).items() if x != OLD))
+@pytest.mark.parametrize(
+  "name, file", sorted((x, y) for x, y in record_files(RESULTS).items() if x not in OLD)
+)
 def test_a_documented_sweep_finds_its_committed_records(name, file):
   """Compares configs: a sweep trains again the cells whose record is of an older recipe."""
   lines = read_records(file)

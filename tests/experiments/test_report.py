@@ -117,9 +117,9 @@ def test_exact_matches_are_compared_at_a_level_and_by_length(tmp_path):
     _with_config(run, {"evaluation.given_lengths": True})
     low = run["row"] == "none"
     valid = [
-      [500, 29.0],
-      [1000, 29.5 if low else 30.0 + run["seed"]],
-      [1500, 29.9 if low else 30.0],
+      [500, 49.0],
+      [1000, 49.5 if low else 50.0 + run["seed"]],
+      [1500, 49.9 if low else 50.0],
     ]
     others = {split: [[step, x / 2] for step, x in valid] for split in ("test", "long")}
     run["exact"] = dict(valid=valid) | others
@@ -128,12 +128,12 @@ def test_exact_matches_are_compared_at_a_level_and_by_length(tmp_path):
   tables = tables_of(page, "lengths-embedded")
   level, free, given = (
     tables[f"lengths-embedded: {x}"]
-    for x in ("valid first at 30%", "end mark free", "length given")
+    for x in ("valid first at 50%", "end mark free", "length given")
   )
   assert level["relative"] == dict(
     **{"seeds": "0, 1, 2", "reached": "3 of 3", "updates": "1000 ± 0"},
-    **{"valid": interval([30, 31, 32], 1), "test": interval([15, 15.5, 16], 1)},
-    long=interval([15, 15.5, 16], 1),
+    **{"valid": interval([50, 51, 52], 1), "test": interval([25, 25.5, 26], 1)},
+    long=interval([25, 25.5, 26], 1),
   )
   assert [*level["none"].values()] == ["0, 1, 2", "0 of 3", *4 * ["-"]]
   stacks = tables["lengths-embedded: above 27"]
@@ -145,7 +145,7 @@ def test_exact_matches_are_compared_at_a_level_and_by_length(tmp_path):
     [run["beyond"] for run in records if run["row"].endswith(" only")], 1
   )
   for cells, ending in ((free, ""), (given, "_given")):
-    assert cells["relative"]["valid"] == "30.0 ± 0.0"
+    assert cells["relative"]["valid"] == "50.0 ± 0.0"
     bands = [name for name in cells["relative"] if name != "valid"]
     assert len(bands) == 5 and bands[0].endswith(" to 27 (455)")
     for band in bands:
