@@ -240,7 +240,7 @@ def _by_length(sweep: str, rows: Rows) -> str:
 
 
 # Valid exact matches (%) at whose first evaluation schemes are compared, by source of the data.
-_LEVELS = dict(scan=95, embedded=50)
+_LEVELS = dict(scan=90, embedded=50)
 _ONLY = " only"  # ends the name of a row with positions in one stack alone
 _NUM_BOLD = 5  # curves of a picture, the best beyond the lengths of training
 

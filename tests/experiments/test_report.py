@@ -12,6 +12,7 @@ import pytest
 import sacrebleu
 
 from experiments import adoption, report, sections
+from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records
 from experiments.graphs import task as graphs
 
@@ -199,6 +200,19 @@ def test_accuracies_of_graphs_are_those_of_the_seeds():
   assert (guess["valid"], guess["valid, 4"]) == ("9.0", "-")
   gains = np.subtract(*(of_rows("graph-clutrr", longest)[row] for row in ("keys", "none")))
   assert tables["valid, 4, row - column"]["keys"]["none"] == f"+{interval(gains)}"
+
+
+def test_a_fold_may_have_more_updates_in_all_rows(tmp_path):
+  records = copy.deepcopy(committed("graph-tu"))
+  for run in records:
+    run["budget"]["updates"] += 40 * (run["seed"] == 3)
+  (page,) = report.write_all(write_runs(tmp_path, "graph-tu", records))
+  assert "\n- updates: 120, 160\n" in page.read_text("utf-8")
+  records[-1]["budget"]["updates"] += 40
+  text = "".join(json.dumps(record) + "\n" for record in records)
+  (tmp_path / "runs" / "graph-tu.jsonl").write_text(text)
+  with pytest.raises(InputError, match="not the same budget as line"):
+    report.write_all(tmp_path)
 
 
 def test_likelihoods_of_music_are_those_of_the_seeds_that_did_not_diverge(tmp_path):
