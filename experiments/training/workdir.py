@@ -22,8 +22,8 @@ from relpos_jax.typing import PyTree
 # Keys, or groups of keys, that may change when a run is resumed, since no step depends on them.
 MAY_CHANGE = ("mesh", "data.pairs.test", "decoding", "evaluation")
 MAY_CHANGE += ("training.num_steps", "training.num_epochs", "training.eval_every")
-MAY_CHANGE += ("training.save_every", "training.keep_checkpoints", "training.num_samples")
-MAY_CHANGE += ("training.max_skipped",)
+MAY_CHANGE += ("training.save_every", "training.keep_checkpoints")
+MAY_CHANGE += ("training.num_samples", "training.max_skipped")
 
 _DIGESTS = "digests.json"
 _SHARED_SECONDS = 10  # until a file appears on a network file system
