@@ -1,7 +1,7 @@
 r"""Classifies labelled graphs (Shaw et al. 2018, section 3.1): kinship, molecules.
 
   python -m experiments.train --config=configs/graph.py:clutrr
-  python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=3
+  python -m experiments.sweep --config=configs/graph.py:clutrr --seeds=5
   python -m experiments.sweep --config=configs/graph.py:tu --seeds=10
   python -m experiments.sweep --config=configs/graph.py:mutagenicity --seeds=10
   python -m experiments.train --config=configs/graph.py:tu,values --config.data.tu.fold=3
@@ -59,11 +59,11 @@ def _tu(config) -> None:
 
 
 def _mutagenicity(config) -> None:
-  """Sets ten epochs, about 1,000 updates."""
+  """Sets 20 epochs, about 2,320 updates: after ten the valid loss still falls."""
   _tu(config)
   config.data.tu.name = "Mutagenicity"
   config.batches.num_shapes = 4
-  config.training.update(num_epochs=10, warmup_steps=120, eval_every=300, save_every=300)
+  config.training.update(num_epochs=20, warmup_steps=120, eval_every=300, save_every=300)
 
 
 _SOURCES = dict(clutrr=_clutrr, tu=_tu, mutagenicity=_mutagenicity)
