@@ -4,7 +4,7 @@ r"""Lists and verifies the checkpoints of a run, and deletes old ones.
   python -m experiments.checkpoints --workdir=runs/mine --verify
   python -m experiments.checkpoints --workdir=runs/mine --prune=3
 
-Prints one line per checkpoint: step, date, bytes and state. `--verify` compares every array with
+Prints one line per checkpoint: step, date, bytes and state. `--verify` compares every file with
 its digest, and renames and deletes nothing. `--prune=N` verifies from the newest checkpoint on,
 keeps the newest N good ones and deletes older ones; if fewer are good, it deletes none. Damaged
 checkpoints are kept, including those that training renamed to `damaged-STEP` (see their
@@ -27,7 +27,7 @@ from experiments.files import Path, in_bucket
 
 FLAGS = dict(
   workdir=command.WORKDIR,
-  verify=command.Flag(False, "read every array and compare it with its digest"),
+  verify=command.Flag(False, "read every file and compare it with its digest"),
   prune=command.Flag(0, "number of the newest good checkpoints to keep; older ones are deleted"),
 )
 
@@ -52,12 +52,9 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
     print(f"{num_good} good: fewer than {prune}, none of them is deleted")
   elif prune:
     for path in [path for path, state in states.items() if state == "not read"]:
-      with contextlib.suppress(FileNotFoundError):
-        path.rename(folder / f"deleted-{path.name}")  # so that the run does not delete it as well
+      print(f"deleted {path} ({_num_bytes(path):,} bytes)")
+      shutil.rmtree(path, ignore_errors=True)  # the run may delete it as well
       del states[path]
-    for path in folder.glob("deleted-*"):
-      print(f"deleted {folder / path.name[8:]} ({_num_bytes(path):,} bytes)")
-      shutil.rmtree(path)
   states |= {path: f"damaged: {reason}" for path, reason in renamed.items()}
   for path, state in states.items():
     with contextlib.suppress(FileNotFoundError):  # The run deleted it meanwhile.
@@ -69,8 +66,7 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
 
 def _examine(folder: pathlib.Path, steps: list[int], num_good: int) -> dict[pathlib.Path, str]:
   """Returns the state of each step, newest first, reading them until `num_good` are good."""
-  from experiments.training.checkpoint_reader import examine, is_deleted
-  from experiments.training.manifest import Damage
+  from experiments.training.checkpoint_reader import Damage, examine
 
   states = {}
   for path in (folder / str(step) for step in reversed(steps)):
@@ -81,10 +77,10 @@ def _examine(folder: pathlib.Path, steps: list[int], num_good: int) -> dict[path
         states[path] = "good"
         num_good -= 1
       except Damage as damage:
-        if is_deleted(path):
-          del states[path]
-        else:
+        if path.exists():
           states[path] = f"damaged: {damage}"
+        else:  # the run deleted it meanwhile
+          del states[path]
   return states
 
 

@@ -87,31 +87,6 @@ def write_refusal(error: BaseException, what: object) -> InputError | None:
   return None
 
 
-def read_version(path: Path) -> tuple[str | None, bytes]:
-  """Returns the version of an object in a bucket and its content; (None, b"") if there is none."""
-  fs, name = fsspec.url_to_fs(str(path))
-  try:
-    info = fs.info(name)
-    return info.get("generation") or info["ETag"], fs.cat_file(name)
-  except FileNotFoundError:
-    return None, b""
-
-
-def write_version(path: Path, content: bytes, version: str | None) -> str:
-  """Writes an object in a bucket if it has this version, None if there is none.
-
-  Returns the new version. The store checks and writes at once; its errors are raised as they are.
-  """
-  fs, name = fsspec.url_to_fs(str(path))
-  bucket, _, key = name.partition("/")
-  if str(path).startswith("gs://"):  # gcsfs itself has no condition but that there is no object
-    url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
-    options = dict(uploadType="media", name=key, ifGenerationMatch=version or 0)
-    return fs.call("POST", url, bucket, **options, data=content, json_out=True)["generation"]
-  condition = dict(IfMatch=version) if version else dict(IfNoneMatch="*")
-  return fs.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)["ETag"]
-
-
 def upload(folder: pathlib.Path, target: Path) -> None:
   """Copies the files of a local folder and its sub-folders into a folder of a bucket."""
   with checking_bucket(target):

@@ -56,7 +56,7 @@ def main(
     raise InputError("--profile_steps writes no profile into a bucket: give a local --workdir")
   from experiments import trainer  # takes seconds, after which a mistake would be told too late
 
-  trainer.run(config, workdir, distributed, profile_steps, wandb, is_command=__name__ == "__main__")
+  trainer.run(config, workdir, distributed, profile_steps, wandb)
 
 
 if __name__ == "__main__":

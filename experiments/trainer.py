@@ -4,7 +4,7 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from experiments.training.loop import NonFiniteError, profiled, train
 from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
 from experiments.training.processes import StopOnSignal, Stopped
 from experiments.training.sharding import put_batch
-from experiments.training.step import Compiler, TrainState, with_operations
+from experiments.training.step import TrainState, compiling_ahead, with_operations
 from experiments.training.task import Run
 from experiments.training.workdir import (
   check_not_lost,
@@ -44,15 +44,13 @@ def run(
   distributed: bool = False,
   profile_steps: str = "",
   wandb: str = "",
-  is_command: bool = False,
 ) -> None:
   """Trains from the last checkpoint in the run directory, if any, and evaluates.
 
-  Exits if it is stopped. The arguments are those of the command; `is_command` says that the process
-  ends afterwards.
+  Exits if it is stopped. The arguments are those of the command.
   """
   processes.join_processes(distributed)
-  with processes.only_first_prints(), StopOnSignal(at_exit=is_command) as stop:
+  with processes.only_first_prints(), StopOnSignal() as stop:
     try:
       with contextlib.ExitStack() as stack:
         values = {f"config.{key}": x for key, x in flatten(config).items()}
@@ -94,10 +92,14 @@ def _train(
   with processes.failing_together():
     check_unchanged(workdir, digests)
     lines = read_metrics(workdir)
+    check_not_lost(workdir, lines)
   options = dict(save_every=config.save_every, rename_damaged=True)
   with Checkpoints(workdir / "checkpoints", config.keep_checkpoints, **options) as checkpoints:
-    state = _restore(training, checkpoints, workdir, lines)
+    processes.check_same({"the list of checkpoints in --workdir": list_steps(checkpoints.folder)})
+    state = checkpoints.restore(like=training.shapes)
     start = int(state.step) if state else 0
+    if state:
+      print(f"{workdir} is trained to step {start}")
     # A run that was stopped after a save may lack the evaluation of that step.
     is_due = start > 0 and (start % config.eval_every == 0 or start >= num_steps)
     is_there = any(line["step"] == start and "valid_loss" in line for line in lines)
@@ -116,7 +118,7 @@ def _train(
       on_devices = profiled(on_devices, start, profile_steps, str(workdir / "tensorboard"))
       with (
         _reporting(training, workdir, start, num_steps, wandb) as reporter,
-        Compiler() as compiler,
+        compiling_ahead() as compiler,
         contextlib.closing(on_devices),
       ):
         step = _compile_ahead(training, batches, valid_batches, start, num_steps, compiler)
@@ -154,7 +156,7 @@ def _compile_ahead(
   valid_batches: Any,
   start: int,
   num_steps: int,
-  compiler: Compiler,
+  compiler: Callable,
 ) -> Callable:
   """Starts compiling the steps of training and evaluation; returns the first, with operations."""
 
@@ -168,7 +170,7 @@ def _compile_ahead(
     training.eval_step.lower(training.shapes.params, batch).compile()
 
   for batch in firsts(valid_batches, 0, valid_batches.num_per_epoch):
-    compiler.start(compile_evaluation, batch)
+    compiler(compile_evaluation, batch)
   return step
 
 
@@ -178,20 +180,6 @@ def _print_devices(run: Run) -> None:
   print(f"devices: {devices}, processes: {jax.process_count()}, mesh:", *axes or "1")
   parameters, tokens = sum(x.size for x in jax.tree.leaves(run.params)), run.config.batches.tokens
   print(f"parameters: {parameters:,}, tokens of a batch: {tokens:,} at most")
-
-
-def _restore(
-  training: Training, checkpoints: Checkpoints, workdir: Path, lines: Sequence[Mapping[str, Any]]
-) -> TrainState | None:
-  """Restores the newest good checkpoint; returns None if nothing was ever saved."""
-  processes.check_same({"the list of checkpoints in --workdir": list_steps(checkpoints.folder)})
-  if checkpoints.latest_step() is None:
-    with processes.failing_together():
-      check_not_lost(workdir, lines)
-    return None
-  state = checkpoints.restore(like=training.shapes)
-  print(f"{workdir} is trained to step {int(state.step)}")
-  return state
 
 
 @contextlib.contextmanager
@@ -224,7 +212,7 @@ def _make_evaluate(
       losses = []
       for batch in map(put, prefetch(batches, 0, batches.num_per_epoch)):
         losses.append(training.eval_step(state.params, batch))
-        if stop.should_stop(losses[-1]):
+        if stop.should_stop():
           return
       total, num_tokens = (sum(map(float, values)) for values in zip(*losses, strict=True))
       values, text = task_report(state.params)

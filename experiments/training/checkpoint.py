@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,9 +15,11 @@ import jax.numpy as jnp
 
 from experiments.errors import InputError
 from experiments.files import Path, checking_bucket, in_bucket, upload, write_refusal
-from experiments.training import checkpoint_reader, manifest, processes
+from experiments.training import checkpoint_reader, processes
 from experiments.training.checkpoint_reader import (
   COMPLETE,
+  Damage,
+  by_name,
   key_of,
   list_damaged,
   list_steps,
@@ -25,7 +27,6 @@ from experiments.training.checkpoint_reader import (
   read_average,
   write_average,
 )
-from experiments.training.manifest import Damage, by_name
 from relpos_jax.typing import PyTree
 
 
@@ -33,11 +34,11 @@ class Checkpoints:
   """The checkpoints of one run: a folder with one numbered sub-folder per step.
 
   A state is any pytree of arrays. It is stored as arrays by name (`params.encoder.kernel`) with a
-  manifest of their shapes, dtypes and digests. It is restored bit for bit in the structure and with
-  the shardings of `like`, whatever shardings it was saved with. Saving runs in the background and
-  is atomic.
+  manifest of their shapes and dtypes, and the digests of all files. It is restored bit for bit in
+  the structure and with the shardings of `like`, whatever shardings it was saved with. Saving runs
+  in the background and is atomic.
 
-  Restored arrays are compared with their digests. A step that is damaged, partial, unreadable or
+  Files are compared with their digests before they are restored. A step that is damaged, partial or
   in the folder of another step is reported in one line on stderr, and the step before is restored.
   The run that owns the folder renames it to `damaged-STEP` and adds a `reason.txt`.
 
@@ -98,13 +99,6 @@ class Checkpoints:
         self._manager.wait_until_finished()
     return list_steps(self.folder)
 
-  def latest_step(self) -> int | None:
-    """Returns the last step, None if none was ever saved; raises InputError if all are damaged."""
-    steps = self.steps()
-    if not steps and list_damaged(self.folder):
-      raise self._none_good()
-    return max(steps, default=None)
-
   def save(self, step: int, state: PyTree) -> None:
     """Saves in the background, but for the first save; `state` may be donated after the call.
 
@@ -118,43 +112,37 @@ class Checkpoints:
     arrays = by_name(state)
     items = ocp.args.Composite(
       state=ocp.args.PyTreeSave(arrays),
-      manifest=ocp.args.JsonSave(manifest.make_manifest(arrays, step)),
+      manifest=ocp.args.JsonSave(checkpoint_reader.make_manifest(arrays, step)),
     )
-    is_first = not list_steps(self.folder)
+    is_first = not self.steps()
+    self._saving = step
     with self._checking_disk():
       is_saved = self._manager.save(step, args=items)
     if not is_saved:
-      raise ValueError(f"step {step} is not after the last one saved, {self.latest_step()}")
+      raise ValueError(f"step {step} is not after all of those saved, {self.steps()}")
     if is_first:  # a run whose first save fails can start again: nothing was reported after it
       self.steps()
 
   def prepare(self) -> None:
-    """Prepares the folder for saving; raises InputError if Orbax cannot use its bucket."""
-    if in_bucket(self.folder):
-      with checking_bucket(self.folder):
-        _ = self._manager  # which reads the bucket's properties
-    elif processes.is_first():
-      self.folder.mkdir(exist_ok=True)
+    """Makes the folder for saving; raises InputError if Orbax cannot use its bucket."""
+    with checking_bucket(self.folder):
+      _ = self._manager
 
-  def restore(self, step: int | None = None, *, like: PyTree, field: str = "") -> PyTree:
-    """Restores the state at `step`, or the newest good one.
+  def restore(self, *, like: PyTree) -> PyTree | None:
+    """Restores the newest good state; returns None if nothing was ever saved.
 
-    Args:
-      step: the step; by default damaged steps are passed over until one is good.
-      like: arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes. The result
-        has their shardings, or is on the first device where they have none.
-      field: the name of a field of the state; only that field is read, and `like` is like it.
+    The result has the shardings of `like`, arrays or `jax.ShapeDtypeStruct`s of the same structure,
+    shapes and dtypes, or is on the first device where they have none.
 
-    Raises InputError: there is no such checkpoint, no good one, or it is of another model.
+    Raises InputError: there is no good checkpoint, or it is of another model.
     """
     steps = self.steps()
-    for state in self._good_states([s for s in steps if step in (None, s)], like, field):
-      return state
-    if step is None:
+    for step in reversed(steps):
+      if (state := self._read(step, like)) is not None:
+        return state
+    if steps or list_damaged(self.folder):
       raise self._none_good()
-    found = "is damaged" if step in steps else "does not exist"
-    others = ", ".join(str(other) for other in self.steps() if other != step) or "none"
-    raise InputError(f"checkpoint {self.folder / str(step)} {found}: there are {others}")
+    return None
 
   def average(
     self,
@@ -191,7 +179,8 @@ class Checkpoints:
       averaged = wanted
     else:
       for step in steps:
-        for params in self._good_states([step] * belongs(step, averaged), like, "params"):
+        params = self._read(step, like, "params") if belongs(step, averaged) else None
+        if params is not None:
           total = _add(total, params) if averaged else params
           averaged.append(step)
       if not averaged:
@@ -239,16 +228,22 @@ class Checkpoints:
     # Where a folder made in the background cannot be made, Orbax's threads wait for it for minutes.
     is_remote = in_bucket(self._orbax_folder)
     options = ocp.AsyncOptions(create_directories_asynchronously=is_remote)
+    options.post_finalization_callback = self._finish
     if in_bucket(self.folder) and not is_remote:
       policy = ocp.checkpoint_managers.preservation_policy.LatestN(1)
-      options.post_finalization_callback = self._copy_to_bucket
     options = ocp.CheckpointManagerOptions(preservation_policy=policy, async_options=options)
     return ocp.CheckpointManager(self._orbax_folder, options=options)
 
-  def _copy_to_bucket(self) -> None:
-    """Copies the checkpoint that Orbax is about to rename, and deletes old ones in the bucket."""
-    (new,) = list_unfinished(self._orbax_folder)
-    path = self.folder / new.name.partition(".")[0]
+  def _finish(self) -> None:
+    """Adds digests to the files that Orbax is about to make a checkpoint; copies them to s3://."""
+    step = str(self._saving)
+    unfinished = self._orbax_folder.glob(f"{step}.*")  # none in gs://, where nothing is renamed
+    new = next(iter(unfinished), self._orbax_folder / step)
+    checkpoint_reader.write_digests(new)
+    if in_bucket(self.folder) and not in_bucket(new):
+      self._copy_to_bucket(new, self.folder / step)
+
+  def _copy_to_bucket(self, new: pathlib.Path, path: Path) -> None:
     path.rmtree(missing_ok=True)  # half a copy, by a killed run
     upload(new, path)
     (path / COMPLETE).write_bytes(b"")
@@ -273,14 +268,6 @@ class Checkpoints:
         shutil.rmtree(unfinished, ignore_errors=True)
       raise InputError(f"{refusal}; the checkpoints there are intact") from error
 
-  def _good_states(self, steps: list[int], like: PyTree, field: str) -> Iterator[PyTree]:
-    """Yields the states of the good steps among `steps`, newest first."""
-    wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
-    for step in reversed(steps):
-      arrays = self._read_or_skip(self.folder / str(step), wanted, field)
-      if arrays is not None:
-        yield jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
-
   def _none_good(self) -> InputError:
     damaged = [path.name for path in list_damaged(self.folder)]
     damaged += map(str, self.steps())
@@ -291,19 +278,22 @@ class Checkpoints:
       "put back a good copy, or delete that folder to start again"
     )
 
-  def _read_or_skip(self, path: Path, wanted: Mapping, field: str) -> Mapping | None:
-    for _ in range(2):  # file systems fail once, and the run may delete the step meanwhile
-      try:
+  def _read(self, step: int, like: PyTree, field: str = "") -> PyTree | None:
+    """Returns a state or its field; None if the step is damaged, or was deleted meanwhile."""
+    wanted = {name: _abstract(leaf) for name, leaf in by_name(like, field).items()}
+    path = self.folder / str(step)
+    try:
+      with checkpoint_reader.local_copy(path) as folder:
         with processes.failing_together(Damage):
-          arrays, entries = checkpoint_reader.read(path, wanted, field)
-        with processes.failing_together(Damage):  # digests need the shards of all processes
-          manifest.check_digests(arrays, entries)
-        return arrays
-      except Damage as damage:
-        problem = str(damage)
-    if not processes.any_process(not checkpoint_reader.is_deleted(path)):
+          if processes.is_first():
+            checkpoint_reader.check_digests(folder)
+        with processes.failing_together(Damage):
+          arrays = checkpoint_reader.read(folder, wanted, field)
+      return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+    except Damage as damage:
+      problem, outcome = str(damage), "passed over"
+    if not processes.any_process(path.exists()):
       return None
-    outcome = "passed over"
     if self._rename_damaged:
       if processes.is_first():
         outcome = f"renamed to {checkpoint_reader.mark_damaged(path, problem).name}"

@@ -9,25 +9,23 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import pathlib
 import re
 import sys
 import tempfile
 import textwrap
-import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import InputError
 from experiments.files import (
   Path,
-  checking_bucket,
   download,
   in_bucket,
   list_folder,
@@ -35,18 +33,14 @@ from experiments.files import (
   whole_file,
   write_whole,
 )
-from experiments.training import manifest
-from experiments.training.manifest import Damage, Entry, by_name, describe
 from relpos_jax.typing import PyTree
 
 COMPLETE = "commit_success.txt"  # the last file of a step in a bucket, written by Orbax into gs://
+_DIGESTS = "sha256sums.txt"  # `sha256sum --check` reads it; older checkpoints have none
 
-# Read errors of checkpoints that may be good: these are not renamed as damaged.
-_NOT_DAMAGE = (InputError, MemoryError, PermissionError, jax.errors.JaxRuntimeError)
-_NOT_DAMAGE_WORDS = re.compile(
-  "PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|"
-  "Permission denied|Too many open files|Cannot allocate"
-)
+
+class Damage(Exception):
+  """A checkpoint differs from what was saved; the message names the difference."""
 
 
 def list_steps(folder: Path) -> list[int]:
@@ -89,14 +83,60 @@ def mark_damaged(path: Path, reason: str) -> Path:
   return new
 
 
+@contextlib.contextmanager
+def local_copy(path: Path) -> Iterator[pathlib.Path]:
+  """Yields the folder of a step on this machine: a copy, if it is in a bucket."""
+  if not in_bucket(path):
+    yield path.absolute()
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    download(path, local := pathlib.Path(folder, path.name))
+    yield local
+
+
+def write_digests(path: Path) -> None:
+  """Writes the SHA-256 of each file in the sub-folders of a step; Orbax adds others later."""
+  with local_copy(path) as folder:
+    files = sorted(file for file in folder.glob("*/**/*") if file.is_file())
+    lines = [f"{_digest(file)}  {file.relative_to(folder)}\n" for file in files]
+  write_whole(path / _DIGESTS, "".join(lines))
+
+
+def check_digests(folder: pathlib.Path) -> None:
+  """Raises Damage unless the files of a step are as they were saved."""
+  file = folder / _DIGESTS
+  for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+    digest, _, name = line.partition("  ")
+    try:
+      found = _digest(folder / name)
+    except PermissionError:
+      raise
+    except (OSError, ValueError) as error:  # a damaged name
+      raise Damage(f"{name} cannot be read ({type(error).__name__})") from error
+    if found != digest:
+      raise Damage(f"{name} is not what was saved")
+
+
+def _digest(file: pathlib.Path) -> str:
+  with open(file, "rb") as content:
+    return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def examine(path: Path) -> None:
+  """Reads all of a step; raises Damage if it is damaged or unreadable."""
+  with local_copy(path) as folder:
+    check_digests(folder)
+    read(folder)
+
+
 def read(
-  path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct] | None = None, field: str = ""
-) -> tuple[Mapping, dict[str, Entry]]:
-  """Reads the arrays of a step by name, and their entries; digests are not compared yet.
+  folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct] | None = None, field: str = ""
+) -> dict[str, jax.Array]:
+  """Reads the arrays of a step by name.
 
   Args:
-    path: the folder of the step.
-    wanted: shapes, dtypes and shardings of the arrays by name; by default all, on the host.
+    folder: the folder of the step.
+    wanted: shapes, dtypes and shardings of the arrays by name; by default all, on one device.
     field: the field of the state that holds the arrays; by default the whole state.
 
   Raises:
@@ -105,47 +145,74 @@ def read(
   """
   import orbax.checkpoint as ocp
 
-  entries = read_entries(path)
-  entries = {n: e for n, e in entries.items() if not field or f"{n}.".startswith(f"{field}.")}
-  if wanted is None:
-    wanted = {name: manifest.abstract(entry.kind) for name, entry in entries.items()}
-    restore_args = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in entries}
-  else:
-    restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-  there = {name: entry.kind for name, entry in entries.items()}
+  there = read_kinds(folder)
+  there = {n: x for n, x in there.items() if not field or f"{n}.".startswith(f"{field}.")}
+  wanted = wanted or {name: abstract(kind) for name, kind in there.items()}
   here = {name: describe(array) for name, array in wanted.items()}
   for name in sorted(here | there):
     if here.get(name) != there.get(name):
+      before, now = there.get(name, "absent"), here.get(name, "absent")
       raise InputError(
-        f"checkpoint {path} is of another model: {name} is {there.get(name, 'absent')} there and "
-        f"{here.get(name, 'absent')} here: use the config it was trained with, or another --workdir"
+        f"checkpoint {folder.name} is of another model: {name} is {before} there and {now} here: "
+        "use the config it was trained with, or another --workdir"
       )
+  restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
   request = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
-  arrays = _read_item(path, state=request)
-  manifest.check_kinds(arrays, entries)
-  return arrays, entries
+  try:
+    arrays = _checkpointer().restore(folder, args=ocp.args.Composite(state=request))["state"]
+  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file
+    raise Damage(f"it cannot be read ({textwrap.shorten(str(error), 200)})") from error
+  for name in wanted:  # without Orbax's metadata of an array, what was asked for comes back
+    if not isinstance(arrays.get(name), jax.Array):
+      raise Damage(f"it has no array {name}")
+  return arrays
 
 
-def examine(path: Path) -> None:
-  """Reads all arrays of a step; raises Damage if it is damaged, partial or unreadable."""
-  manifest.check_digests(*read(path))
+def make_manifest(arrays: Mapping, step: int) -> dict[str, Any]:
+  """Returns the step, and the kinds of arrays by name, as JSON values."""
+  return dict(step=step, arrays={name: [describe(array)] for name, array in arrays.items()})
 
 
-def is_deleted(path: Path) -> bool:
-  """Returns whether the run has deleted a step, after waiting while its files become fewer."""
-  before, now = -1, 0
-  while now != before:
-    time.sleep(0.2)
-    before, now = now, sum(len(files) for *_, files in os.walk(path))
-  return not path.exists()
+def read_kinds(folder: pathlib.Path) -> dict[str, str]:
+  """Returns the kinds of a step's arrays by name; raises Damage if they are of another step."""
+  try:
+    manifest = json.loads((folder / "manifest" / "metadata").read_bytes())
+    # In older checkpoints a digest follows the kind.
+    step, kinds = manifest["step"], {name: kind for name, (kind, *_) in manifest["arrays"].items()}
+  except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+    raise Damage(f"its manifest cannot be read ({type(error).__name__})") from error
+  if step != int(folder.name):
+    raise Damage(f"it is of step {step}: another step's folder was renamed or copied")
+  return kinds
 
 
-def read_entries(path: Path) -> dict[str, Entry]:
-  """Reads the manifest of a step; raises Damage if it is damaged or of another step."""
-  import orbax.checkpoint as ocp
+def by_name(tree: PyTree, field: str = "") -> dict[str, Any]:
+  """Returns the leaves of a state by dotted path, as in params.kernel, prefixed with `field`."""
+  prefix = (jax.tree_util.GetAttrKey(field),) if field else ()
+  paths = jax.tree.leaves_with_path(tree)
 
-  content = _read_item(path, manifest=ocp.args.JsonRestore())
-  return manifest.read_manifest(content, int(path.name))
+  def name(path):
+    return jax.tree_util.keystr(prefix + path, simple=True, separator=".")
+
+  leaves = {name(path): leaf for path, leaf in paths}
+  if len(leaves) != len(paths):
+    raise ValueError("two leaves of the state have the same name: rename a key that has a dot")
+  return leaves
+
+
+def describe(array: Any) -> str:
+  """Returns the kind of an array or `jax.ShapeDtypeStruct`, as in bfloat16[2,3]."""
+  return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def abstract(kind: str) -> jax.ShapeDtypeStruct:
+  """Parses the kind that `describe` returned; the array is to be on the first device."""
+  dtype, sizes = re.fullmatch(r"(\w+)\[([\d,]*)\]", kind).groups()
+  shape = tuple(map(int, sizes.split(","))) if sizes else ()
+  sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
 
 
 @functools.cache
@@ -156,52 +223,6 @@ def _checkpointer() -> Any:
   this = jax.process_index()
   alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
   return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
-
-
-def _read_item(path: Path, **item):
-  import orbax.checkpoint as ocp
-
-  (name,) = item
-  try:
-    with _readable(path, name) as folder:
-      return _checkpointer().restore(folder, args=ocp.args.Composite(**item))[name]
-  except Exception as error:  # Orbax and TensorStore raise many kinds for one broken file.
-    _check_access(path)
-    reason = _innermost(error)
-    if isinstance(error, _NOT_DAMAGE) or _NOT_DAMAGE_WORDS.search(reason):
-      raise
-    raise Damage(f"its {name} cannot be read ({reason})") from error
-
-
-@contextlib.contextmanager
-def _readable(path: Path, name: str) -> Iterator[Path]:
-  """Yields a folder that Orbax can read; for s3://, a local one with a copy of one sub-folder."""
-  if str(path).startswith("s3://"):
-    with tempfile.TemporaryDirectory() as local:
-      download(path / name, pathlib.Path(local, name))
-      yield pathlib.Path(local)
-  else:
-    yield path if in_bucket(path) else path.absolute()
-
-
-def _check_access(path: Path) -> None:
-  """Raises an error where a file or folder may not be read, which for Orbax is a missing file."""
-  # The run may delete it meanwhile.
-  with checking_bucket(path), contextlib.suppress(FileNotFoundError):
-    if path.is_dir():
-      for inner in list_folder(path):
-        _check_access(inner)
-    else:
-      with path.open("rb") as content:
-        content.read(1)
-
-
-def _innermost(error: BaseException) -> str:
-  """Returns the first cause of an error, without the details that TensorStore adds."""
-  while error.__cause__ is not None:
-    error = error.__cause__
-  text = re.split(r"\[tensorstore_spec|\[source locations|See full TensorStore", str(error))[0]
-  return f"{type(error).__name__}: {textwrap.shorten(text, 200, placeholder=' ...')}"
 
 
 @functools.cache
@@ -227,11 +248,13 @@ def silence_orbax() -> None:
 
 
 def key_of(folder: Path, steps: Sequence[int]) -> str:
-  """Names steps with the digests of their manifests: one that is saved anew has another name."""
-  files = {step: folder / str(step) / "manifest" / "metadata" for step in steps}
-  return json.dumps(
-    {step: hashlib.sha256(x.read_bytes()).hexdigest() for step, x in files.items() if x.exists()}
-  )
+  """Names steps with a digest of their contents: one that is saved anew has another name."""
+  digests = {}
+  for path in (folder / str(step) for step in steps):
+    files = path / _DIGESTS, path / "manifest" / "metadata"
+    content = next((file.read_bytes() for file in files if file.exists()), b"")
+    digests[path.name] = hashlib.sha256(content).hexdigest()
+  return json.dumps(digests)
 
 
 def read_average(file: pathlib.Path, key: str, like: PyTree) -> PyTree | None:

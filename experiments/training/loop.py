@@ -23,7 +23,7 @@ def train(
   report: Callable[[int, dict], None],
   evaluate: Callable[[TrainState], None],
   save: Callable[[TrainState], None],
-  should_stop: Callable[[TrainState], bool] = lambda state: False,
+  should_stop: Callable[[], bool] = lambda: False,
   eval_every: int,
   save_every: int,
   max_skipped: int = 10,
@@ -72,9 +72,9 @@ def train(
     report_all_but(0 if step == first or evaluate_now or save_now else 1)
     if save_now:
       save(state)
-    if evaluate_now and not should_stop(state):
+    if evaluate_now and not should_stop():
       evaluate(state)
-    if should_stop(state):
+    if should_stop():
       report_all_but(0)
       if not save_now:
         save(state)

@@ -1,8 +1,9 @@
 """One step of training: its state, gradients, learning rates and operations."""
 
 import concurrent.futures
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -86,37 +87,30 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: Callable[..., Loss]):
   return jax.jit(lambda params, batch: loss(nnx.merge(graphdef, params), batch))
 
 
-class Compiler:
-  """Compiles programs ahead of their first call, one after another in a thread.
+@contextlib.contextmanager
+def compiling_ahead() -> Iterator[Callable]:
+  """Yields a function that calls another one in a thread, one call after another.
 
-  JAX keeps a compiled program, so that a call with arrays of the same shapes finds it. Processes of
-  one run do not compile ahead.
+  It is meant for compiling programs before their first call: JAX keeps them, so that a call with
+  arrays of the same shapes finds them. Processes of one run do not compile ahead.
   """
+  mesh, threads = jax.sharding.get_mesh(), concurrent.futures.ThreadPoolExecutor(1)
 
-  def __init__(self):
-    self._threads = concurrent.futures.ThreadPoolExecutor(1)
+  def on_mesh(work: Callable, *args: Any) -> Any:
+    with jax.set_mesh(mesh):
+      return work(*args)
 
-  def __enter__(self) -> "Compiler":
-    return self
+  def start(work: Callable, *args: Any) -> concurrent.futures.Future | None:
+    return threads.submit(on_mesh, work, *args) if jax.process_count() == 1 else None
 
-  def __exit__(self, *_) -> None:
-    self._threads.shutdown(wait=False, cancel_futures=True)
-
-  def start(self, work: Callable, *args: Any) -> concurrent.futures.Future | None:
-    """Starts `work(*args)` in a thread, with the mesh of the caller."""
-    if jax.process_count() > 1:
-      return None
-    mesh = jax.sharding.get_mesh()
-
-    def on_mesh():
-      with jax.set_mesh(mesh):
-        return work(*args)
-
-    return self._threads.submit(on_mesh)
+  try:
+    yield start
+  finally:
+    threads.shutdown(wait=False, cancel_futures=True)
 
 
 def with_operations(
-  step: Callable, compiler: Compiler, state: TrainState, batches: Iterable[Any]
+  step: Callable, start: Callable, state: TrainState, batches: Iterable[Any]
 ) -> Callable:
   """Adds the number of operations to a step's metrics, and prints the attention that it runs.
 
@@ -133,7 +127,7 @@ def with_operations(
     traced.lower().compile()
     return rules, np.float64(count_operations(traced.jaxpr.jaxpr))
 
-  started = {_shapes(batch): compiler.start(prepare, state, batch) for batch in batches}
+  started = {_shapes(batch): start(prepare, state, batch) for batch in batches}
 
   def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
     if (shapes := _shapes(batch)) not in operations:

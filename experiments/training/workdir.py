@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from experiments.config import flatten
 from experiments.data.tokenizer import tokenizer_files
 from experiments.errors import InputError
-from experiments.files import Path, in_bucket, list_folder, write_whole
+from experiments.files import Path, list_folder, write_whole
 from experiments.training import processes
 from experiments.training.checkpoint_reader import list_damaged, list_steps
 from experiments.training.environment import environment
@@ -60,15 +60,12 @@ def claim_workdir(
 def check_not_lost(workdir: Path, lines: Sequence[Mapping[str, Any]]) -> None:
   """Raises InputError where checkpoints are lost, for example because a disk is not mounted.
 
-  A step after the first save, or an evaluation at it, is in the `lines` of metrics.jsonl only once
-  that save is complete.
+  A step after the first save is in the `lines` of metrics.jsonl only once that save is complete.
   """
   folder = workdir / "checkpoints"
   if not lines or list_steps(folder) or list_damaged(folder):
     return
-  first = read_json(workdir / "config.json")["training"]["save_every"]
-  is_past = any(line["step"] >= first + ("valid_loss" not in line) for line in lines)
-  if is_past or not (in_bucket(folder) or folder.is_dir()):
+  if lines[-1]["step"] > read_json(workdir / "config.json")["training"]["save_every"]:
     raise InputError(
       f"the checkpoints in {folder} are gone, and the run has reached step {lines[-1]['step']}: "
       f"bring that folder back, or delete {workdir} to start again"

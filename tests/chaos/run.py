@@ -1,19 +1,23 @@
 """Watches the processes of a run, waits for moments in it, and reads its run directory."""
 
 import contextlib
+import hashlib
 import pathlib
 import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from experiments.training.checkpoint_reader import (
-  examine,
+  abstract,
+  check_digests,
   list_steps,
   list_unfinished,
-  read_entries,
+  read,
+  read_kinds,
 )
-from experiments.training.manifest import abstract
 from experiments.training.metrics import read_metrics
 
 _TIMES = ("time", "tokens_per_second", "seconds_per_step")  # metrics that differ between equal runs
@@ -102,15 +106,15 @@ def losses(workdir: pathlib.Path) -> dict[int, float | None]:
 
 
 def digests(workdir: pathlib.Path, step: int) -> dict[str, str]:
-  """Returns the digest of every array of a checkpoint; raises Damage if one differs."""
+  """Returns the digest of every array of a checkpoint; raises Damage if a file differs."""
   path = workdir / "checkpoints" / str(step)
-  examine(path)
-  return {name: entry.digest for name, entry in read_entries(path).items()}
+  check_digests(path)
+  return {name: hashlib.sha256(np.asarray(x)).hexdigest() for name, x in read(path).items()}
 
 
 def shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-  entries = read_entries(workdir / "checkpoints" / str(step))
-  return {name: abstract(entry.kind) for name, entry in entries.items()}
+  kinds = read_kinds(workdir / "checkpoints" / str(step))
+  return {name: abstract(kind) for name, kind in kinds.items()}
 
 
 def state_digests(workdir: pathlib.Path, step: int) -> dict[str, str]:

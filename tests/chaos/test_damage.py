@@ -8,7 +8,7 @@ import pytest
 
 from chaos.run import digests, kept, shapes
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.checkpoint_reader import list_steps
+from experiments.training.checkpoint_reader import list_steps, read
 
 pytestmark = pytest.mark.chaos
 
@@ -19,9 +19,9 @@ def like(training):
 
 
 @pytest.fixture(scope="module")
-def saved(training, like):
-  with Checkpoints(training.undisturbed() / "checkpoints") as checkpoints:
-    return {step: _octets(checkpoints.restore(step, like=like)) for step in (80, 100)}
+def saved(training):
+  folder = training.undisturbed() / "checkpoints"
+  return {step: _octets(read(folder / str(step))) for step in (80, 100)}
 
 
 def _octets(state) -> dict[str, bytes]:

@@ -111,6 +111,7 @@ def test_results_and_record_say_which_checkpoints_were_scored(longer, call, tmp_
   steps, last, _ = scored("--average_checkpoints=1")
   assert steps == last["checkpoints"] == [15] and last["digest"] != record["digest"]
   damaged.write_text("{}")
+  (copy / "average.npz").unlink()
   steps, kept, err = scored()
   assert steps == [12] and kept == last and "scored is step 12, not 15" in err
 

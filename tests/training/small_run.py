@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 from typing import NamedTuple
 
 import jax
@@ -52,8 +53,7 @@ def run(folder: pathlib.Path, num_steps: int, num_devices=None, at=lambda step: 
 
   with stop or StopOnSignal() as stop, Checkpoints(folder) as checkpoints:
     state = put_parameters(TrainState(jnp.int32(0), jnp.ones(4), ()), mesh)
-    if checkpoints.latest_step() is not None:
-      state = checkpoints.restore(like=state)
+    state = checkpoints.restore(like=state) or state
     check_same(dict(num_steps=num_steps))
     stop.deferred = True
     train(
@@ -97,6 +97,7 @@ def main(folder: str, num_steps: str, process="0", signal="0", step="0") -> None
   def at(now):
     if (jax.process_index(), now) == (int(process), int(step)):
       os.kill(os.getpid(), int(signal))
+      time.sleep(5)  # JAX looks for a signal each second
 
   stop = StopOnSignal()
   losses = run(pathlib.Path(folder), int(num_steps), at=at, stop=stop)

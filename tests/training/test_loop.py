@@ -49,7 +49,7 @@ class Recorder:
       eval_every=eval_every,
       save_every=save_every,
       max_skipped=max_skipped,
-      should_stop=lambda state: stop_at in [event[:2] for event in self.events],
+      should_stop=lambda: stop_at in [event[:2] for event in self.events],
     )
 
   def steps(self, kind: str) -> list[int]:

@@ -72,12 +72,6 @@ def test_a_program_that_jax_has_compiled_before_is_kept_whole(cache):
     compilation_cache.reset_cache()
 
 
-def test_another_setting_of_jax_is_traced(process):
-  assert process() == 1
-  with jax.default_matmul_precision("highest"):
-    assert process() == 1
-
-
 @pytest.mark.parametrize("content", [b"", b"no program", None])
 def test_a_broken_file_is_replaced(process, cache, content):
   process()

@@ -2,10 +2,7 @@
 
 import contextlib
 import signal
-import subprocess
-import sys
 
-import jax
 import pytest
 
 from experiments.training.processes import StopOnSignal, Stopped
@@ -39,16 +36,14 @@ def test_one_signal_stops_a_second_changes_nothing_and_the_handler_is_put_back(w
   assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_what_may_be_cut_short_is_but_not_where_others_take_part(before, monkeypatch):
-  for others in (False, True):
-    with StopOnSignal() as stop, monkeypatch.context() as patch:
-      patch.setattr(jax, "process_count", lambda others=others: 2 if others else 1)
-      stop.deferred, went_on = True, False
-      with stop.interruptible():
-        with contextlib.suppress(Exception):  # as a library does whose cache cannot be read
-          terminate()
-        went_on = True
-      assert stop.deferred and (went_on, stop.stopping) == (others, not others)
+def test_what_may_be_cut_short_is(before):
+  with StopOnSignal() as stop:
+    stop.deferred = True
+    with stop.interruptible():
+      with contextlib.suppress(Exception):  # as a library does whose cache cannot be read
+        terminate()
+      pytest.fail("the block goes on")
+    assert stop.deferred and stop.stopping
 
 
 def test_an_interrupt_that_a_launcher_passes_on_too_stops_once_and_again_kills(before):
@@ -60,11 +55,3 @@ def test_an_interrupt_that_a_launcher_passes_on_too_stops_once_and_again_kills(b
     assert stop.signal == signal.SIGINT and stop.should_stop()
     assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
   assert signal.getsignal(signal.SIGINT) == interrupts
-
-
-def test_after_the_last_one_the_process_ends_with_its_own_status():
-  script = "import signal, sys; from experiments.training.processes import StopOnSignal\n"
-  script += (
-    "with StopOnSignal(at_exit=True): pass\nsignal.raise_signal(signal.SIGTERM); sys.exit(3)"
-  )
-  assert subprocess.run([sys.executable, "-c", script]).returncode == 3

@@ -14,8 +14,8 @@ from experiments.graphs.graph import Graph, GraphBatches
 from experiments.graphs.task import Graphs
 from experiments.training.sharding import make_mesh, put_batch, put_parameters
 from experiments.training.step import (
-  Compiler,
   TrainState,
+  compiling_ahead,
   count_operations,
   init_state,
   inverse_sqrt,
@@ -124,7 +124,7 @@ def test_a_step_is_compiled_once_for_each_shape_whether_ahead_or_not(monkeypatch
   batches = [jax.tree.map(lambda x, n=n: x[:n], copy_task(0)) for n in (2, 4, 8)]
   monitoring.register_event_duration_secs_listener(listen)
   try:
-    with jax.set_mesh(mesh), Compiler() as compiler:
+    with jax.set_mesh(mesh), compiling_ahead() as compiler:
       batches, state = [put_batch(batch, mesh) for batch in batches], start(SGD)
       shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state

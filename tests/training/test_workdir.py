@@ -5,14 +5,12 @@ import importlib.metadata
 import json
 import pathlib
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 from experiments import files
 from experiments.errors import InputError
-from experiments.training import environment as environment_module
 from experiments.training import workdir as workdir_module
 from experiments.training.workdir import check_shared, claim_workdir, write_run_files
 
@@ -76,23 +74,6 @@ def test_run_files_hold_the_config_and_what_it_runs_on(tmp_path):
   assert environment["packages"]["jax"] == importlib.metadata.version("jax")
   assert shlex.split(environment["command"])[1:] == sys.orig_argv[1:]
   assert environment["cpu"] and environment["date"].endswith("+00:00")
-
-
-def test_a_result_that_is_written_leaves_the_commit_clean_and_code_does_not(tmp_path, monkeypatch):
-  git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True)
-  code, result = tmp_path / "experiments/training/environment.py", tmp_path / "results/a.json"
-  for file in (code, result):
-    file.parent.mkdir(parents=True)
-    file.write_text("1")
-  git("init", "--quiet")
-  git("add", ".")
-  git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message=a")
-  monkeypatch.setattr(environment_module, "__file__", str(code))
-  found = []
-  for file in (result, code):
-    file.write_text("2")
-    found.append(environment_module.environment()["git_commit"])
-  assert len(found[0]) == 40 and found[1] == found[0] + "-dirty"
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
