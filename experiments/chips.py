@@ -1,4 +1,4 @@
-"""The peaks of TPU chips and GPUs, and the TPU's compiler, which needs no TPU."""
+"""The peaks of TPU chips, and the TPU's compiler, which needs no TPU."""
 
 import importlib.util
 import math
@@ -37,22 +37,6 @@ CHIPS = {
   "v5p": Chip(459e12, 95e9, 2765e9, f"{_DOCS}/v5p"),
   "v6e": Chip(918e12, 32e9, 1600e9, f"{_DOCS}/v6e"),
 }
-
-# The kinds of JAX's devices.
-_TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
-# Dense operations a second in bfloat16, of NVIDIA's data sheets.
-_GPUS = {"A100": 312e12, "H100 80GB HBM3": 989e12, "H200": 989e12, "B200": 2250e12}
-
-
-def peak_operations(device_kind: str) -> float:
-  """Returns the operations a second of a device in bfloat16, or 0 if it is not known.
-
-  >>> peak_operations("TPU v5 lite"), peak_operations("NVIDIA H100 80GB HBM3")
-  (197000000000000.0, 989000000000000.0)
-  """
-  if device_kind in _TPUS:
-    return CHIPS[_TPUS[device_kind]].flops
-  return next((peak for name, peak in _GPUS.items() if name in device_kind), 0.0)
 
 
 def parse(name: str) -> tuple[str, int]:

@@ -17,8 +17,6 @@ saves and exits with status 130, and a second Ctrl-C exits at once. Data are dow
 FOLDER holds them.
 
 TensorBoard shows the metrics, with the package xprof also a profile: tensorboard --logdir=FOLDER.
-If the peak of the devices in bfloat16 is known, mfu is the share of it that matrix products use,
-those that the backward pass computes again included.
 
 With several processes, start each with this command, as srun and mpirun do; experiments/launch/
 has recipes. All need the same config, code and data. Only the first process prints and writes.

@@ -11,7 +11,6 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments import command
-from experiments.chips import peak_operations
 from experiments.config import flatten
 from experiments.data.batching import prefetch
 from experiments.evaluate import evaluate
@@ -25,7 +24,7 @@ from experiments.training.loop import NonFiniteError, profiled, train
 from experiments.training.metrics import NoReporter, Reporter, logging_to_wandb, read_metrics
 from experiments.training.processes import StopOnSignal, Stopped
 from experiments.training.sharding import put_batch
-from experiments.training.step import TrainState, compiling_ahead, with_operations
+from experiments.training.step import TrainState, compiling_ahead, naming_attention
 from experiments.training.task import Run
 from experiments.training.workdir import (
   check_not_lost,
@@ -158,13 +157,13 @@ def _compile_ahead(
   num_steps: int,
   compiler: Callable,
 ) -> Callable:
-  """Starts compiling the steps of training and evaluation; returns the first, with operations."""
+  """Starts compiling the steps of training and evaluation; returns the first."""
 
   def firsts(batches: Any, start: int, stop: int) -> Iterator[Any]:
     return (put_batch(batches[i], training.run.mesh) for i in batches.first_steps(start, stop))
 
   first = firsts(batches, start, num_steps)
-  step = with_operations(training.step, compiler, training.shapes, first)
+  step = naming_attention(training.step, compiler, training.shapes, first)
 
   def compile_evaluation(batch: Any) -> None:
     training.eval_step.lower(training.shapes.params, batch).compile()
@@ -190,11 +189,10 @@ def _reporting(
   if not processes.is_first():
     yield NoReporter()
     return
-  config, mesh = training.run.config, training.run.mesh
-  peak = mesh.size * peak_operations(mesh.devices.flat[0].device_kind)
+  config = training.run.config
   with (
     logging_to_wandb(config, workdir, project) as log,
-    Reporter(workdir, start, num_steps, log=log, peak=peak) as reporter,
+    Reporter(workdir, start, num_steps, log=log) as reporter,
   ):
     yield reporter
 

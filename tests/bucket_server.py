@@ -1,8 +1,7 @@
 """A server of a bucket on this machine: what gcsfs, TensorStore and s3fs use of gs:// and s3://.
 
 An object is visible once its last byte has arrived, and each write gives it a new generation.
-Conditions fail as in the real stores: of reads and writes on the generation in gs://, of writes on
-the ETag in s3://.
+In gs:// conditions of reads and writes on the generation fail as in the real store.
 """
 
 import contextlib
@@ -234,14 +233,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     elif not name:
       self.answer(200, b"")
     elif self.command == "PUT" and not source:
-      etag = f'"{objects[name][0]}"' if name in objects else None
-      if self.headers.get("If-None-Match") and etag:
-        self.answer_xml(412, "Error", Code="PreconditionFailed", Condition="If-None-Match")
-      elif self.headers.get("If-Match", etag) != etag:
-        self.answer_xml(412, "Error", Code="PreconditionFailed", Condition="If-Match")
-      else:
-        generation = self.put(name, self.unchunked(body))["generation"]
-        self.answer(200, b"", ETag=f'"{generation}"')
+      generation = self.put(name, self.unchunked(body))["generation"]
+      self.answer(200, b"", ETag=f'"{generation}"')
     elif (source or name) not in objects:
       self.answer_xml(404, "Error", Code="NoSuchKey", Message="The key does not exist")
     elif source:

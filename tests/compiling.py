@@ -5,11 +5,13 @@ check the program itself: its memory, its text, its rounding.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.extend import core
 
 # Fuses and rounds operations as users' programs do; only the machine code is not optimized.
 FUSING = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -30,3 +32,18 @@ def randomly(make, scale: float = 0.5):
   generator = np.random.default_rng(0)
   fill = lambda leaf: jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
   return nnx.merge(graphdef, jax.tree.map(fill, state))
+
+
+def count_operations(jaxpr: core.Jaxpr) -> float:
+  """Counts the multiplications and additions of matrix products, those of each pass of a scan."""
+  total = 0.0
+  for eqn in jaxpr.eqns:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+      (contracted, _), _ = params["dimension_numbers"]
+      shape = eqn.invars[0].aval.shape
+      total += 2.0 * eqn.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
+    else:
+      inner = map(count_operations, core.jaxprs_in_params(params))
+      total += params.get("length", 1) * (max if name == "cond" else sum)(inner)
+  return total

@@ -58,21 +58,20 @@ class Reporter:
     log: Callable[..., None] = lambda values, step: None,
     console: rich.console.Console | None = None,
     seconds: float = 5.0,
-    peak: float = 0.0,
   ):
     """Writes nothing before the context is entered.
 
     The progress is shown on `console`, by default stderr. Without a terminal it is a line every
     `seconds` seconds, or every 1% of the elapsed time if that is longer. `log` gets the values of
-    each line as well. `peak` is the operations a second that all devices can do, if known.
+    each line as well.
     """
     self._workdir = self._folder = workdir
     self._exit = contextlib.ExitStack()
-    self._start, self._num_steps, self._peak, self._log = start, num_steps, peak, log
+    self._start, self._num_steps, self._log = start, num_steps, log
     self._log_every = max(1, num_steps // 1000)  # writes about a thousand steps and the last
     self._num_skipped = 0  # since this start
     self._last: float | None = None  # when the last step ended, if the next one is to be timed
-    self._timed = collections.deque(maxlen=100)  # seconds, tokens, operations
+    self._timed = collections.deque(maxlen=100)  # seconds, tokens
     self._display = _Display(console or rich.console.Console(stderr=True), num_steps, seconds)
 
   def __enter__(self) -> "Reporter":
@@ -105,13 +104,11 @@ class Reporter:
   def step(self, step: int, metrics: Mapping[str, float | int]) -> None:
     """Reports "loss", "num_tokens" and other metrics of a step, counted from 1.
 
-    A step that was "skipped" is always written. Speeds are means over the last 100 timed steps;
-    "mfu" is the share of the peak that their "operations" took, those that the backward pass
-    computes anew included.
+    A step that was "skipped" is always written. Speeds are means over the last 100 timed steps.
     """
     now = time.monotonic()
     if self._last is not None and now > self._last:
-      self._timed.append((now - self._last, metrics["num_tokens"], metrics.get("operations", 0)))
+      self._timed.append((now - self._last, metrics["num_tokens"]))
     self._last = now
     speed, skipped = self._speed(), metrics.get("skipped", 0)
     self._num_skipped += skipped
@@ -120,8 +117,6 @@ class Reporter:
     parts = [f"step {step}/{self._num_steps}", f"loss {metrics['loss']:.3f}"]
     if speed:
       parts.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
-    if "mfu" in speed:
-      parts.append(f"{speed['mfu']:.1%} of peak")
     if len(self._timed) >= _FEW:
       parts.append(f"{_format((self._num_steps - step) * speed['seconds_per_step'])} left")
     if self._num_skipped:
@@ -131,11 +126,8 @@ class Reporter:
   def _speed(self) -> dict[str, float]:
     if not self._timed:
       return {}
-    seconds, num_tokens, operations = map(sum, zip(*self._timed, strict=True))
-    speed = dict(
-      tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / len(self._timed)
-    )
-    return speed | (dict(mfu=operations / seconds / self._peak) if self._peak else {})
+    seconds, num_tokens = map(sum, zip(*self._timed, strict=True))
+    return dict(tokens_per_second=num_tokens / seconds, seconds_per_step=seconds / len(self._timed))
 
   def values(self, step: int, values: Mapping[str, float | int]) -> None:
     """Reports and shows values such as those of an evaluation."""

@@ -1,17 +1,14 @@
-"""One step of training: its state, gradients, learning rates and operations."""
+"""One step of training: its state, gradients and learning rates."""
 
 import concurrent.futures
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from jax.extend import core
 
 from experiments.training.sharding import constrain_sharding
 from experiments.training.task import Loss
@@ -109,69 +106,42 @@ def compiling_ahead() -> Iterator[Callable]:
     threads.shutdown(wait=False, cancel_futures=True)
 
 
-def with_operations(
+def naming_attention(
   step: Callable, start: Callable, state: TrainState, batches: Iterable[Any]
 ) -> Callable:
-  """Adds the number of operations to a step's metrics, and prints the attention that it runs.
+  """Returns a step that prints the attention that it runs.
 
   Compiles the step ahead for a `state` and `batches`, of which only the shapes count. One line
   names all implementations that the first batch runs; another line, if a batch of another shape
   runs more, those alone.
   """
-  printed, operations = set(), {}  # names of implementations; by the shapes of a batch
+  printed, seen = set(), set()  # names of implementations; shapes of batches
 
-  def prepare(state: TrainState, batch: Any) -> tuple[list, np.float64]:
+  def prepare(state: TrainState, batch: Any) -> list:
     token = used_rules.set(rules := [])
     traced = step.trace(state, batch)  # the call below neither traces nor compiles again
     used_rules.reset(token)
     traced.lower().compile()
-    return rules, np.float64(count_operations(traced.jaxpr.jaxpr))
+    return rules
 
   started = {_shapes(batch): start(prepare, state, batch) for batch in batches}
 
-  def counted(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-    if (shapes := _shapes(batch)) not in operations:
+  def named(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+    if (shapes := _shapes(batch)) not in seen:
       ahead = started.pop(shapes, None)
-      rules, operations[shapes] = ahead.result() if ahead else prepare(state, batch)
+      rules = ahead.result() if ahead else prepare(state, batch)
       if new := {name: reason for name, reason, _ in rules if name not in printed}:
         chosen = "; ".join(f"{name}, because {reason}" for name, reason in new.items())
         print(f"attention, batches of {'x'.join(map(str, shapes[-1]))}: {chosen}")
         printed.update(new)
-    state, metrics = step(state, batch)
-    return state, metrics | dict(operations=operations[shapes])
+      seen.add(shapes)
+    return step(state, batch)
 
-  return counted
+  return named
 
 
 def _shapes(batch: Any) -> tuple:
   return tuple(x.shape for x in jax.tree.leaves(batch))
-
-
-def count_operations(jaxpr: core.Jaxpr) -> float:
-  """Counts the multiplications and additions of matrix products, on all devices together.
-
-  A `while` counts as one pass, and a Pallas kernel as its own estimate.
-
-  >>> product = jax.make_jaxpr(lambda x, y: x @ y)(jnp.ones((2, 3)), jnp.ones((3, 5)))
-  >>> count_operations(product.jaxpr)
-  60.0
-  """
-  total = 0.0
-  for eqn in jaxpr.eqns:
-    name, params = eqn.primitive.name, eqn.params
-    if name == "dot_general":
-      (contracted, _), _ = params["dimension_numbers"]
-      shape = eqn.invars[0].aval.shape
-      total += 2.0 * eqn.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
-    elif name == "pallas_call":
-      total += params["cost_estimate"].flops if params["cost_estimate"] else 0
-    else:
-      times = params.get("length", 1)
-      for axis in next((x for key, x in params.items() if key.endswith("manual_axes")), ()):
-        times *= params["mesh"].shape[axis]
-      inner = map(count_operations, core.jaxprs_in_params(params))
-      total += times * (max if name == "cond" else sum)(inner)
-  return total
 
 
 def _sum_over_microbatches(gradient, params, batch, key, num_microbatches: int):

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import as_users_do, quickly
+from compiling import as_users_do, count_operations, quickly
 from formula import formula
 from kernel_calls import LOW
 
-from experiments.training.step import count_operations
 from relpos_jax import (
   ContentBias,
   DistanceBias,
