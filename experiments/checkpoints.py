@@ -52,8 +52,9 @@ def main(workdir: Path, verify: bool, prune: int) -> None:
     print(f"{num_good} good: fewer than {prune}, none of them is deleted")
   elif prune:
     for path in [path for path, state in states.items() if state == "not read"]:
-      print(f"deleted {path} ({_num_bytes(path):,} bytes)")
-      shutil.rmtree(path, ignore_errors=True)  # the run may delete it as well
+      with contextlib.suppress(FileNotFoundError):  # The run deletes it as well.
+        print(f"deleted {path} ({_num_bytes(path):,} bytes)")
+        shutil.rmtree(path)
       del states[path]
   states |= {path: f"damaged: {reason}" for path, reason in renamed.items()}
   for path, state in states.items():

@@ -160,7 +160,7 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
   try:
     for name, flag in flags.items():
       if flag in (CONFIG, SWEEP):
-        argv, file = _define_config(argv, values)
+        argv, file = _define_config(argv, values, flag)
       else:
         kind = str if flag.default is None else type(flag.default)
         _DEFINE[kind](name, flag.default, flag.help, flag_values=values)
@@ -172,23 +172,21 @@ def parse(flags: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, object]:
     raise InputError(f"unexpected argument {unused[0]!r}: give flags as --name=value")
   for name, flag in flags.items():
     if flag.default is None and values[name].value in (None, ""):
-      known = f" There are {', '.join(_configs())}" if flag in (CONFIG, SWEEP) else ""
-      raise InputError(f"missing --{name}: {flag.help}{known}")
+      raise InputError(f"missing --{name}: {flag.help}")
   found = {name: values[name].value for name in flags}
   found |= {name: to_path(found[name]) for name in flags if flags[name].is_path and found[name]}
   return found | {name: file for name, flag in flags.items() if flag == SWEEP}
 
 
 def _define_config(
-  argv: list[str], values: absl_flags.FlagValues
-) -> tuple[list[str], ConfigFile | None]:
+  argv: list[str], values: absl_flags.FlagValues, flag: Flag
+) -> tuple[list[str], ConfigFile]:
   """Loads the config file that `argv` names and defines its flags; returns the other arguments."""
   first = absl_flags.FlagValues()
   file = absl_flags.DEFINE_string("config", None, "", flag_values=first)
   argv = first(argv, known_only=True)
-  if not file.value:  # which is an error, unless another flag is unknown
-    absl_flags.DEFINE_string("config", None, "", flag_values=values)
-    return [word for word in argv if not re.match("--?(no)?config[.]", word)], None
+  if not file.value:
+    raise InputError(f"missing --config: {flag.help}: there are {', '.join(_configs())}")
   path, _, argument = file.value.partition(":")
   if not pathlib.Path(path).is_file():
     raise InputError(f"no config file {path!r}: there are {', '.join(_configs())}")

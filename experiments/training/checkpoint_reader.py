@@ -191,15 +191,10 @@ def read_kinds(folder: pathlib.Path) -> dict[str, str]:
 def by_name(tree: PyTree, field: str = "") -> dict[str, Any]:
   """Returns the leaves of a state by dotted path, as in params.kernel, prefixed with `field`."""
   prefix = (jax.tree_util.GetAttrKey(field),) if field else ()
-  paths = jax.tree.leaves_with_path(tree)
-
-  def name(path):
-    return jax.tree_util.keystr(prefix + path, simple=True, separator=".")
-
-  leaves = {name(path): leaf for path, leaf in paths}
-  if len(leaves) != len(paths):
-    raise ValueError("two leaves of the state have the same name: rename a key that has a dot")
-  return leaves
+  return {
+    jax.tree_util.keystr(prefix + path, simple=True, separator="."): leaf
+    for path, leaf in jax.tree.leaves_with_path(tree)
+  }
 
 
 def describe(array: Any) -> str:

@@ -137,7 +137,7 @@ class StopOnSignal:
   ignore SIGINT.
 
   In several processes JAX's preemption service receives the signals, and `should_stop` returns True
-  from the same call on in all of them.
+  from the same call on in all of them; what does not call it goes on.
 
   >>> with StopOnSignal() as stop:
   ...   stop.deferred = True
