@@ -58,7 +58,7 @@ def _killing(rename: Callable, name: str) -> Callable:
 class _Poisoned:
   def __init__(self, batches: Batches, poisoned: set[int], order: pathlib.Path):
     self._batches, self._poisoned, self._order = batches, poisoned, order
-    self.examples = batches.examples
+    self.examples, self.first_steps = batches.examples, batches.first_steps
 
   def __str__(self) -> str:
     return str(self._batches)
