@@ -1,5 +1,7 @@
 """Calls of implementations with tiles or blocks, compared with the reference in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,13 +99,18 @@ def output_and_gradients(attention, arrays, options):
   return dict(output=output, **pull_back(jnp.asarray(cotangent, output.dtype))[0])
 
 
-def assert_exact(kernel, arrays, options, tolerance=1e-10):
+def run(attention, arrays, options):
+  """Returns output and gradients, without rank promotion but in `LinearBias` and masks."""
+  is_strict = not arrays["more"] and "mask" not in options
+  with jax.numpy_rank_promotion("raise" if is_strict else "allow"):
+    return quickly(lambda x: output_and_gradients(attention, x, options))(arrays)
+
+
+def assert_exact(kernel, arrays, options, wanted=None, tolerance=1e-10):
   """Checks the output and the gradient of every array against the reference in float64."""
-  run = lambda attention: quickly(lambda x: output_and_gradients(attention, x, options))
-  actual = run(kernel)(arrays)
-  wide = jax.tree.map(lambda x: x.astype(np.float64), arrays)
-  for name, wanted in run(reference.attention)(wide).items():
-    for x, y in zip(*map(jax.tree.leaves, (actual[name], wanted)), strict=True):
+  actual, wide = run(kernel, arrays, options), jax.tree.map(np.float64, arrays)
+  for name, found in (wanted or run(reference.attention, wide, options)).items():
+    for x, y in zip(*map(jax.tree.leaves, (actual[name], found)), strict=True):
       np.testing.assert_allclose(x, y, 0, tolerance * max(1, np.abs(y).max()), err_msg=name)
 
 
@@ -220,3 +227,11 @@ CASES = {
     dict(query_offset=np.array([5, -24]), scale=-0.7) | DROPOUT | LENGTHS,
   ),
 }
+
+
+@functools.cache
+def exact_case(name):
+  """Returns the arrays and options of a case, and the results of the reference."""
+  sizes, options = CASES[name]
+  arrays = arrays_of(**sizes)
+  return arrays, options, run(reference.attention, arrays, options)

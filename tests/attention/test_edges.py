@@ -18,7 +18,6 @@ from relpos_jax import (
   dot_product_attention,
   edge_attention,
 )
-from relpos_jax.attention.edges import pair_features
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -153,15 +152,6 @@ def test_a_list_of_edges_is_the_operator_on_the_matrix_of_pairs(terms, batch, ta
 
   arrays = arrays_of(5, 6, batch, tables=tables)
   assert_equal(output_and_gradients(by_list, arrays), output_and_gradients(by_matrix, arrays))
-
-
-def test_the_matrix_of_pairs_is_made_edge_by_edge():
-  edges = random_edges(5, 5, (2,))
-  features = normal(2, M, F)
-  make = quickly(functools.partial(pair_features, num_labels=E, num_nodes=5))
-  found = make(*map(jnp.asarray, edges), features)
-  wanted = [matrix(*(x[row] for x in (*edges, features)), (5, 5)) for row in range(2)]
-  assert_equal(found, [np.stack(x) for x in zip(*wanted, strict=True)])
 
 
 @functools.cache
@@ -305,12 +295,3 @@ def test_a_wrong_edge_is_named(message):
 def test_no_edge_at_all_gives_zeros():
   tokens, none = np.ones((4, 2, 3)), np.zeros(0, int)
   assert (edge_attention(tokens, tokens, tokens, none, none) == 0).all()
-
-
-@pytest.mark.parametrize("beyond, rows", [("clip", [0, 2, 4]), ("zero", [-1, 2, -1])])
-def test_the_ends_of_32_bits_are_beyond_the_table(beyond, rows):
-  relations = RelativePositions(jnp.ones((5, 8)), None, beyond=beyond)
-  near, far = jnp.zeros(1, jnp.int32), jnp.full(1, 2**31 - 1, jnp.int32)
-  both = jnp.concatenate([near, far])
-  assert relations.labels(far, both).tolist() == [rows[:2]]
-  assert relations.labels(near, both).tolist() == [rows[1:]]

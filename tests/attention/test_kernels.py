@@ -9,9 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_calls import CASES, LOW, WIDTH, arrays_of, assert_exact, normal, output_and_gradients
+from kernel_calls import (
+  CASES,
+  LOW,
+  WIDTH,
+  arrays_of,
+  assert_exact,
+  exact_case,
+  normal,
+  output_and_gradients,
+)
 
-from relpos_jax import DistanceBias, KeyBias, dot_product_attention
+from relpos_jax import DistanceBias
 from relpos_jax.attention import pallas_gpu, pallas_tpu, pallas_tpu_tiles
 from relpos_jax.attention.pallas_gpu_kernels import Blocks
 
@@ -33,8 +42,7 @@ def kernel(request, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_exact(kernel, case):
-  sizes, options = CASES[case]
-  assert_exact(kernel, arrays_of(**sizes), options)
+  assert_exact(kernel, *exact_case(case))
 
 
 # By name: the first and last hidden row of 7, and the options of a call.
@@ -63,21 +71,3 @@ def test_queries_that_see_only_low_rows(kernel):
   options = dict(query_seq_lengths=np.array([9, 20]), key_value_seq_lengths=np.array([9, 2]))
   results = output_and_gradients(kernel, arrays, options)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
-
-
-@pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
-@pytest.mark.parametrize(
-  ("options", "reason"),
-  [
-    (dict(bias=jnp.zeros((1, 1, 20, 20))), "a bias is given"),
-    (dict(mask=jnp.ones((1, 1, 20, 1), bool)), r"mask has shape \(1, 1, 20, 1\)"),
-    (dict(query_positions=jnp.arange(20)), "positions are given"),
-    (dict(relations=KeyBias(normal(3, WIDTH))), "it takes no KeyBias"),
-    (dict(scale=jnp.array(0.1)), "scale is traced"),
-  ],
-)
-def test_refuses_by_name(options, reason, implementation):
-  query = arrays_of()["query"]
-  attend = functools.partial(dot_product_attention, implementation=implementation)
-  with pytest.raises(NotImplementedError, match=reason):
-    jax.jit(lambda options: attend(query, query, query, **options))(options)

@@ -1,11 +1,11 @@
 """The laws of the operator, in float64, on random tables, for every implementation."""
 
-import dataclasses
 import functools
 import operator
 
 import jax
 import jax.numpy as jnp
+import kernel_calls
 import numpy as np
 import pytest
 from compiling import as_users_do, quickly
@@ -25,49 +25,20 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 ALL = [*IMPLEMENTATIONS, None]
 POSITIONS = "query_positions", "key_positions"
+LENGTHS = "queries", "keys"
+TABLES = "kv"  # the names of the tables for keys and values among the arrays
 ANY_POSITIONS = ["reference", "per_position", "projected", None]  # the others need 0, 1, 2, ...
-ANY_MASK = [name for name in ALL if not str(name).startswith("pallas")]  # and any bias
+KERNELS = ["pallas_tpu", "pallas_gpu"]
+ANY_MASK = [name for name in ALL if name not in KERNELS]  # and any bias
 TOLERANCE = dict(rtol=0, atol=1e-10)
 # Kernels equal `reference` in tests of their own, from which most laws follow.
 EACH = [pytest.param(name, marks=[pytest.mark.kernels] * (name not in ANY_MASK)) for name in ALL]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """Sizes and options of a call; its arrays follow from them."""
-
-  batch: int = 2
-  num_queries: int = 5
-  num_keys: int = 5
-  key_heads: int = 2
-  group: int = 1
-  width: int = 3
-  k: int = 2
-  per_head: bool = False
-  keys: bool = True
-  values: bool = True
-  beyond: str = "clip"
-  is_causal: bool = False
-  biased: bool = False
-
-  def arrays(self) -> dict:
-    """Returns the arrays to differentiate."""
-    random = np.random.default_rng(0).normal
-    heads = self.key_heads * self.group
-    table = (2 * self.k + 1, *([heads] if self.per_head else []), self.width)
-    arrays = dict(
-      query=random(size=(self.batch, self.num_queries, heads, self.width)),
-      key=random(size=(self.batch, self.num_keys, self.key_heads, self.width)),
-      value=random(size=(self.batch, self.num_keys, self.key_heads, self.width)),
-      key_table=random(size=table) if self.keys else None,
-      value_table=random(size=table) if self.values else None,
-      bias=random(size=(self.batch, 1, self.num_queries, self.num_keys)) if self.biased else None,
-    )
-    return {name: jnp.asarray(array) for name, array in arrays.items() if array is not None}
-
-  def options(self) -> dict:
-    """Returns the other arguments of the operator."""
-    return dict(is_causal=self.is_causal)
+def arrays_of(k=2, queries=5, keys=5, group=1, **options):
+  """Returns the arrays of a call with clipping distance k and two key heads."""
+  sizes = dict(queries=queries, keys=keys, heads=2 * group, width=3, rows=2 * k + 1)
+  return kernel_calls.arrays_of(**sizes, **options)
 
 
 def attend(arrays, options, **static):
@@ -90,7 +61,7 @@ def _split(options):
 
 def _call(arrays, options, beyond="clip", left=None, **more):
   arrays = dict(arrays)
-  tables = [arrays.pop(name, None) for name in ("key_table", "value_table")]
+  tables = [arrays.pop(name, None) for name in TABLES]
   relations = arrays.pop("more", ())
   if any(table is not None for table in tables):
     relations += (RelativePositions(*tables, beyond=beyond, left=left),)
@@ -131,11 +102,8 @@ def results_of(implementation, *arguments, **options):
 
 
 def assert_close(actual: dict, wanted: dict, whose: str | None = "", atol=1e-10):
-  assert actual.keys() == wanted.keys()
-  for name in wanted:
-    np.testing.assert_allclose(
-      actual[name], wanted[name], rtol=0, atol=atol, err_msg=f"{whose} {name}"
-    )
+  close = functools.partial(np.testing.assert_allclose, rtol=0, atol=atol, err_msg=str(whose))
+  jax.tree.map(close, actual, wanted)
 
 
 def reordered(arrays: dict, queries, keys) -> dict:
@@ -148,21 +116,21 @@ def reordered(arrays: dict, queries, keys) -> dict:
 RANDOM = np.random.default_rng(0)
 PLAIN = {
   "a bias and a mask of pairs": (
-    dict(num_queries=4, num_keys=7, group=2, biased=True),
+    dict(queries=4, keys=7, group=2, bias="BTS"),
     dict(mask=(RANDOM.random((2, 4, 4, 7)) < 0.5) | np.eye(4, 7, dtype=bool)),
   ),
   "a mask of keys, causal": (
-    dict(num_queries=7, num_keys=4, group=3, is_causal=True),
-    dict(mask=(RANDOM.random((2, 1, 1, 4)) < 0.5) | (np.arange(4) == 0)),
+    dict(queries=7, keys=4, group=3),
+    dict(mask=(RANDOM.random((2, 1, 1, 4)) < 0.5) | (np.arange(4) == 0), is_causal=True),
   ),
   "lengths": (
-    dict(num_queries=6, num_keys=7),
+    dict(queries=6, keys=7),
     dict(query_seq_lengths=np.int32([6, 3]), key_value_seq_lengths=np.int32([5, 7])),
   ),
-  "a window of two sides": (dict(num_queries=6, num_keys=7), dict(local_window_size=(1, 3))),
+  "a window of two sides": (dict(queries=6, keys=7), dict(local_window_size=(1, 3))),
   "a window, causal": (
-    dict(num_queries=7, num_keys=7, is_causal=True),
-    dict(local_window_size=2),
+    dict(queries=7, keys=7),
+    dict(local_window_size=2, is_causal=True),
   ),
 }
 
@@ -171,10 +139,10 @@ PLAIN = {
 def test_without_relations_it_is_jax_nn(name):
   """Compares in float32, the only dtype of jax.nn's softmax."""
   sizes, options = PLAIN[name]
-  case = Case(keys=False, values=False, **sizes)
-  arrays = {name: x.astype(jnp.float32) for name, x in case.arrays().items()}
+  arrays = arrays_of(tables="", **sizes, dtype=np.float32)
+  del arrays["more"]
   arrayed = {n: jnp.asarray(x) for n, x in options.items() if isinstance(x, np.ndarray)}
-  options = case.options() | options | arrayed
+  options = options | arrayed
 
   @quickly
   def results_of_jax_nn(arrays):
@@ -183,57 +151,51 @@ def test_without_relations_it_is_jax_nn(name):
     return dict(output=output, **pull_back(cotangent_of(arrays))[0])
 
   wanted = results_of_jax_nn(arrays)
-  able = ANY_MASK if case.biased else ALL
+  able = ANY_MASK if "bias" in arrays else ALL
   for implementation, actual in results_of_each(able, arrays, options).items():
     assert_close(actual, wanted, implementation, atol=1e-5)
 
 
 SIZES = (
-  dict(num_queries=6, num_keys=6, is_causal=True),
-  dict(num_queries=4, num_keys=7, group=2, per_head=True),
+  (dict(queries=6, keys=6), dict(is_causal=True)),
+  (dict(queries=4, keys=7, group=2, per_head="kv"), {}),
 )
 
 
 # Law 3.
 @pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_k_0_adds_a_constant(implementation, sizes):
-  case = Case(k=0, **sizes)
-  arrays, options = case.arrays(), case.options()
-  plain = {name: x for name, x in arrays.items() if not name.endswith("table")}
+@pytest.mark.parametrize("sizes, options", SIZES, ids=str)
+def test_k_0_adds_a_constant(implementation, sizes, options):
+  arrays = arrays_of(k=0, **sizes)
+  plain = {name: x for name, x in arrays.items() if name not in TABLES}
   wanted = results_of("reference", plain, options)
-  wanted["output"] += arrays["value_table"][0]
-  wanted["key_table"] = jnp.zeros_like(arrays["key_table"])
-  wanted["value_table"] = cotangent_of(arrays).sum((0, 1) if case.per_head else (0, 1, 2))[None]
+  wanted["output"] += arrays["v"][0]
+  wanted["k"] = jnp.zeros_like(arrays["k"])
+  wanted["v"] = cotangent_of(arrays).sum((0, 1) if "per_head" in sizes else (0, 1, 2))[None]
   assert_close(results_of(implementation, arrays, options), wanted)
 
 
 # Law 4.
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_shifting_all_positions_changes_nothing(implementation, sizes):
-  case = Case(**sizes)
-  run = functools.partial(results_of, implementation, case.arrays())
-  shifted = case.options() | dict(
-    query_positions=jnp.arange(case.num_queries) + 1000,
-    key_positions=jnp.arange(case.num_keys) + 1000,
-  )
-  assert_close(run(shifted), run(case.options()))
+@pytest.mark.parametrize("sizes, options", SIZES, ids=str)
+def test_shifting_all_positions_changes_nothing(implementation, sizes, options):
+  run = functools.partial(results_of, implementation, arrays_of(**sizes))
+  far = {name: jnp.arange(sizes[of]) + 1000 for name, of in zip(POSITIONS, LENGTHS, strict=True)}
+  assert_close(run(options | far), run(options))
 
 
 @pytest.mark.parametrize("implementation", ANY_POSITIONS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_permuting_tokens_with_their_positions_permutes_the_output(implementation, sizes):
-  case = Case(**sizes)
-  arrays, cotangent = case.arrays(), cotangent_of(case.arrays())
-  permutation = np.random.default_rng(0).permutation
-  queries, keys = (jnp.asarray(permutation(n)) for n in (case.num_queries, case.num_keys))
+@pytest.mark.parametrize("sizes, options", SIZES, ids=str)
+def test_permuting_tokens_with_their_positions_permutes_the_output(implementation, sizes, options):
+  arrays = arrays_of(**sizes)
+  cotangent, permutation = cotangent_of(arrays), np.random.default_rng(0).permutation
+  queries, keys = (jnp.asarray(permutation(sizes[name])) for name in LENGTHS)
   permuted = reordered(arrays, queries, keys)
-  positions = case.options() | dict(query_positions=queries, key_positions=keys)
+  positions = options | dict(query_positions=queries, key_positions=keys)
   moved = results_of(implementation, permuted, positions, cotangent=cotangent[:, queries])
-  whole = results_of(implementation, arrays, case.options())
+  whole = results_of(implementation, arrays, options)
   assert_close(moved, reordered(whole, queries, keys))
-  still = results_of(implementation, permuted, case.options())
+  still = results_of(implementation, permuted, options)
   assert not np.allclose(moved["output"], still["output"])
 
 
@@ -242,10 +204,10 @@ def test_permuting_tokens_with_their_positions_permutes_the_output(implementatio
 @pytest.mark.parametrize("first", [2**31 - 5, -(2**31) + 5])
 def test_positions_and_offsets_near_the_ends_of_32_bits(first, is_causal, implementation):
   """Gives a window that is as wide as an integer, too."""
-  case = Case(is_causal=is_causal)
-  arrays, options = case.arrays(), case.options() | dict(local_window_size=2**31 - 1)
+  arrays, causal = arrays_of(), dict(is_causal=is_causal)
+  options = causal | dict(local_window_size=2**31 - 1)
   far = dict(query_positions=np.sign(first) * 100 + jnp.arange(5))
-  wanted = results_of("reference", arrays, case.options() | far)
+  wanted = results_of("reference", arrays, causal | far)
   ways = [dict(query_offset=first), dict(query_offset=jnp.int32(first))]
   if implementation in ANY_POSITIONS:
     ways.append(dict(query_positions=first + jnp.arange(5, dtype=jnp.int32)))
@@ -253,14 +215,14 @@ def test_positions_and_offsets_near_the_ends_of_32_bits(first, is_causal, implem
     assert_close(results_of(implementation, arrays, options | way), wanted)
   if implementation in ANY_POSITIONS:  # near ones at both ends
     ends = {name: first + jnp.arange(5, dtype=jnp.int32) for name in POSITIONS}
-    wanted = results_of("reference", arrays, case.options())
-    assert_close(results_of(implementation, arrays, case.options() | ends), wanted)
+    wanted = results_of("reference", arrays, causal)
+    assert_close(results_of(implementation, arrays, causal | ends), wanted)
 
 
-@pytest.mark.parametrize("implementation", [name for name in ALL if "pallas" not in str(name)])
+@pytest.mark.parametrize("implementation", ANY_MASK)
 def test_traced_integers_of_64_bits_do_not_wrap(implementation):
   """Adds 2**32, which 32 bits do not hold: to some segments, a length, an offset, positions."""
-  arrays, far = Case().arrays(), 2**32
+  arrays, far = arrays_of(), 2**32
   segments = np.array([0, 0, 1, 1, 2])
   names = "query_segment_ids", "key_segment_ids"
   run = lambda **given: results_of(implementation, arrays, jax.tree.map(jnp.asarray, given))
@@ -276,29 +238,28 @@ def test_traced_integers_of_64_bits_do_not_wrap(implementation):
 # Law 5.
 @pytest.mark.parametrize("implementation", EACH)
 def test_no_gradient_flows_to_later_keys(implementation):
-  case = Case(num_queries=6, num_keys=6, is_causal=True)
   each_query = lambda output: output.sum(axis=(0, 2, 3))
-  grads = gradients(each_query, case.arrays(), case.options(), implementation)
+  arrays = arrays_of(queries=6, keys=6)
+  grads = gradients(each_query, arrays, dict(is_causal=True), implementation)
   for i in range(6):
     for name in ("key", "value"):
       assert not grads[name][i, :, i + 1 :].any()
     assert grads["value"][i, :, : i + 1].all()
-  for name in ("key_table", "value_table"):
-    assert not grads[name][:, case.k + 1 :].any()
+  for name in TABLES:
+    assert not grads[name][:, 3:].any()
 
 
 @pytest.mark.parametrize("implementation", EACH)
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("way", ["mask", "segments"])
 def test_hidden_keys_have_no_effect_and_no_gradient(way, implementation, relative):
-  case = Case(num_queries=4, num_keys=6, keys=relative, values=relative)
+  arrays = arrays_of(queries=4, keys=6, tables=TABLES * relative)
   hidden = jnp.arange(6) >= 4
   options = dict(mask=~hidden[None, None, None])
   if way == "segments":
     options = dict(
       query_segment_ids=jnp.zeros(4, jnp.int32), key_segment_ids=hidden.astype(jnp.int32)
     )
-  arrays = case.arrays()
   noisy = arrays | {
     name: jnp.where(hidden[:, None, None], 1e3, arrays[name]) for name in ("key", "value")
   }
@@ -312,14 +273,13 @@ def test_hidden_keys_have_no_effect_and_no_gradient(way, implementation, relativ
 @pytest.mark.parametrize("implementation", ANY_MASK)
 @pytest.mark.parametrize("relative", [True, False])
 def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient(implementation, relative):
-  case = Case(keys=relative, values=relative, biased=True)
-  sees = jnp.arange(case.num_queries) != 2
+  arrays, sees = arrays_of(tables=TABLES * relative, bias="BTS"), jnp.arange(5) != 2
   options = dict(mask=sees[None, None, :, None])
-  output = attend(case.arrays(), options, implementation=implementation)
+  output = attend(arrays, options, implementation=implementation)
   assert not output[:, 2].any() and output[:, sees].all()
   row = lambda output: output[:, 2].sum()
-  grads = gradients(row, case.arrays(), options, implementation)
-  assert not any(grad.any() for grad in grads.values())
+  grads = gradients(row, arrays, options, implementation)
+  assert not any(grad.any() for grad in jax.tree.leaves(grads))
 
 
 # Law 6.
@@ -327,9 +287,8 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_no_gradient(implementatio
 @pytest.mark.parametrize("chunks", [(4, 1, 1), (1,) * 6, (2, 3, 1)])
 def test_decoding_equals_the_full_pass(implementation, chunks):
   """Uses slots in any order, some of them empty: only positions matter."""
-  case = Case(num_queries=6, num_keys=6, is_causal=True)
-  arrays = case.arrays()
-  whole = attend(arrays, case.options(), implementation=implementation)
+  arrays = arrays_of(queries=6, keys=6)
+  whole = attend(arrays, dict(is_causal=True), implementation=implementation)
   slots = jnp.asarray([7, 2, 0, 5, 3, 8])  # of nine, where each token is kept
   cache = {
     name: jnp.full((2, 9, 2, 3), 1e3).at[:, slots].set(arrays[name]) for name in ("key", "value")
@@ -353,42 +312,31 @@ def test_decoding_equals_the_full_pass(implementation, chunks):
 
 # Law 7.
 @pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_clip_equals_zero_when_the_table_covers_the_sequence(implementation, sizes):
-  farthest = max(sizes["num_queries"], sizes["num_keys"]) - 1
-  case = Case(k=farthest, **sizes)
-  clipped = results_of("reference", case.arrays(), case.options(), "clip")
-  assert_close(results_of(implementation, case.arrays(), case.options(), "zero"), clipped)
-  short = Case(k=farthest - 1, **sizes)
-  run = functools.partial(attend, short.arrays(), short.options(), implementation="reference")
-  assert not np.allclose(run(beyond="clip"), run(beyond="zero"))
-
-
-@pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation, sizes):
+@pytest.mark.parametrize("sizes, options", SIZES, ids=str)
+def test_a_clipped_table_equals_a_full_one_whose_end_rows_repeat(implementation, sizes, options):
   """Compares gradients as well: a repeated row gets the sum of those of its copies."""
-  case = Case(k=2, **sizes)
-  arrays = case.arrays()
+  arrays = arrays_of(**sizes)
   repeat_ends = lambda table: table[jnp.clip(jnp.arange(13), 4, 8) - 4]
-  tables = {name: arrays[name] for name in ("key_table", "value_table")}
+  tables = {name: arrays[name] for name in TABLES}
   full, pull_back = jax.vjp(functools.partial(jax.tree.map, repeat_ends), tables)
-  wanted = results_of("reference", arrays | full, case.options(), "zero")
+  wanted = results_of("reference", arrays | full, options, "zero")
+  for beyond in ("clip", "zero"):  # are one if the table covers the sequence
+    assert_close(results_of(implementation, arrays | full, options, beyond), wanted)
   (of_tables,) = pull_back({name: wanted[name] for name in tables})
-  assert_close(results_of(implementation, arrays, case.options()), wanted | of_tables)
+  assert_close(results_of(implementation, arrays, options), wanted | of_tables)
+  others = results_of(implementation, arrays, options, "zero")
+  assert not np.allclose(others["output"], wanted["output"])
 
 
 # Law 9.
 @pytest.mark.parametrize("implementation", EACH)
-@pytest.mark.parametrize("sizes", [dict(k=2), dict(k=6, group=2, per_head=True)], ids=str)
+@pytest.mark.parametrize("sizes", [dict(k=2), dict(k=6, group=2, per_head="kv")], ids=str)
 def test_positions_are_signed(implementation, sizes):
-  case = Case(num_queries=6, num_keys=6, **sizes)
-  arrays, cotangent = case.arrays(), cotangent_of(case.arrays())
+  arrays = arrays_of(queries=6, keys=6, **sizes)
+  cotangent = cotangent_of(arrays)
   backward = jnp.arange(6)[::-1]
   turn = lambda arrays: reordered(arrays, backward, backward)
-  turn_tables = lambda arrays: (
-    arrays | {name: arrays[name][::-1] for name in ("key_table", "value_table")}
-  )
+  turn_tables = lambda arrays: arrays | {name: arrays[name][::-1] for name in TABLES}
   run = functools.partial(results_of, implementation, options={})
   whole = run(arrays)
   both = run(turn_tables(turn(arrays)), cotangent=cotangent[:, backward])
@@ -401,23 +349,21 @@ def test_positions_are_signed(implementation, sizes):
 @pytest.mark.parametrize("implementation", EACH)
 def test_the_same_dropped_weights_feed_both_values(implementation):
   """Uses v_j = 0 and one shared row: the output is the row times the sum of the kept weights."""
-  case = Case(k=0, keys=False, num_keys=40)
   options = dict(dropout_rate=0.5, dropout_key=jax.random.key(0))
-  arrays = case.arrays()
-  table, ones = arrays["value_table"], jnp.ones_like(arrays["value"])
+  arrays = arrays_of(k=0, tables="v", keys=40)
+  table, ones = arrays["v"], jnp.ones_like(arrays["value"])
   zeros = jnp.zeros_like(ones)
   run = functools.partial(attend, options=options, implementation=implementation)
   from_table = run(arrays | dict(value=zeros))
-  left_of_weights = run(arrays | dict(value=ones, value_table=jnp.zeros_like(table)))
+  left_of_weights = run(arrays | dict(value=ones, v=jnp.zeros_like(table)))
   np.testing.assert_allclose(from_table, left_of_weights * table[0], **TOLERANCE)
   assert left_of_weights.std() > 0.01
   np.testing.assert_allclose(left_of_weights.mean(), 1, atol=0.2)
 
 
 def test_dropout_is_the_same_in_every_implementation():
-  case = Case(is_causal=True)
-  options = case.options() | dict(dropout_rate=0.3, dropout_key=jax.random.key(1))
-  results = results_of_each(ALL, case.arrays(), options)
+  options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(1))
+  results = results_of_each(ALL, arrays_of(), options)
   for name in ALL:
     assert_close(results[name], results["reference"], name)
 
@@ -428,9 +374,8 @@ def test_dropout_is_the_same_in_every_implementation():
 @pytest.mark.parametrize("relative, name", [*((True, x) for x in ANY_MASK), (False, None)])
 def test_a_bias_hides_as_a_mask_does(relative, name, lowest, soft_cap):
   """Covers jax.nn, which averages the values of a query that sees no key, or returns NaN."""
-  arrays = Case(keys=relative, values=relative, biased=True).arrays()
   dtype = jnp.float64 if relative else jnp.float32
-  arrays = {name: x.astype(dtype) for name, x in arrays.items()}
+  arrays = arrays_of(tables=TABLES * relative, bias="BTS", dtype=dtype)
   hidden = jnp.zeros((2, 1, 5, 5), bool).at[:, :, 1].set(True).at[0, 0, 2, 3].set(True)
   low = arrays | dict(bias=jnp.where(hidden, dtype(lowest), arrays["bias"]))
   options = dict(logits_soft_cap=soft_cap)
@@ -446,8 +391,7 @@ def test_nan_stays_nan(name):
 
   From 40 keys on, XLA's maximum on a CPU may drop a NaN.
   """
-  case = Case(num_queries=100, num_keys=100, is_causal=True)
-  arrays, options = jax.tree.map(jnp.float32, case.arrays()), case.options()
+  arrays, options = arrays_of(queries=100, keys=100, dtype=np.float32), dict(is_causal=True)
   run = as_users_do(functools.partial(_call, options=options, implementation=name))
   broken = np.zeros((2, 100), bool)
   for of, tokens, rows in (("query", 30, 30), ("key", 97, slice(97, 100)), ("query", ..., ...)):
@@ -473,7 +417,7 @@ def large_logits(relative, biased, length=40, width=4, rows=5):
   arrays = {name: integers(1, length, heads, width) for name in ("query", "key", "value")}
   arrays["query"] *= factors[:, None]
   if relative:
-    arrays |= {name: integers(rows, heads, width) for name in ("key_table", "value_table")}
+    arrays |= {name: integers(rows, heads, width) for name in TABLES}
   if biased:
     bias = factors[:, None, None] * integers(1, heads, length, length)
     i, j = np.ogrid[:length, :length]
@@ -490,8 +434,8 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
   monkeypatch.setattr(chunked, "_default_block", lambda *_: 16)
   monkeypatch.setattr(chunked, "_STRETCHES", 2)
   plain = [] if relative else [None]  # with relations None is one of the others
-  for names in ([name for name in ANY_MASK if name] + plain, ["pallas_tpu", "pallas_gpu"]):
-    arrays = large_logits(relative, biased="pallas_tpu" not in names)
+  for names in ([name for name in ANY_MASK if name] + plain, KERNELS):
+    arrays = large_logits(relative, biased=names is not KERNELS)
     wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}
     wanted = results_of("reference", wide, dict(is_causal=is_causal))
     for name, results in results_of_each(names, arrays, dict(is_causal=is_causal)).items():
@@ -504,39 +448,36 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
 
 # Law 12.
 MAPPED = {
-  "all": ["query", "key", "value", "key_table", "value_table"],
+  "all": ["query", "key", "value", "k", "v"],
   "queries": ["query"],
-  "tables": ["key_table", "value_table"],
+  "tables": ["k", "v"],
   "biases": ["bias"],
-  "tables and segments": ["key_table", "query_segment_ids"],
+  "tables and segments": ["k", "query_segment_ids"],
   "other relations": ["more"],
   "offsets": ["key", "query_offset"],
 }
 
 
 @pytest.mark.parametrize("mapped", MAPPED)
-@pytest.mark.parametrize("implementation", EACH)
-def test_vmap_equals_a_call_for_each(implementation, mapped):
+@pytest.mark.parametrize("able", [ANY_MASK, pytest.param(KERNELS, marks=pytest.mark.kernels)])
+def test_vmap_equals_a_call_for_each(able, mapped):
   names, is_biased = MAPPED[mapped], mapped == "biases"
-  if is_biased and implementation not in ANY_MASK:
-    pytest.skip("takes no bias")
-  case, random = Case(group=2, is_causal=True, biased=is_biased), np.random.default_rng(1)
+  if is_biased and able == KERNELS:
+    pytest.skip("they take no bias")
+  random = np.random.default_rng(1)
   normal = lambda *shape: jnp.asarray(random.normal(size=shape))
-  arrays = case.arrays() | dict(
-    more=(ContentBias(normal(2, 5, 4, 5), normal(3, 5)), LinearBias(normal(4)))
-  )
+  more = ContentBias(normal(2, 5, 4, 5), normal(3, 5)), LinearBias(normal(4))
+  more += (KeyBias(normal(3, 4, 3)), DistanceBias(normal(5))) if able == ANY_MASK else ()
+  arrays = arrays_of(group=2, bias="TS" if is_biased else None, more=more)
+  arrays["k"] = arrays["k"][:, None].repeat(4, 1)  # one per head, one shared
   ids = jnp.asarray(random.integers(0, 2, (2, 2, 5)), jnp.int32)
-  options = case.options() | dict(
+  options = dict(
+    is_causal=True,
     mask=jnp.asarray(random.random((2, 1, 1, 5)) < 0.7),
     query_segment_ids=ids[0],
     key_segment_ids=ids[1],
+    query_offset=jnp.array([-1, 2]),
   )
-  if is_biased:
-    arrays["bias"] = arrays["bias"][:1]
-  if implementation in ANY_MASK:
-    arrays["more"] += (KeyBias(normal(3, 4, 3)), DistanceBias(normal(5)))
-  arrays["key_table"] = arrays["key_table"][:, None].repeat(4, 1)  # one per head, one shared
-  options["query_offset"] = jnp.array([-1, 2])
   several = jax.tree.map(
     lambda x: jnp.stack([x, 2 * x, x[..., ::-1]]),
     {name: x for name, x in (arrays | options).items() if name in names},
@@ -548,12 +489,13 @@ def test_vmap_equals_a_call_for_each(implementation, mapped):
     output, pull_back = jax.vjp(call, full(arrays))
     return output, pull_back(cotangent_of(arrays))
 
-  each = functools.partial(output_and_gradients, implementation=implementation)
-  found = quickly(jax.vmap(each))(several)
   one = quickly(functools.partial(output_and_gradients, implementation="reference"))
   wanted = [one(jax.tree.map(operator.itemgetter(i), several)) for i in range(3)]
   wanted = jax.tree.map(lambda *x: jnp.stack(x), *wanted)
-  jax.tree.map(functools.partial(np.testing.assert_allclose, **TOLERANCE), found, wanted)
+  for name in able:
+    each = functools.partial(output_and_gradients, implementation=name)
+    close = functools.partial(np.testing.assert_allclose, **TOLERANCE, err_msg=str(name))
+    jax.tree.map(close, quickly(jax.vmap(each))(several), wanted)
 
 
 def test_vmap_merges_the_batch():

@@ -61,8 +61,16 @@ _low = fusing(_output_and_gradients, static_argnums=1)
 _high = quickly(_output_and_gradients, static_argnums=1)
 
 
-@pytest.mark.parametrize("kind", ["tables", "content", "slopes"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+KINDS = ["tables", "content", "slopes"]
+# Interpreted kernels take seconds to compile.
+CALLS = [
+  pytest.param(name, kind, marks=[pytest.mark.kernels] * ("pallas" in name and kind != "tables"))
+  for name in IMPLEMENTATIONS
+  for kind in KINDS
+]
+
+
+@pytest.mark.parametrize("implementation, kind", CALLS)
 def test_error_in_bfloat16(implementation, kind):
   """Allows tables, which plain attention lacks, the largest error of plain attention."""
   plain = [_errors(seed) for seed in range(2)]

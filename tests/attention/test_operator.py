@@ -1,6 +1,7 @@
 """The operator's arguments and errors, the choice of the implementation, and jvp."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +91,40 @@ def test_a_wrong_argument_is_named(message, monkeypatch):
   assert "\n" not in str(caught.value)
 
 
+KERNELS = "pallas_tpu", "pallas_gpu"
+WIDE = np.ones((1, 6, 1, 300), np.float32)
+REFUSED = {
+  "a bias is given": (KERNELS, dict(bias=np.ones((1, 1, 5, 7)))),
+  "mask has shape (1, 1, 5, 1)": (KERNELS, dict(mask=np.ones((1, 1, 5, 1), bool))),
+  "positions are given; if they are consecutive, give query_offset instead": (
+    ("skew", *KERNELS),
+    dict(query_positions=np.arange(5)),
+  ),
+  "it takes no EdgeLabels": (
+    ("skew", *KERNELS),
+    dict(relations=(RELATIONS, EdgeLabels(LABELS % 5, TABLE, None))),
+  ),
+  "it takes no KeyBias": (KERNELS, dict(relations=KeyBias(TABLE))),
+  "values are 4 wide; it needs the keys' width, 8": (
+    KERNELS,
+    dict(value=KEY[..., :4], relations=RelativePositions(TABLE, None)),
+  ),
+  "scale is traced": (KERNELS, dict(scale=np.float32(0.1))),
+  "heads are 300 wide": (("pallas_gpu",), dict(query=WIDE, key=WIDE, value=WIDE, relations=None)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explain_gives(reason):
+  names, change = REFUSED[reason]
+  arguments = dict(query=QUERY, key=KEY, value=KEY, relations=RELATIONS) | change
+  arrays = [arguments.pop(name) for name in ("query", "key", "value")]
+  for name in names:
+    with pytest.raises(NotImplementedError, match=f"'{name}' cannot .*{re.escape(reason)}"):
+      jax.jit(functools.partial(call, implementation=name))(*arrays, **arguments)
+    assert explain(*arrays, **arguments).reasons[name].startswith(reason)
+
+
 @pytest.mark.parametrize("implementation", [None, "chunked"])
 @pytest.mark.parametrize("batch, queries, keys", [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
 def test_without_queries_or_keys_there_is_nothing_or_zero(batch, queries, keys, implementation):
@@ -153,23 +188,6 @@ def test_dropout_without_relations_never_writes_out_long_weights():
   array = jax.ShapeDtypeStruct((1, 2048, 8, 64), jnp.float32)
   explanation = explain(array, array, array, dropout_rate=0.1, dropout_key=jax.random.key(0))
   assert explanation.implementation == "chunked"
-
-
-def test_explain_names_the_remedy_for_positions():
-  positions = explain(QUERY, KEY, KEY, relations=RELATIONS, query_positions=np.arange(5) + 2)
-  offset = explain(QUERY, KEY, KEY, relations=RELATIONS, query_offset=jnp.array([2, 3]))
-  for name in ("skew", "pallas_tpu", "pallas_gpu"):
-    assert "give query_offset instead" in positions.reasons[name]
-    assert offset.reasons[name].startswith("can do it")
-
-
-def test_explain_names_interpreted_kernels_and_the_implementation_given():
-  reasons = explain(QUERY, KEY, KEY, relations=RELATIONS).reasons
-  better = "can do it, but per_position is preferred"
-  assert reasons["skew"] == better
-  assert reasons["pallas_tpu"] == f"{better}; interpreted, and slow: no TPU"
-  forced = explain(QUERY, KEY, KEY, relations=RELATIONS, implementation="pallas_tpu").reasons
-  assert forced["pallas_tpu"] == "chosen, implementation= names it; interpreted, and slow: no TPU"
 
 
 @pytest.mark.parametrize("platform, name", [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu")])
@@ -265,9 +283,9 @@ def exported_options(name, labels, ids):
   return dict(relations=relations.get(name), mask=labels[:, None] != 3, **more.get(name, {}))
 
 
-EXPORTED = [(name, shape) for name in ("none", "positions") for shape in ("b, 4", "2, t", "b, t")]
-OTHERS = ["positions beyond zero", "positions given", "labels", "features"]
-OTHERS += ["a sum", "a soft cap", "dropout"]
+EXPORTED = ["none", "positions", "positions beyond zero", "positions given", "labels", "features"]
+EXPORTED = [(name, "b, t") for name in (*EXPORTED, "a sum", "a soft cap", "dropout")]
+EXPORTED += [("none", "2, t"), ("positions", "b, 4")]
 
 
 @pytest.fixture
@@ -277,7 +295,7 @@ def symbolic_sizes(monkeypatch):
 
 
 @pytest.mark.usefixtures("symbolic_sizes")
-@pytest.mark.parametrize("name, shape", [*EXPORTED, *((name, "b, t") for name in OTHERS)])
+@pytest.mark.parametrize("name, shape", EXPORTED)
 def test_programs_with_symbolic_shapes_equal_the_operator(name, shape):
   def attend(floats, ids, labels, implementation=None):
     options = exported_options(name, labels, ids)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import as_users_do, quickly
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from compiling import as_users_do
+from device_calls import call_by, check_devices_equal_one, output_and_gradients, places_of
+from jax.sharding import AxisType
 
 from relpos_jax import (
   ContentBias,
@@ -28,6 +29,7 @@ SIZES = dict(B=2, T=32, S=32, N=4, K=2, H=8, V=6, R=9, P=3)
 AXES = dict(query="BTNH", key="BSKH", value="BSKV")
 VECTORS = dict(key_table="RNH", value_table="RV")
 CONTENT = dict(content="BTNP", content_table="RP")
+ALONG = dict(B="data", N="tensor", K="tensor", T="sequence", S="sequence")
 RELATIONS = dict(
   vectors=lambda x: RelativePositions(x["key_table"], x["value_table"]),
   bias=lambda x: DistanceBias(x["bias_table"], beyond="zero", left=6),
@@ -39,25 +41,10 @@ MOVES = r"= .*? (all-\w+|reduce-scatter|collective-\w+?)(?:-start)?\("
 IDS = jnp.arange(32, dtype=jnp.int32) // 11
 
 
-def lay_out(sizes: dict[str, int], kind: AxisType = AxisType.Auto):
+def lay_out(devices: int):
   """Returns a mesh, and the context in which its axis "sequence" shards queries and keys."""
-  mesh = jax.make_mesh((*sizes.values(),), (*sizes,), axis_types=(kind,) * len(sizes))
-  batch, heads = ("data" if "data" in sizes else ()), ("tensor" if "tensor" in sizes else ())
-  return mesh, mesh_axes(batch=batch, heads=heads, queries="sequence", keys="sequence")
-
-
-def placed(mesh, axes):
-  """Returns the sharding of each array: by batch, heads and tokens."""
-  names = dict(B="data", N="tensor", K="tensor", T="sequence", S="sequence")
-  names = {letter: name for letter, name in names.items() if name in mesh.axis_names}
-  place = lambda letters: NamedSharding(mesh, PartitionSpec(*map(names.get, letters)))
-  return {name: place(letters) for name, letters in axes.items()}
-
-
-def gradients(attend, arrays):
-  """Returns the results, and gradients of all arrays."""
-  results, pull_back = jax.vjp(attend, arrays)
-  return results, *pull_back(jax.tree.map(jnp.sin, results))
+  mesh = jax.make_mesh((devices,), ("sequence",), axis_types=(AxisType.Auto,))
+  return mesh, mesh_axes(queries="sequence", keys="sequence")
 
 
 @pytest.mark.parametrize(
@@ -98,41 +85,25 @@ def test_a_ring_equals_one_device(relations, axes, mesh, options, float64):
 
 
 def test_a_ring_of_explicit_axes_equals_one_device(float64):
-  check("vectors", AXES | VECTORS, dict(data=2, sequence=4), AxisType.Explicit, is_causal=True)
+  check("vectors", AXES | VECTORS, dict(data=2, sequence=4), "explicit", is_causal=True)
 
 
-def check(relations, axes, mesh, kind=AxisType.Auto, dtype=jnp.float64, **options):
-  """Checks results and the gradients of all arrays; returns the compiled text."""
-  devices = mesh["sequence"]
-  sizes = SIZES if 32 % devices == 0 else SIZES | dict(T=30, S=30)
-  random = np.random.default_rng(0)
-  arrays = {
-    name: jnp.asarray(random.normal(size=[sizes[x] for x in letters]), dtype)
-    for name, letters in axes.items()
-  }
+def check(relations, axes, mesh, kind="named", **options):
+  """Checks results and the gradients of all arrays, and that keys go round."""
+  sizes = SIZES if 32 % mesh["sequence"] == 0 else SIZES | dict(T=30, S=30)
+  along = {letter: name for letter, name in ALONG.items() if name in mesh}
   if "dropout_rate" in options:
     options["dropout_key"] = jax.random.key(0)
 
-  def attend(implementation, arrays):
+  def attend(attention, arrays):
     found = tuple(RELATIONS[name](arrays) for name in relations.split())
     given = [arrays[name] for name in AXES]
-    sinks = arrays.get("sinks")
-    names = dict(implementation=implementation, sinks=sinks, relations=found)
-    return dot_product_attention(*given, **names, **options)
+    return attention(*given, sinks=arrays.get("sinks"), relations=found, **options)
 
-  on_one, on_ring = (
-    functools.partial(gradients, functools.partial(attend, name)) for name in ("projected", None)
-  )
-  wanted = quickly(on_one)(arrays)
-  mesh, context = lay_out(mesh, kind)
-  places = placed(mesh, axes)
-  with context, jax.set_mesh(mesh):
-    on_ring = quickly(on_ring, in_shardings=None if kind == AxisType.Explicit else (places,))
-    compiled = on_ring.lower(arrays := jax.device_put(arrays, places)).compile()
-    found = compiled(arrays)
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
-  jax.tree.map(close, found, wanted)
-  moves = {*re.findall(MOVES, compiled.as_text())}
+  precisely = dict(ring=True, dtype=jnp.float64, tolerance=1e-10)
+  attention = functools.partial(call_by, None)
+  text = check_devices_equal_one(attend, attention, axes, sizes, along, mesh, kind, **precisely)
+  moves = {*re.findall(MOVES, text)}
   assert "collective-permute" in moves <= {"collective-permute", "all-reduce"}
 
 
@@ -147,10 +118,11 @@ def test_memory_falls_with_the_number_of_devices_and_keys_travel_in_their_own_dt
     return dot_product_attention(*map(arrays.get, AXES), relations=relations, is_causal=True)
 
   def temporary_bytes(devices):
-    mesh, context = lay_out(dict(sequence=devices))
+    mesh, context = lay_out(devices)
     with context, jax.set_mesh(mesh):
-      jitted = as_users_do(functools.partial(gradients, attend), in_shardings=(placed(mesh, axes),))
-      lowered = jitted.lower(shapes)
+      run = functools.partial(output_and_gradients, attend)
+      along = dict.fromkeys("TS", "sequence")
+      lowered = as_users_do(run, in_shardings=(places_of(axes, mesh, along),)).lower(shapes)
     part = rf"collective_permute.*-> tensor<1x{4096 // devices}x2x32xbf16>"
     assert len(re.findall(part, lowered.as_text())) == 2 * 2  # keys and values, twice round
     return lowered.compile().memory_analysis().temp_size_in_bytes
@@ -173,7 +145,7 @@ def test_causal_work_is_the_same_on_all_devices_in_every_round():
 
 def test_the_ring_says_what_it_does_not_take_and_gathers_nothing_instead():
   x, odd = jnp.ones((2, 32, 4, 8)), jnp.ones((2, 36, 4, 8))
-  mesh, context = lay_out(dict(sequence=8))
+  mesh, context = lay_out(8)
   refused = [
     ("no FunctionBias", x, dict(relations=FunctionBias(lambda params, *_: params, jnp.ones(4)))),
     (

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import quickly
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from device_calls import call_by, check_devices_equal_one
+from jax.sharding import AxisType, PartitionSpec
 
 from relpos_jax import (
   ContentBias,
@@ -32,56 +33,12 @@ BATCH_ALONE = dict(B=("megatron", "rows"))
 
 
 def check_eight_devices_equal_one(attend, attention, axes, along, stays=True, kind="auto"):
-  """Checks `attend(attention, arrays)` of arrays with these axes, and returns the compiled text.
-
-  One device has `reference`, whose numbers all implementations give and which compiles fastest.
-
-  `along` has the mesh axes of a letter; if the arrays stay, devices exchange nothing but sums.
-  The mesh is in context if its axes are "explicit", "named", or "constrained" in the program alone;
-  "manual" is in `jax.shard_map`.
-  """
-  random = np.random.default_rng(0).normal
-  shape = lambda letters: [SIZES.get(letter, 1) for letter in letters]
-  arrays = {name: jnp.asarray(random(size=shape(x)), jnp.float32) for name, x in axes.items()}
-
-  def output_and_gradients(attend, arrays):
-    output, pull_back = jax.vjp(attend, arrays)
-    return output, *pull_back(output)
-
-  axis_type = AxisType.Explicit if kind == "explicit" else AxisType.Auto
-  names = ("tokens" if "T" in along else "rows", "megatron")
-  mesh = jax.make_mesh((4, 2), names, axis_types=(axis_type,) * 2)
-  spec = lambda letters: PartitionSpec(*map(along.get, letters))
-  place = lambda letters: NamedSharding(mesh, spec(letters))
-  places = {name: place(letters) for name, letters in axes.items()}
-  wanted, attend = functools.partial(attend, REFERENCE), functools.partial(attend, attention)
-  wanted = quickly(functools.partial(output_and_gradients, wanted))(arrays)
-  context = contextlib.nullcontext()
-  specs = {name: spec(letters) for name, letters in axes.items()}
-  if kind == "constrained":
-    unplaced = attend
-    attend = lambda arrays: unplaced(jax.lax.with_sharding_constraint(arrays, specs))
-  elif kind == "manual":
-    attend = jax.shard_map(attend, mesh=mesh, in_specs=(specs,), out_specs=spec("BTNH"))
-  elif kind == "named":
-    first = lambda letter: along.get(letter, ())
-    context = mesh_axes(batch=first("B"), heads=first("N"), queries=first("T"))
-  jit = functools.partial(quickly, functools.partial(output_and_gradients, attend))
-  sharded = jit(in_shardings=(places,), out_shardings=(place("BTNH"), places))
-  is_in_context = kind in ("explicit", "named", "constrained")
-  with context, jax.set_mesh(mesh) if is_in_context else contextlib.nullcontext():
-    if kind in ("explicit", "constrained"):
-      sharded = jit()
-    if kind == "explicit":
-      arrays = jax.device_put(arrays, places)
-    compiled = sharded.lower(arrays).compile()
-    found = compiled(arrays)
+  """Checks a mesh of 4 x 2; if the arrays stay, devices exchange nothing but sums."""
+  mesh = {"tokens" if "T" in along else "rows": 4, "megatron": 2}
+  text = check_devices_equal_one(attend, attention, axes, SIZES, along, mesh, kind)
   moves = "(all-gather|all-to-all|collective-permute)"
-  assert not stays or not re.findall(rf"= .*? {moves}(?:-start)?\(", compiled.as_text())
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
-  if kind == "explicit":
-    assert jax.typeof(found[0]).sharding.spec == spec("BTNH")
-  return compiled.as_text()
+  assert not stays or not re.findall(rf"= .*? {moves}(?:-start)?\(", text)
+  return text
 
 
 def call(attention, arrays, **options):
@@ -90,9 +47,9 @@ def call(attention, arrays, **options):
   return attention(**arrays, relations=relations, **options)
 
 
-REFERENCE, PROJECTED, SKEW, CHUNKED, ON_GPUS, ON_TPUS = (
-  functools.partial(dot_product_attention, implementation=name)
-  for name in ("reference", "projected", "skew", "chunked", "pallas_gpu", "pallas_tpu")
+PROJECTED, SKEW, CHUNKED, ON_GPUS, ON_TPUS = (
+  functools.partial(call_by, name)
+  for name in ("projected", "skew", "chunked", "pallas_gpu", "pallas_tpu")
 )
 
 
@@ -111,17 +68,8 @@ def test_eight_devices_equal_one(implementation, kind):
   if IMPLEMENTATIONS[implementation].device is None:  # the kernels take none
     axes |= dict(bias="1NTS")
   attend = functools.partial(call, is_causal=True)
-  attention = functools.partial(dot_product_attention, implementation=implementation)
+  attention = functools.partial(call_by, implementation)
   check_eight_devices_equal_one(attend, attention, axes, HEADS_TOO, kind=kind)
-
-
-def test_a_bias_by_distance_has_one_gradient_on_gpus():
-  def attend(attention, arrays):
-    arrays = dict(arrays)
-    return attention(relations=DistanceBias(arrays.pop("table")), **arrays)
-
-  axes = dict(query="BTNH", key="BSNH", value="BSNH", table="RN")
-  check_eight_devices_equal_one(attend, ON_GPUS, axes, HEADS_TOO, kind="auto")
 
 
 @pytest.mark.parametrize(
