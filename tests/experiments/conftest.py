@@ -38,6 +38,7 @@ def get_config():
   config.vocabulary.size = 400
   config.batches.update(tokens=128, max_length=16, num_shapes=1)
   config.model.update(num_layers=1, width=16, num_heads=2, feed_forward=16, max_distance=2)
+  config.model.tables_per_head = False  # as translators that are exported have them
   config.training.update(num_steps=12, schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=4)
   config.training.update(eval_every=6, save_every=3, keep_checkpoints=3, num_samples=2)
   config.mesh.data = 1
@@ -64,6 +65,11 @@ class Answer(NamedTuple):
   out: str
   err: str
   num_compilations: int
+
+  def assert_refused(self, words: str) -> None:
+    """Raises AssertionError unless the answer is one line with these words, and status 2."""
+    assert (self.status, self.err.count("\n"), self.num_compilations) == (2, 1, 0), self.err
+    assert not [word for word in words.split() if word not in self.err], self.err
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +190,12 @@ def training(train, tmp_path_factory) -> tuple[pathlib.Path, Answer]:
 @pytest.fixture(scope="session")
 def workdir(training) -> pathlib.Path:
   return training[0]
+
+
+@pytest.fixture
+def run_copy(workdir, tmp_path) -> pathlib.Path:
+  """Copies a finished run's folder, with checkpoints 6, 9 and 12, to change it."""
+  return shutil.copytree(workdir, tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

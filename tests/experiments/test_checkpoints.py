@@ -10,12 +10,6 @@ from experiments import trainer as trainer_module
 from experiments.training import checkpoint_reader
 
 
-@pytest.fixture
-def run_copy(workdir, tmp_path):
-  """Copies a finished run's folder, with checkpoints 6, 9 and 12, to damage it."""
-  return shutil.copytree(workdir, tmp_path / "run")
-
-
 def damage(run, step):
   """Changes bits in every data file, since parts of some are not in use."""
   for file in (run / "checkpoints" / str(step)).rglob("d/*"):

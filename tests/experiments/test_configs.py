@@ -20,6 +20,7 @@ from experiments import sweep as cells_module
 from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
 from experiments.run import changes, parse_config, schedule
+from experiments.training.sharding import make_mesh
 from experiments.translation.task import Translation, transformer_config
 from relpos_jax.models.seq2seq import Transformer
 
@@ -110,6 +111,13 @@ def test_parameters_are_those_of_the_paper(size, extra):
   assert num_parameters(relative) == total + extra
   if size == "base":
     assert num_parameters(load("wmt14.py:v2")) == total + extra + 2 * norm  # of each stack's end
+
+
+def test_batches_have_the_papers_number_of_tokens():
+  shapes = Translation(load("wmt14.py")).mock_batches(make_mesh()).shapes
+  assert len(shapes) == 8 and shapes[-1][1] == 256
+  for rows, length in shapes:
+    assert rows % 8 == 0 and 0.99 < rows * length / 32_768 < 1 + 8 * length / 32_768
 
 
 def test_arguments_are_orthogonal_and_come_in_any_order():

@@ -29,7 +29,7 @@ def run(tmp_path):
   """Returns a function that runs the script; it returns status, output, and commands by piece."""
   (tmp_path / "python").write_text(PYTHON)
   (tmp_path / "python").chmod(0o755)
-  env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", LIMIT="3")
+  env = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}", LIMIT="1")
 
   def run(*words):
     records = tmp_path / "records" / str(len([*tmp_path.glob("records/*")]))

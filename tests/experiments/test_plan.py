@@ -61,16 +61,12 @@ def test_a_mistake_is_one_line_and_nothing_is_compiled(call, monkeypatch, file, 
   monkeypatch.setattr(chips, "use_compiler", lambda: None)
   small = ["config.batches.max_length=16", "config.model.positions=none"]
   flags = [*(small if file == WMT14 else ["topology=v5e:4x4"]), *flags]
-  answer = call("plan", file, *(f"--{flag}" for flag in flags))
-  assert (answer.status, answer.err.count("\n"), answer.num_compilations) == (2, 1, 0), answer.err
-  assert not [word for word in words.split() if word not in answer.err], answer.err
+  call("plan", file, *(f"--{flag}" for flag in flags)).assert_refused(words)
 
 
 def test_no_compiler_for_tpus(call, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  answer = call("plan", WMT14)
-  expected = "error: no libtpu, the TPU's compiler: pip install -e '.[tpu]'\n"
-  assert (answer.status, answer.err, answer.num_compilations) == (2, expected, 0)
+  call("plan", WMT14).assert_refused("no libtpu pip install '.[tpu]'")
 
 
 @pytest.mark.tpu

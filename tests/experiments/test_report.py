@@ -262,13 +262,8 @@ def test_a_wrong_record_is_one_line(call, tmp_path, change, words):
   records = copy.deepcopy(committed("table1"))
   change(records[5])
   folder = write_runs(tmp_path, "table1", records)
-  refused(call("report", f"--results={folder}"), "table1.jsonl, line 6: ", words)
+  call("report", f"--results={folder}").assert_refused(f"table1.jsonl, line 6: {words}")
   assert not (folder / "report.md").exists()
-
-
-def refused(answer, *words):
-  assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
-  assert all(word in answer.err for word in words), answer.err
 
 
 def _shift(record):

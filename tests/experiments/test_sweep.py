@@ -95,11 +95,6 @@ def results(room, name="three"):
   return [(one["row"], one["seed"]) for one in read_records(room / "results" / f"{name}.jsonl")]
 
 
-def refused(answer, words: str) -> None:
-  assert (answer.status, answer.err.count("\n")) == (2, 1), answer.err
-  assert all(word in answer.err for word in words.split()), answer.err
-
-
 def test_a_sweep_whose_records_came_with_the_clone_says_how_to_train_anew(room, swept):
   assert "to train anew" not in swept().err
   anew = "every cell has a record: give --results=FOLDER{} to train anew\n"
@@ -196,7 +191,7 @@ def test_sigterm_stops_the_trainings_and_keeps_finished_results(room, swept, mon
 
 def test_one_sweep_at_a_time_works_in_a_folder(room, swept):
   with command.lock_folder(room / "runs" / "three", "out"):
-    refused(swept(), f"another command is using {room}/runs/three: give another --out")
+    swept().assert_refused(f"another command is using {room}/runs/three: give another --out")
     assert swept("--dry_run").status == 0
   assert not calls(room) and not (room / "results").exists()
 
@@ -228,7 +223,7 @@ def test_changes_on_the_command_line_reach_all_cells(room, swept):
   ],
 )
 def test_mistakes_are_refused_before_anything_runs(room, swept, flag, words):
-  refused(swept(flag), words)
+  swept(flag).assert_refused(words)
   assert not calls(room) and not (room / "runs").exists() and not (room / "results").exists()
 
 
@@ -242,7 +237,7 @@ def test_mistakes_are_refused_before_anything_runs(room, swept, flag, words):
 def test_rows_that_are_alike_are_refused(room, swept, rows, words):
   head = CONFIG_FILE.partition("def sweep")[0]
   (room / "three.py").write_text(f"{head}def sweep():\n  return [{rows}]\n")
-  refused(swept(), words)
+  swept().assert_refused(words)
   assert not calls(room)
 
 
@@ -258,5 +253,5 @@ def test_contradictory_results_are_refused_and_kept(room, swept, contents, chang
   path = room / "results" / "three.jsonl"
   path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
   before = contents(room)
-  refused(swept(), f"{path} {words}")
+  swept().assert_refused(f"{path} {words}")
   assert contents(room) == before
