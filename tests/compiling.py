@@ -26,12 +26,17 @@ fusing = functools.partial(jax.jit, compiler_options=FUSING)
 as_users_do = functools.partial(jax.jit, compiler_options=AS_USERS_DO)
 
 
+def filled(shapes, scale: float = 0.5):
+  """Returns random arrays of these shapes, without compiling."""
+  generator = np.random.default_rng(0)
+  fill = lambda leaf: jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
+  return jax.tree.map(fill, shapes)
+
+
 def randomly(make, scale: float = 0.5):
   """Makes a module with random parameters, without compiling."""
   graphdef, state = nnx.split(nnx.eval_shape(make))
-  generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
-  return nnx.merge(graphdef, jax.tree.map(fill, state))
+  return nnx.merge(graphdef, filled(state, scale))
 
 
 def count_operations(jaxpr: core.Jaxpr) -> float:

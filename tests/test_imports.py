@@ -121,6 +121,7 @@ def test_the_library_needs_four_packages(own):
 def test_only_these_modules_import_a_library(library, modules):
   tops = {name: {imported.split(".")[0] for imported in IMPORTS[name]} for name in MODULES}
   assert {name for name in MODULES if library in tops[name]} == modules
+  assert not any(x.startswith("matplotlib.pyplot") for names in IMPORTS.values() for x in names)
 
 
 def test_the_operator_loads_no_kernels_before_they_are_used():

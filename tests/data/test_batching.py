@@ -107,12 +107,19 @@ def test_the_pairs_of_a_step_do_not_depend_on_the_number_of_devices(seed):
 
 
 def test_a_batch_depends_on_seed_and_step_alone():
+  """Reads steps backwards, in several threads and ahead."""
   sources, targets = random_corpus(100)
   straight = make(sources, targets, seed=3)
-  expected = [straight[step] for step in range(3 * straight.num_per_epoch)]
+  steps = [*range(3 * straight.num_per_epoch)]
+  expected = [straight[step] for step in steps]
   resumed = make(Ragged.of(sources), Ragged.of(targets), seed=3)
-  for step in reversed(range(len(expected))):
-    np.testing.assert_array_equal(resumed[step], expected[step])
+  with ThreadPoolExecutor(8) as pool:
+    backwards = [*pool.map(resumed.__getitem__, steps[::-1])]
+  for found in (backwards[::-1], [*prefetch(resumed, 0, len(steps))]):
+    for batch, wanted in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(batch, wanted)
+  (ahead,) = prefetch(resumed, 4, 5)
+  np.testing.assert_array_equal(ahead, expected[4])
 
 
 def test_seeds_and_epochs_differ_and_batches_mix_shapes():
@@ -140,25 +147,6 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
     numbers = [source[0] for b in epoch if b.source.shape[1] == boundary for source, _ in pairs(b)]
     assert numbers == sorted(numbers)
   np.testing.assert_array_equal(batches[batches.num_per_epoch], batches[0])
-
-
-def test_threads_read_the_same_batches():
-  batches = make(*random_corpus(100))
-  steps = [*range(4 * batches.num_per_epoch)]
-  expected = [batches[step] for step in steps]
-  scrambled = np.random.default_rng(0).permutation(steps)
-  with ThreadPoolExecutor(8) as pool:
-    for step, batch in zip(scrambled, pool.map(batches.__getitem__, scrambled), strict=True):
-      np.testing.assert_array_equal(batch, expected[step])
-
-
-def test_prefetch_gives_the_steps_in_order():
-  batches = make(*random_corpus(50))
-  for start, stop in ((0, 3), (7, 7 + 2 * batches.num_per_epoch), (4, 4)):
-    fetched = [*prefetch(batches, start, stop)]
-    assert len(fetched) == stop - start
-    for step, batch in zip(range(start, stop), fetched, strict=True):
-      np.testing.assert_array_equal(batch, batches[step])
 
 
 def test_a_budget_too_small_for_one_multiple_is_refused():

@@ -119,29 +119,18 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_sentences(alpha):
 
 
 @pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (2, 3.0), (4, 0.6)])
-def test_stopping_early_loses_nothing(beam_size, alpha):
+@pytest.mark.parametrize("stop", ["bound", "present"])
+def test_stopping_early_loses_nothing_of_the_textbook(stop, beam_size, alpha):
+  """Compares the best hypothesis, and all of a search at the present length."""
   model, limits = RememberingModel(3, vocabulary=9, spread=0.7), [1, 2, 5, 9, 9, 9, 9, 9]
-  cache = model.cache(8)
-  tokens, scores = search(
-    model, cache, limits, max_length=9, beam_size=beam_size, length_penalty=alpha
-  )
+  cache, options = model.cache(8), dict(beam_size=beam_size, length_penalty=alpha)
+  tokens, scores = search(model, cache, limits, max_length=9, stop=stop, **options)
+  number = beam_size if stop == "present" else 1
   for i, limit in enumerate(limits):
-    score, sentence = textbook(model, rows(cache, [i]), limit, beam_size, alpha)[0]
-    assert tokens[i, 0].tolist() == sentence + [PAD] * (9 - len(sentence))
-    np.testing.assert_allclose(scores[i, 0], score, rtol=1e-5)
-
-
-@pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (3, 1.0), (4, 0.6)])
-def test_the_search_at_the_present_length_finds_all_that_the_textbook_does(beam_size, alpha):
-  model, limits = RememberingModel(3, vocabulary=9, spread=0.7), [0, 1, 2, 5, 9, 9, 9, 9]
-  cache = model.cache(8)
-  options = dict(beam_size=beam_size, length_penalty=alpha)
-  tokens, scores = search(model, cache, limits, max_length=9, stop="present", **options)
-  for i, limit in enumerate(limits[1:], start=1):
-    expected = textbook(model, rows(cache, [i]), limit, beam_size, alpha, "present")[:beam_size]
+    expected = textbook(model, rows(cache, [i]), limit, beam_size, alpha, stop)[:number]
     assert tokens[i, : len(expected)].tolist() == [x + [PAD] * (9 - len(x)) for _, x in expected]
     np.testing.assert_allclose(scores[i, : len(expected)], [x for x, _ in expected], rtol=1e-5)
-    assert np.all(scores[i, len(expected) :] == -np.inf)
+    assert np.all(scores[i, len(expected) : number] == -np.inf)
 
 
 def test_the_search_at_the_present_length_takes_fewer_steps():
@@ -154,12 +143,6 @@ def test_the_search_at_the_present_length_takes_fewer_steps():
     return jax.lax.while_loop(lambda search: search.is_live.any(), extend, first).length.sum()
 
   assert 0 < steps("present") < steps("bound")
-
-
-def test_an_unknown_rule_is_refused():
-  with pytest.raises(ValueError, match="stop is 'first'; want bound or present"):
-    search(RememberingModel(0), RememberingModel(0).cache(1), [2], max_length=2, beam_size=1,
-           stop="first")  # fmt: skip
 
 
 def test_the_search_stops_when_every_sentence_is_decided():

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.data.batching import prefetch
 from experiments.graphs.graph import Graph, GraphBatches
 
 BOUNDARIES = (2, 5, 8)
@@ -77,19 +76,6 @@ def test_every_graph_occurs_once_per_epoch_in_few_shapes(sizes, seed, packed):
       wanted = [as_lists(graphs[number]) for number in batches.order(step)]
       assert unbatched(batch) == wanted
   assert batches.dropped == len(graphs) - len(small)
-
-
-def test_a_batch_is_a_function_of_seed_and_step_alone():
-  graphs = [graph(1 + number % 8, number) for number in range(40)]
-  options = dict(boundaries=BOUNDARIES, node_budget=16)
-  batches = GraphBatches(graphs, seed=1, **options)
-  resumed = [*prefetch(GraphBatches(graphs, seed=1, **options), 25, 30)]
-  for step, batch in enumerate(resumed, start=25):
-    for x, y in zip(batch, batches[step], strict=True):
-      np.testing.assert_array_equal(x, y)
-  others = GraphBatches(graphs, seed=2, **options), GraphBatches(graphs, seed=None, **options)
-  assert all(any(batches.order(s) != other.order(s) for s in range(5)) for other in others)
-  assert any(batches.order(s) != batches.order(s + batches.num_per_epoch) for s in range(5))
 
 
 def test_packing_needs_fewer_cells():

@@ -1,10 +1,10 @@
 """The likelihood of pieces equals a float64 oracle's, for any batch size."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from compiling import randomly
 from flax import nnx
 
 from experiments.data.tokenizer import BOS, EOS, PAD
@@ -21,10 +21,7 @@ def nats_of():
   config = LanguageModelConfig(
     VOCABULARY, num_layers=1, width=8, num_heads=2, feed_forward=8, max_distance=3
   )
-  graphdef, shapes = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
-  generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(0.5 * generator.standard_normal(leaf.shape), leaf.dtype)
-  return make_nats_of(graphdef, jax.tree.map(fill, shapes))
+  return make_nats_of(*nnx.split(randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))))
 
 
 def oracle(nats_of) -> tuple[list[float], float]:

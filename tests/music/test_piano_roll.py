@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from compiling import randomly
 from flax import nnx
 from matplotlib.text import Text
 
@@ -57,7 +58,7 @@ def test_weights_are_those_of_the_last_token_layer_by_layer():
   config = LanguageModelConfig(
     9, num_layers=2, width=8, num_heads=2, feed_forward=8, max_distance=2, relative_values=False
   )
-  graphdef, params = nnx.split(jax.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))())
+  graphdef, params = nnx.split(randomly(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
   weights = np.asarray(last_weights(graphdef, params, jnp.asarray(TOKENS)))
   assert weights.shape == (2, 6)
   np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)

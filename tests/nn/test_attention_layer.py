@@ -52,8 +52,7 @@ def spread(x, real):
   return tokens.astype(x.dtype), positions
 
 
-@pytest.mark.parametrize("parts", [[1, 1, 1, 1, 1, 1], [4, 1, 1]], ids=str)
-@pytest.mark.parametrize("num_slots, fewest", [(10, 32), (11, 1)])
+@pytest.mark.parametrize("parts, num_slots, fewest", [([1] * 6, 10, 32), ([4, 1, 1], 11, 1)])
 def test_any_split_into_parts_gives_the_full_pass(causal, parts, num_slots, fewest, monkeypatch):
   monkeypatch.setattr("relpos_jax.nn.attention._FEWEST_SLOTS", fewest)
   layer, expected, decode = causal

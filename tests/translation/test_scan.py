@@ -1,12 +1,10 @@
-"""SCAN: only upstream's files, in a folder or at an address, become the corpus."""
+"""SCAN: upstream's files become the corpus. `test_upstream` checks downloads."""
 
 from experiments.translation import corpus
 from experiments.translation.corpus import load_scan
 
 
-def test_commands_and_actions_come_from_a_folder_or_an_address(
-  tmp_path, serve, publish, monkeypatch
-):
+def test_commands_and_actions_come_from_a_folder(tmp_path, publish, monkeypatch):
   monkeypatch.setattr(corpus, "_SCAN_HELD_OUT", 2)
   pairs = [(f"run {number}", " ".join(["I_RUN"] * number)) for number in range(1, 10)]
   lines = [f"IN: {command} OUT: {actions}\n" for command, actions in pairs]
@@ -20,9 +18,6 @@ def test_commands_and_actions_come_from_a_folder_or_an_address(
   )
   held_out = [pair for split in ("train", "valid", "within") for pair in splits[split]]
   assert sorted(held_out) == pairs[:7] != held_out and sorted(splits["test"]) == pairs[7:]
-  with serve(tmp_path / "scan") as url:
-    publish(corpus, "SCAN", tmp_path / "scan", url)
-    assert load_scan().splits == splits
 
 
 def test_the_published_split_has_outputs_of_at_most_22_actions_and_longer_ones(shared_data):

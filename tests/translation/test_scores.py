@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
+from compiling import randomly
 from flax import nnx
 
 from configs import default, multi30k
@@ -128,9 +129,8 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of():
   config = TransformerConfig(
     size, size, num_layers=2, width=16, num_heads=2, feed_forward=32, max_distance=2
   )
-  make = lambda: Transformer(config, rngs=nnx.Rngs(0))
-  graphdef = nnx.graphdef(nnx.eval_shape(make))
-  model = nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()))())
+  model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+  graphdef = nnx.graphdef(model)
   panels = attention_panels(
     model, Tokenizers(tokenizer, tokenizer), f" {source_text}\t", target_text
   )
