@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import sys
-import types
 from unittest import mock
 
 import jax
@@ -91,9 +90,10 @@ def test_the_first_lines_say_what_runs(training):
 def test_a_step_has_its_rate_and_is_logged_and_profiled(
   workdir, train, trainer, data, tmp_path, monkeypatch
 ):
-  run = FakeWandb()
-  monkeypatch.setitem(sys.modules, "wandb", run)
-  run.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+  wandb = mock.MagicMock(__spec__=importlib.machinery.ModuleSpec("wandb", None))
+  monkeypatch.setitem(sys.modules, "wandb", wandb)
+  run = wandb.init.return_value
+  run.__enter__.return_value = run
   monkeypatch.setattr(trainer_module, "evaluate", lambda *_: None)  # Scoring is for other tests.
   few = ("num_steps=5", "eval_every=5", "save_every=2")
   again = [f"--config.training.{value}" for value in few]
@@ -102,35 +102,15 @@ def test_a_step_has_its_rate_and_is_logged_and_profiled(
   rates = schedule(load_task(tmp_path).config)
   for line in lines:
     np.testing.assert_allclose(line["learning_rate"], rates(line["step"] - 1), rtol=1e-6)
-  logged = [(step, values) for step, values in run.logged if "loss" in values]
-  assert logged == [(x["step"], {k: x[k] for k in x if k not in ("step", "time")}) for x in lines]
+  logged = [dict(*x.args, **x.kwargs) for x in run.log.call_args_list if "loss" in x.args[0]]
+  assert logged == [{k: x for k, x in line.items() if k != "time"} for line in lines]
   profiles = [*tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb")]
   assert len(profiles) == 1 and b"train" in profiles[0].read_bytes()
   more = ["--config.training.num_steps=6", "--wandb=mine"]
   assert train(tmp_path, *again[1:], *more).status == 0
-  first, second = run.options
-  assert first["id"] == second["id"] and second["resume"] == "allow" and run.num_ended == 2
-
-
-class FakeWandb(types.ModuleType):
-  """A module like wandb, and its run."""
-
-  def __init__(self):
-    super().__init__("wandb")
-    self.options, self.logged, self.num_ended = [], [], 0
-
-  def init(self, **options):
-    self.options.append(options)
-    return self
-
-  def log(self, values, step):
-    self.logged.append((step, values))
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *_):
-    self.num_ended += 1
+  first, second = (x.kwargs for x in wandb.init.call_args_list)
+  assert first["id"] == second["id"] and second["resume"] == "allow"
+  assert run.__exit__.call_count == 2
 
 
 def test_flags_that_cannot_be_met_are_refused(train, tmp_path):

@@ -4,10 +4,10 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import filled
 from flax import nnx
 
 from configs import default
@@ -43,14 +43,8 @@ def model():
   return nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
 
 
-def filled(shapes, scale=0.2):
-  generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
-  return jax.tree.map(fill, shapes)
-
-
 def state():
-  return init_state(filled(model()[1]), SGD)
+  return init_state(filled(model()[1], 0.2), SGD)
 
 
 def batch() -> Batch:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import filled
 from flax import nnx
 
 from configs import default
@@ -49,9 +50,7 @@ def make_model(**dropout):
 
 
 def start(optimizer, num_devices: int = 1) -> TrainState:
-  generator = np.random.default_rng(0)
-  fill = lambda leaf: jnp.asarray(0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
-  params = jax.tree.map(fill, make_model()[1])
+  params = filled(make_model()[1], 0.2)
   return put_parameters(init_state(params, optimizer), make_mesh(num_devices))
 
 
