@@ -42,7 +42,10 @@ def train_refused(refused, data, tmp_path):
     ("vocabulary.size=100", "vocabulary size 100 at least 260"),
     ("vocabulary.joint=False", "share_embeddings config.vocabulary.joint=True"),
     ("model.positions=rotory", "config.model.positions 'rotory' relative, sinusoidal, both, none"),
-    ("model.positions=t5 model.max_distance=1", "config.model max_distance is 1 2 or more"),
+    (
+      "model.positions=t5 model.tables_per_head model.max_distance=1",
+      "config.model max_distance is 1 2 or more",
+    ),
     ("model.num_heads=3", "config.model width is 16 multiple num_heads, 3"),
     ("model.dropout_rate=nan", "config.model.dropout_rate is nan from 0"),
     ("training.num_epochs=3", "config.training.num_steps is 12 num_epochs 3: give one of 0 for"),
