@@ -82,6 +82,14 @@ def test_shared_embeddings_are_one_matrix_and_separate_ones_three():
   assert matrices(TINY) == [(13, 16), (17, 16), (17, 16)]
 
 
+@pytest.mark.parametrize("field, value", [("positions", "relativ"), ("share_embeddings", True)])
+def test_values_that_make_no_model_are_refused(field, value):
+  config = tiny()
+  object.__setattr__(config, field, value)  # bypasses the type checks of the tests
+  with pytest.raises(ValueError, match=rf"{field}|vocabularies .*; want one"):
+    config.__post_init__()
+
+
 NUM_MASKS = dict(
   embedding_dropout_rate=2,
   dropout_rate=2 + 3,
