@@ -118,15 +118,15 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_sentences(alpha):
     np.testing.assert_allclose(scores[i, 0], np.max(expected), rtol=1e-5)
 
 
-@pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (2, 3.0), (4, 0.6)])
+@pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (2, 3.0), (3, 1.0), (4, 0.6)])
 @pytest.mark.parametrize("stop", ["bound", "present"])
 def test_stopping_early_loses_nothing_of_the_textbook(stop, beam_size, alpha):
   """Compares the best hypothesis, and all of a search at the present length."""
-  model, limits = RememberingModel(3, vocabulary=9, spread=0.7), [1, 2, 5, 9, 9, 9, 9, 9]
+  model, limits = RememberingModel(3, vocabulary=9, spread=0.7), [0, 1, 2, 5, 9, 9, 9, 9]
   cache, options = model.cache(8), dict(beam_size=beam_size, length_penalty=alpha)
   tokens, scores = search(model, cache, limits, max_length=9, stop=stop, **options)
   number = beam_size if stop == "present" else 1
-  for i, limit in enumerate(limits):
+  for i, limit in enumerate(limits[1:], start=1):
     expected = textbook(model, rows(cache, [i]), limit, beam_size, alpha, stop)[:number]
     assert tokens[i, : len(expected)].tolist() == [x + [PAD] * (9 - len(x)) for _, x in expected]
     np.testing.assert_allclose(scores[i, : len(expected)], [x for x, _ in expected], rtol=1e-5)
