@@ -4,7 +4,6 @@ import re
 import shutil
 
 import numpy as np
-import pytest
 
 from experiments import trainer as trainer_module
 from experiments.training import checkpoint_reader
