@@ -1,6 +1,5 @@
 """Adds relative positions to published models, checks them, and writes results/adoption.md.
 
-  pip install equinox; pip install --pre haliax
   python -m experiments.adoption --flax=FOLDER --nanodo=FOLDER
 
 The folders are checkouts of github.com/google/flax and github.com/google-deepmind/nanodo, which
@@ -9,7 +8,6 @@ results/adoption/*.patch change.
 
 import functools
 import importlib
-import inspect
 import pathlib
 import shutil
 import subprocess
@@ -26,7 +24,6 @@ from experiments import command
 from experiments.errors import InputError
 from experiments.evaluation.tables import markdown_table, rewrite_blocks
 from experiments.training.environment import environment
-from relpos_jax import RelativePositions, dot_product_attention
 
 _DEVICES, _BATCH, _LENGTH, _VOCAB = 8, 8, 24, 16
 _WIDTHS = dict(emb_dim=32, num_heads=4, num_layers=2, qkv_dim=32, mlp_dim=64, max_len=_LENGTH)
@@ -38,21 +35,6 @@ class Model(NamedTuple):
   params: dict[str, Any]
   logits: Callable
   decode: Callable | None = None
-
-
-def attend_in_equinox(layer, x, tables):
-  """Applies an `equinox.nn.MultiheadAttention` to a sequence `[T, D]`, causally."""
-  projections = layer.query_proj, layer.key_proj, layer.value_proj
-  q, k, v = (jax.vmap(f)(x).reshape(len(x), layer.num_heads, -1) for f in projections)
-  z = dot_product_attention(q, k, v, relations=RelativePositions(*tables), is_causal=True)
-  return jax.vmap(layer.output_proj)(z.reshape(len(x), -1))
-
-
-def attend_in_haliax(q, k, v, tables, axes=("Pos", "Heads", "HeadSize")):
-  """Attends causally from named arrays to a named array, as `haliax.nn.attention`."""
-  arrays = (x.rearrange((..., *axes)).array for x in (q, k, v))
-  z = dot_product_attention(*arrays, relations=RelativePositions(*tables), is_causal=True)
-  return type(q)(z, q.rearrange((..., *axes)).axes)
 
 
 def _flax_example(class_name, folder, tokens):
@@ -67,18 +49,18 @@ def _flax_example(class_name, folder, tokens):
     return model.apply(dict(params=params), *[tokens] * len(inputs))
 
   def decode(params, tokens):
-    cache, options, steps = decoder.init(jax.random.key(0), *inputs)["cache"], {}, []
-    context = ()
+    context, options = (), {}
     if is_translator:
       context = model.apply(dict(params=params), tokens, method="encode"), tokens
       options = dict(method="decode")
-    for t in range(_LENGTH):
+
+    def step(cache, t):
       token = models.shift_right(tokens)[:, t : t + 1]
       variables = dict(params=params, cache=cache)
       logits, updated = decoder.apply(variables, *context, token, mutable=["cache"], **options)
-      cache = updated["cache"]
-      steps.append(logits)
-    return jnp.concatenate(steps, axis=1)
+      return logits, updated["cache"]
+
+    return _one_by_one(step, decoder.init(jax.random.key(0), *inputs)["cache"])
 
   params = linen.unbox(model.init(jax.random.key(0), *inputs)["params"])
   return Model(params, logits, decode)
@@ -100,18 +82,25 @@ def _gemma(folder, tokens):
     return nnx.merge(graph, state, rest)
 
   def decode(params, tokens):
-    model, steps = merge(params), []
-    cache = model.init_cache(_LENGTH, _BATCH)
-    for t in range(_LENGTH):
+    def step(cache, t):
       at = slice(t, t + 1)
-      logits, cache = model(tokens[:, at], positions[:, at], cache, mask[:, at])
-      steps.append(logits)
-    return jnp.concatenate(steps, axis=1)
+      return model(tokens[:, at], positions[:, at], cache, mask[:, at])
+
+    model = merge(params)
+    return _one_by_one(step, model.init_cache(_LENGTH, _BATCH))
 
   def logits(params, tokens):
     return merge(params)(tokens, positions, None, mask)[0]
 
   return Model(nnx.to_pure_dict(state), logits, decode)
+
+
+def _one_by_one(step, cache):
+  steps = []
+  for t in range(_LENGTH):
+    logits, cache = step(cache, t)
+    steps.append(logits)
+  return jnp.concatenate(steps, axis=1)
 
 
 def _nanodo(folder, tokens):
@@ -138,50 +127,6 @@ def _import(folder, *names):
     if str(getattr(module, "__file__", "")).startswith(str(folder)):
       del sys.modules[name]
   return modules if len(names) > 1 else modules[0]
-
-
-def _equinox():
-  """Returns one layer around equinox's attention, with tables and without."""
-  import equinox
-
-  layer = equinox.nn.MultiheadAttention(4, 32, key=jax.random.key(0))
-  causal = jnp.tril(jnp.ones((_LENGTH, _LENGTH), bool))
-  changed = jax.vmap(attend_in_equinox, (None, 0, None))
-  yield _around(lambda tables, x: changed(layer, x, tables))
-  yield _around(lambda tables, x: jax.vmap(lambda x: layer(x, x, x, mask=causal))(x))
-
-
-def _haliax():
-  """Returns one layer around haliax's attention, with tables and without."""
-  import haliax
-
-  project = _normal(3, 3, 32, 4, 8) / 32**0.5
-
-  def named(x):
-    arrays = jnp.einsum("btd,cdnh->cbtnh", x, project)
-    return [haliax.named(array, ("Batch", "Pos", "Heads", "HeadSize")) for array in arrays]
-
-  def original(tables, x):
-    q, *others = named(x)
-    k, v = (y.rename(dict(Pos="KPos")) for y in others)
-    mask = haliax.nn.attention.causal_mask(q.resolve_axis("Pos"), k.resolve_axis("KPos"))
-    z = haliax.nn.attention.dot_product_attention("KPos", "HeadSize", q, k, v, mask)
-    return z.rearrange((..., "Pos", "Heads", "HeadSize")).array.reshape(x.shape)
-
-  yield _around(lambda tables, x: attend_in_haliax(*named(x), tables).array.reshape(x.shape))
-  yield _around(original)
-
-
-def _around(attend):
-  def logits(params, tokens):
-    x = params["embed"][tokens]
-    return (x + attend(params["tables"], x)) @ params["embed"].T
-
-  return Model(dict(embed=_normal(1, _VOCAB, 32), tables=_normal(2, 2, 33, 8)), logits)
-
-
-def _normal(seed, *shape):
-  return jax.random.normal(jax.random.key(seed), shape)
 
 
 def check(model: Model, original: Model, tokens) -> list[str]:
@@ -240,20 +185,13 @@ def main(flax: str, nanodo: str, out: pathlib.Path) -> None:
       subprocess.run(["patch", "-p1", "-s", "-i", patch.resolve()], cwd=changed, check=True)
       models = load(copy, tokens), load(folder / inside, tokens)
       rows.append([name, lines_of(patch), *check(*models, tokens)])
-      print(*rows[-1], sep="\t")
-  functions = dict(equinox=(_equinox, attend_in_equinox), haliax=(_haliax, attend_in_haliax))
-  for name, (load, function) in functions.items():
-    number = len(inspect.getsource(function).splitlines()) - 2  # of the body
-    rows.append([name, f"+{number}", *check(*load(), tokens)])
-    print(*rows[-1], sep="\t")
   header = ["model", "lines", "tables of zeros, and the original"]
   header += [f"gradients on {_DEVICES} devices, and on one", "decoded, and the full pass"]
-  code = "\n\n".join(inspect.getsource(function) for _, function in functions.values())
-  about = environment("equinox", "haliax")
-  versions = ", ".join(f"{x} {about['packages'][x]}" for x in ("jax", "flax", "equinox", "haliax"))
+  about, table = environment(), markdown_table(header, rows)
+  versions = ", ".join(f"{x} {about['packages'][x]}" for x in ("jax", "flax"))
   note = f"{about['date'][:10]}, {about['devices']}, {versions}."
-  table = markdown_table(header, rows)
-  rewrite_blocks(out / "adoption.md", dict(adoption=f"{table}\n\n{note}\n\n```python\n{code}```"))
+  rewrite_blocks(out / "adoption.md", dict(adoption=f"{table}\n\n{note}"))
+  print(table)
 
 
 FLAGS = dict(

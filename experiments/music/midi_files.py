@@ -174,40 +174,36 @@ def _notes(messages: Sequence[tuple[int, mido.Message]], last_tick: int) -> list
 # Codecs -------------------------------------------------------------------------------------------
 
 
-class Span(NamedTuple):
-  """A note of a piano roll, from start to end in the codec's steps.
-
-  `voice` counts from 0, the highest; it is 0 for music without voices.
-  """
-
-  start: int
-  end: int
-  pitch: int
-  voice: int
-
-
 class Codec(NamedTuple):
   """Reads MIDI files as tokens and writes tokens as MIDI files: `performance` and `voices`.
 
   Attributes:
     vocab_size: V. Tokens 0 to 2 are padding, begin and end.
+    notes: the tokens of notes, 128 pitches once or several times.
     encode_score: returns the tokens of a score; takes its name for an InputError too.
-    decode_score: returns the score of tokens; skips those that have no meaning in their context.
-    spans: returns the notes of tokens.
+    decode_score: returns the score of tokens, a part for each voice, the highest first; skips those
+      that have no meaning in their context.
     times: returns the step of each token and of the token after the last.
-    step: the unit of time, in words.
+    step, ticks: the unit of time, in words and in ticks of `decode_score`.
     alignment: a piece may be sliced at multiples of this many tokens.
-    transpose: transposes tokens by semitones, as far as all pitches stay within 0 to 127.
   """
 
   vocab_size: int
+  notes: range
   encode_score: Callable[[Score, str], Int[np.ndarray, "_"]]
   decode_score: Callable[[Int[np.ndarray, "_"]], Score]
-  spans: Callable[[Int[np.ndarray, "_"]], list[Span]]
   times: Callable[[Int[np.ndarray, "_"]], Float[np.ndarray, "_"]]
   step: str
+  ticks: int
   alignment: int
-  transpose: Callable[[Int[np.ndarray, "_"], int], Int[np.ndarray, "_"]]
+
+  def transpose(self, tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
+    """Transposes tokens by semitones, as far as all pitches stay within 0 to 127."""
+    row = np.asarray(tokens, int)
+    is_note = (row >= self.notes.start) & (row < self.notes.stop)
+    pitches = (row[is_note] - self.notes.start) % 128
+    lowest, highest = -pitches.min(initial=127), 127 - pitches.max(initial=0)
+    return row + is_note * int(np.clip(semitones, lowest, highest))
 
   def read(self, path: str | os.PathLike) -> Int[np.ndarray, "_"]:
     """Returns the tokens of a MIDI file. Raises InputError."""
@@ -216,11 +212,6 @@ class Codec(NamedTuple):
   def write(self, tokens: Sequence[int] | np.ndarray, path: str | os.PathLike) -> None:
     """Writes tokens to a MIDI file."""
     write_score(self.decode_score(tokens), path)
-
-
-def clip_transposition(semitones: int, pitches: Int[np.ndarray, "_"]) -> int:
-  """Returns the transposition nearest to `semitones` that keeps all pitches within 0 to 127."""
-  return int(np.clip(semitones, -pitches.min(initial=127), 127 - pitches.max(initial=0)))
 
 
 def strip_special(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "_"]:

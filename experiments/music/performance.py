@@ -15,15 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.music.midi_files import (
-  Codec,
-  Note,
-  Part,
-  Score,
-  Span,
-  clip_transposition,
-  strip_special,
-)
+from experiments.music.midi_files import Codec, Note, Part, Score, strip_special
 from relpos_jax.typing import Float, Int
 
 STEPS_PER_SECOND = 100
@@ -124,11 +116,6 @@ def decode(tokens: Sequence[int] | np.ndarray) -> list[Note]:
   return sorted(notes, key=_by_start_and_pitch)
 
 
-def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
-  """Returns the notes of a stream for a piano roll."""
-  return [Span(*note[:3], voice=0) for note in decode(tokens)]
-
-
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
   """Returns the step of each token and of the token after the last.
 
@@ -140,13 +127,6 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
   return np.concatenate([[0], np.cumsum(shifts)]).astype(float)
 
 
-def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
-  """Transposes tokens, as far as all pitches stay within 0 to 127."""
-  row = np.asarray(tokens, int)
-  is_note = (row >= NOTE_ON) & (row < TIME_SHIFT)
-  return row + is_note * clip_transposition(semitones, (row[is_note] - NOTE_ON) % 128)
-
-
 def score(notes: Sequence[Note]) -> Score:
   """Returns notes in steps of 10 ms as a score of one part, one tick per step."""
   return Score([Part("Piano", list(notes))], STEPS_PER_SECOND // 2, [(0, 0.5)])
@@ -154,11 +134,11 @@ def score(notes: Sequence[Note]) -> Score:
 
 CODEC = Codec(
   VOCAB_SIZE,
+  range(NOTE_ON, TIME_SHIFT),
   lambda score, name: encode(on_grid(score)),
   lambda tokens: score(decode(tokens)),
-  spans,
   times,
-  "steps of 10 ms",
-  1,
-  transpose,
+  step="steps of 10 ms",
+  ticks=1,
+  alignment=1,
 )

@@ -12,7 +12,7 @@ from flax import nnx
 from experiments.data.tokenizer import BOS, PAD
 from experiments.evaluation.pictures import COLOURS, GREY, clean, make_figure, save
 from experiments.files import Path
-from experiments.music.midi_files import Codec, Span
+from experiments.music.midi_files import Codec
 from experiments.training.task import Run, own_copies
 from relpos_jax.decoding.sampling import prefill
 from relpos_jax.models.layers import decoding_model
@@ -62,13 +62,16 @@ def piano_roll(
   is at the dashed line; darker is more. On the right are the distances that hold half and nine
   tenths of the weight. The first `prime` tokens have a grey background.
   """
-  spans, times = codec.spans(piece), codec.times(piece)
+  times, parts = codec.times(piece), codec.decode_score(piece).parts
+  spans = np.array([(*note[:3], i) for i, part in enumerate(parts) for note in part.notes], int)
+  starts, ends, pitches, voices = spans.reshape(-1, 4).T
+  starts, ends = starts / codec.ticks, ends / codec.ticks
   heights = [3.4, 0.4 + 0.2 * len(weights)]
   figure = make_figure(10.0, 0.5 + sum(heights))
   notes, below = figure.subplots(2, sharex=True, height_ratios=heights)
-  _draw_notes(notes, spans)
+  _draw_notes(notes, starts, ends, pitches, [_VOICE_COLOURS[voice] for voice in voices])
   # At least one step, for an empty piece.
-  end = max([1.0, times[-1], *(span.end for span in spans)])
+  end = max(1.0, times[-1], ends.max(initial=0))
   notes.set_xlim(0, end)
   if begun := times[prime]:
     notes.axvspan(0, begun, color="#eeeeee", zorder=0)
@@ -82,18 +85,9 @@ def piano_roll(
   return save(figure, path)
 
 
-def _draw_notes(ax: Any, spans: Sequence[Span]) -> None:
-  starts, ends, pitches, voices = np.array(spans, int).reshape(-1, 4).T
-  ax.barh(
-    pitches,
-    ends - starts,
-    left=starts,
-    height=0.85,
-    color=[_VOICE_COLOURS[voice] for voice in voices],
-    edgecolor="white",
-    linewidth=0.4,
-    zorder=2,
-  )
+def _draw_notes(ax: Any, starts, ends, pitches, colours: Sequence[str]) -> None:
+  edges = dict(height=0.85, edgecolor="white", linewidth=0.4, zorder=2)
+  ax.barh(pitches, ends - starts, left=starts, color=colours, **edges)
   clean(ax)
   pitches = pitches if pitches.size else np.array([60])
   lowest, highest = pitches.min() - 2, pitches.max() + 2

@@ -14,15 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.errors import InputError
-from experiments.music.midi_files import (
-  Codec,
-  Note,
-  Part,
-  Score,
-  Span,
-  clip_transposition,
-  strip_special,
-)
+from experiments.music.midi_files import Codec, Note, Part, Score, strip_special
 from relpos_jax.typing import Float, Int, Integer
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
@@ -56,17 +48,6 @@ def decode(tokens: Sequence[int] | np.ndarray) -> Int[np.ndarray, "steps 4"]:
   return np.where(steps == SILENCE, -1, steps - FIRST_PITCH)
 
 
-def spans(tokens: Sequence[int] | np.ndarray) -> list[Span]:
-  """Returns the notes of tokens for a piano roll, voice by voice, in 16th notes."""
-  found, grid = [], decode(tokens)
-  for voice, pitches in enumerate(grid.T):
-    starts = np.flatnonzero(np.diff(pitches, prepend=-2)).tolist()
-    for start, end in itertools.pairwise([*starts, len(grid)]):
-      if pitches[start] >= 0:
-        found.append(Span(start, end, int(pitches[start]), voice))
-  return found
-
-
 def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
   """Returns the step of each token and of the token after the last, in 16th notes.
 
@@ -76,19 +57,15 @@ def times(tokens: Sequence[int] | np.ndarray) -> Float[np.ndarray, "L"]:
   return (np.arange(len(tokens) + 1) // len(VOICES)).astype(float)
 
 
-def transpose(tokens: Sequence[int] | np.ndarray, semitones: int) -> Int[np.ndarray, "L"]:
-  """Transposes tokens, as far as all pitches stay within 0 to 127."""
-  row = np.asarray(tokens, int)
-  is_pitch = row >= FIRST_PITCH
-  return row + is_pitch * clip_transposition(semitones, row[is_pitch] - FIRST_PITCH)
-
-
 def score(grid: Integer[np.ndarray, "steps 4"]) -> Score:
   """Returns a grid as a score of four named parts, at 80 quarter notes per minute."""
   parts = [Part(name, []) for name in VOICES]
-  for start, end, pitch, voice in spans(encode(grid)):
-    note = Note(start * _TICKS_PER_STEP, end * _TICKS_PER_STEP, pitch, velocity=80)
-    parts[voice].notes.append(note)
+  for part, pitches in zip(parts, grid.T, strict=True):
+    starts = np.flatnonzero(np.diff(pitches, prepend=-2)).tolist()
+    for start, end in itertools.pairwise([*starts, len(grid)]):
+      if (pitch := int(pitches[start])) >= 0:
+        ticks = start * _TICKS_PER_STEP, end * _TICKS_PER_STEP
+        part.notes.append(Note(*ticks, pitch, velocity=80))
   return Score(parts, _STEPS_PER_QUARTER * _TICKS_PER_STEP, [(0, 60 / 80)])
 
 
@@ -129,11 +106,11 @@ def grid_of(score: Score, name: str = "the score") -> Int[np.ndarray, "steps 4"]
 
 CODEC = Codec(
   VOCAB_SIZE,
+  range(FIRST_PITCH, VOCAB_SIZE),
   lambda score, name: encode(grid_of(score, name)),
   lambda tokens: score(decode(tokens)),
-  spans,
   times,
-  "16th notes",
-  len(VOICES),
-  transpose,
+  step="16th notes",
+  ticks=_TICKS_PER_STEP,
+  alignment=len(VOICES),
 )

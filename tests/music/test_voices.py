@@ -40,11 +40,13 @@ def test_a_score_holds_the_grid_in_any_order_of_its_parts(grid):
 
 @settings(max_examples=40)
 @given(sounding)
-def test_spans_paint_the_grid(grid):
+def test_the_notes_of_a_score_paint_the_grid(grid):
   painted = np.full_like(grid, -1)
-  for span in voices.spans(voices.encode(grid)):
-    assert (painted[span.start : span.end, span.voice] == -1).all()
-    painted[span.start : span.end, span.voice] = span.pitch
+  for voice, part in enumerate(voices.score(grid).parts):
+    for note in part.notes:
+      steps = slice(note.start // voices.CODEC.ticks, note.end // voices.CODEC.ticks)
+      assert (painted[steps, voice] == -1).all()
+      painted[steps, voice] = note.pitch
   np.testing.assert_array_equal(painted, grid)
 
 
