@@ -46,8 +46,11 @@ def main(
   """Samples a piece, writes it and draws it."""
   if not 0 <= temperature < float("inf"):
     raise InputError(f"--temperature={temperature}: give 0, for the most probable, or more")
-  if top_k < 0:
-    raise InputError(f"--top_k={top_k}: give a number of tokens, or 0 for all")
+  for name, value in dict(top_k=top_k, prime_tokens=prime_tokens).items():
+    if value < 0:
+      raise InputError(f"--{name}={value}: give a number of tokens, or 0 for all")
+  if num_tokens < 1:
+    raise InputError(f"--num_tokens={num_tokens}: give at least 1")
   if not 0 < top_p <= 1:
     raise InputError(f"--top_p={top_p}: give a probability above 0, at most 1")
   picture = out.with_suffix(".png")

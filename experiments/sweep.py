@@ -53,7 +53,7 @@ TRAIN = ("python", "-m", "experiments.train")
 _POLL_SECONDS = 1.0
 _SAVE_SECONDS = 60.0  # for a training to save and end
 
-Record, Key = dict[str, Any], tuple[str, int]  # a record's key: row and seed
+Key = tuple[str, int]  # row and seed
 
 
 class Cell(NamedTuple):
@@ -98,7 +98,7 @@ def main(
   path = record_files(results).get(sweep, results / f"{sweep}.jsonl")
   lock = command.lock_folder(out / sweep, "out")
   with contextlib.nullcontext() if dry_run else lock:
-    records = (find_records if dry_run else collect_records)(path, cells)
+    records = find_records(path, cells) if dry_run else collect_records(path, cells)
     waiting = [cell for cell in chosen if cell.key not in records]
     if not waiting:
       flags = "--results=FOLDER" + " --out=FOLDER" * any(cell.workdir.exists() for cell in chosen)
@@ -163,7 +163,7 @@ def _make_cell(
   return Cell(row, seed, digest(own_values(config)), workdir, words)
 
 
-def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
+def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, dict[str, Any]]:
   """Writes the records of a sweep to its results file and returns them; see `find_records`."""
   command.make_folder(path.parent, "results")
   if records := find_records(path, cells):
@@ -171,7 +171,7 @@ def collect_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Reco
   return records
 
 
-def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]:
+def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, dict[str, Any]]:
   """Returns the records of a sweep from its run directories and its results file.
 
   Records of equal configs in other sweeps' results count too; their names are printed. Records of
@@ -185,12 +185,8 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
     raise InputError(f"{path} has two lines of one row and seed: delete one of them")
   files = record_files(path.parent)
   own_name = path.name.partition(".jsonl")[0]
-  others = {
-    record["digest"]: (file, record)
-    for name, file in sorted(files.items())
-    for record in read_records(file)
-    if name != own_name
-  }
+  files.pop(own_name, None)
+  others = {x["digest"]: (file, x) for _, file in sorted(files.items()) for x in read_records(file)}
   for cell in cells:
     if own.get(cell.key, {}).get("digest", cell.digest) != cell.digest:
       raise InputError(
@@ -207,12 +203,6 @@ def find_records(path: pathlib.Path, cells: Sequence[Cell]) -> dict[Key, Record]
   return found | own
 
 
-def _report(states: dict[Cell, str], cell: Cell, state: str, note: str = "") -> None:
-  """Prints the new state of a cell, and how many cells are in each state."""
-  states[cell] = state
-  print(f"{cell.workdir.name}: {state} ({_count(states)}{note})", file=sys.stderr, flush=True)
-
-
 def _count(states: Mapping[Cell, str]) -> str:
   counts = collections.Counter(states.values())
   return ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
@@ -221,11 +211,16 @@ def _count(states: Mapping[Cell, str]) -> str:
 def _train(
   waiting: Sequence[Cell],
   parallel: int,
-  collect: Callable[[], Mapping[Key, Record]],
+  collect: Callable[[], Mapping[Key, Mapping[str, Any]]],
   states: dict[Cell, str],
 ) -> None:
   """Trains cells on this machine; collects the records whenever a training ends."""
   queue, running, start = collections.deque(waiting), {}, time.monotonic()
+
+  def report(cell: Cell, state: str, note: str = "") -> None:
+    states[cell] = state
+    print(f"{cell.workdir.name}: {state} ({_count(states)}{note})", file=sys.stderr, flush=True)
+
   before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
     while queue or running:
@@ -233,7 +228,7 @@ def _train(
         if queue and share not in running:
           cell = queue.popleft()
           running[share] = cell, _start(cell, share, parallel)
-          _report(states, cell, "running")
+          report(cell, "running")
       time.sleep(_POLL_SECONDS)
       for share, (cell, process) in [*running.items()]:
         if process.poll() is None:
@@ -241,14 +236,13 @@ def _train(
         del running[share]
         unfinished = len(queue) + len(running)
         seconds = (time.monotonic() - start) / (len(waiting) - unfinished) * unfinished
-        left = datetime.timedelta(seconds=round(seconds))
         if cell.key in collect():
-          _report(states, cell, "finished", f", {left} left")
+          report(cell, "finished", f", {datetime.timedelta(seconds=round(seconds))} left")
         else:
           log = cell.file(".log").read_text(encoding="utf-8", errors="replace").splitlines()
           lines = [f"exit status {process.returncode}", *log[-40:]]
           write_whole(cell.file(".error.txt"), "".join(f"{line}\n" for line in lines))
-          _report(states, cell, "failed")
+          report(cell, "failed")
   finally:
     for _, process in running.values():
       process.terminate()

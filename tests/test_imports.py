@@ -152,6 +152,9 @@ def loaded(*words: str, status: int) -> set[str]:
 COMMANDS = ["train", "evaluate", "translate", "sample", "launch", "sweep", "export", "checkpoints"]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "plan", "report", "benchmark"])
+OTHERS = ["plan", "report", "benchmark", "benchmark attention", "benchmark translate"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *OTHERS])
 def test_commands_tell_a_wrong_key_before_they_load_jax(command):
-  assert not loaded(f"experiments.{command}", "--wrong=1", status=2) & (HEAVY | {"jax", "flax"})
+  assert not loaded(*f"experiments.{command}".split(), "--wrong=1", status=2) & (HEAVY | {"jax", "flax"})

@@ -1,24 +1,80 @@
 r"""Measures attention, training steps and translation.
 
   python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
+  python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
   python -m experiments.benchmark step --config=configs/multi30k.py --length=16
   python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
   python -m experiments.benchmark translate --workdir=runs/shared --input=captions.en
   python -m experiments.benchmark pages --out=results
 
-`pages` measures nothing: it rewrites the tables and pictures from the raw results in a folder.
-`python -m experiments.benchmark COMMAND --help` shows the flags of a command.
+What is compared takes turns in one process, and the order changes from round to round. All times
+are written to a folder OUT, and their tables to its pages; `pages` measures nothing and writes the
+pages again. `python -m experiments.benchmark COMMAND --help` shows the flags of a command.
+
+`attention` times every implementation and its peers next to jax.nn.dot_product_attention without
+relations; a ratio is of two neighbours in time, and jax.nn is also measured against itself: that
+ratio is the noise. Blockwise implementations are also timed against themselves without relations.
+A contestant that cannot do a call, or needs more memory than is free, is left out with the reason.
+torch_sdpa needs the extra `benchmark`. Keys and values have relations, but see the peers in
+results/attention.md; float32 on CPUs, bfloat16 elsewhere. --memory_lengths compiles one sequence of
+each length for its memory, and runs nothing. Writes attention/NAME.json, a picture, and block NAME
+of attention.md.
+
+`step` compares relative positions with the same model with sinusoids, on the same batch, with
+random parameters; `positions` compares all rows of configs/positions.py. The model with sinusoids
+is measured twice: a ratio is to the mean of its two copies, and the ratio of the second to the
+first is the noise. They write PAGE/NAME-ROWSxLENGTH.json and that block of PAGE.md, where PAGE is
+steps, or positions, whose blocks are cost-NAME-ROWSxLENGTH.
+
+`translate` times what `python -m experiments.translate` does with a file, as a process and within
+one that has compiled all programs, and the same with CTranslate2 and the same parameters: train
+with --config.model.tables_per_head=False, as `experiments.export` says. It uses the cores that it
+may: `taskset -c 0` gives it one. Writes translate/NAME-LINES-CORES.json and that block of
+translate.md.
 """
 
+import importlib
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
 
 from experiments import command
 
-COMMANDS = ("attention", "step", "positions", "translate", "pages")
+OUT = command.Flag("", "the folder to write to; empty: only print")
 FLAGS = dict(
   out=command.Flag("results", "the folder of the raw results and the pages", is_path=True)
+)
+_STEP = dict(
+  config=command.CONFIG,
+  length=command.Flag(32, "tokens of a sentence, on either side"),
+  repetitions=command.Flag(42, "steps of each model; a multiple of 6 has all orders as often"),
+  out=OUT,
+)
+COMMANDS = dict(
+  attention=dict(
+    lengths=command.Flag("32,128,512,1024,4096", "tokens of a sequence, separated by commas"),
+    memory_lengths=command.Flag("", "lengths at which to compile one sequence for its memory"),
+    implementations=command.Flag("usual", "all, none, usual (all but reference), or some"),
+    peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
+    masks=command.Flag("all", "all, bidirectional or causal"),
+    passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
+    repetitions=command.Flag(20, "of every pair"),
+    tokens=command.Flag(4096, "of a batch, whatever the length; 0: one sequence"),
+    heads=command.Flag(8, "of queries, keys and values"),
+    width=command.Flag(64, "of a head"),
+    max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
+    out=command.Flag("runs/benchmark", "the folder to write to"),
+    name=command.Flag("", "of this machine's results; by default its device's"),
+  ),
+  step=_STEP,
+  positions=_STEP | dict(repetitions=command.Flag(22, "steps of each of the 11 models")),
+  translate=dict(
+    workdir=command.WORKDIR,
+    input=command.Flag(None, "a text file, a sentence a line", is_path=True),
+    lines=command.Flag(0, "how many, again from the first after the last; 0: those of the file"),
+    repetitions=command.Flag(4, "rounds"),
+    out=OUT,
+  ),
+  pages=FLAGS,
 )
 
 
@@ -30,19 +86,6 @@ def write_pages(out: pathlib.Path) -> None:
     module.write_page(out)
 
 
-def load(name: str) -> tuple[Callable[..., None], Mapping[str, command.Flag]]:
-  """Imports a command, which takes a second; returns its main function and its flags."""
-  if name == "pages":
-    return write_pages, FLAGS
-  if name == "attention":
-    from experiments.benchmark import attention
-
-    return attention.main, attention.FLAGS
-  from experiments.benchmark import models
-
-  return models.COMMANDS[name]
-
-
 def run(argv: list[str]) -> None:
   """Runs the command that the first argument names with the other arguments as flags."""
   name, *flags = argv or ["--help"]
@@ -51,9 +94,17 @@ def run(argv: list[str]) -> None:
   if name not in COMMANDS:
     print(f"error: no command {name!r}: give {', '.join(COMMANDS)}", file=sys.stderr)
     sys.exit(2)
-  main, known = load(name)
+
+  def main(**values) -> None:
+    if name == "pages":
+      write_pages(**values)
+      return
+    # Here, since it takes a second, after which a mistake is told too late.
+    module = "attention" if name == "attention" else "models"
+    importlib.import_module(f"experiments.benchmark.{module}").MAINS[name](**values)
+
   # Attention is measured as in a program of one's own.
-  command.run(main, known, flags, keep_memory=name != "attention")
+  command.run(main, COMMANDS[name], flags, keep_memory=name != "attention")
 
 
 if __name__ == "__main__":

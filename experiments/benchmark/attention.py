@@ -1,19 +1,4 @@
-r"""Times every implementation of attention and its peers against jax.nn's attention.
-
-  python -m experiments.benchmark attention --lengths=512,1024 --implementations=chunked
-  python -m experiments.benchmark attention --memory_lengths=1024,4096,16384 --out=results
-  python -m experiments.benchmark attention --implementations=chunked --peers=dense_bias,torch_sdpa
-
-Each contestant runs next to jax.nn.dot_product_attention without relations, in one process; a ratio
-is of two neighbours in time. jax.nn is also measured against itself: that ratio is the noise.
-Blockwise implementations are also timed against themselves without relations. A contestant that
-cannot do a call, or needs more memory than is free, is left out with the reason. torch_sdpa
-needs the extra `benchmark`.
-
-Keys and values have relations, but see the peers in results/attention.md; float32 on CPUs, bfloat16
-elsewhere. --memory_lengths compiles one sequence of each length for its memory, and runs nothing.
-Writes OUT/attention/NAME.json with every time, a picture, and block NAME of OUT/attention.md.
-"""
+"""Times every implementation of attention and its peers against jax.nn's attention."""
 
 import functools
 import json
@@ -42,25 +27,8 @@ from relpos_jax.attention.inputs import gather_inputs
 
 STOCK, AGAIN = "jax.nn", "jax.nn (again)"
 BLOCKWISE = ("chunked", "pallas_tpu", "pallas_gpu")  # never hold [T, S] weights
-_USUAL = ",".join(name for name in IMPLEMENTATIONS if name != "reference")
 _NOT_COMPILED = (AGAIN, "torch_sdpa")  # for their memory alone
 MASKS, PASSES = ("bidirectional", "causal"), ("forward", "backward")
-
-FLAGS = dict(
-  lengths=command.Flag("32,128,512,1024,4096", "tokens of a sequence, separated by commas"),
-  memory_lengths=command.Flag("", "lengths at which to compile one sequence for its memory"),
-  implementations=command.Flag(_USUAL, f"all, none, or some of {','.join(IMPLEMENTATIONS)}"),
-  peers=command.Flag("all", "all, none, or some, such as cudnn,torch_sdpa"),
-  masks=command.Flag("all", f"all, or one of {','.join(MASKS)}"),
-  passes=command.Flag("all", "all, forward, or backward, which is forward and backward"),
-  repetitions=command.Flag(20, "of every pair"),
-  tokens=command.Flag(4096, "of a batch, whatever the length; 0: one sequence"),
-  heads=command.Flag(8, "of queries, keys and values"),
-  width=command.Flag(64, "of a head"),
-  max_distance=command.Flag(16, "k: tables have 2 k + 1 rows"),
-  out=command.Flag("runs/benchmark", "the folder to write to"),
-  name=command.Flag("", "of this machine's results; by default its device's"),
-)
 
 
 class Case(NamedTuple):
@@ -127,8 +95,9 @@ def _cases(values: Mapping[str, Any]) -> list[tuple[str, Case]]:
 
 
 def _names(flag: str, text: str, known: Collection[str]) -> list[str]:
-  if text in ("all", "none"):
-    return list(known) if text == "all" else []
+  if text in ("all", "usual", "none"):
+    left_out = dict(all=(), usual=("reference",), none=known)[text]
+    return [name for name in known if name not in left_out]
   for name in text.split(","):
     if name not in known:
       raise InputError(f"--{flag}: unknown {name!r}; want all, none or some of {', '.join(known)}")
@@ -401,3 +370,6 @@ def _panels(results: Record) -> list[list[CostPanel]]:
       curves = {name: [(x, of[name]) for x, of in points.items() if name in of] for name in names}
       rows[-1] += [CostPanel(f"{kind}, {size}", measure, curves)] * bool(curves)
   return rows
+
+
+MAINS = dict(attention=main)

@@ -1,30 +1,9 @@
-r"""Times training steps of models with random parameters, and translation with trained ones.
-
-  python -m experiments.benchmark step --config=configs/multi30k.py --length=16
-  python -m experiments.benchmark step --config=configs/wmt14.py --length=32 --out=results \
-      --config.batches.tokens=1024 --config.model.dtype=float32
-  python -m experiments.benchmark positions --config=configs/positions.py:chorales --length=512
-  python -m experiments.benchmark translate --workdir=runs/shared --input=captions.en
-
-What is compared takes turns; the order changes from round to round. With --out all times are
-written to OUT/PAGE/NAME-SHAPE.json, and to that block of OUT/PAGE.md, where PAGE is steps,
-positions (whose blocks are cost-NAME-SHAPE) or translate. SHAPE is ROWSxLENGTH, or LINES-CORES.
-
-`step` compares relative positions with the same model with sinusoids, on the same batch;
-`positions` compares all rows of configs/positions.py. The model with sinusoids is measured twice: a
-ratio is to the mean of its two copies, and the ratio of the second to the first is the noise.
-
-`translate` times what `python -m experiments.translate` does with a file, as a process and within
-one that has compiled all programs, and the same with CTranslate2 and the same parameters: train
-with --config.model.tables_per_head=False, as `experiments.export` says. It uses the cores that it
-may: `taskset -c 0` gives it one.
-"""
+"""Times training steps of models with random parameters, and translation with trained ones."""
 
 import functools
 import importlib.util
 import itertools
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -37,7 +16,6 @@ import scipy.stats
 from ml_collections import ConfigDict
 
 from configs.positions import sweep
-from experiments import command
 from experiments.benchmark import timing
 from experiments.data.tokenizer import UNK, tokenizer_files
 from experiments.errors import InputError
@@ -45,28 +23,14 @@ from experiments.evaluation.tables import markdown_table
 from experiments.export import ctranslate2_spec, foreign_value
 from experiments.files import Path
 from experiments.run import build, load_run, parse_config
+from experiments.training.environment import environment
 from experiments.training.sharding import make_mesh
 from experiments.translation.corpus import read_lines
 from experiments.translation.task import make_translator, normalize_input
 
 OURS, THEIRS = "relpos_jax", "CTranslate2"
 BASELINE, AGAIN = "sinusoidal", "sinusoidal (again)"
-_ORDERS = 6  # of three models
 _PREFIXES = dict(steps="", positions="cost-")  # of blocks, by the folder of the raw results
-STEP_FLAGS = dict(
-  config=command.CONFIG,
-  length=command.Flag(32, "tokens of a sentence, on either side"),
-  repetitions=command.Flag(42, "steps of each model; a multiple of 6, the number of orders"),
-  out=timing.OUT,
-)
-POSITION_FLAGS = STEP_FLAGS | dict(repetitions=command.Flag(22, "steps of each of the 11 models"))
-TRANSLATE_FLAGS = dict(
-  workdir=command.WORKDIR,
-  input=command.Flag(None, "a text file, a sentence a line", is_path=True),
-  lines=command.Flag(0, "how many, again from the first after the last; 0: those of the file"),
-  repetitions=command.Flag(4, "rounds"),
-  out=timing.OUT,
-)
 
 
 # Training steps -----------------------------------------------------------------------------------
@@ -74,21 +38,16 @@ TRANSLATE_FLAGS = dict(
 
 def time_steps(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Times the training steps of three models in turns."""
-  timing.check_task(config, "translation", "music")
-  if config.model.positions == BASELINE:
+  relative = config.model.get("positions")  # which a config of graphs has not
+  positions = {BASELINE: BASELINE, AGAIN: BASELINE, relative: relative}
+  if len(positions) < 3:
     raise InputError(f"config.model.positions is {BASELINE}, the baseline: give relative")
-  if repetitions < 1 or repetitions % _ORDERS:
-    raise InputError(f"--repetitions={repetitions}: give a multiple of {_ORDERS}")
-  positions = {BASELINE: BASELINE, AGAIN: BASELINE, config.model.positions: config.model.positions}
   models = {name: {"model.positions": kind} for name, kind in positions.items()}
   _time_models(config, models, length, repetitions, out, "steps")
 
 
 def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) -> None:
   """Times the training steps of a model with each scheme of positions in turns."""
-  timing.check_task(config, "translation", "music")
-  if repetitions < 2:
-    raise InputError(f"--repetitions={repetitions}: give at least 2")
   models = {row: {"model.positions": row} | changes for row, changes in sweep()}
   models[AGAIN] = models[BASELINE]
   _time_models(config, models, length, repetitions, out, "positions")
@@ -96,6 +55,11 @@ def time_positions(config: ConfigDict, length: int, repetitions: int, out: str) 
 
 def _time_models(config, models, length: int, repetitions: int, out: str, command_name: str):
   """Times the training steps of a config's models, changes by name, and writes the page."""
+  parse_config(config)
+  if config.task == "graphs":
+    raise InputError("--config is of graphs: give one of translation or music")
+  if repetitions < 2:
+    raise InputError(f"--repetitions={repetitions}: give at least 2")
   if not 1 <= length <= config.batches.tokens:
     raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
   folder = timing.make_folder(out, command_name)
@@ -187,7 +151,7 @@ def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, o
   texts = read_lines(input)
   texts = list(itertools.islice(itertools.cycle(texts), lines or len(texts)))
   normal, decoding = normalize_input(run.config, texts), run.config.decoding
-  cores = len(os.sched_getaffinity(0))
+  cores = environment()["cpu_cores"]
   options = dict(beam_size=decoding.beam_size, length_penalty=decoding.length_penalty)
   # The fastest batches of 1, 2, 4, ... sentences on two cores.
   options |= dict(max_decoding_length=256, max_batch_size=64)
@@ -253,8 +217,4 @@ def write_page(out: pathlib.Path) -> None:
   timing.rewrite_page(out / "translate", block_of_translation)
 
 
-COMMANDS = dict(
-  step=(time_steps, STEP_FLAGS),
-  positions=(time_positions, POSITION_FLAGS),
-  translate=(time_translation, TRANSLATE_FLAGS),
-)
+MAINS = dict(step=time_steps, positions=time_positions, translate=time_translation)

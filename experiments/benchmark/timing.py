@@ -16,10 +16,9 @@ from experiments.errors import InputError
 from experiments.evaluation.records import digest, hardware
 from experiments.evaluation.tables import rewrite_blocks
 from experiments.files import write_whole
-from experiments.run import own_values, parse_config
+from experiments.run import own_values
 from experiments.training.environment import environment, short_commit
 
-OUT = command.Flag("", "the folder to write to; empty: only print")
 Record = Mapping[str, Any]
 
 
@@ -85,13 +84,6 @@ def free_bytes() -> float:
   meminfo = pathlib.Path("/proc/meminfo")
   found = meminfo.exists() and re.search(r"MemAvailable:\s*(\d+) kB", meminfo.read_text())
   return 1024 * int(found[1]) if found else float("inf")
-
-
-def check_task(config: ConfigDict, *tasks: str) -> None:
-  """Raises InputError unless the config is valid, and of one of the tasks."""
-  parse_config(config)
-  if config.task not in tasks:
-    raise InputError(f"--config is of {config.task}: give one of {' or '.join(tasks)}")
 
 
 def make_folder(out: str, name: str) -> pathlib.Path | None:

@@ -151,7 +151,7 @@ def test_a_training_step_is_compared_with_sinusoids(call, data, monkeypatch, tmp
   raw = json.loads((tmp_path / "steps" / "tiny-8x16.json").read_text())
   assert [len(of) for of in raw["seconds"].values()] == 3 * [6] and raw["shape"] == [8, 16]
   assert (tmp_path / "steps.md").read_text().count("| sinusoidal (again) |") == 2
-  for mistake in ("length=0", "repetitions=8", "config.model.positions=sinusoidal"):
+  for mistake in ("length=0", "repetitions=1", "config.model.positions=sinusoidal"):
     answer = call("benchmark.__main__", "step", *flags, f"--{mistake}")
     answer.assert_refused(f"{mistake.partition('=')[0]} : give")
 

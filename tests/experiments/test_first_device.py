@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from experiments import command, sweep
-from experiments.benchmark.__main__ import load
+from experiments.benchmark.__main__ import COMMANDS
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "experiments" / "first_device.sh"
 
@@ -54,7 +54,7 @@ def test_all_pieces_run_and_only_the_open_ones_again(run, tmp_path):
   assert len(commands) == len(logs) == 16
   for module, name, *flags in (words[1:] for words in commands):
     if module == "experiments.benchmark":
-      values = command.parse(load(name)[1], flags)
+      values = command.parse(COMMANDS[name], flags)
     elif module == "experiments.sweep":
       values = command.parse(sweep.FLAGS, [name, *flags])
       assert values["seeds"] == 3 and values["results"] == tmp_path / "out" / "runs"
