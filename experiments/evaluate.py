@@ -11,8 +11,8 @@ the run directory. If the training is finished and its last checkpoint is good, 
 record.json, the run's line in the results of a sweep.
 
 With --pairs, writes into the folder `pairs` of the run directory, and no record. With --hypotheses,
-scores a file of translations instead, a line for each pair, and writes nothing. They are in the
-tokens and case of the run's own: if `config.data.moses` or `lowercase` is on, so are the references.
+scores a file of translations instead, a line for each pair, and writes nothing. They must be in the
+form of the run's own, in Moses tokens or lower case where `config.data` says so.
 """
 
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FLAGS = dict(
   workdir=command.WORKDIR,
   pairs=command.Flag("", "other pairs to score: source_file,target_file or file.tsv"),
-  hypotheses=command.Flag("", "a file of translations of --pairs, in the tokens and case of the run's own"),
+  hypotheses=command.Flag("", "a file of translations of --pairs, in the form of the run's own"),
   average_checkpoints=command.AVERAGE,
 )
 

@@ -157,4 +157,5 @@ OTHERS = ["plan", "report", "benchmark", "benchmark attention", "benchmark trans
 
 @pytest.mark.parametrize("command", [*COMMANDS, *OTHERS])
 def test_commands_tell_a_wrong_key_before_they_load_jax(command):
-  assert not loaded(*f"experiments.{command}".split(), "--wrong=1", status=2) & (HEAVY | {"jax", "flax"})
+  words = *f"experiments.{command}".split(), "--wrong=1"
+  assert not loaded(*words, status=2) & (HEAVY | {"jax", "flax"})

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import gzip
 import hashlib
-import lzma
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,8 +83,7 @@ def load_embedded(train_size: int = 20_000) -> Corpus:
     raise InputError(f"train_size {train_size} for embedded: give a number from 1 to 20000")
   splits = {}
   for name in ("train", "valid", "test", "long"):
-    text = lzma.decompress((_EMBEDDED / f"{name}.tsv.xz").read_bytes()).decode()
-    rows = (line.split("\t") for line in text.removesuffix("\n").split("\n"))
+    rows = (line.split("\t") for line in read_lines(_EMBEDDED / f"{name}.tsv.xz"))
     splits[name] = [(source, target) for source, target in rows]
   return Corpus(splits | dict(train=splits["train"][:train_size]))
 
@@ -94,16 +92,6 @@ def load_pairs(train: str = "", valid: str = "", test: str | Mapping[str, str] =
   """Reads a user's own pairs; `test` may be several sets by name. See `read_splits`.
 
   Raises InputError as `read_splits` does, for no training pairs, and for a name that is no word.
-
-  >>> import pathlib, tempfile
-  >>> folder = pathlib.Path(tempfile.mkdtemp())
-  >>> _ = (folder / "train.en").write_text("a dog runs\\n\\nit rains\\n")
-  >>> _ = (folder / "train.de").write_text("ein Hund rennt\\nnichts\\nes regnet\\n")
-  >>> corpus = load_pairs(train=f"{folder}/train.en,{folder}/train.de")
-  >>> corpus.splits["train"]
-  [('a dog runs', 'ein Hund rennt'), ('it rains', 'es regnet')]
-  >>> corpus.notes
-  ('pairs with an empty side skipped in train: 1',)
   """
   if not train:
     raise InputError('no training pairs: give train="source_file,target_file" or train="file.tsv"')
@@ -161,7 +149,7 @@ def read_pairs(files: str) -> list[tuple[str, str]]:
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-  """Reads the lines of a UTF-8 text file, plain or gzip, without line ends and byte order mark.
+  """Reads the lines of a UTF-8 text file, plain or packed, without line ends and byte order mark.
 
   Splits at \\n alone. str.splitlines would also split at U+2028, U+0085 or a lone \\r inside a
   sentence, which would shift all pairs after it.

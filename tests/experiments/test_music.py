@@ -99,6 +99,8 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (sample(f"--out={tmp_path}/new.wav"), "--out .mid"),
     (sample(out, "--prime=nothing.mid"), "nothing.mid"),
     (sample(out, "--top_p=0"), "top_p=0 give"),
+    (sample(out, "--num_tokens=0"), "num_tokens=0 give"),
+    (sample(out, "--prime_tokens=-1"), "prime_tokens=-1 give"),
     (sample(f"--out={own_prime}", f"--prime={own_prime}"), "own.mid exists another --out"),
     (sample(f"--out={tmp_path}/drawn.mid"), "drawn.png exists another --out"),
     (call("sample", f"--workdir={workdir}", out), "translation music"),
@@ -116,7 +118,7 @@ def test_a_run_does_not_go_on_with_other_music(run, train_music, pieces, tmp_pat
   before = file.read_bytes()
   try:
     tokens = voices.CODEC.read(file)
-    voices.CODEC.write(voices.transpose(tokens, 1), file)
+    voices.CODEC.write(voices.CODEC.transpose(tokens, 1), file)
     answer = train_music(workdir)
   finally:
     file.write_bytes(before)
