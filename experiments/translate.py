@@ -43,6 +43,8 @@ def main(
     raise InputError("stdin or stdout is closed: give both, such as < lines.en > lines.de")
   if not 0 <= beam_size <= MAX_BEAM_SIZE:
     raise InputError(f"--beam_size={beam_size}: give a number from 0 to {MAX_BEAM_SIZE}")
+  if max_source_length < 1:
+    raise InputError(f"--max_source_length={max_source_length}: give at least 1")
   lines = _stdin_lines() if input == "-" else iter(read_lines(pathlib.Path(input)))
   run = load_run(workdir, "translation", average_checkpoints)
   changes = dict(beam_size=beam_size) if beam_size else {}

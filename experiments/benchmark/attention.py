@@ -56,6 +56,8 @@ def main(**values: Any) -> None:
   # PyTorch needs memory on the same GPU; JAX reads this when it first looks for devices.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   values["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+  timing.check_at_least(1, **{name: values[name] for name in ("repetitions", "heads", "width")})
+  timing.check_at_least(0, **{name: values[name] for name in ("tokens", "max_distance")})
   cases = _cases(values)
   implementations = _names("implementations", values["implementations"], IMPLEMENTATIONS)
   entrants = _entrants(implementations, _names("peers", values["peers"], PEERS))

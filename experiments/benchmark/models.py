@@ -58,8 +58,7 @@ def _time_models(config, models, length: int, repetitions: int, out: str, comman
   parse_config(config)
   if config.task == "graphs":
     raise InputError("--config is of graphs: give one of translation or music")
-  if repetitions < 2:
-    raise InputError(f"--repetitions={repetitions}: give at least 2")
+  timing.check_at_least(2, repetitions=repetitions)
   if not 1 <= length <= config.batches.tokens:
     raise InputError(f"--length={length}: give 1 to {config.batches.tokens}, config.batches.tokens")
   folder = timing.make_folder(out, command_name)
@@ -141,6 +140,8 @@ def _ratio(seconds: Sequence[float], against: Sequence[float] | np.ndarray) -> t
 
 def time_translation(workdir: Path, input: Path, lines: int, repetitions: int, out: str) -> None:
   """Times programs that translate the same lines in turns, as processes and within one."""
+  timing.check_at_least(0, lines=lines)
+  timing.check_at_least(1, repetitions=repetitions)
   run = load_run(workdir, "translation")
   if problem := foreign_value(run.config):
     raise InputError(problem)

@@ -86,6 +86,13 @@ def free_bytes() -> float:
   return 1024 * int(found[1]) if found else float("inf")
 
 
+def check_at_least(least: int, **flags: int) -> None:
+  """Raises InputError for a flag with a smaller value."""
+  for name, value in flags.items():
+    if value < least:
+      raise InputError(f"--{name}={value}: give at least {least}")
+
+
 def make_folder(out: str, name: str) -> pathlib.Path | None:
   """Makes the folder out/name of the raw results; None without `out`."""
   return command.make_folder(pathlib.Path(out, name), "out") if out else None

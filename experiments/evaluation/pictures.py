@@ -197,8 +197,20 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   figure = make_figure(*size)
   axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
   highest = float(max(np.max(panel.weights) for panel in panels))
+  # Dollar signs in words do not start formulas.
+  text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
   for ax, panel, width in zip(axes, panels, widths, strict=True):
-    image = _draw_weights(ax, panel, highest, fontsize)
+    cells = dict(cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4)
+    image = ax.pcolormesh(np.asarray(panel.weights), **cells)
+    ax.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows, **text)
+    ax.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns, rotation=90, **text)
+    ax.tick_params(length=0)
+    ax.xaxis.tick_top()
+    ax.invert_yaxis()
+    ax.set_aspect("equal", anchor="N")
+    ax.spines[:].set_visible(False)
+    ax.set_ylabel("query", color=GREY)
+    ax.set_xlabel("key", color=GREY)
     title = textwrap.fill(panel.title, max(26, int(10 * width)), break_on_hyphens=False)
     ax.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
   # panchor=False keeps the panels aligned at the top.
@@ -208,25 +220,6 @@ def attention_heatmap(panels: Sequence[Panel], path: Path) -> Path:
   bar.set_label("attention weight")
   bar.outline.set_visible(False)
   return save(figure, path)
-
-
-def _draw_weights(ax: "matplotlib.axes.Axes", panel: Panel, highest: float, fontsize: float):
-  _, weights, rows, columns = panel
-  image = ax.pcolormesh(
-    np.asarray(weights), cmap="Blues", vmin=0.0, vmax=highest, edgecolors="white", linewidth=0.4
-  )
-  # Dollar signs in words do not start formulas.
-  text: dict[str, Any] = dict(fontsize=fontsize, parse_math=False)
-  ax.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)
-  ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **text)
-  ax.tick_params(length=0)
-  ax.xaxis.tick_top()
-  ax.invert_yaxis()
-  ax.set_aspect("equal", anchor="N")
-  ax.spines[:].set_visible(False)
-  ax.set_ylabel("query", color=GREY)
-  ax.set_xlabel("key", color=GREY)
-  return image
 
 
 def make_figure(width: float, height: float) -> "matplotlib.figure.Figure":

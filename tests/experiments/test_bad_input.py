@@ -123,6 +123,7 @@ def test_a_config_that_was_edited(run_copy, key, value, words):
   [
     (["--input=TMP/nowhere.txt"], "no file nowhere.txt"),
     (["--input=TMP/latin1.txt"], "invalid UTF-8 latin1.txt, line 2"),
+    (["--max_source_length=0"], "--max_source_length=0 give"),
   ],
 )
 def test_what_to_translate_and_how(refused, workdir, tmp_path, arguments, words):
