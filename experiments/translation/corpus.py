@@ -215,12 +215,10 @@ def normalize_corpus(
   [('it rains .', 'es regnet .')]
   """
 
-  def normalize(pair: tuple[str, str]) -> tuple[str, str]:
-    source, target = (
-      normalize_lines([line], language, moses=moses, lowercase=lowercase)[0]
-      for line, language in zip(pair, languages.split("-"), strict=True)
-    )
-    return source, target
+  def normalize(pair: tuple[str, str]) -> tuple[str, ...]:
+    sides = zip(pair, languages.split("-"), strict=True)
+    how = dict(moses=moses, lowercase=lowercase)
+    return tuple(normalize_lines([line], language, **how)[0] for line, language in sides)
 
   splits = {
     split: list(map(normalize, pairs)) if isinstance(pairs, list) else LazyPairs(pairs, normalize)
