@@ -38,6 +38,7 @@ def test_equinox(page):
   check(lambda tables: page["attend_in_equinox"](layer, x, tables), original)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_constant_dim:DeprecationWarning")
 def test_haliax(page):
   haliax = pytest.importorskip("haliax")
   x = jax.random.normal(jax.random.key(1), (3, B, T, N, H))
