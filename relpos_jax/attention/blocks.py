@@ -50,7 +50,10 @@ def attention(
   by_head = dict(key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2))
   leaves, structure = jax.tree.flatten(inputs._replace(**by_head))
   axes = jax.tree.leaves(_query_axes(inputs))
-  sink = next((i for i, x in enumerate(leaves) if x is inputs.sinks), None)
+  none = jax.tree.map(lambda _: False, inputs)
+  sink = None  # its place, where there is one: another leaf may be the same array
+  if inputs.sinks is not None:
+    sink = jax.tree.leaves(none._replace(sinks=True)).index(True)
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
   given = {i: x for i, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
   integers = {i: x for i, x in arrays.items() if i not in given}
@@ -92,30 +95,29 @@ def attention(
       start = start_of(index)
       of_block = read(floats, start), read(integers, start), start
       logits = logits_of(*of_block)
-      highest = logits.max(-1, keepdims=True)
+      highest = maximum = logits.max(-1, keepdims=True)
       if sink is not None:
-        highest = jnp.maximum(highest, of_heads(floats))
-      powers = jnp.exp(logits - highest)
+        maximum = jnp.maximum(highest, of_heads(floats))
+      powers = jnp.exp(logits - maximum)
       total = powers.sum(-1, keepdims=True)
       if sink is not None:
-        total += jnp.exp(of_heads(floats) - highest)
-      log_total = highest + jnp.log(total)
-      if hides:
-        log_total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, log_total)
-        powers = jnp.where(highest <= masks.LOWEST / 2, 0, powers)
-      new = output_of(powers / total, *of_block), log_total
-      return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2))
+        total += jnp.exp(of_heads(floats) - maximum)
+      if hides:  # all weights of a query that sees no key are zero
+        total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
+      new = output_of(powers / total, *of_block), maximum, total
+      return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2, 2))
 
     query, _, value, *_ = floats.values()
-    shape = batch, heads, num_queries, 1
-    outputs = batch, num_queries, heads, value.shape[3]
-    empty = zeros(outputs, value), zeros(shape, query.astype(_wide(query)))
-    output, log_total = jax.lax.fori_loop(0, num_blocks, step, empty)
-    return (output, log_total), (floats, integers, log_total)
+    of_query = zeros((batch, heads, num_queries, 1), query.astype(_wide(query)))
+    empty = zeros((batch, num_queries, heads, value.shape[3]), value), of_query, of_query
+    # Separately: in a logsumexp float32 would lose the total beside a large maximum.
+    output, maximum, total = jax.lax.fori_loop(0, num_blocks, step, empty)
+    residual = jnp.where(jnp.isinf(total), -jnp.inf, maximum + jnp.log(total))
+    return (output, residual), (floats, integers, maximum, total)
 
   def backward(saved: tuple, cotangents: tuple) -> tuple[_Arrays, None]:
-    floats, integers, log_total = saved
-    d_output, d_log_total = cotangents
+    floats, integers, maximum, total = saved
+    d_output, d_residual = cotangents
 
     def step(index, gradients):
       start = start_of(index)
@@ -123,14 +125,15 @@ def attention(
       d_rows = jnp.where(is_new[:, None, None], _slice(d_output, start, block, 1), 0)
       own, others = read(floats, start), read(integers, start)
       logits, of_logits = jax.vjp(lambda x: logits_of(x, others, start), own)
-      weights = jnp.exp(logits - _slice(log_total, start, block, 2))
+      highest, sums = (_slice(x, start, block, 2) for x in (maximum, total))
+      weights = jnp.exp(logits - highest) / sums
       _, of_output = jax.vjp(lambda w, x: output_of(w, x, others, start), weights, own)
       d_weights, first = of_output(d_rows)
       delta = (weights * d_weights).sum(-1, keepdims=True)
-      delta -= jnp.where(is_new[:, None], _slice(d_log_total, start, block, 2), 0)
+      delta -= jnp.where(is_new[:, None], _slice(d_residual, start, block, 2), 0)
       (second,) = of_logits(weights * (d_weights - delta))
       if sink is not None:
-        of_sinks = jnp.exp(of_heads(floats) - _slice(log_total, start, block, 2))
+        of_sinks = jnp.exp(of_heads(floats) - highest) / sums
         second |= {sink: -(of_sinks * delta).sum((0, 2, 3))}
       return {
         i: _add(_add(x, first[i], start, axes[i]), second[i], start, axes[i])
@@ -142,11 +145,8 @@ def attention(
     return {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
 
   all_blocks.defvjp(forward, first_derivatives_only(backward))
-  output, log_total = all_blocks(given, integers)
-  if not inputs.return_residual:
-    return output
-  residual = jnp.where(jnp.isposinf(log_total), -jnp.inf, log_total)
-  return output, residual[..., 0].swapaxes(1, 2)
+  output, residual = all_blocks(given, integers)
+  return (output, residual[..., 0].swapaxes(1, 2)) if inputs.return_residual else output
 
 
 def _known(inputs: Inputs, relation: Relation) -> Relation:

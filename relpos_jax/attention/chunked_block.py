@@ -424,23 +424,24 @@ def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
   terms = dict(
     left_logits=lambda x: jnp.where(pairs.is_left, x[..., None], 0),
     right_logits=lambda x: jnp.where(pairs.is_right, x[..., None], 0),
-    slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances),
+    slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances)[None],
     bias=lambda x: _slice_keys(x, pairs),
   )
   return {name: term(arrays[name]) for name, term in terms.items() if name in arrays}
 
 
-def _mask(block: Arrays, pairs: Pairs) -> Bool[Array, "... #S #T"] | None:
+def _mask(block: Arrays, pairs: Pairs) -> Bool[Array, "#N #S #T"] | None:
   """Returns the mask of a block's pairs, None if all are visible."""
   names = "mask", "query_mask", "key_mask"
   found = [_slice_keys(block[name], pairs) for name in names if name in block]
   if "query_segments" in block:
-    found.append(block["key_segments"][pairs.columns, None] == block["query_segments"][None])
+    key_segments = block["key_segments"][pairs.columns, None]
+    found.append((key_segments == block["query_segments"][None])[None])
   if pairs.plan.is_causal:
-    found.append(pairs.columns[:, None] <= pairs.rows[None])
+    found.append((pairs.columns[:, None] <= pairs.rows[None])[None])
   if pairs.plan.window is not None:
     left, right = pairs.plan.window
-    found += [pairs.distances >= -left, pairs.distances <= right]
+    found += [(pairs.distances >= -left)[None], (pairs.distances <= right)[None]]
   return masks.combine(*found)
 
 

@@ -177,11 +177,11 @@ def merge(
   True
   """
   outputs, residuals = (jnp.stack([*map(jnp.asarray, x)]) for x in (outputs, residuals))
-  total = jax.nn.logsumexp(residuals, axis=0)
-  finite = jnp.where(jnp.isneginf(total), 0, total)
-  shares = jnp.exp(residuals - finite)
+  sees_none = jnp.isneginf(residuals).all(0, keepdims=True)
+  total = jax.nn.logsumexp(jnp.where(sees_none, 0, residuals), axis=0, keepdims=True)
+  shares = jnp.exp(residuals - total)
   merged = jnp.sum(shares[..., None] * outputs.astype(shares.dtype), axis=0)
-  return merged.astype(outputs.dtype), total
+  return merged.astype(outputs.dtype), jnp.where(sees_none, -jnp.inf, total)[0]
 
 
 def _with_batch(query: tuple[int, ...], x: Array) -> Array:
