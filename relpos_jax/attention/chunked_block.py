@@ -35,17 +35,62 @@ from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Shaped
 Arrays = dict[str, Array]
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
+# A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients.
+FLOATS = dict(
+  query="BTNH",
+  key="BSKH",
+  value="BSKV",
+  bias="ANTS",  # one of them is that of B / A sequences that follow one another
+  content="BTNP",
+  slopes="BN",
+  bias_table="BNR",
+  content_table="BNRP",
+  key_table="BNRH",
+  by_key_table="BNRH",
+  value_table="BNRV",
+)
+AXES = dict(
+  FLOATS,
+  query_segments="BT",
+  key_segments="BS",
+  seeds="BN",
+  query_offset="B",
+  first_key="B",  # the place of the keys in a sequence that a ring of devices shares
+  output="BTNV",
+  d_output="BTNV",
+  **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
+  **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
+  **{f"d_{name}": letters for name, letters in FLOATS.items()},
+)
+
 # The tables whose products with queries are logits by row of the band, and these queries.
 _PRODUCTS = dict(key_table="query", content_table="content")
 
 
-def starts_and_sizes(
-  letters: str, x: Array, region: Region
-) -> tuple[list[Int[Array, ""]], list[int]]:
+def starts_and_sizes(name: str, x: Array, region: Region) -> tuple[list[Int[Array, ""]], list[int]]:
   """Returns where the slice of an array in a region starts, and its size, along each axis."""
-  axes = zip(letters, x.shape, strict=True)
+  axes = zip(AXES[name], x.shape, strict=True)
   slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
   return [jnp.int32(start) for start, _ in slices], [size for _, size in slices]
+
+
+def read(arrays: Arrays, region: Region) -> Arrays:
+  """Returns the slice of each array in a region."""
+
+  def read_one(name, x):
+    return jax.lax.dynamic_slice(x, *starts_and_sizes(name, x, region))
+
+  return {name: read_one(name, x) for name, x in arrays.items()}
+
+
+def write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
+  """Overwrites a region of the arrays."""
+
+  def write_one(name, part):
+    starts, _ = starts_and_sizes(name, arrays[name], region)
+    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
+
+  return arrays | {name: write_one(name, part) for name, part in parts.items()}
 
 
 class ChunkPlan(NamedTuple):
