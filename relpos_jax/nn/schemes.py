@@ -101,7 +101,7 @@ class RotaryPositions(Positions):
   ) -> dict:
     if query_positions is None:
       offset = 0 if query_offset is None else query_offset
-      query_positions = jnp.add.outer(offset, jnp.arange(query.shape[-3]))
+      query_positions = jnp.add.outer(jnp.asarray(offset), jnp.arange(query.shape[-3]))
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
     given = None if self.frequencies is None else np.array(self.frequencies)
