@@ -28,19 +28,12 @@ class Implementation(NamedTuple):
 def _kernel(name: str, device: str) -> Implementation:
   """Returns a Pallas kernel; its module is slow to import, so it is imported on first use."""
 
-  def module():
-    return importlib.import_module(f"relpos_jax.attention.{name}")
+  def of_module(function):
+    module = f"relpos_jax.attention.{name}"
+    return lambda inputs: getattr(importlib.import_module(module), function)(inputs)
 
-  def attention(inputs):
-    return module().attention(inputs)
-
-  def unsupported(inputs):
-    return module().unsupported(inputs)
-
-  def held(inputs):
-    return module().held(inputs) if device == "gpu" else None
-
-  return Implementation(attention, unsupported, device, held)
+  held = dict(held=of_module("held")) if device == "gpu" else {}
+  return Implementation(of_module("attention"), of_module("unsupported"), device, **held)
 
 
 # The names that `implementation=` takes.

@@ -193,7 +193,9 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
   Output and inverse_total are zero for a query whose keys are all masked.
   """
   key, value = _read(pairs, keys)
-  block |= _key_bias(pairs, *_of_key_bias(block, key))
+  if "by_key_table" in block:
+    own_key = key[..., : block["query"].shape[-1]]
+    block |= _key_bias(pairs, block["by_key_table"], own_key)
   logits = _logits(pairs, block, key, _terms(block))
   maximum = jnp.maximum(logits.max(1), masks.LOWEST)  # a bias may be -inf
   weights = jnp.exp(logits - maximum[:, None])
@@ -221,7 +223,10 @@ def differentiate(
   """
   query, d_output = block["query"], block["d_output"]
   key, value = _read(pairs, keys)
-  by_key, of_key_bias = jax.vjp(functools.partial(_key_bias, pairs), *_of_key_bias(block, key))
+  by_key = {}
+  if "by_key_table" in block:
+    key_bias, own_key = functools.partial(_key_bias, pairs), key[..., : query.shape[-1]]
+    by_key, of_key_bias = jax.vjp(key_bias, block["by_key_table"], own_key)
   terms = _terms(block := block | by_key)
   logits = _logits(pairs, block, key, terms)
   weights = jnp.exp(logits - block["maximum"][:, None])
@@ -304,20 +309,11 @@ def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
   return functools.reduce(jnp.add, terms) if terms else None
 
 
-def _of_key_bias(block: Arrays, key: Float[Array, "N S W"]) -> tuple[Array, Array] | tuple[()]:
-  """Returns the table of every `KeyBias`, and the keys that it multiplies; nothing without one."""
-  if "by_key_table" not in block:
-    return ()
-  return block["by_key_table"], key[..., : block["query"].shape[-1]]
-
-
-def _key_bias(pairs: Pairs, table: Array | None = None, key: Array | None = None) -> Arrays:
+def _key_bias(pairs: Pairs, table: Float[Array, "#N R H"], key: Float[Array, "N S H"]) -> Arrays:
   """Returns what a `KeyBias` adds: to near pairs by row and query, by key to those beside them.
 
   A few rows at a time are multiplied by the keys that they have in the block, and skewed.
   """
-  if table is None or key is None:
-    return {}
   block, num_diagonals = pairs.plan.block, pairs.plan.num_diagonals
   step = max(1, min(num_diagonals, -(-block // 4)))
   num_steps, num_parts = max(1, -(-num_diagonals // step)), -(-block // step)

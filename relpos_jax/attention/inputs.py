@@ -252,7 +252,7 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
   """Returns the distances to the left and right, clipped to the largest one possible."""
   if size is None:
     return None
-  left, right = map(operator.index, size if isinstance(size, tuple) else (size, size))
+  left, right = map(operator.index, size if isinstance(size, tuple | list) else (size, size))
   if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(left, farthest), min(right, farthest)

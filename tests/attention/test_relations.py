@@ -650,7 +650,7 @@ def test_masks_and_biases_of_lower_rank_are_broadcast(shape):
 
 
 @pytest.mark.parametrize("kind", ["positions", "labels"])
-def test_a_second_derivative_names_the_remedy(kind, monkeypatch):
+def test_second_and_forward_derivatives_name_the_remedy(kind, monkeypatch):
   monkeypatch.setattr(blocks, "_default_block", lambda pairs: 128)
   x, table = jnp.ones((1, 300, 1, 4)), jnp.ones((3, 4))
   relations = RelativePositions(table, None)
@@ -663,9 +663,13 @@ def test_a_second_derivative_names_the_remedy(kind, monkeypatch):
   def second(implementation):
     return jax.grad(lambda x: jax.grad(loss)(x, implementation).sum())(x)
 
-  with pytest.raises(NotImplementedError, match="name implementation='projected'"):
-    second("chunked")
-  assert second("projected").shape == x.shape
+  def forward(implementation):
+    return jax.jvp(functools.partial(loss, implementation=implementation), (x,), (x,))[1]
+
+  for derivative, shape in ((second, x.shape), (forward, ())):
+    with pytest.raises(NotImplementedError, match="name implementation='projected'"):
+      derivative("chunked")
+    assert derivative("projected").shape == shape
 
 
 @pytest.mark.parametrize("kind", ["positions", "labels", "features", "numbers", "function"])
