@@ -185,7 +185,8 @@ def test_the_choice_follows_the_measurements(batch, length, heads, width, per_he
 
 
 @pytest.mark.parametrize(
-  ("length", "rate", "wanted"), [(64, 0, "jax.nn"), (2048, 0, "chunked"), (2048, 0.1, "chunked")]
+  ("length", "rate", "wanted"),
+  [(64, 0.0, "jax.nn"), (2048, 0.0, "chunked"), (2048, 0.1, "chunked")],
 )
 def test_without_relations_long_weights_are_not_stored(length, rate, wanted):
   """Covers rotary positions, which are no relation."""
