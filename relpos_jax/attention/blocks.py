@@ -89,9 +89,9 @@ def attention(
       of_block = read(floats, start), read(integers, start), start
       logits = logits_of(*of_block)
       highest = logits.max(-1, keepdims=True)
-      maximum = jnp.maximum(highest, sinks[:, None, None])
+      maximum = jnp.maximum(highest, sinks)
       powers = jnp.exp(logits - maximum)
-      total = powers.sum(-1, keepdims=True) + jnp.exp(sinks[:, None, None] - maximum)
+      total = powers.sum(-1, keepdims=True) + jnp.exp(sinks - maximum)
       if hides:  # all weights of a query that sees no key are zero
         total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
       new = output_of(powers / total, *of_block), maximum, total
@@ -123,8 +123,8 @@ def attention(
       delta = (weights * d_weights).sum(-1, keepdims=True)
       delta -= jnp.where(is_new[:, None], _slice(d_residual, start, block, 2), 0)
       (second,) = of_logits(weights * (d_weights - delta))
-      of_sinks = jnp.exp(sinks[:, None, None] - highest) / sums
-      d_sinks -= (of_sinks * delta).sum((0, 2, 3))
+      of_sinks = jnp.exp(sinks - highest) / sums
+      d_sinks -= (of_sinks * delta).sum((0, 2, 3), keepdims=True)
       return d_sinks, {
         i: _add(_add(x, first[i], start, axes[i]), second[i], start, axes[i])
         for i, x in gradients.items()
@@ -136,7 +136,7 @@ def attention(
     return d_sinks, {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
 
   all_blocks.defvjp(forward, first_derivatives_only(backward))
-  output, residual = all_blocks(sinks, given, integers)
+  output, residual = all_blocks(sinks[None, :, None, None], given, integers)
   return (output, residual[..., 0].swapaxes(1, 2)) if inputs.return_residual else output
 
 
