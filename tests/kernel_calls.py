@@ -100,9 +100,8 @@ def output_and_gradients(attention, arrays, options):
 
 
 def run(attention, arrays, options):
-  """Returns output and gradients, without rank promotion but in `LinearBias` and masks."""
-  is_strict = not arrays["more"] and "mask" not in options
-  with jax.numpy_rank_promotion("raise" if is_strict else "allow"):
+  """Returns output and gradients, without rank promotion."""
+  with jax.numpy_rank_promotion("raise"):
     return quickly(lambda x: output_and_gradients(attention, x, options))(arrays)
 
 

@@ -3,6 +3,8 @@
 Tests of the operator forbid rank promotion wherever they compare with the reference.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from flax import linen, nnx
 
 import relpos_jax.linen
 import relpos_jax.nn
+from relpos_jax import dot_product_attention, merge
 
 T, N, H, K = 5, 2, 4, 1
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, T, N * H)), jnp.float32)
@@ -37,6 +40,38 @@ def layer_of_linen(implementation):
   layer = linen.MultiHeadDotProductAttention(N, attention_fn=hook)
   parameters = layer.init(jax.random.key(0), X)
   jax.grad(lambda parameters: layer.apply(parameters, X).sum())(parameters)
+
+
+def test_parts_promote_no_rank():
+  tokens = X.reshape(2, T, N, H)
+  with jax.numpy_rank_promotion("raise"):
+    part = functools.partial(dot_product_attention, tokens, tokens, tokens, return_residual=True)
+    jax.eval_shape(lambda: merge(*zip(part(), part(is_causal=True), strict=True)))
+
+
+POSITIONS = [
+  lambda rngs: relpos_jax.nn.T5Positions(N, rngs=rngs),
+  lambda rngs: relpos_jax.nn.AlibiPositions(N),
+  lambda rngs: relpos_jax.nn.RotaryPositions(),
+  lambda rngs: relpos_jax.nn.TransformerXLPositions(H, N, H, K, rngs=rngs),
+  lambda rngs: relpos_jax.nn.ContentPositions(N, H, K, rngs=rngs),
+  lambda rngs: relpos_jax.nn.DebertaPositions(N, H, K, rngs=rngs),
+]
+
+
+@pytest.mark.parametrize("number", range(len(POSITIONS)))
+def test_positions_and_caches_promote_no_rank(number):
+  def run():
+    rngs = nnx.Rngs(0)
+    positions = POSITIONS[number](rngs)
+    layer = relpos_jax.nn.MultiHeadAttention(
+      N * H, N, positions=positions, dropout_rate=0.1, rngs=rngs
+    )
+    layer(X, query_offset=jnp.array([1, 2]), rngs=rngs)
+    return layer.decode(X, layer.init_cache(2, T), jnp.tile(jnp.arange(T), (2, 1)))[0]
+
+  with jax.numpy_rank_promotion("raise"):
+    jax.eval_shape(run)
 
 
 @pytest.mark.parametrize("layer", [own_layer, layer_of_nnx, layer_of_linen])

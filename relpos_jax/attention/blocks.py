@@ -14,20 +14,15 @@ import jax.numpy as jnp
 from relpos_jax.attention import dropout, masks, projected, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import first_derivatives_only, zeros
-from relpos_jax.attention.relations import (
-  ContentBias,
-  EdgeFeatures,
-  EdgeLabels,
-  FunctionBias,
-  KeyBias,
-  LabelBias,
-  Relation,
-)
+from relpos_jax.attention.relations import KeyBias, Relation
 from relpos_jax.typing import Array, Float, Int
 
 # The most pairs in a block, over all its heads and sequences, unless it has the fewest queries.
 _PAIRS = 2**19
 _FEWEST = 16
+
+# The fields of relations whose arrays have an axis of queries.
+_OF_QUERIES = ("labels", "features", "query", "of_query", "of_pair")
 
 _Arrays = dict[int, Array]  # by their place among the leaves of the inputs
 
@@ -43,14 +38,18 @@ def attention(
   block = block or _default_block(batch * heads * inputs.key.shape[1])
   if block >= num_queries:
     return projected.attention(inputs)
-  inputs = inputs._replace(relations=tuple(_known(inputs, x) for x in inputs.relations))
+  wide = jnp.promote_types(inputs.query.dtype, jnp.float32)
+  sinks = inputs.sinks
+  if sinks is None:
+    sinks = zeros((heads,), inputs.query.astype(wide)) - jnp.inf
+  relations = tuple(_known(inputs, x) for x in inputs.relations)
+  inputs = inputs._replace(relations=relations, sinks=None)
   num_blocks = -(-num_queries // block)
   hides = reference.may_hide(inputs)
   # The products of a block read keys and values by head: they are transposed once for all blocks.
   by_head = dict(key=jnp.swapaxes(inputs.key, 1, 2), value=jnp.swapaxes(inputs.value, 1, 2))
   leaves, structure = jax.tree.flatten(inputs._replace(**by_head))
   axes = jax.tree.leaves(_query_axes(inputs))
-  sink = next((i for i, x in enumerate(leaves) if x is inputs.sinks), None)
   arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
   given = {i: x for i, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
   integers = {i: x for i, x in arrays.items() if i not in given}
@@ -80,73 +79,65 @@ def attention(
     part = part_of(floats, integers, start)
     return reference.weighted_sum(part, weights, projected.relative_values)
 
-  def of_heads(floats: _Arrays) -> Array:
-    return floats[sink][:, None, None]
-
   @jax.custom_vjp
-  def all_blocks(floats: _Arrays, integers: _Arrays) -> tuple[Array, Array]:
-    return forward(floats, integers)[0]
+  def all_blocks(sinks: Array, floats: _Arrays, integers: _Arrays) -> tuple[Array, Array]:
+    return forward(sinks, floats, integers)[0]
 
-  def forward(floats: _Arrays, integers: _Arrays) -> tuple[tuple[Array, Array], tuple]:
+  def forward(sinks: Array, floats: _Arrays, integers: _Arrays) -> tuple[tuple, tuple]:
     def step(index, found):
       start = start_of(index)
       of_block = read(floats, start), read(integers, start), start
       logits = logits_of(*of_block)
       highest = logits.max(-1, keepdims=True)
-      if sink is not None:
-        highest = jnp.maximum(highest, of_heads(floats))
-      powers = jnp.exp(logits - highest)
-      total = powers.sum(-1, keepdims=True)
-      if sink is not None:
-        total += jnp.exp(of_heads(floats) - highest)
-      log_total = highest + jnp.log(total)
-      if hides:
-        log_total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, log_total)
-        powers = jnp.where(highest <= masks.LOWEST / 2, 0, powers)
-      new = output_of(powers / total, *of_block), log_total
-      return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2))
+      maximum = jnp.maximum(highest, sinks)
+      powers = jnp.exp(logits - maximum)
+      total = powers.sum(-1, keepdims=True) + jnp.exp(sinks - maximum)
+      if hides:  # all weights of a query that sees no key are zero
+        total = jnp.where(highest <= masks.LOWEST / 2, jnp.inf, total)
+      new = output_of(powers / total, *of_block), maximum, total
+      return jax.tree.map(lambda x, part, axis: _put(x, part, start, axis), found, new, (1, 2, 2))
 
-    query, _, value, *_ = floats.values()
-    shape = batch, heads, num_queries, 1
-    outputs = batch, num_queries, heads, value.shape[3]
-    empty = zeros(outputs, value), zeros(shape, query.astype(_wide(query)))
-    output, log_total = jax.lax.fori_loop(0, num_blocks, step, empty)
-    return (output, log_total), (floats, integers, log_total)
+    _, _, value, *_ = floats.values()
+    of_query = zeros((batch, heads, num_queries, 1), sinks)
+    empty = zeros((batch, num_queries, heads, value.shape[3]), value), of_query, of_query
+    # Separately: in a logsumexp float32 would lose the total beside a large maximum.
+    output, maximum, total = jax.lax.fori_loop(0, num_blocks, step, empty)
+    residual = jnp.where(jnp.isinf(total), -jnp.inf, maximum + jnp.log(total))
+    return (output, residual), (sinks, floats, integers, maximum, total)
 
-  def backward(saved: tuple, cotangents: tuple) -> tuple[_Arrays, None]:
-    floats, integers, log_total = saved
-    d_output, d_log_total = cotangents
+  def backward(saved: tuple, cotangents: tuple) -> tuple[Array, _Arrays, None]:
+    sinks, floats, integers, maximum, total = saved
+    d_output, d_residual = cotangents
 
-    def step(index, gradients):
+    def step(index, found):
+      d_sinks, gradients = found
       start = start_of(index)
       is_new = start + jnp.arange(block) >= index * block
       d_rows = jnp.where(is_new[:, None, None], _slice(d_output, start, block, 1), 0)
       own, others = read(floats, start), read(integers, start)
       logits, of_logits = jax.vjp(lambda x: logits_of(x, others, start), own)
-      weights = jnp.exp(logits - _slice(log_total, start, block, 2))
+      highest, sums = (_slice(x, start, block, 2) for x in (maximum, total))
+      weights = jnp.exp(logits - highest) / sums
       _, of_output = jax.vjp(lambda w, x: output_of(w, x, others, start), weights, own)
       d_weights, first = of_output(d_rows)
       delta = (weights * d_weights).sum(-1, keepdims=True)
-      delta -= jnp.where(is_new[:, None], _slice(d_log_total, start, block, 2), 0)
+      delta -= jnp.where(is_new[:, None], _slice(d_residual, start, block, 2), 0)
       (second,) = of_logits(weights * (d_weights - delta))
-      if sink is not None:
-        of_sinks = jnp.exp(of_heads(floats) - _slice(log_total, start, block, 2))
-        second |= {sink: -(of_sinks * delta).sum((0, 2, 3))}
-      return {
+      of_sinks = jnp.exp(sinks - highest) / sums
+      d_sinks -= (of_sinks * delta).sum((0, 2, 3), keepdims=True)
+      return d_sinks, {
         i: _add(_add(x, first[i], start, axes[i]), second[i], start, axes[i])
         for i, x in gradients.items()
       }
 
     empty = {i: zeros(x.shape, x.astype(_wide(x))) for i, x in floats.items()}
-    gradients = jax.lax.fori_loop(0, num_blocks, step, empty)
-    return {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
+    none = zeros(sinks.shape, sinks)
+    d_sinks, gradients = jax.lax.fori_loop(0, num_blocks, step, (none, empty))
+    return d_sinks, {i: gradients[i].astype(x.dtype) for i, x in floats.items()}, None
 
   all_blocks.defvjp(forward, first_derivatives_only(backward))
-  output, log_total = all_blocks(given, integers)
-  if not inputs.return_residual:
-    return output
-  residual = jnp.where(jnp.isposinf(log_total), -jnp.inf, log_total)
-  return output, residual[..., 0].swapaxes(1, 2)
+  output, residual = all_blocks(sinks[None, :, None, None], given, integers)
+  return (output, residual[..., 0].swapaxes(1, 2)) if inputs.return_residual else output
 
 
 def _known(inputs: Inputs, relation: Relation) -> Relation:
@@ -174,19 +165,9 @@ def _query_axes(inputs: Inputs) -> Inputs:
 
 def _axes_of(relation: Relation) -> Any:
   """Returns the axis of queries of every leaf of a relation, -1 for a leaf that has none."""
-  none = jax.tree.map(lambda _: -1, relation)
-  match relation:
-    case EdgeLabels() | LabelBias():
-      return dataclasses.replace(none, labels=1)
-    case EdgeFeatures():
-      return dataclasses.replace(none, features=1)
-    case ContentBias():
-      return dataclasses.replace(none, query=1)
-    case FunctionBias():
-      data = dict(of_query=relation.of_query, of_pair=relation.of_pair)
-      return dataclasses.replace(none, **jax.tree.map(lambda _: 1, data))
-    case _:
-      return none
+  given = {name: x for name, x in vars(relation).items() if name in _OF_QUERIES}
+  own = jax.tree.map(lambda _: 1, given)
+  return dataclasses.replace(jax.tree.map(lambda _: -1, relation), **own)
 
 
 def _slice(x: Array, start: Int[Array, ""], size: int, axis: int) -> Array:

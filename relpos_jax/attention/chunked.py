@@ -17,13 +17,17 @@ import numpy as np
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import blocks, dropout, ring
 from relpos_jax.attention.chunked_block import (
+  AXES,
+  FLOATS,
   Arrays,
   ChunkPlan,
   Region,
   attend,
   differentiate,
   pairs_at,
+  read,
   starts_and_sizes,
+  write,
 )
 from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import axes_of_keys, axes_of_query, over_devices, zeros
@@ -38,34 +42,6 @@ _PAIRS = 2**21
 # The least queries in a group. Measured on two cores: 64 take 4% less time at 512 tokens, and 13%
 # more at 128.
 _GROUP = 128
-
-# A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients.
-_FLOATS = dict(
-  query="BTNH",
-  key="BSKH",
-  value="BSKV",
-  bias="ANTS",  # one of them is that of B / A sequences that follow one another
-  content="BTNP",
-  slopes="BN",
-  bias_table="BNR",
-  content_table="BNRP",
-  key_table="BNRH",
-  by_key_table="BNRH",
-  value_table="BNRV",
-)
-_AXES = dict(
-  _FLOATS,
-  query_segments="BT",
-  key_segments="BS",
-  seeds="BN",
-  query_offset="B",
-  first_key="B",  # the place of the keys in a sequence that a ring of devices shares
-  output="BTNV",
-  d_output="BTNV",
-  **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
-  **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
-  **{f"d_{name}": letters for name, letters in _FLOATS.items()},
-)
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -198,8 +174,8 @@ def _flash(
 def _flash_forward(
   plan: ChunkPlan, floats: Arrays, visibility: Arrays
 ) -> tuple[tuple[Float[Array, "B T N V"], Float[Array, "B T N"]], tuple]:
-  kernel, operands = _kernel(plan, _forward, ring.forward), floats | visibility
-  outputs = over_devices(kernel, _AXES, operands, plan.shards, precision=plan.precision)
+  kernel, operands = _kernel(plan, _forward), floats | visibility
+  outputs = over_devices(kernel, AXES, operands, plan.shards, precision=plan.precision)
   inverse = outputs["inverse_total"]
   log_total = jnp.where(inverse > 0, -jnp.log(jnp.where(inverse > 0, inverse, 1)), -jnp.inf)
   residual = (outputs["maximum"] + log_total).swapaxes(1, 2)
@@ -219,15 +195,15 @@ def _flash_backward(
     delta -= d_residual.swapaxes(1, 2) * outputs["inverse_total"]
   saved = {name: x for name, x in outputs.items() if name not in ("output", "inverse_total")}
   arrays = floats | visibility | saved | dict(d_output=d_output, delta=delta)
-  kernel = _kernel(plan, _backward, ring.backward)
-  grads = over_devices(kernel, _AXES, arrays, plan.shards, precision=plan.precision)
+  kernel = _kernel(plan, _backward)
+  grads = over_devices(kernel, AXES, arrays, plan.shards, precision=plan.precision)
   return {name: grads[f"d_{name}"].astype(x.dtype) for name, x in floats.items()}, None
 
 
-def _kernel(plan: ChunkPlan, compute: Callable, on_ring: Callable) -> Callable:
+def _kernel(plan: ChunkPlan, compute: Callable) -> Callable:
   """Returns what one device computes of its arrays, which may have to go round a ring for it."""
   if plan.ring:
-    return functools.partial(on_ring, plan, compute, _AXES)
+    return functools.partial(ring.around, plan, compute)
   return functools.partial(compute, plan)
 
 
@@ -243,7 +219,7 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   names += ["right_sums", "row_sums"] if "value_table" in arrays else []
   query = arrays["query"]
   sizes = dict(zip("BTNV", (*query.shape[:3], arrays["value"].shape[3]), strict=True))
-  outputs = {name: zeros([sizes[x] for x in _AXES[name]], query) for name in names}
+  outputs = {name: zeros([sizes[x] for x in AXES[name]], query) for name in names}
 
   def step(pairs, block, keys, of_keys):
     return (attend(pairs, block, keys), of_keys)
@@ -253,7 +229,7 @@ def _forward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
 
 def _backward(plan: ChunkPlan, arrays: Arrays, first_query: ArrayLike) -> Arrays:
   """Computes the gradients of all differentiable arrays."""
-  floats = {name: arrays[name] for name in _FLOATS if name in arrays}
+  floats = {name: arrays[name] for name in FLOATS if name in arrays}
   grads = {f"d_{name}": zeros(x.shape, arrays["query"]) for name, x in floats.items()}
   return _over_heads(plan, arrays, first_query, grads, differentiate, _add)
 
@@ -284,9 +260,7 @@ def _over_heads(
     region["A"] = first // heads // batch_of_bias, 1
     # A smaller array per group of heads: XLA would copy the full one for every group if several
     # loops one after the other wrote into it.
-    of_heads = {
-      name: zeros(starts_and_sizes(_AXES[name], x, region)[1], x) for name, x in results.items()
-    }
+    of_heads = {name: zeros(starts_and_sizes(name, x, region)[1], x) for name, x in results.items()}
     for stretch in _stretches(plan, arrays, first_query):
       of_heads = _run_stretch(plan, arrays, first_query, region, stretch, of_heads, step, store)
     return store(results, _read(of_heads, {}), region)
@@ -390,24 +364,21 @@ def _widen(x: Array, groups: int, head: ArrayLike) -> Array:
 def _read(arrays: Arrays, region: Region) -> Arrays:
   """Returns the slice of each array in a region: heads first, and without the batch axis."""
 
-  def read_one(name, x):
+  def heads_first(name, x):
     order, batch = _heads_first(name)
-    part = jax.lax.dynamic_slice(x, *starts_and_sizes(_AXES[name], x, region))
-    return part.transpose(order).squeeze(batch)
+    return x.transpose(order).squeeze(batch)
 
-  return {name: read_one(name, x) for name, x in arrays.items()}
+  return {name: heads_first(name, x) for name, x in read(arrays, region).items()}
 
 
 def _write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
   """Overwrites a region of the arrays with parts that have the axes `_read` returns."""
 
-  def write_one(name, part):
-    starts, _ = starts_and_sizes(_AXES[name], arrays[name], region)
+  def in_order(name, part):
     order, batch = _heads_first(name)
-    part = jnp.expand_dims(part, batch).transpose(np.argsort(order))
-    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
+    return jnp.expand_dims(part, batch).transpose(np.argsort(order))
 
-  return arrays | {name: write_one(name, part) for name, part in parts.items()}
+  return write(arrays, {name: in_order(name, part) for name, part in parts.items()}, region)
 
 
 def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
@@ -419,6 +390,6 @@ def _add(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
 
 def _heads_first(name: str) -> tuple[list[int], tuple[int, ...]]:
   """Returns the permutation of axes to the batch, heads, all others; and the axis of the batch."""
-  letters = _AXES[name]
+  letters = AXES[name]
   order = sorted(range(len(letters)), key=lambda axis: letters[axis] not in "ABNK")
   return order, (0,) if letters[0] in "AB" else ()

@@ -35,17 +35,62 @@ from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int, Shaped
 Arrays = dict[str, Array]
 Region = dict[str, tuple[ArrayLike, int]]  # by axis letter: start and size; other axes are full
 
+# A letter for each axis, of size 1 if it broadcasts. First the arrays that have gradients.
+FLOATS = dict(
+  query="BTNH",
+  key="BSKH",
+  value="BSKV",
+  bias="ANTS",  # one of them is that of B / A sequences that follow one another
+  content="BTNP",
+  slopes="BN",
+  bias_table="BNR",
+  content_table="BNRP",
+  key_table="BNRH",
+  by_key_table="BNRH",
+  value_table="BNRV",
+)
+AXES = dict(
+  FLOATS,
+  query_segments="BT",
+  key_segments="BS",
+  seeds="BN",
+  query_offset="B",
+  first_key="B",  # the place of the keys in a sequence that a ring of devices shares
+  output="BTNV",
+  d_output="BTNV",
+  **dict.fromkeys(("mask", "query_mask", "key_mask"), "BNTS"),
+  **dict.fromkeys(("maximum", "inverse_total", "right_sums", "row_sums", "delta"), "BNT"),
+  **{f"d_{name}": letters for name, letters in FLOATS.items()},
+)
+
 # The tables whose products with queries are logits by row of the band, and these queries.
 _PRODUCTS = dict(key_table="query", content_table="content")
 
 
-def starts_and_sizes(
-  letters: str, x: Array, region: Region
-) -> tuple[list[Int[Array, ""]], list[int]]:
+def starts_and_sizes(name: str, x: Array, region: Region) -> tuple[list[Int[Array, ""]], list[int]]:
   """Returns where the slice of an array in a region starts, and its size, along each axis."""
-  axes = zip(letters, x.shape, strict=True)
+  axes = zip(AXES[name], x.shape, strict=True)
   slices = [region.get(letter, (0, n)) if n > 1 else (0, n) for letter, n in axes]
   return [jnp.int32(start) for start, _ in slices], [size for _, size in slices]
+
+
+def read(arrays: Arrays, region: Region) -> Arrays:
+  """Returns the slice of each array in a region."""
+
+  def read_one(name, x):
+    return jax.lax.dynamic_slice(x, *starts_and_sizes(name, x, region))
+
+  return {name: read_one(name, x) for name, x in arrays.items()}
+
+
+def write(arrays: Arrays, parts: Arrays, region: Region) -> Arrays:
+  """Overwrites a region of the arrays."""
+
+  def write_one(name, part):
+    starts, _ = starts_and_sizes(name, arrays[name], region)
+    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
+
+  return arrays | {name: write_one(name, part) for name, part in parts.items()}
 
 
 class ChunkPlan(NamedTuple):
@@ -148,7 +193,9 @@ def attend(pairs: Pairs, block: Arrays, keys: Arrays) -> Arrays:
   Output and inverse_total are zero for a query whose keys are all masked.
   """
   key, value = _read(pairs, keys)
-  block |= _key_bias(pairs, *_of_key_bias(block, key))
+  if "by_key_table" in block:
+    own_key = key[..., : block["query"].shape[-1]]
+    block |= _key_bias(pairs, block["by_key_table"], own_key)
   logits = _logits(pairs, block, key, _terms(block))
   maximum = jnp.maximum(logits.max(1), masks.LOWEST)  # a bias may be -inf
   weights = jnp.exp(logits - maximum[:, None])
@@ -176,7 +223,10 @@ def differentiate(
   """
   query, d_output = block["query"], block["d_output"]
   key, value = _read(pairs, keys)
-  by_key, of_key_bias = jax.vjp(functools.partial(_key_bias, pairs), *_of_key_bias(block, key))
+  by_key = {}
+  if "by_key_table" in block:
+    key_bias, own_key = functools.partial(_key_bias, pairs), key[..., : query.shape[-1]]
+    by_key, of_key_bias = jax.vjp(key_bias, block["by_key_table"], own_key)
   terms = _terms(block := block | by_key)
   logits = _logits(pairs, block, key, terms)
   weights = jnp.exp(logits - block["maximum"][:, None])
@@ -259,20 +309,11 @@ def _terms(block: Arrays) -> Float[Array, "#N R #T"] | None:
   return functools.reduce(jnp.add, terms) if terms else None
 
 
-def _of_key_bias(block: Arrays, key: Float[Array, "N S W"]) -> tuple[Array, Array] | tuple[()]:
-  """Returns the table of every `KeyBias`, and the keys that it multiplies; nothing without one."""
-  if "by_key_table" not in block:
-    return ()
-  return block["by_key_table"], key[..., : block["query"].shape[-1]]
-
-
-def _key_bias(pairs: Pairs, table: Array | None = None, key: Array | None = None) -> Arrays:
+def _key_bias(pairs: Pairs, table: Float[Array, "#N R H"], key: Float[Array, "N S H"]) -> Arrays:
   """Returns what a `KeyBias` adds: to near pairs by row and query, by key to those beside them.
 
   A few rows at a time are multiplied by the keys that they have in the block, and skewed.
   """
-  if table is None or key is None:
-    return {}
   block, num_diagonals = pairs.plan.block, pairs.plan.num_diagonals
   step = max(1, min(num_diagonals, -(-block // 4)))
   num_steps, num_parts = max(1, -(-num_diagonals // step)), -(-block // step)
@@ -424,23 +465,24 @@ def _added(arrays: Arrays, pairs: Pairs) -> dict[str, Float[Array, "#N #S #T"]]:
   terms = dict(
     left_logits=lambda x: jnp.where(pairs.is_left, x[..., None], 0),
     right_logits=lambda x: jnp.where(pairs.is_right, x[..., None], 0),
-    slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances),
+    slopes=lambda x: -x[:, None, None] * jnp.abs(pairs.distances)[None],
     bias=lambda x: _slice_keys(x, pairs),
   )
   return {name: term(arrays[name]) for name, term in terms.items() if name in arrays}
 
 
-def _mask(block: Arrays, pairs: Pairs) -> Bool[Array, "... #S #T"] | None:
+def _mask(block: Arrays, pairs: Pairs) -> Bool[Array, "#N #S #T"] | None:
   """Returns the mask of a block's pairs, None if all are visible."""
   names = "mask", "query_mask", "key_mask"
   found = [_slice_keys(block[name], pairs) for name in names if name in block]
   if "query_segments" in block:
-    found.append(block["key_segments"][pairs.columns, None] == block["query_segments"][None])
+    key_segments = block["key_segments"][pairs.columns, None]
+    found.append((key_segments == block["query_segments"][None])[None])
   if pairs.plan.is_causal:
-    found.append(pairs.columns[:, None] <= pairs.rows[None])
+    found.append((pairs.columns[:, None] <= pairs.rows[None])[None])
   if pairs.plan.window is not None:
     left, right = pairs.plan.window
-    found += [pairs.distances >= -left, pairs.distances <= right]
+    found += [(pairs.distances >= -left)[None], (pairs.distances <= right)[None]]
   return masks.combine(*found)
 
 

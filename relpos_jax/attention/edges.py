@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import validation
 from relpos_jax.attention.partitioned import with_automatic_axes
-from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels
+from relpos_jax.attention.relations import EdgeFeatures, EdgeLabels, rows_of
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
@@ -219,7 +219,7 @@ def _sorted(
   labels = jnp.full_like(senders, -1)
   if relation is not None:
     num_rows = len(relation.value if relation.key is None else relation.key)
-    labels = jnp.clip(relation.labels, -1, num_rows - 1).reshape(-1)
+    labels = rows_of(relation.labels, num_rows).reshape(-1)
   order = jnp.lexsort((labels, senders, receivers))
   senders, receivers, labels = senders[order], receivers[order], labels[order]
   is_first = _changes(senders) | _changes(receivers)

@@ -16,15 +16,16 @@ from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
-  DistanceBias,
   EdgeFeatures,
   EdgeLabels,
   LabelBias,
   LinearBias,
+  Numbers,
   Relation,
   Relations,
   Unscaled,
   Vectors,
+  rows_of,
   tables,
 )
 from relpos_jax.typing import Array, ArrayLike, Bool, Float, Int
@@ -98,7 +99,7 @@ class Inputs(NamedTuple):
     match relation:
       case EdgeLabels() | LabelBias():
         num_rows = len(next(iter(tables(relation).values())))
-        return jnp.clip(relation.labels, -1, num_rows - 1).astype(jnp.int32)
+        return rows_of(relation.labels, num_rows)
       case EdgeFeatures():
         return relation.features
       case _:
@@ -251,7 +252,7 @@ def _window(size: int | tuple[int, int] | None, farthest: int) -> tuple[int, int
   """Returns the distances to the left and right, clipped to the largest one possible."""
   if size is None:
     return None
-  left, right = map(operator.index, size if isinstance(size, tuple) else (size, size))
+  left, right = map(operator.index, size if isinstance(size, tuple | list) else (size, size))
   if min(left, right) < 0:
     raise ValueError(f"local_window_size is {size}; want None, or one or two distances")
   return min(left, farthest), min(right, farthest)
@@ -262,7 +263,7 @@ def _relation(relation: Relation, dtype: DTypeLike) -> Relation:
   wide = jnp.promote_types(dtype, jnp.float32)
   changes = {}
   for name, table in tables(relation).items():
-    row = () if isinstance(relation, DistanceBias | LabelBias) else table.shape[-1:]
+    row = () if isinstance(relation, Numbers) else table.shape[-1:]
     changes[name] = table.astype(wide).reshape(len(table), -1, *row)
   match relation:
     case EdgeLabels() | LabelBias():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from relpos_jax.attention import masks, projected, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS, PLAIN, choose, used_rules
 from relpos_jax.attention.inputs import Inputs, gather_inputs
-from relpos_jax.attention.partitioned import with_automatic_axes
+from relpos_jax.attention.partitioned import FIRST_DERIVATIVES_ONLY, with_automatic_axes
 from relpos_jax.attention.relations import Relations
 from relpos_jax.typing import Array, ArrayLike, Float
 
@@ -177,11 +177,11 @@ def merge(
   True
   """
   outputs, residuals = (jnp.stack([*map(jnp.asarray, x)]) for x in (outputs, residuals))
-  total = jax.nn.logsumexp(residuals, axis=0)
-  finite = jnp.where(jnp.isneginf(total), 0, total)
-  shares = jnp.exp(residuals - finite)
+  sees_none = jnp.isneginf(residuals).all(0, keepdims=True)
+  total = jax.nn.logsumexp(jnp.where(sees_none, 0, residuals), axis=0, keepdims=True)
+  shares = jnp.exp(residuals - total)
   merged = jnp.sum(shares[..., None] * outputs.astype(shares.dtype), axis=0)
-  return merged.astype(outputs.dtype), total
+  return merged.astype(outputs.dtype), jnp.where(sees_none, -jnp.inf, total)[0]
 
 
 def _with_batch(query: tuple[int, ...], x: Array) -> Array:
@@ -199,7 +199,12 @@ def _attend(inputs: Inputs, implementation: str | None) -> Array | tuple[Array, 
     return (output, none) if inputs.return_residual else output
   if name == PLAIN:
     return _plain(inputs)
-  found = IMPLEMENTATIONS[name].attention(inputs)
+  try:
+    found = IMPLEMENTATIONS[name].attention(inputs)
+  except TypeError as error:
+    if "custom_vjp" not in str(error):
+      raise
+    raise NotImplementedError(FIRST_DERIVATIVES_ONLY) from error  # jax.jvp, outside of jax.jit
   if inputs.return_residual and not isinstance(found, tuple):
     return found, reference.residual(inputs, projected.relative_logits)
   return found

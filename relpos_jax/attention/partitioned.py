@@ -329,19 +329,22 @@ def over_devices(
   return dict(zip(results, first_derivatives_only(function)(*operands.values()), strict=True))
 
 
+FIRST_DERIVATIVES_ONLY = (
+  "this implementation of attention has first derivatives in reverse mode only: for second or "
+  "forward ones name implementation='projected'"
+)
+
+
 def first_derivatives_only(function: Callable) -> Callable:
   """Returns the function, which names the remedy when it is differentiated.
 
-  It is for what a `jax.custom_vjp` calls: only a second or a forward derivative comes here.
+  It is for what a `jax.custom_vjp` calls: only a second derivative comes here.
   """
   function = jax.custom_jvp(function)
 
   @function.defjvp
   def refuse(primals, tangents):
-    raise NotImplementedError(
-      "this implementation of attention has first derivatives in reverse mode only: for second or "
-      "forward ones name implementation='projected'"
-    )
+    raise NotImplementedError(FIRST_DERIVATIVES_ONLY)
 
   return function
 

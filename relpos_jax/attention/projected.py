@@ -10,16 +10,15 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from relpos_jax.attention import reference
+from relpos_jax.attention import masks, reference
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
 from relpos_jax.attention.relations import (
   ContentBias,
-  DistanceBias,
   FunctionBias,
   KeyBias,
-  LabelBias,
   LinearBias,
+  Numbers,
   Relation,
   Vectors,
 )
@@ -54,15 +53,16 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
 
 
 def project(
-  inputs: Inputs, relation: Vectors | DistanceBias | LabelBias | ContentBias | KeyBias
+  inputs: Inputs, relation: Vectors | Numbers | ContentBias | KeyBias
 ) -> Float[Array, "#B #N _ R"]:
   """Computes the terms of each query, or in a `KeyBias` of each key, by row of the table."""
   if isinstance(relation, ProjectedKeys):
     return relation.table
-  if isinstance(relation, DistanceBias | LabelBias):
+  if isinstance(relation, Numbers):
     num_rows, heads = relation.table.shape
     shape = 1, heads, inputs.query.shape[1], num_rows
-    return jnp.broadcast_to(relation.table.T[:, None], shape)
+    finite = jnp.maximum(relation.table, masks.LOWEST)  # `multiply` would make NaN of -inf
+    return jnp.broadcast_to(finite.T[None, :, None], shape)
   axes, x, table = reference.content(inputs, relation)
   return reference.product(f"{axes},RNH->BN{axes[1]}R", x, table)
 

@@ -22,6 +22,7 @@ from relpos_jax.attention.relations import (
   KeyBias,
   LabelBias,
   LinearBias,
+  Numbers,
   Relation,
   Vectors,
 )
@@ -34,7 +35,7 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
     case LinearBias():
       keys, queries = inputs.key_positions[:, None, None], inputs.query_positions[:, None, :, None]
       distance = (keys - queries).astype(relation.slopes.dtype)
-      return -relation.slopes[:, None, None] * jnp.abs(distance)
+      return -relation.slopes[None, :, None, None] * jnp.abs(distance)
     case FunctionBias():
       return _function_terms(inputs, relation)
     case DistanceBias() | LabelBias():
@@ -156,8 +157,9 @@ def residual(
 
 
 def may_hide(inputs: Inputs) -> bool:
-  """Returns whether a key may be hidden from a query, by a mask or a bias of -inf."""
-  return inputs.bias is not None or inputs.pair_mask() is not None
+  """Returns whether a key may be hidden from a query, by a mask or a number of -inf."""
+  has_numbers = any(isinstance(x, Numbers | FunctionBias) for x in inputs.relations)
+  return has_numbers or inputs.bias is not None or inputs.pair_mask() is not None
 
 
 def masked_logits(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from relpos_jax.typing import Array, ArrayLike, Float, Int
+from relpos_jax.typing import Array, ArrayLike, Float, Int, Integer
 
 # A row of the tables for each pair, or a number for each of their rows.
 Edges = Int[Array, "#B T S"] | Float[Array, "#B T S R"]
@@ -380,10 +380,17 @@ class FunctionBias:
 
 
 Vectors = RelativePositions | EdgeLabels | EdgeFeatures  # with a_ij for keys, values or both
+Numbers = DistanceBias | LabelBias  # whose tables have a number in each row, and no vector
 # Those whose term of the logits is not scaled.
-Unscaled = DistanceBias | LinearBias | ContentBias | LabelBias | FunctionBias
+Unscaled = Numbers | LinearBias | ContentBias | FunctionBias
 Relation = Vectors | Unscaled | KeyBias
 Relations = Relation | tuple[Relation, ...]
+
+
+def rows_of(labels: Integer[Array, "..."], num_rows: int) -> Int[Array, "..."]:
+  """Returns labels of any integer type as rows of a table: -1 for none, and clamped."""
+  wide = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
+  return jnp.clip(wide, -1, num_rows - 1).astype(jnp.int32)
 
 
 def tables(relation: Relation) -> dict[str, Any]:

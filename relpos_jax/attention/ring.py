@@ -15,19 +15,18 @@ in one, and waits for the others in the rest.
 A round is the algorithm of chunked.py, whose queries are at `query start - key start`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import band as bands
 from relpos_jax.attention import masks
-from relpos_jax.attention.chunked_block import Arrays, ChunkPlan, Region, starts_and_sizes
+from relpos_jax.attention.chunked_block import AXES, Arrays, ChunkPlan, Region, read, write
 from relpos_jax.attention.inputs import Inputs
 from relpos_jax.attention.partitioned import zeros
 from relpos_jax.typing import Array, ArrayLike, Bool, Int
 
-Axes = Mapping[str, str]  # a letter for each axis of an array, by name
 Compute = Callable[[ChunkPlan, Arrays, ArrayLike], Arrays]
 
 
@@ -45,34 +44,15 @@ def unsupported(inputs: Inputs, num_devices: int) -> str | None:
   return None
 
 
-def forward(
-  plan: ChunkPlan, compute: Compute, axes: Axes, arrays: Arrays, first_query: ArrayLike
-) -> Arrays:
-  """Computes the outputs of `compute`, `chunked`'s forward pass, for keys on several devices."""
-  if isinstance(first_query, int):
+def around(plan: ChunkPlan, compute: Compute, arrays: Arrays, first_query: ArrayLike) -> Arrays:
+  """Computes `chunked`'s forward or backward pass, `compute`, for keys on several devices."""
+  if isinstance(first_query, int):  # on one device, for the shapes of the results
     return _attend(plan, compute, arrays, first_query)
-  results = _zeros(plan, compute, arrays)
-  results["maximum"] += masks.LOWEST
-  results["total"] = results.pop("inverse_total")
-
-  def merge(results, part, region):
-    return _merge(results, part, axes, region)
-
-  axes = {**axes, "total": axes["inverse_total"]}
-  results = _around(plan, compute, axes, arrays, results, merge)
-  total = results.pop("total")
-  inverse_total = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-  output = results["output"] * _like_output(inverse_total)
-  return results | dict(output=output, inverse_total=inverse_total)
-
-
-def backward(
-  plan: ChunkPlan, compute: Compute, axes: Axes, arrays: Arrays, first_query: ArrayLike
-) -> Arrays:
-  """Computes the gradients of `compute`, `chunked`'s backward pass, for keys on several devices."""
-  if isinstance(first_query, int):
-    return _attend(plan, compute, arrays, first_query)
-  results = _zeros(plan, compute, arrays)
+  shapes = jax.eval_shape(lambda arrays: _attend(plan, compute, arrays, 0), arrays)
+  results = {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
+  if "d_output" not in arrays:
+    results["maximum"] += masks.LOWEST
+    return _all_rounds(plan, compute, arrays, results, _merge)
   if "value_table" in arrays:  # the sums are of all rounds, so their gradients are counted once
     sums = [arrays[name] for name in ("right_sums", "row_sums")]
     d_rows = jnp.einsum("RBNT,BTNV->NRV", jnp.stack(sums), arrays["d_output"])
@@ -81,24 +61,12 @@ def backward(
       d_rows = d_rows.sum(0, keepdims=True)
     results["d_value_table"] = table.at[0, :, -2:].add(d_rows)
     arrays = arrays | dict.fromkeys(("right_sums", "row_sums"), jnp.zeros_like(sums[0]))
-
-  def add(results, part, region):
-    old = _read(results, axes, region)
-    return _write(results, {name: old[name] + x for name, x in part.items()}, axes, region)
-
-  return _around(plan, compute, axes, arrays, results, add)
+  return _all_rounds(plan, compute, arrays, results, _add)
 
 
-def _zeros(plan: ChunkPlan, compute: Compute, arrays: Arrays) -> Arrays:
-  """Returns zeros in the shapes of the results."""
-  shapes = jax.eval_shape(lambda x: _attend(plan, compute, x, 0), arrays)
-  return {name: zeros(x.shape, arrays["query"]) for name, x in shapes.items()}
-
-
-def _around(
+def _all_rounds(
   plan: ChunkPlan,
   compute: Compute,
-  axes: Axes,
   arrays: Arrays,
   results: Arrays,
   store: Callable[[Arrays, Arrays, Region], Arrays],
@@ -110,8 +78,8 @@ def _around(
   plan = plan._replace(num_keys=num_keys)
   here, size = jax.lax.axis_index(plan.ring), jax.lax.axis_size(plan.ring)
   if num_chunks > 1:
-    arrays = _deal(plan, arrays, axes)
-  travelling = {name: x for name, x in arrays.items() if _travels(axes[name], x)}
+    arrays = _deal(plan, arrays)
+  travelling = {name: x for name, x in arrays.items() if _travels(name, x)}
   staying = {name: x for name, x in arrays.items() if name not in travelling}
   forth = [(i, (i + 1) % size) for i in range(size)]
 
@@ -126,7 +94,7 @@ def _around(
       first_query = _chunk(here, of_queries, num_chunks, size) * num_queries - first_key
 
       def run(results):
-        part = _read(staying | travelling, axes, region)
+        part = read(staying | travelling, region)
         part["first_key"] = first_key[None]
         return store(results, _attend(plan, compute, part, first_query), region)
 
@@ -134,12 +102,12 @@ def _around(
       return jax.lax.cond(is_visible, run, lambda results: results, results)
 
     results = jax.lax.fori_loop(0, num_chunks**2, run_pair, results)
-    moving = travelling | {name: x for name, x in results.items() if _travels(axes[name], x)}
+    moving = travelling | {name: x for name, x in results.items() if _travels(name, x)}
     moved = {name: jax.lax.ppermute(x, plan.ring, forth) for name, x in moving.items()}
     return {name: moved.pop(name) for name in travelling}, results | moved
 
   _, results = jax.lax.fori_loop(0, size, run_round, (travelling, results))
-  return _deal(plan, results, axes, back=True) if num_chunks > 1 else results
+  return _deal(plan, results, back=True) if num_chunks > 1 else results
 
 
 def _is_visible(
@@ -152,24 +120,29 @@ def _is_visible(
   return jnp.any((first + num_queries - 1 >= -right) & (first - plan.num_keys + 1 <= left))
 
 
-def _merge(results: Arrays, part: Arrays, axes: Axes, region: Region) -> Arrays:
-  """Adds the sums of another part of the keys, relative to the higher of the two maxima."""
-  old = _read(results, axes, region)
-  inverse = part.pop("inverse_total")
-  has_key = inverse > 0
-  new = part | dict(total=1 / jnp.where(has_key, inverse, 1))
-  new["output"] *= _like_output(new["total"])
-  maximum = jnp.maximum(old["maximum"], jnp.where(has_key, new["maximum"], masks.LOWEST))
-  of_old = jnp.exp(old["maximum"] - maximum)
-  of_new = jnp.where(has_key, jnp.exp(new["maximum"] - maximum), 0)
+def _merge(results: Arrays, part: Arrays, region: Region) -> Arrays:
+  """Adds the output and the sums of another part of the keys, relative to the higher maximum."""
+  both = read(results, region), part
+  maximum = jnp.maximum(*(x["maximum"] for x in both))
+  factors = [jnp.exp(x["maximum"] - maximum) for x in both]
+  totals = [_inverse(x["inverse_total"]) * of for x, of in zip(both, factors, strict=True)]
+  merged = dict(maximum=maximum, inverse_total=_inverse(sum(totals)))
+  shares = [_like_output(total * merged["inverse_total"]) for total in totals]
+  for name in [name for name in part if name not in merged]:
+    of_both = shares if name == "output" else factors
+    merged[name] = sum(x[name] * of for x, of in zip(both, of_both, strict=True))
+  return write(results, merged, region)
 
-  def add(name, x):
-    shares = of_old, of_new
-    old_share, new_share = map(_like_output, shares) if name == "output" else shares
-    return x * old_share + new[name] * new_share
 
-  sums = {name: add(name, x) for name, x in old.items() if name != "maximum"}
-  return _write(results, sums | dict(maximum=maximum), axes, region)
+def _add(results: Arrays, part: Arrays, region: Region) -> Arrays:
+  """Adds the gradients of another part of the keys."""
+  old = read(results, region)
+  return write(results, {name: old[name] + x for name, x in part.items()}, region)
+
+
+def _inverse(total: Array) -> Array:
+  """Returns 1 / total; 0 for 0, which a query has that sees no key."""
+  return jnp.where(total == 0, 0, 1 / jnp.where(total == 0, 1, total))
 
 
 def _like_output(x: Array) -> Array:
@@ -195,7 +168,7 @@ def _chunk(device: ArrayLike, number: ArrayLike, num_chunks: int, num_devices: i
   return jnp.where(number == 0, device, num_chunks * num_devices - 1 - device)
 
 
-def _deal(plan: ChunkPlan, arrays: Arrays, axes: Axes, back: bool = False) -> Arrays:
+def _deal(plan: ChunkPlan, arrays: Arrays, back: bool = False) -> Arrays:
   """Moves chunks 2i and 2i + 1 of device i to the devices that `_chunk` gives them, or back.
 
   Each device has an even chunk and an odd one, and so either kind is permuted at once.
@@ -218,29 +191,12 @@ def _deal(plan: ChunkPlan, arrays: Arrays, axes: Axes, back: bool = False) -> Ar
 
   dealt = dict(arrays)
   for name, x in arrays.items():
-    for axis, letter in enumerate(axes[name]):
+    for axis, letter in enumerate(AXES[name]):
       if letter in "TS" and x.shape[axis] > 1:
         dealt[name] = deal(x, axis)
   return dealt
 
 
-def _travels(letters: str, x: Array) -> bool:
-  return "S" in letters and x.shape[letters.index("S")] > 1
-
-
-def _read(arrays: Arrays, axes: Axes, region: Region) -> Arrays:
-  """Returns the slice of each array in a region."""
-  return {
-    name: jax.lax.dynamic_slice(x, *starts_and_sizes(axes[name], x, region))
-    for name, x in arrays.items()
-  }
-
-
-def _write(arrays: Arrays, parts: Arrays, axes: Axes, region: Region) -> Arrays:
-  """Overwrites a region of the arrays."""
-
-  def write(name, part):
-    starts, _ = starts_and_sizes(axes[name], arrays[name], region)
-    return jax.lax.dynamic_update_slice(arrays[name], part, starts)
-
-  return arrays | {name: write(name, part) for name, part in parts.items()}
+def _travels(name: str, x: Array) -> bool:
+  axis = AXES[name].find("S")
+  return axis >= 0 and x.shape[axis] > 1

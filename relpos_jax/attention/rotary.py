@@ -59,7 +59,8 @@ def rotate(
   frequencies = jnp.asarray(frequencies, wide)
   if frequencies.ndim != 1 or 2 * len(frequencies) > width:
     raise ValueError(f"frequencies has shape {frequencies.shape}; want at most ({width // 2},)")
-  angles = positions[..., None, None].astype(wide) * frequencies
+  angles = jnp.multiply.outer(positions.astype(wide), frequencies)
+  angles = jnp.expand_dims(angles, (*range(x.ndim - angles.ndim - 1), -2))
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second, rest = jnp.split(x, [len(frequencies), 2 * len(frequencies)], axis=-1)
   rotated = first * cos - second * sin, second * cos + first * sin, rest

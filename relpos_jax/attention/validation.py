@@ -150,16 +150,24 @@ def _check_function(name: str, relation: FunctionBias, logits: tuple[int, ...]) 
 
   def of_one(field: str) -> Any:
     num_axes = 1 + len(sizes[field])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), fields[field])
+    return jax.tree.map(lambda x: jnp.zeros(x.shape[num_axes:], x.dtype), fields[field])
 
-  position = jax.ShapeDtypeStruct((), jnp.int32)
-  found = jax.eval_shape(relation.function, params, position, position, *map(of_one, sizes))
+  pair = jnp.int32(0), jnp.int32(0), *map(of_one, sizes)
+  found = jax.eval_shape(relation.function, params, *pair)
   is_number = hasattr(found, "shape") and jnp.issubdtype(found.dtype, jnp.number)
   if not is_number or found.shape not in ((), (heads,)):
     raise ValueError(
       f"{name}.function returns {_describe(found)}; want a number, or [{heads}], one per head"
     )
-  return relation
+  # Arrays of the code around it become parameters: `jax.custom_vjp` refuses to differentiate them.
+  function, around = jax.closure_convert(relation.function, params, *pair)
+  if not around:
+    return relation
+  return dataclasses.replace(
+    relation,
+    function=lambda given, *pair: function(given[0], *pair, *given[1]),
+    params=(params, around),
+  )
 
 
 def check_edge_list(

@@ -50,7 +50,7 @@ class KVCache(NamedTuple):
     size, new = self.positions.shape[1], positions.shape[1]
     if not isinstance(self.length, jax.core.Tracer) and int(self.length.max()) + new > size:
       raise ValueError(f"cache of {size} slots holds {self.length.max()} tokens: no room for {new}")
-    slots = self.length[:, None] + jnp.arange(new)
+    slots = jnp.add.outer(self.length, jnp.arange(new))
 
     @jax.vmap
     def write(cache, key_MKH, value_MKH, positions, at):

@@ -91,7 +91,8 @@ def drop(x: Float[Array, "*B D"], rate: float, rngs: nnx.Rngs | None) -> Float[A
     return x
   seed = jax.lax.bitcast_convert_type(jax.random.bits(rngs.dropout()), jnp.int32)
   rows = jnp.arange(math.prod(x.shape[:-1])).reshape(*x.shape[:-1], 1)
-  kept = dropout.keep(seed, rows, jnp.arange(x.shape[-1]), rate)
+  columns = jnp.expand_dims(jnp.arange(x.shape[-1]), range(x.ndim - 1))
+  kept = dropout.keep(seed, rows, columns, rate)
   return jnp.where(kept, x / (1 - rate), 0)
 
 

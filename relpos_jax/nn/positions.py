@@ -153,5 +153,5 @@ def sinusoids(positions: Int[Array, "*B T"], width: int) -> Float[Array, "*B T {
   (3, 4)
   """
   rates = 10_000.0 ** -jnp.linspace(0.0, 1.0, width // 2)
-  angles = positions[..., None] * rates
+  angles = jnp.multiply.outer(positions, rates)
   return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

@@ -100,8 +100,8 @@ class RotaryPositions(Positions):
     query_offset: ArrayLike | None = None,
   ) -> dict:
     if query_positions is None:
-      offset = 0 if query_offset is None else jnp.asarray(query_offset)[..., None]
-      query_positions = offset + jnp.arange(query.shape[-3])
+      offset = 0 if query_offset is None else query_offset
+      query_positions = jnp.add.outer(jnp.asarray(offset), jnp.arange(query.shape[-3]))
     if key_positions is None:
       key_positions = jnp.arange(key.shape[-3])
     given = None if self.frequencies is None else np.array(self.frequencies)
@@ -152,6 +152,7 @@ class TransformerXLPositions(Positions):
     u, v, projection = (x[...].astype(query.dtype) for x in (self.u, self.v, self.projection))
     waves = sinusoids(self.left - jnp.arange(self.num_rows), len(projection))
     table = jnp.einsum("rd,dnh->rnh", waves.astype(query.dtype), projection)
+    u, v = (jnp.broadcast_to(x, query.shape) for x in (u, v))
     content = (query + v) * query.shape[-1] ** -0.5
     return dict(query=query + u, key=key, relations=ContentBias(content, table, left=self.left))
 

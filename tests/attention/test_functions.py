@@ -105,3 +105,19 @@ def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
 def test_a_wrong_function_is_named(relation, message):
   with pytest.raises(ValueError, match=message):
     dot_product_attention(*CALL, relations=relation)
+
+
+@pytest.mark.parametrize("implementation", ["projected", "chunked"])
+def test_a_function_may_use_arrays_of_the_code_around_it(implementation, monkeypatch):
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 5)
+
+  def call(table, q, closes):
+    look_up = lambda table, i, j, *_: table[j - i + LENGTH - 1]
+    relation = FunctionBias(look_up, table)
+    if closes:
+      relation = FunctionBias(lambda _, *pair: look_up(table, *pair))
+    return dot_product_attention(q, q, q, relations=relation, implementation=implementation)
+
+  arrays = jnp.asarray(normal(2 * LENGTH - 1, HEADS)), jnp.asarray(CALL[0])
+  found, wanted = (results(lambda *x, of=of: call(*x, of), *arrays) for of in (True, False))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), found, wanted)

@@ -18,7 +18,7 @@ from relpos_jax import (
   RelativePositions,
   dot_product_attention,
 )
-from relpos_jax.attention import chunked
+from relpos_jax.attention import blocks, chunked
 from relpos_jax.attention.choice import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -432,12 +432,17 @@ def test_gradients_are_exact_however_large_the_logits(relative, is_causal, monke
   """Compares float32 with float64. The kernels do not support a bias."""
   monkeypatch.setattr(chunked, "_default_block", lambda *_: 16)
   monkeypatch.setattr(chunked, "_STRETCHES", 2)
+  monkeypatch.setattr(blocks, "_default_block", lambda pairs: 16)
   plain = [] if relative else [None]  # with relations None is one of the others
   for names in ([name for name in ANY_MASK if name] + plain, KERNELS):
     arrays = large_logits(relative, biased=names is not KERNELS)
     wide = {name: x.astype(jnp.float64) for name, x in arrays.items()}
     wanted = results_of("reference", wide, dict(is_causal=is_causal))
-    for name, results in results_of_each(names, arrays, dict(is_causal=is_causal)).items():
+    found = results_of_each(names, arrays, dict(is_causal=is_causal))
+    if "chunked" in names:
+      given = dict(is_causal=is_causal, query_positions=jnp.arange(40))
+      found["blocks"] = results_of("chunked", arrays, given)
+    for name, results in found.items():
       for of, exact in wanted.items():
         axis_of_heads = 1 if of == "bias" else exact.ndim - 2
         axes = tuple(axis for axis in range(exact.ndim) if axis != axis_of_heads)

@@ -184,10 +184,15 @@ def test_the_choice_follows_the_measurements(batch, length, heads, width, per_he
   assert explanation.implementation == wanted
 
 
-def test_dropout_without_relations_never_writes_out_long_weights():
-  array = jax.ShapeDtypeStruct((1, 2048, 8, 64), jnp.float32)
-  explanation = explain(array, array, array, dropout_rate=0.1, dropout_key=jax.random.key(0))
-  assert explanation.implementation == "chunked"
+@pytest.mark.parametrize(
+  ("length", "rate", "wanted"),
+  [(64, 0.0, "jax.nn"), (2048, 0.0, "chunked"), (2048, 0.1, "chunked")],
+)
+def test_without_relations_long_weights_are_not_stored(length, rate, wanted):
+  """Covers rotary positions, which are no relation."""
+  array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
+  dropout = dict(dropout_rate=rate, dropout_key=jax.random.key(0))
+  assert explain(array, array, array, **dropout).implementation == wanted
 
 
 @pytest.mark.parametrize("platform, name", [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu")])
