@@ -89,7 +89,7 @@ def attention(
       of_block = read(floats, start), read(integers, start), start
       logits = logits_of(*of_block)
       highest = logits.max(-1, keepdims=True)
-      maximum = jnp.maximum(highest, sinks)
+      maximum = jnp.maximum(highest, jnp.maximum(sinks, masks.LOWEST))
       powers = jnp.exp(logits - maximum)
       total = powers.sum(-1, keepdims=True) + jnp.exp(sinks - maximum)
       if hides:  # all weights of a query that sees no key are zero

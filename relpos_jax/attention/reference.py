@@ -131,7 +131,7 @@ def attention_weights(
   inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
 ) -> Float[Array, "B N T S"]:
   """Computes p_ij = softmax_j(logits), zero for a query that sees no key."""
-  logits = masked_logits(inputs, relative_logits)
+  logits = _finite_logits(inputs, relative_logits)
   if inputs.sinks is None:
     weights = jax.nn.softmax(logits)
   else:
@@ -148,12 +148,20 @@ def residual(
   inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
 ) -> Float[Array, "B T N"]:
   """Computes the logarithm of a query's sum of exp(logit), sinks included; -inf without a key."""
-  logits = masked_logits(inputs, relative_logits)
+  logits = _finite_logits(inputs, relative_logits)
   hidden = (logits <= masks.LOWEST / 2).all(-1) if may_hide(inputs) else False
   found = jax.nn.logsumexp(logits, axis=-1)
   if inputs.sinks is not None:
     found = jnp.logaddexp(found, inputs.sinks[:, None])
   return jnp.where(hidden, -jnp.inf, found).swapaxes(1, 2)
+
+
+def _finite_logits(
+  inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
+) -> Float[Array, "B N T S"]:
+  """Computes logits that are at least `LOWEST`: a query whose keys are all hidden is not NaN."""
+  logits = masked_logits(inputs, relative_logits)
+  return jnp.maximum(logits, masks.LOWEST) if may_hide(inputs) else logits
 
 
 def may_hide(inputs: Inputs) -> bool:
@@ -165,9 +173,9 @@ def may_hide(inputs: Inputs) -> bool:
 def masked_logits(
   inputs: Inputs, relative_logits: Callable[[Inputs, Relation], Array]
 ) -> Float[Array, "B N T S"]:
-  """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; hidden ones are `LOWEST`.
+  """Computes scale * q_i . (k_j + aK_ij) + bias_ij in float32 or wider; masked ones are `LOWEST`.
 
-  Relations without vectors add their own terms, before the scale or after it.
+  Relations without vectors add their own terms, before the scale or after it. Numbers of -inf stay.
   """
   batch, num_queries, heads, width = inputs.query.shape
   query_BTKGH = inputs.query.reshape(batch, num_queries, inputs.key.shape[2], -1, width)
@@ -183,9 +191,6 @@ def masked_logits(
   if (bias := inputs.bias_of_each()) is not None:
     logits += bias.astype(logits.dtype)
   logits = masks.cap(logits, inputs.soft_cap)
-  if not may_hide(inputs):
-    return logits
-  logits = jnp.maximum(logits, masks.LOWEST)  # a bias may be -inf
   mask = inputs.pair_mask()
   return logits if mask is None else jnp.where(mask, logits, masks.LOWEST)
 
