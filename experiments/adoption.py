@@ -1,9 +1,9 @@
 """Adds relative positions to published models, checks them, and writes results/adoption.md.
 
-  python -m experiments.adoption --flax=FOLDER --nanodo=FOLDER
+  python -m experiments.adoption --flax=FOLDER --nanodo=FOLDER --t5x=FOLDER
 
-The folders are checkouts of github.com/google/flax and github.com/google-deepmind/nanodo, which
-results/adoption/*.patch change.
+The folders are checkouts of github.com/google/flax, google-deepmind/nanodo and google-research/t5x,
+which results/adoption/*.patch change.
 """
 
 import functools
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -110,11 +111,46 @@ def _nanodo(folder, tokens):
   return Model(params, lambda params, tokens: model.apply(dict(params=params), tokens))
 
 
+def _t5x(folder, tokens):
+  """Returns T5, which translates the tokens into themselves."""
+  layers = _import(folder, "layers")
+  # network imports them from its package, which would import TensorFlow.
+  sys.modules["t5x.examples.t5"] = types.SimpleNamespace(layers=layers)
+  network = _import(folder, "network")
+  config = network.T5Config(
+    **dict(vocab_size=_VOCAB, emb_dim=32, head_dim=8, num_heads=4, mlp_dim=64),
+    **dict(num_encoder_layers=2, num_decoder_layers=2, dropout_rate=0.0),
+  )
+  model = network.Transformer(config)
+
+  def inputs(tokens):
+    return tokens, jnp.pad(tokens[:, :-1], ((0, 0), (1, 0))), tokens
+
+  def logits(params, tokens):
+    return model.apply(dict(params=params), *inputs(tokens))
+
+  def decode(params, tokens):
+    context = model.apply(dict(params=params), tokens, method="encode")
+    options = dict(decode=True, max_decode_length=_LENGTH, mutable=["cache"], method="decode")
+
+    def step(cache, t):
+      token = inputs(tokens)[1][:, t : t + 1]
+      variables = dict(params=params, cache=cache)
+      logits, updated = model.apply(variables, context, tokens, token, token, **options)
+      return logits, updated["cache"]
+
+    cache = model.init(jax.random.key(0), *inputs(tokens), decode=True)["cache"]
+    return _one_by_one(step, cache)
+
+  return Model(model.init(jax.random.key(0), *inputs(tokens))["params"], logits, decode)
+
+
 EXAMPLES = dict(
   lm1b=("flax", "examples/lm1b", functools.partial(_flax_example, "TransformerLM")),
   wmt=("flax", "examples/wmt", functools.partial(_flax_example, "Transformer")),
   gemma=("flax", "examples/gemma", _gemma),
   nanodo=("nanodo", "", _nanodo),
+  t5x=("t5x", "t5x/examples/t5", _t5x),
 )
 
 
@@ -135,8 +171,9 @@ def check(model: Model, original: Model, tokens) -> list[str]:
   Raises AssertionError: further than rounding, or a table has no gradient.
   """
   flat = traverse_util.flatten_dict(model.params)
-  tables = [path for path in flat if "tables" in path]
-  zeros = flat | {path: jnp.zeros_like(flat[path]) for path in tables}
+  added = [path for path in flat if "tables" in path]
+  tables = added or [path for path in flat if "rel_embedding" in path]  # T5 has its own
+  zeros = flat | {path: jnp.zeros_like(flat[path]) for path in added}
   kept = {path: zeros[path] for path in traverse_util.flatten_dict(original.params)}
   started = model.logits(traverse_util.unflatten_dict(zeros), tokens)
   before = original.logits(traverse_util.unflatten_dict(kept), tokens)
@@ -170,11 +207,11 @@ def lines_of(patch: pathlib.Path) -> str:
   return f"[+{lines.count('+')} -{lines.count('-')}]({patch.parent.name}/{patch.name})"
 
 
-def main(flax: str, nanodo: str, out: pathlib.Path) -> None:
+def main(flax: str, nanodo: str, t5x: str, out: pathlib.Path) -> None:
   """Checks all models and rewrites their table."""
   jax.config.update("jax_num_cpu_devices", _DEVICES)
   tokens = jax.random.randint(jax.random.key(7), (_BATCH, _LENGTH), 1, _VOCAB)
-  rows, folders = [], dict(flax=flax, nanodo=nanodo)
+  rows, folders = [], dict(flax=flax, nanodo=nanodo, t5x=t5x)
   for name, (source, inside, load) in EXAMPLES.items():
     folder, patch = pathlib.Path(folders[source]).resolve(), out / f"adoption/{name}.patch"
     if not (folder / inside).is_dir():
@@ -197,6 +234,7 @@ def main(flax: str, nanodo: str, out: pathlib.Path) -> None:
 FLAGS = dict(
   flax=command.Flag("", "a checkout of flax"),
   nanodo=command.Flag("", "a checkout of nanodo"),
+  t5x=command.Flag("", "a checkout of t5x"),
   out=command.Flag("results", "the folder of the page", is_path=True),
 )
 

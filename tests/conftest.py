@@ -1,6 +1,7 @@
 """Eight simulated devices for every test, and fixtures for data sets."""
 
 import contextlib
+import ctypes
 import functools
 import gc
 import hashlib
@@ -28,6 +29,7 @@ hypothesis.settings.load_profile("same every time")
 # Collecting garbage more often takes 6% of the time: most of what tracing leaves is in use.
 gc.set_threshold(20_000)
 
+_STATM = pathlib.Path("/proc/self/statm")  # the second number counts pages in memory
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -62,8 +64,22 @@ def pytest_configure(config):
 def drop_programs():
   """Drops a module's compiled programs: hundreds of modules' need gigabytes, and memory maps."""
   yield
+  _drop_programs()
+
+
+@pytest.fixture(autouse=True)
+def drop_programs_early():
+  """Drops the compiled programs of a module whose tests need more than 1.2 GB, on Linux."""
+  yield
+  if _STATM.exists() and int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 1.2e9:
+    _drop_programs()
+
+
+def _drop_programs() -> None:
   jax.clear_caches()
   gc.collect()
+  if _STATM.exists():  # glibc keeps what is freed: three quarters of a worker's memory
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture

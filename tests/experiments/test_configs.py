@@ -255,7 +255,7 @@ def documented_sweeps() -> dict[str, str]:
 
 
 # Not trained again as they were: lengths.py:embedded has that corpus, and molecules have epochs.
-OLD = ("positions-embedded", "graph-tu")
+OLD = ("positions-embedded",)
 
 
 @pytest.mark.parametrize(
