@@ -42,9 +42,9 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
-  """Returns one worker for each core, and fewer where memory is short: each takes up to 3.5 GB."""
+  """Returns one worker for each core, and fewer where memory is short: each takes up to 1.6 GB."""
   memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  return max(1, min(os.cpu_count(), int(memory / 3.5e9)))
+  return max(1, min(os.cpu_count(), int(memory / 2e9)))
 
 
 def pytest_configure(config):
