@@ -47,6 +47,24 @@ def pytest_xdist_auto_num_workers(config) -> int:
   return max(1, min(os.cpu_count(), int(memory / 2e9)))
 
 
+class DropPrograms:
+  """Drops compiled programs after each file, on Linux also once a process has 1.2 GB."""
+
+  @pytest.hookimpl(trylast=True)
+  def pytest_runtest_teardown(self, item, nextitem):
+    if nextitem and nextitem.path == item.path and _resident_bytes() < 1.2e9:
+      return
+    jax.clear_caches()
+    gc.collect()
+    if _STATM.exists():  # glibc keeps what is freed: three quarters of a worker's memory
+      ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+  """Returns the memory of this process, on Linux; elsewhere 0."""
+  return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if _STATM.exists() else 0
+
+
 def pytest_configure(config):
   """Compiles quickly for the host; programs for GPUs and TPUs are compiled as users do."""
   # In the background of a script, interrupts are ignored, and tests send some.
@@ -55,31 +73,10 @@ def pytest_configure(config):
   if "not gpu and not tpu" in config.option.markexpr:
     flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
     os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
+  config.pluginmanager.register(DropPrograms())  # a hook of this file would miss the doctests
   if config.option.faults_out and not hasattr(config, "workerinput"):
     recorder = Recorder(config.option.faults_out, config.invocation_params.args)
     config.pluginmanager.register(recorder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def drop_programs():
-  """Drops a module's compiled programs: hundreds of modules' need gigabytes, and memory maps."""
-  yield
-  _drop_programs()
-
-
-@pytest.fixture(autouse=True)
-def drop_programs_early():
-  """Drops the compiled programs of a module whose tests need more than 1.2 GB, on Linux."""
-  yield
-  if _STATM.exists() and int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 1.2e9:
-    _drop_programs()
-
-
-def _drop_programs() -> None:
-  jax.clear_caches()
-  gc.collect()
-  if _STATM.exists():  # glibc keeps what is freed: three quarters of a worker's memory
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture
