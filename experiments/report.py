@@ -21,7 +21,6 @@ from experiments.evaluation.records import Rows, group_rows, read_records, recor
 FLAGS = dict(
   results=command.Flag("results", "the folder of runs/*.jsonl and of the pages", is_path=True)
 )
-_PAGES = dict(translation="report", graphs="graphs", music="music")
 _OWN = ("positions", "lengths")  # sweeps with pages of their own
 
 
@@ -42,7 +41,8 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
   for name, file in sorted(record_files(folder / "runs").items()):
     task, rows = _read(file)
     own, _, has_own = name.partition("-")
-    page = folder / (own if own in _OWN and has_own else _PAGES[task])
+    of_task = "report" if task == "translation" else task
+    page = folder / (own if own in _OWN and has_own else of_task)
     page.mkdir(exist_ok=True)
     pages.setdefault(page, {}).update(blocks_of(task, name, rows, page))
   if not pages:

@@ -27,7 +27,7 @@ SYSTEMS = {"experiments.translation", "experiments.music", "experiments.graphs"}
 MAY_IMPORT = LAYERS | {
   "relpos_jax.linen": NN,
   "relpos_jax.models": NN,
-  "relpos_jax.decoding": NN,
+  "relpos_jax.decoding": {"relpos_jax.typing"},
   "configs": set(),
   "experiments.errors": set(),
   "experiments.files": {"experiments.errors"},

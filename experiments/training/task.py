@@ -34,8 +34,9 @@ class Loss(NamedTuple):
 class Task(Protocol):
   """Data, model, loss and scores of a config.
 
-  A data set has `notes`, lines for the log. The model's shapes and outputs depend on the config and
-  the vocabulary, which is kept in the run directory: a trained model works without its data.
+  A data set has `splits` by name, train and valid among them, and `notes`, lines for the log. The
+  model's shapes and outputs depend on the config and the vocabulary, which is kept in the run
+  directory: a trained model works without its data.
   """
 
   config: ConfigDict

@@ -109,7 +109,7 @@ class Translation(tasks.Task):
     """Loads and normalises the sentence pairs of `config.data`."""
     data = self.config.data
     options = data[data.source].to_dict()
-    if data.source in ("multi30k", "wmt14"):
+    if len(LANGUAGES[data.source]) > 1:
       options["languages"] = data.languages
     corpus = _LOADERS[data.source](**options)
     if "valid" not in corpus.splits:

@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 from relpos_jax.attention import masks, validation
 from relpos_jax.attention.partitioned import Shards, align_manual_axes, explicit_axes
 from relpos_jax.attention.relations import (
-  ByDistance,
   ContentBias,
   EdgeFeatures,
   EdgeLabels,
@@ -94,7 +93,7 @@ class Inputs(NamedTuple):
     """Returns False for the keys past their row's length; None without lengths."""
     return masks.within(self.key_lengths, self.key.shape[1])
 
-  def edges(self, relation: ByDistance | EdgeLabels | LabelBias | EdgeFeatures) -> Array:
+  def edges(self, relation: Relation) -> Array:
     """Returns the table row of each pair of query and key, or the pair's features."""
     match relation:
       case EdgeLabels() | LabelBias():

@@ -16,11 +16,9 @@ from relpos_jax.attention.inputs import Inputs, is_symbolic
 from relpos_jax.attention.partitioned import target_platform
 from relpos_jax.attention.relations import (
   ContentBias,
-  DistanceBias,
   Edges,
   FunctionBias,
   KeyBias,
-  LabelBias,
   LinearBias,
   Numbers,
   Relation,
@@ -38,7 +36,7 @@ def relative_logits(inputs: Inputs, relation: Relation) -> Float[Array, "#B #N T
       return -relation.slopes[None, :, None, None] * jnp.abs(distance)
     case FunctionBias():
       return _function_terms(inputs, relation)
-    case DistanceBias() | LabelBias():
+    case _ if isinstance(relation, Numbers):
       return jnp.moveaxis(_vectors(relation.table, inputs.edges(relation)), -1, 1)
   axes, x, table = content(inputs, relation)
   return product(f"{axes},BTSNH->BNTS", x, _vectors(table, inputs.edges(relation)))

@@ -15,12 +15,12 @@ from jax.typing import DTypeLike
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
-  DistanceBias,
   EdgeFeatures,
   EdgeLabels,
   FunctionBias,
   LabelBias,
   LinearBias,
+  Numbers,
   Relation,
   Relations,
 )
@@ -231,7 +231,7 @@ def _with_arrays(
     raise ValueError(f"{name} has neither a key nor a value table; want one or both")
   for field, table in tables.items():
     match relation:
-      case DistanceBias() | LabelBias():
+      case _ if isinstance(relation, Numbers):
         row = ()
       case ContentBias():
         row = jnp.shape(relation.query)[-1:]

@@ -22,7 +22,8 @@ from relpos_jax.nn.schemes import (
 from relpos_jax.typing import Array, Bool, Float, Int, PyTree
 
 PAD = 0
-_SCHEMES = ("t5", "alibi", "rotary", "xl", "content", "deberta")
+_WITHOUT_LEFT = ("t5", "alibi", "rotary")  # the same reach on both sides, or an endless one
+_SCHEMES = (*_WITHOUT_LEFT, "xl", "content", "deberta")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class LayersConfig:
       if get_origin(field.type) is Literal and value not in choices:
         raise ValueError(f"{field.name} is {value!r}; want one of {', '.join(choices)}")
       foreign = ("relative_keys", "relative_values", "beyond", "tables_per_head")
-      foreign += ("left",) if self.positions in ("t5", "alibi", "rotary") else ()
+      foreign += ("left",) if self.positions in _WITHOUT_LEFT else ()
       if self.positions in _SCHEMES and field.name in foreign and value != field.default:
         raise ValueError(
           f"{field.name} is {value!r}, an option that positions {self.positions!r} do not have; "
@@ -244,10 +245,7 @@ class Layer(nnx.Module):
 
 
 def make_positions(config: LayersConfig, *, is_causal: bool, rngs: nnx.Rngs) -> Positions | None:
-  """Returns the positions of a layer's self-attention; None if it has none.
-
-  To add your own, add a case here and its name to `_SCHEMES`.
-  """
+  """Returns the positions of a layer's self-attention; None if it has none."""
   num_heads, max_distance = config.num_heads, config.max_distance
   head_width = config.width // num_heads
   clipped = dict(max_distance=max_distance, left=config.left, rngs=rngs)

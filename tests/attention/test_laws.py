@@ -27,12 +27,13 @@ ALL = [*IMPLEMENTATIONS, None]
 POSITIONS = "query_positions", "key_positions"
 LENGTHS = "queries", "keys"
 TABLES = "kv"  # the names of the tables for keys and values among the arrays
-ANY_POSITIONS = ["reference", "per_position", "projected", None]  # the others need 0, 1, 2, ...
 KERNELS = ["pallas_tpu", "pallas_gpu"]
-ANY_MASK = [name for name in ALL if name not in KERNELS]  # and any bias
+ANY_MASK = [name for name in ALL if name not in KERNELS]  # any bias and any relation by distance
+# The bands of the others need 0, 1, 2, ...
+ANY_POSITIONS = [name for name in ANY_MASK if name not in ("skew", "chunked")]
 TOLERANCE = dict(rtol=0, atol=1e-10)
 # Kernels equal `reference` in tests of their own, from which most laws follow.
-EACH = [pytest.param(name, marks=[pytest.mark.kernels] * (name not in ANY_MASK)) for name in ALL]
+EACH = [pytest.param(name, marks=[pytest.mark.kernels] * (name in KERNELS)) for name in ALL]
 
 
 def arrays_of(k=2, queries=5, keys=5, group=1, **options):
