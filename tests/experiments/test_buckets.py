@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from faults import flip_bits
 from test_train import _interrupt_at, metrics, results
 
 from experiments import command
@@ -117,9 +118,7 @@ def test_a_damaged_checkpoint_is_found_by_its_digest_and_passed_over(
   for name in bucket.names():
     if name.startswith(in_bucket(damaged / "checkpoints/12/")) and "/d/" in name:
       generation, content = bucket.objects[name]
-      flipped = bytearray(content)
-      flipped[::101] = (octet ^ 4 for octet in flipped[::101])
-      bucket.objects[name] = generation, bytes(flipped)
+      bucket.objects[name] = generation, flip_bits(content)
   answer = train(damaged)
   assert answer.status == 0, answer.err
   assert f"checkpoint {damaged}/checkpoints/12 is damaged: " in answer.err

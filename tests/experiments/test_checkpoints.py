@@ -4,17 +4,10 @@ import re
 import shutil
 
 import numpy as np
+from faults import damage
 
 from experiments import trainer as trainer_module
 from experiments.training import checkpoint_reader
-
-
-def damage(run, step):
-  """Changes bits in every data file, since parts of some are not in use."""
-  for file in (run / "checkpoints" / str(step)).rglob("d/*"):
-    content = bytearray(file.read_bytes())
-    content[::101] = (octet ^ 4 for octet in content[::101])
-    file.write_bytes(content)
 
 
 def names(run):
@@ -34,7 +27,7 @@ def test_checkpoints_are_listed_and_verified(call, run_copy, contents):
   answer = call("checkpoints", f"--workdir={run_copy}", "--verify")
   assert (answer.status, answer.err) == (0, "")
   assert states(answer) == {step: "good" for step in ("12", "9", "6")}
-  damage(run_copy, 9)
+  damage(run_copy / "checkpoints/9")
   before = contents(run_copy)
   answer = call("checkpoints", f"--workdir={run_copy}", "--verify")
   found = states(answer)
@@ -44,7 +37,7 @@ def test_checkpoints_are_listed_and_verified(call, run_copy, contents):
 
 def test_pruning_keeps_the_newest_good_ones_and_the_damaged(call, run_copy):
   checkpoints = run_copy / "checkpoints"
-  damage(run_copy, 12)
+  damage(run_copy / "checkpoints/12")
   shutil.copytree(checkpoints / "12", checkpoints / "damaged-12")
   (checkpoints / "damaged-12" / "reason.txt").write_text("lightning\n")
   (checkpoints / "15").symlink_to("9")  # a link is no checkpoint
@@ -77,7 +70,7 @@ def test_a_step_that_the_training_deletes_meanwhile_is_no_damage(call, run_copy,
 def test_damaged_ones_are_passed_over_and_training_resumes_before_them_to_the_same_end(
   call, train, workdir, run_copy, parameters, monkeypatch
 ):
-  damage(run_copy, 12)
+  damage(run_copy / "checkpoints/12")
   assert call("translate", f"--workdir={run_copy}").status == 0  # the average was kept
   (run_copy / "average.npz").unlink()
   for name in ("evaluate", "translate"):

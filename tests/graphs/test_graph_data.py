@@ -7,10 +7,10 @@ import pathlib
 import zipfile
 
 import pytest
+from faults import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.errors import InputError
 from experiments.graphs import data as data_module
 from experiments.graphs.data import ANSWERS, RELATIONS, load_clutrr, load_tu, split_folds
 from experiments.graphs.graph import Graph, GraphData, GraphNames
@@ -134,8 +134,10 @@ def test_a_file_of_objects_is_read(tmp_path):
   assert first.nodes.tolist() == [0, 0, 1] and second.nodes.tolist() == [1]
   assert edges(first) == [(0, 1, 1), (1, 2, 0), (2, 2, -1)] and edges(second) == []
   assert (first.target, second.target) == (1, 0)
-  with pytest.raises(InputError, match=r"MUTAG.zip, or --config.data.tu.name= for graphs in JSON"):
-    load_tu("MUTAG", path=str(file))
+  refused = refusal(load_tu, "MUTAG", str(file))
+  assert "MUTAG.zip, or --config.data.tu.name= for graphs in JSON" in refused
+  file.write_text(OBJECTS[0])
+  assert "two classes" in refusal(load_tu, "", str(file))
 
 
 @pytest.mark.parametrize(
@@ -145,20 +147,14 @@ def test_a_file_of_objects_is_read(tmp_path):
     ("[]", "line 3: list indices"),
     ('{"class": "a", "nodes": [1]}', "line 3: 'edges';"),
     ('{"class": "a", "nodes": [], "edges": []}', "line 3: 0 nodes"),
-    ('{"class": "a", "nodes": [1], "edges": [[0]]}', "line 3: not enough values"),
     ('{"class": "a", "nodes": [1], "edges": [[0, 1, 2, 3]]}', "line 3: 1 nodes do not fit"),
     ('{"class": "a", "nodes": [1], "edges": [[-1, 0]]}', "line 3: 1 nodes do not fit"),
-    ('{"class": "a", "nodes": [1], "edges": [["0", 0]]}', "line 3: 1 nodes do not fit"),
   ],
 )
 def test_a_wrong_object_is_named(tmp_path, line, words):
   (file := tmp_path / "toy.jsonl").write_text("\n".join([*OBJECTS, line]))
-  with pytest.raises(InputError) as caught:
-    load_tu("", path=str(file))
-  assert words in str(caught.value) and "want {" in str(caught.value)
-  file.write_text(OBJECTS[0])
-  with pytest.raises(InputError, match="two classes"):
-    load_tu("", path=str(file))
+  message = refusal(load_tu, "", str(file))
+  assert words in message and "want {" in message
 
 
 def test_optional_files_may_be_missing(tmp_path):
@@ -187,26 +183,21 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_folder_is_refused_by_file_and_line(tmp_path, message):
   folder = write(tmp_path / "toy", **WRONG[message])
-  with pytest.raises(InputError) as caught:
-    load_tu("", path=str(folder))
   files = {kind: folder / f"TOY_{kind}.txt" for kind in FILES}
-  assert str(caught.value).startswith(message.format(folder=folder, **files))
-  assert "\n" not in str(caught.value)
-
-
-def refusal(name: str, path: object = "") -> str:
-  with pytest.raises(InputError) as caught:
-    load_tu(name, str(path))
-  return str(caught.value)
+  assert refusal(load_tu, "", str(folder)).startswith(message.format(folder=folder, **files))
 
 
 def test_missing_folders_and_names_are_named(tmp_path):
   folder = write(tmp_path / "toy")
-  assert refusal("OTHER", folder).startswith(f"cannot read {folder}/OTHER_A.txt: ")
+  assert refusal(load_tu, "OTHER", str(folder)).startswith(f"cannot read {folder}/OTHER_A.txt: ")
   write(folder, name="TWO")
-  assert refusal("", folder).endswith("(TOY, TWO): give the name of one")
-  assert refusal("PROTEINS").startswith("unknown data set 'PROTEINS': give the path of its folder")
-  assert f"cannot read {tmp_path}/MUTAG.zip: No such file" in refusal("MUTAG", tmp_path)
+  assert refusal(load_tu, "", str(folder)).endswith("(TOY, TWO): give the name of one")
+  assert refusal(load_tu, "PROTEINS").startswith(
+    "unknown data set 'PROTEINS': give the path of its folder"
+  )
+  assert f"cannot read {tmp_path}/MUTAG.zip: No such file" in refusal(
+    load_tu, "MUTAG", str(tmp_path)
+  )
 
 
 def test_folder_and_archive_are_equal(tmp_path, publish):
@@ -245,5 +236,5 @@ def test_folds_cover_every_graph_once_with_their_share_of_every_class(classes, n
 
 
 def test_fewer_graphs_than_folds_are_refused():
-  with pytest.raises(InputError, match=r"10 folds of 2 graphs: lower config.data.tu.num_folds"):
-    split_folds(make_data([0, 1]), 0, 10)
+  refused = refusal(split_folds, make_data([0, 1]), 0, 10)
+  assert "10 folds of 2 graphs: lower config.data.tu.num_folds" in refused

@@ -4,13 +4,12 @@ import itertools
 import json
 
 import numpy as np
-import pytest
+from faults import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.data.batching import Batches, Tokens
 from experiments.data.tokenizer import BOS, EOS, PAD
-from experiments.errors import InputError
 from experiments.music import data, performance, voices
 from experiments.music.data import MusicRows
 
@@ -126,13 +125,6 @@ def write(path, grid=GRID):
   voices.CODEC.write(voices.encode(grid), path)
 
 
-def refusal(*arguments, **options) -> str:
-  with pytest.raises(InputError) as caught:
-    data.load_midi_folder(*arguments, **options)
-  assert "\n" not in str(caught.value)
-  return str(caught.value)
-
-
 def test_sub_folders_are_splits_and_their_files_pieces_by_name(tmp_path):
   names = ["train/b.mid", "train/more/c.MIDI", "train/a.midi", "valid/a.mid"]
   for number, name in enumerate(names):
@@ -155,16 +147,17 @@ def test_splits_have_80_10_and_10_percent():
 
 
 def test_bad_folders_and_files_are_named(tmp_path):
-  assert refusal(str(tmp_path / "none")) == f"no folder {tmp_path / 'none'}: check the name"
+  load = data.load_midi_folder
+  assert refusal(load, str(tmp_path / "none")) == f"no folder {tmp_path / 'none'}: check the name"
   no_training = f"no MIDI file to train on: put .mid or .midi files into {tmp_path / 'train'}"
-  assert refusal(str(tmp_path)) == no_training
+  assert refusal(load, str(tmp_path)) == no_training
   write(tmp_path / "24.mid")  # its hash is in valid
-  assert refusal(str(tmp_path)) == no_training
+  assert refusal(load, str(tmp_path)) == no_training
   write(tmp_path / "valid" / "a.mid")
-  assert refusal(str(tmp_path)) == no_training
+  assert refusal(load, str(tmp_path)) == no_training
   write(tmp_path / "train" / "a.mid")
   (tmp_path / "train" / "b.mid").write_bytes(b"MThd")
-  assert f"cannot read MIDI file {tmp_path / 'train' / 'b.mid'}" in refusal(str(tmp_path))
+  assert f"cannot read MIDI file {tmp_path / 'train' / 'b.mid'}" in refusal(load, str(tmp_path))
 
 
 PIECES = {

@@ -2,9 +2,8 @@
 
 import mido
 import numpy as np
-import pytest
+from faults import refusal
 
-from experiments.errors import InputError
 from experiments.music.midi_files import Note, Part, Score, read_score, write_score
 
 
@@ -32,13 +31,6 @@ def pedal(time, value):
   return time, "control_change", dict(control=64, value=value)
 
 
-def refusal(path) -> str:
-  with pytest.raises(InputError) as caught:
-    read_score(path)
-  assert "\n" not in str(caught.value) and str(path) in str(caught.value)
-  return str(caught.value)
-
-
 def test_what_is_written_is_read(tmp_path):
   parts = [
     Part(f"part {number}", [Note(0, 5 + number, 60, 1 + number), Note(30, 42, 127, 127)])
@@ -59,7 +51,7 @@ def test_a_part_is_a_channel_of_a_track_and_drums_are_left_out(tmp_path):
   two = [on(0, 60), on(0, 61, channel=3), off(5, 60), off(0, 61, channel=3)]
   parts = read_score(save(tmp_path / "a.mid", drums + two, [on(0, 62), off(5, 62)])).parts
   assert [[note.pitch for note in part.notes] for part in parts] == [[60], [61], [62]]
-  assert "no notes in" in refusal(save(tmp_path / "b.mid", drums))
+  assert "no notes in" in refusal(read_score, save(tmp_path / "b.mid", drums))
 
 
 def test_a_note_ends_at_velocity_0_when_repeated_and_with_its_track(tmp_path):
@@ -123,13 +115,13 @@ def test_seconds_follow_the_tempo_in_any_track(tmp_path):
 def test_bad_files_are_refused(tmp_path):
   track = [on(0, 60), off(5, 60)]
   content = save(tmp_path / "a.mid", track).read_bytes()
-  assert "of type 2" in refusal(save(tmp_path / "b.mid", track, track, type=2))
+  assert "of type 2" in refusal(read_score, save(tmp_path / "b.mid", track, track, type=2))
   for slow in ([], [(0, "set_tempo", dict(tempo=1))]):  # the seconds of one, the quarters of both
     endless = save(tmp_path / "b.mid", [*slow, on(0, 60), off(2**28 - 1, 60)], ticks_per_beat=1)
-    assert "lasts more than 86,400 seconds or quarter notes" in refusal(endless)
+    assert "lasts more than 86,400 seconds or quarter notes" in refusal(read_score, endless)
   slow = [(0, "set_tempo", dict(tempo=2**24 - 1)), on(0, 60), off(86_400, 60)]
-  assert "lasts more than" in refusal(save(tmp_path / "b.mid", slow, ticks_per_beat=1))
-  assert "No such file or directory" in refusal(tmp_path / "none.mid")
+  assert "lasts more than" in refusal(read_score, save(tmp_path / "b.mid", slow, ticks_per_beat=1))
+  assert "No such file or directory" in refusal(read_score, tmp_path / "none.mid")
   for wrong, words in (
     *((content[:end], "it is truncated or not MIDI") for end in range(0, len(content), 5)),
     (content.replace(bytes([0x90, 60]), bytes([0x90, 200])), "0..127"),
@@ -137,4 +129,4 @@ def test_bad_files_are_refused(tmp_path):
     (b"this is text, no music", "MThd not found"),
   ):
     (tmp_path / "b.mid").write_bytes(wrong)
-    assert words in refusal(tmp_path / "b.mid")
+    assert words in refusal(read_score, tmp_path / "b.mid")

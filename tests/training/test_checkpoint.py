@@ -16,10 +16,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from faults import damage, refusal
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from experiments.errors import InputError
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.checkpoint_reader import Damage, examine
 from experiments.training.step import init_state
@@ -28,13 +28,6 @@ from experiments.training.step import init_state
 def make_state(seed=0):
   params = nnx.state(nnx.Linear(16, 8, rngs=nnx.Rngs(seed)), nnx.Param)
   return init_state(params, optax.adam(0.1))._replace(step=jnp.int32(seed))
-
-
-def refusal(action):
-  with pytest.raises(InputError) as error:
-    action()
-  assert "\n" not in str(error.value)
-  return str(error.value)
 
 
 def assert_same_bits(tree, wanted):
@@ -207,7 +200,7 @@ def test_an_average_is_computed_again_where_what_is_kept_is_not_it(
 def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):
   good = (copied / "3").with_name("good")
   shutil.copytree(copied / "3", good)
-  flip(copied, 3)
+  damage(copied / "3")
   assert average()[1] == [1, 2]
   shutil.rmtree(copied / "3")
   good.rename(copied / "3")
@@ -225,17 +218,9 @@ def test_an_average_without_a_damaged_step_is_not_kept(copied, average, capsys):
   ],
 )
 def test_another_structure_shape_or_dtype_names_the_leaf(saved, change, words):
-  text = refusal(lambda: Checkpoints(saved).restore(like=change(make_state())))
+  text = refusal(Checkpoints(saved).restore, like=change(make_state()))
   assert "checkpoint 3 is of another model" in text and "another --workdir" in text
   assert all(word in text for word in words.split())
-
-
-def flip(folder, step):
-  """Flips bits of every data file, for parts of some are not in use."""
-  for file in (folder / str(step)).rglob("d/*"):
-    content = bytearray(file.read_bytes())
-    content[::101] = (octet ^ 4 for octet in content[::101])
-    file.write_bytes(content)
 
 
 def names(folder):
@@ -244,7 +229,7 @@ def names(folder):
 
 def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, capsys):
   for count, name in enumerate(("damaged-3", "damaged-3-2"), start=1):
-    flip(copied, 3)
+    damage(copied / "3")
     with Checkpoints(copied, keep=2, rename_damaged=True) as checkpoints:
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
       line = capsys.readouterr().err
@@ -255,15 +240,15 @@ def test_a_damaged_step_is_set_aside_and_its_number_can_be_saved_again(copied, c
       checkpoints.save(3, make_state(3))
       assert_same_bits(checkpoints.restore(like=make_state()), make_state(3))
     assert names(copied) == ["2", "3", "damaged-3", "damaged-3-2"][: 2 + count]
-  flip(copied, 2), flip(copied, 3)
+  damage(copied / "2"), damage(copied / "3")
   with Checkpoints(copied, rename_damaged=True) as checkpoints:  # there is no fresh start
     for _ in range(2):
-      text = refusal(lambda: checkpoints.restore(like=make_state()))
+      text = refusal(checkpoints.restore, like=make_state())
       assert f"no good checkpoint in {copied}: damaged are damaged-2, damaged-3" in text
 
 
 def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys):
-  flip(copied, 3)
+  damage(copied / "3")
   checkpoints = Checkpoints(copied)
   assert_same_bits(checkpoints.restore(like=make_state()), make_state(2))
   average, _ = checkpoints.average(3, like=make_state().params, part=1.0)
@@ -273,9 +258,8 @@ def test_a_reader_passes_over_what_is_damaged_and_changes_nothing(copied, capsys
   assert "averages 1, 2 alone" in last and "fewer than 3 good checkpoints" in last
   kernels = [np.asarray(make_state(step).params["kernel"]) for step in (1, 2)]
   np.testing.assert_allclose(average["kernel"], np.mean(kernels, 0), rtol=1e-6, atol=1e-8)
-  flip(copied, 1)
-  flip(copied, 2)
-  text = refusal(lambda: checkpoints.restore(like=make_state()))
+  damage(copied / "1"), damage(copied / "2")
+  text = refusal(checkpoints.restore, like=make_state())
   assert f"no good checkpoint in {copied}: damaged are 1, 2, 3" in text
   assert names(copied) == ["1", "2", "3"]
 
@@ -338,7 +322,7 @@ def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(copied, monkeypatc
 
 
 def test_a_path_in_which_orbax_loses_what_it_saves_is_refused(tmp_path):
-  text = refusal(lambda: Checkpoints(tmp_path / "lr[0.1]" / "checkpoints"))
+  text = refusal(Checkpoints, tmp_path / "lr[0.1]" / "checkpoints")
   assert "another --workdir" in text and text.isprintable()
   assert not names(tmp_path)
 

@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 import requests
 import tensorflow_datasets as tfds
+from faults import refusal
 
-from experiments.errors import InputError
 from experiments.translation import wmt14
 from experiments.translation.corpus import LANGUAGES, LazyPairs
 
@@ -39,14 +39,6 @@ def small(monkeypatch, tensorflow):
   monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", splits)
 
 
-def _refusal(**options) -> str:
-  with pytest.raises(InputError) as caught:
-    wmt14.load(**options)
-  message = str(caught.value)
-  assert "\n" not in message
-  return message
-
-
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("languages", LANGUAGES["wmt14"])
 def test_prepared_data_are_text_of_the_right_split_and_side(languages, monkeypatch):
@@ -63,7 +55,7 @@ def test_prepared_data_are_text_of_the_right_split_and_side(languages, monkeypat
 
 def test_no_tensorflow_names_the_extra_and_the_other_way(monkeypatch, data_dir):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  message = _refusal()
+  message = refusal(wmt14.load)
   assert message.startswith(f"wmt14_translate is not in {data_dir}; preparing it needs TensorFlow")
   assert "pip install -e '.[wmt14]'" in message and "TFDS_DATA_DIR" in message
 
@@ -74,6 +66,6 @@ def test_what_cannot_be_downloaded_is_one_line(monkeypatch):
     raise tfds.download.download_manager.NonMatchingChecksumError("X, has wrong checksum:\n* Got")
 
   monkeypatch.setattr(tfds.translate.Wmt14Translate, "_split_generators", fail)
-  message = _refusal()
+  message = refusal(wmt14.load)
   assert message.startswith("cannot prepare wmt14_translate in ")
   assert "X, has wrong checksum; set TFDS_DATA_DIR" in message
