@@ -17,7 +17,12 @@ from experiments.evaluation.records import digest, read_records
 from experiments.graphs import task as graphs
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
-STUDENT = {5: 2.77645, 3: 4.30265, 2: 12.7062}  # 95% of Student's t, by the number of seeds
+STUDENT = {
+  5: 2.77645,
+  4: 3.18245,
+  3: 4.30265,
+  2: 12.7062,
+}  # 95% of Student's t, by the number of seeds
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +71,11 @@ def of_rows(sweep: str, value) -> dict[str, list[float]]:
 
 
 def interval(values, digits: int = 2) -> str:
+  mean = f"{np.mean(values):.{digits}f}"
+  if len(values) == 1:
+    return mean
   half_width = STUDENT[len(values)] * np.std(values, ddof=1) / np.sqrt(len(values))
-  return f"{np.mean(values):.{digits}f} ± {half_width:.{digits}f}"
+  return f"{mean} ± {half_width:.{digits}f}"
 
 
 def bleu(sentences: np.ndarray) -> float:
@@ -105,59 +113,38 @@ def test_scores_by_length_are_the_bleu_of_their_sentences():
     assert sides["above 27"] == interval([bleu(run[run[:, 0] > 27]) for run in rows[row]])
 
 
-def test_exact_matches_are_compared_at_a_level_and_by_length(tmp_path):
-  rows, random = ("relative", "none", "xl"), np.random.default_rng(0)
-  records = [run for run in copy.deepcopy(committed("positions-embedded")) if run["row"] in rows]
-  for run in records:
-    run["row"] = run["row"].replace("xl", "relative, encoder only")
-    for split in ("test", "long"):
-      for given in ("", "_given"):
-        old = run["sentences"][split]
-        run["sentences"][split + given] = [[*row[:7], int(random.integers(2))] for row in old]
-        run["scores"][split + given] = run["scores"][split]
-    _with_config(run, {"evaluation.given_lengths": True})
-    low = run["row"] == "none"
-    valid = [
-      [500, 49.0],
-      [1000, 49.5 if low else 50.0 + run["seed"]],
-      [1500, 49.9 if low else 50.0],
-    ]
-    others = {split: [[step, x / 2] for step, x in valid] for split in ("test", "long")}
-    run["exact"] = dict(valid=valid) | others
-  (page,) = report.write_all(write_runs(tmp_path, "lengths-embedded", records))
-  assert page.name == "lengths.md"
-  tables = tables_of(page, "lengths-embedded")
-  level, free, given = (
-    tables[f"lengths-embedded: {x}"]
-    for x in ("valid first at 50%", "end mark free", "length given")
+def test_exact_matches_are_compared_at_a_level_and_by_length():
+  tables = tables_of(RESULTS / "lengths.md", "lengths-scan")
+  level, free, given, stacks = (
+    tables[f"lengths-scan: {x}"]
+    for x in ("valid first at 90%", "end mark free", "length given", "above 22")
   )
-  assert level["relative"] == dict(
-    **{"seeds": "0, 1, 2", "reached": "3 of 3", "updates": "1000 ± 0"},
-    **{"valid": interval([50, 51, 52], 1), "test": interval([25, 25.5, 26], 1)},
-    long=interval([25, 25.5, 26], 1),
-  )
-  assert [*level["none"].values()] == ["0, 1, 2", "0 of 3", *4 * ["-"]]
-  stacks = tables["lengths-embedded: above 27"]
-  assert [*stacks] == ["relative"] and len(stacks["relative"]) == 4
-  for run in records:
-    long = np.concatenate([run["sentences"][x] for x in ("test_given", "long_given")])
-    run["beyond"] = 100 * long[long[:, 0] > 27, -1].mean()
-  assert stacks["relative"]["length given, encoder only"] == interval(
-    [run["beyond"] for run in records if run["row"].endswith(" only")], 1
-  )
-  for cells, ending in ((free, ""), (given, "_given")):
-    assert cells["relative"]["valid"] == "50.0 ± 0.0"
-    bands = [name for name in cells["relative"] if name != "valid"]
-    assert len(bands) == 5 and bands[0].endswith(" to 27 (455)")
+  for row, runs in of_rows("lengths-scan", lambda run: run["exact"]).items():
+    firsts = [next((step for step, x in run["valid"] if x >= 90), None) for run in runs]
+    reached = [(run, first) for run, first in zip(runs, firsts, strict=True) if first]
+    assert level[row]["reached"] == f"{len(reached)} of {len(runs)}"
+    for split in ("valid", "test", "within"):
+      exact = [dict(run[split])[first] for run, first in reached]
+      assert level[row][split] == (interval(exact, 1) if exact else "-")
+
+  def exact(ending, start, end):
+    def of_run(run):
+      rows = np.concatenate([run["sentences"][x + ending] for x in ("test", "within")])
+      inside = rows[(rows[:, 0] >= start) & (rows[:, 0] <= end)]
+      return len(inside), 100 * inside[:, -1].mean()
+
+    return of_rows("lengths-scan", of_run)
+
+  for table, ending in ((free, ""), (given, "_given")):
+    *_, bands = (cells.keys() - {"valid"} for cells in table.values())
+    assert len(bands) == 5
     for band in bands:
-      start, end, number = map(int, re.findall(r"\d+", band))
-      found = []
-      for run in (run for run in records if run["row"] == "relative"):
-        all_rows = np.concatenate([run["sentences"][x + ending] for x in ("test", "long")])
-        inside = all_rows[(all_rows[:, 0] >= start) & (all_rows[:, 0] <= end)]
-        assert len(inside) == number
-        found.append(100 * inside[:, -1].mean())
-      assert cells["relative"][band] == interval(found, 1)
+      start, end, number = map(int, re.findall(r"\d+", band.replace(",", "")))
+      for row, found in exact(ending, start, end).items():
+        assert {size for size, _ in found} == {number}
+        assert table[row][band] == interval([score for _, score in found], 1)
+  beyond = [score for _, score in exact("_given", 23, np.inf)["relative, encoder only"]]
+  assert stacks["relative"]["length given, encoder only"] == interval(beyond, 1)
 
 
 def test_every_score_of_every_test_set_has_a_column_unless_records_are_older(tmp_path):
