@@ -41,17 +41,6 @@ MAY_IMPORT = LAYERS | {
 }
 COMMANDS = {f"experiments.{name}" for name in ("benchmark", "launch")}
 LIBRARY = {name for name in MAY_IMPORT if name.startswith("relpos_jax")}
-# Third-party libraries that only these modules may import.
-BEHIND = {
-  "orbax": {"experiments.training.checkpoint", "experiments.training.checkpoint_reader"},
-  "fsspec": {"experiments.files"},
-  "tensorboardX": {"experiments.training.metrics"},
-  "tokenizers": {"experiments.data.tokenizer"},
-  "grain": {"experiments.data.batching"},
-  "sacrebleu": {"experiments.evaluation.bleu"},
-  "mido": {"experiments.music.midi_files"},
-  "matplotlib": {"experiments.evaluation.pictures"},
-}
 
 
 def package(name: str) -> str:
@@ -115,13 +104,6 @@ def test_the_library_needs_four_packages(own):
     "numpy",
     "jaxtyping",
   }
-
-
-@pytest.mark.parametrize("library, modules", BEHIND.items())
-def test_only_these_modules_import_a_library(library, modules):
-  tops = {name: {imported.split(".")[0] for imported in IMPORTS[name]} for name in MODULES}
-  assert {name for name in MODULES if library in tops[name]} == modules
-  assert not any(x.startswith("matplotlib.pyplot") for names in IMPORTS.values() for x in names)
 
 
 def test_the_operator_loads_no_kernels_before_they_are_used():

@@ -220,22 +220,6 @@ def test_positions_and_offsets_near_the_ends_of_32_bits(first, is_causal, implem
     assert_close(results_of(implementation, arrays, causal | ends), wanted)
 
 
-@pytest.mark.parametrize("implementation", ANY_MASK)
-def test_traced_integers_of_64_bits_do_not_wrap(implementation):
-  """Adds 2**32, which 32 bits do not hold: to some segments, a length, an offset, positions."""
-  arrays, far = arrays_of(), 2**32
-  segments = np.array([0, 0, 1, 1, 2])
-  names = "query_segment_ids", "key_segment_ids"
-  run = lambda **given: results_of(implementation, arrays, jax.tree.map(jnp.asarray, given))
-  both = lambda x: run(**dict.fromkeys(names, x))
-  assert_close(both(np.where(segments == 2, far, segments)), both(segments))
-  assert_close(run(key_value_seq_lengths=np.array([far, far + 5])), run())
-  wanted = results_of("reference", arrays, dict(query_offset=jnp.asarray(100)))
-  assert_close(run(query_offset=far), wanted)
-  if implementation in ANY_POSITIONS:
-    assert_close(run(query_positions=far + np.arange(5)), wanted)
-
-
 # Law 5.
 @pytest.mark.parametrize("implementation", EACH)
 def test_no_gradient_flows_to_later_keys(implementation):
@@ -501,20 +485,3 @@ def test_vmap_equals_a_call_for_each(able, mapped):
     each = functools.partial(output_and_gradients, implementation=name)
     close = functools.partial(np.testing.assert_allclose, **TOLERANCE, err_msg=str(name))
     jax.tree.map(close, quickly(jax.vmap(each))(several), wanted)
-
-
-def test_vmap_merges_the_batch():
-  x = jax.ShapeDtypeStruct((3, 2, 200, 4, 8), jnp.float32)
-  table = jax.ShapeDtypeStruct((5, 8), jnp.float32)
-  tables = jax.ShapeDtypeStruct((3, 5, 8), jnp.float32)
-
-  def text(implementation, axes, table):
-    attend = lambda q, table: dot_product_attention(
-      q, q, q, relations=RelativePositions(table, table), implementation=implementation
-    )
-    grad = jax.vmap(jax.grad(lambda *args: attend(*args).sum(), (0, 1)), axes)
-    return str(jax.make_jaxpr(grad)(x, table))
-
-  assert "6,200,4,8" in text("chunked", (0, None), table)
-  assert "6,200,4,8" in text("chunked", 0, tables)  # its tables may differ within a batch
-  assert "2,12,8,208" in text("pallas_tpu", 0, tables)  # the kernel's only between heads

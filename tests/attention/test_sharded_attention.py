@@ -72,15 +72,6 @@ def test_eight_devices_equal_one(implementation, kind):
   check_eight_devices_equal_one(attend, attention, axes, HEADS_TOO, kind=kind)
 
 
-def test_a_bias_by_distance_has_one_gradient_on_gpus():
-  def attend(attention, arrays):
-    arrays = dict(arrays)
-    return attention(relations=DistanceBias(arrays.pop("table")), **arrays)
-
-  axes = dict(query="BTNH", key="BSNH", value="BSNH", table="RN")
-  check_eight_devices_equal_one(attend, ON_GPUS, axes, HEADS_TOO, kind="auto")
-
-
 @pytest.mark.parametrize(
   "along, kind",
   [(HEADS_TOO, "explicit"), (BATCH_ALONE, "named"), (HEADS_TOO, "constrained")],

@@ -65,13 +65,6 @@ def test_all_pieces_run_and_only_the_open_ones_again(run, tmp_path):
   assert [words[1] for words in commands] == ["experiments.sweep", *["experiments.benchmark"] * 2]
 
 
-def test_pieces_may_be_named(run):
-  status, output, commands = run("parity_float32", "attention_long")
-  assert status == 0 and len(commands) == 2
-  status, output, commands = run("tables")
-  assert (status, commands) == (1, []) and "not done: tables; the pieces are parity_" in output
-
-
 @pytest.mark.slow
 def test_every_piece_runs_at_toy_size(shared_data, tmp_path):
   path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -184,21 +184,3 @@ def test_a_query_is_shown_to_all_and_its_order_matters():
   found = make(head="pair")(rows(*asked, *alike))
   assert differ(found[0], found[1]) and differ(found[2], found[3])
   assert_same(found[2], found[4])
-
-
-def test_tables_have_rows_for_labels_directions_and_features():
-  def tables(**values):
-    config = GraphEncoderConfig(
-      num_node_labels=1, num_edge_labels=3, num_classes=2, num_layers=2, width=8, num_heads=2,
-      **values
-    )  # fmt: skip
-    state = nnx.state(nnx.eval_shape(lambda: GraphEncoder(config, rngs=nnx.Rngs(0))))
-    assert len(state["layers"]) == (1 if config.layers_shared else 2)
-    return [leaf.shape for path, leaf in nnx.to_flat_state(state) if path[0] == "tables"]
-
-  assert tables(**BLIND) == []
-  assert tables() == [(7, 2, 4)] * 4
-  assert tables(layers_shared=True) == tables(tables_per_layer=False) == [(7, 2, 4)] * 2
-  assert {*tables(reverse_edges="none", tables_per_head=False)} == {(4, 4)}
-  assert {*tables(num_edge_features=5)} == {(7, 2, 4), (10, 2, 4)}
-  assert {*tables(num_edge_features=5, reverse_edges="none")} == {(4, 2, 4), (5, 2, 4)}

@@ -57,15 +57,6 @@ def test_tables_are_in_every_self_attention_and_nowhere_else():
   }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_empty_memory_is_like_that_of_a_source(dtype):
-  model = make(tiny(dtype=dtype))
-  source = jnp.asarray(SOURCE)
-  memories, empty = model.encode_memory(source), model.empty_memory(source)
-  kinds = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-  assert kinds(empty) == kinds(memories) and not any(map(np.any, jax.tree.leaves(empty)))
-
-
 def test_tables_can_be_absent_or_shared():
   assert not tables(tiny(positions="sinusoidal")) and not tables(tiny(positions="none"))
   assert not tables(tiny(relative_keys=False, relative_values=False))
@@ -204,26 +195,6 @@ def test_bfloat16_computes_near_float32_with_float32_parameters():
   assert logits.dtype == jnp.float32
   error = jnp.abs(logits - expected).max() / expected.std()
   assert 0 < error < 0.05
-
-
-@pytest.mark.parametrize("changes", [dict(), dict(positions="sinusoidal", norm="post")], ids=str)
-def test_decoding_with_a_cache_gives_the_logits_of_the_full_pass(changes):
-  config = tiny(**changes)
-  expected = compiled(config)(SOURCE, TARGET)
-  model, decode = make(config), compiled(config, "decode")
-
-  @jax.jit
-  def start(source, prompt):
-    memory, cache = model.encode_memory(source), model.init_cache(2, num_slots=6)
-    return memory, *model.decode(prompt, cache, memory)
-
-  prompt = np.array([[PAD, *TARGET[0, :2]], [TARGET[1, 0], PAD, TARGET[1, 1]]])
-  memory, logits, cache = start(SOURCE, prompt)
-  np.testing.assert_allclose(logits[0, 1:], expected[0, :2], atol=1e-4)
-  np.testing.assert_allclose(logits[1, ::2], expected[1, :2], atol=1e-4)
-  for t in (2, 3, 4):
-    logits, cache = decode(TARGET[:, t : t + 1], cache, memory)
-    np.testing.assert_allclose(logits[:, 0], expected[:, t], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,3 @@ def test_weights_are_those_of_the_last_token_layer_by_layer():
   table = np.asarray(table, float)[[0, 0, 0, 0, 1, 2]]
   logits = np.einsum("nh,snh->ns", query[0, -1], key[0] + table) / 2
   np.testing.assert_allclose(weights[0], scipy.special.softmax(logits, -1).mean(0), rtol=1e-4)
-
-
-def test_memory_grows_with_the_length_and_not_with_its_square():
-  config = LanguageModelConfig(9, num_layers=2, width=8, num_heads=2, feed_forward=8)
-  graphdef, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
-  tokens = jax.ShapeDtypeStruct((1, 8192), jnp.int32)
-  compiled = last_weights.lower(graphdef, params, tokens).compile()
-  assert compiled.memory_analysis().temp_size_in_bytes < 2 * 8192**2 * 4 / 8

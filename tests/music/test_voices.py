@@ -38,18 +38,6 @@ def test_a_score_holds_the_grid_in_any_order_of_its_parts(grid):
     np.testing.assert_array_equal(voices.grid_of(scored), grid)
 
 
-@settings(max_examples=40)
-@given(sounding)
-def test_the_notes_of_a_score_paint_the_grid(grid):
-  painted = np.full_like(grid, -1)
-  for voice, part in enumerate(voices.score(grid).parts):
-    for note in part.notes:
-      steps = slice(note.start // voices.CODEC.ticks, note.end // voices.CODEC.ticks)
-      assert (painted[steps, voice] == -1).all()
-      painted[steps, voice] = note.pitch
-  np.testing.assert_array_equal(painted, grid)
-
-
 def test_a_midi_file_holds_the_tokens_even_of_silent_voices(tmp_path):
   grid = np.random.default_rng(0).integers(-1, 128, (50, 4))
   grid[:, 1] = -1

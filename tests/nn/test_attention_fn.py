@@ -73,26 +73,6 @@ def test_pretrained_tables_need_no_distance():
     RelativeAttention(K, H, positions=tables, rngs=nnx.Rngs(0))
 
 
-def test_padding_is_inert_and_the_tables_learn():
-  layer = make_layer()
-  graphdef, state = nnx.split(layer)
-
-  @quickly
-  def gradients(state, x):
-    loss = lambda state, x: jnp.sum(
-      nnx.merge(graphdef, state)(x, mask=MASKS["padding_in_numbers"])[1, :3] ** 2
-    )
-    return jax.value_and_grad(loss, argnums=(0, 1))(state, x)
-
-  noisy = X.copy()
-  noisy[1, 3:] = 1e3
-  loss, (of_state, of_x) = gradients(state, noisy)
-  np.testing.assert_allclose(loss, gradients(state, X)[0], rtol=1e-6)
-  assert not of_x[1, 3:].any() and of_x[1, :3].all()
-  for table in jax.tree.leaves(of_state["attention_fn"]):
-    assert table.shape == (2 * K + 1, N, H) and table[...].all()
-
-
 def test_dropout_draws_each_weight_apart():
   layer = make_layer(dropout_rate=0.5)
   call = lambda seed, **more: layer(jnp.asarray(X), rngs=nnx.Rngs(dropout=seed), **more)

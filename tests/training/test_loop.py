@@ -73,17 +73,6 @@ def test_a_state_is_saved_after_all_its_steps_are_reported_and_before_it_is_eval
     assert kinds[at + 1] == ("evaluate", step)
 
 
-def test_it_goes_on_from_the_middle():
-  recorder = Recorder()
-  assert recorder.train(start=4, num_steps=7, eval_every=3, save_every=5).step == 7
-  assert recorder.batches == [4, 5, 6]
-  assert [e for e in recorder.events if e[0] == "report"] == [
-    ("report", step, step * 10) for step in (5, 6, 7)
-  ]
-  assert recorder.steps("evaluate") == [6, 7]
-  assert recorder.steps("save") == [5, 7]
-
-
 def test_so_many_steps_skipped_in_a_row_stop_with_step_and_batch():
   recorder = Recorder(skipped={2, 3, 5, 6, 7})
   with pytest.raises(NonFiniteError) as raised:

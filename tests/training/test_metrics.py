@@ -12,7 +12,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from experiments.errors import InputError
 from experiments.training import metrics
-from experiments.training.metrics import Reporter, read_metrics, track
+from experiments.training.metrics import Reporter, read_metrics
 
 
 @pytest.fixture
@@ -159,16 +159,6 @@ def test_time_left_excludes_compiling_and_evaluating_and_waits_for_five_steps(tm
   assert lefts == {s: f"0:00:{round((100 - s) / 2)}" if s >= 8 else None for s in range(1, 21)}
 
 
-def test_what_compiles_for_long_is_shown_before_it_is_done(tmp_path):
-  for terminal in (False, True):
-    reporter, output = make_reporter(tmp_path, terminal=terminal)
-    with reporter:
-      for seconds, name in ((1.0, "jit(train_step)"), (0.01, "jit(add)")):
-        event = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-        jax.monitoring.record_event_duration_secs(event, seconds, fun_name=name)
-    assert "compiling jit(train_step)" in output.getvalue() and "add" not in output.getvalue()
-
-
 def test_a_terminal_gets_a_bar_with_the_same_numbers(tmp_path, clock):
   reporter, output = make_reporter(tmp_path, terminal=True)
   with reporter:
@@ -180,17 +170,3 @@ def test_a_terminal_gets_a_bar_with_the_same_numbers(tmp_path, clock):
   assert "━" in shown and "step 50/100  loss 2.000  1,000 tokens/s  0:00:25 left" in shown
   assert not re.search("^step", shown, flags=re.MULTILINE)
   assert "[bold]ein Satz[/bold]" in shown
-
-
-def test_long_work_is_tracked_and_what_is_soon_over_says_nothing(clock, capsys):
-  def deal_with(seconds):
-    for _ in track(range(6), 6, "batches"):
-      clock.now += seconds
-    return capsys.readouterr().err.splitlines()
-
-  assert deal_with(0.5) == []
-  assert deal_with(11) == [
-    *(f"{done}/6 batches, 0.1 a second" for done in range(1, 5)),
-    "5/6 batches, 0.1 a second, 0:00:11 left",
-    "6/6 batches, 0.1 a second, 0:00:00 left",
-  ]

@@ -42,12 +42,6 @@ def test_embedded_text_is_as_recorded_and_as_the_readme_says(splits, name):
   assert all(shortest <= len(line.split()) <= longest for pair in splits[name] for line in pair)
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_no_embedded_sentence_occurs_twice(splits, side):
-  sentences = [pair[side] for pairs in splits.values() for pair in pairs]
-  assert len({*sentences}) == len(sentences) == 21_200
-
-
 def test_train_size_takes_the_first_pairs_and_leaves_the_other_splits(splits):
   few = load_embedded(train_size=7).splits
   assert few == {**splits, "train": splits["train"][:7]}
