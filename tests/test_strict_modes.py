@@ -1,6 +1,6 @@
-"""The layers pass JAX's strict modes: rank promotion and NaN checks.
+"""The hooks of Flax's layers pass JAX's strict modes: rank promotion and NaN checks.
 
-Tests of the operator forbid rank promotion wherever they compare with the reference.
+Tests of the operator and of the attention layer forbid rank promotion themselves.
 """
 
 import functools
@@ -17,15 +17,6 @@ from relpos_jax import dot_product_attention, merge
 
 T, N, H, K = 5, 2, 4, 1
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, T, N * H)), jnp.float32)
-
-
-def own_layer(implementation):
-  rngs = nnx.Rngs(0)
-  tables = relpos_jax.nn.RelativePositionTables(K, H, rngs=rngs)
-  layer = relpos_jax.nn.MultiHeadAttention(
-    N * H, N, positions=tables, implementation=implementation, rngs=rngs
-  )
-  nnx.grad(lambda layer: layer(X, is_causal=True).sum())(layer)
 
 
 def layer_of_nnx(implementation):
@@ -49,32 +40,7 @@ def test_parts_promote_no_rank():
     jax.eval_shape(lambda: merge(*zip(part(), part(is_causal=True), strict=True)))
 
 
-POSITIONS = [
-  lambda rngs: relpos_jax.nn.T5Positions(N, rngs=rngs),
-  lambda rngs: relpos_jax.nn.AlibiPositions(N),
-  lambda rngs: relpos_jax.nn.RotaryPositions(),
-  lambda rngs: relpos_jax.nn.TransformerXLPositions(H, N, H, K, rngs=rngs),
-  lambda rngs: relpos_jax.nn.ContentPositions(N, H, K, rngs=rngs),
-  lambda rngs: relpos_jax.nn.DebertaPositions(N, H, K, rngs=rngs),
-]
-
-
-@pytest.mark.parametrize("number", range(len(POSITIONS)))
-def test_positions_and_caches_promote_no_rank(number):
-  def run():
-    rngs = nnx.Rngs(0)
-    positions = POSITIONS[number](rngs)
-    layer = relpos_jax.nn.MultiHeadAttention(
-      N * H, N, positions=positions, dropout_rate=0.1, rngs=rngs
-    )
-    layer(X, query_offset=jnp.array([1, 2]), rngs=rngs)
-    return layer.decode(X, layer.init_cache(2, T), jnp.tile(jnp.arange(T), (2, 1)))[0]
-
-  with jax.numpy_rank_promotion("raise"):
-    jax.eval_shape(run)
-
-
-@pytest.mark.parametrize("layer", [own_layer, layer_of_nnx, layer_of_linen])
+@pytest.mark.parametrize("layer", [layer_of_nnx, layer_of_linen])
 def test_layers_promote_no_rank(layer):
   with jax.numpy_rank_promotion("raise"):
     jax.eval_shape(lambda: layer("projected"))

@@ -44,16 +44,11 @@ WRONG_RELATIONS = {
   "relations[0] is float32 of shape (5, 8); want RelativePositions": (TABLE,),
   "relations[1].table is float32 of shape (5, 3); want floating numbers of shape [R], shared by "
   "the heads, or [R, 4]": (RELATIONS, DistanceBias(TABLE[:, :3])),
-  "relations.labels is None; want an array": EdgeLabels(None, TABLE, None),
   "relations.query has shape (5, 4, 3); want (2, 5, 4, 3)": ContentBias(CONTENT[0], TABLE[:, :3]),
   "relations[1].slopes has shape (3,); want (4,)": (RELATIONS, LinearBias(np.ones(3))),
   "relations[1] has 4 rows; want an odd number, 2k + 1": (RELATIONS, KeyBias(TABLE[:4])),
-  "relations.left is 5; want 0 to 4, a table row": DistanceBias(TABLE[:, 0], left=5),
   "relations.beyond is 'wrap'; want": ContentBias(CONTENT, TABLE[:, :3], "wrap"),
   "relations[0] has neither a key nor a value table": (RelativePositions(None, None), RELATIONS),
-  "relations.key and relations.value have shapes (5, 8) and (3, 8)": RelativePositions(
-    TABLE, TABLE[:3]
-  ),
   "relations.labels go from 0 to 34; want 0 to 4, or -1": EdgeLabels(LABELS, TABLE, None),
   "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": EdgeLabels(LABELS.T, TABLE, None),
 }
@@ -67,7 +62,6 @@ WRONG = {
   "bias has shape (5, 6); want one that broadcasts to (2, 4, 5, 7)": dict(bias=np.ones((5, 6))),
   "mask has dtype int32; want bool": dict(mask=np.ones((2, 1, 1, 7), np.int32)),
   "key_positions has shape (6,); want (2, 7) or (7,)": dict(key_positions=np.arange(6)),
-  "query_offset goes from 2147483648": dict(query_offset=2**31),
   "query_offset is given with positions; want it or": dict(
     query_offset=1, key_positions=np.arange(7)
   ),
@@ -166,33 +160,23 @@ def test_positions_of_a_narrow_integer_type_do_not_wrap_around(name):
 
 
 @pytest.mark.parametrize(
-  ("batch", "length", "heads", "width", "per_head", "wanted"),
+  ("shape", "table", "wanted"),
   [
-    (32, 32, 4, 32, False, "per_position"),
-    (32, 32, 4, 32, True, "per_position"),
-    (32, 32, 8, 64, False, "per_position"),
-    (32, 32, 8, 64, True, "projected"),
-    (16, 96, 8, 64, False, "chunked"),
-    (8, 128, 8, 64, False, "chunked"),
-    (1, 2048, 8, 64, False, "chunked"),
+    ((32, 32, 4, 32), (33, 32), "per_position"),
+    ((32, 32, 4, 32), (33, 4, 32), "per_position"),
+    ((32, 32, 8, 64), (33, 64), "per_position"),
+    ((32, 32, 8, 64), (33, 8, 64), "projected"),
+    ((16, 96, 8, 64), (33, 64), "chunked"),
+    ((1, 2048, 8, 64), (33, 64), "chunked"),
+    ((1, 64, 8, 64), None, "jax.nn"),
+    ((1, 2048, 8, 64), None, "chunked"),  # rotary positions, which are no relation, for instance
   ],
 )
-def test_the_choice_follows_the_measurements(batch, length, heads, width, per_head, wanted):
-  array = jax.ShapeDtypeStruct((batch, length, heads, width), jnp.float32)
-  table = jax.ShapeDtypeStruct((33, *([heads] if per_head else []), width), jnp.float32)
-  explanation = explain(array, array, array, relations=RelativePositions(table, table))
-  assert explanation.implementation == wanted
-
-
-@pytest.mark.parametrize(
-  ("length", "rate", "wanted"),
-  [(64, 0.0, "jax.nn"), (2048, 0.0, "chunked"), (2048, 0.1, "chunked")],
-)
-def test_without_relations_long_weights_are_not_stored(length, rate, wanted):
-  """Covers rotary positions, which are no relation."""
-  array = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
-  dropout = dict(dropout_rate=rate, dropout_key=jax.random.key(0))
-  assert explain(array, array, array, **dropout).implementation == wanted
+def test_the_choice_follows_the_measurements(shape, table, wanted):
+  array = jax.ShapeDtypeStruct(shape, jnp.float32)
+  tables = table and [jax.ShapeDtypeStruct(table, jnp.float32)] * 2
+  relations = tables and RelativePositions(*tables)
+  assert explain(array, array, array, relations=relations).implementation == wanted
 
 
 @pytest.mark.parametrize("platform, name", [("tpu", "tpu"), ("gpu", "gpu"), ("cuda", "gpu")])

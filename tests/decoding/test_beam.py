@@ -1,7 +1,6 @@
-"""Beam search against an exhaustive search, greedy decoding and its own promises."""
+"""Beam search against a search of lists and loops, and its own promises."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -22,28 +21,14 @@ class RememberingModel:
     self.embeddings = jax.random.normal(first, (vocabulary, 8))
     self.recurrence = 0.9 * jax.random.orthogonal(second, 8)
     self.output = spread * jax.random.normal(third, (8, vocabulary))
-    self.bias = jnp.zeros(vocabulary)
 
-  def cache(self, num_sentences, seed=0):
-    start = jax.random.normal(jax.random.key(seed), (num_sentences, 8))
+  def cache(self, num_sentences):
+    start = jax.random.normal(jax.random.key(0), (num_sentences, 8))
     return {"state": start, "counts": [jnp.zeros(num_sentences, jnp.int32)]}
 
   def decode(self, tokens, cache):
     state = jnp.tanh(cache["state"] @ self.recurrence + self.embeddings[tokens])
-    return state @ self.output + self.bias, {"state": state, "counts": [cache["counts"][0] + 1]}
-
-  @functools.partial(jax.jit, static_argnums=0)
-  def log_probs(self, cache, tokens):
-    """Computes log P of the tokens [B, L], one after another; 0 for padding."""
-
-    def step(carry, token):
-      last, cache = carry
-      logits, cache = self.decode(last, cache)
-      log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], axis=1)
-      return (token, cache), jnp.where(token == PAD, 0.0, log_probs[:, 0])
-
-    first = jnp.full(tokens.shape[0], BOS)
-    return jnp.sum(jax.lax.scan(step, (first, cache), tokens.T)[1], axis=0)
+    return state @ self.output, {"state": state, "counts": [cache["counts"][0] + 1]}
 
 
 def searcher(model, **options):
@@ -101,24 +86,9 @@ def textbook(model, cache, limit, beam_size, alpha, stop="bound"):
   return sorted(ended, reverse=True) or [(x / penalty(limit, alpha), tokens) for x, tokens in live]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_sentences(alpha):
-  model, length = RememberingModel(0), 4
-  bodies = [body for n in range(length) for body in itertools.product([BOS, 3, 4], repeat=n)]
-  sentences = np.array([[*body, EOS] + [PAD] * (length - 1 - len(body)) for body in bodies])
-  lengths = np.sum(sentences != PAD, axis=1)
-  cache = model.cache(8)
-  tokens, scores = search(
-    model, cache, [length] * 8, max_length=length, beam_size=3**length, length_penalty=alpha
-  )
-  for i in range(8):
-    log_probs = model.log_probs(rows(cache, [i] * len(sentences)), sentences)
-    expected = log_probs / penalty(lengths, alpha)
-    np.testing.assert_array_equal(tokens[i, 0], sentences[np.argmax(expected)])
-    np.testing.assert_allclose(scores[i, 0], np.max(expected), rtol=1e-5)
-
-
-@pytest.mark.parametrize("beam_size, alpha", [(1, 0.6), (2, 0.0), (2, 3.0), (3, 1.0), (4, 0.6)])
+@pytest.mark.parametrize(
+  "beam_size, alpha", [(1, 0.6), (2, 0.0), (2, 3.0), (3, 1.0), (4, 0.6), (81, 2.0)]
+)
 @pytest.mark.parametrize("stop", ["bound", "present"])
 def test_stopping_early_loses_nothing_of_the_textbook(stop, beam_size, alpha):
   """Compares the best hypothesis, and all of a search at the present length."""

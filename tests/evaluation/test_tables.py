@@ -39,11 +39,6 @@ class TestIntervals:
     assert student_interval([3.5], [1.0, 2.0]) == (2.0, None)
     assert student_interval([3.5, 4.5], [1.0]) == (3.0, None)
 
-  def test_student_covers_the_mean_in_95_percent(self):
-    draws = np.random.default_rng(0).normal(size=(2000, 3))
-    covered = np.mean([abs(mean) < half for mean, half in map(student_interval, draws)])
-    assert 0.93 < covered < 0.97
-
   def test_welch_is_scipys(self):
     first, second = [1.0, 2.0, 4.0], [3.0, 3.5, 3.2, 9.0]
     theirs = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
@@ -74,20 +69,6 @@ class TestPairedBootstrap:
     first, second = (score_seeds(one[None], draws) for one in counts)
     np.testing.assert_allclose(both.samples, (first.samples + second.samples) / 2)
     np.testing.assert_array_equal(both.seeds, [first.seeds[0], second.seeds[0]])
-
-  def test_samples_are_drawn_with_replacement(self):
-    draws = draw_sentences(40, 500)
-    assert draws.shape == (500, 40) and set(draws.sum(axis=1)) == {40}
-    assert (draws == draw_sentences(40, 500)).all() and (draws[0] != draws[1]).any()
-    assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.25)
-
-  def test_equal_systems_seldom_differ_significantly(self):
-    draws = draw_sentences(60, 200)
-    scores = [score_seeds(counts_of(0.6, seed)[None], draws) for seed in range(24)]
-    p_values = [compare_scores(*scores[i : i + 2]).p_value for i in range(0, 24, 2)]
-    assert np.mean([p < 0.05 for p in p_values]) <= 0.25
-    better = score_seeds(counts_of(0.95, 99)[None], draws)
-    assert all(compare_scores(better, worse).p_value < 0.01 for worse in scores)
 
 
 def test_a_clear_difference_passes_both_tests():

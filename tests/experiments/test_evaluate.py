@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from test_train import results
 
 from configs import default
 from experiments import evaluate
@@ -48,7 +49,7 @@ def test_the_mean_of_the_checkpoints_of_the_last_fifth_is_scored(longer, paramet
 def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   record = json.loads((workdir / "record.json").read_text("utf-8"))
   names = ("config", "environment", "results")
-  config, environment, results = (
+  config, environment, scored = (
     json.loads((workdir / f"{name}.json").read_text("utf-8")) for name in names
   )
   assert (record["sweep"], record["row"], record["seed"]) == ("", "tiny", 0)
@@ -57,8 +58,8 @@ def test_the_record_says_what_the_other_files_of_the_run_say(workdir):
   assert (record["commit"], record["date"]) == (environment["git_commit"], environment["date"])
   assert record["budget"]["updates"] == 12 and record["budget"]["tokens_per_update"] == 128
   for kind in ("sacrebleu", "paper_bleu", "chrf", "exact"):
-    assert record["scores"]["test"][kind] == results["test"][kind]["value"]
-    assert record["scores"]["test"]["signatures"][kind] == results["test"][kind]["signature"]
+    assert record["scores"]["test"][kind] == scored["test"][kind]["value"]
+    assert record["scores"]["test"]["signatures"][kind] == scored["test"][kind]["signature"]
   assert record["curve"] == [
     [line["step"], line["valid_loss"], line["valid_bleu"]]
     for line in read_metrics(workdir)
@@ -121,12 +122,11 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   workdir, call, data, tmp_path, contents
 ):
   copy = shutil.copytree(workdir, tmp_path / "run")
-  before, table = contents(copy), table_of((workdir / "results.json").read_text())
+  before, table = contents(copy), results(workdir)
   files = f"--workdir={copy}", f"--pairs={data}/test.en,{data}/test.de"
   answer = call("evaluate", *files)
   assert answer.status == 0, answer.err
-  found = table_of((copy / "pairs" / "results.json").read_text())
-  assert found == dict(pairs=table["test"])
+  assert results(copy / "pairs") == dict(pairs=table["test"])
   after = contents(copy)
   assert {name: x for name, x in after.items() if not name.startswith("pairs")} == before
   # A line with an empty side is not scored.
@@ -142,13 +142,6 @@ def test_other_pairs_and_given_translations_are_scored_as_a_test_set(
   scored = call("evaluate", *files)
   assert (scored.status, scored.num_compilations) == (0, 0), scored.err
   assert scored.out.strip() and scored.out.strip() in answer.out
-
-
-def table_of(text: str) -> dict:
-  """Returns results.json without times."""
-  return {
-    k: {n: x for n, x in row.items() if n != "seconds"} for k, row in json.loads(text).items()
-  }
 
 
 @pytest.mark.parametrize(

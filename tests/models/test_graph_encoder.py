@@ -168,15 +168,6 @@ def test_packed_renumbered_and_padded_graphs_give_the_same(kind):
   assert differ(alone[0], alone[1])
 
 
-def test_nothing_flows_between_graphs_or_from_padding():
-  model = make(head="graph", sees="all")
-  batch = rows(*SEVERAL, nodes=11, packed=True)
-
-  for node, one_hot in enumerate(np.eye(11, dtype=np.float32)):
-    moved = batch._replace(node_features=batch.node_features + one_hot[:, None])
-    assert differ(model(moved)[0, 0], model(batch)[0, 0]) == (node < 4)
-
-
 def test_a_query_is_shown_to_all_and_its_order_matters():
   asked = [ONE._replace(query=np.int32(query)) for query in ((0, 3), (3, 0))]
   alike = NO_EDGE._replace(nodes=0 * ONE.nodes, node_features=0 * ONE.node_features)

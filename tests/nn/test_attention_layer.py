@@ -37,6 +37,12 @@ VARIANTS = dict(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_rank_promotion():
+  with jax.numpy_rank_promotion("raise"):
+    yield
+
+
 @pytest.fixture(scope="module", params=VARIANTS.values(), ids=VARIANTS)
 def causal(request):
   layer = make_layer(**request.param)

@@ -5,14 +5,12 @@ import re
 
 import jax
 import numpy as np
-import optax
 import pytest
 from compiling import filled
 from flax import nnx
+from test_step import SGD, copy_task
 
 from configs import default
-from experiments.data.batching import Batch
-from experiments.data.tokenizer import EOS, PAD
 from experiments.graphs.graph import Graph, GraphBatch, GraphBatches
 from experiments.graphs.task import Graphs
 from experiments.training.sharding import AXES, in_ring, make_mesh, put_batch, put_parameters
@@ -21,7 +19,6 @@ from experiments.translation.task import Translation
 from relpos_jax.models.graph_encoder import GraphEncoder, GraphEncoderConfig
 from relpos_jax.models.seq2seq import Transformer, TransformerConfig
 
-SGD = optax.sgd(1.0)  # the parameters lose exactly the gradient
 MESHES = [(8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
 # What moves along an axis besides sums. Along a sequence: keys, a token to the right and, in short
 # sequences, heads in place of tokens.
@@ -47,21 +44,13 @@ def state():
   return init_state(filled(model()[1], 0.2), SGD)
 
 
-def batch() -> Batch:
-  generator = np.random.default_rng(0)
-  tokens, lengths = generator.integers(4, 16, (2, 8, 8)), generator.integers(1, 8, (2, 8, 1))
-  place = np.arange(8)
-  rows = np.where(place < lengths, tokens, np.where(place == lengths, EOS, PAD))
-  return Batch(*rows.astype(np.int32))
-
-
 def step_on(sizes, ring=False):
   mesh = make_mesh(**dict(zip(AXES, sizes, strict=True)))
   loss = Translation(default.get_config()).loss
   step = make_train_step(model()[0], in_ring(loss) if ring else loss, SGD)
   with jax.set_mesh(mesh):
-    compiled = step.lower(put_parameters(state(), mesh), put_batch(batch(), mesh)).compile()
-    after, metrics = compiled(put_parameters(state(), mesh), put_batch(batch(), mesh))
+    compiled = step.lower(put_parameters(state(), mesh), put_batch(copy_task(0), mesh)).compile()
+    after, metrics = compiled(put_parameters(state(), mesh), put_batch(copy_task(0), mesh))
   return after, metrics, compiled.as_text()
 
 

@@ -56,9 +56,9 @@ def start(optimizer, num_devices: int = 1) -> TrainState:
 
 def copy_task(step: int) -> Batch:
   generator = np.random.default_rng(step)
-  tokens = generator.integers(4, 12, (8, 6))
-  lengths = generator.integers(1, 6, (8, 1))
-  place = np.arange(6)
+  tokens = generator.integers(4, 12, (8, 8))
+  lengths = generator.integers(1, 8, (8, 1))
+  place = np.arange(8)
   rows = np.where(place < lengths, tokens, np.where(place == lengths, EOS, PAD)).astype(np.int32)
   return Batch(rows, rows)
 

@@ -18,15 +18,3 @@ def test_commands_and_actions_come_from_a_folder(tmp_path, publish, monkeypatch)
   )
   held_out = [pair for split in ("train", "valid", "within") for pair in splits[split]]
   assert sorted(held_out) == pairs[:7] != held_out and sorted(splits["test"]) == pairs[7:]
-
-
-def test_the_published_split_has_outputs_of_at_most_22_actions_and_longer_ones(shared_data):
-  splits = load_scan(str(shared_data / "scan")).splits
-  lengths = {split: [len(y.split()) for _, y in pairs] for split, pairs in splits.items()}
-  assert {split: len(of) for split, of in lengths.items()} == dict(
-    train=14_990, valid=1000, within=1000, test=3920
-  )
-  assert all(max(lengths[split]) == 22 for split in ("train", "valid", "within"))
-  assert (min(lengths["test"]), max(lengths["test"])) == (24, 48)
-  sample = lengths["test"][:200]
-  assert min(sample) < 26 and max(sample) == 48, "the first are no sample"
