@@ -117,14 +117,6 @@ def test_a_killed_command_has_printed_all_lines():
   assert (answer.stdout, answer.returncode) == ("1\n", -9), answer.stderr
 
 
-def test_a_sweep_gets_the_file_with_its_module_and_its_changed_config(config_file):
-  arguments = (f"--config={config_file}:large", "--config.model.rate=1")
-  file = command.parse(FLAGS | dict(config=command.SWEEP), arguments)["config"]
-  assert file.name == f"{config_file}:large" and [*file.module.sweep()] == [("a", {})]
-  assert (file.config.model.width, file.config.model.rate) == (64, 1.0)
-  assert file.given == ("model.rate",)
-
-
 @pytest.mark.parametrize(
   "arguments, words",
   [
@@ -143,12 +135,6 @@ def test_a_mistake_is_one_line_and_status_2(capsys, config_file, arguments, word
   status, out, err = run(capsys, never, *arguments)
   assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
   assert all(word in err for word in words.split())
-
-
-def test_a_required_flag_is_named_with_its_meaning(capsys):
-  flags = dict(workdir=command.Flag(None, "the run's folder"))
-  answer = 2, "", "error: missing --workdir: the run's folder\n"
-  assert run(capsys, never, flags=flags) == run(capsys, never, "--workdir=", flags=flags) == answer
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from compiling import filled, quickly
 from flax import nnx
 from jax.sharding import AxisType
 
-from relpos_jax import RelativePositions, attention_weights, dot_product_attention
-from relpos_jax.nn import RelativeAttention, RelativePositionTables, RotaryPositions
+from relpos_jax import attention_weights, dot_product_attention
+from relpos_jax.nn import RelativeAttention, RotaryPositions
 from relpos_jax.nn.positions import init_table
 
 B, T, D, N, H, K = 2, 5, 8, 2, 4, 2
@@ -58,19 +58,6 @@ def test_parameters_have_fixed_names():
   paths = {path for path, _ in nnx.to_flat_state(nnx.state(make_layer(), nnx.Param))}
   own = {(f, x) for f in ("query", "key", "value", "out") for x in ("kernel", "bias")}
   assert paths == own | {("attention_fn", "tables", name) for name in ("key", "value")}
-
-
-def test_pretrained_tables_need_no_distance():
-  trained = make_layer().attention_fn
-  saved = nnx.to_pure_dict(nnx.state(trained, nnx.Param))["tables"]
-  tables = RelativePositionTables.from_relations(RelativePositions(**saved))
-  loaded = RelativeAttention(positions=tables)
-  q, k, v = jnp.asarray(RANDOM.standard_normal((3, B, T, N, H), dtype=np.float32))
-  np.testing.assert_array_equal(loaded(q, k, v), trained(q, k, v))
-  paths = lambda hook: [path for path, _ in nnx.to_flat_state(nnx.state(hook, nnx.Param))]
-  assert paths(loaded) == paths(trained)
-  with pytest.raises(ValueError, match="or positions= alone, such as"):
-    RelativeAttention(K, H, positions=tables, rngs=nnx.Rngs(0))
 
 
 def test_dropout_draws_each_weight_apart():

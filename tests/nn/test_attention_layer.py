@@ -1,4 +1,4 @@
-"""The attention layer: decoding equals the full pass, dropout, sown weights."""
+"""The attention layer: decoding equals the full pass, without rank promotion."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,6 @@ import pytest
 from compiling import randomly
 from flax import nnx
 
-from relpos_jax import attention_weights
 from relpos_jax.models.layers import LayersConfig, make_positions
 from relpos_jax.nn.attention import MultiHeadAttention
 from relpos_jax.nn.positions import RelativePositionTables
@@ -142,28 +141,6 @@ def test_projections_start_with_unit_variance():
     limit = (3 / fan_in) ** 0.5
     assert 0.97 * limit < np.abs(projection.kernel[...]).max() <= limit
     assert projection.bias is None
-
-
-def test_dropout_needs_rngs_and_reaches_the_output():
-  layer = make_layer(dropout_rate=0.5)
-  call = jax.jit(lambda x, seed: layer(x, rngs=nnx.Rngs(dropout=jax.random.key(seed))))
-  still = jax.jit(layer)(X)
-  np.testing.assert_array_equal(still, jax.jit(make_layer())(X))
-  assert jnp.abs(call(X, 0) - still).max() > 0.1
-  assert jnp.abs(call(X, 0) - call(X, 1)).max() > 0.1
-  np.testing.assert_array_equal(call(X, 0), call(X, 0))
-
-
-def test_sown_weights_are_the_operators():
-  layer = make_layer()
-  layer.set_attributes(sow_weights=True)
-  _, sown = nnx.capture(layer, nnx.Intermediate)(jnp.asarray(X), is_causal=True)
-  (weights,) = sown["weights"]
-  query, key = layer.query(X), layer.key(X)
-  wanted = attention_weights(query, key, is_causal=True, relations=layer.tables())
-  np.testing.assert_allclose(weights, wanted, atol=1e-6)
-  layer.set_attributes(sow_weights=False)
-  assert not nnx.capture(layer, nnx.Intermediate)(jnp.asarray(X))[1]
 
 
 def test_the_implementation_named_is_the_one_asked():

@@ -56,13 +56,6 @@ class Recorder:
     return [event[1] for event in self.events if event[0] == kind]
 
 
-def test_it_evaluates_and_saves_when_it_should_and_after_the_last_step():
-  recorder = Recorder()
-  recorder.train(num_steps=7, eval_every=3, save_every=2)
-  assert recorder.steps("evaluate") == [3, 6, 7]
-  assert recorder.steps("save") == [2, 4, 6, 7]
-
-
 def test_a_state_is_saved_after_all_its_steps_are_reported_and_before_it_is_evaluated():
   recorder = Recorder()
   recorder.train(num_steps=5, eval_every=2, save_every=2)
