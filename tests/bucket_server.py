@@ -20,7 +20,7 @@ _OBJECTS = r"(?:/upload|/download)?/storage/v1/b/([^/]+)/o"
 class Server(http.server.ThreadingHTTPServer):
   """Serves gs://bucket and s3://bucket, which are one: both have the same objects.
 
-  `refuse` may return a status for a method and a name.
+  In s3:// `refuse` may return a status for a method and a name.
   """
 
   daemon_threads = True
@@ -73,11 +73,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     url = urllib.parse.urlsplit(self.path)
     query = dict(urllib.parse.parse_qsl(url.query))
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-    if "chunked" in self.headers.get("Transfer-Encoding", ""):
-      while size := int(self.rfile.readline(), 16):
-        body += self.rfile.read(size)
-        self.rfile.readline()
-      self.rfile.readline()
     path = url.path.replace("//", "/")
     if not path.startswith(("/storage/", "/upload/", "/download/")):
       query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
@@ -89,8 +84,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     name = urllib.parse.unquote(name)
     if bucket and bucket[1] != "bucket":
       self.answer(404, dict(error=dict(message="The specified bucket does not exist.")))
-    elif status := self.server.refuse(self.command, name):
-      self.answer(status, dict(error=dict(message="refused", code=status)))
     elif not re.match(_OBJECTS, path):
       self.answer(200, dict(name="bucket", kind="storage#bucket"))
     else:
@@ -110,7 +103,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     elif path.startswith("/upload"):
       self.upload(name, query, body)
     elif found := re.fullmatch("(.*)/rewriteTo/b/bucket/o/(.*)", name):
-      self.rewrite(*found.groups())
+      source, target = found.groups()
+      resource = self.put(target, objects[source][1])
+      self.answer(200, dict(done=True, resource=resource))
     elif not name:
       self.answer(200, self.listing(query))
     elif not generation:
@@ -123,23 +118,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     else:
       self.answer(200, self.resource(name))
 
-  def rewrite(self, source: str, target: str) -> None:
-    if source not in self.server.objects:  # a folder
-      self.answer(404, dict(error=dict(message="No such object")))
-      return
-    resource = self.put(target, self.server.objects[source][1])
-    self.answer(200, dict(done=True, resource=resource))
-
   def upload(self, name: str, query: dict, body: bytes) -> None:
-    if "upload_id" in query:  # a chunk of a resumable upload
-      parts = self.server.__dict__.setdefault("parts", {}).setdefault(
-        query["upload_id"], bytearray()
-      )
-      parts += body
-      if self.headers["Content-Range"].endswith("*"):
-        self.answer(308, b"", Range=f"bytes=0-{len(parts) - 1}")
-      else:
-        self.answer(200, self.put(name, bytes(parts)))
+    if "upload_id" in query:  # a resumable upload, of one chunk
+      self.answer(200, self.put(name, body))
     elif query["uploadType"] == "resumable":
       name = name or json.loads(body)["name"]
       number = next(self.server.generations)
@@ -233,27 +214,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     elif not name:
       self.answer(200, b"")
     elif self.command == "PUT" and not source:
-      generation = self.put(name, self.unchunked(body))["generation"]
+      generation = self.put(name, body)["generation"]
       self.answer(200, b"", ETag=f'"{generation}"')
     elif (source or name) not in objects:
       self.answer_xml(404, "Error", Code="NoSuchKey", Message="The key does not exist")
     elif source:
       self.put(name, objects[source][1])
       self.answer_xml(200, "CopyObjectResult", ETag='"0"')
-    elif self.command == "DELETE":
-      del objects[name]
-      self.answer(204, b"")
     else:
       self.download(*objects[name])
-
-  def unchunked(self, body: bytes) -> bytes:
-    if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
-      return body
-    content = b""
-    while size := int(re.match(rb"[0-9a-f]+", body)[0], 16):
-      body = body.partition(b"\r\n")[2]
-      content, body = content + body[:size], body[size + 2 :]
-    return content
 
   def listing_s3(self, query: dict) -> dict:
     found = self.listing(query)

@@ -346,17 +346,6 @@ def test_a_linear_bias_far_away(offset, cap):
     assert_close(results(arrays, relations, options | dict(query_offset=way)), wanted)
 
 
-@pytest.mark.parametrize("offset", [15, -15])
-def test_an_offset_counts_within_the_widest_table(offset):
-  rng = np.random.default_rng(0)
-  arrays = {name: jnp.asarray(rng.normal(size=(1, 3, 2, 4))) for name in ("query", "key", "value")}
-  wide, narrow = (DistanceBias(jnp.asarray(rng.normal(size=rows))) for rows in (41, 3))
-  wanted = results(arrays, (wide, narrow), dict(query_positions=offset + jnp.arange(3)))
-  for way in (offset, jnp.asarray(offset)):
-    found = results(arrays, (narrow, wide), dict(query_offset=way))
-    assert_close((*found[:2], found[2][::-1]), wanted)
-
-
 def test_without_a_batch():
   arrays, relations, options = random_call(KINDS, 5)
   first = lambda x: x[0]
@@ -649,24 +638,6 @@ def test_no_weights_of_all_pairs_without_a_band(kind):
 
   compiled = as_users_do(jax.grad(loss, (0, 1), allow_int=True)).lower(x, relation).compile()
   assert "2,1024,1024]" not in compiled.as_text()
-
-
-def test_a_key_bias_takes_little_more_memory_than_positions():
-  """Compiles both passes, causal: no number for every row of the table and every token."""
-
-  def compiled(kind):
-    def loss(x, table):
-      relations = RelativePositions(table, None) if kind == "positions" else KeyBias(table)
-      options = dict(relations=relations, is_causal=True, implementation="chunked")
-      return (dot_product_attention(x, x, x, **options) ** 2).sum()
-
-    arrays = jnp.ones((1, 2048, 2, 16)), jnp.ones((513, 2, 16))
-    return as_users_do(jax.grad(loss, (0, 1))).lower(*arrays).compile()
-
-  with jax.enable_x64(False):
-    key, positions = map(compiled, ("key", "positions"))
-  memory = [x.memory_analysis().temp_size_in_bytes for x in (key, positions)]
-  assert memory[0] < 1.2 * memory[1] < 513 * 2048 * 2 * 16
 
 
 WRONG = {
