@@ -346,6 +346,15 @@ def test_a_linear_bias_far_away(offset, cap):
     assert_close(results(arrays, relations, options | dict(query_offset=way)), wanted)
 
 
+@pytest.mark.parametrize("name", ["reference", "per_position", "skew", "projected", "chunked"])
+def test_distances_are_exact_in_low_precision(name):
+  query, key = jnp.zeros((1, 1, 8), jnp.bfloat16), jnp.zeros((2, 1, 8), jnp.bfloat16)
+  relations = LinearBias(jnp.ones(1, jnp.bfloat16))
+  options = dict(relations=relations, query_offset=1001, implementation=name)
+  output = dot_product_attention(query, key, key.at[0].set(1), **options)
+  np.testing.assert_allclose(output, jax.nn.sigmoid(-1.0), rtol=1e-2)
+
+
 def test_without_a_batch():
   arrays, relations, options = random_call(KINDS, 5)
   first = lambda x: x[0]
