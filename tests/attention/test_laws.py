@@ -220,6 +220,22 @@ def test_positions_and_offsets_near_the_ends_of_32_bits(first, is_causal, implem
     assert_close(results_of(implementation, arrays, causal | ends), wanted)
 
 
+@pytest.mark.parametrize("implementation", ANY_MASK)
+def test_traced_integers_of_64_bits_do_not_wrap(implementation):
+  """Adds 2**32, which 32 bits do not hold: to some segments, a length, an offset, positions."""
+  arrays, far = arrays_of(), 2**32
+  segments = np.array([0, 0, 1, 1, 2])
+  names = "query_segment_ids", "key_segment_ids"
+  run = lambda **given: results_of(implementation, arrays, jax.tree.map(jnp.asarray, given))
+  both = lambda x: run(**dict.fromkeys(names, x))
+  assert_close(both(np.where(segments == 2, far, segments)), both(segments))
+  assert_close(run(key_value_seq_lengths=np.array([far, far + 5])), run())
+  wanted = results_of("reference", arrays, dict(query_offset=jnp.asarray(100)))
+  assert_close(run(query_offset=far), wanted)
+  if implementation in ANY_POSITIONS:
+    assert_close(run(query_positions=far + np.arange(5)), wanted)
+
+
 # Law 5.
 @pytest.mark.parametrize("implementation", EACH)
 def test_no_gradient_flows_to_later_keys(implementation):

@@ -49,6 +49,9 @@ WRONG_RELATIONS = {
   "relations[1] has 4 rows; want an odd number, 2k + 1": (RELATIONS, KeyBias(TABLE[:4])),
   "relations.beyond is 'wrap'; want": ContentBias(CONTENT, TABLE[:, :3], "wrap"),
   "relations[0] has neither a key nor a value table": (RelativePositions(None, None), RELATIONS),
+  "relations.key and relations.value have shapes (5, 8) and (3, 8)": RelativePositions(
+    TABLE, TABLE[:3]
+  ),
   "relations.labels go from 0 to 34; want 0 to 4, or -1": EdgeLabels(LABELS, TABLE, None),
   "relations.labels has shape (7, 5); want (2, 5, 7) or (5, 7)": EdgeLabels(LABELS.T, TABLE, None),
 }

@@ -664,3 +664,21 @@ WRONG = {
 def test_a_wrong_argument_of_a_scheme_is_named(message):
   with pytest.raises(ValueError, match=re.escape(message)):
     WRONG[message](jnp.ones((2, 5, 4, 8)))
+
+
+def test_a_key_bias_takes_little_more_memory_than_positions():
+  """Compiles both passes, causal: no number for every row of the table and every token."""
+
+  def compiled(kind):
+    def loss(x, table):
+      relations = RelativePositions(table, None) if kind == "positions" else KeyBias(table)
+      options = dict(relations=relations, is_causal=True, implementation="chunked")
+      return (dot_product_attention(x, x, x, **options) ** 2).sum()
+
+    arrays = jnp.ones((1, 2048, 2, 16)), jnp.ones((513, 2, 16))
+    return as_users_do(jax.grad(loss, (0, 1))).lower(*arrays).compile()
+
+  with jax.enable_x64(False):
+    key, positions = map(compiled, ("key", "positions"))
+  memory = [x.memory_analysis().temp_size_in_bytes for x in (key, positions)]
+  assert memory[0] < 1.2 * memory[1] < 513 * 2048 * 2 * 16
