@@ -51,9 +51,9 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 PLAIN = "jax.nn"
 
 
-# The least pairs without relations for `chunked`. Forward and backward, on a CPU, it takes 0.44
-# times as long as jax.nn at 512 tokens, and a seventh of the memory: results/attention.md. With a
-# bias it takes 3 quarters to a tenth, which saves some MB from here on.
+# The least pairs without relations for `chunked`. Forward and backward, on a CPU, it takes 0.66
+# times as long as jax.nn at 512 tokens (causal: 0.48), and a seventh of the memory:
+# results/attention.md. With a bias it takes 3 quarters to a tenth of the memory from here on.
 _PLAIN_PAIRS = 2**20
 
 
@@ -97,8 +97,8 @@ def _is_long(inputs: Inputs) -> bool:
 
 # The first that applies is chosen. Kernels are not among them until a page in results/ shows that
 # they are right and faster on a kind of device. The lengths on CPUs are from times, forward and
-# backward: results/attention.md. At 32 tokens `chunked` takes 1.25 times as long as `per_position`
-# (causal: 0.87), and its program takes longer to compile; at 64 it takes 0.90 (0.71) times as long.
+# backward: results/attention.md. At 32 tokens `chunked` takes 1.53 times as long as `per_position`
+# (causal: 1.13), at 64 1.17 times (0.88) in a fifth of the memory, and at 128 0.82 times (0.60).
 # Elsewhere nothing is timed, and the rules follow the compiler for TPUs: results/tpu_costs.md.
 # There `projected` moves the fewest bytes, except at 32 tokens, where `per_position` moves 3% less.
 # Forward and backward it takes three times the weights in temporary memory: with 1 GiB of them 3 of
