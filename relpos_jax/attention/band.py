@@ -34,7 +34,6 @@ from relpos_jax.attention.relations import (
 )
 from relpos_jax.typing import Array, Float, Int
 
-
 FAR = 2**30  # a distance beyond all keys
 
 
