@@ -387,7 +387,7 @@ def _write_beside(plan: GpuPlan, reference: Any, sides: tuple[Array, Array]) -> 
 def _indices(plan: GpuPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
   """Returns the indices of a tile's pairs in [T, R]."""
   rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
-  return jnp.broadcast_to(rows, tile.size), jnp.clip(
+XX
     tile.distances - plan.low, 0, plan.num_rows - 1
   )
 

@@ -97,8 +97,8 @@ def _forward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: A
 
   @pl.when(key_block == 0)
   def _():
-    _fill(scratch, 0)
-    _fill(dict(maximum=scratch["maximum"]), masks.LOWEST)
+    _clear(scratch)
+    scratch["maximum"][...] += masks.LOWEST
     _store_logits(plan, operands, scratch)
 
   def add(offset: Array, side: str) -> None:
@@ -167,12 +167,12 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
   of_keys = {name: scratch[name] for name in ("key", "value")}
   of_tables = {name: outputs[f"d_{name}"] for name in operands.keys() & TABLES}
   is_first = (query_block == 0) & (key_block == 0)
-  pl.when((group == 0) & is_first)(lambda: _fill(of_keys, 0))
-  pl.when(is_first)(lambda: _fill(of_tables, 0))
+  pl.when((group == 0) & is_first)(lambda: _clear(of_keys))
+  pl.when(is_first)(lambda: _clear(of_tables))
 
   @pl.when(key_block == 0)
   def _():
-    _fill({name: x for name, x in scratch.items() if name not in of_keys}, 0)
+    _clear({name: x for name, x in scratch.items() if name not in of_keys})
     _store_logits(plan, operands, scratch)
     if "value_table" in operands:
       _store(plan, scratch, "value", _product(operands["value_table"][0], d_output, (1, 0)))
@@ -362,9 +362,9 @@ def _skew(plan: TpuPlan, x: Array, sign: int = 1) -> Array:
 # Pallas -------------------------------------------------------------------------------------------
 
 
-def _fill(arrays: Arrays, number: float) -> None:
+def _clear(arrays: Arrays) -> None:
   for x in arrays.values():
-    x[...] = jnp.full(x.shape, number, x.dtype)
+    x[...] = jnp.zeros(x.shape, x.dtype)
 
 
 def _product(x: Array, y: Array, contract: tuple[int, int]) -> Array:
