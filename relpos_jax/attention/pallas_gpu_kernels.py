@@ -387,9 +387,8 @@ def _write_beside(plan: GpuPlan, reference: Any, sides: tuple[Array, Array]) -> 
 def _indices(plan: GpuPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
   """Returns the indices of a tile's pairs in [T, R]."""
   rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
-XX
-    tile.distances - plan.low, 0, plan.num_rows - 1
-  )
+  columns = jnp.clip(tile.distances - plan.low, 0, plan.num_rows - 1)
+  return jnp.broadcast_to(rows, tile.size), columns
 
 
 def _dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:

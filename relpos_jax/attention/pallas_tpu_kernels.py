@@ -161,9 +161,6 @@ def backward(plan: TpuPlan, operands: Arrays) -> Arrays:
 def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: Arrays) -> None:
   group, query_block, key_block = (pl.program_id(axis) for axis in (2, 3, 4))
   last_group, last_query, last_key = (pl.num_programs(axis) - 1 for axis in (2, 3, 4))
-  query, key, value, d_output = (
-    operands[name][0, 0] for name in ("query", "key", "value", "d_output")
-  )
   of_keys = {name: scratch[name] for name in ("key", "value")}
   of_tables = {name: outputs[f"d_{name}"] for name in operands.keys() & TABLES}
   is_first = (query_block == 0) & (key_block == 0)
@@ -175,10 +172,14 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
     _clear({name: x for name, x in scratch.items() if name not in of_keys})
     _store_logits(plan, operands, scratch)
     if "value_table" in operands:
-      _store(plan, scratch, "value", _product(operands["value_table"][0], d_output, (1, 0)))
+      rows = _product(operands["value_table"][0], operands["d_output"][0, 0], (1, 0))
+      _store(plan, scratch, "value", rows)
 
   def add(offset: Array, side: str) -> None:
     """Adds the terms of a tile to all gradients."""
+    query, key, value, d_output = (
+      operands[name][0, 0] for name in ("query", "key", "value", "d_output")
+    )
     logits = _logits(plan, operands, scratch, offset, side)
     weights = jnp.exp(logits - operands["maximum"][0, 0]) * operands["inverse_total"][0, 0]
     d_weights = _product(value, d_output, (0, 0))
@@ -204,7 +205,7 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
 
   @pl.when(key_block == last_key)
   def _():
-    d_query = scratch["query"][...]
+    d_query, query = scratch["query"][...], operands["query"][0, 0]
     d_logits = _unskewed(plan, scratch, "d_logits") if _has_logits(operands) else None
     if "key_table" in operands:
       d_query += _product(operands["key_table"][0], d_logits, (0, 0))
@@ -213,7 +214,7 @@ def _backward_kernel(plan: TpuPlan, operands: Arrays, outputs: Arrays, scratch: 
       outputs["d_bias_table"][0, 0] += d_logits.sum(1, keepdims=True)
     if "value_table" in operands:
       weights = _unskewed(plan, scratch, "weights")
-      outputs["d_value_table"][0, 0] += _product(weights, d_output, (1, 1))
+      outputs["d_value_table"][0, 0] += _product(weights, operands["d_output"][0, 0], (1, 1))
     outputs["d_query"][0, 0] = (d_query * plan.scale).astype(outputs["d_query"].dtype)
 
   @pl.when((group == last_group) & (query_block == last_query) & (key_block == last_key))
