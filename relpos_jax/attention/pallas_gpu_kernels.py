@@ -90,7 +90,7 @@ def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
 
 
 def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
-  """Computes wide gradients by two kernels: of the query and the band, and of key and value."""
+  """Computes gradients by two kernels: of the query and the band, wide, and of key and value."""
   query, key, delta = operands["query"], operands["key"], operands["delta"]
   band = operands.get("band_logits")
   if band is not None:
@@ -103,7 +103,9 @@ def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
     shared = [axis for axis in range(3) if band.shape[axis] == 1]
     gradients["d_band_logits"] = gradients["d_band_logits"].sum(shared, keepdims=True)
   batch, _, heads, width = query.shape
-  of_keys = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), delta.dtype)
+  # Those of several heads are summed before they are rounded.
+  dtype = key.dtype if heads == key.shape[2] else delta.dtype
+  of_keys = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), dtype)
   shapes = dict(d_key=of_keys, d_value=of_keys)
   return gradients | _call(_d_key_kernel, plan, "S", operands, shapes)
 
@@ -227,10 +229,10 @@ def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
 
   num_tiles = operands["query"].shape[0] // plan.block[0]
   right, mixed, left = _runs(start, *plan.block[::-1], num_tiles, -plan.high, -plan.low)
-  carry = (jnp.zeros(key.shape, gradients["d_key"].dtype),) * 2
+  carry = (jnp.zeros(key.shape, operands["delta"].dtype),) * 2
   carry = _visit_runs(plan, visit, carry, left, mixed, right)
-  gradients["d_key"][...] = plan.scale * carry[0]
-  gradients["d_value"][...] = carry[1]
+  gradients["d_key"][...] = (plan.scale * carry[0]).astype(gradients["d_key"].dtype)
+  gradients["d_value"][...] = carry[1].astype(gradients["d_value"].dtype)
 
 
 def _d_logits(

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.tpu
 
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1"}
 # Temporary bytes of forward and backward together, for each query and head, by the heads' width:
-# recorded are at most 904 and 2215 (v5p, T = 32768).
-BUDGET = {64: 1000, 128: 2400}
+# recorded are at most 523 (v6e) and 780 (v5p).
+BUDGET = {64: 600, 128: 850}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +57,6 @@ def _compile(chip, sizes, **options):
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiles_in_memory_linear_in_the_length(chip, width, length):
   compiled = _compile(chip, dict(length=length, width=width))
-  print(compiled.memory_analysis().temp_size_in_bytes / 8 / length)
   assert compiled.memory_analysis().temp_size_in_bytes <= BUDGET[width] * 8 * length
   assert not re.search(rf"{length},{length}\]", compiled.as_text())
 
