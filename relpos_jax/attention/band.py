@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import masks
 from relpos_jax.attention.inputs import Inputs, is_symbolic
+from relpos_jax.attention.partitioned import axes_in_context
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
@@ -91,6 +92,8 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
     return "a local window is given"
   if not isinstance(inputs.query_offset, int) or inputs.query_offset:
     return "query_offset is given; it needs queries that start at position 0"
+  if axes := dict(inputs.explicit).get("T") or axes_in_context()["T"]:
+    return f"the mesh shards queries over {axes}; it needs whole sequences"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   segments = inputs.query_segment_ids, inputs.key_segment_ids

@@ -270,6 +270,16 @@ def test_callers_may_shard_a_sequence_themselves(attention):
   check_eight_devices_equal_one(attend, attention, axes, along, kind="manual")
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_kernels_refuse_a_mesh_that_shards_the_queries(kind):
+  mesh = jax.make_mesh((8,), ("tokens",), (kind,))
+  with jax.set_mesh(mesh), mesh_axes(queries="tokens"):
+    x = jax.device_put(np.ones((2, 32, 2, 16)), jax.NamedSharding(mesh, jax.P(None, "tokens")))
+    for name in ("pallas_tpu", "pallas_gpu"):
+      with pytest.raises(NotImplementedError, match=r"shards queries over \('tokens',\)"):
+        dot_product_attention(x, x, x, implementation=name)
+
+
 def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_lacks():
   x = jnp.ones((8, 32, 2, 16))
   mesh = jax.make_mesh((4, 2), ("rows", "tensor"), (AxisType.Auto,) * 2)
