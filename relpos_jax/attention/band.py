@@ -90,8 +90,9 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
     return "sinks are given, or a residual is asked for"
   if inputs.window is not None:
     return "a local window is given"
-  if not isinstance(inputs.query_offset, int) or inputs.query_offset:
-    return "query_offset is given; it needs queries that start at position 0"
+  has_offset = not isinstance(inputs.query_offset, int) or inputs.query_offset != 0
+  if has_offset or not inputs.linear_positions:
+    return "positions or query_offset are given; it needs 0, 1, 2, ..."
   if axes := dict(inputs.explicit).get("T") or axes_in_context()["T"]:
     return f"the mesh shards queries over {axes}; it needs whole sequences"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
