@@ -66,9 +66,7 @@ def shapes_of(
   dtype=jnp.bfloat16,
   key_heads=8,
   beyond="clip",
-  contents=(),
   t5=0,
-  slopes=False,
   **more,
 ):
   """Returns the shapes of query, key, value and relations to compile for, eight heads."""
@@ -76,10 +74,7 @@ def shapes_of(
   key = query.update(shape=(1, length, key_heads, width))
   table = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32, **more)
   relations = [RelativePositions(*[table(rows, width)] * 2, beyond=beyond)] * (rows > 0)
-  relations += [DistanceBias(table(t5, 8))] * (t5 > 0) + [LinearBias(table(8))] * slopes
-  for size in contents:
-    content = query.update(shape=(1, length, 8, size))
-    relations.append(ContentBias(content, table(max(rows, 3), size)))
+  relations += [DistanceBias(table(t5, 8))] * (t5 > 0)
   return query, key, key, tuple(relations)
 
 
@@ -140,10 +135,33 @@ CASES = {
   "keys only, mask": (dict(tables="k"), dict(mask=KEY_MASK)),
   "masks of every kind": (
     dict(),
-    dict(mask=KEY_MASK, local_window_size=(9, 3), key_value_seq_lengths=np.array([19, 9]))
+    dict(mask=KEY_MASK, key_value_seq_lengths=np.array([19, 9]))
     | dict(query_seq_lengths=np.array([3, 17]))
     | SEGMENTS,
   ),
+  "dropout, causal": (dict(key_heads=1), DROPOUT | dict(is_causal=True)),
+  "dropout, values only, mask": (dict(tables="v"), dict(mask=KEY_MASK) | DROPOUT),
+  "dropout alone": (dict(tables=""), DROPOUT),
+  "a bias": (dict(tables="", more=(DistanceBias(normal(7)),)), {}),
+  "a bias per head, causal, grouped heads": (
+    dict(tables="", heads=4, more=(DistanceBias(normal(6, 4), left=4),)),
+    dict(is_causal=True),
+  ),
+  "a sum, dropout, lengths, segments": (
+    dict(
+      heads=4,
+      more=(
+        DistanceBias(normal(5, 4), "zero"),
+        RelativePositions(normal(13, 4, WIDTH), normal(13, 4, WIDTH), "zero"),
+        DistanceBias(normal(3)),
+      ),
+    ),
+    dict(scale=-0.7) | DROPOUT | LENGTHS | SEGMENTS,
+  ),
+}
+
+# What the kernels do not take.
+MORE_CASES = {
   "window": (dict(rows=7), dict(local_window_size=(5, 2))),
   "narrow window, causal": (dict(rows=9), dict(local_window_size=(1, 6), is_causal=True)),
   "a window that leaves tiles out": (
@@ -186,14 +204,6 @@ CASES = {
     dict(rows=3),
     dict(query_offset=np.array([3, -4]), is_causal=True, mask=KEY_MASK) | DROPOUT,
   ),
-  "dropout, causal": (dict(key_heads=1), DROPOUT | dict(is_causal=True)),
-  "dropout, values only, mask": (dict(tables="v"), dict(mask=KEY_MASK) | DROPOUT),
-  "dropout alone": (dict(tables=""), DROPOUT),
-  "a bias": (dict(tables="", more=(DistanceBias(normal(7)),)), {}),
-  "a bias per head, causal, grouped heads": (
-    dict(tables="", heads=4, more=(DistanceBias(normal(6, 4), left=4),)),
-    dict(is_causal=True),
-  ),
   "contents": (
     dict(
       tables="v",
@@ -231,6 +241,6 @@ CASES = {
 @functools.cache
 def exact_case(name):
   """Returns the arrays and options of a case, and the results of the reference."""
-  sizes, options = CASES[name]
+  sizes, options = (CASES | MORE_CASES)[name]
   arrays = arrays_of(**sizes)
   return arrays, options, run(reference.attention, arrays, options)

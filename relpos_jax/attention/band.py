@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import masks
 from relpos_jax.attention.inputs import Inputs, is_symbolic
+from relpos_jax.attention.partitioned import axes_in_context
 from relpos_jax.attention.relations import (
   ByDistance,
   ContentBias,
@@ -33,6 +34,8 @@ from relpos_jax.attention.relations import (
   RelativePositions,
 )
 from relpos_jax.typing import Array, Float, Int
+
+FAR = 2**30  # a distance beyond all keys
 
 
 class Tables(NamedTuple):
@@ -71,7 +74,10 @@ def unsupported(inputs: Inputs, kinds: tuple[type, ...] = (ByDistance, LinearBia
 
 
 def unsupported_by_kernels(inputs: Inputs) -> str | None:
-  """Returns why the fused kernels, for any device, cannot run this call; None if they can."""
+  """Returns why the fused kernels, for any device, cannot run this call; None if they can.
+
+  They take what training a Transformer with Shaw's or T5's positions needs, and nothing else.
+  """
   if inputs.bias is not None:
     return "a bias is given"
   if isinstance(inputs.scale, jax.core.Tracer):
@@ -82,12 +88,42 @@ def unsupported_by_kernels(inputs: Inputs) -> str | None:
     return f"values are {width} wide; it needs the keys' width, {inputs.key.shape[3]}"
   if inputs.sinks is not None or inputs.return_residual:
     return "sinks are given, or a residual is asked for"
+  if inputs.window is not None:
+    return "a local window is given"
+  has_offset = not isinstance(inputs.query_offset, int) or inputs.query_offset != 0
+  if has_offset or not inputs.linear_positions:
+    return "positions or query_offset are given; it needs 0, 1, 2, ..."
+  if axes := dict(inputs.explicit).get("T") or axes_in_context()["T"]:
+    return f"the mesh shards queries over {axes}; it needs whole sequences"
   if inputs.mask is not None and inputs.mask.shape[1:3] != (1, 1):
     return f"mask has shape {inputs.mask.shape}; it needs [B or 1, 1, 1, S], a mask of keys"
   segments = inputs.query_segment_ids, inputs.key_segment_ids
   if wide := [x for x in segments if x is not None and x.dtype != jnp.int32]:
     return f"segment ids are {wide[0].dtype}; it needs int32"
-  return unsupported(inputs, (RelativePositions, DistanceBias, ContentBias, LinearBias))
+  return unsupported(inputs, (RelativePositions, DistanceBias))
+
+
+def kernel_tables(inputs: Inputs) -> dict[str, Array]:
+  """Returns the sums of the tables, [R, 1 or N, H] and a bias [R, 1 or N], for fused kernels.
+
+  They have a row for each distance from the first of `distances` to the last.
+  """
+  tables = dict(
+    key_table=_add(_rows(inputs, RelativePositions, "key")),
+    value_table=_add(_rows(inputs, RelativePositions, "value")),
+    bias_table=_add(_rows(inputs, DistanceBias, "table")),
+  )
+  return {name: table for name, table in tables.items() if table is not None}
+
+
+def kernel_limits(inputs: Inputs) -> tuple[int, int]:
+  """Returns the distances up to which, and from which on, all keys have the same relative term.
+
+  In a causal call the last ones are hidden. Without relations all keys are alike.
+  """
+  if inputs.relations:
+    return distances(inputs)
+  return (0, 1) if inputs.is_causal else (FAR, FAR)
 
 
 def pad(x: Array, axis: int, block: int) -> Array:
@@ -130,36 +166,22 @@ def band_of(inputs: Inputs) -> Band | None:
   if not _by_distance(inputs):
     return None
   low, high = distances(inputs)
-
-  def rows(kind: type[ByDistance], field: str) -> list[Array]:
-    """Returns the rows of this table of each relation of a kind, from `low` to `high`."""
-    found = []
-    for relation in _by_distance(inputs):
-      table = getattr(relation, field, None)
-      if isinstance(relation, kind) and table is not None:
-        labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
-        labels = labels.reshape(-1, *[1] * (table.ndim - 1))
-        found.append(jnp.where(labels >= 0, table[labels.ravel()], 0))
-    return found
-
-  def add(tables):
-    return functools.reduce(operator.add, tables) if tables else None
+  content = _rows(inputs, ContentBias, "table")
+  if len(content) > 1:
+    heads = inputs.query.shape[2]
+    content = [jnp.broadcast_to(x, (len(x), heads, x.shape[2])) for x in content]
+  if (value := _add(_rows(inputs, RelativePositions, "value"))) is not None:
+    value = jnp.concatenate([value[:1], value[1:] - value[:1]])
 
   def beside(arrays):
     return jnp.concatenate(arrays, axis=-1) if arrays else None
 
-  def heads(table):
-    return jnp.broadcast_to(table, (len(table), inputs.query.shape[2], table.shape[2]))
-
-  content = rows(ContentBias, "table")
-  if (value := add(rows(RelativePositions, "value"))) is not None:
-    value = jnp.concatenate([value[:1], value[1:] - value[:1]])
   tables = Tables(
-    key=add(rows(RelativePositions, "key")),
+    key=_add(_rows(inputs, RelativePositions, "key")),
     value=value,
-    content=beside([*map(heads, content)] if len(content) > 1 else content),
-    bias=add(rows(DistanceBias, "table")),
-    by_key=add(rows(KeyBias, "table")),
+    content=beside(content),
+    bias=_add(_rows(inputs, DistanceBias, "table")),
+    by_key=_add(_rows(inputs, KeyBias, "table")),
   )
   queries = [relation.query for relation in inputs.relations if isinstance(relation, ContentBias)]
   return Band(
@@ -170,10 +192,27 @@ def band_of(inputs: Inputs) -> Band | None:
   )
 
 
+def _rows(inputs: Inputs, kind: type[ByDistance], field: str) -> list[Array]:
+  """Returns this table's rows of each relation of a kind, for all distances of the call."""
+  low, high = distances(inputs)
+  found = []
+  for relation in _by_distance(inputs):
+    table = getattr(relation, field, None)
+    if isinstance(relation, kind) and table is not None:
+      labels = relation.labels(jnp.zeros(1, int), jnp.arange(low, high + 1))[0]
+      labels = labels.reshape(-1, *[1] * (table.ndim - 1))
+      found.append(jnp.where(labels >= 0, table[labels.ravel()], 0))
+  return found
+
+
+def _add(tables: list[Array]) -> Array | None:
+  return functools.reduce(operator.add, tables) if tables else None
+
+
 def slopes(inputs: Inputs) -> Float[Array, " N"] | None:
   """Returns the sum of the slopes of every `LinearBias`, or None if there is none."""
   found = [relation.slopes for relation in inputs.relations if isinstance(relation, LinearBias)]
-  return functools.reduce(operator.add, found) if found else None
+  return _add(found)
 
 
 def _by_distance(inputs: Inputs) -> list[ByDistance]:

@@ -194,8 +194,8 @@ def explain(*arrays, implementation: str | None = None, **options) -> Explanatio
   skew: positions are given; if they are consecutive, give query_offset instead
   projected: can do it, but per_position is preferred
   chunked: can do it, but per_position is preferred
-  pallas_tpu: positions are given; if they are consecutive, give query_offset instead
-  pallas_gpu: positions are given; if they are consecutive, give query_offset instead
+  pallas_tpu: positions or query_offset are given; it needs 0, 1, 2, ...
+  pallas_gpu: positions or query_offset are given; it needs 0, 1, 2, ...
   """
   inputs = _abstract_inputs(arrays, options)
   chosen, reason, _ = choose(inputs, implementation)

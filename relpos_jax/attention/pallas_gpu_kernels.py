@@ -1,13 +1,12 @@
 """The kernels for GPUs: the output, the gradient of queries and band, that of keys and values.
 
-For a block of queries the keys fall into three runs of tiles. The distance j - i is right of the
-band in all of a tile, or left of it in all, or the tile is *mixed*. Tiles left and right of the
-band have one relative logit per query, and right ones delta_i - dSums_i.
+For a block of queries the keys fall into three runs of tiles: all of a tile is left of the band, or
+right of it, where all keys of a query have the same relative term; or the tile is *mixed*.
 
-In a mixed tile the pair (i, j) has column j - i - first of [T, R], gathered through a reference.
-Every (i, r) of the band has one j, so gradients by rows of the table are scattered there without
-atomics; the last row, all keys further right, is summed. Logits have one more column, of all keys
-left of the band; the gradients of a query's logits sum to zero, which gives its own.
+What queries have for each row of a table is in an array [T, R]. A pair (i, j) has column
+clip(j - i - low, 0, R - 1), gathered through a reference in a mixed tile. Every (i, r) of the band
+has one j, so what is summed by rows of the table is scattered there without atomics; the first and
+the last column, of all keys beside the band, are sums.
 
 A hidden pair has a very low logit, so that nothing is ever infinite. A weight is
 exp(logit - maximum) * inverse_total, forward and backward, in this order: float32 loses a small
@@ -25,170 +24,106 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from relpos_jax.attention import dropout, masks
-from relpos_jax.attention.partitioned import Shards, shapes_like
-from relpos_jax.typing import Array, Float, Int
-
-FAR = 2**30  # the distance of a limit or of a band that is absent
+from relpos_jax.attention.band import FAR
+from relpos_jax.attention.partitioned import Shards, align_manual_axes, shapes_like
+from relpos_jax.typing import Array, Int
 
 # A letter for each axis of each array, see `over_devices`: small ones are not sharded.
 AXES = dict.fromkeys(("query", "output", "d_output", "d_query"), "BtNh")
-AXES |= dict(key="BSKh", value="BSKh", key_segments="BS", query_segments="Bt")
-AXES |= dict(d_key="BSNh", d_value="BSNh")  # per query head
-AXES |= dict(band_logits="BNtr", d_band_logits="BNtr")  # B, N and t are 1 if all have the same
-AXES |= dict(slopes="N", d_slopes="BNt")  # the gradient is per query
-AXES |= dict(
-  key_mask="BS",  # 1 for keys that are not hidden
-  key_ends="B",  # one past the last of them
-  seeds="BN",
-  query_offset="B",  # the position of the first query; by default 0
-  maximum="BNt",  # of the logits
-  inverse_total="BNt",  # of exp(logit - maximum), zero where all keys are masked
-  band="BNtr",  # the band's logits, and the weight of all keys right of it after dropout
-  sums="BNtr",  # of the weights after dropout, by row of the table
-  row_sums="BNt",  # of the weights after dropout
-)
-AXES |= dict(d_sums="BNtr", d_row_sums="BNt", delta="BNt")
-AXES |= dict(right_d_row_sums="BNt", right_delta="BNt")  # instead of these, right of the band
+AXES |= dict(key="BSKh", value="BSKh", d_key="BSNh", d_value="BSNh")  # gradients per query head
+AXES |= dict.fromkeys(("band_logits", "d_band_logits"), "BNtr")  # of size 1 where all are the same
+AXES |= dict.fromkeys(("band_weights", "d_band_weights"), "BNtr")  # after dropout
+AXES |= dict(key_mask="BS", query_segments="Bt", key_segments="BS", seeds="BN")
+AXES |= dict.fromkeys(("maximum", "inverse_total", "delta"), "BNt")
+
+# Results of which a kernel writes some entries, in an array that is filled before.
+_IN_PLACE = "band_weights", "d_band_logits"
 
 Arrays = dict[str, Any]
-
-
-class Blocks(NamedTuple):
-  """The tiles of each kernel: (queries, keys, parts), powers of 2.
-
-  Mixed tiles are split into `parts` along the axis of the kernel's loop: they need the most
-  registers, and would limit the plain tiles too.
-  """
-
-  output: tuple[int, int, int]
-  d_query: tuple[int, int, int]
-  d_key: tuple[int, int, int]
 
 
 class GpuPlan(NamedTuple):
   """The static parameters of the kernels.
 
   Attributes:
-    first: the distance of the band's first diagonal; `FAR` without relations.
-    num_diagonals: of the band, R - 1.
-    lowest, highest: visible distances j - i; -`FAR` and `FAR` without limits.
-    sums: whether to return the weights' sums by row of the table.
-    rate: of dropout.
+    low, high: all keys up to this distance, or from it on, have the same relative term.
+    has_values: whether to return the weights by row of the table.
+    block: queries and keys of a tile, powers of 2.
+    shards: the mesh axes that shard the query, see `over_devices`.
     precision: of products, the default in force where the call was traced.
   """
 
   scale: float
-  first: int
-  num_diagonals: int
-  lowest: int
-  highest: int
-  sums: bool
-  rate: float
-  blocks: Blocks
-  num_warps: int
+  is_causal: bool
+  dropout_rate: float
+  low: int
+  high: int
+  has_values: bool
+  block: tuple[int, int]
   interpret: bool
-  shards: Shards | None  # the mesh axes that shard the query, see `over_devices`
+  shards: Shards | None
   precision: str | None
 
   @property
-  def left(self) -> int:
-    """Returns the distance below which tiles are plain."""
-    return min(self.first, self.highest + 1)
-
-  @property
-  def right(self) -> int:
-    """Returns the distance from which on tiles are plain."""
-    return self.first + self.num_diagonals
-
-  @property
-  def has_right(self) -> bool:
-    """Returns whether any key right of the band may be visible."""
-    return self.first < FAR and self.highest >= self.right
+  def num_rows(self) -> int:
+    return self.high - self.low + 1
 
 
 def forward(plan: GpuPlan, operands: Arrays) -> Arrays:
-  """Computes attention without the value table, and the weights' sums that the table needs."""
+  """Computes attention without the value table, and the weights by its rows."""
   query = operands["query"]
   batch, length, heads, _ = query.shape
   wide = jnp.promote_types(query.dtype, jnp.float32)
   row = jax.ShapeDtypeStruct((batch, heads, length), wide)
-  # Rounded after delta, whose error would enter every gradient of a query's relative terms.
-  is_wide = plan.sums or operands.keys() & {"band_logits", "slopes"}
-  dtype = wide if is_wide else operands["value"].dtype
-  shapes = dict(output=jax.ShapeDtypeStruct(query.shape, dtype), maximum=row, inverse_total=row)
-  if plan.sums:
-    shapes["band"] = jax.ShapeDtypeStruct((*row.shape, plan.num_diagonals + 1), wide)
-    shapes |= dict(row_sums=row) if plan.rate else {}
-  outputs = _call(_output_kernel, plan, "t", plan.blocks.output, operands, shapes)
-  if not plan.sums:
-    return outputs
-  maximum, inverse_total = (outputs[name][..., None] for name in ("maximum", "inverse_total"))
-  band = outputs.pop("band")
-  sums = jnp.exp(_written(plan, operands, band, masks.LOWEST) - maximum) * inverse_total
-  if plan.rate:
-    kept = dropout.keep(
-      operands["seeds"][..., None, None], *_pairs(plan, operands, band), plan.rate
-    )
-    sums = jnp.where(kept, sums / (1 - plan.rate), 0)
-  else:
-    outputs["row_sums"] = (outputs["inverse_total"] > 0).astype(wide)
-  return outputs | dict(sums=sums.at[..., -1].set(band[..., -1]))
+  shapes = dict(output=row.update(shape=query.shape), maximum=row, inverse_total=row)
+  if plan.has_values:
+    band = jnp.full((*row.shape, plan.num_rows), masks.LOWEST, wide)
+    operands = operands | dict(band_weights=band)
+  outputs = _call(_output_kernel, plan, "t", operands, shapes)
+  if plan.has_values:  # within the band they are logits
+    weights, columns = outputs["band_weights"], jnp.arange(plan.num_rows)
+    is_beside = (columns == 0) | (columns == plan.num_rows - 1)
+    in_band = jnp.exp(weights - outputs["maximum"][..., None])
+    factor = outputs["inverse_total"][..., None] / (1 - plan.dropout_rate)
+    outputs["band_weights"] = jnp.where(is_beside, weights, in_band) * factor
+  return outputs
 
 
 def backward(plan: GpuPlan, operands: Arrays) -> Arrays:
-  """Computes gradients by two kernels: of the query and the band, and of key and value."""
-  query, key, band = operands["query"], operands["key"], operands.get("band_logits")
-  # Gradients to which more is added are rounded later.
-  wide = jnp.promote_types(query.dtype, jnp.float32)
-  shapes = dict(d_query=jax.ShapeDtypeStruct(query.shape, query.dtype if band is None else wide))
+  """Computes gradients by two kernels: of the query and the band, wide, and of key and value."""
+  query, key, delta = operands["query"], operands["key"], operands["delta"]
+  band = operands.get("band_logits")
   if band is not None:
-    shape = *operands["delta"].shape, plan.num_diagonals + 1
-    shapes["d_band_logits"] = jax.ShapeDtypeStruct(shape, wide)
-  if "slopes" in operands:
-    shapes["d_slopes"] = jax.ShapeDtypeStruct(operands["delta"].shape, wide)
-  gradients = _call(_d_query_kernel, plan, "t", plan.blocks.d_query, operands, shapes)
+    zeros = jnp.zeros((*delta.shape, plan.num_rows), delta.dtype)
+    operands = operands | dict(d_band_logits=zeros)
+  shapes = dict(d_query=jax.ShapeDtypeStruct(query.shape, delta.dtype))
+  gradients = _call(_d_query_kernel, plan, "t", operands, shapes)
   if band is not None:
-    d_band = _written(plan, operands, gradients["d_band_logits"], 0.0)
-    d_band = d_band.sum([axis for axis in range(3) if band.shape[axis] == 1], keepdims=True)
-    left = -d_band.sum(-1, keepdims=True)
-    gradients["d_band_logits"] = jnp.concatenate([d_band, left], -1)
+    del operands["d_band_logits"]
+    shared = [axis for axis in range(3) if band.shape[axis] == 1]
+    gradients["d_band_logits"] = gradients["d_band_logits"].sum(shared, keepdims=True)
   batch, _, heads, width = query.shape
-  dtype = key.dtype if heads == key.shape[2] else wide
+  # Those of several heads are summed before they are rounded.
+  dtype = key.dtype if heads == key.shape[2] else delta.dtype
   of_keys = jax.ShapeDtypeStruct((batch, key.shape[1], heads, width), dtype)
   shapes = dict(d_key=of_keys, d_value=of_keys)
-  return gradients | _call(_d_key_kernel, plan, "S", plan.blocks.d_key, operands, shapes)
-
-
-def _pairs(
-  plan: GpuPlan, operands: Arrays, band: Array
-) -> tuple[Int[Array, "#B 1 T 1"], Int[Array, "#B 1 T R"]]:
-  """Returns the positions of query and key of each entry of [T, R], the last column excepted."""
-  shape = (1, 1, *band.shape[2:])
-  row, column = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (2, 3))
-  if "query_offset" in operands:
-    row += operands["query_offset"][:, None, None, None]
-  return row[..., :1], row + plan.first + column
-
-
-def _written(plan: GpuPlan, operands: Arrays, band: Array, default: float) -> Array:
-  """Replaces what a kernel leaves of `band` uninitialised: hidden pairs, and no key."""
-  rows, columns = _pairs(plan, operands, band)
-  ends = operands["key"].shape[1]
-  if "key_ends" in operands:
-    ends = operands["key_ends"][:, None, None, None]
-  is_seen = (columns - rows >= plan.lowest) & (columns - rows <= plan.highest)
-  is_written = (is_seen & (columns >= 0) & (columns < ends)).at[..., -1].set(True)
-  return jnp.where(is_written, band, default)
+  return gradients | _call(_d_key_kernel, plan, "S", operands, shapes)
 
 
 def _call(
-  kernel: Callable, plan: GpuPlan, blocked: str, blocks: tuple, operands: Arrays, results: Arrays
+  kernel: Callable, plan: GpuPlan, blocked: str, operands: Arrays, results: Arrays
 ) -> Arrays:
-  """Runs a kernel for every block of one axis of every head; it reads all of the other axes."""
+  """Runs a kernel for every block of one axis of every head; it reads all of the other axes.
+
+  Its results have these shapes; those of `_IN_PLACE` that are operands are results, too.
+  """
   query, key = operands["query"], operands["key"]
-  batch, length, heads, _ = query.shape
-  size, total = (blocks[0], length) if blocked == "t" else (blocks[1], key.shape[1])
+  batch, length, heads, width = query.shape
+  size, total = (plan.block[0], length) if blocked == "t" else (plan.block[1], key.shape[1])
   group = heads // key.shape[2]
+  operands = align_manual_axes(operands)
+  in_place = {name: operands[name] for name in _IN_PLACE if name in operands}
+  results |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in in_place.items()}
 
   def spec(axes, x):
     axes = list(zip(axes, x.shape, strict=True))
@@ -207,148 +142,95 @@ def _call(
 
   return pl.pallas_call(
     functools.partial(kernel, plan),
-    out_shape=shapes_like(operands["query"], results),
+    out_shape=shapes_like(query, results),
     grid=(total // size, heads, batch),
     in_specs=[specs(operands)],
     out_specs=specs(results),
-    compiler_params=plgpu.CompilerParams(num_warps=plan.num_warps, num_stages=2),
+    input_output_aliases={
+      sorted(operands).index(name): sorted(results).index(name) for name in in_place
+    },
+    compiler_params=plgpu.CompilerParams(num_warps=8 if width > 64 else 4, num_stages=2),
     interpret=plan.interpret,
     name=kernel.__name__.strip("_"),
   )(operands)
 
 
-# The output ---------------------------------------------------------------------------------------
-
-
-class _State(NamedTuple):
-  """The state of an online softmax: all but the maximum are relative to exp(maximum)."""
-
-  maximum: Float[Array, " Q"]
-  total: Float[Array, " Q"]
-  kept: Float[Array, " Q"] | None  # the total after dropout
-  right: Float[Array, " Q"] | None  # the part of the total right of the band
-  output: Float[Array, "Q H"]
+# The kernels --------------------------------------------------------------------------------------
 
 
 def _output_kernel(plan: GpuPlan, operands: Arrays, outputs: Arrays):
-  block, query = plan.blocks.output[0], operands["query"][...]
-  start = _position(operands, pl.program_id(0) * block)
+  query, dtype = operands["query"][...], outputs["maximum"].dtype
+  start, zeros = pl.program_id(0) * plan.block[0], jnp.zeros(plan.block[0], dtype)
 
-  def visit(side: str, width: int, t: Array, state: _State) -> _State:
-    keys = pl.ds(t * width, width)
-    tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
-    logits = _logits(plan, operands, tile, query, operands["key"][keys])
-    if side == "mixed" and plan.sums:
-      _scatter(plan, outputs["band"], tile, logits)
-    return _attend(plan, operands, tile, state, logits, operands["value"][keys])
+  def visit(side: str, t: Array, state: tuple) -> tuple:
+    """Adds a tile to an online softmax, whose sums are relative to exp(maximum)."""
+    old_maximum, total, output, beside = state
+    tile = _tile(plan, start, t * plan.block[1], "t", side)
+    logits = _logits(plan, operands, tile, query, operands["key"][tile.keys])
+    maximum = jnp.maximum(old_maximum, logits.max(1))
+    correction = jnp.exp(old_maximum - maximum)
+    weights = jnp.exp(logits - maximum[:, None])
+    total = total * correction + weights.sum(1)
+    if plan.dropout_rate:
+      is_kept = _keep(plan, operands, tile)
+      weights, logits = jnp.where(is_kept, weights, 0), jnp.where(is_kept, logits, masks.LOWEST)
+    if plan.has_values:
+      _scatter(plan, outputs["band_weights"], tile, logits)
+      beside = _add_beside(plan, tile, tuple(x * correction for x in beside), weights)
+    value = operands["value"][tile.keys]
+    output = output * correction[:, None] + _dot(weights.astype(value.dtype), value, 1, 0)
+    return maximum, total, output, beside
 
-  runs = _key_runs(plan, operands, start, *plan.blocks.output)
-  dtype = outputs["maximum"].dtype
-  zeros = jnp.zeros(block, dtype)
-  kept = zeros if plan.sums and plan.rate else None
-  output = jnp.zeros((block, query.shape[1]), dtype)
-  state = _State(jnp.full(block, masks.LOWEST, dtype), zeros, kept, None, output)
-  for side, width, begin, end in runs:
-    if side == "mixed" and plan.sums:
-      state = state._replace(right=state.kept if plan.rate else state.total)
-    if side == "left":
-      right, old_maximum = state.right, state.maximum
-      state = state._replace(right=None)
-    state = lax.fori_loop(begin, end, functools.partial(visit, side, width), state)
-  has_key = state.maximum > masks.LOWEST / 2
-  inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, state.total, 1), 0)
-  factor = inverse_total / (1 - plan.rate)
-  outputs["output"][...] = (state.output * factor[:, None]).astype(outputs["output"].dtype)
-  outputs["maximum"][...] = state.maximum
+  beside = (zeros, zeros) if plan.has_values else None
+  state = jnp.full_like(zeros, masks.LOWEST), zeros, jnp.zeros(query.shape, dtype), beside
+  maximum, total, output, beside = _over_keys(plan, operands, start, visit, state)
+  has_key = maximum > masks.LOWEST / 2
+  inverse_total = jnp.where(has_key, 1 / jnp.where(has_key, total, 1), 0)
+  outputs["output"][...] = output * (inverse_total / (1 - plan.dropout_rate))[:, None]
+  outputs["maximum"][...] = maximum
   outputs["inverse_total"][...] = inverse_total
-  if "row_sums" in outputs:
-    outputs["row_sums"][...] = state.kept * factor
-  if plan.sums:
-    outputs["band"][:, plan.num_diagonals] = right * jnp.exp(old_maximum - state.maximum) * factor
-
-
-def _attend(
-  plan: GpuPlan, operands: Arrays, tile: "_Tile", state: _State, logits: Array, value: Array
-) -> _State:
-  """Returns the state after one more tile."""
-  maximum = jnp.maximum(state.maximum, logits.max(1))
-  correction = jnp.exp(state.maximum - maximum)
-  weights = jnp.exp(logits - maximum[:, None])
-  total = state.total * correction + weights.sum(1)
-  kept, right = state.kept, state.right
-  if plan.rate:
-    is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.rate)
-    weights = jnp.where(is_kept, weights, 0)
-  if kept is not None:
-    kept = kept * correction + weights.sum(1)
-  if right is not None:
-    right = right * correction + jnp.where(tile.distances >= plan.right, weights, 0).sum(1)
-  output, low = state.output * correction[:, None], weights.astype(value.dtype)
-  output += _dot(low, value, 1, 0)
-  if "slopes" in operands and low.dtype != weights.dtype:
-    # An error of delta is multiplied by the distance, which may be large for all keys of a query.
-    output += _dot((weights - low.astype(weights.dtype)).astype(low.dtype), value, 1, 0)
-  return _State(maximum, total, kept, right, output)
-
-
-# Gradients ----------------------------------------------------------------------------------------
+  if plan.has_values:
+    _write_beside(plan, outputs["band_weights"], beside)
 
 
 def _d_query_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
-  block, query, d_output = plan.blocks.d_query[0], operands["query"][...], operands["d_output"][...]
-  start = _position(operands, pl.program_id(0) * block)
-  with_band, wide = "band_logits" in operands, operands["delta"].dtype
+  query, d_output = operands["query"][...], operands["d_output"][...]
+  start, with_band = pl.program_id(0) * plan.block[0], "band_logits" in operands
 
-  def visit(side: str, width: int, t: Array, carry: tuple) -> tuple:
-    d_query, d_right, d_slopes = carry
-    keys = pl.ds(t * width, width)
-    tile = _Tile(start, t * width, (block, width), pl.ds(0, block), keys, side)
-    key, value = operands["key"][keys], operands["value"][keys]
+  def visit(side: str, t: Array, carry: tuple) -> tuple:
+    d_query, beside = carry
+    tile = _tile(plan, start, t * plan.block[1], "t", side)
+    key, value = operands["key"][tile.keys], operands["value"][tile.keys]
     _, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
-    d_query += _dot(d_logits.astype(key.dtype), key, 1, 0)
-    if side == "mixed" and with_band:
+    if with_band:
       _scatter(plan, gradients["d_band_logits"], tile, d_logits)
-      d_right += jnp.where(tile.distances >= plan.right, d_logits, 0).sum(1)
-    if side == "right" and with_band:
-      d_right += d_logits.sum(1)
-    if d_slopes is not None:
-      d_slopes -= (d_logits * jnp.abs(tile.distances).astype(wide)).sum(1)
-    return d_query, d_right, d_slopes
+      beside = _add_beside(plan, tile, beside, d_logits)
+    return d_query + _dot(d_logits.astype(key.dtype), key, 1, 0), beside
 
-  runs = _key_runs(plan, operands, start, *plan.blocks.d_query)
-
-  def row(exists):
-    return jnp.zeros(block, wide) if exists else None
-
-  carry = jnp.zeros(query.shape, wide), row(with_band), row("slopes" in operands)
-  for side, width, begin, end in runs:
-    carry = lax.fori_loop(begin, end, functools.partial(visit, side, width), carry)
-  gradients["d_query"][...] = (plan.scale * carry[0]).astype(gradients["d_query"].dtype)
+  zeros = jnp.zeros(query.shape, gradients["d_query"].dtype)
+  beside = (jnp.zeros(plan.block[0], zeros.dtype),) * 2 if with_band else None
+  d_query, beside = _over_keys(plan, operands, start, visit, (zeros, beside))
+  gradients["d_query"][...] = plan.scale * d_query
   if with_band:
-    gradients["d_band_logits"][:, plan.num_diagonals] = carry[1]
-  if "slopes" in operands:
-    gradients["d_slopes"][...] = carry[2]
+    _write_beside(plan, gradients["d_band_logits"], beside)
 
 
 def _d_key_kernel(plan: GpuPlan, operands: Arrays, gradients: Arrays):
-  block, key, value = plan.blocks.d_key[1], operands["key"][...], operands["value"][...]
-  start = pl.program_id(0) * block
+  key, value, start = operands["key"][...], operands["value"][...], pl.program_id(0) * plan.block[1]
 
-  def visit(side: str, height: int, t: Array, carry: tuple) -> tuple:
-    queries = pl.ds(t * height, height)
-    row = _position(operands, t * height)
-    tile = _Tile(row, start, (height, block), queries, pl.ds(0, block), side)
-    query, d_output = operands["query"][queries], operands["d_output"][queries]
+  def visit(side: str, t: Array, carry: tuple) -> tuple:
+    tile = _tile(plan, t * plan.block[0], start, "S", side)
+    query, d_output = operands["query"][tile.queries], operands["d_output"][tile.queries]
     weights, d_logits = _d_logits(plan, operands, tile, query, key, value, d_output)
     return (
       carry[0] + _dot(d_logits.astype(query.dtype), query, 0, 0),
       carry[1] + _dot(weights.astype(d_output.dtype), d_output, 0, 0),
     )
 
-  runs = _query_runs(plan, operands, start, *plan.blocks.d_key)
+  num_tiles = operands["query"].shape[0] // plan.block[0]
+  right, mixed, left = _runs(start, *plan.block[::-1], num_tiles, -plan.high, -plan.low)
   carry = (jnp.zeros(key.shape, operands["delta"].dtype),) * 2
-  for side, height, begin, end in runs:
-    carry = lax.fori_loop(begin, end, functools.partial(visit, side, height), carry)
+  carry = _visit_runs(plan, visit, carry, left, mixed, right)
   gradients["d_key"][...] = (plan.scale * carry[0]).astype(gradients["d_key"].dtype)
   gradients["d_value"][...] = carry[1].astype(gradients["d_value"].dtype)
 
@@ -357,38 +239,38 @@ def _d_logits(
   plan: GpuPlan, operands: Arrays, tile: "_Tile", query, key, value, d_output
 ) -> tuple[Array, Array]:
   """Computes a tile's weights after dropout, and the gradient of its logits."""
-
-  def of_queries(name):
-    right = f"right_{name}"
-    return operands[right if tile.side == "right" and right in operands else name][tile.queries]
-
-  delta = of_queries("delta")
-  maximum, inverse_total = (of_queries(name)[:, None] for name in ("maximum", "inverse_total"))
+  maximum, inverse_total, delta = (
+    operands[name][tile.queries][:, None] for name in ("maximum", "inverse_total", "delta")
+  )
   weights = jnp.exp(_logits(plan, operands, tile, query, key) - maximum) * inverse_total
   d_weights = _dot(d_output, value, 1, 1)
-  if tile.side == "mixed" and plan.sums:
-    d_weights += _gather(plan, operands["d_sums"], tile)
-  if not plan.rate:
-    return weights, weights * (d_weights - delta[:, None])
-  if plan.sums:
-    d_weights += of_queries("d_row_sums")[:, None]
-  is_kept = dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.rate)
-  factor = jnp.where(is_kept, 1 / (1 - plan.rate), 0).astype(weights.dtype)
-  return weights * factor, weights * (d_weights * factor - delta[:, None])
+  if plan.has_values:
+    d_weights += _terms(plan, operands["d_band_weights"], tile)
+  if not plan.dropout_rate:
+    return weights, weights * (d_weights - delta)
+  is_kept = _keep(plan, operands, tile)
+  factor = jnp.where(is_kept, 1 / (1 - plan.dropout_rate), 0).astype(weights.dtype)
+  return weights * factor, weights * (d_weights * factor - delta)
 
 
 # Tiles --------------------------------------------------------------------------------------------
 
 
 class _Tile(NamedTuple):
-  """A tile of queries by keys, and its slices of the kernel's references."""
+  """A tile of queries by keys.
 
-  row: Array  # the position of the first query
-  column: Array  # the first key
-  size: tuple[int, int]
-  queries: Any  # slices of references
+  Attributes:
+    row, column: its first query and key.
+    queries, keys: its slices of the kernel's references.
+    side: of the band: "left", "right", or "mixed".
+  """
+
+  row: Array
+  column: Array
+  queries: Any
   keys: Any
-  side: str  # of the band: "left", "right", or "mixed"
+  side: str
+  size: tuple[int, int]
 
   @property
   def rows(self) -> Int[Array, "Q 1"]:
@@ -403,26 +285,60 @@ class _Tile(NamedTuple):
     return self.columns - self.rows
 
 
-def _position(operands: Arrays, query: Array) -> Array:
-  """Returns the position of a query."""
-  return query + operands["query_offset"][...] if "query_offset" in operands else query
+def _tile(plan: GpuPlan, row: Array, column: Array, blocked: str, side: str) -> _Tile:
+  """Returns a tile of a kernel for every block of one axis."""
+  first = (0, column) if blocked == "t" else (row, 0)
+  slices = (pl.ds(start, size) for start, size in zip(first, plan.block, strict=True))
+  return _Tile(row, column, *slices, side, plan.block)
+
+
+_Visit = Callable[[str, Array, tuple], tuple]  # of a side, the number of a tile, and the carry
+_Run = tuple[Array | int, Array | int]
+
+
+def _over_keys(plan: GpuPlan, operands: Arrays, start: Array, visit: _Visit, carry: tuple) -> tuple:
+  """Visits all tiles of keys that a block of queries sees."""
+  num_tiles = operands["key"].shape[0] // plan.block[1]
+  left, mixed, right = _runs(start, *plan.block, num_tiles, plan.low, plan.high)
+  return _visit_runs(plan, visit, carry, left, mixed, right)
+
+
+def _visit_runs(
+  plan: GpuPlan, visit: _Visit, carry: tuple, left: _Run, mixed: _Run, right: _Run
+) -> tuple:
+  """Visits the tiles of three runs; in a causal call those to the right are hidden."""
+  runs = dict(right=right, mixed=mixed, left=left)
+  if plan.is_causal or plan.high == FAR:
+    del runs["right"]
+  for side, (begin, end) in runs.items():
+    carry = lax.fori_loop(begin, end, functools.partial(visit, side), carry)
+  return carry
+
+
+def _runs(
+  start: Array, block: int, size: int, num_tiles: int, low: int, high: int
+) -> tuple[_Run, _Run, _Run]:
+  """Returns the low, mixed and high tiles of one axis for a block of the other: begin, end.
+
+  A tile is low if all differences to the block are at most `low`, high if all are at least `high`.
+  """
+
+  def floor(x):
+    return lax.div(jnp.clip(x, 0, num_tiles * size), jnp.int32(size))
+
+  low_end = floor(start + (low + 1))
+  high_begin = jnp.maximum(floor(start + (block + high + size - 2)), low_end)
+  return (0, low_end), (low_end, high_begin), (high_begin, num_tiles)
 
 
 def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Array) -> Array:
-  """Computes a tile's logits; off the band the relative term is one number per query."""
+  """Computes a tile's logits."""
   logits = _dot(query, key, 1, 1) * plan.scale
-  if tile.side == "mixed" and "band_logits" in operands:
-    logits += _gather(plan, operands["band_logits"], tile)
-  elif "band_logits" in operands:
-    band, column = operands["band_logits"], plan.num_diagonals + (tile.side == "left")
-    logits += band[tile.queries if band.shape[0] > 1 else slice(None), column][:, None]
-  if "slopes" in operands:
-    logits -= operands["slopes"][...] * jnp.abs(tile.distances).astype(logits.dtype)
+  if "band_logits" in operands:
+    logits += _terms(plan, operands["band_logits"], tile)
   visible = []
-  if plan.lowest > -FAR:
-    visible.append(tile.distances >= plan.lowest)
-  if plan.highest < FAR and (tile.side == "mixed" or plan.has_right):
-    visible.append(tile.distances <= plan.highest)
+  if plan.is_causal and tile.side == "mixed":
+    visible.append(tile.distances <= 0)
   if "key_mask" in operands:
     visible.append((operands["key_mask"][tile.keys] != 0)[None])
   if "query_segments" in operands:
@@ -433,25 +349,47 @@ def _logits(plan: GpuPlan, operands: Arrays, tile: _Tile, query: Array, key: Arr
   return logits
 
 
-def _gather(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:
-  """Reads each pair's entry of [T, R]; left of the band that of one more column, or 0 if none."""
-  rows, columns = _indices(plan, tile)
-  rows = rows if reference.shape[0] > 1 else jnp.zeros_like(rows)
-  return plgpu.load(reference.at[rows, columns], mask=columns < reference.shape[1], other=0.0)
+def _keep(plan: GpuPlan, operands: Arrays, tile: _Tile) -> Array:
+  """Returns the dropout mask of a tile, True where a weight is kept."""
+  return dropout.keep(operands["seeds"][...], tile.rows, tile.columns, plan.dropout_rate)
+
+
+def _terms(plan: GpuPlan, reference: Any, tile: _Tile) -> Array:
+  """Reads each pair's entry of [T, R]; off the band it is one number per query."""
+  if tile.side == "mixed":
+    rows, columns = _indices(plan, tile)
+    return plgpu.load(reference.at[rows if reference.shape[0] > 1 else 0 * rows, columns])
+  queries = tile.queries if reference.shape[0] > 1 else slice(None)
+  return reference[queries, 0 if tile.side == "left" else plan.num_rows - 1][:, None]
 
 
 def _scatter(plan: GpuPlan, reference: Any, tile: _Tile, x: Array) -> None:
-  """Writes the pairs on the band to their entries of [T, R], the last column excepted."""
-  if plan.num_diagonals:
-    on_band = (tile.distances >= plan.first) & (tile.distances < plan.right)
+  """Writes the pairs on the band to their entries of [T, R]."""
+  if tile.side == "mixed":
+    on_band = (tile.distances > plan.low) & (tile.distances < plan.high)
     plgpu.store(reference.at[_indices(plan, tile)], x, mask=on_band)
 
 
+def _add_beside(plan: GpuPlan, tile: _Tile, sides: tuple, x: Array) -> tuple[Array, Array]:
+  """Adds a tile to the sums left and right of the band."""
+  left, right = sides
+  if tile.side == "mixed":
+    left += jnp.where(tile.distances <= plan.low, x, 0).sum(1)
+    right += jnp.where(tile.distances >= plan.high, x, 0).sum(1)
+    return left, right
+  return (left + x.sum(1), right) if tile.side == "left" else (left, right + x.sum(1))
+
+
+def _write_beside(plan: GpuPlan, reference: Any, sides: tuple[Array, Array]) -> None:
+  """Writes the sums beside the band to the first and the last column of [T, R]."""
+  for column, x in zip((0, plan.num_rows - 1), sides, strict=True):
+    reference[:, column] = x
+
+
 def _indices(plan: GpuPlan, tile: _Tile) -> tuple[Int[Array, "Q S"], Int[Array, "Q S"]]:
-  """Returns indices into [T, R]: column R - 1 right of the band, R left of it."""
-  columns = jnp.minimum(tile.distances - plan.first, plan.num_diagonals)
-  columns = jnp.where(columns < 0, plan.num_diagonals + 1, columns)
+  """Returns the indices of a tile's pairs in [T, R]."""
   rows = tile.queries.start + jnp.arange(tile.size[0], dtype=jnp.int32)[:, None]
+  columns = jnp.clip(tile.distances - plan.low, 0, plan.num_rows - 1)
   return jnp.broadcast_to(rows, tile.size), columns
 
 
@@ -460,49 +398,3 @@ def _dot(x: Array, y: Array, axis_x: int, axis_y: int) -> Array:
   wide = jnp.promote_types(x.dtype, jnp.float32)
   axes = (((axis_x,), (axis_y,)), ((), ()))
   return lax.dot_general(x, y, axes, preferred_element_type=wide)
-
-
-_Runs = list[tuple[str, int, Array, Array]]  # the side of the band, and tiles: size, begin, end
-
-
-def _key_runs(plan: GpuPlan, operands: Arrays, start: Array, block: int, size: int, parts) -> _Runs:
-  """Returns the tiles of keys for a block of queries, from right to left."""
-  num_tiles = operands["key"].shape[0] // size
-  if "key_ends" in operands:
-    num_tiles = lax.div(operands["key_ends"][...] + (size - 1), jnp.int32(size))
-  limits = plan.lowest, plan.highest, plan.left, plan.right
-  left, mixed, right = _runs(start, block, size, parts, num_tiles, *limits)
-  return [("right", *right)] * plan.has_right + [("mixed", *mixed), ("left", *left)]
-
-
-def _query_runs(plan: GpuPlan, operands: Arrays, start, size: int, block: int, parts) -> _Runs:
-  """Returns the tiles of queries for a block of keys: those with the block to their right first."""
-  num_tiles = jnp.int32(operands["query"].shape[0] // size)
-  if "key_ends" in operands:
-    num_tiles = jnp.where(start < operands["key_ends"][...], num_tiles, 0)
-  if "query_offset" in operands:
-    start -= operands["query_offset"][...]
-  limits = -plan.highest, -plan.lowest, 1 - plan.right, 1 - plan.left
-  right, mixed, left = _runs(start, block, size, parts, num_tiles, *limits)
-  return [("right", *right)] * plan.has_right + [("mixed", *mixed), ("left", *left)]
-
-
-def _runs(
-  start: Array, block: int, size: int, parts: int, num_tiles: Any, lowest, highest, low, high
-) -> list[tuple[int, Array, Array]]:
-  """Returns the low, mixed and high tiles of one axis for a block of the other: size, begin, end.
-
-  A tile is included if some difference to the block is from `lowest` to `highest`; it is low if all
-  are less than `low`, high if all are at least `high`.
-  """
-
-  def floor(x):
-    return lax.div(jnp.maximum(x, 0), jnp.int32(size))
-
-  last = start + (block - 1)
-  end = jnp.minimum(floor(last + highest + size), num_tiles)
-  begin = jnp.minimum(floor(start + lowest), end)
-  low_end = jnp.clip(floor(start + low), begin, end)
-  high_begin = jnp.clip(floor(last + high + (size - 1)), low_end, end)
-  mixed = size // parts, low_end * parts, high_begin * parts
-  return [(size, begin, low_end), mixed, (size, high_begin, end)]

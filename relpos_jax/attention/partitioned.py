@@ -226,7 +226,6 @@ def over_devices(
   shards: Shards | None,
   *,
   precision: str | None = None,
-  tile: int = 1,
 ) -> Arrays:
   """Returns `kernel(operands, 0)`, sharded over the batch, heads and queries.
 
@@ -240,7 +239,6 @@ def over_devices(
     shards: the mesh axes that shard the query by letter; None follows its sharding.
     precision: the default precision of the kernel's products, by default the one in force now.
       Partitioning may trace the kernel later, where another is in force.
-    tile: shards have a multiple of this number of queries.
   """
   default = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
   kernel = default(kernel)
@@ -255,7 +253,7 @@ def over_devices(
 
   def shard(mesh, wanted):
     """Returns what one device runs on its shards, and the specs of operands and results."""
-    shards = _even_shards(wanted, mesh, axes, operands, tile)
+    shards = _even_shards(wanted, mesh, axes, operands)
     reductions = {name: _reduction(shards, axes[name], x, mesh) for name, x in results.items()}
 
     def on_one_device(*arrays):
@@ -310,7 +308,7 @@ def over_devices(
   @function.def_vmap
   def map_over(size, is_mapped, *arrays):
     """Merges the mapped axis into the batch or the heads; else maps one by one."""
-    call = functools.partial(over_devices, kernel, axes, shards=shards, tile=tile)
+    call = functools.partial(over_devices, kernel, axes, shards=shards)
 
     def with_axis(letter):
       return [letter in _merged(axes[name]) for name in operands]
@@ -426,20 +424,19 @@ def _even_shards(
   mesh: Mesh | AbstractMesh,
   axes: Mapping[str, str],
   operands: Arrays,
-  tile: int,
 ) -> ShardAxes:
   """Returns the wanted mesh axes that shard the query, the key heads and the biases evenly."""
 
-  def even(letter: str, array: str, multiple: int = 1, of: str = "") -> tuple[str, ...]:
+  def even(letter: str, array: str, of: str = "") -> tuple[str, ...]:
     names = wanted.get(letter, ())
     size = operands[array].shape[axes[array].index(of or letter)]
-    return names if size % (multiple * math.prod(mesh.shape[x] for x in names)) == 0 else ()
+    return names if size % math.prod(mesh.shape[x] for x in names) == 0 else ()
 
   batch = even("B", "query")
   if "bias" in operands and len(operands["bias"]) > 1:
     batch = batch and even("B", "bias", of="A")
   heads = even("N", "key", of="K" if "K" in axes["key"] else "N")
-  queries = even("T", "query", tile) if "T" in axes["query"] else ()
+  queries = even("T", "query") if "T" in axes["query"] else ()
   of_keys = wanted.get("S", ())
   return {"A": batch, "B": batch, "N": heads, "K": heads, "T": queries, "S": of_keys}
 

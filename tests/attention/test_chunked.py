@@ -6,7 +6,15 @@ import jax
 import numpy as np
 import pytest
 from compiling import quickly
-from kernel_calls import CASES, DROPOUT, arrays_of, assert_exact, exact_case, shapes_of
+from kernel_calls import (
+  CASES,
+  DROPOUT,
+  MORE_CASES,
+  arrays_of,
+  assert_exact,
+  exact_case,
+  shapes_of,
+)
 
 from relpos_jax.attention import chunked
 from relpos_jax.attention.inputs import gather_inputs
@@ -18,7 +26,7 @@ def seen(*shape):
   return np.random.default_rng(1).random(shape) < 0.7
 
 
-# What the kernels do not take, or do in other steps. By name: the sizes of arrays, and the options.
+# What no other implementation does in these steps. By name: the sizes of arrays, and the options.
 OWN_CASES = {
   "a bias by head and pair, causal": (
     dict(rows=7, bias="NTS", per_head="kv"),
@@ -44,19 +52,20 @@ OWN_CASES = {
   ),
   "a stretch shorter than a block": (dict(queries=25, keys=25), dict(is_causal=True)),
 }
-NAMES = [*CASES, *OWN_CASES]
+SHARED = CASES | MORE_CASES
+NAMES = [*SHARED, *OWN_CASES]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_many_blocks_equal_the_reference(name, monkeypatch):
   """Varies the sizes of blocks and groups, the heads in a pass, and stretches of a causal call."""
-  number, (sizes, options) = NAMES.index(name), (CASES | OWN_CASES)[name]
+  number, (sizes, options) = NAMES.index(name), (SHARED | OWN_CASES)[name]
   block, group, num_heads = (8, 5, 3)[number % 3], (1, 2, 4, 8)[number % 4], 2 ** (number // 4 % 3)
   monkeypatch.setattr(chunked, "_STRETCHES", 2 + number // 2 % 2)
   queries, keys = sizes.get("queries", 20), sizes.get("keys", 20)
   monkeypatch.setattr(chunked, "_PAIRS", num_heads * min(block, queries) * keys)
   attention = functools.partial(chunked.attention, block=block, group=group)
-  call = exact_case(name) if name in CASES else (arrays_of(**sizes), options)
+  call = exact_case(name) if name in SHARED else (arrays_of(**sizes), options)
   assert_exact(attention, *call)
 
 

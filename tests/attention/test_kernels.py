@@ -1,7 +1,4 @@
-"""The fused kernels in interpret mode, on tiles so small that every kind of them occurs.
-
-For TPUs sub-tiles of 4 and tiles of 8, for GPUs tiles of 4 and 8: three blocks or more.
-"""
+"""The fused kernels in interpret mode, on tiles so small that every kind of them occurs."""
 
 import functools
 
@@ -12,7 +9,6 @@ import pytest
 from kernel_calls import (
   CASES,
   LOW,
-  WIDTH,
   arrays_of,
   assert_exact,
   exact_case,
@@ -21,22 +17,18 @@ from kernel_calls import (
 )
 
 from relpos_jax import DistanceBias
-from relpos_jax.attention import pallas_gpu, pallas_tpu, pallas_tpu_tiles
-from relpos_jax.attention.pallas_gpu_kernels import Blocks
+from relpos_jax.attention import pallas_gpu, pallas_tpu
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-SMALL = Blocks((4, 4, 2), (8, 4, 1), (4, 8, 2))
 KERNELS = dict(
-  tpu=functools.partial(pallas_tpu.attention, block=8, lanes=4),
-  gpu=functools.partial(pallas_gpu.attention_in_blocks, blocks=SMALL, interpret=True),
+  tpu=functools.partial(pallas_tpu.attention, block=8),
+  gpu=functools.partial(pallas_gpu.attention, block=(8, 4)),
 )
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request, monkeypatch):
-  """Returns a kernel; on TPUs three or five blocks of keys are as many steps, four are two."""
-  monkeypatch.setattr(pallas_tpu_tiles, "STEP_BYTES", 2 * 8 * WIDTH * 8)
+def kernel(request):
   return KERNELS[request.param]
 
 
@@ -50,7 +42,7 @@ HIDDEN = {
   "left end": (0, 2, {}),
   "left end, causal": (0, 0, dict(is_causal=True)),
   "right end, lengths": (5, 6, dict(key_value_seq_lengths=np.array([20, 18]))),
-  "within, an offset": (2, 4, dict(query_offset=4)),
+  "within": (2, 4, {}),
 }
 
 

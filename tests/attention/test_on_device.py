@@ -12,37 +12,24 @@ import functools
 import jax
 import numpy as np
 import pytest
-from kernel_calls import CASES, arrays_of, attend, normal, output_and_gradients
-from test_kernels import SMALL
+from kernel_calls import CASES, MORE_CASES, arrays_of, attend, normal, output_and_gradients
 
 from relpos_jax import LinearBias, RelativePositions
 from relpos_jax.attention import chunked, pallas_gpu, pallas_tpu, projected, reference
 from relpos_jax.attention.choice import IMPLEMENTATIONS
-from relpos_jax.attention.pallas_gpu_kernels import Blocks
 from relpos_jax.attention.relations import tables
 
 WIDTH = 64
 LARGEST_ERROR = dict(float32=1e-4, bfloat16=3e-2)
 
 
-def in_small_blocks(inputs):
-  """Computes attention with the smallest tiles of a GPU: parts of them have 16 rows."""
-  blocks = Blocks(*((8 * rows, 8 * columns, parts) for rows, columns, parts in SMALL))
-  return pallas_gpu.attention_in_blocks(inputs, blocks, jax.default_backend() != "gpu")
-
-
-# By name: the function, the implementation's name, how many times longer sequences are.
+ALL_CASES = CASES | MORE_CASES
+# By name: its function, and how many times longer sequences are.
 ATTENTIONS = {
-  "pallas_gpu in small tiles": (in_small_blocks, "pallas_gpu", 8),
-  "pallas_gpu": (pallas_gpu.attention, "pallas_gpu", 32),
-  "pallas_tpu in small tiles": (
-    functools.partial(pallas_tpu.attention, block=256, lanes=128),
-    "pallas_tpu",
-    32,
-  ),
-  "pallas_tpu": (pallas_tpu.attention, "pallas_tpu", 64),
-  "chunked": (chunked.attention, "chunked", 32),
-  "projected": (projected.attention, "projected", 8),
+  "pallas_gpu": (pallas_gpu.attention, 32),
+  "pallas_tpu": (pallas_tpu.attention, 64),
+  "chunked": (chunked.attention, 32),
+  "projected": (projected.attention, 8),
 }
 
 
@@ -86,16 +73,16 @@ def errors(actual, wanted):
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 @pytest.mark.parametrize("dtype", LARGEST_ERROR)
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_error_on_the_device(attention, dtype, name):
+@pytest.mark.parametrize("implementation", ATTENTIONS)
+def test_error_on_the_device(implementation, dtype, name):
   """Allows eight times the largest error of the reference in the same dtype on the same device."""
-  function, implementation, factor = ATTENTIONS[attention]
+  function, factor = ATTENTIONS[implementation]
   known, platform = IMPLEMENTATIONS[implementation], jax.default_backend()
   if platform != "cpu" and known.device not in (None, platform):
     pytest.skip(f"it needs a {known.device.upper()}")
-  sizes, options = enlarge(*CASES[name], factor)
+  sizes, options = enlarge(*ALL_CASES[name], factor)
   compiled = lambda f: jax.jit(functools.partial(output_and_gradients, f, options=options))
   with jax.enable_x64(False), jax.default_matmul_precision("highest"):
     arrays = arrays_of(**sizes, dtype=dtype)

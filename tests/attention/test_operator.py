@@ -94,14 +94,23 @@ REFUSED = {
   "a bias is given": (KERNELS, dict(bias=np.ones((1, 1, 5, 7)))),
   "mask has shape (1, 1, 5, 1)": (KERNELS, dict(mask=np.ones((1, 1, 5, 1), bool))),
   "positions are given; if they are consecutive, give query_offset instead": (
-    ("skew", *KERNELS),
+    ("skew",),
     dict(query_positions=np.arange(5)),
   ),
+  "positions or query_offset are given": (KERNELS, dict(query_positions=np.arange(5))),
   "it takes no EdgeLabels": (
     ("skew", *KERNELS),
     dict(relations=(RELATIONS, EdgeLabels(LABELS % 5, TABLE, None))),
   ),
   "it takes no KeyBias": (KERNELS, dict(relations=KeyBias(TABLE))),
+  "it takes no ContentBias": (KERNELS, dict(relations=ContentBias(CONTENT, TABLE[:, :3]))),
+  "it takes no LinearBias": (KERNELS, dict(relations=(RELATIONS, LinearBias.alibi(4)))),
+  "a local window is given": (KERNELS, dict(local_window_size=3)),
+  "positions or query_offset are given; it": (KERNELS, dict(query_offset=np.array([1, 2]))),
+  "positions or query_offset are given; it needs": (KERNELS, dict(query_offset=3)),
+  "a soft cap is given": (KERNELS, dict(logits_soft_cap=1.0)),
+  "sinks are given": (KERNELS, dict(sinks=np.ones(4, np.float32))),
+  "sinks are given, or a residual": (KERNELS, dict(return_residual=True)),
   "values are 4 wide; it needs the keys' width, 8": (
     KERNELS,
     dict(value=KEY[..., :4], relations=RelativePositions(TABLE, None)),
@@ -116,9 +125,10 @@ def test_what_an_implementation_cannot_do_it_refuses_with_the_reason_that_explai
   names, change = REFUSED[reason]
   arguments = dict(query=QUERY, key=KEY, value=KEY, relations=RELATIONS) | change
   arrays = [arguments.pop(name) for name in ("query", "key", "value")]
+  static = "local_window_size", "logits_soft_cap", "return_residual", "implementation"
   for name in names:
     with pytest.raises(NotImplementedError, match=f"'{name}' cannot .*{re.escape(reason)}"):
-      jax.jit(functools.partial(call, implementation=name))(*arrays, **arguments)
+      jax.jit(call, static_argnames=static)(*arrays, **arguments, implementation=name)
     assert explain(*arrays, **arguments).reasons[name].startswith(reason)
 
 

@@ -4,61 +4,41 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from kernel_calls import BATCH, DROPOUT, arrays_of, assert_exact, attend, normal
+from kernel_calls import arrays_of, assert_exact
 
-from relpos_jax import ContentBias, DistanceBias, LinearBias, RelativePositions, explain
+from relpos_jax import RelativePositions, explain
 from relpos_jax.attention import pallas_tpu
 from relpos_jax.attention.inputs import gather_inputs
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-in_tiles = functools.partial(pallas_tpu.attention, block=8, lanes=4)
 
-
-@pytest.mark.parametrize("rows", [5, 2 * 7 + 1])
-def test_what_wraps_around_in_the_band_is_nobodys_logit(rows):
-  """Sub-tiles as large as tiles, and a table that fills its period but for the rows it needs."""
-  assert_exact(functools.partial(in_tiles, lanes=8), arrays_of(rows=rows), {})
-
-
-def test_gradients_are_as_narrow_as_the_inputs_though_the_offset_is_traced():
-  arrays = arrays_of(queries=9, keys=9, more=(ContentBias(normal(BATCH, 9, 2, 3), normal(3, 3)),))
-  arrays = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arrays)
-  loss = lambda arrays: attend(arrays, in_tiles, query_offset=np.array(3)).sum()
-  gradients = jax.eval_shape(jax.grad(loss), arrays)
-  assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype("bfloat16")}
+def test_a_skewed_array_as_large_as_a_tile():
+  """A table that fills its period, and sees the block of another."""
+  attention = functools.partial(pallas_tpu.attention, block=8)
+  assert_exact(attention, arrays_of(rows=2 * 3 + 1), dict(beyond="zero", is_causal=True))
 
 
 def test_exact_on_tiles_of_default_size():
   assert_exact(pallas_tpu.attention, arrays_of(queries=9, keys=11, key_heads=1), {})
 
 
-def test_keys_in_several_calls(monkeypatch):
-  monkeypatch.setattr(pallas_tpu, "KEYS_A_CALL", 8)
-  content = ContentBias(normal(BATCH, 9, 2, 3), normal(3, 3))
-  more = content, LinearBias(normal(2)), DistanceBias(normal(5))
-  arrays = arrays_of(queries=9, keys=13, more=more)
-  options = DROPOUT | dict(key_value_seq_lengths=jnp.array([12, 7]))
-  assert_exact(in_tiles, arrays, options)
-
-
 def test_it_takes_large_tables_of_which_a_call_reaches_few_rows():
-  """Music Transformer: k = 1,024, of which a causal call reaches half, and one in a window few."""
+  """Music Transformer: k = 1,024, of which a causal call reaches half."""
   sequence, table = jnp.zeros((1, 2048, 1, 8)), jnp.zeros((2 * 1024 + 1, 8))
-  reasons = []
-  for options in (dict(is_causal=True), dict(local_window_size=99), {}):
-    relations = RelativePositions(table, None, beyond="zero")
-    run = functools.partial(explain, sequence, sequence, sequence, relations=relations)
-    reasons.append(run(**options).reasons["pallas_tpu"])
-  assert all(reason.startswith("can do it") for reason in reasons[:2])
-  assert reasons[2] == "the call reaches 2051 rows of the tables; it takes at most 2048"
+  relations = RelativePositions(table, None, beyond="zero")
+  run = functools.partial(explain, sequence, sequence, sequence, relations=relations)
+  assert run(is_causal=True).reasons["pallas_tpu"].startswith("can do it")
+  refused = "the call reaches 2051 rows of the tables; it takes at most 2048"
+  assert run().reasons["pallas_tpu"] == refused
 
 
 def test_refuses_on_a_tpu_what_it_cannot_compile():
   wide = gather_inputs(*[jnp.zeros((1, 8, 1, 512), jnp.bfloat16)] * 3)
   double = gather_inputs(*[jnp.zeros((1, 8, 1, 64))] * 3)
+  long = gather_inputs(*[jnp.zeros((1, 20481, 1, 128), jnp.bfloat16)] * 3)
+  assert "20480 fit the chip" in pallas_tpu.unsupported(long, interpret=False)
   assert "512 wide" in pallas_tpu.unsupported(wide, interpret=False)
   assert "float64" in pallas_tpu.unsupported(double, interpret=False)
   assert pallas_tpu.unsupported(double) is None

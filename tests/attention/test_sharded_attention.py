@@ -58,7 +58,7 @@ def in_blocks(*args, **options):
 
 
 def in_tiles(*args, **options):
-  return pallas_tpu.attention(gather_inputs(*args, **options), block=2, lanes=2)
+  return pallas_tpu.attention(gather_inputs(*args, **options), block=8)
 
 
 @pytest.mark.parametrize("kind", ["auto", "explicit", "manual"])
@@ -121,7 +121,7 @@ def test_each_device_has_the_offsets_of_its_sequences(kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH")
   options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(0))
   attend = functools.partial(call, query_offset=jnp.arange(-8, 24, 4), **options)
-  check_eight_devices_equal_one(attend, in_tiles, axes, HEADS_TOO, kind=kind)
+  check_eight_devices_equal_one(attend, in_blocks, axes, HEADS_TOO, kind=kind)
 
 
 def test_no_axis_of_a_mesh_is_left_to_the_compiler():
@@ -182,31 +182,26 @@ ALONG_A_SEQUENCE = dict(T="tokens", S="tokens", N="megatron", K="megatron")
 
 
 @pytest.mark.parametrize(
-  "heads, implementation, is_causal, offset, kind",
+  "heads, is_causal, offset, kind",
   [
-    ("N", "chunked", True, 0, "named"),
-    ("K", "chunked", False, 0, "auto"),
-    ("K", "pallas_tpu", True, 0, "auto"),
-    ("N", "chunked", True, 7, "auto"),
-    ("N", "chunked", True, np.arange(-8, 24, 4), "auto"),
-    ("K", "pallas_tpu", True, 6, "named"),
+    ("N", True, 0, "named"),
+    ("K", False, 0, "auto"),
+    ("N", True, 7, "auto"),
+    ("N", True, np.arange(-8, 24, 4), "auto"),
+    ("K", True, 6, "named"),
   ],
 )
-def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal, offset, kind):
+def test_a_sequence_may_lie_on_several_devices(heads, is_causal, offset, kind):
   # Keys and values are gathered and their gradients scattered; queries stay.
   key = f"BS{heads}H"
-  axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH")
+  axes = dict(query="BTNH", key=key, value=key, key_table="RNH", value_table="RH", bias="BNTP")
   options = dict(is_causal=is_causal, query_offset=offset)
-  attention = in_blocks if implementation == "chunked" else in_tiles
-  if implementation == "chunked":
-    axes |= dict(bias="BNTP")
-  elif heads == "K":
+  if heads == "K":
     ids = jnp.arange(24, dtype=jnp.int32) // 7
     options |= dict(query_segment_ids=ids, key_segment_ids=ids)
-  if heads == "K":
     options |= dict(dropout_rate=0.3, dropout_key=jax.random.key(0))
   attend, along = functools.partial(call, **options), ALONG_A_SEQUENCE
-  text = check_eight_devices_equal_one(attend, attention, axes, along, stays=False, kind=kind)
+  text = check_eight_devices_equal_one(attend, in_blocks, axes, along, stays=False, kind=kind)
   moved = lambda name: re.findall(rf"= f32\[([\d,]+)\]\S* {name}(?:-start)?\(", text)
   sizes = lambda shape: sorted(map(int, shape.split(",")))
   keys = sorted([SIZES["B"], SIZES["S"], SIZES[heads] // 2, SIZES["H"]])
@@ -219,26 +214,37 @@ def test_a_sequence_may_lie_on_several_devices(heads, implementation, is_causal,
   [
     (PROJECTED, HEADS_TOO, "auto"),
     (SKEW, HEADS_TOO, "explicit"),
-    *(
-      (x, along, "auto")
-      for x in (ON_GPUS, in_tiles, in_blocks)
-      for along in (HEADS_TOO, ALONG_A_SEQUENCE)
-    ),
+    *((in_blocks, along, "auto") for along in (HEADS_TOO, ALONG_A_SEQUENCE)),
   ],
 )
 def test_a_sum_of_relations(attention, along, kind):
   axes = dict(query="BTNH", key="BSKH", value="BSKH", content="BTNH")
   axes |= dict(table="RH", bias="RN", slopes="N", key_table="RNH")
-  is_kernel = attention in (ON_GPUS, in_tiles)
 
   def attend(attention, arrays):
     query, key, value, content, table, bias, slopes, key_table = map(arrays.get, axes)
     relations = ContentBias(content, table), DistanceBias(bias, left=2), LinearBias(slopes)
-    relations += () if is_kernel else (KeyBias(key_table),)
-    return attention(query, key, value, relations=relations, is_causal=is_kernel)
+    relations += (KeyBias(key_table),)
+    return attention(query, key, value, relations=relations)
 
   stays = along is HEADS_TOO
   check_eight_devices_equal_one(attend, attention, axes, along, stays, kind)
+
+
+@pytest.mark.parametrize("along", [HEADS_TOO, ALONG_A_SEQUENCE])
+@pytest.mark.parametrize("attention", [ON_GPUS, in_tiles])
+def test_kernels_gather_the_queries_of_a_sequence(attention, along):
+  axes = dict(query="BTNH", key="BSKH", value="BSKH", key_table="RNH", value_table="RH", bias="RN")
+  ids = jnp.arange(24, dtype=jnp.int32) // 7
+  options = dict(is_causal=True, dropout_rate=0.3, dropout_key=jax.random.key(0))
+  options |= dict(query_segment_ids=ids, key_segment_ids=ids)
+
+  def attend(attention, arrays):
+    query, key, value, *tables, bias = map(arrays.get, axes)
+    relations = RelativePositions(*tables), DistanceBias(bias)
+    return attention(query, key, value, relations=relations, **options)
+
+  check_eight_devices_equal_one(attend, attention, axes, along, stays=along is HEADS_TOO)
 
 
 def test_tables_learn_from_all_devices_of_a_sequence_though_keys_do_not_divide():
@@ -262,6 +268,16 @@ def test_callers_may_shard_a_sequence_themselves(attention):
 
   along = dict(T="tokens", N="megatron", K="megatron")
   check_eight_devices_equal_one(attend, attention, axes, along, kind="manual")
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_kernels_refuse_a_mesh_that_shards_the_queries(kind):
+  mesh = jax.make_mesh((8,), ("tokens",), (kind,))
+  with jax.set_mesh(mesh), mesh_axes(queries="tokens"):
+    x = jax.device_put(np.ones((2, 32, 2, 16)), jax.NamedSharding(mesh, jax.P(None, "tokens")))
+    for name in ("pallas_tpu", "pallas_gpu"):
+      with pytest.raises(NotImplementedError, match=r"shards queries over \('tokens',\)"):
+        dot_product_attention(x, x, x, implementation=name)
 
 
 def test_mesh_axes_have_usual_names_by_default_and_refuse_those_that_the_mesh_lacks():
