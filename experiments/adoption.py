@@ -130,11 +130,12 @@ def _t5x(folder, tokens):
     return model.apply(dict(params=params), *inputs(tokens))
 
   def decode(params, tokens):
+    _, shifted, _ = inputs(tokens)
     context = model.apply(dict(params=params), tokens, method="encode")
     options = dict(decode=True, max_decode_length=_LENGTH, mutable=["cache"], method="decode")
 
     def step(cache, t):
-      token = inputs(tokens)[1][:, t : t + 1]
+      token = shifted[:, t : t + 1]
       variables = dict(params=params, cache=cache)
       logits, updated = model.apply(variables, context, tokens, token, token, **options)
       return logits, updated["cache"]
