@@ -1,34 +1,27 @@
-"""Trains on short sentences and scores longer ones.
+"""Trains on short sequences and scores longer ones.
 
   python -m experiments.sweep --config=configs/lengths.py:scan --seeds=5
   python -m experiments.sweep --config=configs/lengths.py:embedded --seeds=5
   python -m experiments.sweep --config=configs/lengths.py --only="relative, k=16"
-  python -m experiments.sweep --config=configs/lengths.py:published
 
-`scan` is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in training, 24 to 48
-in the split `test`. `embedded` is the quickstart with pairs of at most 16 tokens: 16,423 of 20,000.
-Longer are 81 of 500 test pairs, up to 33, and all 200 of the split `long`, from 36 on. Both decode
-greedily, score samples of the test sets at each evaluation, and all of them at the end, with the
-end mark free and with the reference's length given. For local files of SCAN give
---config.data.scan.path=FOLDER.
-
-Other arguments are recipes of `configs/multi30k.py`: training on pairs of at most 15 tokens per
-side (`max_length` counts the end mark) and the full test split. With our vocabulary, 18,053 of
-29,000 pairs train, and 346 of 1,000 test pairs are longer; with the published one, 18,516 and 329.
+`scan`, the default, is the length split of SCAN (Lake and Baroni 2018): at most 22 actions in
+training, 24 to 48 in the split `test`. `embedded` is the quickstart with pairs of at most 16
+tokens: 16,423 of 20,000. Longer are 81 of 500 test pairs, up to 33, and all 200 of the split
+`long`, from 36 on. Both decode greedily, score samples of the test sets at each evaluation, and all
+of them at the end, with the end mark free and with the reference's length given. For local files of
+SCAN give --config.data.scan.path=FOLDER.
 """
 
-from configs import multi30k, positions, quickstart
+from configs import default, positions, quickstart
 
 
 def get_config(argument: str = ""):
-  if argument not in ("scan", "embedded"):
-    config = multi30k.get_base("lengths", argument)
-    config.batches.max_length = 16
-    return config
+  """Returns the base cell, with Shaw's positions, by data; by default SCAN's."""
+  (data,) = default.choose(argument, ("scan", "embedded"))
   config = quickstart.get_config()
-  config.name = f"lengths-{argument}"
+  config.name = f"lengths-{data}"
   config.batches.max_length = 17
-  if argument == "scan":
+  if data == "scan":
     config.data.source, config.vocabulary.kind, config.evaluation.tokenize = "scan", "words", "none"
     config.batches.update(tokens=1024, max_length=23)
     config.model.update(embedding_dropout_rate=0.1, dropout_rate=0.1)

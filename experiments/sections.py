@@ -52,9 +52,7 @@ def blocks_of(task: str, sweep: str, rows: Rows, folder: pathlib.Path) -> dict[s
     return {sweep: _chains(sweep, rows, folder) if is_chains else _folds(sweep, rows)}
   if _first(rows)["config"]["evaluation.given_lengths"]:
     return {sweep: _lengths(sweep, rows, folder)}
-  by_length = _by_length(sweep, rows)
-  found = {sweep: _translation(sweep, rows, folder)}
-  return found | {f"by-length-{sweep}": by_length} if by_length else found
+  return {sweep: _translation(sweep, rows, folder)}
 
 
 # All tasks ----------------------------------------------------------------------------------------
@@ -180,7 +178,7 @@ def _translation(sweep: str, rows: Rows, folder: pathlib.Path) -> str:
   measures = ["loss (nats per token)", "BLEU"]
   parts = [
     tables.column_table(sweep, rows, columns),
-    tables.comparison_table(f"sacreBLEU of {splits[0]}", [*rows], _bleu(rows, splits[:1])),
+    tables.comparison_table(f"sacreBLEU of {splits[0]}", [*rows], _bleu(rows, splits[0])),
     _draw_curves(rows, measures, folder / f"{sweep}-learning.png"),
   ]
   return _section(rows, parts, facts)
@@ -195,48 +193,13 @@ def _sentences(run: Record, splits: Sequence[str]) -> np.ndarray:
   return np.concatenate([np.array(run["sentences"][split]) for split in splits])
 
 
-def _bleu(rows: Rows, splits: Sequence[str], mask: np.ndarray | None = None) -> dict[str, Scores]:
-  """Computes the BLEU of each row on the sentences of the splits, or on those of the mask."""
-  selected = slice(None) if mask is None else mask
+def _bleu(rows: Rows, split: str) -> dict[str, Scores]:
   counts = {
-    row: np.stack([sentence_counts(_sentences(run, splits)[selected, 1:]) for run in runs])
+    row: np.stack([sentence_counts(np.array(run["sentences"][split])[:, 1:]) for run in runs])
     for row, runs in rows.items()
   }
   draws = draw_sentences(next(iter(counts.values())).shape[1])
   return {row: score_seeds(of, draws) for row, of in counts.items()}
-
-
-def _by_length(sweep: str, rows: Rows) -> str:
-  """Returns the tables of BLEU by length, "" if no sentence is longer than those trained on.
-
-  A length is that of the longer side in tokens of the vocabulary, over all splits.
-  """
-  trained = _first(rows)["config"]["batches.max_length"] - 1  # without the end mark
-  splits = _splits(rows)
-  lengths = _sentences(_first(rows), splits)[:, 0]
-  is_long = lengths > trained
-  if is_long.all() or not is_long.any():
-    return ""
-  short, long = _bleu(rows, splits, ~is_long), _bleu(rows, splits, is_long)
-  change = {
-    row: Scores(long[row].seeds - short[row].seeds, long[row].samples - short[row].samples)
-    for row in rows
-  }
-  titled = {
-    f"up to {trained} ({(~is_long).sum():,})": short,
-    f"above {trained} ({is_long.sum():,})": long,
-    "change": change,
-  }
-  columns = {
-    title: {row: tables.mean_and_interval(of.seeds) for row, of in scores.items()}
-    for title, scores in titled.items()
-  }
-  parts = [
-    tables.column_table(f"{sweep}: tokens (sentences)", rows, columns),
-    tables.comparison_table(f"above {trained}", [*rows], long),
-    tables.comparison_table("change", [*rows], change),
-  ]
-  return "\n\n".join(parts)
 
 
 # Valid exact matches (%) at whose first evaluation schemes are compared, by source of the data.
