@@ -55,14 +55,20 @@ def main(
   size = 1 if input == "-" and sys.stdin.isatty() else _LINES_AT_ONCE
   while chunk := list(itertools.islice(lines, size)):
     numbered = zip(normalize_input(run.config, chunk), numbers, strict=False)
-    chunk = [_truncate(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
+    chunk = [_read(*pair, run.vocabulary.source, max_source_length) for pair in numbered]
     print(*join_lines(run.config, translate(chunk)), sep="\n", flush=True)
 
 
-def _truncate(line: str, number: int, tokenizer: Any, longest: int) -> str:
-  """Returns the line, or its first tokens and prints a warning."""
+def _read(line: str, number: int, tokenizer: Any, longest: int) -> str:
+  """Returns the line, or its first tokens; warns of that, and of unknown words."""
+  from experiments.data.tokenizer import UNK
+
   line = line.strip()
   encoding = tokenizer.encode(line, add_special_tokens=False)
+  if UNK in encoding.ids:  # never for subwords
+    tokens = zip(encoding.ids, encoding.offsets, strict=True)
+    words = " ".join(line[start:end] for token, (start, end) in tokens if token == UNK)
+    print(f"line {number}: not in the vocabulary: {words}", file=sys.stderr)
   if len(encoding) > longest:
     line = line[: encoding.offsets[longest - 1][1]]
     print(

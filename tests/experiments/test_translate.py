@@ -11,7 +11,7 @@ import pytest
 
 from configs import quickstart
 from experiments import translate as translate_command
-from experiments.data.tokenizer import decode, encode, load_tokenizers
+from experiments.data.tokenizer import decode, encode, load_tokenizers, train_tokenizer
 from experiments.run import load_run, load_task
 from experiments.training.sharding import make_mesh
 from experiments.translation.corpus import Corpus
@@ -84,6 +84,13 @@ def test_a_long_line_is_truncated_with_a_warning(call, workdir):
   short = [*lines[:2], _first_tokens(lines[2], workdir, 12), lines[3]]
   wanted = call("translate", f"--workdir={workdir}", stdin="\n".join(short).encode())
   assert answer.out == wanted.out
+
+
+def test_words_that_are_not_in_the_vocabulary_are_named(capsys):
+  tokenizer = train_tokenizer(["jump twice and walk"], "words", size=100)
+  for number, line in enumerate(["jump twice", "jump  thrice and hop "]):
+    assert translate_command._read(line, number, tokenizer, 10) == line.strip()
+  assert capsys.readouterr().err == "line 1: not in the vocabulary: thrice hop\n"
 
 
 def _first_tokens(line, workdir, number):
