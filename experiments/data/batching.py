@@ -138,40 +138,25 @@ class Batches:
       shape.
 
   >>> batches = Batches([[5, 2], [6, 7, 8, 2], [9, 2]], [[5, 2], [6, 2], [7, 2]],
-  ...                   boundaries=(2, 4), token_budget=4, seed=0)
+  ...                   boundaries=(2, 4), budget=4, seed=0)
   >>> print(batches)
   shapes 2x2 1x4, batches per epoch: 2, dropped (above 4): 0, padding: 12%
   >>> sorted(batches[step].target.tolist() for step in range(2))
   [[[5, 2], [7, 2]], [[6, 2, 0, 0]]]
   """
 
-  def __init__(
-    self,
-    *sides: Any,
-    kind: Callable[..., Any] = Batch,
-    boundaries: Sequence[int],
-    token_budget: int,
-    multiple_of: int = 1,
-    seed: int | None,
-  ):
-    """Schedules the examples; the other arguments and errors are those of `Schedule`.
+  def __init__(self, *sides: Any, kind: Callable[..., Any] = Batch, **options: Any):
+    """Schedules the examples; the options and errors are those of `Schedule`.
 
     Args:
       sides: sources and targets, with the same number of rows. Each is a sequence of integer rows,
         or an object with `in_epoch(epoch)`, the rows of an epoch as `Ragged`, and `lengths`, the
         largest of each row in any epoch.
       kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
-      token_budget: the largest number of tokens per batch, examples times boundary.
     """
     self._sides = [side if hasattr(side, "in_epoch") else Ragged.of(side) for side in sides]
     self._kind = kind
-    self._schedule = Schedule(
-      pair_lengths(*self._sides),
-      boundaries=boundaries,
-      budget=token_budget,
-      multiple_of=multiple_of,
-      seed=seed,
-    )
+    self._schedule = Schedule(pair_lengths(*self._sides), **options)
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped
     self.first_steps = self._schedule.first_steps
@@ -180,6 +165,10 @@ class Batches:
     rows, bucket = self._schedule[step]
     sides = [side.in_epoch(operator.index(step) // self.num_per_epoch) for side in self._sides]
     return self._kind(*(side.padded(rows, self.shapes[bucket], PAD) for side in sides))
+
+  def order(self, step: SupportsIndex) -> Int[np.ndarray, "examples"]:
+    """Returns the indices of the examples in a step's batch, row by row."""
+    return self._schedule[step][0]
 
   @property
   def examples(self) -> list[np.ndarray]:

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import pathlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -65,9 +64,9 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
 
   Sub-folders train, valid and test are the splits. A folder without them is split by a hash of each
   file's name, on average 80, 10 and 10 %: adding or removing files moves no other file to another
-  split. Splits without files are left out.
+  split. Without files for it, the test split is left out.
 
-  Raises InputError: the folder is missing or has no file for training, or a file is bad.
+  Raises InputError: the folder has no file for training or validation, or a file is bad.
 
   >>> load_midi_folder("maestro").splits["train"][0]  # doctest: +SKIP
   array([372,  67, 265, ...])
@@ -75,8 +74,6 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   if not path:
     raise InputError("no folder of MIDI files: give --config.data.midi.path")
   folder = pathlib.Path(path).expanduser()
-  if not os.path.isdir(folder):
-    raise InputError(f"no folder {folder}: check the name")
 
   def midi_files(of):
     return sorted(x for x in of.rglob("*") if x.suffix.lower() in (".mid", ".midi"))
@@ -86,8 +83,9 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   else:
     files = midi_files(folder)
     found = {split: [file for file in files if split_of(file.name) == split] for split in SPLITS}
-  if not found["train"]:
-    raise InputError(f"no MIDI file to train on: put .mid or .midi files into {folder / 'train'}")
+  for split in ("train", "valid"):
+    if not found[split]:
+      raise InputError(f"no MIDI file for {split}: put .mid or .midi files into {folder / split}")
   found = {split: files for split, files in found.items() if files}
   splits = {split: [CODECS[codec].read(file) for file in files] for split, files in found.items()}
   counts = ", ".join(f"{len(files):,} {split}" for split, files in found.items())
@@ -145,13 +143,11 @@ class MusicRows:
     if random_slices:
       lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
     self.lengths = np.concatenate(lengths)
-    self._lock = threading.Lock()
     self._rows = functools.lru_cache(maxsize=2)(self._make)
 
   def in_epoch(self, epoch: int) -> Ragged:
     """Returns the rows of an epoch; their number is the same in each."""
-    with self._lock:
-      return self._rows(epoch)
+    return self._rows(epoch)
 
   def _make(self, epoch: int) -> Ragged:
     key = np.array([self._seed % 2**64, epoch], np.uint64)

@@ -11,9 +11,8 @@ import optax
 from flax import nnx
 
 from experiments.config import LARGEST, between, check_values
-from experiments.data.batching import Batches, Tokens, bucket_boundaries, prefetch
+from experiments.data.batching import Batches, Tokens, bucket_boundaries
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged
-from experiments.errors import InputError
 from experiments.evaluation.records import Metric
 from experiments.files import Path
 from experiments.music import voices
@@ -72,13 +71,7 @@ class MusicTask(tasks.Task):
     data = self.config.data
     if data.source == "chorales":
       return load_chorales(**data.chorales)
-    music = load_midi_folder(**data.midi)
-    if "valid" not in music.splits:
-      raise InputError(
-        f"no valid pieces in {data.midi.path}: put some files into its sub-folder valid, and the "
-        "others into train"
-      )
-    return music
+    return load_midi_folder(**data.midi)
 
   def load_vocabulary(self, workdir: Path) -> Codec:
     return self.codec
@@ -212,7 +205,7 @@ class Likelihood(NamedTuple):
 
 
 def likelihood(
-  nats_of: Callable[[Int[Array, "B L"], Int[Array, "B L"]], Float[Array, "B L"]],
+  nats_of: Callable[[Int[Array, "B L"]], Float[Array, "B L"]],
   pieces: Sequence[np.ndarray],
   times: Callable[[np.ndarray], np.ndarray],
   *,
@@ -221,31 +214,22 @@ def likelihood(
   """Computes the likelihood of complete pieces, summed in float64.
 
   Args:
-    nats_of: returns the nats of target tokens given input tokens, as `make_nats_of` does.
+    nats_of: returns the nats of tokens, each given those before it, as `make_nats_of` does.
     pieces: tokens, without begin and end.
     times: the codec's.
     token_budget: the largest number of tokens per batch, padding included; a longer piece is a
       batch by itself.
   """
-  source = Ragged.of([np.concatenate([[BOS], piece]) for piece in pieces])
-  target = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
-  numbers = Ragged.of([[number] for number in range(1, len(pieces) + 1)])  # 0 is padding
-  boundaries = bucket_boundaries(source.lengths, _NUM_SHAPES, multiple_of=64)
-  batches = Batches(
-    *(source, target, numbers),
-    kind=lambda *sides: sides,
-    boundaries=boundaries,
-    token_budget=max(token_budget, boundaries[-1]),
-    seed=None,
-  )
-  end_nats, of_pieces = 0.0, np.zeros(len(pieces) + 1)
-  number = batches.num_per_epoch
-  numbered = prefetch(batches, 0, number)
-  for source, target, piece in track(numbered, number, "batches scored"):
-    found = np.asarray(nats_of(source, target), np.float64)
-    of_pieces[piece[:, 0]] += found.sum(axis=1)
-    end_nats += found[target == EOS].sum()
-  of_pieces = of_pieces[1:]
+  rows = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
+  boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)
+  budget = max(token_budget, boundaries[-1])
+  batches = Batches(rows, kind=Tokens, boundaries=boundaries, budget=budget, seed=None)
+  end_nats, of_pieces = 0.0, np.zeros(len(pieces))
+  for step in track(range(batches.num_per_epoch), batches.num_per_epoch, "batches scored"):
+    (tokens,), chosen = batches[step], batches.order(step)
+    found = np.asarray(nats_of(tokens), np.float64)
+    of_pieces[chosen] = found.sum(axis=1)[: len(chosen)]
+    end_nats += found[tokens == EOS].sum()
   nats, num_tokens = float(of_pieces.sum()), sum(map(len, pieces))
   scores = dict(
     nll=nats / (num_tokens + len(pieces)),
@@ -259,8 +243,8 @@ def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[
   """Returns `nats_of` for a `LanguageModel`: compiled, without dropout."""
 
   @jax.jit
-  def score(params, source, target):
-    return token_nats(nnx.merge(graphdef, params)(source), target)
+  def score(params, tokens):
+    return token_nats(nnx.merge(graphdef, params)(shift_right(tokens, BOS)), tokens)
 
   return functools.partial(score, params)
 

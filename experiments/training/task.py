@@ -242,11 +242,15 @@ def check_batches(config: ConfigDict, sizes: Mapping[str, int]) -> None:
 
 
 def batch_maker(
-  config: ConfigDict, lengths: np.ndarray, mesh: AnyMesh, max_length: int | None = None
+  config: ConfigDict,
+  lengths: np.ndarray,
+  mesh: AnyMesh,
+  max_length: int | None = None,
+  kind: Callable[..., Any] = Batches,
 ):
-  """Returns a constructor of `Batches`, in shapes that suit training examples of these lengths.
+  """Returns a constructor of batches, in shapes that suit training examples of these lengths.
 
-  With a `max_length` other than the config's, a batch has room for one such row on each device.
+  A batch has room for one row of the largest length on each device, whatever `max_length` is.
   """
   boundaries = bucket_boundaries(
     lengths,
@@ -255,10 +259,5 @@ def batch_maker(
     multiple_of=multiple_of_tokens(config.mesh, mesh.shape["sequence"]),
   )
   rows = num_rows_together(mesh.shape) * config.training.num_microbatches
-  least = boundaries[-1] * rows if max_length else 0
-  return functools.partial(
-    Batches,
-    boundaries=boundaries,
-    token_budget=max(config.batches.tokens, least),
-    multiple_of=rows,
-  )
+  budget = max(config.batches.tokens, boundaries[-1] * rows)
+  return functools.partial(kind, boundaries=boundaries, budget=budget, multiple_of=rows)

@@ -72,7 +72,8 @@ _CHOICES = {
 } | model_choices(TransformerConfig)
 _NUMBERS = (
   *tasks.TOKEN_CHECKS,
-  between(1, LARGEST, "training.num_samples", "data.embedded.train_size"),
+  between(1, LARGEST, "training.num_samples"),
+  between(1, 20_000, "data.embedded.train_size"),
   between(1, MAX_BEAM_SIZE, "decoding.beam_size"),
   between(0, LARGEST, "decoding.length_penalty", "decoding.extra_length"),
   between(UNK + 2, LARGEST, "vocabulary.size"),  # the special tokens and one word

@@ -107,7 +107,7 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
     (call("translate", own), "music translation"),
     (train("data.transpose=200"), "data.transpose is 200"),
     (train("data.midi.path="), "--config.data.midi.path"),
-    (train(f"data.midi.path={no_valid}"), "no valid pieces"),
+    (train(f"data.midi.path={no_valid}"), "no file for valid"),
   ):
     answer.assert_refused(words)
   assert not (tmp_path / "new.mid").exists() and not (tmp_path / "run").exists()
