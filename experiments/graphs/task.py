@@ -20,17 +20,9 @@ from experiments.errors import InputError
 from experiments.evaluation.pictures import SpreadPanel, spread_curves
 from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
+from experiments.graphs import graph as graph_module
 from experiments.graphs.data import load_clutrr, load_tu, split_folds
-from experiments.graphs.graph import (
-  PAD,
-  Graph,
-  GraphBatch,
-  GraphBatches,
-  GraphData,
-  GraphNames,
-  empty_batch,
-  num_nodes,
-)
+from experiments.graphs.graph import Graph, GraphBatch, GraphBatches, GraphData, GraphNames
 from experiments.training import task as tasks
 from experiments.training.processes import is_first
 from experiments.training.sharding import AnyMesh, put_batch
@@ -83,7 +75,7 @@ class Graphs(tasks.Task):
     def make_config():
       return encoder_config(self.config, self.mock_vocabulary())
 
-    tasks.check_model(GraphEncoder, make_config, empty_batch((1, 4, 4, 1)))
+    tasks.check_model(GraphEncoder, make_config, graph_module.empty_batch((1, 4, 4, 1)))
 
   def load_data(self) -> GraphData:
     """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
@@ -122,7 +114,7 @@ class Graphs(tasks.Task):
 
   def _batch_maker(self, graphs: Sequence[Graph], mesh: AnyMesh, max_length: int | None = None):
     kind = functools.partial(GraphBatches, packed=self.config.batches.packed)
-    return tasks.batch_maker(self.config, num_nodes(graphs), mesh, max_length, kind)
+    return tasks.batch_maker(self.config, graph_module.num_nodes(graphs), mesh, max_length, kind)
 
   def mock_batches(self, mesh: AnyMesh) -> GraphBatches:
     """Returns batches of invented chains, as long as a graph may be."""
@@ -133,7 +125,7 @@ class Graphs(tasks.Task):
     return self._batch_maker(graphs, mesh)(graphs, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
-    return empty_batch(shape)
+    return graph_module.empty_batch(shape)
 
   def make_model(self, vocabulary: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
     return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
@@ -141,7 +133,9 @@ class Graphs(tasks.Task):
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the cross entropy summed over targets: graphs or pairs of nodes."""
     smoothing = self.config.training.label_smoothing
-    return cross_entropy(model(batch, rngs), batch.target, smoothing=smoothing, pad=PAD)
+    return cross_entropy(
+      model(batch, rngs), batch.target, smoothing=smoothing, pad=graph_module.PAD
+    )
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
     """Returns a function of the parameters that computes the accuracy on the valid split."""
@@ -201,7 +195,7 @@ class Graphs(tasks.Task):
       cross_entropies = optax.softmax_cross_entropy_with_integer_labels
       return jnp.argmax(logits, -1), cross_entropies(logits, jnp.maximum(batch.target, 0))
 
-    longest = int(num_nodes(graphs).max())
+    longest = int(graph_module.num_nodes(graphs).max())
     batches = self._batch_maker(graphs, run.mesh, longest)(graphs, seed=None)
     params, found = tasks.own_copies(run.params), {}
     for step in range(batches.num_per_epoch):

@@ -12,16 +12,8 @@ from ml_collections import ConfigDict
 
 from experiments.data.batching import pair_lengths
 from experiments.data.tokenizer import BOS, Tokenizers, encode, encode_pairs, pieces
-from experiments.evaluation.bleu import (
-  Score,
-  bleu_of_counts,
-  corpus_bleu,
-  corpus_chrf,
-  join_subwords,
-  paper_bleu,
-  sentence_counts,
-  sentence_statistics,
-)
+from experiments.evaluation import bleu
+from experiments.evaluation.bleu import Score
 from experiments.evaluation.pictures import Panel, attention_heatmap
 from experiments.evaluation.records import Metric
 from experiments.files import Path, write_whole
@@ -33,7 +25,7 @@ _NUM_SAMPLES = 5
 GIVEN = "_given"  # ends the names of test sets that are translated with lengths given
 METRIC = Metric(
   "sacrebleu",
-  lambda sentences: float(bleu_of_counts(sentence_counts(sentences[:, 1:]).sum(axis=0))),
+  lambda sentences: float(bleu.bleu_of_counts(bleu.sentence_counts(sentences[:, 1:]).sum(axis=0))),
   tolerance=0.01,
   fixed=(0, 2),
 )
@@ -92,12 +84,14 @@ def score_lines(
   texts = [join_lines(config, lines) for lines in (translations, references)]
   options = {name: config.evaluation[name] for name in ("tokenize", "lowercase")}
   language = config.data.languages.partition("-")[2]
-  counts = sentence_statistics(*texts, **options)
+  counts = bleu.sentence_statistics(*texts, **options)
   case = "lc" if config.evaluation.lowercase else "mixed"
   scores = dict(
-    sacrebleu=corpus_bleu(*texts, **options),
-    paper_bleu=paper_bleu(*texts, language, tokenized=config.data.moses or is_prepared(config)),
-    chrf=corpus_chrf(*texts, lowercase=config.evaluation.lowercase),
+    sacrebleu=bleu.corpus_bleu(*texts, **options),
+    paper_bleu=bleu.paper_bleu(
+      *texts, language, tokenized=config.data.moses or is_prepared(config)
+    ),
+    chrf=bleu.corpus_chrf(*texts, lowercase=config.evaluation.lowercase),
     exact=Score(100 * float(counts[:, -1].mean()), f"case:{case}"),
   )
   return scores, counts
@@ -110,7 +104,7 @@ def is_prepared(config: ConfigDict) -> bool:
 
 def join_lines(config: ConfigDict, lines: Sequence[str]) -> list[str]:
   """Joins subwords marked by `config.evaluation.subword_mark` into words."""
-  return [join_subwords(line, config.evaluation.subword_mark) for line in lines]
+  return [bleu.join_subwords(line, config.evaluation.subword_mark) for line in lines]
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
