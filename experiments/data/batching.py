@@ -62,28 +62,20 @@ class Schedule:
     Args:
       sizes: the size of each example, in tokens or nodes.
       boundaries: increasing; the examples of a bucket are padded to its boundary.
-      budget: the largest size of a batch, over all devices and microbatches.
+      budget: the largest size of a batch, over all devices and microbatches, if it has room for
+        `multiple_of` rows of the last boundary.
       multiple_of: devices times microbatches, of which the number of rows is a multiple. The
         examples of a step are the same for any.
       seed: determines the order. None keeps the order of buckets and examples.
 
-    Raises:
-      ValueError: the boundaries do not increase.
-      InputError: the budget is too small for one multiple of rows, or no example is small enough.
+    Raises InputError: no example is small enough.
     """
-    if list(boundaries) != sorted({*boundaries}):
-      raise ValueError(f"boundaries {boundaries}: want increasing ones")
     self._seed, self._longest = seed, boundaries[-1]
     _check_any(sizes, self._longest)
     bucket_of = np.searchsorted(boundaries, sizes)
     self.buckets, self._batches, shapes = [], [], []
     for index, boundary in enumerate(boundaries):
       num_rows = budget // boundary
-      if num_rows < multiple_of:
-        raise InputError(
-          f"boundary {boundary} with a budget of {budget} leaves no room for {multiple_of} rows: "
-          f"raise the budget to {boundary * multiple_of} or lower the boundary"
-        )
       examples = np.flatnonzero(bucket_of == index).astype(np.int32)
       if len(examples):
         starts = range(0, len(examples), num_rows)

@@ -130,9 +130,6 @@ def load_tu(name: str = "MUTAG", path: str = "") -> GraphData:
   """
   place = pathlib.Path(path).expanduser()
   if (archive := f"{name}.zip") in MOLECULES.files:
-    if place.is_file():
-      remedy = f"give the folder of {archive}, or --config.data.tu.name= for graphs in JSON"
-      raise InputError(f"config.data.tu.path is the file {path}: {remedy}")
     folder = zipfile.Path(io.BytesIO(MOLECULES.read(archive, path)), f"{name}/")
     return read_folder(folder, name)
   if path:

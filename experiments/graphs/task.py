@@ -132,10 +132,8 @@ class Graphs(tasks.Task):
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the cross entropy summed over targets: graphs or pairs of nodes."""
-    smoothing = self.config.training.label_smoothing
-    return cross_entropy(
-      model(batch, rngs), batch.target, smoothing=smoothing, pad=graph_module.PAD
-    )
+    options = dict(smoothing=self.config.training.label_smoothing, pad=graph_module.PAD)
+    return cross_entropy(model(batch, rngs), batch.target, **options)
 
   def make_report(self, run: Run, data: GraphData, batches: GraphBatches):
     """Returns a function of the parameters that computes the accuracy on the valid split."""

@@ -1,11 +1,12 @@
 """Pieces as tokens, by split: Bach's chorales, a folder of MIDI files, and rows for training."""
 
+import dataclasses
 import functools
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,49 +99,41 @@ def split_of(name: str) -> str:
   return "train" if percent < 80 else "valid" if percent < 90 else "test"
 
 
+@dataclasses.dataclass(eq=False)
 class MusicRows:
   """The rows of each epoch, a function of the seed and the epoch alone: `rows.in_epoch(3)`.
 
-  A piece and its end are sliced into as few rows as possible, at multiples of `alignment`; the rows
-  of an epoch, concatenated, are the pieces. Safe to read from several threads.
+  A piece and its end are sliced into as few rows as possible, at multiples of the codec's
+  alignment; the rows of an epoch, concatenated, are the pieces. Safe to read from several threads.
 
   Attributes:
+    pieces: tokens of the codec, without begin and end.
+    longest: the largest number of tokens of a row, the end included.
+    random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
+      piece but the last are full.
+    semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
+    seed: of slices and transpositions.
     lengths: the largest number of tokens of each row in any epoch.
 
-  >>> rows = MusicRows([np.arange(40, 45)], longest=5, alignment=2, random_slices=True,
-  ...                  transpose=np.add, semitones=3, seed=0)
+  >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4, random_slices=True,
+  ...                  semitones=3, seed=0)
   >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
   [[[42, 43], [44, 45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
   """
 
-  def __init__(
-    self,
-    pieces: Sequence[Int[np.ndarray, "_"]],
-    *,
-    longest: int,
-    alignment: int,
-    random_slices: bool = False,
-    transpose: Callable[[np.ndarray, int], np.ndarray] | None = None,
-    semitones: int = 0,
-    seed: int = 0,
-  ):
-    """Computes the rows' lengths.
+  pieces: Sequence[Int[np.ndarray, "_"]]
+  codec: Codec
+  _: dataclasses.KW_ONLY
+  longest: int
+  random_slices: bool = False
+  semitones: int = 0
+  seed: int = 0
 
-    Args:
-      pieces: tokens, without begin and end.
-      longest: the largest number of tokens of a row, the end included.
-      alignment, transpose: of the codec.
-      random_slices: draws other slices of a piece in each epoch, uniformly. Otherwise all rows of a
-        piece but the last are full.
-      semitones: each epoch transposes a piece by up to this many, up or down, uniformly.
-      seed: of slices and transpositions.
-    """
-    self._pieces, self._seed = pieces, seed
-    self._transpose, self._semitones = transpose, semitones
-    self._size, self._alignment = longest // alignment * alignment, alignment
-    self._random_slices = random_slices
-    lengths = [self._slice(len(piece), 0.0) for piece in pieces]
-    if random_slices:
+  def __post_init__(self):
+    self._alignment = self.codec.alignment
+    self._size = self.longest // self._alignment * self._alignment
+    lengths = [self._slice(len(piece), 0.0) for piece in self.pieces]
+    if self.random_slices:
       lengths = [np.full(len(row), self._size) if len(row) > 1 else row for row in lengths]
     self.lengths = np.concatenate(lengths)
     self._rows = functools.lru_cache(maxsize=2)(self._make)
@@ -150,14 +143,13 @@ class MusicRows:
     return self._rows(epoch)
 
   def _make(self, epoch: int) -> Ragged:
-    key = np.array([self._seed % 2**64, epoch], np.uint64)
+    key = np.array([self.seed % 2**64, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=_COUNTER))
-    moves = generator.integers(-self._semitones, self._semitones + 1, len(self._pieces))
-    phases = generator.random(len(self._pieces)) * float(self._random_slices)
+    moves = generator.integers(-self.semitones, self.semitones + 1, len(self.pieces))
+    phases = generator.random(len(self.pieces)) * float(self.random_slices)
     tokens, lengths = [], []
-    for piece, semitones, phase in zip(self._pieces, moves.tolist(), phases.tolist(), strict=True):
-      moved = self._transpose(piece, semitones) if self._transpose and semitones else piece
-      tokens += [moved, [EOS]]
+    for piece, semitones, phase in zip(self.pieces, moves.tolist(), phases.tolist(), strict=True):
+      tokens += [self.codec.transpose(piece, semitones), [EOS]]
       lengths.append(self._slice(len(piece), phase))
     return Ragged.joined(np.concatenate(tokens).astype(np.int32), np.concatenate(lengths))
 

@@ -83,16 +83,15 @@ class MusicTask(tasks.Task):
     """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
     batches, seed = self.config.batches, self.config.seed
     longest_valid = max(batches.max_length, batches.valid_length)
-    make_rows = functools.partial(MusicRows, alignment=vocabulary.alignment)
-    train = make_rows(
+    train = MusicRows(
       data.splits["train"],
+      vocabulary,
       longest=batches.max_length,
       random_slices=batches.cut_anew,
-      transpose=vocabulary.transpose,
       semitones=self.config.data.transpose,
       seed=seed,
     )
-    valid = make_rows(data.splits["valid"], longest=longest_valid)
+    valid = MusicRows(data.splits["valid"], vocabulary, longest=longest_valid)
     make = tasks.batch_maker(self.config, train.lengths, mesh)
     make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
     return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)

@@ -85,12 +85,11 @@ def score_lines(
   options = {name: config.evaluation[name] for name in ("tokenize", "lowercase")}
   language = config.data.languages.partition("-")[2]
   counts = bleu.sentence_statistics(*texts, **options)
+  is_tokenized = config.data.moses or is_prepared(config)
   case = "lc" if config.evaluation.lowercase else "mixed"
   scores = dict(
     sacrebleu=bleu.corpus_bleu(*texts, **options),
-    paper_bleu=bleu.paper_bleu(
-      *texts, language, tokenized=config.data.moses or is_prepared(config)
-    ),
+    paper_bleu=bleu.paper_bleu(*texts, language, tokenized=is_tokenized),
     chrf=bleu.corpus_chrf(*texts, lowercase=config.evaluation.lowercase),
     exact=Score(100 * float(counts[:, -1].mean()), f"case:{case}"),
   )

@@ -145,11 +145,6 @@ def test_without_a_seed_pairs_come_by_bucket_in_corpus_order():
   np.testing.assert_array_equal(batches[batches.num_per_epoch], batches[0])
 
 
-def test_a_budget_too_small_for_one_multiple_is_refused():
-  with pytest.raises(InputError, match=r"boundary 8 .* 24 .* 4 rows: raise the budget to 32"):
-    make([[5]], [[5]], multiple_of=4)
-
-
 @pytest.mark.parametrize("number", [0, 2])
 def test_no_pair_short_enough_is_refused(number):
   with pytest.raises(InputError, match=f"none of {number} examples is at most 8 long"):

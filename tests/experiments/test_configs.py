@@ -201,15 +201,13 @@ def test_test_sets_have_names(tmp_path):
   config = load("default.py", "data.source=pairs", one, f"{key}.long=b.en,b.de")
   assert parse_config(config).config.data.pairs.test.to_dict() == both
   assert parse_config(json.loads(config.to_json())).config.data.pairs.test.to_dict() == both
-  file = tmp_path / "mine.py"
-  own = "config.data.pairs = dict(train='', valid='', test=dict(test='a.tsv', long=''))"
-  file.write_text(
-    f"from configs import default\ndef get_config():\n"
-    f"  config = default.get_config()\n  {own}\n  return config\n"
+  (tmp_path / "mine.py").write_text(
+    "from configs import default\n\ndef get_config():\n  config = default.get_config()\n"
+    "  config.data.pairs = dict(train='', valid='', test=dict(test='a.tsv', long=''))\n"
+    "  return config\n"
   )
-  parse = lambda *flags: command.parse(dict(config=command.CONFIG), [f"--config={file}", *flags])
-  assert parse()["config"].data.pairs.test.to_dict() == dict(test="a.tsv", long="")
-  changed = parse(f"--config.{key}=c.tsv", f"--config.{key}.long=b.en,b.de")["config"]
+  flags = f"--config={tmp_path}/mine.py", f"--config.{key}=c.tsv", f"--config.{key}.long=b.en,b.de"
+  changed = command.parse(dict(config=command.CONFIG), flags)["config"]
   assert changed.data.pairs.test.to_dict() == both | dict(test="c.tsv")
   with pytest.raises(InputError, match=r"unknown config\.data\.pairs\.tests\.long"):
     tests("data.pairs.tests.long=a.tsv")

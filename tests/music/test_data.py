@@ -22,8 +22,7 @@ some_pieces = st.lists(
 
 
 def make(pieces, codec=voices.CODEC, **changes):
-  options = dict(longest=12, alignment=codec.alignment, transpose=codec.transpose) | changes
-  return MusicRows(pieces, **options)
+  return MusicRows(pieces, codec, **dict(longest=12) | changes)
 
 
 def joined(rows) -> list[list[int]]:
