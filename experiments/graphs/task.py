@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import prefetch
@@ -71,12 +70,6 @@ class Graphs(tasks.Task):
       raise InputError(f"config.mesh.sequence is {sizes['sequence']}: give 1 for graphs")
     tasks.check_batches(self.config, sizes)
 
-  def check_model(self) -> None:
-    def make_config():
-      return encoder_config(self.config, self.mock_vocabulary())
-
-    tasks.check_model(GraphEncoder, make_config, graph_module.empty_batch((1, 4, 4, 1)))
-
   def load_data(self) -> GraphData:
     """Loads the graphs of `config.data`: splits train and valid, and one or more test splits."""
     data = self.config.data
@@ -125,10 +118,20 @@ class Graphs(tasks.Task):
     return self._batch_maker(graphs, mesh)(graphs, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> GraphBatch:
-    return graph_module.empty_batch(shape)
+    rows, nodes, *others = shape
+    return graph_module.empty_batch((rows, nodes, *(others or (nodes, 1))))
 
   def make_model(self, vocabulary: GraphNames, rngs: nnx.Rngs) -> GraphEncoder:
-    return GraphEncoder(encoder_config(self.config, vocabulary), rngs=rngs)
+    config = GraphEncoderConfig(
+      num_node_labels=len(vocabulary.node_labels),
+      num_edge_labels=len(vocabulary.edge_labels),
+      num_classes=len(vocabulary.classes),
+      num_node_features=vocabulary.num_node_features,
+      num_edge_features=vocabulary.num_edge_features,
+      head=_HEADS[self.config.data.source],
+      **tasks.model_values(self.config),
+    )
+    return GraphEncoder(config, rngs=rngs)
 
   def loss(self, model: GraphEncoder, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the cross entropy summed over targets: graphs or pairs of nodes."""
@@ -201,19 +204,6 @@ class Graphs(tasks.Task):
       found_in_batch = (np.asarray(x)[batch.target >= 0].tolist() for x in predict(params, batch))
       found |= zip(batches.order(step), zip(*found_in_batch, strict=True), strict=True)
     return [found[number] for number in range(len(graphs))]
-
-
-def encoder_config(config: ConfigDict, names: GraphNames) -> GraphEncoderConfig:
-  """Returns the config of the encoder for `config.model` and these labels and classes."""
-  return GraphEncoderConfig(
-    num_node_labels=len(names.node_labels),
-    num_edge_labels=len(names.edge_labels),
-    num_classes=len(names.classes),
-    num_node_features=names.num_node_features,
-    num_edge_features=names.num_edge_features,
-    head=_HEADS[config.data.source],
-    **tasks.model_values(config),
-  )
 
 
 def _check_names(names: GraphNames, data: GraphData) -> None:

@@ -63,10 +63,6 @@ class MusicTask(tasks.Task):
     check_values(self.config, _CHOICES, (*tasks.TOKEN_CHECKS, *_NUMBERS))
     tasks.check_batches(self.config, sizes)
 
-  def check_model(self) -> None:
-    tokens = jax.ShapeDtypeStruct((1, self.config.batches.max_length), jnp.int32)
-    tasks.check_model(LanguageModel, self._model_config, tokens)
-
   def load_data(self) -> Music:
     data = self.config.data
     if data.source == "chorales":
@@ -108,10 +104,8 @@ class MusicTask(tasks.Task):
     return Tokens(np.zeros(shape, np.int32))
 
   def make_model(self, vocabulary: Codec, rngs: nnx.Rngs) -> LanguageModel:
-    return LanguageModel(self._model_config(), rngs=rngs)
-
-  def _model_config(self) -> LanguageModelConfig:
-    return LanguageModelConfig(self.codec.vocab_size, **tasks.model_values(self.config))
+    config = LanguageModelConfig(vocabulary.vocab_size, **tasks.model_values(self.config))
+    return LanguageModel(config, rngs=rngs)
 
   def loss(self, model: LanguageModel, batch: Tokens, rngs: nnx.Rngs | None = None) -> Loss:
     """Computes the cross-entropy of each token given the tokens before it."""

@@ -21,8 +21,7 @@ from experiments.errors import InputError
 from experiments.evaluation.records import digest, read_records, record_files
 from experiments.run import changes, parse_config, schedule
 from experiments.training.sharding import make_mesh
-from experiments.translation.task import Translation, transformer_config
-from relpos_jax.models.seq2seq import Transformer
+from experiments.translation.task import Translation
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 
@@ -38,7 +37,8 @@ def load(name: str, *changes: str):
 
 
 def num_parameters(config, vocabulary=VOCABULARY) -> int:
-  make = lambda: Transformer(transformer_config(config, vocabulary, vocabulary), rngs=nnx.Rngs(0))
+  config.vocabulary.size, task = vocabulary, Translation(config)
+  make = lambda: task.make_model(task.mock_vocabulary(), nnx.Rngs(0))
   shapes = nnx.state(nnx.eval_shape(make), nnx.Param)
   return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 

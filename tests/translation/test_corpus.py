@@ -1,4 +1,4 @@
-"""Corpora are as recorded or published; lazy splits equal lists; normalisation equals upstream's."""
+"""Corpora are as recorded or published; lazy splits equal lists; normalisation is upstream's."""
 
 import gzip
 import hashlib
