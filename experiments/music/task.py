@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +41,11 @@ _TOKENS_DRAWN = 512  # of a piece in a picture
 # Huang et al. 2018, table 2: nats per token on the valid split of the chorales. Quoted second hand,
 # not checked against the paper.
 PUBLISHED = {"relative": 0.357, "sinusoidal": 0.398}
-BASELINE = 0.417
-WITH_INSTRUMENTS = 0.37  # sinusoidal, with the voice of each token as input
+_PUBLISHED_LINE = (  # instrument labels: the voice of each token as input
+  "Huang et al. 2018, table 2, quoted second hand, not checked: baseline 0.417, relative "
+  f"{PUBLISHED['relative']}, sinusoidal {PUBLISHED['sinusoidal']}, with instrument labels 0.37: "
+  "valid, nats a token"
+)
 
 _NUM_SHAPES = 4  # of batches: each is compiled once
 
@@ -117,23 +119,22 @@ class MusicTask(tasks.Task):
     """Computes the likelihood of complete pieces, and draws a piano roll of one."""
     nats_of = make_nats_of(run.graphdef, own_copies(run.params))
     options = dict(times=run.vocabulary.times, token_budget=self.config.batches.tokens)
-    pieces = {name: data.splits[name] for name in ("valid", "test") if name in data.splits}
-    found = {split: likelihood(nats_of, of, **options) for split, of in pieces.items()}
+    scores, results, rows = {}, {}, {}
+    lines = ["split   pieces    nats a token   without ends   nats a step"]
+    for split in [name for name in ("valid", "test") if name in data.splits]:
+      pieces = data.splits[split]
+      scores[split], nats = likelihood(nats_of, pieces, **options)
+      results[split] = dict(pieces=len(pieces), tokens=sum(map(len, pieces)), **scores[split])
+      nats = [round(x, 3) for x in nats.tolist()]
+      rows[split] = [[len(piece), x] for piece, x in zip(pieces, nats, strict=True)]
+      nll, without_ends, per_step = scores[split].values()
+      lines.append(f"{split:8}{len(pieces):6,}{nll:15.4f}{without_ends:15.4f}{per_step:14.3f}")
     if not is_first():
       return None
-    scores = {split: of.scores for split, of in found.items()}
-    results = {
-      split: dict(pieces=len(of), tokens=sum(map(len, of)), **scores[split])
-      for split, of in pieces.items()
-    }
-
-    def row(piece, nats):
-      return [len(piece), round(nats, 3)]
-
-    rows = {split: [*map(row, pieces[split], of.of_pieces.tolist())] for split, of in found.items()}
-    picture = draw(run, pieces["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
-    text = table(found, with_published=self.config.data.source == "chorales")
-    return Evaluation(text, results, scores, rows, (picture,))
+    if self.config.data.source == "chorales":
+      lines.append(_PUBLISHED_LINE)
+    picture = draw(run, data.splits["valid"][0][:_TOKENS_DRAWN], workdir / "piano_roll.png")
+    return Evaluation("\n".join(["", *lines, ""]), results, scores, rows, (picture,))
 
 
 def sample_pieces(
@@ -185,26 +186,17 @@ def _round_up(length: int) -> int:
 # Scores -------------------------------------------------------------------------------------------
 
 
-class Likelihood(NamedTuple):
-  """The negative log-likelihood of pieces.
-
-  Attributes:
-    scores: nats per token, ends included; per token of the music; and per time step.
-    of_pieces: the nats of each piece, its end included.
-  """
-
-  scores: dict[str, float]
-  of_pieces: Float[np.ndarray, "pieces"]
-
-
 def likelihood(
   nats_of: Callable[[Int[Array, "B L"]], Float[Array, "B L"]],
   pieces: Sequence[np.ndarray],
   times: Callable[[np.ndarray], np.ndarray],
   *,
   token_budget: int,
-) -> Likelihood:
-  """Computes the likelihood of complete pieces, summed in float64.
+) -> tuple[dict[str, float], Float[np.ndarray, "pieces"]]:
+  """Computes the negative log-likelihood of complete pieces, summed in float64.
+
+  Returns nats per token, ends included, per token of the music and per time step; and the nats of
+  each piece, its end included.
 
   Args:
     nats_of: returns the nats of tokens, each given those before it, as `make_nats_of` does.
@@ -229,7 +221,7 @@ def likelihood(
     without_ends=(nats - float(end_nats)) / num_tokens,
     per_step=nats / float(sum(times(piece)[-1] for piece in pieces)),
   )
-  return Likelihood(scores, of_pieces)
+  return scores, of_pieces
 
 
 def make_nats_of(graphdef: nnx.GraphDef, params: PyTree) -> Callable[..., Float[Array, "B L"]]:
@@ -246,21 +238,6 @@ def token_nats(logits: Float[Array, "B L V"], targets: Int[Array, "B L"]) -> Flo
   """Computes -log P(target) of each token in float32; 0 for padding."""
   nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
   return jnp.where(targets != PAD, nats, 0.0)
-
-
-def table(found: Mapping[str, Likelihood], with_published: bool) -> str:
-  """Formats scores by split, with the published figures for the chorales if wanted."""
-  lines = ["split   pieces    nats a token   without ends   nats a step"]
-  for split, of in found.items():
-    nll, without_ends, per_step = of.scores.values()
-    lines.append(f"{split:8}{len(of.of_pieces):6,}{nll:15.4f}{without_ends:15.4f}{per_step:14.3f}")
-  if with_published:
-    figures = dict(baseline=BASELINE) | PUBLISHED | {"with instrument labels": WITH_INSTRUMENTS}
-    listed = ", ".join(f"{name} {value}" for name, value in figures.items())
-    lines.append(
-      f"Huang et al. 2018, table 2, quoted second hand, not checked: {listed}: valid, nats a token"
-    )
-  return "\n".join(["", *lines, ""])
 
 
 def nats_per_token(

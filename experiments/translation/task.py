@@ -208,7 +208,7 @@ class Translation(tasks.Task):
         start = time.perf_counter()
         translations = translate(sources, None, limits)
         seconds = round(time.perf_counter() - start, 1)
-        translated[name] = scores.Translated(pairs, translations, seconds)
+        translated[name] = pairs, translations, seconds
     return scores.evaluate(run, translated, workdir) if is_first() else None
 
 
