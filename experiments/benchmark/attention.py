@@ -119,8 +119,10 @@ def _compiled(attention, backend: str | None = None, **options: Any) -> Callable
     if case.backward:
       function = timing.with_gradients(function)
     shapes = jax.eval_shape(functools.partial(arguments.__wrapped__, case))
-    program = timing.compile_program(function, *shapes)
-    return program._replace(run=lambda: program.run(*arguments(case)))
+    compiled = jax.jit(function).lower(*shapes).compile()
+    memory = compiled.memory_analysis()
+    sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
+    return Program(lambda: compiled(*arguments(case)), sizes[0], sum(sizes))
 
   return prepare
 

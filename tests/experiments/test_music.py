@@ -116,7 +116,8 @@ def test_mistakes_are_one_line(run, call, train_music, pieces, workdir, tmp_path
 @pytest.mark.parametrize("num_tokens", [0, 32])
 def test_attention_on_all_tokens_and_the_begin_is_drawn(run, pieces, monkeypatch, num_tokens):
   drawn = []
-  monkeypatch.setattr(piano_roll, "piano_roll", lambda *args: drawn.append(args[2]) or args[3])
+  monkeypatch.setattr(piano_roll, "save", lambda figure, path: path)
+  monkeypatch.setattr(piano_roll, "_draw_attention", lambda ax, weights, *_: drawn.append(weights))
   piece = voices.CODEC.read(pieces / "test" / "0.mid")[:num_tokens]
   piano_roll.draw(load_run(run[0]), piece, pathlib.Path("a.png"))
   np.testing.assert_allclose(drawn[0].sum(-1), 1, rtol=1e-5)

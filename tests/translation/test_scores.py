@@ -1,5 +1,6 @@
 """Scores, samples and files have words; the model reads subwords; panels show its weights."""
 
+import pathlib
 from unittest import mock
 
 import jax
@@ -131,7 +132,7 @@ def test_panels_show_the_models_own_weights_with_the_words_they_are_of(monkeypat
   model = randomly(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   run = Run(None, Tokenizers(tokenizer, tokenizer), None, *nnx.split(model))
   monkeypatch.setattr(scores, "attention_heatmap", lambda panels, _: panels)
-  own, to_source = scores.draw_attention(run, f" {source_text}\t", target_text, None)
+  own, to_source = scores.draw_attention(run, f" {source_text}\t", target_text, pathlib.Path())
   assert own.columns == own.rows == to_source.columns == ["▁ein", "▁Mann", "▁schläft", "</s>"]
   assert to_source.rows == ["▁a", "▁man", "▁sleeps", "</s>"]
 
