@@ -6,13 +6,12 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from experiments.data.tokenizer import EOS, Ragged
-from experiments.data.upstream import Upstream
+from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
 from experiments.music import performance, voices
 from experiments.music.midi_files import Codec
@@ -34,14 +33,7 @@ CHORALES = Upstream(
 _COUNTER = np.array([0, 0, 0, 1], np.uint64)
 
 
-class Music(NamedTuple):
-  """Pieces by split, as tokens without begin and end, and notes for the log."""
-
-  splits: Mapping[str, Sequence[Int[np.ndarray, "_"]]]
-  notes: tuple[str, ...] = ()
-
-
-def load_chorales(path: str = "") -> Music:
+def load_chorales(path: str = "") -> Corpus:
   """Loads 229 chorales for training, 76 valid, 77 test: Boulanger-Lewandowski et al. 2012's splits.
 
   `experiments.music.voices` writes them as tokens; upstream's order is kept. They are from the
@@ -54,10 +46,10 @@ def load_chorales(path: str = "") -> Music:
   array([78, 74, 69, 62, 78, 74, 69, 62])
   """
   grids = json.loads(CHORALES.read(_CHORALES, path))
-  return Music({split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS})
+  return Corpus({split: [voices.encode(np.array(x)) for x in grids[split]] for split in SPLITS})
 
 
-def load_midi_folder(path: str = "", codec: str = "events") -> Music:
+def load_midi_folder(path: str = "", codec: str = "events") -> Corpus:
   """Loads the .mid and .midi files of a folder and its sub-folders, one piece per file, by name.
 
   `codec` is "events" (`experiments.music.performance`) for any music, or "voices"
@@ -90,7 +82,7 @@ def load_midi_folder(path: str = "", codec: str = "events") -> Music:
   found = {split: files for split, files in found.items() if files}
   splits = {split: [CODECS[codec].read(file) for file in files] for split, files in found.items()}
   counts = ", ".join(f"{len(files):,} {split}" for split, files in found.items())
-  return Music(splits, (f"MIDI files of {path}: {counts}",))
+  return Corpus(splits, (f"MIDI files of {path}: {counts}",))
 
 
 def split_of(name: str) -> str:

@@ -12,10 +12,11 @@ from flax import nnx
 from experiments.config import LARGEST, between, check_values
 from experiments.data.batching import Batches, Tokens, bucket_boundaries
 from experiments.data.tokenizer import BOS, EOS, PAD, Ragged
+from experiments.data.upstream import Corpus
 from experiments.evaluation.records import Metric
 from experiments.files import Path
 from experiments.music import voices
-from experiments.music.data import CODECS, Music, MusicRows, load_chorales, load_midi_folder
+from experiments.music.data import CODECS, MusicRows, load_chorales, load_midi_folder
 from experiments.music.midi_files import Codec
 from experiments.music.piano_roll import draw
 from experiments.training import task as tasks
@@ -65,7 +66,7 @@ class MusicTask(tasks.Task):
     check_values(self.config, _CHOICES, (*tasks.TOKEN_CHECKS, *_NUMBERS))
     tasks.check_batches(self.config, sizes)
 
-  def load_data(self) -> Music:
+  def load_data(self) -> Corpus:
     data = self.config.data
     if data.source == "chorales":
       return load_chorales(**data.chorales)
@@ -77,7 +78,7 @@ class MusicTask(tasks.Task):
   def mock_vocabulary(self) -> Codec:
     return self.codec
 
-  def make_batches(self, data: Music, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
+  def make_batches(self, data: Corpus, vocabulary: Codec, mesh: AnyMesh) -> tuple[Batches, Batches]:
     """Returns batches of pieces, sliced if longer than `max_length`, or `valid_length` if valid."""
     batches, seed = self.config.batches, self.config.seed
     longest_valid = max(batches.max_length, batches.valid_length)
@@ -115,7 +116,7 @@ class MusicTask(tasks.Task):
     smoothing = self.config.training.label_smoothing
     return cross_entropy(logits, batch.tokens, smoothing=smoothing)
 
-  def evaluate(self, run: Run, data: Music, workdir: Path) -> Evaluation | None:
+  def evaluate(self, run: Run, data: Corpus, workdir: Path) -> Evaluation | None:
     """Computes the likelihood of complete pieces, and draws a piano roll of one."""
     nats_of = make_nats_of(run.graphdef, own_copies(run.params))
     options = dict(times=run.vocabulary.times, token_budget=self.config.batches.tokens)

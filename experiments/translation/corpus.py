@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.data.upstream import Upstream
+from experiments.data.upstream import Corpus, Upstream
 from experiments.errors import InputError
 from experiments.files import read_content
 
@@ -25,18 +25,6 @@ LANGUAGES = {
 _EMBEDDED = pathlib.Path(__file__).with_name("embedded")
 _BOM = b"\xef\xbb\xbf"
 _READ_AHEAD = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-  """Sentence pairs (source, target) by split: train, valid, test and, for some sources, long.
-
-  A split is any random-access sequence, in memory or read from disk item by item. `notes` are lines
-  for the log about pairs that were skipped.
-  """
-
-  splits: Mapping[str, Sequence[tuple[str, str]]]
-  notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
