@@ -10,7 +10,6 @@ vocabulary, or spell a special token, are unknown.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -138,21 +137,15 @@ def train_tokenizer(lines: Iterable[str], kind: str, size: int) -> Tokenizer:
     )
   if kind == "words":
     return _train_words(lines, size)
-  make_trainer = functools.partial(
-    dict(bpe=trainers.BpeTrainer, wordpiece=trainers.WordPieceTrainer)[kind],
-    vocab_size=size,
-    min_frequency=2,
-    show_progress=False,
-    special_tokens=_SPECIAL,
-    initial_alphabet=_ALPHABET,
-  )
+  options = dict(vocab_size=size, min_frequency=2, show_progress=False)
+  options |= dict(special_tokens=_SPECIAL, initial_alphabet=_ALPHABET)
   if kind == "bpe":
-    model, trainer = models.BPE(), make_trainer()
+    model, trainer = models.BPE(), trainers.BpeTrainer(**options)
   else:
     longest = 4 * _LONGEST_WORD + 1  # bytes of UTF-8 and the space
     model = models.WordPiece(unk_token=_SPECIAL[UNK], max_input_chars_per_word=longest)
     # With a prefix for continuations, training would depend on the order of a hash table.
-    trainer = make_trainer(continuing_subword_prefix="")
+    trainer = trainers.WordPieceTrainer(**options, continuing_subword_prefix="")
   learner = _pipeline(model)
   learner.train_from_iterator(lines, trainer)
   # A new pipeline: the trained one would find special tokens in text.
