@@ -182,7 +182,7 @@ def shift_right(targets: Int[Array, "B T"], bos: int) -> Int[Array, "B T"]:
 
 
 @functools.cache
-def _trace(kind: type[Task], config: str) -> None:
+def _trace(kind: Callable[..., Any], config: str) -> None:
   task = kind(ConfigDict(json.loads(config)))
   vocabulary, shape = task.mock_vocabulary(), (1, task.config.batches.max_length)
 
