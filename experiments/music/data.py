@@ -110,7 +110,7 @@ class MusicRows:
   >>> rows = MusicRows([np.arange(40, 45)], performance.CODEC, longest=4, random_slices=True,
   ...                  semitones=3, seed=0)
   >>> [[row.tolist() for row in rows.in_epoch(epoch)] for epoch in (0, 1)]
-  [[[42, 43], [44, 45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
+  [[[42, 43, 44], [45, 46, 2]], [[42, 43, 44, 45], [46, 2]]]
   """
 
   pieces: Sequence[Int[np.ndarray, "_"]]
