@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -121,9 +121,8 @@ class Schedule:
 class Batches:
   """An endless sequence of batches: `batches[step]` for any step >= 0.
 
-  Examples are sentence pairs, or have any other number of sides, and are scheduled by their longest
-  side: see `Schedule`. Rows of padding fill the last batch of a bucket, and every batch up to a
-  multiple of rows.
+  Examples are sentence pairs or sequences, and are scheduled by their longest side: see `Schedule`.
+  Rows of padding fill the last batch of a bucket, and every batch up to a multiple of rows.
 
   Attributes:
     num_per_epoch, shapes, dropped, first_steps: as in `Schedule`. A step is compiled once for each
@@ -137,17 +136,16 @@ class Batches:
   [[[5, 2], [7, 2]], [[6, 2, 0, 0]]]
   """
 
-  def __init__(self, *sides: Any, kind: Callable[..., Any] = Batch, **options: Any):
+  def __init__(self, *sides: Any, **options: Any):
     """Schedules the examples; the options and errors are those of `Schedule`.
 
     Args:
-      sides: sources and targets, with the same number of rows. Each is a sequence of integer rows,
-        or an object with `in_epoch(epoch)`, the rows of an epoch as `Ragged`, and `lengths`, the
-        largest of each row in any epoch.
-      kind: makes a batch from the arrays of its sides: `Batch`, or `Tokens` for one side.
+      sides: sources and targets, with the same number of rows, of which a `Batch` is made; or only
+        one, for `Tokens`. Each is a sequence of integer rows, or an object with `in_epoch(epoch)`,
+        the rows of an epoch as `Ragged`, and `lengths`, the largest of each row in any epoch.
     """
     self._sides = [side if hasattr(side, "in_epoch") else Ragged.of(side) for side in sides]
-    self._kind = kind
+    self._kind = Batch if len(sides) == 2 else Tokens
     self._schedule = Schedule(pair_lengths(*self._sides), **options)
     self.num_per_epoch = self._schedule.num_per_epoch
     self.shapes, self.dropped = self._schedule.shapes, self._schedule.dropped

@@ -93,7 +93,7 @@ class MusicTask(tasks.Task):
     valid = MusicRows(data.splits["valid"], vocabulary, longest=longest_valid)
     make = tasks.batch_maker(self.config, train.lengths, mesh)
     make_valid = tasks.batch_maker(self.config, valid.lengths, mesh, max_length=longest_valid)
-    return make(train, kind=Tokens, seed=seed), make_valid(valid, kind=Tokens, seed=None)
+    return make(train, seed=seed), make_valid(valid, seed=None)
 
   def mock_batches(self, mesh: AnyMesh) -> Batches:
     """Returns batches of rows of the largest length."""
@@ -101,7 +101,7 @@ class MusicTask(tasks.Task):
     rows = max(1, self.config.batches.tokens // longest)
     pieces = Ragged.of([np.full(longest, EOS)] * rows)
     make = tasks.batch_maker(self.config, pieces.lengths, mesh)
-    return make(pieces, kind=Tokens, seed=self.config.seed)
+    return make(pieces, seed=self.config.seed)
 
   def empty_batch(self, shape: tuple[int, ...]) -> Tokens:
     return Tokens(np.zeros(shape, np.int32))
@@ -209,7 +209,7 @@ def likelihood(
   rows = Ragged.of([np.concatenate([piece, [EOS]]) for piece in pieces])
   boundaries = bucket_boundaries(rows.lengths, _NUM_SHAPES, multiple_of=64)
   budget = max(token_budget, boundaries[-1])
-  batches = Batches(rows, kind=Tokens, boundaries=boundaries, budget=budget, seed=None)
+  batches = Batches(rows, boundaries=boundaries, budget=budget, seed=None)
   end_nats, of_pieces = 0.0, np.zeros(len(pieces))
   for step in track(range(batches.num_per_epoch), batches.num_per_epoch, "batches scored"):
     (tokens,), chosen = batches[step], batches.order(step)

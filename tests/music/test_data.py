@@ -8,7 +8,7 @@ from faults import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.data.batching import Batches, Tokens
+from experiments.data.batching import Batches
 from experiments.data.tokenizer import BOS, EOS, PAD
 from experiments.music import data, performance, voices
 from experiments.music.data import MusicRows
@@ -108,7 +108,7 @@ def test_transpositions_and_slices_are_uniform():
 
 def test_the_batches_of_an_epoch_hold_its_rows():
   rows = make(pieces_of(2, 5, 9, 14, 20), longest=24, semitones=3, random_slices=True, seed=7)
-  options = dict(kind=Tokens, boundaries=(16, 24), budget=48, seed=7)
+  options = dict(boundaries=(16, 24), budget=48, seed=7)
   batches = Batches(rows, **options)
   for epoch in range(4):
     steps = range(epoch * batches.num_per_epoch, (epoch + 1) * batches.num_per_epoch)
