@@ -162,7 +162,7 @@ def test_optional_files_may_be_missing(tmp_path):
 
 
 WRONG = {
-  "cannot read {A}: could not convert string '2;4' to int64": dict(A="1, 2\n2;4\n"),
+  "cannot read {A}: could not convert string": dict(A="1, 2\n2, x\n"),
   "{A}: want 2 numbers in each line": dict(A="1\n2\n"),
   "{A}, line 3: want two nodes from 1 to 5": dict(A="1, 2\n2, 1\n2, 6\n"),
   "{A}, line 2: want two nodes of one graph": dict(A="1, 2\n1, 3\n"),
